@@ -1,0 +1,1 @@
+"""Hydra's launcher for quantexp: `hydra/launcher=quantexp`, the default of the shipped configuration."""

@@ -1,0 +1,3 @@
+"""quantexp: quantised training experiments that prove what ran."""
+
+__version__ = "0.1.0"

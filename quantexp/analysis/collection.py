@@ -1,0 +1,184 @@
+"""A capture folder, read: its manifest's lines as records, and the tensors they refer to.
+
+`manifest.jsonl` holds one JSON object a line; `file` is relative to the capture folder. A weight
+is stored once and referred to by the forward's line and the backward's. A line that is no JSON
+object was torn by a crash: it is counted and left out. A line that is one but lacks a field was
+written by something else, and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantexp.errors import CaptureError
+
+MANIFEST = "manifest.jsonl"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of the manifest: one captured tensor."""
+
+    #: Relative to the capture folder; None where only statistics were kept.
+    file: str | None
+    #: qkv, proj, fc1, fc2, attention, expert7-fc1, ...
+    module: str
+    #: Global, from 0.
+    layer: int
+    #: attention or linear.
+    layer_type: str
+    #: forward or backward.
+    operation: str
+    #: pre or post the operation.
+    phase: str
+    #: FA or linear.
+    component: str
+    #: mxfp8, mxfp4, hifp8 or bf16.
+    quant_type: str
+    #: query, key, value, input, weight, output, grad_output, ...
+    tensor: str
+    iteration: int
+    #: None where the tensor belongs to no single micro-batch.
+    micro_batch: int | None
+    rank: int
+    shape: tuple[int, ...]
+    #: As torch names it, without `torch.`.
+    dtype: str
+    bytes: int
+    #: Of the content; None where it was not computed.
+    hash: str | None
+    #: Slot ("fprop.x") -> format and options; every slot of the module.
+    formats: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def label(self) -> str:
+        """How messages and figures name the tensor: `fc1 L3 backward grad_output`."""
+        return f"{self.module} L{self.layer} {self.operation} {self.tensor}"
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What a manifest says and what of it is there."""
+
+    records: tuple[Record, ...]
+    #: Lines of the manifest that a crash tore, counted from 1.
+    torn_lines: tuple[int, ...] = ()
+    #: Files that the manifest names and the folder does not have.
+    missing: tuple[str, ...] = ()
+
+
+def read_manifest(tensors_dir: Path) -> list[Record]:
+    """The records of a capture folder, in the order in which they were written.
+
+    Raises:
+        CaptureError: as `read_collection` does.
+    """
+    return list(read_collection(tensors_dir).records)
+
+
+def read_collection(tensors_dir: Path) -> Collection:
+    """The records of a capture folder, with the torn lines and the missing files.
+
+    Raises:
+        CaptureError: no folder, no manifest, nothing in it, or a line that lacks a field.
+    """
+    lines = _manifest_lines(tensors_dir)
+    records: list[Record] = []
+    torn: list[int] = []
+    for number, line in enumerate(lines, start=1):
+        values = _json_object(line)
+        if values is not None:
+            records.append(_record(values, f"{tensors_dir / MANIFEST}:{number}"))
+        elif line.strip():
+            torn.append(number)
+    if not records:
+        raise CaptureError(_nothing_there(tensors_dir, f"{MANIFEST} has no complete line"))
+    files = dict.fromkeys(r.file for r in records if r.file is not None)
+    missing = tuple(file for file in files if not (tensors_dir / file).is_file())
+    return Collection(tuple(records), tuple(torn), missing)
+
+
+def unique_files(records: Iterable[Record]) -> list[Record]:
+    """One record a file, the first that names it, so that bytes count once."""
+    first: dict[str, Record] = {}
+    for record in records:
+        if record.file is not None:
+            first.setdefault(record.file, record)
+    return list(first.values())
+
+
+def load_tensor(tensors_dir: Path, record: Record) -> torch.Tensor:
+    """The tensor of a record, memory-mapped, so that only what is looked at is read.
+
+    Raises:
+        CaptureError: the file is missing, corrupt or holds no tensor, or only statistics were kept.
+    """
+    if record.file is None:
+        raise CaptureError(
+            f"{record.label}: only statistics were captured, no tensor; run with capture=tensors"
+        )
+    path = tensors_dir / record.file
+    if not path.is_file():
+        raise CaptureError(f"{path} is missing although the manifest names it; capture again")
+    try:
+        payload = _load(path)
+    except Exception as error:  # an unpickler that meets other bytes may raise anything
+        raise CaptureError(f"{path} is corrupt and cannot be loaded; capture again") from error
+    tensor = payload.get("tensor") if isinstance(payload, dict) else None
+    if not isinstance(tensor, torch.Tensor):
+        raise CaptureError(
+            f'{path} must hold {{"tensor": ..., "metadata": ...}}, got {type(payload).__name__} '
+            "without a tensor; was it written by quantexp?"
+        )
+    return tensor.detach()
+
+
+def _load(path: Path) -> Any:
+    """What the file holds; torch's old file layout, which cannot be mapped, is read whole."""
+    mappable = zipfile.is_zipfile(path)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mappable)
+
+
+def _manifest_lines(tensors_dir: Path) -> list[str]:
+    manifest = tensors_dir / MANIFEST
+    if not tensors_dir.is_dir():
+        raise CaptureError(_nothing_there(tensors_dir, "there is no such folder"))
+    if not manifest.is_file():
+        raise CaptureError(_nothing_there(tensors_dir, f"there is no {MANIFEST}"))
+    return manifest.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _nothing_there(tensors_dir: Path, reason: str) -> str:
+    return (
+        f"{tensors_dir} holds no captured tensors: {reason}; expected {MANIFEST} and the .pt "
+        "files it names; give the tensors folder of a run that captured, "
+        "or run with capture=tensors"
+    )
+
+
+def _json_object(line: str) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _record(values: dict[str, Any], where: str) -> Record:
+    """The record; fields that a later version may add are ignored."""
+    names = [field.name for field in fields(Record)]
+    absent = [name for name in names if name not in values]
+    if absent:
+        raise CaptureError(
+            f"{where} lacks {', '.join(absent)}; every line must have {', '.join(names)}; "
+            "was it written by quantexp?"
+        )
+    known = {name: values[name] for name in names}
+    return Record(**known | {"file": known["file"] or None, "shape": tuple(known["shape"])})

@@ -1,0 +1,69 @@
+"""How many tensors and bytes a capture has, by whatever it is asked for. A file counts once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from quantexp.analysis.collection import Record, unique_files
+
+
+class Kind(Enum):
+    """What a tensor is to its layer."""
+
+    INPUT = "inputs"
+    WEIGHT = "weights"
+    OUTPUT = "outputs"
+    GRADIENT = "gradients"
+    PROBABILITY = "attention weights"
+
+
+@dataclass
+class Tally:
+    """What one class of tensors adds up to."""
+
+    num_tensors: int = 0
+    num_bytes: int = 0
+
+
+_KINDS = {
+    "weight": Kind.WEIGHT,
+    "output": Kind.OUTPUT,
+    "attn_weights": Kind.PROBABILITY,
+}
+#: The order of a decoder layer.
+_FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2")
+
+
+def kind_of(record: Record) -> Kind:
+    """The kind of a tensor, by its name: whatever is a grad is a gradient, the rest are inputs."""
+    if "grad" in record.tensor:
+        return Kind.GRADIENT
+    return _KINDS.get(record.tensor, Kind.INPUT)
+
+
+def module_of(record: Record) -> str:
+    """The module, all experts as one: `expert7-fc1` is `expert-fc1`."""
+    return re.sub(r"^expert\d+", "expert", record.module)
+
+
+def in_flow(modules: Iterable[str]) -> list[str]:
+    """Each module once, in the order of the forward pass; those without a place in it last."""
+
+    def place(module: str) -> tuple[int, str]:
+        stem = module.split("-")[0] if module.startswith(("q-", "kv-")) else module.split("-")[-1]
+        return (_FLOW.index(stem) if stem in _FLOW else len(_FLOW), module)
+
+    return sorted(set(modules), key=place)
+
+
+def tally(records: Sequence[Record], key: Callable[[Record], str]) -> dict[str, dict[Kind, Tally]]:
+    """Class -> kind -> number of tensors and bytes."""
+    tallies: dict[str, dict[Kind, Tally]] = {}
+    for record in unique_files(records):
+        one = tallies.setdefault(key(record), {}).setdefault(kind_of(record), Tally())
+        one.num_tensors += 1
+        one.num_bytes += record.bytes
+    return tallies

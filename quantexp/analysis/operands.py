@@ -1,0 +1,111 @@
+"""Which operands of the matrix products a captured tensor was, and the declared format of each.
+
+A record's `formats` names every slot of its module: product.operand (`fprop.x`, `dgrad_q.k`),
+with a site before it or not, and the axis that blocks run along in the product's words. Captured
+tensors lie as Megatron has them:
+
+    linear      x, g: tokens .. width      w: output width, input width
+    attention   q, k, v, dO: tokens, batch, heads, head_dim      P: batch, heads, queries, keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantexp.analysis.collection import Record
+from quantexp.errors import CaptureError
+from quantexp.formats import Format, get_format
+
+#: The working precision, and the forward's copy: neither is a quantisation of its own.
+_UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse"})
+
+_OPERANDS = {
+    ("linear", "input"): "x",
+    ("linear", "weight"): "w",
+    ("linear", "grad_output"): "g",
+    ("attention", "query"): "q",
+    ("attention", "key"): "k",
+    ("attention", "value"): "v",
+    ("attention", "attn_weights"): "P",
+    ("attention", "grad_output"): "dO",
+}
+
+#: Axis name -> dimension; an operand of its own where that differs.
+_DIMENSIONS = {
+    "input_width": {"": -1},
+    "output_width": {"": -1, "w": 0},
+    "tokens": {"": 0},
+    "head_dim": {"": -1},
+    "keys": {"": 0, "P": -1},
+    "queries": {"": 0, "P": -2},
+}
+
+
+@dataclass(frozen=True)
+class DeclaredOperand:
+    """One quantised slot that a captured tensor filled."""
+
+    #: fprop, dgrad, wgrad, dgrad_q, ...
+    product: str
+    #: x, w, g, q, k, v, P, dO.
+    operand: str
+    format: Format
+    #: The dimension that blocks run along.
+    dim: int
+    #: What else `quantise` is told.
+    options: Mapping[str, Any]
+
+    @property
+    def slot(self) -> str:
+        """`x fprop`."""
+        return f"{self.operand} {self.product}"
+
+
+def operand_of(record: Record) -> str | None:
+    """The operand's name in its products; None for what is none (outputs, weight gradients)."""
+    return _OPERANDS.get((record.layer_type, record.tensor))
+
+
+def declared_operands(record: Record) -> list[DeclaredOperand]:
+    """The quantised slots that this tensor filled, in the manifest's order; no bf16, no reuse.
+
+    Raises:
+        CaptureError: a slot, format or axis of the manifest that is not known.
+    """
+    operand = operand_of(record)
+    declared = []
+    for slot, settings in record.formats.items():
+        product, _, name = slot.rpartition(".")
+        if name != operand or settings.get("format") in _UNQUANTISED or settings.get("reuse"):
+            continue
+        declared.append(_declared(record, slot, product.rpartition(".")[2], name, settings))
+    return declared
+
+
+def _declared(
+    record: Record, slot: str, product: str, operand: str, settings: Mapping[str, Any]
+) -> DeclaredOperand:
+    try:
+        fmt = get_format(str(settings.get("format")))
+    except ValueError as error:
+        raise CaptureError(f"{record.label}, slot {slot} of the manifest: {error}") from error
+    known = fmt.options - {"amax"}
+    options = {k: v for k, v in settings.items() if k in known and v is not None}
+    dim = _dimension(record, slot, operand, settings.get("axis"), fmt)
+    return DeclaredOperand(product, operand, fmt, dim, options)
+
+
+def _dimension(record: Record, slot: str, operand: str, axis: object, fmt: Format) -> int:
+    if fmt.block is None:
+        return -1
+    if isinstance(axis, int):
+        return axis
+    if axis not in _DIMENSIONS:
+        raise CaptureError(
+            f"{record.label}, slot {slot} of the manifest: axis must be one of "
+            f"{', '.join(_DIMENSIONS)} or a dimension, got {axis!r}"
+        )
+    dimensions = _DIMENSIONS[str(axis)]
+    return dimensions.get(operand, dimensions[""])

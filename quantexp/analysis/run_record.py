@@ -1,0 +1,103 @@
+"""What a run folder says of the run itself: its names and its loss. All of it may be absent."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quantexp.errors import RunError
+from quantexp.paths import RunDir
+
+
+@dataclass(frozen=True)
+class RunNames:
+    """What a figure's title says; None where the configuration does not say it."""
+
+    run: str
+    model: str | None = None
+    dataset: str | None = None
+    scheme: str | None = None
+    #: Where the tensors are, if not in the run folder.
+    capture_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """The training loss, nats a token, by iteration, ascending."""
+
+    iterations: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
+    #: Iterations whose loss is NaN or Inf, left out above.
+    nonfinite: tuple[int, ...] = ()
+
+
+def read_names(run: RunDir) -> RunNames:
+    """The names in config.yaml; a dataset's label wins over its name.
+
+    Raises:
+        RunError: no such folder, or a config.yaml that is not a YAML mapping.
+    """
+    if not run.root.is_dir():
+        raise RunError(f"{run.root} is no run folder: there is no such folder; give one of runs/")
+    name = run.root.resolve().name
+    if not run.config.is_file():
+        return RunNames(name)
+    config = _mapping(run.config)
+    dataset = _text(config, "dataset", "label") or _text(config, "dataset", "name")
+    return RunNames(
+        name,
+        _text(config, "model", "name"),
+        dataset,
+        _text(config, "quant", "name"),
+        _text(config, "capture", "dir"),
+    )
+
+
+def read_losses(run: RunDir) -> LossCurve:
+    """The losses in metrics.jsonl; of an iteration that was repeated after a resume, the later.
+
+    Torn lines, and lines without iteration or loss, are left out.
+    """
+    if not run.metrics.is_file():
+        return LossCurve()
+    losses: dict[int, float] = {}
+    for line in run.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+        values = _json_mapping(line)
+        iteration, loss = values.get("iteration"), values.get("loss")
+        if isinstance(iteration, int) and isinstance(loss, int | float):
+            losses[iteration] = float(loss)
+    finite = {i: losses[i] for i in sorted(losses) if math.isfinite(losses[i])}
+    nonfinite = tuple(i for i in sorted(losses) if i not in finite)
+    return LossCurve(tuple(finite), tuple(finite.values()), nonfinite)
+
+
+def _mapping(path: Path) -> Mapping[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is not readable YAML; restore it, or run again") from error
+    if not isinstance(config, dict):
+        raise RunError(
+            f"{path} must hold a mapping, got {type(config).__name__}; restore it, or run again"
+        )
+    return config
+
+
+def _text(config: Mapping[str, Any], group: str, key: str) -> str | None:
+    section = config.get(group)
+    value = section.get(key) if isinstance(section, dict) else None
+    return None if value is None else str(value)
+
+
+def _json_mapping(line: str) -> Mapping[str, Any]:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return values if isinstance(values, dict) else {}

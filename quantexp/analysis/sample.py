@@ -1,0 +1,66 @@
+"""A bounded part of a tensor, in which every block is whole.
+
+Legend: O all axes before the blocked one, N the blocked axis, I all axes after it.
+
+Along the last axis whole rows are taken, along any other single blocks with a strip of what lies
+behind them. They are spread evenly, one from each of equal strata, its place within the stratum
+moved by the golden ratio: an even stride would meet the same head or micro-batch again and again.
+The same tensor always gives the same sample.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+SAMPLE_ELEMENTS = 1 << 19
+#: Elements behind the blocked axis that are taken together.
+_STRIP = 512
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def sample_blocks(
+    x: Tensor, dim: int, block: int, limit: int = SAMPLE_ELEMENTS
+) -> tuple[Tensor, int]:
+    """At most `limit` elements (unless one block has more), and their blocked dimension.
+
+    A tensor that is small enough comes back whole, as it is.
+    """
+    if x.numel() <= limit:
+        return x, dim
+    dim %= x.ndim
+    x_ONI = x.reshape(math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :]))
+    if x_ONI.shape[2] == 1:
+        return _sample_rows(x_ONI[:, :, 0], block, limit), -1
+    return _sample_groups(x_ONI, block, limit), 1
+
+
+def evenly_spread(count: int, total: int) -> Tensor:
+    """`count` increasing indices below `total`, one from each stratum; all if there are no more."""
+    if count >= total:
+        return torch.arange(total)
+    i = torch.arange(count, dtype=torch.float64)
+    return ((i + (i * _GOLDEN) % 1.0) * (total / count)).long().clamp_(max=total - 1)
+
+
+def _sample_rows(x_ON: Tensor, block: int, limit: int) -> Tensor:
+    length = min(x_ON.shape[1], max(block, limit // block * block))
+    rows = evenly_spread(max(1, limit // length), x_ON.shape[0])
+    return x_ON[:, :length].index_select(0, rows)
+
+
+def _sample_groups(x_ONI: Tensor, block: int, limit: int) -> Tensor:
+    """Groups of one block each, in strips; where the axis is not longer than a block, all of it."""
+    num_outer, extent, inner = x_ONI.shape
+    block, width = min(block, extent), min(inner, _STRIP)
+    num_groups, num_strips = extent // block, math.ceil(inner / width)
+    parts = []
+    total = num_outer * num_groups * num_strips
+    for place in evenly_spread(max(1, limit // (block * width)), total).tolist():
+        rest, strip = divmod(place, num_strips)
+        o, group = divmod(rest, num_groups)
+        start = min(strip * width, inner - width)
+        parts.append(x_ONI[o, group * block : (group + 1) * block, start : start + width])
+    return torch.stack(parts)

@@ -1,0 +1,168 @@
+"""What one tensor looks like, and what a number format does to it.
+
+Statistics are accumulated in float64 over chunks, in one pass over the tensor, in the order in
+which it lies in memory; bf16 is treated as any other dtype. NaN and Inf are counted and left out
+of everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quantexp.analysis.magnitude import MagnitudeHistogram, magnitude_histogram
+from quantexp.analysis.moments import Moments, chunk_moments
+from quantexp.analysis.saturation import largest_representable
+from quantexp.formats import Format, get_format, quantise
+from quantexp.formats.layout import INPUT_DTYPES, memory_order
+
+#: Elements taken at a time: 8 MiB in float64.
+CHUNK_ELEMENTS = 1 << 20
+#: The same for errors, of which three are in float64 at once: they fit the cache.
+_ERROR_CHUNK_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class TensorStatistics:
+    """Of the finite elements, unless said otherwise; NaN where there is none."""
+
+    #: All elements.
+    count: int
+    finite: int
+    zeros: int
+    mean: float
+    #: Of the population (divided by n).
+    std: float
+    min: float
+    max: float
+    abs_max: float
+    rms: float
+    #: Fourth standardised moment, 3 for a normal distribution; NaN where std is 0.
+    kurtosis: float
+    magnitudes: MagnitudeHistogram
+
+
+class Fidelity(NamedTuple):
+    """What is left of a tensor after quantisation."""
+
+    #: 10 log10(sum x^2 / sum (x - q)^2); inf if nothing changed, -inf if a finite value became
+    #: infinite, NaN if there is no finite non-zero element.
+    sqnr_db: float
+    #: Share of the non-zero elements that became zero.
+    underflow_share: float
+    #: Share of the finite elements beyond the largest value at their block's scale.
+    saturated_share: float
+
+
+def tensor_statistics(x: Tensor) -> TensorStatistics:
+    """The statistics of a tensor of any shape, dtype and memory layout.
+
+    An empty or wholly non-finite tensor has NaN for every number that is no count.
+    """
+    magnitudes, moments = MagnitudeHistogram(), Moments()
+    for part_N in _chunks(x):
+        histogram = magnitude_histogram(part_N)
+        magnitudes += histogram
+        moments += chunk_moments(part_N[part_N.isfinite()] if histogram.nonfinite else part_N)
+    return _statistics(x.numel(), magnitudes, moments)
+
+
+def quantisation_error(
+    x: Tensor,
+    fmt: str | Format,
+    axis: int = -1,
+    options: Mapping[str, Any] | None = None,
+) -> Fidelity:
+    """What `quantise(x, fmt, axis=axis, **options)` loses, where its result is not NaN.
+
+    A NaN or Inf makes its whole MX block NaN: such a block is left out. Shares are NaN where
+    there is nothing to take them of. Other dtypes than bf16, fp16 and fp32 are judged as fp32.
+
+    Raises:
+        ValueError: an unknown format or option, as `quantise` says it.
+    """
+    options = dict(options or {})
+    x = x.detach() if x.dtype in INPUT_DTYPES else x.detach().to(torch.float32)
+    q = quantise(x, fmt, axis=axis, **options)
+    limit = largest_representable(x, get_format(fmt), axis, options)
+    sums = _sums(x, q) if limit is None else _sums(x, q, limit.expand_as(x))
+    signal, noise, finite, nonzero, underflowed, saturated = sums.tolist()
+    return Fidelity(
+        _decibel(signal, noise), _share(underflowed, nonzero), _share(saturated, finite)
+    )
+
+
+def _chunks(x: Tensor) -> Iterator[Tensor]:
+    if x.numel():
+        flat_N = x.detach().permute(memory_order(x)).reshape(-1)
+        yield from torch.split(flat_N, CHUNK_ELEMENTS)
+
+
+def _statistics(count: int, magnitudes: MagnitudeHistogram, moments: Moments) -> TensorStatistics:
+    n = moments.count
+    some = n > 0
+    variance = moments.m2 / n if some else math.nan
+    return TensorStatistics(
+        count=count,
+        finite=n,
+        zeros=magnitudes.zeros,
+        mean=moments.mean if some else math.nan,
+        std=math.sqrt(variance),
+        min=moments.min if some else math.nan,
+        max=moments.max if some else math.nan,
+        abs_max=max(abs(moments.min), abs(moments.max)) if some else math.nan,
+        rms=math.sqrt(variance + moments.mean**2),
+        kurtosis=moments.m4 / n / variance**2 if variance > 0 else math.nan,
+        magnitudes=magnitudes,
+    )
+
+
+def _sums(*tensors: Tensor) -> Tensor:
+    """`_chunk_sums` over whole tensors: x, q and, where anything can saturate, the limit."""
+    parts = [torch.split(t.reshape(-1), _ERROR_CHUNK_ELEMENTS) for t in tensors]
+    sums = torch.zeros(6, dtype=torch.float64)
+    for chunk in zip(*parts, strict=True):
+        sums += _chunk_sums(*chunk)
+    return sums
+
+
+def _chunk_sums(x_N: Tensor, q_N: Tensor, limit_N: Tensor | None = None) -> Tensor:
+    """Signal, noise, finite, non-zero, underflowed and saturated elements of one chunk."""
+    wide_N = x_N.double()
+    error_N = q_N.double().sub_(wide_N)
+    noise = torch.dot(error_N, error_N)
+    if not noise.isfinite():
+        kept_N = x_N.isfinite() & ~q_N.isnan()
+        x_N, q_N, wide_N, error_N = (t[kept_N] for t in (x_N, q_N, wide_N, error_N))
+        limit_N = None if limit_N is None else limit_N[kept_N]
+        noise = torch.dot(error_N, error_N)
+    nonzero, kept_nonzero = int(x_N.count_nonzero()), int(q_N.count_nonzero())
+    saturated = 0 if limit_N is None else int((x_N.abs() > limit_N).sum())
+    return torch.tensor(
+        [
+            float(torch.dot(wide_N, wide_N)),
+            float(noise),
+            x_N.numel(),
+            nonzero,
+            nonzero - kept_nonzero,
+            saturated,
+        ],
+        dtype=torch.float64,
+    )
+
+
+def _decibel(signal: float, noise: float) -> float:
+    if signal == 0:
+        return math.nan
+    if noise == 0:
+        return math.inf
+    return -math.inf if math.isinf(noise) else 10 * math.log10(signal / noise)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan

@@ -1,0 +1,85 @@
+"""How every figure looks: a colour for each quantisation type and kind of tensor, sizes, axes.
+
+Colours are those of Okabe and Ito (2008), distinguishable with any colour vision. Nothing here
+touches matplotlib's global state: figures are made by `new_figure` and carry their own canvas.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from quantexp.analysis.inventory import Kind
+
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#999999"
+INK = "#333333"
+
+QUANT_COLOURS = {"mxfp8": BLUE, "mxfp4": VERMILLION, "hifp8": GREEN, "bf16": GREY}
+KIND_COLOURS = {
+    Kind.INPUT: SKY,
+    Kind.WEIGHT: ORANGE,
+    Kind.OUTPUT: PURPLE,
+    Kind.GRADIENT: BLACK,
+    Kind.PROBABILITY: YELLOW,
+}
+
+DPI = 130
+TITLE_PT = 11
+LABEL_PT = 9
+TICK_PT = 8
+NOTE_PT = 7
+
+
+def quant_colour(name: str) -> str:
+    """The colour of a quantisation type, or of a format by the type its name begins with."""
+    return QUANT_COLOURS.get(name.split("_")[0], BLACK)
+
+
+def new_figure(width_inch: float, height_inch: float) -> Figure:
+    """An empty white figure with an Agg canvas of its own."""
+    figure = Figure(figsize=(width_inch, height_inch), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def dress(ax: Axes, title: str, x_label: str, y_label: str, grid: str = "y") -> None:
+    """Title, labels with units, and a light grid along the axis that is read off: x, y or both."""
+    ax.set_title(title, fontsize=TITLE_PT, loc="left", color=INK, fontweight="bold")
+    ax.set_xlabel(x_label, fontsize=LABEL_PT, color=INK)
+    ax.set_ylabel(y_label, fontsize=LABEL_PT, color=INK)
+    ax.tick_params(labelsize=TICK_PT, colors=INK)
+    ax.grid(visible=True, axis=grid, color="#E4E4E4", linewidth=0.7)  # type: ignore[arg-type]
+    ax.set_axisbelow(True)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+
+
+def say_instead(ax: Axes, words: str) -> None:
+    """What a panel says that has nothing to draw."""
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.set_xlabel("")
+    ax.set_ylabel("")
+    ax.grid(visible=False)
+    ax.text(
+        0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=10, color=INK
+    )
+
+
+def save_png(figure: Figure, path: Path) -> Path:
+    """Write beside, then rename; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.part")
+    figure.savefig(beside, format="png", dpi=DPI)
+    return beside.replace(path)

@@ -1,0 +1,78 @@
+"""The names of captured tensors and the words of their metadata.
+
+    {timestamp}_{counter}_{layer_type}_{layer_idx}_{operation}_{phase}_{component}_{quant_type}_{tensor_name}.pt
+
+`timestamp` is the run's start (YYYYmmdd_HHMMSS), `counter` counts the run's files, `layer_idx` is `L3` for attention and
+`L3-fc1` for a linear layer. `quant_type`, also the folder, is for a linear layer the format of fprop's input; for attention
+QK's format, or PV's where QK has none. Nothing needs to parse a name: the manifest says it all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quantexp.formats.table import get_format
+from quantexp.quant.precision import ATTENTION, ModulePrecision, operand_record
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import WORKING
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """What distinguishes one captured tensor of a run, but for its iteration and micro-batch."""
+
+    layer: int
+    module: str
+    operation: str
+    phase: str
+    tensor: str
+    quant_type: str
+
+    @property
+    def layer_type(self) -> str:
+        """`attention` or `linear`."""
+        return ATTENTION if self.module == ATTENTION else "linear"
+
+    @property
+    def component(self) -> str:
+        """`FA` for attention, `linear` otherwise."""
+        return "FA" if self.module == ATTENTION else "linear"
+
+    @property
+    def layer_idx(self) -> str:
+        """`L3`, or `L3-fc1`."""
+        return f"L{self.layer}" if self.module == ATTENTION else f"L{self.layer}-{self.module}"
+
+    def file(self, timestamp: str, counter: int) -> str:
+        """The path below the tensors folder."""
+        return (
+            f"{self.quant_type}/{timestamp}_{counter:04d}_{self.layer_type}_{self.layer_idx}_"
+            f"{self.operation}_{self.phase}_{self.component}_{self.quant_type}_{self.tensor}.pt"
+        )
+
+
+def quant_type(precision: ModulePrecision) -> str:
+    """The format a module's tensors are filed under, by its short name."""
+    if Site.LINEAR in precision.sites:
+        return short_name(precision.operand(Site.LINEAR, Product.FPROP, "x").format)
+    qk = precision.operand(Site.QK, Product.FPROP, "q").format
+    return short_name(
+        qk if qk != WORKING else precision.operand(Site.PV, Product.FPROP, "v").format
+    )
+
+
+def short_name(format_name: str) -> str:
+    """`mxfp8` for mxfp8_e4m3; a name without a short form has its underscore as a hyphen."""
+    aliases = get_format(format_name).aliases
+    return (aliases[0] if aliases else format_name).replace("_", "-")
+
+
+def formats_record(precision: ModulePrecision) -> dict[str, dict[str, object]]:
+    """Every slot of the module with format and options: `fprop.x` for linear, `qk.fprop.q` for attention."""
+    linear = Site.LINEAR in precision.sites
+    return {
+        (f"{e.product.value}.{e.name}" if linear else f"{e.site.value}.{e.product.value}.{e.name}"): (
+            operand_record(e.operand)
+        )
+        for e in precision.entries()
+    }

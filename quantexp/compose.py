@@ -1,0 +1,224 @@
+"""From the command line's words to an experiment: the one place that knows Hydra.
+
+`compose` brings the shipped configuration, the user's own folder, the environment variables and the overrides together;
+`sweep` expands a multirun and hands every point to the launcher plugin. Hydra's exceptions leave here as
+`ConfigError`, in one line that names the key, what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from quantexp.errors import ConfigError
+from quantexp.load import load, unknown_key
+from quantexp.paths import conf_dir
+from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
+from quantexp.schema import Experiment
+
+#: Old scripts' words for CUSTOM_QUANT_TYPE that are not scheme names.
+QUANT_TYPES = {f: f"FA_linear_{f}" for f in ("mxfp8", "mxfp4", "hifp8")}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@contextlib.contextmanager
+def configuration(config_dir: Path | None) -> Iterator[list[str]]:
+    """Hydra with our configuration and the user's own folder; yields the overrides that this takes.
+
+    Raises:
+        ConfigError: what Hydra or OmegaConf refused, in one line; a folder that is not there.
+    """
+    extra = []
+    if config_dir is not None:
+        if not config_dir.is_dir():
+            raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
+        extra.append(f"hydra.searchpath=['file://{config_dir.absolute()}']")
+    ConfigStore.instance().store(name="schema", node=Experiment)
+    GlobalHydra.instance().clear()
+    with (
+        _clean_errors(config_dir),
+        initialize_config_dir(str(conf_dir().absolute()), version_base="1.3"),
+    ):
+        yield extra
+
+
+def compose(
+    overrides: list[str],
+    config_dir: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Experiment:
+    """One experiment, validated.
+
+    Raises:
+        ConfigError: anything that does not describe an experiment.
+    """
+    with configuration(config_dir) as extra:
+        words = [*overrides, *environment_overrides(overrides, environment)]
+        config = hydra_compose("config", [*extra, *words], return_hydra_config=True)
+        return finished(config, extra)
+
+
+def finished(config: DictConfig, extra: list[str]) -> Experiment:
+    """The experiment of a composed point, with the scheme's true name."""
+    choice = str(config.hydra.runtime.choices.get("quant"))
+    experiment = load(config)
+    experiment.quant.name = _scheme_name(experiment, choice, extra)
+    return experiment
+
+
+def _scheme_name(experiment: Experiment, choice: str, extra: list[str]) -> str:
+    """The derived name, or the chosen file's own if the composition is that file's, untouched."""
+    given, derived = experiment.quant.name, derived_name(experiment.quant)
+    if given is None or given == derived:
+        return derived
+    plain = load(hydra_compose("config", [*extra, f"quant={choice}"])).quant
+    if plain.name != given:
+        raise ConfigError(
+            f"quant.name cannot be set to {given!r}: the name follows from the scheme, here {derived}; put "
+            "the scheme in a YAML file of your own (quant/NAME.yaml in a --config-dir) to name it"
+        )
+    if given in SCHEMES:
+        raise ConfigError(
+            f"quant.name {given!r} is a shipped scheme and this composition is another ({derived}); "
+            "choose another name"
+        )
+    return given if content_hash(plain) == content_hash(experiment.quant) else derived
+
+
+def sweep(
+    overrides: list[str],
+    task: Callable[[DictConfig], Any],
+    config_dir: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Any:
+    """Hydra's multirun: the sweeper expands the overrides, our launcher plugin gets every point at once."""
+    with configuration(config_dir) as extra:
+        words = [*overrides, *environment_overrides(overrides, environment)]
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        return hydra.multirun(
+            config_name="config",
+            task_function=task,
+            overrides=[*extra, *words],
+            with_log_configuration=False,
+        )
+
+
+def environment_overrides(overrides: list[str], environment: Mapping[str, str]) -> list[str]:
+    """The old scripts' variables as overrides, for what no override says.
+
+    Raises:
+        ConfigError: a variable with a value it cannot have, or beside an override that differs.
+    """
+    given = OverridesParser.create().parse_overrides(overrides)
+    words = []
+    if value := environment.get("CUSTOM_QUANT_TYPE"):
+        scheme = QUANT_TYPES.get(value, value)
+        if scheme not in SCHEMES:
+            allowed = ", ".join([*QUANT_TYPES, *SCHEMES])
+            raise ConfigError(f"CUSTOM_QUANT_TYPE must be one of {allowed}, got {value!r}")
+        words += _unless_given(given, "CUSTOM_QUANT_TYPE", value, "quant", scheme)
+    if value := environment.get("TENSOR_SAVE_ENABLED"):
+        if value.lower() not in (*_TRUE, *_FALSE):
+            raise ConfigError(f"TENSOR_SAVE_ENABLED must be 0 or 1, got {value!r}")
+        level = "tensors" if value.lower() in _TRUE else "off"
+        words += _unless_given(given, "TENSOR_SAVE_ENABLED", value, "capture", level)
+    if value := environment.get("TENSOR_SAVE_DIR"):
+        words += _unless_given(given, "TENSOR_SAVE_DIR", value, "capture.dir", value)
+    return words
+
+
+def _unless_given(
+    given: list[Override], variable: str, value: str, key: str, meaning: str
+) -> list[str]:
+    """`key=meaning`, unless the same is given already; an error beside anything else about the key."""
+    about = [o for o in given if _concerns(o, key)]
+    if not about:
+        quoted = meaning.replace("\\", "\\\\").replace("'", "\\'")
+        return [f"{key}='{quoted}'"]
+    for override in about:
+        if override.get_key_element() != key or str(override.value()) != meaning:
+            raise ConfigError(
+                f"{variable}={value} (that is, {key}={meaning}) and {override.input_line} differ; "
+                f"unset {variable} or drop the override"
+            )
+    return []
+
+
+def _concerns(override: Override, key: str) -> bool:
+    named = override.get_key_element().lstrip("+~")
+    if key == "quant":
+        return named == "quant" or named.startswith(("quant/", "quant."))
+    if key == "capture":
+        return named in ("capture", "capture.level")
+    return named == key
+
+
+@contextlib.contextmanager
+def _clean_errors(config_dir: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except MissingConfigException as error:
+        raise ConfigError(_missing_choice(error)) from error
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"cannot read the override {error.override!r}: {_first_line(error)}; write key=value, in "
+            "quotes where the shell or a comma is in the way"
+        ) from error
+    except (ConfigCompositionException, HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_composition(error, config_dir)) from error
+
+
+def _missing_choice(error: MissingConfigException) -> str:
+    missing = str(error.missing_cfg_file)
+    group, _, choice = missing.rpartition("/")
+    if error.options:
+        return f"{group}={choice}: no such choice; available: {', '.join(sorted(error.options))}"
+    return _first_line(error)
+
+
+def _composition(error: Exception, config_dir: Path | None) -> str:
+    """One line from a chain of exceptions: the innermost says the key, the outermost the file."""
+    inner: BaseException = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    key = getattr(inner, "full_key", None)
+    reason = _first_line(inner)
+    if key and ("not in" in reason):
+        reason = unknown_key(str(key))
+    elif key and str(key) not in reason:
+        reason = f"{key}: {reason}"
+    file = _file_of(str(error), config_dir)
+    return f"{file}: {reason}" if file else reason
+
+
+def _file_of(message: str, config_dir: Path | None) -> str | None:
+    """The YAML file a message of the form `In 'quant/mine': ...` speaks of."""
+    if not message.startswith("In '"):
+        return None
+    name = message.split("'")[1]
+    folders = [f for f in (config_dir, conf_dir()) if f is not None]
+    return next((str(f / f"{name}.yaml") for f in folders if (f / f"{name}.yaml").is_file()), name)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,46 @@
+"""Float32 seen as its bits: exponents are read and powers of two are made without log2 or exp2."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MANTISSA_BITS = 23
+#: bias of the exponent field, and of an E8M0 scale byte.
+BIAS = 127
+SIGN_MASK = -(1 << 31)
+MAGNITUDE_MASK = 0x7FFFFFFF
+EXPONENT_MASK = 0x7F800000
+NAN_BITS = 0x7FC00000
+#: the E8M0 scale byte that makes a block NaN (OCP MX v1.0 section 5.4.1).
+NAN_SCALE = 0xFF
+#: 2^-127, the one E8M0 scale that float32 holds as a subnormal.
+_TWO_TO_MINUS_127_BITS = 1 << 22
+_FIELD_OF_ONE_SQUARED = (2 * BIAS) << MANTISSA_BITS
+
+
+def as_bits(x: Tensor) -> Tensor:
+    """The bits of a float32 tensor, as int32 over the same memory."""
+    return x.view(torch.int32)
+
+
+def from_bits(bits: Tensor) -> Tensor:
+    """The float32 tensor with these int32 bits, over the same memory."""
+    return bits.view(torch.float32)
+
+
+def power_of_two(field: Tensor) -> Tensor:
+    """2^s in float32, exactly, from the exponent field (s + 127) 2^23 as int32, s in [-127, 127].
+
+    NaN for the field of all ones, which as an E8M0 scale stands for NaN.
+    """
+    bits = field.masked_fill(field == EXPONENT_MASK, NAN_BITS)
+    return from_bits(bits.clamp_min_(_TWO_TO_MINUS_127_BITS))
+
+
+def inverse_power_of_two(field: Tensor) -> Tensor:
+    """2^-s in float32, exactly, from the exponent field (s + 127) 2^23.
+
+    2^-127, which nothing should depend on, for the field of all ones.
+    """
+    return from_bits((_FIELD_OF_ONE_SQUARED - field).clamp_min_(_TWO_TO_MINUS_127_BITS))

@@ -1,0 +1,95 @@
+"""The value of every code of an element, from the rules of its specification."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.bits import as_bits
+from quantexp.formats.table import HIF8
+from quantexp.formats.types import Element
+
+HIF8_NAN_CODE = 0x80
+#: float32 bits below the sign, the exponent and the three mantissa bits that tell all values apart.
+KEY_SHIFT = 20
+
+
+def code_values(element: Element) -> list[float]:
+    """The value of each code from 0 to 2^bits - 1; for HiF8, the code 0x80 is NaN."""
+    value_of = _hif8_magnitude if element is HIF8 else _magnitude
+    magnitudes = [value_of(element, code) for code in range(element.sign_bit)]
+    values = magnitudes + [-value for value in magnitudes]
+    if element is HIF8:
+        values[HIF8_NAN_CODE] = math.nan
+    return values
+
+
+def _magnitude(element: Element, code: int) -> float:
+    """Sign-less value of a code with a fixed exponent field (OCP MX v1.0 section 5.3)."""
+    if code in element.nan_codes:
+        return math.nan
+    if code in element.inf_codes:
+        return math.inf
+    exponent, mantissa = divmod(code, 1 << element.mantissa_bits)
+    if exponent > 0:
+        mantissa += 1 << element.mantissa_bits
+        exponent -= 1
+    return math.ldexp(mantissa, element.emin + exponent - element.mantissa_bits)
+
+
+def _hif8_magnitude(element: Element, code: int) -> float:
+    """Sign-less value of a HiF8 code: dot code, exponent, mantissa (arXiv 2409.16626 section 3).
+
+    The dot code is 11, 10, 01, 001, 0001 or 0000 for 4, 3, 2, 1 and 0 bits of exponent and for
+    the powers of two below. An exponent is its sign, then its magnitude without the leading 1.
+    """
+    if code in element.inf_codes:
+        return math.inf
+    if code < 0x08:
+        return math.ldexp(1, code - 23) if code else 0.0
+    dot_bits, exponent_bits = next(
+        (dot_bits, exponent_bits)
+        for dot, dot_bits, exponent_bits in _DOT_CODES
+        if code >> (7 - dot_bits) == dot
+    )
+    mantissa_bits = 7 - dot_bits - exponent_bits
+    field, mantissa = divmod(code, 1 << mantissa_bits)
+    exponent = _sign_magnitude(field % (1 << exponent_bits), exponent_bits)
+    return math.ldexp(mantissa + (1 << mantissa_bits), exponent - mantissa_bits)
+
+
+#: dot code, its bits, bits of exponent.
+_DOT_CODES = ((0b11, 2, 4), (0b10, 2, 3), (0b01, 2, 2), (0b001, 3, 1), (0b0001, 4, 0))
+
+
+def _sign_magnitude(field: int, bits: int) -> int:
+    if bits == 0:
+        return 0
+    sign, rest = divmod(field, 1 << (bits - 1))
+    magnitude = rest + (1 << (bits - 1))
+    return -magnitude if sign else magnitude
+
+
+@lru_cache(maxsize=32)
+def value_table(element: Element, device: torch.device) -> Tensor:
+    """`code_values` as a float32 tensor."""
+    return torch.tensor(code_values(element), dtype=torch.float32, device=device)
+
+
+@lru_cache(maxsize=4)
+def hif8_code_table(device: torch.device) -> Tensor:
+    """The HiF8 code (uint8) by the upper twelve bits of its value in float32; else 0x80."""
+    values = value_table(HIF8, device)
+    has_value = ~values.isnan()
+    codes = torch.arange(values.numel(), dtype=torch.uint8, device=device)
+    table = codes.new_full((1 << (32 - KEY_SHIFT),), HIF8_NAN_CODE)
+    table[value_key(values)[has_value].long()] = codes[has_value]
+    return table
+
+
+def value_key(values: Tensor) -> Tensor:
+    """The upper twelve bits of float32 values, int32."""
+    return (as_bits(values) >> KEY_SHIFT) & ((1 << (32 - KEY_SHIFT)) - 1)

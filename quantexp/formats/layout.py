@@ -1,0 +1,146 @@
+"""How a tensor of any shape is walked: in the order it lies in memory, block by block, in chunks
+that stay in the cache.
+
+Legend: O all axes before the blocked one, N the blocked axis, I all axes after it, B blocks, K
+elements of a block. A tensor is seen as x_ONI, a chunk of it as x_OBKI. The last block of an axis
+may be short: it forms chunks of its own, with a smaller K.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+#: elements of a chunk for each CPU thread: three float32 temporaries of that size fit a core's L2.
+_CPU_CHUNK = 1 << 17
+#: on other devices a chunk only bounds the memory of the temporaries.
+_DEVICE_CHUNK = 1 << 26
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a tensor x_ONI that holds whole blocks, all of the same extent."""
+
+    o: slice
+    n: slice
+    i: slice
+    #: the blocks of this chunk, as a slice of the axis of blocks.
+    b: slice
+    #: elements of each block.
+    k: int
+
+    def elements(self, x_ONI: Tensor) -> Tensor:
+        """This chunk of x, as x_OBKI."""
+        return torch.unflatten(x_ONI[self.o, self.n, self.i], 1, (-1, self.k))
+
+    def scales(self, scale_OBI: Tensor) -> Tensor:
+        """The scales of this chunk's blocks, of extent 1 along K, so that they broadcast."""
+        return scale_OBI[self.o, self.b, self.i].unsqueeze(2)
+
+
+def check_input(x: Tensor) -> None:
+    """Refuse what cannot be quantised.
+
+    Raises:
+        ValueError: if the dtype is none of bfloat16, float16 and float32.
+    """
+    if x.dtype not in INPUT_DTYPES:
+        raise ValueError(f"cannot quantise {x.dtype}: must be one of {allowed_dtypes()}")
+
+
+def allowed_dtypes() -> str:
+    """The dtypes that can be quantised, in words."""
+    return ", ".join(str(dtype) for dtype in INPUT_DTYPES)
+
+
+def positive_axis(axis: int, ndim: int) -> int:
+    """The axis counted from the front; a 0-dim tensor counts as one of a single element.
+
+    Raises:
+        ValueError: if there is no such axis.
+    """
+    ndim = max(ndim, 1)
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"axis must lie in [{-ndim}, {ndim - 1}], got {axis}")
+    return axis % ndim
+
+
+def memory_order(x: Tensor) -> list[int]:
+    """The permutation of x's axes after which it is contiguous, if there is one."""
+    if x.is_contiguous():
+        return list(range(x.ndim))
+    return sorted(range(x.ndim), key=lambda axis: (-x.stride()[axis], axis))
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """The permutation that undoes `order`."""
+    return sorted(range(len(order)), key=lambda position: order[position])
+
+
+def outer_axis_inner(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+    """The extents O, N and I of a shape that is blocked along `axis`."""
+    if not shape:
+        return 1, 1, 1
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def blocked_shape(shape: tuple[int, ...], axis: int, block: int) -> tuple[int, ...]:
+    """The shape with the number of blocks in the place of `axis`' extent; () for a 0-dim shape."""
+    if not shape:
+        return ()
+    return (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])
+
+
+def chunk_limit(device: torch.device) -> int:
+    """How many elements a chunk should have at most."""
+    return _CPU_CHUNK * torch.get_num_threads() if device.type == "cpu" else _DEVICE_CHUNK
+
+
+def chunks(extents: tuple[int, int, int], block: int, limit: int) -> Iterator[Chunk]:
+    """Chunks of at most `limit` elements, unless one block has more, that cover (O, N, I) once."""
+    num_outer, num_along, num_inner = extents
+    if num_outer * num_along * num_inner == 0:
+        return
+    whole = num_along // block * block
+    for start, stop, k in ((0, whole, block), (whole, num_along, num_along - whole)):
+        if stop > start:
+            yield from _chunks_of(num_outer, start, stop, num_inner, k, block, limit)
+
+
+def _chunks_of(
+    num_outer: int, start: int, stop: int, num_inner: int, k: int, block: int, limit: int
+) -> Iterator[Chunk]:
+    step_i = min(num_inner, max(1, limit // k))
+    step_n = min(stop - start, max(1, limit // (k * step_i)) * k)
+    step_o = max(1, limit // (step_n * step_i))
+    for o in _slices(0, num_outer, step_o):
+        for n in _slices(start, stop, step_n):
+            b = slice(n.start // block, -(-n.stop // block))
+            for i in _slices(0, num_inner, step_i):
+                yield Chunk(o, n, i, b, k)
+
+
+def _slices(start: int, stop: int, step: int) -> Iterator[slice]:
+    for first in range(start, stop, step):
+        yield slice(first, min(first + step, stop))
+
+
+class Scratch:
+    """Three float32 temporaries, allocated once and used for all chunks of a tensor."""
+
+    def __init__(self, num_elements: int, device: torch.device) -> None:
+        self._buffers = [
+            torch.empty(num_elements, dtype=torch.float32, device=device) for _ in range(3)
+        ]
+
+    def of_shape(self, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """The temporaries in this shape; they hold what was left in them."""
+        num_elements = math.prod(shape)
+        a, b, c = (buffer[:num_elements].view(*shape) for buffer in self._buffers)
+        return a, b, c

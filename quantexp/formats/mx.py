@@ -1,0 +1,78 @@
+"""MX: blocks along one axis, each with its own power-of-two scale (OCP MX v1.0 section 6.3).
+
+For a block x of extent K, in float32 and with every step but the rounding exact:
+
+    s = rule(max |x|)        q = clamp(round(|x| 2^-s), max)        y = sign(x) q 2^s
+
+A NaN or an Inf anywhere in a block makes the whole block NaN. Signed zeros keep their sign.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.bits import (
+    MAGNITUDE_MASK,
+    SIGN_MASK,
+    as_bits,
+    inverse_power_of_two,
+    power_of_two,
+)
+from quantexp.formats.layout import Scratch, chunk_limit, chunks
+from quantexp.formats.options import Options
+from quantexp.formats.rounding import break_ties, round_magnitudes
+from quantexp.formats.scale import can_saturate, scale_field
+
+
+def quantise_mx(x_ONI: Tensor, y_ONI: Tensor, options: Options) -> None:
+    """Write x on the format's grid to y, which may be x itself."""
+    limit = chunk_limit(x_ONI.device)
+    scratch = Scratch(scratch_size(x_ONI, options.block, limit), x_ONI.device)
+    o, n, i = x_ONI.shape
+    for chunk in chunks((o, n, i), options.block, limit):
+        x_OBKI = chunk.elements(x_ONI)
+        q, sign, field = scaled_magnitudes(x_OBKI, options, scratch)
+        q.mul_(power_of_two(field))
+        restore_sign(q, sign)
+        chunk.elements(y_ONI).copy_(q)
+
+
+def scratch_size(x_ONI: Tensor, block: int, limit: int) -> int:
+    """How many elements the largest chunk can have."""
+    return min(x_ONI.numel(), max(limit, block))
+
+
+def scaled_magnitudes(
+    x_OBKI: Tensor, options: Options, scratch: Scratch
+) -> tuple[Tensor, Tensor, Tensor]:
+    """|x| 2^-s on the element's grid, x in float32 for its sign, and the scales' exponent fields.
+
+    The first two are temporaries of the scratch; what they hold in a NaN block has no meaning.
+    The fields have extent 1 along K.
+    """
+    element = options.fmt.element
+    x32, q, magic = scratch.of_shape(x_OBKI.shape)
+    x32.copy_(x_OBKI)
+    amax_bits = block_amax_bits(x32, q)
+    field = scale_field(amax_bits, element, options.scale_rule)
+    q.mul_(inverse_power_of_two(field))
+    break_ties(q, options.rounding, x_OBKI.dtype)
+    round_magnitudes(q, element, magic)
+    if can_saturate(options.scale_rule):
+        q.clamp_max_(element.max)
+    return q, x32, field
+
+
+def block_amax_bits(x32_OBKI: Tensor, magnitude_OBKI: Tensor) -> Tensor:
+    """The bits of each block's amax, of extent 1 along K; |x| is left in `magnitude`.
+
+    On bits, integers order magnitudes as floats do, with NaN above Inf above all finite values.
+    """
+    torch.bitwise_and(as_bits(x32_OBKI), MAGNITUDE_MASK, out=as_bits(magnitude_OBKI))
+    return as_bits(magnitude_OBKI).amax(dim=2, keepdim=True)
+
+
+def restore_sign(magnitude: Tensor, signed: Tensor) -> None:
+    """Give `magnitude` (in place) the signs of `signed`, which is overwritten."""
+    as_bits(magnitude).bitwise_or_(as_bits(signed).bitwise_and_(SIGN_MASK))

@@ -1,0 +1,48 @@
+"""Rounding to a spacing that is a power of two, by the adder.
+
+In float32, numbers from 2^k to 2^(k+1) are 2^(k-23) apart. So with C = 1.5 * 2^k, v + C is v
+rounded to a multiple of 2^(k-23), to nearest even, and (v + C) - C is exact. The callers choose k
+for each value; where the element is subnormal, k no longer follows the exponent of v.
+
+Nearest away is the same with v moved beforehand: its low three mantissa bits are replaced by 001.
+Ties have fewer significant bits than that touches, so a tie lands just above itself, and nothing
+else crosses a tie. Inputs of 16 bits have those bits clear, which saves a pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.bits import EXPONENT_MASK, MANTISSA_BITS, as_bits
+from quantexp.formats.types import Element, Rounding
+
+_LOW_BITS_CLEARED = ~0x7
+
+
+def break_ties(v: Tensor, rounding: Rounding, input_dtype: torch.dtype) -> None:
+    """Move v (float32, in place) so that rounding it to nearest even rounds as asked.
+
+    Signs are kept. Zero becomes the smallest subnormal, which rounds to zero; Inf becomes NaN.
+    """
+    if rounding is Rounding.AWAY:
+        bits = as_bits(v)
+        if input_dtype == torch.float32:
+            bits.bitwise_and_(_LOW_BITS_CLEARED)
+        bits.bitwise_or_(1)
+
+
+def round_to_multiples(v: Tensor, magic: Tensor) -> None:
+    """Round v (float32, in place) to multiples of magic / (1.5 * 2^23), nearest even; 0 is +0."""
+    v.add_(magic).sub_(magic)
+
+
+def round_magnitudes(v: Tensor, element: Element, magic: Tensor) -> None:
+    """Round v >= 0 (float32, in place) to the element's grid, its subnormals included.
+
+    The grid is continued beyond the element's largest value. `magic` is a temporary of v's shape.
+    """
+    torch.bitwise_and(as_bits(v), EXPONENT_MASK, out=as_bits(magic))
+    magic.clamp_min_(2.0**element.emin)
+    magic.mul_(1.5 * 2.0 ** (MANTISSA_BITS - element.mantissa_bits))
+    round_to_multiples(v, magic)

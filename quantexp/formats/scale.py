@@ -1,0 +1,58 @@
+"""The power-of-two scale of an MX block, from its amax.
+
+All four rules are one formula on the bits of amax: add an offset, clear the mantissa, subtract
+emax from the exponent. The offset carries into the exponent exactly where the rule rounds up:
+
+    floor  0                  rceil  2^23 - 1 - mantissa(max)
+    ceil   2^23 - 1           even   2^(22 - mantissa bits)
+"""
+
+from __future__ import annotations
+
+import struct
+
+from torch import Tensor
+
+from quantexp.formats.bits import EXPONENT_MASK, MANTISSA_BITS
+from quantexp.formats.types import Element, ScaleRule
+
+_ONE = 1 << MANTISSA_BITS
+
+
+def scale_field(amax_bits: Tensor, element: Element, rule: ScaleRule) -> Tensor:
+    """The exponent field (s + 127) 2^23 of each block's scale, from the bits of its amax.
+
+    Both are int32, the bits those of a float32. s lies in [-127, 127]; zero gives the smallest.
+    NaN and Inf give the field of all ones, which stands for NaN. Subnormal amax needs no care:
+    with every rule and element it lies below the smallest scale.
+    Source: OCP MX v1.0 sections 5.4.1 (E8M0) and 6.3 (conversion).
+    """
+    field = (amax_bits + _offset(element, rule)).bitwise_and_(EXPONENT_MASK)
+    field.sub_(element.emax << MANTISSA_BITS).clamp_min_(0)
+    return field.masked_fill_(amax_bits >= EXPONENT_MASK, EXPONENT_MASK)
+
+
+def can_saturate(rule: ScaleRule) -> bool:
+    """Whether a block's amax may lie beyond max * 2^s, so that elements have to be clamped.
+
+    With RCEIL amax <= max * 2^s, with CEIL amax <= 2^(s + emax), by definition.
+    """
+    return rule in (ScaleRule.FLOOR, ScaleRule.EVEN)
+
+
+def _offset(element: Element, rule: ScaleRule) -> int:
+    match rule:
+        case ScaleRule.FLOOR:
+            return 0
+        case ScaleRule.CEIL:
+            return _ONE - 1
+        case ScaleRule.RCEIL:
+            return _ONE - 1 - _mantissa(element.max)
+        case ScaleRule.EVEN:
+            return 1 << (MANTISSA_BITS - 1 - element.mantissa_bits)
+
+
+def _mantissa(value: float) -> int:
+    """The mantissa field of a float32."""
+    bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    return bits & (_ONE - 1)

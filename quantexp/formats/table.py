@@ -1,0 +1,94 @@
+"""The one table of number formats, and how to look one up. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from quantexp.formats.types import Element, Family, Format, Rounding, ScaleRule
+
+# OCP MX v1.0 section 5.3.1: E4M3 has no infinity, E5M2 follows IEEE 754; sections 5.3.2 and
+# 5.3.3: the 6 and 4 bit elements have neither infinity nor NaN.
+E4M3 = Element("e4m3", 8, emin=-6, emax=8, mantissa_bits=3, max=448.0, nan_codes=(0x7F,))
+E5M2 = Element(
+    "e5m2",
+    8,
+    emin=-14,
+    emax=15,
+    mantissa_bits=2,
+    max=57344.0,
+    inf_codes=(0x7C,),
+    nan_codes=(0x7D, 0x7E, 0x7F),
+)
+E2M3 = Element("e2m3", 6, emin=0, emax=2, mantissa_bits=3, max=7.5)
+E3M2 = Element("e3m2", 6, emin=-2, emax=4, mantissa_bits=2, max=28.0)
+E2M1 = Element("e2m1", 4, emin=0, emax=2, mantissa_bits=1, max=6.0)
+# HiFloat8's NaN is the code 0x80 (the sign bit alone), hence no magnitude code stands for it.
+HIF8 = Element("hif8", 8, emin=-22, emax=15, mantissa_bits=3, max=32768.0, inf_codes=(0x6F,))
+BF16 = Element("bf16", 16, emin=-126, emax=127, mantissa_bits=7, max=(2 - 2**-7) * 2.0**127)
+
+MX_BLOCK = 32
+#: what amax is brought to by HiF8's scalings unless the caller says otherwise: the top of the
+#: region of three mantissa bits.
+HIF8_AMAX_TARGET = 15.0
+
+
+def _mx(name: str, element: Element, *aliases: str) -> Format:
+    return Format(
+        name=name,
+        family=Family.MX,
+        element=element,
+        block=MX_BLOCK,
+        scale_rule=ScaleRule.FLOOR,
+        rounding=Rounding.EVEN,
+        options=frozenset({"block", "scale_rule", "rounding"}),
+        aliases=aliases,
+        source="OCP Microscaling Formats (MX) v1.0",
+    )
+
+
+_ALL = (
+    _mx("mxfp8_e4m3", E4M3, "mxfp8"),
+    _mx("mxfp8_e5m2", E5M2),
+    _mx("mxfp6_e2m3", E2M3),
+    _mx("mxfp6_e3m2", E3M2),
+    _mx("mxfp4_e2m1", E2M1, "mxfp4"),
+    Format(
+        name="hifp8",
+        family=Family.HIF8,
+        element=HIF8,
+        block=None,
+        scale_rule=None,
+        rounding=Rounding.AWAY,
+        options=frozenset({"rounding", "saturate", "scaling", "amax_target", "amax"}),
+        source="HiFloat8, arXiv 2409.16626",
+    ),
+    Format(
+        name="bf16",
+        family=Family.BF16,
+        element=BF16,
+        block=None,
+        scale_rule=None,
+        rounding=Rounding.EVEN,
+        options=frozenset(),
+        source="the upper half of IEEE 754 binary32",
+    ),
+)
+
+#: every format by its canonical name.
+FORMATS: Mapping[str, Format] = MappingProxyType({fmt.name: fmt for fmt in _ALL})
+_BY_ANY_NAME = {name: fmt for fmt in _ALL for name in (fmt.name, *fmt.aliases)}
+
+
+def get_format(name: str | Format) -> Format:
+    """The format of that name or alias; a `Format` is returned as it is.
+
+    Raises:
+        ValueError: if no format has that name.
+    """
+    if isinstance(name, Format):
+        return name
+    if name not in _BY_ANY_NAME:
+        allowed = ", ".join(sorted(_BY_ANY_NAME))
+        raise ValueError(f"unknown number format {name!r}: must be one of {allowed}")
+    return _BY_ANY_NAME[name]

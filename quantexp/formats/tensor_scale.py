@@ -1,0 +1,87 @@
+"""The one scale of a HiFloat8 tensor, from its amax.
+
+The scale s multiplies the tensor before rounding and divides it afterwards:
+
+    current  the largest power of two with amax s <= target
+    exact    target / amax, rounded to float32
+
+s is clamped to [2^-126, 2^127], float32's normal powers of two. Where amax is 0, or no element is
+finite, or amax itself is not a positive finite number, s is 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.layout import chunk_limit, memory_order
+from quantexp.formats.options import Options
+from quantexp.formats.types import Scaling
+
+_MIN_SCALE = 2.0**-126
+_MAX_SCALE = 2.0**127
+_FLOAT64_MANTISSA_BITS = 52
+
+
+def tensor_scale(x: Tensor, options: Options, amax: Tensor | None) -> Tensor | None:
+    """The scale as a 0-dim float32 tensor on x's device, None where options ask for none.
+
+    A tensor that is sharded gives the amax over all its shards, as `finite_amax` has it,
+    MAX-reduced.
+
+    Raises:
+        ValueError: if amax is not a 0-dim tensor.
+    """
+    if options.scaling is Scaling.NONE:
+        return None
+    if amax is None:
+        amax = finite_amax(x)
+    elif amax.ndim != 0:
+        raise ValueError(f"amax must be a 0-dim tensor, got shape {tuple(amax.shape)}")
+    amax = amax.to(device=x.device, dtype=torch.float64)
+    if options.scaling is Scaling.CURRENT:
+        scale = _power_of_two_below(options.amax_target, amax)
+    else:
+        scale = options.amax_target / amax
+    usable = (amax > 0) & amax.isfinite()
+    return torch.where(usable, scale, 1.0).clamp_(_MIN_SCALE, _MAX_SCALE).to(torch.float32)
+
+
+def _power_of_two_below(target: float, amax: Tensor) -> Tensor:
+    """The largest power of two s with amax * s <= target, in float64, clamped to the allowed range.
+
+    The difference of the bits of two positive floats, shifted down to the exponent field, is the
+    difference of their exponents, less one where amax has the larger mantissa. No float32 is
+    subnormal in float64.
+    """
+    target_bits = torch.tensor(target, dtype=torch.float64, device=amax.device).view(torch.int64)
+    exponent = (target_bits - amax.view(torch.int64)) >> _FLOAT64_MANTISSA_BITS
+    biased = exponent.clamp_(-126, 127) + 1023
+    return (biased << _FLOAT64_MANTISSA_BITS).view(torch.float64)
+
+
+def finite_amax(x: Tensor) -> Tensor:
+    """The largest magnitude among x's finite elements, 0-dim float32; 0 where there is none."""
+    bits_dtype = torch.int32 if x.dtype == torch.float32 else torch.int16
+    bits_N = x.detach().permute(memory_order(x)).reshape(-1).view(bits_dtype)
+    bound = torch.tensor(torch.inf, dtype=x.dtype, device="cpu").view(bits_dtype).item()
+    limit = chunk_limit(x.device)
+    largest = [
+        _largest_below(bits_N[start : start + limit], int(bound))
+        for start in range(0, bits_N.numel(), limit)
+    ]
+    if not largest:
+        return torch.zeros((), dtype=torch.float32, device=x.device)
+    return torch.stack(largest).amax().view(x.dtype).to(torch.float32)
+
+
+def _largest_below(bits_N: Tensor, bound: int) -> Tensor:
+    """The largest of the magnitude bits that are below the bound, 0 where there is none.
+
+    Adding the distance from the bound to the top of the integers turns those at or above it
+    negative.
+    """
+    info = torch.iinfo(bits_N.dtype)
+    to_the_top = info.max - bound + 1
+    magnitude_N = bits_N.bitwise_and(info.max).add_(to_the_top)
+    return magnitude_N.amax().clamp_min_(to_the_top).sub_(to_the_top)

@@ -1,0 +1,91 @@
+"""A run's identity: a hash over everything that decides its numbers, and nothing else.
+
+In it: model, data content, scheme, training, attention path, device class, version of the numerics. Not in it:
+capture, drawing, launcher, folders, names. Two runs of one identity give the same numbers; a completed one need
+not run again. The versions of packages are provenance, not identity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from quantexp.data.binary import fingerprint
+from quantexp.data.sample import sample_fingerprint
+from quantexp.data.tokenizer import load_tokenizer
+from quantexp.errors import DataError
+from quantexp.quant.precision import changes, entry_record, precision_map
+from quantexp.schema import DatasetConfig, Experiment
+
+#: Raised whenever the values that a format or product gives change.
+NUMERICS_VERSION = 1
+#: The one way attention is computed; runs that are compared take the same.
+ATTENTION_PATH = "plain"
+
+
+def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
+    """What is hashed, readable.
+
+    Raises:
+        DataError: a dataset or tokenizer that is missing.
+    """
+    training = dataclasses.asdict(experiment.training)
+    model = dataclasses.asdict(experiment.model)
+    for part, label in ((training, "name"), (model, "name")):
+        part.pop(label)
+    return {
+        "model": model,
+        "data": data_identity(experiment.dataset),
+        "scheme": _scheme(experiment),
+        "training": {k: v.value if isinstance(v, Enum) else v for k, v in training.items()},
+        "attention_path": ATTENTION_PATH,
+        "device_class": device_class,
+        "data_parallel": 1,
+        "numerics": NUMERICS_VERSION,
+    }
+
+
+def hash8(content: dict[str, Any]) -> str:
+    """The first 8 hex digits of the content's sha256."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def folder_name(experiment: Experiment, content: dict[str, Any]) -> str:
+    """`<model>_<dataset>_<scheme>-<hash8>`."""
+    quant = experiment.quant.name
+    return f"{experiment.model.name}_{experiment.dataset.name}_{quant}-{hash8(content)}"
+
+
+def data_identity(dataset: DatasetConfig) -> dict[str, str]:
+    """Fingerprints of the tokens and the tokenizer, not their paths.
+
+    Raises:
+        DataError: no data at all, or files that are missing.
+    """
+    if dataset.sample:
+        return {"tokens": sample_fingerprint(dataset.name), "split": dataset.split}
+    if dataset.path is None:
+        raise DataError(
+            f"dataset={dataset.name} has no data: give dataset.path=PREFIX of a Megatron .bin/.idx pair and "
+            "dataset.tokenizer_path=FOLDER, or training=fast for the built-in sample"
+        )
+    tokenizer = load_tokenizer(dataset.tokenizer.value, dataset.tokenizer_path)
+    return {
+        "tokens": fingerprint(Path(dataset.path).expanduser()),
+        "tokenizer": tokenizer.fingerprint(),
+        "split": dataset.split,
+    }
+
+
+def _scheme(experiment: Experiment) -> list[Any]:
+    """The precision map at every iteration where it changes."""
+    return [
+        [iteration, [entry_record(e) for module in declared.values() for e in module.entries()]]
+        for iteration in changes(experiment.quant)
+        if iteration <= experiment.training.iterations
+        for declared in (precision_map(experiment.model, experiment.quant, iteration),)
+    ]

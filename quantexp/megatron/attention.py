@@ -1,0 +1,69 @@
+"""Megatron's core attention with the scheme's products in place of the stock ones.
+
+Softmax, mask, scale and dropout are the stock class's own modules; only the two matrix products and their backward are
+ours. It is the plain path: scores and probabilities are held whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from megatron.core import tensor_parallel
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from torch import Tensor
+
+from quantexp.errors import ConfigError
+from quantexp.quant.attention import context, scores
+from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.tap import FORWARD, POST, PRE, Tap, nobody
+
+
+class SchemeAttention(DotProductAttention):  # type: ignore[misc]
+    """Scaled dot-product attention, multiplying as the scheme declares.
+
+    # T tokens, B sequences, H query heads, G key-value heads, D head_dim
+    """
+
+    precision: ModulePrecision
+    tap: Tap = staticmethod(nobody)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: object = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: object = None,
+    ) -> Tensor:
+        """The attention output [T, B, H*D] of query [T, B, H, D], key and value [T, B, G, D].
+
+        Raises:
+            ConfigError: packed sequences or an attention bias, which the plain path has not.
+        """
+        if packed_seq_params is not None or attention_bias is not None:
+            raise ConfigError("the plain attention path has no packed sequences and no bias")
+        self.tap(FORWARD, PRE, "query", query)
+        self.tap(FORWARD, PRE, "key", key)
+        self.tap(FORWARD, PRE, "value", value)
+
+        T, B, H, D = query.shape
+        S = scores(self.precision, self.tap, query, key, self.softmax_scale)
+        P = self.scale_mask_softmax(S.view(B, H, T, T), attention_mask, self.softmax_offset)
+        with self._dropout_rng():
+            P = self.attention_dropout(P)
+        self.tap(FORWARD, POST, "attn_weights", P)
+
+        o = context(self.precision, self.tap, P.reshape(B * H, T, T), value)
+        output = o.view(B, H, T, D).permute(2, 0, 1, 3).reshape(T, B, H * D)
+        self.tap(FORWARD, POST, "output", output)
+        return output
+
+    def _dropout_rng(self) -> contextlib.AbstractContextManager[None]:
+        if self.config.sequence_parallel:
+            return contextlib.nullcontext()
+        fork: contextlib.AbstractContextManager[None] = (
+            tensor_parallel.get_cuda_rng_tracker().fork()
+        )
+        return fork

@@ -1,0 +1,253 @@
+"""The training loop on Megatron-Core: its model, DistributedDataParallel, optimizer, scheduler and schedule; our loop.
+
+Each iteration is one optimizer step over `global_batch_size` sequences in micro-batches. In the first iteration, and
+wherever a rule changes the precision map, the forward and backward passes run under the proof of engagement, and
+the optimizer steps only if what ran is what was declared. What happens in an iteration is reported to `Observer`, which
+knows nothing of Megatron.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.spec_utils import ModuleSpec
+from torch import Tensor
+
+from quantexp.errors import RunError
+from quantexp.megatron.memory import memory_gb
+from quantexp.megatron.model import DTYPES, build_model, set_precision
+from quantexp.megatron.specs import injected, stock_layer_spec
+from quantexp.quant.precision import PrecisionMap, changes, precision_map
+from quantexp.schema import Experiment, Precision, TrainingConfig
+from quantexp.sizes import flops_per_iteration
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One line of metrics.jsonl."""
+
+    iteration: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    step_time_s: float
+    tokens_per_s: float
+    tflops: float
+    memory_gb: float
+    #: fp16 only: whether the step was left out because a gradient overflowed; the scale then halves.
+    skipped: bool = False
+    loss_scale: float | None = None
+
+
+class Observer(Protocol):
+    """What the loop tells about itself; every method may raise to end the run."""
+
+    def built(self, model: GPTModel) -> None:
+        """The model is there, before the first iteration."""
+
+    def proof(self, iteration: int, declared: PrecisionMap) -> contextlib.AbstractContextManager[None]:
+        """A context for the forward and backward passes of an iteration whose map is new."""
+
+    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
+        """The forward pass of a micro-batch (from 0) begins; its gradients will be larger by the scale (fp16)."""
+
+    def gradients(self, iteration: int, loss_scale: float | None) -> None:
+        """Forward and backward are done, the optimizer has not stepped."""
+
+    def iteration(self, metrics: Metrics) -> bool:
+        """An iteration is over; False ends the run here, as completed."""
+
+
+def train(
+    experiment: Experiment,
+    batches: Iterator[Batch],
+    observer: Observer,
+    device: torch.device,
+    layer_spec: ModuleSpec | None = None,
+) -> None:
+    """Train as configured; inside `session`.
+
+    Args:
+        experiment: the whole configuration.
+        batches: micro-batches as `quantexp.data.loader.batches` yields them.
+        observer: told what happens.
+        device: where the model goes.
+        layer_spec: another decoder layer than the stock one with the scheme injected (for tests and peers).
+
+    Raises:
+        RunError: the loss or gradient was not finite for too many iterations in a row.
+    """
+    loop = _Loop(experiment, layer_spec or injected(stock_layer_spec()), device, observer)
+    observer.built(loop.gpt)
+    starts = changes(experiment.quant)
+    nonfinite = 0
+    for iteration in range(1, experiment.training.iterations + 1):
+        if iteration in starts:
+            declared = precision_map(experiment.model, experiment.quant, iteration)
+            if layer_spec is None:
+                set_precision(loop.gpt, declared)
+            proof = observer.proof(iteration, declared)
+        else:
+            proof = contextlib.nullcontext()
+        metrics = loop.step(iteration, batches, proof)
+        finite = math.isfinite(metrics.loss) and (metrics.skipped or math.isfinite(metrics.grad_norm))
+        nonfinite = 0 if finite else nonfinite + 1
+        goes_on = observer.iteration(metrics)
+        if nonfinite >= experiment.training.max_nonfinite_iterations:
+            raise RunError(
+                f"stopped at iteration {iteration}: loss {metrics.loss}, gradient norm {metrics.grad_norm} in "
+                f"{nonfinite} iterations in a row (training.max_nonfinite_iterations)"
+            )
+        if not goes_on:
+            return
+
+
+class _Loop:
+    """The model with its optimizer and schedule, and one step of it."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        layer_spec: ModuleSpec,
+        device: torch.device,
+        observer: Observer,
+    ) -> None:
+        training = experiment.training
+        self.training, self.observer, self.device = training, observer, device
+        self.gpt, config = build_model(experiment.model, training, layer_spec)
+        model: Any = self.gpt.to(device)
+        if training.precision is not Precision.fp32:
+            model = Float16Module(config, model)
+        self.model = DistributedDataParallel(
+            config,
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=False,
+                use_distributed_optimizer=False,
+            ),
+            model,
+        )
+        self.optimizer = get_megatron_optimizer(_optimizer_config(training), [self.model])
+        self.scheduler = _scheduler(training, self.optimizer)
+        config.finalize_model_grads_func = finalize_model_grads
+        config.grad_scale_func = self.optimizer.scale_loss
+        self.forward_backward = get_forward_backward_func()
+        self.num_micro_batches = training.global_batch_size // training.micro_batch_size
+        self.tokens = training.global_batch_size * training.seq_length
+        self.flops = flops_per_iteration(
+            experiment.model, training.seq_length, training.global_batch_size
+        )
+
+    def step(
+        self,
+        iteration: int,
+        batches: Iterator[Batch],
+        proof: contextlib.AbstractContextManager[None],
+    ) -> Metrics:
+        """One optimizer step."""
+        start = time.perf_counter()
+        fp16 = self.training.precision is Precision.fp16
+        scale = float(self.optimizer.get_loss_scale()) if fp16 else None
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        with proof:
+            losses = self.forward_backward(
+                forward_step_func=self._forward_step(iteration, scale),
+                data_iterator=batches,
+                model=[self.model],
+                num_microbatches=self.num_micro_batches,
+                seq_length=self.training.seq_length,
+                micro_batch_size=self.training.micro_batch_size,
+            )
+        self.observer.gradients(iteration, scale)
+        self.scheduler.step(1)
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        stepped, grad_norm, _ = self.optimizer.step()
+        loss = float(torch.stack([part["loss"] for part in losses]).mean())
+        step_time_s = time.perf_counter() - start
+        return Metrics(
+            iteration=iteration,
+            loss=loss,
+            grad_norm=float("inf") if grad_norm is None else float(grad_norm),
+            lr=lr,
+            tokens=self.tokens,
+            step_time_s=step_time_s,
+            tokens_per_s=self.tokens / step_time_s,
+            tflops=self.flops / step_time_s / 1e12,
+            memory_gb=memory_gb(self.device),
+            skipped=not stepped,
+            loss_scale=scale,
+        )
+
+    def _forward_step(self, iteration: int, scale: float | None) -> Callable[..., Any]:
+        index = -1
+
+        def forward_step(batches: Iterator[Batch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+            nonlocal index
+            index += 1
+            self.observer.micro_batch(iteration, index, scale)
+            batch = {key: value.to(self.device) for key, value in next(batches).items()}
+            losses_BT = model(
+                batch["tokens"], batch["position_ids"], None, labels=batch["labels"]
+            )
+            return losses_BT, lambda losses: _mean_loss(losses, batch["loss_mask"])
+
+        return forward_step
+
+
+def _mean_loss(losses_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean over the tokens that count."""
+    loss = (losses_BT.float() * mask_BT).sum() / mask_BT.sum()
+    return loss, {"loss": loss.detach()}
+
+
+def _optimizer_config(training: TrainingConfig) -> OptimizerConfig:
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=training.lr,
+        min_lr=training.min_lr,
+        weight_decay=training.weight_decay,
+        adam_beta1=training.adam_beta1,
+        adam_beta2=training.adam_beta2,
+        adam_eps=training.adam_eps,
+        clip_grad=training.clip_grad,
+        bf16=training.precision is Precision.bf16,
+        fp16=training.precision is Precision.fp16,
+        params_dtype=DTYPES[training.precision],
+        initial_loss_scale=training.initial_loss_scale,
+    )
+
+
+def _scheduler(training: TrainingConfig, optimizer: Any) -> OptimizerParamScheduler:
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=training.lr,
+        min_lr=training.min_lr,
+        lr_warmup_steps=training.warmup_iterations,
+        lr_decay_steps=training.iterations,
+        lr_decay_style=training.lr_schedule.value,
+        start_wd=training.weight_decay,
+        end_wd=training.weight_decay,
+        wd_incr_steps=training.iterations,
+        wd_incr_style="constant",
+    )

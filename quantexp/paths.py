@@ -1,0 +1,89 @@
+"""Where everything is: the shipped configuration, the cache, and every file of a run folder, each named once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def conf_dir() -> Path:
+    """The shipped configuration: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def cache_dir(configured: str | None) -> Path:
+    """Prepared samples and index caches: as configured, else `$XDG_CACHE_HOME/quantexp`."""
+    if configured is not None:
+        return Path(configured).expanduser().absolute()
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "quantexp"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The files of one run. What is here at the top is the newest attempt; earlier ones are in `attempts/`."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration: all that a rank reads."""
+        return self.root / "config.yaml"
+
+    @property
+    def provenance(self) -> Path:
+        """Versions, commit, host, command line, identity."""
+        return self.root / "provenance.json"
+
+    @property
+    def status(self) -> Path:
+        """State, reason, times, iteration."""
+        return self.root / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line an iteration."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def precision(self) -> Path:
+        """The precision map and the proof of its engagement."""
+        return self.root / "precision.json"
+
+    @property
+    def tensors(self) -> Path:
+        """Captured tensors, unless `capture.dir` puts them elsewhere."""
+        return self.root / "tensors"
+
+    @property
+    def figures(self) -> Path:
+        """Pictures."""
+        return self.root / "figures"
+
+    @property
+    def logs(self) -> Path:
+        """What each rank printed."""
+        return self.root / "logs"
+
+    def rank_log(self, rank: int) -> Path:
+        """What one rank printed."""
+        return self.logs / f"rank{rank}.log"
+
+    @property
+    def attempts(self) -> Path:
+        """Earlier attempts at the same run, each whole in a numbered folder."""
+        return self.root / "attempts"
+
+    @property
+    def lock(self) -> Path:
+        """Held (flock) by the process that runs here; a crash releases it."""
+        return self.root / ".lock"
+
+    def captured(self, capture_dir: str | None) -> Path:
+        """Where this run's tensors are."""
+        if capture_dir is None:
+            return self.tensors
+        return Path(capture_dir).expanduser() / self.root.name

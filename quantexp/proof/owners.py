@@ -1,0 +1,88 @@
+"""Which module a matrix product belongs to, found without asking the code that multiplies.
+
+Forward: hooks keep a stack of the watched modules that are executing. Backward: when a watched module's forward ends,
+the autograd nodes it made are tagged with its name, and the node that is executing says whose backward this is. A recomputed
+forward runs inside the backward and is on the stack like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+_TAG = "quantexp.owner"
+
+
+class Owners:
+    """The watched modules by name; `current` is the innermost one at work in this moment."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        self._stack: list[str] = []
+
+    def current(self) -> str | None:
+        """The module whose forward or backward is running, or None outside all of them."""
+        if self._stack:
+            return self._stack[-1]
+        node = torch._C._current_autograd_node()
+        return None if node is None else node.metadata.get(_TAG)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow the modules inside this context."""
+        handles = []
+        try:
+            for name, module in self._modules.items():
+                handles.append(module.register_forward_pre_hook(self._enter(name)))
+                handles.append(
+                    module.register_forward_hook(
+                        self._leave(name), with_kwargs=True, always_call=True
+                    )
+                )
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._stack.clear()
+
+    def _enter(self, name: str) -> Any:
+        def hook(module: nn.Module, args: Any) -> None:
+            self._stack.append(name)
+
+        return hook
+
+    def _leave(self, name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            self._stack.pop()
+            inputs = _tensors([args, list(kwargs.values())])
+            entered = {t.grad_fn for t in inputs if t.grad_fn is not None}
+            for tensor in _tensors(output):
+                _tag(tensor.grad_fn, entered, name)
+
+        return hook
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _tag(start: Node | None, entered: set[Node], name: str) -> None:
+    """Tag every node between a module's output and its inputs that no inner module has tagged."""
+    seen: set[Node] = set()
+    todo = [start]
+    while todo:
+        node = todo.pop()
+        if node is None or node in entered or node in seen:
+            continue
+        seen.add(node)
+        node.metadata.setdefault(_TAG, name)
+        todo += [following for following, _ in node.next_functions]

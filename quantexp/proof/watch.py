@@ -1,0 +1,138 @@
+"""Every matrix product of the decoder, seen where it is called.
+
+A `TorchDispatchMode` around forward and backward sees each call below autograd, in our autograd functions and
+everybody else's, with the operands that reach it. What our product functions announced says which slots the operands are
+held against; a product that a decoder module calls without an announcement is recorded under that module and fails
+the run. Products outside the decoder (the output layer, the loss) are none of its business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quantexp.proof.judge import Finding, Status, judge
+from quantexp.proof.owners import Owners
+from quantexp.quant.announce import Announcement, current
+from quantexp.quant.precision import Entry, ModuleId
+from quantexp.quant.sites import PRODUCTS, Product, Site
+
+#: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
+PAIRED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2)}
+#: Operators that multiply in another way; our products never call them.
+OTHER = ("mv", "addmv", "linear", "matmul", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "einsum")
+FUSED_ATTENTION = "_scaled_dot_product"
+
+SlotKey = tuple[ModuleId, Site, Product, str]
+
+
+@dataclass
+class Seen:
+    """What reached one slot, over all calls."""
+
+    calls: int = 0
+    recomputed_calls: int = 0
+    quantised_calls: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+class ProductWatch(TorchDispatchMode):
+    """Looks at the operands of every matrix product that runs inside `watching()`."""
+
+    def __init__(self, decoder: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.seen: dict[SlotKey, Seen] = {}
+        #: Products that no announcement covers: (owner, operator) -> calls.
+        self.undeclared: Counter[tuple[str, str]] = Counter()
+        #: Announced products with another number of calls than one: (module, product) -> calls.
+        self._owners = Owners(decoder)
+        self._looking = False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at everything that is called inside."""
+        with self._owners.watching(), self:
+            yield
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name in PAIRED or name in OTHER or name.startswith(FUSED_ATTENTION):
+            self._product(name, args)
+        return func(*args, **(kwargs or {}))
+
+    def _product(self, name: str, args: tuple[Any, ...]) -> None:
+        announcement = current()
+        if announcement is not None and name in PAIRED:
+            left, right = (args[position] for position in PAIRED[name])
+            self._announced(announcement, left, right)
+            return
+        owner = self._owners.current()
+        if owner is not None:
+            self.undeclared[owner, name] += 1
+
+    def _announced(self, announced: Announcement, left: Tensor, right: Tensor) -> None:
+        shape = PRODUCTS[announced.site][announced.product]
+        recomputed = (
+            announced.product is Product.FPROP and torch._C._current_autograd_node() is not None
+        )
+        for name, x, reduced in ((shape.left, left, -1), (shape.right, right, -2)):
+            entry = Entry(
+                announced.precision.module,
+                announced.site,
+                announced.product,
+                name,
+                announced.precision.operand(announced.site, announced.product, name),
+            )
+            self._look(entry, x, reduced, announced.sequences, recomputed)
+
+    def _look(
+        self, entry: Entry, x: Tensor, reduced: int, sequences: int, recomputed: bool
+    ) -> None:
+        seen = self.seen.setdefault(
+            (entry.module, entry.site, entry.product, entry.name), Seen()
+        )
+        if recomputed:
+            seen.recomputed_calls += 1
+        else:
+            seen.calls += 1
+        x, axis = _along_blocks(entry, x.detach(), reduced, sequences)
+        finding = judge(x, entry.operand, axis)
+        seen.quantised_calls += finding.quantised and not recomputed
+        if finding not in seen.findings:
+            seen.findings.append(finding)
+
+
+def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tuple[Tensor, int]:
+    """The operand and the dimension its blocks run along: the reduced one, within one sequence.
+
+    A forward copy used again has its blocks along the forward product's axis, the operand's other one.
+    """
+    own_axis = PRODUCTS[entry.site][entry.product].axis
+    if entry.operand.axis != own_axis:
+        return x, -1 if reduced == -2 else -2
+    if sequences == 1:
+        return x, reduced
+    T = x.shape[reduced] // sequences
+    if reduced == -2:
+        return x.unflatten(-2, (T, sequences)), -3
+    return x.unflatten(-1, (T, sequences)), -2
+
+
+def status_of(seen: Seen | None) -> tuple[Status, str]:
+    """The status of a slot from all its calls: one mismatch decides, and one engaged call is enough."""
+    if seen is None:
+        return Status.NOT_REACHED, "no such product was called"
+    for status in (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE):
+        for finding in seen.findings:
+            if finding.status is status:
+                return status, finding.reason
+    return Status.NOT_REACHED, "no such product was called"

@@ -1,0 +1,1 @@
+"""Schemes: which operand of which matrix product is held in which format, and the products themselves."""

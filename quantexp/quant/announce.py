@@ -1,0 +1,51 @@
+"""Which matrix product is being called right now, said by the code that calls it.
+
+The product functions of `linear` and `attention` announce the module, site and product around the one call that
+multiplies. Announcing changes nothing and proves nothing: the proof of engagement watches the calls themselves, looks at
+the operands that reach them, and uses the announcement only to know which slots to hold them against. A matrix product in
+the decoder that nobody announced is itself a finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.sites import Product, Site
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """The product that the next matrix product call belongs to."""
+
+    precision: ModulePrecision
+    site: Site
+    product: Product
+    #: Sequences interleaved along the reduced axis ([tokens, sequences] flattened), for products over tokens.
+    sequences: int = 1
+
+
+class _Current(threading.local):
+    announcement: Announcement | None = None
+
+
+_current = _Current()
+
+
+def current() -> Announcement | None:
+    """What this thread has announced, if anything."""
+    return _current.announcement
+
+
+@contextlib.contextmanager
+def announce(announcement: Announcement) -> Iterator[None]:
+    """Say that the matrix product called inside is this one."""
+    before = _current.announcement
+    _current.announcement = announcement
+    try:
+        yield
+    finally:
+        _current.announcement = before

@@ -1,0 +1,162 @@
+"""The matrix products of attention, each operand held as the scheme declares.
+
+    QK  fprop   S  = a q k^T      q, k in blocks along head_dim
+        dgrad_q dq = a dS k       dS, k in blocks along keys
+        dgrad_k dk = a dS^T q     dS, q in blocks along queries
+    PV  fprop   o  = P v          P, v in blocks along keys
+        dgrad_p dP = dO v^T       dO, v in blocks along head_dim
+        dgrad_v dv = P^T dO       P, dO in blocks along queries
+
+    # T tokens (queries or keys), B sequences, H query heads, G key-value heads, D head_dim, N = B*H
+    # a is the softmax scale; S holds a q k^T, and dS is the gradient of that
+
+q, k and v are quantised as they arrive, after the rotary embedding and before a key-value head is repeated for its
+group of query heads; the softmax between the two products is Megatron's own and stays in high precision. The result of every
+product is in the working dtype. The derivative of quantisation is the identity (straight through), saturated elements
+included. `reuse` slots take the forward's copy. P is the probability after mask and dropout. Blocks of v along keys span
+future tokens, and so does one scale a tensor: what a token sees of the future through them is its share in a scale.
+This plain path holds S and P whole, T squared for each head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantexp.quant.announce import Announcement, announce
+from quantexp.quant.operand import held
+from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.tap import BACKWARD, POST, PRE, Tap
+
+
+def scores(
+    precision: ModulePrecision, tap: Tap, q_TBHD: Tensor, k_TBGD: Tensor, softmax_scale: float
+) -> Tensor:
+    """S = a q k^T, of shape [N, T queries, T keys], differentiable in q and k."""
+    result: Tensor = _Scores.apply(q_TBHD, k_TBGD, precision, tap, softmax_scale)
+    return result
+
+
+def context(precision: ModulePrecision, tap: Tap, P_NTT: Tensor, v_TBGD: Tensor) -> Tensor:
+    """o = P v, of shape [N, T, D], differentiable in P and v."""
+    result: Tensor = _Context.apply(P_NTT, v_TBGD, precision, tap)
+    return result
+
+
+def by_head(x_TBHD: Tensor) -> Tensor:
+    """[T, B, H, D] as [N, T, D], a view where the layout allows."""
+    T, B, H, D = x_TBHD.shape
+    return x_TBHD.reshape(T, B * H, D).transpose(0, 1)
+
+
+def expanded(x_TBGD: Tensor, num_heads: int) -> Tensor:
+    """Each key-value head repeated for its group of query heads: [T, B, H, D]."""
+    repeats = num_heads // x_TBGD.shape[2]
+    return x_TBGD if repeats == 1 else x_TBGD.repeat_interleave(repeats, dim=2)
+
+
+def _summed_over_group(x_NTD: Tensor, sequences: int, groups: int) -> Tensor:
+    """The gradient of `expanded`, from [N, T, D] to [T, B, G, D]."""
+    N, T, D = x_NTD.shape
+    x_TBHD = x_NTD.transpose(0, 1).reshape(T, sequences, N // sequences, D)
+    if x_TBHD.shape[2] == groups:
+        return x_TBHD
+    return x_TBHD.reshape(T, sequences, groups, -1, D).sum(dim=3)
+
+
+def _forward_or_own(
+    precision: ModulePrecision,
+    site: Site,
+    product: Product,
+    name: str,
+    axis: int,
+    forward_axis: int,
+    x: Tensor,
+) -> Tensor:
+    """A backward operand: along its own axis, or as the forward's copy, remade bit for bit from the same tensor."""
+    operand = precision.operand(site, product, name)
+    return held(x, operand, forward_axis if operand.reuse else axis)
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_TBHD: Tensor,
+        k_TBGD: Tensor,
+        precision: ModulePrecision,
+        tap: Tap,
+        softmax_scale: float,
+    ) -> Tensor:
+        ctx.save_for_backward(q_TBHD, k_TBGD)
+        ctx.precision, ctx.tap, ctx.softmax_scale = precision, tap, softmax_scale
+        q = by_head(held(q_TBHD, precision.operand(Site.QK, Product.FPROP, "q"), -1))
+        k = held(k_TBGD, precision.operand(Site.QK, Product.FPROP, "k"), -1)
+        k = by_head(expanded(k, q_TBHD.shape[2]))
+        unused = q.new_empty(q.shape[0], q.shape[1], k.shape[1])
+        with announce(Announcement(precision, Site.QK, Product.FPROP)):
+            return torch.baddbmm(unused, q, k.transpose(1, 2), beta=0.0, alpha=softmax_scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dS,) = grads
+        q_TBHD, k_TBGD = ctx.saved_tensors
+        precision: ModulePrecision = ctx.precision
+        T, B, H, D = q_TBHD.shape
+
+        dS_q = held(dS, precision.operand(Site.QK, Product.DGRAD_Q, "dS"), -1)
+        k = _forward_or_own(precision, Site.QK, Product.DGRAD_Q, "k", 0, -1, k_TBGD)
+        with announce(Announcement(precision, Site.QK, Product.DGRAD_Q)):
+            dq = torch.bmm(dS_q, by_head(expanded(k, H)))
+        dq = (dq * ctx.softmax_scale).transpose(0, 1).reshape(T, B, H, D)
+
+        dS_k = held(dS, precision.operand(Site.QK, Product.DGRAD_K, "dS"), 1)
+        q = _forward_or_own(precision, Site.QK, Product.DGRAD_K, "q", 0, -1, q_TBHD)
+        with announce(Announcement(precision, Site.QK, Product.DGRAD_K)):
+            dk = torch.bmm(dS_k.transpose(1, 2), by_head(q))
+        dk = _summed_over_group(dk * ctx.softmax_scale, B, k_TBGD.shape[2])
+
+        ctx.tap(BACKWARD, POST, "grad_query", dq)
+        ctx.tap(BACKWARD, POST, "grad_key", dk)
+        return dq, dk, None, None, None
+
+
+class _Context(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, P_NTT: Tensor, v_TBGD: Tensor, precision: ModulePrecision, tap: Tap
+    ) -> Tensor:
+        ctx.save_for_backward(P_NTT, v_TBGD)
+        ctx.precision, ctx.tap = precision, tap
+        P = held(P_NTT, precision.operand(Site.PV, Product.FPROP, "P"), -1)
+        v = held(v_TBGD, precision.operand(Site.PV, Product.FPROP, "v"), 0)
+        v = by_head(expanded(v, P_NTT.shape[0] // v_TBGD.shape[1]))
+        with announce(Announcement(precision, Site.PV, Product.FPROP)):
+            return torch.bmm(P, v)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dO,) = grads
+        P_NTT, v_TBGD = ctx.saved_tensors
+        precision: ModulePrecision = ctx.precision
+        _, B, G, _ = v_TBGD.shape
+
+        dO_p = held(dO, precision.operand(Site.PV, Product.DGRAD_P, "dO"), -1)
+        v = _forward_or_own(precision, Site.PV, Product.DGRAD_P, "v", -1, 0, v_TBGD)
+        v = by_head(expanded(v, P_NTT.shape[0] // B))
+        with announce(Announcement(precision, Site.PV, Product.DGRAD_P)):
+            dP = torch.bmm(dO_p, v.transpose(1, 2))
+
+        P = _forward_or_own(precision, Site.PV, Product.DGRAD_V, "P", 1, -1, P_NTT)
+        dO_v = held(dO, precision.operand(Site.PV, Product.DGRAD_V, "dO"), 1)
+        with announce(Announcement(precision, Site.PV, Product.DGRAD_V)):
+            dv = torch.bmm(P.transpose(1, 2), dO_v)
+        dv = _summed_over_group(dv, B, G)
+
+        ctx.tap(BACKWARD, PRE, "grad_output", dO)
+        ctx.tap(BACKWARD, POST, "grad_attn_weights", dP)
+        ctx.tap(BACKWARD, POST, "grad_value", dv)
+        return dP, dv, None, None

@@ -1,0 +1,92 @@
+"""The name of a scheme, derived from what it does, so that a label cannot say something else.
+
+Each site that equals a shipped choice (`conf/quant/linear/mxfp8.yaml`) has that choice's name. The ten schemes are
+compositions of such choices; other compositions are named by their parts (`linear_mxfp8+pv_hifp8`), and what no
+shipped choice describes, rules included, ends in a hash of its meaning (`linear_custom~3f2a91`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+
+from omegaconf import OmegaConf
+
+from quantexp.paths import conf_dir
+from quantexp.quant.precision import operand_record
+from quantexp.quant.sites import Site
+from quantexp.quant.slots import Key, Operand, SiteConfig, resolve_site
+from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig
+
+#: The formats the ten schemes are made of.
+SCHEME_FORMATS = ("mxfp8", "mxfp4", "hifp8")
+
+#: (linear, qk) choices of the ten schemes; pv is none in all of them.
+SCHEMES: dict[str, tuple[str, str]] = {
+    "bf16": ("none", "none"),
+    **{f"FA_{f}": ("none", f) for f in SCHEME_FORMATS},
+    **{f"linear_{f}": (f, "none") for f in SCHEME_FORMATS},
+    **{f"FA_linear_{f}": (f, f) for f in SCHEME_FORMATS},
+}
+
+CHOICES = ("none", *SCHEME_FORMATS)
+
+_SITE_TYPES: dict[Site, type[LinearSite] | type[QkSite] | type[PvSite]] = {
+    Site.LINEAR: LinearSite,
+    Site.QK: QkSite,
+    Site.PV: PvSite,
+}
+
+
+def site_configs(quant: QuantConfig) -> dict[Site, SiteConfig]:
+    """The configuration of each site."""
+    return {Site.LINEAR: quant.linear, Site.QK: quant.qk, Site.PV: quant.pv}
+
+
+def derived_name(quant: QuantConfig) -> str:
+    """The scheme's name from its content."""
+    choices = {site: _choice(site, config) for site, config in site_configs(quant).items()}
+    if not quant.rules and choices[Site.PV] == "none":
+        for name, (linear, qk) in SCHEMES.items():
+            if (choices[Site.LINEAR], choices[Site.QK]) == (linear, qk):
+                return name
+    parts = [
+        f"{site.value}_{choice or 'custom'}" for site, choice in choices.items() if choice != "none"
+    ]
+    name = "+".join(parts) or "bf16"
+    exact = not quant.rules and None not in choices.values()
+    return name if exact else f"{name}~{content_hash(quant)[:6]}"
+
+
+def content_hash(quant: QuantConfig) -> str:
+    """Hex sha256 of what the scheme does: its sites' operands and its rules, not its name."""
+    meaning = {
+        "sites": {site.value: _records(site, config) for site, config in site_configs(quant).items()},
+        "rules": OmegaConf.to_container(OmegaConf.structured(quant).rules, enum_to_str=True),
+    }
+    return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
+
+
+def _records(site: Site, config: SiteConfig) -> dict[str, dict[str, object]]:
+    return {
+        f"{product.value}.{name}": operand_record(operand)
+        for (product, name), operand in resolve_site(site, config).items()
+    }
+
+
+def _choice(site: Site, config: SiteConfig) -> str | None:
+    """The shipped choice this site equals, or None."""
+    operands = resolve_site(site, config)
+    if not any(operand.quantised for operand in operands.values()):
+        return "none"
+    return next((c for c in SCHEME_FORMATS if _shipped(site, c) == operands), None)
+
+
+@cache
+def _shipped(site: Site, choice: str) -> dict[Key, Operand]:
+    file = conf_dir() / "quant" / site.value / f"{choice}.yaml"
+    merged = OmegaConf.merge(OmegaConf.structured(_SITE_TYPES[site]), OmegaConf.load(file))
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, LinearSite | QkSite | PvSite)
+    return resolve_site(site, config)

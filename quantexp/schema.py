@@ -1,0 +1,355 @@
+"""The configuration, typed: every key a YAML file or the command line may set, its type and its default.
+
+Hydra composes into these dataclasses and `load` reads them back, so a misspelt key or a value of the wrong type
+cannot pass. They hold data only; ranges and combinations are checked in `validate`, where a message can
+name the full key. They stay unfrozen because OmegaConf cannot build nested frozen dataclasses. Choices are Enums whose
+member names are what the user types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from omegaconf import MISSING
+
+
+class Precision(Enum):
+    """The working precision of activations and weights."""
+
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp32 = "fp32"
+
+
+class LrSchedule(Enum):
+    """How the learning rate falls after the warm-up."""
+
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+
+
+class Recompute(Enum):
+    """Which activations are recomputed in the backward pass instead of stored."""
+
+    none = "none"
+    full = "full"
+
+
+class CaptureLevel(Enum):
+    """What is kept of a captured tensor."""
+
+    off = "off"
+    stats = "stats"
+    tensors = "tensors"
+
+
+class TokenizerKind(Enum):
+    """What turns text into token ids."""
+
+    byte = "byte"
+    huggingface = "huggingface"
+
+
+@dataclass
+class ModelConfig:
+    """A decoder-only transformer of the Llama family; every number as published."""
+
+    #: The choice's name; part of the run folder's name.
+    name: str = MISSING
+    #: Decoder layers.
+    num_layers: int = MISSING
+    #: Width of the residual stream, elements.
+    hidden_size: int = MISSING
+    #: Inner width of the gated feed-forward, elements.
+    ffn_hidden_size: int = MISSING
+    #: Query heads.
+    num_attention_heads: int = MISSING
+    #: Key and value heads (grouped-query attention).
+    num_query_groups: int = MISSING
+    #: Elements of one head.
+    head_dim: int = MISSING
+    #: Rows of the embedding that the tokenizer can name; Megatron's padding is counted apart.
+    vocab_size: int = MISSING
+    #: Longest sequence the model was published for, tokens.
+    max_sequence_length: int = MISSING
+    #: Added to the mean square in RMSNorm.
+    norm_epsilon: float = 1.0e-5
+    #: Base period of the rotary embedding.
+    rotary_base: int = 10000
+    #: Llama 3's frequency scaling; null is none.
+    rope_scaling_factor: float | None = None
+    #: Whether the output layer is the embedding.
+    tie_embeddings: bool = False
+    #: Standard deviation of the initial weights.
+    init_std: float = 0.02
+
+
+@dataclass
+class DatasetConfig:
+    """Where the tokens come from."""
+
+    name: str = MISSING
+    #: Prefix of a Megatron .bin/.idx pair; a given path wins over the sample.
+    path: str | None = None
+    #: Use the text that ships with quantexp (byte tokenizer) where no path is given.
+    sample: bool = False
+    tokenizer: TokenizerKind = TokenizerKind.huggingface
+    #: Folder or tokenizer.json of a Hugging Face tokenizer.
+    tokenizer_path: str | None = None
+    #: Shares of train, validation and test documents.
+    split: str = "95,5,0"
+    #: What is shown: the name, or the name and "(built-in sample)"; filled in by `load`.
+    label: str | None = None
+
+
+@dataclass
+class Slot:
+    """One operand of one matrix product. What is null is the site's (or the format's own)."""
+
+    #: A format of `quantexp list`, `bf16` (the working precision) or `reuse` (the forward copy).
+    format: str | None = None
+    #: Elements that share a scale (MX formats), a power of two.
+    block: int | None = None
+    #: floor, rceil, ceil or even (MX formats).
+    scale_rule: str | None = None
+    #: even or away.
+    rounding: str | None = None
+    #: none, current or exact (hifp8: one scale a tensor).
+    scaling: str | None = None
+    #: Whether values beyond the largest become it instead of infinite (hifp8).
+    saturate: bool | None = None
+
+
+@dataclass
+class LinearFprop:
+    """y = x w^T."""
+
+    x: Slot = field(default_factory=Slot)
+    w: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class LinearDgrad:
+    """dx = g w."""
+
+    g: Slot = field(default_factory=Slot)
+    w: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class LinearWgrad:
+    """dw = g^T x."""
+
+    g: Slot = field(default_factory=Slot)
+    x: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class LinearSite(Slot):
+    """The decoder's linear layers; the keys of the site itself are the default of its six slots."""
+
+    fprop: LinearFprop = field(default_factory=LinearFprop)
+    dgrad: LinearDgrad = field(default_factory=LinearDgrad)
+    wgrad: LinearWgrad = field(default_factory=LinearWgrad)
+
+
+@dataclass
+class QkFprop:
+    """S = q k^T."""
+
+    q: Slot = field(default_factory=Slot)
+    k: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class QkDgradQ:
+    """dq = dS k."""
+
+    dS: Slot = field(default_factory=Slot)
+    k: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class QkDgradK:
+    """dk = dS^T q."""
+
+    dS: Slot = field(default_factory=Slot)
+    q: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class QkSite(Slot):
+    """The attention score product."""
+
+    fprop: QkFprop = field(default_factory=QkFprop)
+    dgrad_q: QkDgradQ = field(default_factory=QkDgradQ)
+    dgrad_k: QkDgradK = field(default_factory=QkDgradK)
+
+
+@dataclass
+class PvFprop:
+    """o = P v."""
+
+    P: Slot = field(default_factory=Slot)
+    v: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class PvDgradP:
+    """dP = dO v^T."""
+
+    dO: Slot = field(default_factory=Slot)
+    v: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class PvDgradV:
+    """dv = P^T dO."""
+
+    P: Slot = field(default_factory=Slot)
+    dO: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class PvSite(Slot):
+    """The product of attention probabilities and values."""
+
+    fprop: PvFprop = field(default_factory=PvFprop)
+    dgrad_p: PvDgradP = field(default_factory=PvDgradP)
+    dgrad_v: PvDgradV = field(default_factory=PvDgradV)
+
+
+@dataclass
+class Rule(Slot):
+    """Changes slots where it applies; of several rules the later wins. An empty list means all."""
+
+    #: Layers, from 0; negative from the end.
+    layers: list[int] = field(default_factory=list)
+    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention).
+    modules: list[str] = field(default_factory=list)
+    #: linear, qk, pv.
+    sites: list[str] = field(default_factory=list)
+    #: fprop, dgrad, wgrad, dgrad_q, dgrad_k, dgrad_p, dgrad_v.
+    products: list[str] = field(default_factory=list)
+    #: x, w, g, q, k, dS, P, v, dO.
+    operands: list[str] = field(default_factory=list)
+    #: [first, last]: iterations from 1, both included; last null is to the end.
+    iterations: list[int | None] = field(default_factory=list)
+
+
+@dataclass
+class QuantConfig:
+    """A scheme: the three sites, then the rules."""
+
+    #: Derived from the sites unless given; a shipped name on another composition is refused.
+    name: str | None = None
+    linear: LinearSite = field(default_factory=LinearSite)
+    qk: QkSite = field(default_factory=QkSite)
+    pv: PvSite = field(default_factory=PvSite)
+    rules: list[Rule] = field(default_factory=list)
+
+
+@dataclass
+class CaptureConfig:
+    """What is kept of the tensors that pass the sites."""
+
+    name: str = "stats"
+    level: CaptureLevel = CaptureLevel.stats
+    #: The first iteration captured, from 1.
+    first_iteration: int = 1
+    #: How many iterations to capture from there; 0 is all.
+    control_iter: int = 1
+    #: How many micro-batches of each captured iteration; 0 is all.
+    collect_micro_batches: int = 1
+    #: End the run, as completed, once everything asked for is on disk.
+    stop_after_capture: bool = False
+    #: The attention probabilities (and with gradients, theirs): grows with the sequence squared.
+    attn_weights: bool = False
+    #: This rank's weight gradient of the micro-batch, and main_grad after the reduction.
+    weight_grads: bool = False
+    #: Elsewhere than in the run folder; the run's own folder is made below it.
+    dir: str | None = None
+
+
+@dataclass
+class TrainingConfig:
+    """The loop: sizes, optimizer, precision, seed."""
+
+    name: str = "default"
+    #: Tokens of one sequence.
+    seq_length: int = 4096
+    #: Sequences a forward pass takes.
+    micro_batch_size: int = 1
+    #: Sequences of one optimizer step, over all micro-batches and data-parallel ranks.
+    global_batch_size: int = 1
+    #: Optimizer steps.
+    iterations: int = 1000
+    #: Largest learning rate.
+    lr: float = 3.0e-4
+    #: Learning rate at the end of the schedule.
+    min_lr: float = 3.0e-5
+    #: Steps in which the learning rate rises linearly from zero.
+    warmup_iterations: int = 0
+    lr_schedule: LrSchedule = LrSchedule.cosine
+    weight_decay: float = 0.1
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1.0e-8
+    #: Largest norm of the gradient; 0 is no clipping.
+    clip_grad: float = 1.0
+    precision: Precision = Precision.bf16
+    #: fp16's first loss scale (a power of two); it adapts from there.
+    initial_loss_scale: float = 65536.0
+    recompute: Recompute = Recompute.none
+    seed: int = 1234
+    #: Bit-equal repeats. null: on a CPU yes, on a GPU no.
+    deterministic: bool | None = None
+    #: Iterations in a row whose loss or gradient is not finite before the run stops.
+    max_nonfinite_iterations: int = 3
+
+
+@dataclass
+class AnalysisConfig:
+    """What is drawn after a run."""
+
+    #: Draw figures/quick_analysis.png at the end.
+    auto: bool = True
+
+
+@dataclass
+class LauncherConfig:
+    """Where runs are started."""
+
+    name: str = "local"
+    #: CPU threads of one process; null leaves it to torch.
+    num_threads: int | None = None
+
+
+@dataclass
+class PathsConfig:
+    """Where runs are written."""
+
+    #: Folder of the run folders, below the working directory unless absolute.
+    root: str = "runs"
+    #: Prepared samples and index caches; null is the user's cache folder.
+    cache: str | None = None
+
+
+@dataclass
+class Experiment:
+    """One run, whole."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    quant: QuantConfig = field(default_factory=QuantConfig)
+    capture: CaptureConfig = field(default_factory=CaptureConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    paths: PathsConfig = field(default_factory=PathsConfig)
+    #: Show what would run and run nothing.
+    dry_run: bool = False
+    #: Run again although a completed run of this identity exists; the earlier attempt is kept.
+    force: bool = False

@@ -1,0 +1,83 @@
+"""status.json: the state of a run, replaced as a whole so that a reader never sees half of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from quantexp.errors import RunError
+
+
+class State(str, Enum):
+    """Where a run is in its life."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+
+
+@dataclass
+class Status:
+    """What status.json holds; times are UTC in ISO 8601."""
+
+    state: State = State.PENDING
+    #: Why it ended, in one line; empty while nothing is wrong.
+    reason: str = ""
+    #: What it is doing: setting up, training, drawing.
+    phase: str = ""
+    created: str = ""
+    started: str | None = None
+    updated: str | None = None
+    finished: str | None = None
+    #: The last iteration that is complete.
+    iteration: int = 0
+    iterations: int = 0
+    host: str | None = None
+    pid: int | None = None
+    job_id: str | None = None
+    #: Tensors captured, their bytes, and the last one.
+    capture: dict[str, Any] = field(default_factory=dict)
+
+
+def now() -> str:
+    """The time, UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def write_json(file: Path, content: object) -> None:
+    """Write beside, then rename: whole or not at all."""
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.replace(file)
+
+
+def write_status(file: Path, status: Status) -> None:
+    """Replace status.json."""
+    status.updated = now()
+    write_json(file, asdict(status))
+
+
+def read_status(file: Path) -> Status | None:
+    """The status, or None where there is none.
+
+    Raises:
+        RunError: the file is not a status.
+    """
+    try:
+        content = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} cannot be read: {error}") from error
+    try:
+        return Status(**{**content, "state": State(content["state"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{file} is not a status of this version: {error}") from error

@@ -1,0 +1,154 @@
+"""Ranges and combinations: what a type cannot say. Each message names the full key, what was given and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from quantexp.errors import ConfigError
+from quantexp.quant.precision import changes, check_rules, precision_map
+from quantexp.quant.sites import Site
+from quantexp.quant.slots import resolve_site
+from quantexp.schema import (
+    CaptureConfig,
+    Experiment,
+    ModelConfig,
+    TrainingConfig,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]*")
+
+
+def validate(experiment: Experiment) -> None:
+    """Refuse what cannot run.
+
+    Raises:
+        ConfigError: the first thing wrong.
+    """
+    _model(experiment.model)
+    _training(experiment.training)
+    _capture(experiment.capture)
+    _names(experiment)
+    _fits(experiment)
+    _scheme(experiment)
+    if experiment.launcher.num_threads is not None:
+        _at_least("launcher.num_threads", experiment.launcher.num_threads, 1)
+
+
+def _model(model: ModelConfig) -> None:
+    for key in (
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "head_dim",
+        "vocab_size",
+        "max_sequence_length",
+        "rotary_base",
+    ):
+        _at_least(f"model.{key}", getattr(model, key), 1)
+    _positive("model.norm_epsilon", model.norm_epsilon)
+    _positive("model.init_std", model.init_std)
+    if model.rope_scaling_factor is not None:
+        _positive("model.rope_scaling_factor", model.rope_scaling_factor)
+    if model.num_attention_heads % model.num_query_groups:
+        raise ConfigError(
+            f"model.num_query_groups must divide model.num_attention_heads={model.num_attention_heads}, "
+            f"got {model.num_query_groups}"
+        )
+    if model.head_dim % 2:
+        raise ConfigError(
+            f"model.head_dim must be even for the rotary embedding, got {model.head_dim}"
+        )
+
+
+def _training(training: TrainingConfig) -> None:
+    for key in ("seq_length", "micro_batch_size", "global_batch_size", "iterations"):
+        _at_least(f"training.{key}", getattr(training, key), 1)
+    _at_least("training.max_nonfinite_iterations", training.max_nonfinite_iterations, 1)
+    _at_least("training.warmup_iterations", training.warmup_iterations, 0)
+    _at_least("training.seed", training.seed, 0)
+    if training.warmup_iterations >= training.iterations:
+        raise ConfigError(
+            f"training.warmup_iterations must be less than training.iterations={training.iterations}, "
+            f"got {training.warmup_iterations}"
+        )
+    if training.global_batch_size % training.micro_batch_size:
+        raise ConfigError(
+            "training.global_batch_size must be a multiple of training.micro_batch_size="
+            f"{training.micro_batch_size}, got {training.global_batch_size}"
+        )
+    _positive("training.lr", training.lr)
+    for key in ("min_lr", "weight_decay", "clip_grad"):
+        _not_negative(f"training.{key}", getattr(training, key))
+    if training.min_lr > training.lr:
+        raise ConfigError(
+            f"training.min_lr must be at most training.lr={training.lr}, got {training.min_lr}"
+        )
+    for key in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(training, key) < 1:
+            raise ConfigError(f"training.{key} must lie in [0, 1), got {getattr(training, key)}")
+    _positive("training.adam_eps", training.adam_eps)
+    scale = training.initial_loss_scale
+    if not (scale >= 1 and math.isfinite(scale) and math.frexp(scale)[0] == 0.5):
+        raise ConfigError(
+            f"training.initial_loss_scale must be a power of two of at least 1, got {scale}"
+        )
+
+
+def _capture(capture: CaptureConfig) -> None:
+    _at_least("capture.first_iteration", capture.first_iteration, 1)
+    _at_least("capture.control_iter", capture.control_iter, 0)
+    _at_least("capture.collect_micro_batches", capture.collect_micro_batches, 0)
+    if capture.stop_after_capture and (capture.level.value == "off" or capture.control_iter == 0):
+        raise ConfigError(
+            "capture.stop_after_capture needs something that ends: capture=tensors or capture=stats, and "
+            "capture.control_iter of at least 1"
+        )
+
+
+def _names(experiment: Experiment) -> None:
+    names = {
+        "model.name": experiment.model.name,
+        "dataset.name": experiment.dataset.name,
+        "quant.name": experiment.quant.name,
+    }
+    for key, name in names.items():
+        if name is not None and not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{key} must be letters, digits and . _ + ~ - (it names a folder), got {name!r}"
+            )
+
+
+def _fits(experiment: Experiment) -> None:
+    model, training = experiment.model, experiment.training
+    if training.seq_length > model.max_sequence_length:
+        raise ConfigError(
+            "training.seq_length must be at most model.max_sequence_length="
+            f"{model.max_sequence_length}, got {training.seq_length}"
+        )
+
+
+def _scheme(experiment: Experiment) -> None:
+    quant = experiment.quant
+    for site, config in ((Site.LINEAR, quant.linear), (Site.QK, quant.qk), (Site.PV, quant.pv)):
+        resolve_site(site, config)  # the site's own keys first, so that messages name them
+    check_rules(experiment.model, quant)
+    for iteration in changes(quant):
+        precision_map(experiment.model, quant, iteration)
+
+
+def _at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{key} must be at least {least}, got {value}")
+
+
+def _positive(key: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(f"{key} must be a positive number, got {value}")
+
+
+def _not_negative(key: str, value: float) -> None:
+    if not (value >= 0 and math.isfinite(value)):
+        raise ConfigError(f"{key} must be a number of at least 0, got {value}")

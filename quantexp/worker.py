@@ -1,0 +1,247 @@
+"""One rank of one run: reads the run folder, trains, proves, captures, draws. `python -m quantexp.worker RUN_DIR`.
+
+All it knows comes from RUN_DIR/config.yaml. It tells about itself through the folder alone: status.json, metrics.jsonl,
+precision.json, tensors/. A user's error ends it with exit code 1 and the message in status.json; a bug also keeps its
+traceback, on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quantexp.data.tokenizer import Tokenizer
+from quantexp.errors import DataError, QuantexpError
+from quantexp.load import read
+from quantexp.paths import RunDir, cache_dir
+from quantexp.schema import CaptureLevel, Experiment
+from quantexp.status import State, Status, now, read_status, write_json, write_status
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    from quantexp.capture.recorder import Progress
+    from quantexp.megatron.trainer import Metrics
+    from quantexp.quant.precision import PrecisionMap
+
+#: Seconds between two updates of status.json while tensors are captured.
+STATUS_INTERVAL_S = 0.2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one rank; the exit code says how it ended."""
+    parser = argparse.ArgumentParser(prog="python -m quantexp.worker", description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    run = RunDir(parser.parse_args(argv).run_dir)
+    signal.signal(signal.SIGTERM, _interrupt)
+    experiment = read(run.config)
+    return Worker(run, experiment).run()
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+class Worker:
+    """Keeps status.json true from the first moment to the last."""
+
+    def __init__(self, run: RunDir, experiment: Experiment) -> None:
+        self.folder, self.experiment = run, experiment
+        self.status = read_status(run.status) or Status(created=now())
+        self._written = 0.0
+
+    def run(self) -> int:
+        """Train to the end and say how it ended: 0 completed, 1 failed, 130 interrupted."""
+        self.status.started = now()
+        self.status.host, self.status.pid = platform.node(), os.getpid()
+        self.status.state = State.RUNNING
+        self.tell("setting up")
+        try:
+            self._train()
+        except KeyboardInterrupt:
+            return self._end(State.CANCELLED, "interrupted", 130)
+        except QuantexpError as error:
+            return self._end(State.FAILED, str(error), 1)
+        except BaseException as error:
+            traceback.print_exc()
+            self._end(State.FAILED, f"{type(error).__name__}: {error}", 1)
+            raise
+        return self._end(State.COMPLETED, self.status.reason, 0)
+
+    def tell(self, phase: str) -> None:
+        """What the run is doing now."""
+        self.status.phase = phase
+        write_status(self.folder.status, self.status)
+        self._written = time.monotonic()
+
+    def _end(self, state: State, reason: str, code: int) -> int:
+        self.status.state, self.status.reason, self.status.finished = state, reason, now()
+        self.tell("")
+        return code
+
+    def _train(self) -> None:
+        from quantexp.megatron.without_te import hide_broken_te
+
+        with _quiet_imports():
+            hide_broken_te()
+            import torch
+
+            from quantexp.data.loader import batches, build_datasets
+            from quantexp.megatron.session import session
+            from quantexp.megatron.trainer import train
+        if self.experiment.launcher.num_threads is not None:
+            torch.set_num_threads(self.experiment.launcher.num_threads)
+        experiment, training = self.experiment, self.experiment.training
+        prefix, tokenizer = _data(experiment)
+        with session(training) as device, contextlib.redirect_stdout(sys.stderr):
+            datasets = build_datasets(
+                prefix,
+                tokenizer,
+                seq_length=training.seq_length,
+                seed=training.seed,
+                num_samples_train=training.iterations * training.global_batch_size,
+                cache_dir=cache_dir(experiment.paths.cache),
+                split=experiment.dataset.split,
+            )
+            stream = batches(
+                datasets.train,
+                micro_batch_size=training.micro_batch_size,
+                data_parallel_rank=0,
+                data_parallel_size=1,
+            )
+            self.tell("building the model")
+            train(experiment, stream, RunObserver(self), device)
+        if experiment.analysis.auto:
+            self._draw()
+
+    def _draw(self) -> None:
+        from quantexp.analysis.quick import draw_quick_analysis
+
+        self.tell("drawing")
+        self.folder.figures.mkdir(exist_ok=True)
+        draw_quick_analysis(
+            self.folder.root,
+            self.folder.figures / "quick_analysis.png",
+            self.folder.captured(self.experiment.capture.dir),
+        )
+
+    def captured(self, progress: Progress) -> None:
+        """Tensors were captured: show it, but not too often."""
+        self.status.capture = asdict(progress)
+        if time.monotonic() - self._written > STATUS_INTERVAL_S:
+            self.tell("capturing")
+
+
+class RunObserver:
+    """What the training loop tells, put into the run folder."""
+
+    def __init__(self, worker: Worker) -> None:
+        from quantexp.capture.choice import last_captured
+        from quantexp.capture.recorder import Recorder
+        from quantexp.capture.store import CaptureStore
+
+        self.worker, self.folder, self.experiment = worker, worker.folder, worker.experiment
+        capture = self.experiment.capture
+        self.recorder = None
+        if capture.level is not CaptureLevel.off:
+            store = CaptureStore(self.folder.captured(capture.dir))
+            self.recorder = Recorder(capture, store, rank=0, on_progress=worker.captured)
+        self.last_captured = last_captured(self.experiment)
+        self.proofs: list[dict[str, object]] = []
+
+    def built(self, model: GPTModel) -> None:
+        """Connect the capture to the model's taps."""
+        from quantexp.megatron.model import scheme_modules
+
+        self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
+        self.modules = scheme_modules(model)
+        for name, module in self.modules.items():
+            if self.recorder is not None:
+                constants = {"softmax_scale": getattr(module, "softmax_scale", None)}
+                module.tap = self.recorder.tap(name, lambda m=module: m.precision, constants)  # type: ignore[misc]
+        self.worker.tell("training")
+
+    @contextlib.contextmanager
+    def proof(self, iteration: int, declared: PrecisionMap) -> Iterator[None]:
+        """Watch an iteration's matrix products and write what was proved; a mismatch ends the run."""
+        from quantexp.proof.verdict import require, verdict
+        from quantexp.proof.watch import ProductWatch
+
+        self.worker.tell("proving the precision map")
+        watch = ProductWatch(self.decoder)
+        with watch.watching():
+            yield
+        result = verdict(iteration, declared, watch)
+        self.proofs.append(result.record())
+        record = {"scheme": self.experiment.quant.name, **self.proofs[-1], "earlier": self.proofs[:-1]}
+        write_json(self.folder.precision, record)
+        require(result)
+
+    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
+        """Tell the capture where it is."""
+        if self.recorder is not None:
+            self.recorder.begin(iteration, index, loss_scale)
+
+    def gradients(self, iteration: int, loss_scale: float | None) -> None:
+        """Capture the reduced main gradients where asked for."""
+        if self.recorder is None:
+            return
+        self.recorder.begin(iteration, None, loss_scale)
+        for name, module in self.modules.items():
+            weight = getattr(module, "weight", None)
+            if weight is not None and self.recorder.wants("main_grad"):
+                self.recorder.record(
+                    name, module.precision, "backward", "post", "main_grad", weight.main_grad, {}
+                )
+
+    def iteration(self, metrics: Metrics) -> bool:
+        """A line of metrics.jsonl; False once the capture is complete and the run is to end with it."""
+        with self.folder.metrics.open("a") as stream:
+            stream.write(json.dumps(asdict(metrics)) + "\n")
+        self.worker.status.iteration = metrics.iteration
+        self.worker.tell("training")
+        stop = self.experiment.capture.stop_after_capture
+        if stop and metrics.iteration >= self.last_captured > 0:
+            self.worker.status.reason = "stopped after capture, as configured"
+            return False
+        return True
+
+
+def _data(experiment: Experiment) -> tuple[Path, Tokenizer]:
+    from quantexp.data.sample import sample_prefix
+    from quantexp.data.tokenizer import load_tokenizer
+
+    dataset = experiment.dataset
+    tokenizer = load_tokenizer(dataset.tokenizer.value, dataset.tokenizer_path)
+    if dataset.sample:
+        return sample_prefix(dataset.name, cache_dir(experiment.paths.cache)), tokenizer
+    if tokenizer.vocab_size > experiment.model.vocab_size:
+        raise DataError(
+            f"the tokenizer has {tokenizer.vocab_size} ids and model.vocab_size is "
+            f"{experiment.model.vocab_size}; give the model's tokenizer, or a larger model.vocab_size"
+        )
+    return Path(str(dataset.path)).expanduser(), tokenizer
+
+
+@contextlib.contextmanager
+def _quiet_imports() -> Iterator[None]:
+    """Megatron-Core warns six times on import about packages that are optional."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

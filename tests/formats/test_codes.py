@@ -1,0 +1,95 @@
+"""Every code has the value that its specification and other implementations give it."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import en_dtypes
+import gfloat
+import numpy as np
+import pytest
+import torch
+
+from quantexp.formats import FORMATS, decode
+from quantexp.formats.codes import code_values
+
+from .gold import MX_ELEMENTS, hif8_magnitudes, mx_magnitudes
+from .tensors import assert_same
+from .test_mx import GFLOAT_INFOS, ML_DTYPES
+
+HIF8_TABLE = Path(__file__).with_name("hif8_table.csv")
+
+
+def hif8_value(code: int) -> float:
+    """A HiFloat8 code by its written form, as a string of bits read from the left."""
+    if code in (0x6F, 0xEF):
+        return math.inf if code == 0x6F else -math.inf
+    if code == 0x80:
+        return math.nan
+    sign, bits = -1 if code >> 7 else 1, f"{code & 0x7F:07b}"
+    if bits.startswith("0000"):
+        return sign * 2.0 ** (int(bits, 2) - 23) if code else 0.0
+    dot, width = next(
+        (dot, width)
+        for dot, width in {"11": 4, "10": 3, "01": 2, "001": 1, "0001": 0}.items()
+        if bits.startswith(dot)
+    )
+    field, mantissa = bits[len(dot) : len(dot) + width], bits[len(dot) + width :]
+    exponent = int("1" + field[1:], 2) * (-1 if field[0] == "1" else 1) if field else 0
+    return sign * 2.0**exponent * (1 + int(mantissa, 2) / 2 ** len(mantissa))
+
+
+def test_the_256_codes_of_hif8_follow_the_papers_rules():
+    assert_same(
+        np.array(code_values(FORMATS["hifp8"].element)),
+        np.array([hif8_value(c) for c in range(256)]),
+    )
+
+
+def test_the_256_codes_of_hif8_are_those_of_the_stored_table():
+    with HIF8_TABLE.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["code"], 16) for row in rows] == list(range(256))
+    assert_same(
+        np.array(code_values(FORMATS["hifp8"].element)),
+        np.array([float(row["value"]) for row in rows]),
+    )
+
+
+def test_the_256_codes_of_hif8_are_those_of_en_dtypes():
+    theirs = np.arange(256, dtype=np.uint8).view(en_dtypes.hifloat8).astype(np.float32)
+    assert_same(np.array(code_values(FORMATS["hifp8"].element)), theirs)
+
+
+def test_the_positive_codes_of_hif8_are_all_its_magnitudes():
+    positive = sorted(v for v in code_values(FORMATS["hifp8"].element)[:128] if math.isfinite(v))
+    assert positive == [float(magnitude) for magnitude in hif8_magnitudes()]
+
+
+@pytest.mark.parametrize("name", MX_ELEMENTS)
+def test_every_mx_code_has_the_value_that_ml_dtypes_and_gfloat_give_it(name):
+    element = FORMATS[name].element
+    codes = np.arange(1 << element.bits, dtype=np.uint8)
+    ours = np.array(code_values(element))
+    assert_same(ours, codes.view(ML_DTYPES[name]).astype(np.float32))
+    assert_same(
+        ours, np.array([gfloat.decode_float(GFLOAT_INFOS[name], int(c)).fval for c in codes])
+    )
+    finite = ours[: element.sign_bit][np.isfinite(ours[: element.sign_bit])]
+    assert finite.tolist() == [float(magnitude) for magnitude in mx_magnitudes(name)]
+
+
+@pytest.mark.parametrize("name", MX_ELEMENTS)
+def test_every_code_at_every_scale_is_their_product(name):
+    """float64 holds all products; the only rounding is that of float32's overflow."""
+    element = FORMATS[name].element
+    num_codes = 1 << element.bits
+    codes = torch.arange(num_codes, dtype=torch.uint8).repeat(256, 1)
+    scales = torch.arange(256).to(torch.uint8)[:, None].repeat(1, num_codes)
+    with np.errstate(over="ignore"):
+        powers = np.exp2(np.arange(256.0) - 127)[:, None]
+        expected = (np.array(code_values(element))[None] * powers).astype(np.float32)
+    expected[255] = np.nan
+    assert_same(decode(codes, scales, name, block=1), expected)

@@ -1,0 +1,61 @@
+"""What decode refuses. What it gives is tested with the codes and with encode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quantexp.formats import decode, encode
+
+CODES, SCALES = encode(torch.ones(2, 40), "mxfp8")
+
+
+def test_other_dtypes_round_to_nearest_even():
+    codes, scales = encode(torch.full((1,), 2.0**-9 * 448), "mxfp8", scale_rule="rceil")
+    tiny = scales - 127 + 9  # 448 * 2^(s - 127) lies among the subnormals of bfloat16
+    exact = decode(codes, tiny, "mxfp8")
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(decode(codes, tiny, "mxfp8", dtype=dtype), exact.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((CODES.int(), SCALES, "mxfp8"), r"codes must be uint8, got torch\.int32"),
+        (
+            (CODES, SCALES.int(), "mxfp8"),
+            r"scales must be torch\.uint8 of shape \(2, 2\), got torch\.int32",
+        ),
+        (
+            (CODES, SCALES[:, :1], "mxfp8"),
+            r"scales must be torch\.uint8 of shape \(2, 2\), got .* \(2, 1\)",
+        ),
+        (
+            (CODES, SCALES, "hifp8"),
+            r"scales must be torch\.float32 of shape \(\), got torch\.uint8",
+        ),
+        ((CODES, SCALES, "mxfp4"), "mxfp4_e2m1 has codes of 4 bits, got 0x78"),
+        ((CODES, SCALES, "bf16"), "bf16 has no 8-bit code"),
+        ((CODES, SCALES, "fp8"), "unknown number format 'fp8'"),
+    ],
+)
+def test_codes_and_scales_that_do_not_fit_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        decode(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"axis": 2}, r"axis must lie in \[-2, 1\], got 2"),
+        ({"block": 3}, "block must be a power of two of at least 1, got 3"),
+        ({"block": 64}, r"scales must be torch\.uint8 of shape \(2, 1\)"),
+        (
+            {"dtype": torch.float64},
+            r"cannot decode to torch\.float64: must be one of torch\.bfloat16",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        decode(CODES, SCALES, "mxfp8", **given)

@@ -1,0 +1,140 @@
+"""Codes and scales: every code comes back, and decoding them is quantising."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from quantexp.formats import FORMATS, decode, encode, quantise
+from quantexp.formats.codes import code_values
+
+from . import gold
+from .tensors import assert_same, every_value
+
+WITH_CODES = [name for name in FORMATS if name != "bf16"]
+
+
+@pytest.mark.parametrize("name", gold.MX_ELEMENTS)
+def test_every_finite_mx_code_comes_back(name):
+    element = FORMATS[name].element
+    values = torch.tensor(code_values(element))
+    codes = torch.arange(len(values), dtype=torch.uint8)[values.isfinite()]
+    beside_max = torch.stack([values[values.isfinite()], torch.full(codes.shape, element.max)], 1)
+    encoded, scales = encode(beside_max, name, block=2)
+    assert torch.equal(encoded[:, 0], codes)
+    assert (scales == 127).all()
+
+
+def test_every_hif8_code_comes_back():
+    values = torch.tensor(code_values(FORMATS["hifp8"].element))
+    codes, scale = encode(values, "hifp8", saturate=False)
+    assert codes.tolist() == list(range(256))
+    assert (scale.dtype, scale.shape, scale.item()) == (torch.float32, (), 1.0)
+
+
+@pytest.mark.parametrize("name", WITH_CODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_decoding_what_was_encoded_is_quantising_over_every_16_bit_value(name, dtype):
+    x = every_value(dtype)
+    x = x[x.float().abs().argsort(stable=True)].view(-1, 64)
+    codes, scales = encode(x, name)
+    assert_same(decode(codes, scales, name), quantise(x.float(), name))
+    assert_same(decode(codes, scales, name, dtype=dtype), quantise(x, name))
+
+
+@pytest.mark.parametrize("name", gold.MX_ELEMENTS)
+@pytest.mark.parametrize("rule", gold.SCALE_RULES)
+@pytest.mark.parametrize("rounding", ["even", "away"])
+def test_decoding_what_was_encoded_is_quantising_over_all_of_float32(name, rule, rounding):
+    """Random bits, in blocks that share an exponent so that the elements are not all zero."""
+    generator = torch.Generator().manual_seed(5)
+    mantissa = torch.randint(0, 1 << 24, (256, 4, 32), generator=generator) - (1 << 23)
+    exponent = torch.arange(256)[:, None, None] - torch.randint(
+        0, 8, (256, 4, 32), generator=generator
+    )
+    bits = (exponent.clamp_min(0) << 23) | mantissa.abs() & 0x7FFFFF
+    x = bits.to(torch.int32).view(torch.float32) * mantissa.sign()
+    options = {"scale_rule": rule, "rounding": rounding}
+    codes, scales = encode(x, name, **options)
+    assert_same(decode(codes, scales, name), quantise(x, name, **options))
+    assert scales.min() == 0
+    assert scales.max() == 255
+
+
+@pytest.mark.parametrize("scaling", ["none", "current", "exact"])
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_decoding_hif8_is_quantising_at_every_scaling(scaling, size):
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(6)) * size
+    for saturate in (True, False):
+        options = {"scaling": scaling, "saturate": saturate}
+        codes, scale = encode(x, "hifp8", **options)
+        assert_same(decode(codes, scale, "hifp8"), quantise(x, "hifp8", **options))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+def test_scales_have_one_entry_for_each_block_of_the_axis(axis):
+    x = torch.randn(40, 70, 33, generator=torch.Generator().manual_seed(7))
+    codes, scales = encode(x, "mxfp8", axis=axis)
+    shape = list(x.shape)
+    shape[axis] = -(-shape[axis] // 32)
+    assert scales.shape == tuple(shape)
+    assert_same(decode(codes, scales, "mxfp8", axis=axis), quantise(x, "mxfp8", axis=axis))
+    blocks = x.movedim(axis, -1)[..., :32].abs().amax(-1)
+    _, exponent = torch.frexp(blocks)
+    first = scales.movedim(axis, -1)[..., 0]
+    assert torch.equal(first.int(), exponent - 1 - 8 + 127)
+
+
+def test_a_block_with_nan_has_scale_255_and_codes_of_zero():
+    x = torch.ones(3, 32)
+    x[1, 5] = math.nan
+    x[2, 5] = -math.inf
+    codes, scales = encode(x, "mxfp4")
+    assert scales.tolist() == [[125], [255], [255]]
+    assert (codes[1:] == 0).all()
+    assert decode(codes, scales, "mxfp4")[1:].isnan().all()
+
+
+def test_zeros_have_the_smallest_scale_and_keep_their_sign_in_the_code():
+    codes, scales = encode(torch.tensor([0.0, -0.0]), "mxfp4")
+    assert (codes.tolist(), scales.tolist()) == ([0x0, 0x8], [0])
+
+
+@pytest.mark.parametrize("name", WITH_CODES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (0, 4)])
+def test_scalars_and_empty_tensors_have_codes_too(name, shape):
+    x = torch.ones(shape)
+    codes, scales = encode(x, name)
+    assert codes.shape == x.shape
+    assert_same(decode(codes, scales, name), x)
+
+
+def test_non_contiguous_tensors_are_encoded_as_they_read():
+    x = torch.randn(6, 40, generator=torch.Generator().manual_seed(8)).t()
+    for ours, theirs in zip(encode(x, "mxfp8"), encode(x.contiguous(), "mxfp8"), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_bf16_has_no_8_bit_code():
+    with pytest.raises(
+        ValueError, match=r"bf16 has no 8-bit code: convert with torch's x\.to\(torch\.bfloat16\)"
+    ):
+        encode(torch.ones(3), "bf16")
+
+
+def test_the_errors_are_those_of_quantise():
+    with pytest.raises(ValueError, match=r"cannot quantise torch\.int32"):
+        encode(torch.ones(3, dtype=torch.int32), "mxfp8")
+    with pytest.raises(ValueError, match="hifp8 has no option block"):
+        encode(torch.ones(3), "hifp8", block=32)
+    with pytest.raises(ValueError, match=r"axis must lie in \[-1, 0\], got 1"):
+        encode(torch.ones(3), "mxfp8", axis=1)
+
+
+def test_codes_are_magnitude_codes_with_the_sign_on_top():
+    x = torch.tensor([6.0, -0.5, 1.5, -6.0])
+    codes, _ = encode(x, "mxfp4")
+    assert np.array_equal(codes.numpy(), [0x7, 0x9, 0x3, 0xF])

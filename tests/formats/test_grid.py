@@ -1,0 +1,182 @@
+"""Telling a tensor that went through a format from one that did not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from quantexp.formats import FORMATS, lies_on_grid, local_step, quantise
+
+from . import gold
+from .tensors import assert_same
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+all_dtypes = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def normal(*shape: int, seed: int = 20, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def share(on_grid: torch.Tensor) -> float:
+    return float(on_grid.double().mean())
+
+
+@all_dtypes
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_was_quantised_lies_on_the_grid(name, axis, dtype):
+    x = normal(70, 90, dtype=dtype)
+    on_grid = lies_on_grid(quantise(x, name, axis=axis), name, axis=axis)
+    assert on_grid.dtype == torch.bool
+    assert on_grid.shape == x.shape
+    assert on_grid.all()
+
+
+@pytest.mark.parametrize("name", gold.MX_ELEMENTS)
+@pytest.mark.parametrize("rule", gold.SCALE_RULES)
+def test_what_was_quantised_away_from_zero_lies_on_the_grid_too(name, rule):
+    y = quantise(normal(64, 64), name, scale_rule=rule, rounding="away")
+    assert lies_on_grid(y, name, scale_rule=rule).all()
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "bf16"])
+def test_a_bf16_tensor_lies_on_no_8_bit_grid(name):
+    """A bf16 value has at least 4 mantissa bits more than the format: 1 of 16 fits by chance."""
+    assert share(lies_on_grid(normal(256, 256, dtype=torch.bfloat16), name)) < 0.08
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
+def test_blocks_along_the_other_axis_fit_nearly_but_not_wholly(name):
+    """Scales of normal data differ by one or two, and the grids of two such scales mostly agree."""
+    y = quantise(normal(256, 256, dtype=torch.bfloat16), name, axis=0)
+    assert lies_on_grid(y, name, axis=0).all()
+    assert 0.9 < share(lies_on_grid(y, name, axis=1)) < 1.0
+
+
+def test_zeros_lie_on_every_grid():
+    x = torch.tensor([0.0, -0.0])
+    assert all(lies_on_grid(x, name).all() for name in FORMATS)
+
+
+def test_nan_lies_on_the_grid_where_quantising_leaves_it():
+    nan = math.nan
+    assert lies_on_grid(torch.full((32,), nan), "mxfp8").all()
+    assert lies_on_grid(torch.tensor([1.0, nan]), "mxfp8").tolist() == [False, True]
+    assert lies_on_grid(torch.tensor([1.0, math.inf]), "mxfp8").tolist() == [False, False]
+    for name in ("hifp8", "bf16"):
+        assert lies_on_grid(torch.tensor([1.0, nan, math.inf]), name).all()
+
+
+@all_dtypes
+@pytest.mark.parametrize("scaling", ["current", "exact"])
+@pytest.mark.parametrize("target", [15.0, 224.0, 3.3])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 300.0])
+def test_a_scaled_hif8_tensor_lies_on_its_grid_whatever_its_scale_was(dtype, scaling, target, size):
+    options = {"scaling": scaling, "amax_target": target}
+    for seed in range(20):
+        x = (normal(500, seed=seed) * size).to(dtype)
+        y = quantise(x, "hifp8", **options)
+        assert lies_on_grid(y, "hifp8", **options).all()
+
+
+def test_amax_that_rounding_carried_down_still_finds_its_scale():
+    """113 is rounded to 112, which 2 s brings to 224; 9 is on the grid at s, not at 2 s."""
+    y = quantise(torch.tensor([113.0, 9.0]), "hifp8", scaling="current", amax_target=224.0)
+    assert y.tolist() == [112.0, 9.0]
+    assert quantise(y, "hifp8", scaling="current", amax_target=224.0).tolist() == [112.0, 10.0]
+    assert lies_on_grid(y, "hifp8", scaling="current", amax_target=224.0).all()
+    assert local_step(y, "hifp8", scaling="current", amax_target=224.0).tolist() == [16.0, 1.0]
+
+
+def test_amax_that_rounding_carried_up_still_finds_its_scale():
+    """15.5 is rounded to 16, beyond the target, so s / 2 is tried first; 1.125 / 8 fits s only."""
+    x = torch.tensor([15.5, 1.125 / 8])
+    y = quantise(x, "hifp8", scaling="current", amax_target=15.5)
+    assert y.tolist() == [16.0, 0.140625]
+    assert lies_on_grid(y, "hifp8", scaling="current", amax_target=15.5).all()
+
+
+@all_dtypes
+@pytest.mark.parametrize(("scaling", "chance"), [("current", 0.1), ("exact", 0.35)])
+def test_an_unquantised_tensor_fits_a_scaled_hif8_grid_by_chance_only(dtype, scaling, chance):
+    """Exact allows 2^-7 of a bf16 value to either side, of steps of 2^-3 to 2^-4: 12 to 25%."""
+    x = normal(10_000, dtype=dtype)
+    assert share(lies_on_grid(x, "hifp8", scaling=scaling)) < chance
+
+
+@pytest.mark.parametrize("scaling", ["current", "exact"])
+def test_a_shard_needs_the_amax_of_the_whole(scaling):
+    whole = normal(2, 300)
+    whole[1] *= 999
+    y = quantise(whole, "hifp8", scaling=scaling)
+    amax = y.abs().max()
+    assert lies_on_grid(y[0], "hifp8", scaling=scaling, amax=amax).all()
+
+
+@pytest.mark.parametrize("name", gold.MX_ELEMENTS)
+@pytest.mark.parametrize("exponent", [-127, -40, 0, 60])
+def test_the_local_step_of_mx_is_the_distance_to_the_next_value(name, exponent):
+    """Each value beside max, which fixes the scale; the step of max is that of its binade."""
+    grid = np.array([float(v) for v in gold.mx_magnitudes(name)])
+    steps = np.diff(grid, append=2 * grid[-1] - grid[-2])
+    values, steps = (v * 2.0**exponent for v in (grid, steps))
+    steps[0] = 0.0
+    x = torch.tensor(np.stack([values, np.full_like(values, values[-1])], 1), dtype=torch.float32)
+    expected = np.stack([steps, np.full_like(steps, steps[-1])], 1)
+    assert_same(local_step(x, name, block=2), expected)
+    assert_same(local_step(-x.t(), name, axis=0, block=2), expected.T)
+
+
+def test_the_local_step_of_hif8_is_the_distance_to_the_next_value():
+    grid = np.array([float(v) for v in gold.hif8_magnitudes()])
+    steps = np.diff(grid, append=49152.0)
+    steps[0] = 0.0
+    assert_same(local_step(torch.tensor(grid, dtype=torch.float32), "hifp8"), steps)
+
+
+def test_the_local_step_of_scaled_hif8_is_scaled_back():
+    x = torch.tensor([30.0, 2.0, 0.25, 0.0])
+    assert local_step(x, "hifp8", scaling="current").tolist() == [2.0, 0.25, 2.0**-5, 0.0]
+    exact = local_step(x, "hifp8", scaling="exact")
+    assert exact.tolist() == [2.0, 0.25, 2.0**-5, 0.0]
+
+
+def test_the_local_step_of_bf16_is_its_ulp_subnormals_included():
+    values = torch.arange(1, 0x7F00, dtype=torch.int16).view(torch.bfloat16)
+    following = torch.arange(2, 0x7F01, dtype=torch.int16).view(torch.bfloat16)
+    assert_same(local_step(values, "bf16"), following.float() - values.float())
+
+
+@all_dtypes
+def test_the_local_step_is_nan_where_there_is_no_number(dtype):
+    x = torch.tensor([[1.0, math.nan, 0.0], [2.0, math.inf, 0.0]], dtype=dtype)
+    assert local_step(x, "mxfp8").isnan().all()
+    for name in ("hifp8", "bf16"):
+        step = local_step(x, name)
+        assert step[:, 1].isnan().all()
+        assert step[:, 2].tolist() == [0.0, 0.0]
+
+
+def test_on_grid_and_step_tell_two_formats_apart():
+    """Of the values that E4M3 leaves, those that E2M1 has too are few."""
+    x = normal(128, 128, dtype=torch.bfloat16)
+    y = quantise(x, "mxfp8", scale_rule="rceil")
+    finer = local_step(y, "mxfp8", scale_rule="rceil") < local_step(y, "mxfp4")
+    assert share(finer) > 0.9
+    assert share(lies_on_grid(y, "mxfp4")) < 0.4
+
+
+@pytest.mark.parametrize("look", [lies_on_grid, local_step])
+def test_the_errors_are_those_of_quantise(look):
+    with pytest.raises(ValueError, match=r"cannot quantise torch\.int64"):
+        look(torch.ones(3, dtype=torch.int64), "mxfp8")
+    with pytest.raises(ValueError, match=r"axis must lie in \[-1, 0\], got 1"):
+        look(torch.ones(3), "mxfp8", axis=1)
+    with pytest.raises(ValueError, match="bf16 has no option scale_rule"):
+        look(torch.ones(3), "bf16", scale_rule="floor")
+    with pytest.raises(ValueError, match="mxfp8_e4m3 has no option amax"):
+        look(torch.ones(3), "mxfp8", amax=torch.ones(()))

@@ -1,0 +1,78 @@
+"""HiFloat8 against en_dtypes over every value, and against rational arithmetic around every tie."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import en_dtypes
+import numpy as np
+import pytest
+import torch
+
+from quantexp.formats import quantise
+
+from . import gold
+from .tensors import as_numpy, assert_same, every_value
+
+
+def oracle(x: torch.Tensor, *, saturate: bool) -> np.ndarray:
+    """en_dtypes makes what is too large infinite; saturating puts 32768 there."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        y = as_numpy(x).astype(en_dtypes.hifloat8).astype(np.float32)
+    return np.clip(y, -32768, 32768) if saturate else y
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_value_agrees_with_the_oracle(dtype, saturate):
+    x = every_value(dtype)
+    assert_same(quantise(x, "hifp8", saturate=saturate), oracle(x, saturate=saturate))
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+def test_random_float32_bits_agree_with_the_oracle(saturate):
+    bits = torch.randint(-(2**31), 2**31, (1 << 20,), generator=torch.Generator().manual_seed(3))
+    x = bits.to(torch.int32).view(torch.float32)
+    near = torch.randn(1 << 20, generator=torch.Generator().manual_seed(4)).exp2_().pow_(5)
+    for values in (x, near):
+        y = quantise(values, "hifp8", saturate=saturate)
+        assert_same(y, oracle(values, saturate=saturate))
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+def test_ties_and_their_float32_neighbours_agree_with_rational_arithmetic(saturate):
+    grid = [*gold.hif8_magnitudes(), gold.Fraction(49152)]
+    centres = [float(value) for value in grid]
+    centres += [float((low + high) / 2) for low, high in itertools.pairwise(grid)]
+    magnitudes = np.array(centres, dtype=np.float32)
+    up, down = (np.nextafter(magnitudes, np.float32(to)) for to in (np.inf, 0))
+    x = np.concatenate([magnitudes, up, down])
+    x = np.concatenate([x, -x, np.array([np.inf, -np.inf, np.nan, 1e38, 2**-149], np.float32)])
+    expected = np.array([gold.hif8(float(v), saturate=saturate) for v in x], dtype=np.float32)
+    assert_same(quantise(torch.from_numpy(x), "hifp8", saturate=saturate), expected)
+
+
+def test_ties_to_even_go_to_the_even_multiple_of_the_step():
+    x = torch.tensor([1.0625, 1.1875, -1.0625, 4.25, 4.75, 3 * 2.0**-18, 2.0**-23, 40960.0])
+    even = torch.tensor([1.0, 1.25, -1.0, 4.0, 5.0, 2.0**-16, 0.0, 32768.0])
+    away = torch.tensor([1.125, 1.25, -1.125, 4.5, 5.0, 2.0**-16, 2.0**-22, 32768.0])
+    assert_same(quantise(x, "hifp8", rounding="even"), even)
+    assert_same(quantise(x, "hifp8"), away)
+
+
+def test_there_is_no_negative_zero():
+    x = torch.tensor([-0.0, -(2.0**-24), -(2.0**-149)])
+    assert_same(quantise(x, "hifp8"), torch.zeros(3))
+
+
+@pytest.mark.parametrize(("saturate", "largest"), [(True, 32768.0), (False, math.inf)])
+def test_what_is_too_large_saturates_or_becomes_infinite(saturate, largest):
+    x = torch.tensor([40959.0, 40960.0, -40960.0, math.inf, -math.inf])
+    expected = torch.tensor([32768.0, largest, -largest, largest, -largest])
+    assert_same(quantise(x, "hifp8", saturate=saturate), expected)
+
+
+def test_nan_stays_and_harms_nobody():
+    y = quantise(torch.tensor([1.0, math.nan, 2.0]), "hifp8", scaling="current")
+    assert_same(y, torch.tensor([1.0, math.nan, 2.0]))
