@@ -73,23 +73,22 @@ def compose(
     with configuration(config_dir) as extra:
         words = [*overrides, *environment_overrides(overrides, environment)]
         config = hydra_compose("config", [*extra, *words], return_hydra_config=True)
-        return finished(config, extra)
+        return finished(config)
 
 
-def finished(config: DictConfig, extra: list[str]) -> Experiment:
-    """The experiment of a composed point, with the scheme's true name."""
-    choice = str(config.hydra.runtime.choices.get("quant"))
+def finished(config: DictConfig) -> Experiment:
+    """The experiment of a composed point, with the scheme's true name; inside `configuration`."""
     experiment = load(config)
-    experiment.quant.name = _scheme_name(experiment, choice, extra)
+    experiment.quant.name = _scheme_name(experiment, str(config.hydra.runtime.choices.get("quant")))
     return experiment
 
 
-def _scheme_name(experiment: Experiment, choice: str, extra: list[str]) -> str:
+def _scheme_name(experiment: Experiment, choice: str) -> str:
     """The derived name, or the chosen file's own if the composition is that file's, untouched."""
     given, derived = experiment.quant.name, derived_name(experiment.quant)
     if given is None or given == derived:
         return derived
-    plain = load(hydra_compose("config", [*extra, f"quant={choice}"])).quant
+    plain = load(hydra_compose("config", [f"quant={choice}"])).quant
     if plain.name != given:
         raise ConfigError(
             f"quant.name cannot be set to {given!r}: the name follows from the scheme, here {derived}; put "
@@ -120,6 +119,17 @@ def sweep(
             overrides=[*extra, *words],
             with_log_configuration=False,
         )
+
+
+def compose_sweep(
+    overrides: list[str],
+    config_dir: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> list[Experiment]:
+    """Every point of a multirun, validated, none run."""
+    points: list[Experiment] = []
+    sweep(overrides, lambda config: points.append(finished(config)), config_dir, environment)
+    return points
 
 
 def environment_overrides(overrides: list[str], environment: Mapping[str, str]) -> list[str]:

@@ -131,11 +131,7 @@ class Worker:
 
         self.tell("drawing")
         self.folder.figures.mkdir(exist_ok=True)
-        draw_quick_analysis(
-            self.folder.root,
-            self.folder.figures / "quick_analysis.png",
-            self.folder.captured(self.experiment.capture.dir),
-        )
+        draw_quick_analysis(self.folder.root, self.folder.figures)
 
     def captured(self, progress: Progress) -> None:
         """Tensors were captured: show it, but not too often."""

@@ -1,36 +1,28 @@
-"""The panels of the quick analysis, each a function that draws one on its axes."""
+"""The plain panels of the quick analysis, each a function that draws one on its axes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from quantexp.analysis.inventory import Kind, Tally, in_flow
+from quantexp.analysis.inventory import Kind, Tally
 from quantexp.analysis.magnitude import EXPONENTS, MagnitudeHistogram
 from quantexp.analysis.run_record import LossCurve
 from quantexp.analysis.style import (
-    BLACK,
     INK,
     KIND_COLOURS,
-    NOTE_PT,
     TICK_PT,
     dress,
     quant_colour,
     say_instead,
 )
-from quantexp.analysis.survey import OperandFidelity
 
 NO_TENSORS = "no tensors captured"
 _MEGABYTE = 1e6
 #: Curves with fewer points show them.
 _FEW_POINTS = 40
-_MIN_HEIGHT_DB = 6.0
-#: The left operand before the right one.
-_OPERANDS = ("x", "g", "w", "q", "dS", "k", "P", "dO", "v")
 
 
 def draw_magnitudes(ax: Axes, magnitudes: Mapping[Kind, MagnitudeHistogram]) -> None:
@@ -86,45 +78,6 @@ def draw_by_class(
     _label_rows(ax, names, tallies)
 
 
-def draw_fidelity(ax: Axes, operands: Sequence[OperandFidelity], *, captured: bool) -> None:
-    """SQNR of every quantised operand, declared format: a dot a tensor, a bar at the median."""
-    dress(
-        ax,
-        "e  Quantisation error",
-        "operand and matrix product (dot: a tensor, bar: their median)",
-        "SQNR (dB)",
-    )
-    slots = _slots(operands)
-    if not slots:
-        say_instead(ax, "no quantised operand" if captured else NO_TENSORS)
-        return
-    formats: dict[str, str] = {}
-    for column, members in enumerate(slots.values()):
-        finite = [m for m in members if math.isfinite(m.fidelity.sqnr_db)]
-        for place, member in enumerate(finite):
-            x = column + 0.5 * ((place + 0.5) / len(finite) - 0.5)
-            fmt = member.declared.format.name
-            rule = member.declared.options.get("scale_rule")
-            formats[fmt if rule is None else f"{fmt} {rule}"] = quant_colour(fmt)
-            ax.plot(x, member.fidelity.sqnr_db, "o", ms=4, mew=0, color=quant_colour(fmt))
-        if finite:
-            middle = median(m.fidelity.sqnr_db for m in finite)
-            ax.plot([column - 0.35, column + 0.35], [middle, middle], color=BLACK, lw=1.2)
-    _name_columns(ax, list(slots))
-    for name, colour in formats.items():
-        ax.plot([], [], "o", ms=5, mew=0, color=colour, label=name)
-    _keep_in_proportion(ax, operands)
-    ax.legend(
-        fontsize=NOTE_PT,
-        frameon=False,
-        loc="lower right",
-        ncols=3,
-        bbox_to_anchor=(1.01, 0.98),
-        columnspacing=1.0,
-        handletextpad=0.1,
-    )
-
-
 def draw_loss(ax: Axes, curve: LossCurve) -> None:
     """Training loss by iteration."""
     dress(ax, "f  Training loss", "iteration", "loss (nats/token)", grid="both")
@@ -170,56 +123,3 @@ def _label_rows(
     ax.set_ylim(max(len(names), 3) - 0.4, -0.6)
     ax.set_xlim(0, 1.9 * widest or 1)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
-
-
-def _slots(operands: Sequence[OperandFidelity]) -> dict[tuple[str, str], list[OperandFidelity]]:
-    """(module, slot) -> its layers; modules as in the forward pass, fprop first."""
-    modules = in_flow(o.module for o in operands)
-    ordered = sorted(
-        operands,
-        key=lambda o: (
-            modules.index(o.module),
-            o.declared.product != "fprop",
-            o.declared.product,
-            _OPERANDS.index(o.declared.operand),
-            o.layer,
-        ),
-    )
-    slots: dict[tuple[str, str], list[OperandFidelity]] = {}
-    for one in ordered:
-        slots.setdefault((one.module, one.declared.slot), []).append(one)
-    return slots
-
-
-def _keep_in_proportion(ax: Axes, operands: Sequence[OperandFidelity]) -> None:
-    """At least 6 dB of height, so that a tenth of a decibel looks as small as it is."""
-    finite = [o.fidelity.sqnr_db for o in operands if math.isfinite(o.fidelity.sqnr_db)]
-    if finite:
-        middle = (min(finite) + max(finite)) / 2
-        reach = max(_MIN_HEIGHT_DB / 2, 0.66 * (max(finite) - min(finite)))
-        ax.set_ylim(middle - reach, middle + reach)
-
-
-def _name_columns(ax: Axes, columns: Sequence[tuple[str, str]]) -> None:
-    """Slots along the axis, turned, their modules on top, a line between modules."""
-    size = TICK_PT if len(columns) <= 24 else NOTE_PT if len(columns) <= 48 else 5
-    ax.set_xticks(range(len(columns)), [slot for _, slot in columns], rotation=90, fontsize=size)
-    ax.set_xlim(-0.6, len(columns) - 0.4)
-    modules = [module for module, _ in columns]
-    for module in dict.fromkeys(modules):
-        first = modules.index(module)
-        last = first + modules.count(module) - 1
-        if first:
-            ax.axvline(first - 0.5, color="#BBBBBB", lw=0.8)
-        middle = (first + last) / 2
-        ax.annotate(
-            module,
-            (middle, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, -4),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=size,
-            color=INK,
-        )

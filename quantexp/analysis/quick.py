@@ -13,11 +13,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from quantexp.analysis.collection import MANIFEST, Collection, read_collection
+from quantexp.analysis.fidelity_panel import draw_fidelity
 from quantexp.analysis.inventory import in_flow, module_of, tally
 from quantexp.analysis.panels import (
     draw_by_class,
     draw_by_quant_type,
-    draw_fidelity,
     draw_loss,
     draw_magnitudes,
 )

@@ -41,8 +41,10 @@ def evenly_spread(count: int, total: int) -> Tensor:
     """`count` increasing indices below `total`, one from each stratum; all if there are no more."""
     if count >= total:
         return torch.arange(total)
-    i = torch.arange(count, dtype=torch.float64)
-    return ((i + (i * _GOLDEN) % 1.0) * (total / count)).long().clamp_(max=total - 1)
+    i = torch.arange(count + 1)
+    starts = i * total // count
+    within = (i[:-1] * _GOLDEN) % 1.0 * starts.diff()
+    return starts[:-1] + within.long()
 
 
 def _sample_rows(x_ON: Tensor, block: int, limit: int) -> Tensor:

@@ -6,6 +6,7 @@ touches matplotlib's global state: figures are made by `new_figure` and carry th
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -43,7 +44,7 @@ NOTE_PT = 7
 
 def quant_colour(name: str) -> str:
     """The colour of a quantisation type, or of a format by the type its name begins with."""
-    return QUANT_COLOURS.get(name.split("_")[0], BLACK)
+    return QUANT_COLOURS.get(re.split("[_ ]", name)[0], BLACK)
 
 
 def new_figure(width_inch: float, height_inch: float) -> Figure:

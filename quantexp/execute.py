@@ -1,0 +1,100 @@
+"""One experiment, from its configuration to its outcome: open the folder, run the worker, read what it left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from quantexp.errors import RunError
+from quantexp.paths import RunDir
+from quantexp.progress import last_metrics, live_line
+from quantexp.record import command_line, opened, read_json
+from quantexp.schema import Experiment
+from quantexp.status import State, Status, now, read_status, write_status
+
+#: Lines of a worker's log that are shown when it died without saying why.
+LOG_LINES = 12
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, from its folder."""
+
+    experiment: Experiment
+    run: RunDir
+    state: State
+    #: Why it failed, or was skipped.
+    reason: str = ""
+    skipped: bool = False
+    #: The last line of metrics.jsonl.
+    metrics: dict[str, Any] | None = None
+    #: Tensors captured, and their bytes.
+    tensors: int = 0
+    num_bytes: int = 0
+    #: precision.json, where the proof got that far.
+    precision: dict[str, Any] | None = None
+
+
+def device_class() -> str:
+    """`cpu`, or the GPU's name: part of a run's identity."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def execute(experiment: Experiment, console: Console) -> Outcome:
+    """Run an experiment on this machine, with a live line, unless it is completed already.
+
+    Raises:
+        RunError, DataError: it cannot start.
+        KeyboardInterrupt: after the worker has ended itself.
+    """
+    from hydra_plugins.quantexp_launcher.local import run_worker
+
+    with opened(experiment, device_class(), command_line()) as (folder, lock):
+        if folder.skipped is None:
+            name = f"{experiment.model.name} {experiment.dataset.name} {experiment.quant.name}"
+            with live_line(folder.run, name, console) as update:
+                code = run_worker(
+                    folder.run.root, folder.run.rank_log(0), update, keep_open=(lock,)
+                )
+            _account_for_death(folder.run, code)
+        return outcome(experiment, folder.run, folder.skipped)
+
+
+def outcome(experiment: Experiment, run: RunDir, skipped: str | None = None) -> Outcome:
+    """What a finished run folder says."""
+    status = read_status(run.status)
+    if status is None:
+        raise RunError(f"{run.root} has no status.json: it is no run folder, or was never started")
+    return Outcome(
+        experiment,
+        run,
+        status.state,
+        skipped or status.reason,
+        skipped is not None,
+        last_metrics(run),
+        status.capture.get("tensors", 0),
+        status.capture.get("num_bytes", 0),
+        read_json(run.precision) if run.precision.exists() else None,
+    )
+
+
+def _account_for_death(run: RunDir, code: int) -> None:
+    """A worker that was killed could not say so itself."""
+    status = read_status(run.status)
+    if status is None or status.state in (State.RUNNING, State.PENDING):
+        status = status or Status(created=now())
+        status.state, status.finished = State.FAILED, now()
+        status.reason = f"the worker ended with exit code {code} without a word; {_tail(run)}"
+        write_status(run.status, status)
+
+
+def _tail(run: RunDir) -> str:
+    try:
+        lines = run.rank_log(0).read_text(errors="replace").splitlines()
+    except OSError:
+        return "it left no log"
+    return f"the end of {run.rank_log(0)}:\n" + "\n".join(lines[-LOG_LINES:])

@@ -1,0 +1,241 @@
+"""What would run, from the configuration alone: precision map, parameters, memory, bytes to capture, commands.
+
+Memory is what the training state takes exactly (weights, main gradients, master weights, Adam's two moments) and an estimate
+of the activations, which holds the tensors that the layers keep for the backward. Quantisation here is emulation: operands
+lie on the format's grid but are stored in the working dtype, so it saves neither memory nor time; what packed
+hardware formats would hold is given beside.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from quantexp.capture.choice import capture_bytes
+from quantexp.errors import DataError
+from quantexp.execute import device_class
+from quantexp.formats.table import get_format
+from quantexp.identity import folder_name, identity
+from quantexp.progress import human_bytes
+from quantexp.quant.precision import Entry, changes, entry_record, precision_map
+from quantexp.quant.sites import Product, Site
+from quantexp.record import root_of
+from quantexp.schema import Experiment, ModelConfig, Precision, Recompute, TrainingConfig
+from quantexp.sizes import (
+    flops_per_iteration,
+    linear_shapes,
+    num_padding_parameters,
+    num_parameters,
+    padded_vocab_size,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `quantexp plan --json` prints."""
+
+    model: str
+    dataset: str
+    scheme: str
+    #: Without Megatron's padding of the vocabulary.
+    parameters: int
+    padding_parameters: int
+    memory_gb_per_gpu: float
+    #: The parts of it, in units of 1e9 bytes.
+    memory_parts_gb: dict[str, float]
+    #: What the decoder's linear weights hold here, and would hold in the declared formats on hardware.
+    linear_weight_bytes: int
+    packed_weight_bytes: int
+    capture_bytes: int
+    tflop_per_iteration: float
+    precision_map: list[dict[str, object]]
+    #: Iterations at which rules change the map; the map above is the first one's.
+    map_changes_at: list[int]
+    #: What the dataset still lacks, if anything.
+    missing: str | None
+    commands: list[list[str]]
+
+
+def make_plan(experiment: Experiment) -> Plan:
+    """The plan of an experiment; touches neither data nor devices beyond asking what is there."""
+    model, training = experiment.model, experiment.training
+    declared = precision_map(model, experiment.quant)
+    entries = [entry for module in declared.values() for entry in module.entries()]
+    parts = memory_parts_gb(model, training)
+    missing, folder = _folder(experiment)
+    return Plan(
+        model=model.name,
+        dataset=str(experiment.dataset.label),
+        scheme=str(experiment.quant.name),
+        parameters=num_parameters(model),
+        padding_parameters=num_padding_parameters(model),
+        memory_gb_per_gpu=round(sum(parts.values()), 3),
+        memory_parts_gb={name: round(value, 3) for name, value in parts.items()},
+        linear_weight_bytes=_linear_weights(model) * _element_bytes(training),
+        packed_weight_bytes=_packed_bytes(entries, model, training),
+        capture_bytes=capture_bytes(experiment),
+        tflop_per_iteration=flops_per_iteration(
+            model, training.seq_length, training.global_batch_size
+        )
+        / 1e12,
+        precision_map=[entry_record(entry) for entry in entries],
+        map_changes_at=[i for i in changes(experiment.quant) if i <= training.iterations],
+        missing=missing,
+        commands=[[sys.executable, "-m", "quantexp.worker", folder]],
+    )
+
+
+def _folder(experiment: Experiment) -> tuple[str | None, str]:
+    """What is missing, and the run's folder (its hash open while data is missing)."""
+    root = root_of(experiment)
+    try:
+        content = identity(experiment, device_class())
+    except DataError as error:
+        names = (experiment.model.name, experiment.dataset.name, experiment.quant.name)
+        return str(error), str(root / ("_".join(map(str, names)) + "-<hash8>"))
+    return None, str(root / folder_name(experiment, content))
+
+
+def memory_parts_gb(model: ModelConfig, training: TrainingConfig) -> dict[str, float]:
+    """Training memory of one process by part, in units of 1e9 bytes.
+
+    # T tokens, B micro-batch, V padded vocabulary; s bytes of the working dtype
+    """
+    count = num_parameters(model) + num_padding_parameters(model)
+    size = _element_bytes(training)
+    master = 0 if training.precision is Precision.fp32 else 4
+    return {
+        "weights": count * size / 1e9,
+        "main_gradients": count * 4 / 1e9,
+        "optimizer": count * (8 + master) / 1e9,
+        "activations": _activation_bytes(model, training) / 1e9,
+        "quantised_operands": _largest_linear(model) * (2 * size) / 1e9,
+    }
+
+
+def _activation_bytes(model: ModelConfig, training: TrainingConfig) -> int:
+    """What is kept for the backward: by layer the inputs of every product, norm and activation; the logits in fp32."""
+    tokens = training.seq_length * training.micro_batch_size
+    size = _element_bytes(training)
+    shapes = linear_shapes(model)
+    widths = sum(s.input_width + s.output_width for s in shapes.values())
+    scores = model.num_attention_heads * training.seq_length
+    layer = tokens * (size * (widths + 2 * model.hidden_size) + scores * (4 + 2 * size))
+    kept = model.num_layers
+    if training.recompute is Recompute.full:
+        inputs = model.num_layers * tokens * model.hidden_size * size
+        return inputs + layer + _logit_bytes(model, tokens, size)
+    return kept * layer + _logit_bytes(model, tokens, size)
+
+
+def _logit_bytes(model: ModelConfig, tokens: int, size: int) -> int:
+    return tokens * padded_vocab_size(model.vocab_size) * (size + 4 + 4)
+
+
+def _linear_weights(model: ModelConfig) -> int:
+    return model.num_layers * sum(shape.count for shape in linear_shapes(model).values())
+
+
+def _largest_linear(model: ModelConfig) -> int:
+    return max(shape.count for shape in linear_shapes(model).values())
+
+
+def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingConfig) -> int:
+    """The decoder's linear weights in the forward product's declared formats, block scales included."""
+    shapes = linear_shapes(model)
+    total = 0.0
+    for entry in entries:
+        if (entry.site, entry.product, entry.name) != (Site.LINEAR, Product.FPROP, "w"):
+            continue
+        count = shapes[entry.module.name].count
+        total += count * _bits_each(entry, training) / 8
+    return round(total)
+
+
+def _bits_each(entry: Entry, training: TrainingConfig) -> float:
+    operand = entry.operand
+    if not operand.quantised:
+        return 8.0 * _element_bytes(training)
+    scale_bits = 8 / operand.block if operand.block else 0.0
+    return get_format(operand.format).element.bits + scale_bits
+
+
+def _element_bytes(training: TrainingConfig) -> int:
+    return 4 if training.precision is Precision.fp32 else 2
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON holds it."""
+    return asdict(plan)
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """The plan for a person: the precision map of one layer where all are alike."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    padding = f" (+ {plan.padding_parameters:,} of padding)" if plan.padding_parameters else ""
+    table.add_row("model", f"{plan.model}, {plan.parameters:,} parameters{padding}")
+    table.add_row("data", escape(plan.dataset))
+    table.add_row("scheme", escape(plan.scheme))
+    parts = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in plan.memory_parts_gb.items())
+    table.add_row("memory", f"{plan.memory_gb_per_gpu:.1f} GB a process: {parts}")
+    table.add_row(
+        "",
+        "emulation: quantised operands are held in the working dtype, which saves neither memory nor time; linear "
+        f"weights take {human_bytes(plan.linear_weight_bytes)}, packed on hardware "
+        f"{human_bytes(plan.packed_weight_bytes)}",
+    )
+    table.add_row("work", f"{plan.tflop_per_iteration:,.2f} TFLOP an iteration")
+    table.add_row("capture", f"{human_bytes(plan.capture_bytes)} of full tensors")
+    table.add_row("command", escape(" ".join(plan.commands[0])))
+    console.print(table)
+    console.print(precision_table(plan))
+    if plan.missing:
+        console.print(f"[yellow]cannot start yet:[/] {escape(plan.missing)}", soft_wrap=True)
+
+
+def precision_table(plan: Plan) -> Table:
+    """The precision map, layers and modules with the same slots on one row."""
+    table = Table(title="precision map", title_justify="left")
+    for name in ("layers", "modules", "slot"):
+        table.add_column(name, no_wrap=name == "slot")
+    table.add_column("held as", overflow="fold")
+    by_slot: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for entry in plan.precision_map:
+        slot = f"{entry['site']}.{entry['product']}.{entry['operand']}"
+        modules = by_slot.setdefault((slot, _held_as(entry)), {})
+        modules.setdefault(str(entry["module"]), []).append(int(str(entry["layer"])))
+    for (slot, held_as), modules in by_slot.items():
+        by_layers: dict[str, list[str]] = {}
+        for module, layers in modules.items():
+            by_layers.setdefault(_ranges(layers), []).append(module)
+        for ranges, names in by_layers.items():
+            table.add_row(ranges, " ".join(names), slot, held_as)
+    if len(plan.map_changes_at) > 1:
+        table.caption = f"rules change this map at iterations {plan.map_changes_at[1:]}"
+    return table
+
+
+def _held_as(entry: dict[str, object]) -> str:
+    if entry["format"] == "bf16":
+        return "working precision"
+    if entry["reuse"]:
+        return f"{entry['format']}, the forward copy"
+    if entry["block"]:
+        return f"{entry['format']}, blocks of {entry['block']} along {entry['axis']}, {entry['scale_rule']}"
+    if entry["scaling"] == "none":
+        return f"{entry['format']}, unscaled"
+    return f"{entry['format']}, one scale a tensor ({entry['scaling']}), amax to {entry['amax_target']:g}"
+
+
+def _ranges(layers: list[int]) -> str:
+    """`0-15` for neighbours, else the list."""
+    if len(layers) > 1 and layers == list(range(layers[0], layers[-1] + 1)):
+        return f"{layers[0]}-{layers[-1]}"
+    return ",".join(map(str, layers))

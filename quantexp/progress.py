@@ -1,0 +1,91 @@
+"""What a person sees while a run works: one live line, read from the run folder alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from quantexp.errors import RunError
+from quantexp.paths import RunDir
+from quantexp.status import Status, read_status
+
+
+def last_metrics(run: RunDir) -> dict[str, Any] | None:
+    """The last whole line of metrics.jsonl."""
+    try:
+        lines = run.metrics.read_text().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            metrics: dict[str, Any] = json.loads(line)
+            return metrics
+    return None
+
+
+@contextlib.contextmanager
+def live_line(run: RunDir, name: str, console: Console) -> Iterator[Callable[[], None]]:
+    """A progress line for a run; yields the function that brings it up to date."""
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.fields[name]}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TextColumn("[cyan]{task.fields[doing]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task("", total=None, name=name, numbers="", doing="starting")
+
+        def update() -> None:
+            with contextlib.suppress(RunError):  # the file is replaced by other versions of us too
+                status = read_status(run.status)
+                if status is not None:
+                    progress.update(
+                        task,
+                        total=status.iterations or None,
+                        completed=status.iteration,
+                        numbers=_numbers(last_metrics(run)),
+                        doing=_doing(status),
+                    )
+
+        yield update
+
+
+def _numbers(metrics: dict[str, Any] | None) -> str:
+    if metrics is None:
+        return ""
+    return f"loss {metrics['loss']:.4f}  {metrics['tokens_per_s']:,.0f} tokens/s"
+
+
+def _doing(status: Status) -> str:
+    captured = status.capture
+    if status.phase == "capturing":
+        return f"capturing {captured['current']}"
+    if captured and status.phase == "training":
+        return f"{captured['tensors']} tensors, {human_bytes(captured['num_bytes'])}"
+    return status.phase
+
+
+def human_bytes(count: float) -> str:
+    """Bytes in decimal units, as disks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

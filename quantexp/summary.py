@@ -1,0 +1,127 @@
+"""What a person sees when it is over: a summary of one run, a table of a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from quantexp.execute import Outcome
+from quantexp.progress import human_bytes
+from quantexp.status import State
+
+_COLOURS = {State.COMPLETED: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
+
+
+def print_outcome(outcome: Outcome, console: Console) -> None:
+    """The summary of one run that completed or was skipped."""
+    experiment, metrics = outcome.experiment, outcome.metrics
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("state", _state(outcome))
+    if outcome.skipped:
+        table.add_row("", escape(outcome.reason))
+    table.add_row("model", f"{experiment.model.name}, {experiment.model.num_layers} layers")
+    table.add_row("data", escape(str(experiment.dataset.label)))
+    table.add_row("scheme", escape(str(experiment.quant.name)))
+    table.add_row("proof", proof_line(outcome.precision))
+    if metrics is not None:
+        table.add_row(
+            "training",
+            f"iteration {metrics['iteration']}, loss {metrics['loss']:.4f}, "
+            f"{metrics['tokens_per_s']:,.0f} tokens/s, {metrics['memory_gb']:.1f} GB",
+        )
+    table.add_row("captured", _captured(outcome))
+    table.add_row("run", escape(str(_short(outcome.run.root))))
+    picture = outcome.run.figures / "quick_analysis.png"
+    if picture.exists():
+        table.add_row("picture", escape(str(_short(picture))))
+    console.print(table)
+
+
+def proof_line(precision: dict[str, Any] | None) -> str:
+    """The proof of engagement in one line."""
+    if precision is None:
+        return "none"
+    entries = precision["entries"]
+    quantised = [e for e in entries if e["format"] != "bf16"]
+    engaged = sum(e["status"] == "engaged" for e in quantised)
+    inconclusive = sum(e["status"] == "inconclusive" for e in entries)
+    parts = [
+        f"{engaged} of {len(quantised)} quantised slots engaged, "
+        f"{len(entries) - len(quantised)} slots in the working precision, "
+        f"{precision['quantised_calls']} quantised operands seen"
+    ]
+    if inconclusive:
+        parts.append(f"{inconclusive} inconclusive")
+    return "; ".join(parts)
+
+
+def print_sweep(outcomes: list[Outcome], failures: list[tuple[str, str]], console: Console) -> None:
+    """The table of a sweep: one row a run, the gap to the bf16 run of the same model and data."""
+    table = Table(title=f"{len(outcomes) + len(failures)} runs", title_justify="left")
+    for name in ("model", "dataset", "scheme"):
+        table.add_column(name, no_wrap=True)
+    for name in ("final loss", "gap to bf16", "tokens/s", "tensors", "captured"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for outcome in outcomes:
+        metrics = outcome.metrics or {}
+        table.add_row(
+            outcome.experiment.model.name,
+            outcome.experiment.dataset.name,
+            escape(str(outcome.experiment.quant.name)),
+            f"{metrics['loss']:.4f}" if metrics else "-",
+            _gap(outcome, outcomes),
+            f"{metrics['tokens_per_s']:,.0f}" if metrics else "-",
+            str(outcome.tensors),
+            human_bytes(outcome.num_bytes),
+            _state(outcome),
+        )
+    console.print(table)
+    for outcome in outcomes:
+        if outcome.state is not State.COMPLETED:
+            console.print(f"[red]{outcome.run.root.name}[/]: {escape(outcome.reason)}", soft_wrap=True)
+    for name, reason in failures:
+        console.print(f"[red]{escape(name)}[/]: {escape(reason)}", soft_wrap=True)
+
+
+def _gap(outcome: Outcome, outcomes: list[Outcome]) -> str:
+    """The loss above the bf16 run that differs in nothing but the scheme."""
+    baseline = next((o for o in outcomes if _is_baseline(o, outcome)), None)
+    if baseline is None or not outcome.metrics or not baseline.metrics:
+        return "-"
+    if baseline.metrics["iteration"] != outcome.metrics["iteration"]:
+        return "-"
+    return f"{outcome.metrics['loss'] - baseline.metrics['loss']:+.4f}"
+
+
+def _is_baseline(candidate: Outcome, outcome: Outcome) -> bool:
+    mine, other = outcome.experiment, candidate.experiment
+    return (
+        other.quant.name == "bf16"
+        and (mine.model, mine.dataset, mine.training)
+        == (other.model, other.dataset, other.training)
+    )
+
+
+def _captured(outcome: Outcome) -> str:
+    level = outcome.experiment.capture.level.value
+    if not outcome.tensors:
+        return f"nothing (capture={level})"
+    if not outcome.num_bytes:
+        return f"statistics of {outcome.tensors} tensors"
+    return f"{outcome.tensors} tensors, {human_bytes(outcome.num_bytes)}"
+
+
+def _state(outcome: Outcome) -> str:
+    word = "skipped" if outcome.skipped else outcome.state.value
+    return f"[{_COLOURS.get(outcome.state, 'white')}]{word}[/]"
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

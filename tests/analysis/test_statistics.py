@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from quantexp.analysis.statistics import CHUNK_ELEMENTS, quantisation_error, tensor_statistics
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_statistics_agree_with_numpy_in_float64(dtype: torch.dtype) -> None:
+    x = (torch.randn(257, 33) * 3 + 1).to(dtype)
+    s = tensor_statistics(x)
+    n = x.double().numpy()
+    d = n - n.mean()
+    expected = [n.mean(), n.std(), n.min(), n.max(), abs(n).max(), np.sqrt((n**2).mean())]
+    # 1e-12: sums of 8481 float64 values in another order.
+    np.testing.assert_allclose(
+        [s.mean, s.std, s.min, s.max, s.abs_max, s.rms], expected, rtol=1e-12
+    )
+    assert math.isclose(s.kurtosis, (d**4).mean() / n.var() ** 2, rel_tol=1e-12)
+    assert (s.count, s.finite, s.zeros) == (n.size, n.size, int((n == 0).sum()))
+
+
+def test_a_tensor_of_several_chunks_is_one_tensor() -> None:
+    x = torch.randn(2 * CHUNK_ELEMENTS + 17)
+    x[CHUNK_ELEMENTS:] += 100
+    s = tensor_statistics(x)
+    n = x.numpy().astype(np.float64)
+    # 1e-11: sums of two million float64 values in another order.
+    np.testing.assert_allclose(
+        [s.mean, s.std, s.rms], [n.mean(), n.std(), np.sqrt((n**2).mean())], rtol=1e-11
+    )
+    d = n - n.mean()
+    assert math.isclose(s.kurtosis, (d**4).mean() / n.var() ** 2, rel_tol=1e-11)
+    assert s.magnitudes.finite == n.size
+
+
+def test_two_equal_peaks_have_kurtosis_one() -> None:
+    s = tensor_statistics(torch.tensor([-2.0, 2.0] * 50))
+    assert (s.mean, s.std, s.rms, s.kurtosis) == (0.0, 2.0, 2.0, 1.0)
+
+
+def test_a_uniform_grid_has_the_closed_form_moments() -> None:
+    n = 1001
+    s = tensor_statistics(torch.arange(n, dtype=torch.float32))
+    assert s.mean == 500
+    assert math.isclose(s.std, math.sqrt((n**2 - 1) / 12), rel_tol=1e-13)
+    assert math.isclose(s.kurtosis, 1.8 - 12 / (5 * (n**2 - 1)), rel_tol=1e-12)
+
+
+def test_nan_and_inf_are_counted_and_left_out() -> None:
+    s = tensor_statistics(torch.tensor([NAN, 1.0, INF, 3.0, -INF, 0.0]))
+    assert (s.count, s.finite, s.zeros, s.magnitudes.nonfinite) == (6, 3, 1, 3)
+    assert (s.min, s.max, s.abs_max) == (0.0, 3.0, 3.0)
+    assert math.isclose(s.mean, 4 / 3)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(0), torch.zeros(3, 0, 2), torch.full((9,), NAN)])
+def test_without_a_finite_element_all_but_counts_is_nan(x: torch.Tensor) -> None:
+    s = tensor_statistics(x)
+    assert (s.count, s.finite) == (x.numel(), 0)
+    numbers = [s.mean, s.std, s.min, s.max, s.abs_max, s.rms, s.kurtosis]
+    assert all(math.isnan(number) for number in numbers)
+
+
+def test_a_constant_tensor_has_no_kurtosis() -> None:
+    s = tensor_statistics(torch.full((100,), 0.1).to(torch.bfloat16))
+    assert s.std == 0
+    assert math.isnan(s.kurtosis)
+
+
+@pytest.mark.parametrize("x", [torch.tensor(-2.5), torch.full((1,), -2.5)])
+def test_a_single_element_is_described(x: torch.Tensor) -> None:
+    s = tensor_statistics(x)
+    assert (s.count, s.mean, s.abs_max, s.std) == (1, -2.5, 2.5, 0.0)
+
+
+def test_memory_layout_does_not_matter() -> None:
+    x = torch.randn(64, 32).to(torch.bfloat16)
+    assert tensor_statistics(x.T) == tensor_statistics(x)
+    assert tensor_statistics(x[:, ::2]).count == 64 * 16
+
+
+def test_a_tensor_with_gradient_is_described() -> None:
+    assert tensor_statistics(torch.ones(3, requires_grad=True)).mean == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fmt", "rule", "expected_db"),
+    [
+        ("mxfp8_e4m3", "floor", 30.65),
+        ("mxfp8_e4m3", "rceil", 31.52),
+        ("mxfp8_e5m2", "rceil", 25.53),
+        ("mxfp4_e2m1", "floor", 18.79),
+        ("mxfp4_e2m1", "rceil", 18.76),
+    ],
+)
+def test_sqnr_of_a_normal_distribution_is_the_measured_one(
+    fmt: str, rule: str, expected_db: float
+) -> None:
+    x = torch.randn(4096, 512, generator=torch.Generator().manual_seed(3))
+    measured = quantisation_error(x, fmt, -1, {"scale_rule": rule})
+    # 0.03 dB: the reference has two decimals, and two million samples scatter by about 0.01 dB.
+    assert abs(measured.sqnr_db - expected_db) < 0.03
+    assert (measured.saturated_share == 0) == (rule == "rceil")
+
+
+def test_bf16_rounding_of_a_normal_distribution_has_its_known_sqnr() -> None:
+    x = torch.randn(4096, 512, generator=torch.Generator().manual_seed(3))
+    assert abs(quantisation_error(x, "bf16").sqnr_db - 55.59) < 0.03
+
+
+def test_sqnr_is_the_closed_form_for_one_rounded_value() -> None:
+    x = torch.tensor([[6.0, 5.5, 1.0, 0.0]])  # e2m1 at scale 1 (amax 6): 5.5 becomes 6
+    q = quantisation_error(x, "mxfp4", -1, {"scale_rule": "floor"})
+    assert math.isclose(q.sqnr_db, 10 * math.log10((36 + 30.25 + 1) / 0.25), rel_tol=1e-12)
+
+
+def test_underflow_is_the_share_of_non_zero_values_that_become_zero() -> None:
+    x = torch.zeros(1, 32)
+    x[0, :4] = torch.tensor([6.0, 0.2, -0.2, 1.0])  # below 0.25, half of the smallest step
+    assert quantisation_error(x, "mxfp4").underflow_share == 0.5
+
+
+def test_saturation_is_judged_at_each_blocks_own_scale() -> None:
+    x = torch.ones(1, 64)
+    x[0, 0] = 7.0  # amax 7: floor gives scale 1, largest 6
+    x[0, 32:] *= 2.0**-20
+    x[0, 40] = 7.5 * 2.0**-20
+    q = quantisation_error(x, "mxfp4", -1, {"scale_rule": "floor"})
+    assert q.saturated_share == 2 / 64
+
+
+def test_blocks_run_along_the_axis_that_is_asked_for() -> None:
+    x = torch.ones(32, 64)
+    x[:, 0] = 2.0**10  # along rows it drowns its block, along columns it is its own
+    along_rows, along_columns = (quantisation_error(x, "mxfp4", axis) for axis in (1, 0))
+    assert along_columns.sqnr_db == math.inf
+    assert along_rows.underflow_share == 31 / 64
+
+
+def test_hifp8_saturates_beyond_its_scaled_largest_value() -> None:
+    x = torch.tensor([32768.0, 32769.0, -40000.0, 1.0])
+    assert quantisation_error(x, "hifp8").saturated_share == 0.5
+    assert quantisation_error(x, "hifp8", options={"scaling": "current"}).saturated_share == 0
+
+
+def test_a_given_amax_decides_hifp8s_scale() -> None:
+    x = torch.tensor([1.0, 2.0**15])
+    options = {"scaling": "current", "amax": torch.tensor(15 * 2.0**-4)}
+    assert quantisation_error(x, "hifp8", options=options).saturated_share == 0.5
+
+
+def test_a_value_that_becomes_infinite_has_minus_infinite_sqnr() -> None:
+    x = torch.tensor([1.0, 50000.0])
+    assert quantisation_error(x, "hifp8", options={"saturate": False}).sqnr_db == -math.inf
+
+
+def test_a_block_with_nan_is_left_out_and_the_others_judged() -> None:
+    x = torch.randn(4, 32)
+    whole = quantisation_error(x[1:], "mxfp8")
+    x[0, 0] = NAN
+    assert quantisation_error(x, "mxfp8") == whole
+
+
+def test_values_on_the_grid_have_infinite_sqnr() -> None:
+    assert quantisation_error(torch.full((32,), 2.0), "mxfp8").sqnr_db == math.inf
+
+
+@pytest.mark.parametrize("x", [torch.zeros(0, 32), torch.full((32,), NAN)])
+def test_nothing_to_judge_gives_nan(x: torch.Tensor) -> None:
+    assert all(math.isnan(number) for number in quantisation_error(x, "mxfp4"))
+
+
+def test_all_zero_has_no_sqnr_and_no_saturation() -> None:
+    q = quantisation_error(torch.zeros(64), "mxfp8")
+    assert math.isnan(q.sqnr_db)
+    assert math.isnan(q.underflow_share)
+    assert q.saturated_share == 0
+
+
+def test_a_scalar_is_a_block_of_one() -> None:
+    assert quantisation_error(torch.tensor(7.0), "mxfp4").saturated_share == 1.0
+
+
+def test_tiny_gradients_do_not_lose_their_squares() -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    scaled = quantisation_error(x * 2.0**-90, "mxfp8")
+    assert scaled == quantisation_error(x, "mxfp8")
+
+
+def test_float64_is_judged_as_float32() -> None:
+    x = torch.randn(64)
+    assert quantisation_error(x.double(), "mxfp8") == quantisation_error(x, "mxfp8")
+
+
+def test_many_chunks_of_errors_add_up() -> None:
+    x = torch.randn(300, 512)
+    q = quantisation_error(x, "bf16")
+    n = x.numpy().astype(np.float64)
+    e = n - x.bfloat16().double().numpy()
+    assert math.isclose(q.sqnr_db, 10 * math.log10((n**2).sum() / (e**2).sum()), rel_tol=1e-12)
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown number format 'fp3'"):
+        quantisation_error(torch.ones(2), "fp3")
+
+
+def test_an_option_of_another_format_is_refused() -> None:
+    with pytest.raises(ValueError, match="hifp8 has no option block"):
+        quantisation_error(torch.ones(2), "hifp8", options={"block": 16})

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from quantexp.analysis.inventory import Kind
+from quantexp.analysis.style import (
+    DPI,
+    KIND_COLOURS,
+    QUANT_COLOURS,
+    new_figure,
+    quant_colour,
+    save_png,
+)
+
+
+def test_every_kind_and_quantisation_type_has_a_colour_of_its_own() -> None:
+    assert set(KIND_COLOURS) == set(Kind)
+    colours = [*KIND_COLOURS.values(), *QUANT_COLOURS.values()]
+    assert len(set(colours)) == len(colours)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp8_e4m3", "mxfp8_e5m2"])
+def test_a_format_has_the_colour_of_its_type(name: str) -> None:
+    assert quant_colour(name) == QUANT_COLOURS["mxfp8"]
+
+
+def test_a_figure_is_written_whole_into_a_new_folder(tmp_path: Path) -> None:
+    path = save_png(new_figure(2, 1), tmp_path / "a" / "b.png")
+    assert imread(path).shape[:2] == (DPI, 2 * DPI)
+    assert [p.name for p in path.parent.iterdir()] == ["b.png"]

@@ -1,0 +1,77 @@
+"""What tests share: a tiny model that keeps every proportion that matters, and a way to run it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+from quantexp.compose import compose
+from quantexp.paths import RunDir
+from quantexp.schema import Experiment
+
+#: Two layers with grouped queries; every extent a multiple of 32 but the head dimension's own axis.
+TINY = [
+    "training=fast",
+    "model.num_layers=2",
+    "model.hidden_size=128",
+    "model.ffn_hidden_size=192",
+    "model.num_attention_heads=4",
+    "model.num_query_groups=2",
+    "model.head_dim=32",
+    "training.seq_length=64",
+    "training.iterations=2",
+    "training.warmup_iterations=1",
+    "analysis.auto=false",
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the old scripts leaks into a test."""
+    for name in ("CUSTOM_QUANT_TYPE", "TENSOR_SAVE_DIR", "TENSOR_SAVE_ENABLED"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for the prepared sample and index of the whole test run."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def tiny(cache: Path, tmp_path: Path) -> Callable[..., Experiment]:
+    """Compose a tiny experiment with more overrides; its runs go below the test's folder."""
+
+    def make(*overrides: str) -> Experiment:
+        paths = [f"paths.cache={cache}", f"paths.root={tmp_path / 'runs'}"]
+        return compose([*TINY, *paths, *overrides])
+
+    return make
+
+
+@pytest.fixture
+def run_tiny(tiny: Callable[..., Experiment]) -> Callable[..., RunDir]:
+    """Run a tiny experiment in this process, as a worker does, and return its folder."""
+
+    def run(*overrides: str, expect: int = 0) -> RunDir:
+        from quantexp.record import opened
+        from quantexp.worker import Worker
+
+        with opened(tiny(*overrides), "cpu", ["test"]) as (folder, _):
+            code = Worker(folder.run, tiny(*overrides)).run()
+        assert code == expect, folder.run.status.read_text()
+        return folder.run
+
+    return run
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The test's folder as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
