@@ -1,7 +1,8 @@
 """The command line: `quantexp [verb] [flags] group=choice key=value ...`.
 
-The verb is the first argument if it is one of VERBS, else train. Exit codes: 0 done, 1 the user's error or a failed run (one
-line on standard error), 2 misuse of the command line, 130 interrupted. `--help` and `list` import no torch.
+The verb is the first argument if it is one of VERBS, else train. Exit codes: 0 done, 1 the user's error or a failed
+run (one line on standard error), 2 misuse of the command line, 130 interrupted. `--help` and `list` import no
+torch.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _COMMANDS[verb](arguments)
     except QuantexpError as error:
-        print(f"quantexp: {error}", file=sys.stderr)  # noqa: T201
+        _complain(str(error))
         return 1
     except KeyboardInterrupt:
-        print("quantexp: interrupted", file=sys.stderr)  # noqa: T201
+        _complain("interrupted")
         return 130
 
 
@@ -62,14 +63,22 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("words", nargs="*", metavar="key=value", help="choices and overrides (Hydra)")
     parser.add_argument(
-        "-cd", "--config-dir", type=Path, help="a folder with YAML files of your own, laid out as conf/"
+        "words", nargs="*", metavar="key=value", help="choices and overrides (Hydra)"
+    )
+    parser.add_argument(
+        "-cd",
+        "--config-dir",
+        type=Path,
+        help="a folder with YAML files of your own, laid out as conf/",
     )
     parser.add_argument("--version", action="version", version=f"quantexp {__version__}")
     if verb in ("train", "plan"):
         parser.add_argument(
-            "-m", "--multirun", action="store_true", help="a sweep over choices: a=x,y 'quant=glob(*)'"
+            "-m",
+            "--multirun",
+            action="store_true",
+            help="a sweep over choices: a=x,y 'quant=glob(*)'",
         )
     if verb in ("plan", "list", "doctor"):
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -94,7 +103,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if outcome.state is State.COMPLETED:
         print_outcome(outcome, _console())
         return 0
-    print(f"quantexp: {outcome.run.root.name} {outcome.state.value}: {outcome.reason}", file=sys.stderr)  # noqa: T201
+    _complain(f"{outcome.run.root.name} {outcome.state.value}: {outcome.reason}")
     return 130 if outcome.state is State.CANCELLED else 1
 
 
@@ -103,7 +112,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     from quantexp.compose import compose, compose_sweep
 
     if arguments.multirun:
-        return _show_plans(compose_sweep(arguments.words, arguments.config_dir), arguments.json, True)
+        return _show_plans(
+            compose_sweep(arguments.words, arguments.config_dir), arguments.json, True
+        )
     return _show_plans([compose(arguments.words, arguments.config_dir)], arguments.json)
 
 
@@ -155,12 +166,16 @@ def _check_overrides(words: list[str]) -> None:
             )
 
 
+def _complain(message: str) -> None:
+    sys.stderr.write(f"quantexp: {message}\n")
+
+
 def _console() -> Console:
     return Console(highlight=False)
 
 
 def _print_json(content: object) -> None:
-    print(json.dumps(content, indent=1))  # noqa: T201
+    sys.stdout.write(json.dumps(content, indent=1) + "\n")
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -48,7 +48,9 @@ def checks() -> list[Check]:
 
 def _python() -> Check:
     return Check(
-        "quantexp", True, f"{__version__} on Python {platform.python_version()}, {platform.machine()}"
+        "quantexp",
+        True,
+        f"{__version__} on Python {platform.python_version()}, {platform.machine()}",
     )
 
 
@@ -56,7 +58,9 @@ def _torch() -> Check:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return Check("torch", False, f"cannot be imported: {error}; pip install -c constraints.txt torch")
+        return Check(
+            "torch", False, f"cannot be imported: {error}; pip install -c constraints.txt torch"
+        )
     return Check("torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads")
 
 
@@ -92,7 +96,7 @@ def _megatron() -> Check:
         warnings.simplefilter("ignore")
         try:
             import megatron.core
-            import megatron.core.models.gpt.gpt_model  # noqa: F401
+            import megatron.core.models.gpt.gpt_model
         except (ImportError, RuntimeError, OSError) as error:
             return Check("megatron-core", False, f"cannot be imported: {error}")
     return Check("megatron-core", True, str(megatron.core.__version__))
@@ -108,7 +112,9 @@ def _memory() -> Check:
     import psutil
 
     free = psutil.virtual_memory().available / 1e9
-    return Check("memory", None if free >= 8 else False, f"{free:.1f} GB free (training=fast takes up to 8)")
+    return Check(
+        "memory", None if free >= 8 else False, f"{free:.1f} GB free (training=fast takes up to 8)"
+    )
 
 
 def _configuration() -> Check:

@@ -115,7 +115,9 @@ def print_listing(content: dict[str, object], console: Console) -> None:
     """The listing for a person."""
     for kind, rows in content.items():
         assert isinstance(rows, list)
-        table = Table(title=kind, title_justify="left", show_header=kind == "runs", box=None, pad_edge=True)
+        table = Table(
+            title=kind, title_justify="left", show_header=kind == "runs", box=None, pad_edge=True
+        )
         if kind == "runs":
             for name in ("run", "state", "iteration", "loss", "reason"):
                 table.add_column(name, overflow="fold")

@@ -79,7 +79,7 @@ def unknown_key(full_key: str) -> str:
 def _plain(config: DictConfig) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(
-            OmegaConf.masked_copy(config, [k for k in config if k != "hydra"]), resolve=True
+            OmegaConf.masked_copy(config, [str(k) for k in config if k != "hydra"]), resolve=True
         )
     except OmegaConfBaseException as error:
         raise ConfigError(_message(error)) from error

@@ -1,9 +1,9 @@
 """What would run, from the configuration alone: precision map, parameters, memory, bytes to capture, commands.
 
-Memory is what the training state takes exactly (weights, main gradients, master weights, Adam's two moments) and an estimate
-of the activations, which holds the tensors that the layers keep for the backward. Quantisation here is emulation: operands
-lie on the format's grid but are stored in the working dtype, so it saves neither memory nor time; what packed
-hardware formats would hold is given beside.
+Memory is what the training state takes exactly (weights, main gradients, master weights, Adam's two moments) and an
+estimate of the activations, which holds the tensors that the layers keep for the backward. Quantisation here is
+emulation: operands lie on the format's grid but are stored in the working dtype, so it saves neither memory nor
+time; what packed hardware formats would hold is given beside.
 """
 
 from __future__ import annotations
@@ -183,7 +183,9 @@ def print_plan(plan: Plan, console: Console) -> None:
     table.add_row("model", f"{plan.model}, {plan.parameters:,} parameters{padding}")
     table.add_row("data", escape(plan.dataset))
     table.add_row("scheme", escape(plan.scheme))
-    parts = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in plan.memory_parts_gb.items())
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {value:.2f}" for name, value in plan.memory_parts_gb.items()
+    )
     table.add_row("memory", f"{plan.memory_gb_per_gpu:.1f} GB a process: {parts}")
     table.add_row(
         "",

@@ -1,8 +1,8 @@
 """Opening a run folder: identity, attempts, provenance.
 
-A folder belongs to one identity. What lies at its top is the newest attempt; before another one starts, the earlier is moved
-whole into `attempts/N/` and never touched again. A lock (flock, released by any death of its holder) keeps two
-processes out of one folder.
+A folder belongs to one identity. What lies at its top is the newest attempt; before another one starts, the earlier
+is moved whole into `attempts/N/` and never touched again. A lock (flock, released by any death of its holder) keeps
+two processes out of one folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
 from quantexp.status import State, Status, now, read_status, write_json, write_status
 
 #: Packages whose versions decide what runs.
-PACKAGES = ("torch", "megatron-core", "hydra-core", "omegaconf", "numpy", "submitit", "transformer-engine")
+PACKAGES = (
+    "torch",
+    "megatron-core",
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "submitit",
+    "transformer-engine",
+)
 #: A larger diff than this is cut, in bytes.
 LARGEST_DIFF = 1 << 20
 _LEVELS = (CaptureLevel.off, CaptureLevel.stats, CaptureLevel.tensors)
@@ -87,9 +95,7 @@ def _lock(lock: int, run: RunDir) -> None:
     except OSError as error:
         status = read_status(run.status)
         where = f"process {status.pid} on {status.host}" if status else "another process"
-        raise RunError(
-            f"{run.root} is in use by {where}; wait for it, or stop it first"
-        ) from error
+        raise RunError(f"{run.root} is in use by {where}; wait for it, or stop it first") from error
 
 
 def _why_skipped(experiment: Experiment, run: RunDir) -> str | None:
@@ -145,9 +151,7 @@ def _write_new(
     run.logs.mkdir()
     save(experiment, run.config)
     write_json(run.provenance, provenance(content, command))
-    status = Status(
-        created=now(), iterations=experiment.training.iterations, host=platform.node()
-    )
+    status = Status(created=now(), iterations=experiment.training.iterations, host=platform.node())
     write_status(run.status, status)
 
 
@@ -188,7 +192,11 @@ def _source(folder: Path) -> dict[str, Any]:
 def _git(folder: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20, check=True
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

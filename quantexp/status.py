@@ -6,14 +6,14 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from quantexp.errors import RunError
 
 
-class State(str, Enum):
+class State(StrEnum):
     """Where a run is in its life."""
 
     PENDING = "pending"

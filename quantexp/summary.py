@@ -85,7 +85,9 @@ def print_sweep(outcomes: list[Outcome], failures: list[tuple[str, str]], consol
     console.print(table)
     for outcome in outcomes:
         if outcome.state is not State.COMPLETED:
-            console.print(f"[red]{outcome.run.root.name}[/]: {escape(outcome.reason)}", soft_wrap=True)
+            console.print(
+                f"[red]{outcome.run.root.name}[/]: {escape(outcome.reason)}", soft_wrap=True
+            )
     for name, reason in failures:
         console.print(f"[red]{escape(name)}[/]: {escape(reason)}", soft_wrap=True)
 
@@ -102,10 +104,10 @@ def _gap(outcome: Outcome, outcomes: list[Outcome]) -> str:
 
 def _is_baseline(candidate: Outcome, outcome: Outcome) -> bool:
     mine, other = outcome.experiment, candidate.experiment
-    return (
-        other.quant.name == "bf16"
-        and (mine.model, mine.dataset, mine.training)
-        == (other.model, other.dataset, other.training)
+    return other.quant.name == "bf16" and (mine.model, mine.dataset, mine.training) == (
+        other.model,
+        other.dataset,
+        other.training,
     )
 
 

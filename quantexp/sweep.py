@@ -63,7 +63,9 @@ class SweepTask:
             outcome = execute(experiment, self.console)
         except QuantexpError as error:
             self.failures.append((name, str(error)))
-            self.console.print(f"[red]failed[/]     {escape(name)}: {escape(str(error))}", soft_wrap=True)
+            self.console.print(
+                f"[red]failed[/]     {escape(name)}: {escape(str(error))}", soft_wrap=True
+            )
             return None
         self.outcomes.append(outcome)
         self._write()
@@ -92,7 +94,12 @@ class SweepTask:
         folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.fromisoformat(self.started).astimezone(UTC).strftime("%Y%m%d_%H%M%S_%f")
         runs = [
-            {"run": o.run.root.name, "state": o.state.value, "skipped": o.skipped, "reason": o.reason}
+            {
+                "run": o.run.root.name,
+                "state": o.state.value,
+                "skipped": o.skipped,
+                "reason": o.reason,
+            }
             for o in self.outcomes
         ]
         write_json(folder / f"{stamp}.json", {"started": self.started, "runs": runs})

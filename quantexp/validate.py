@@ -1,4 +1,6 @@
-"""Ranges and combinations: what a type cannot say. Each message names the full key, what was given and what is allowed."""
+"""Ranges and combinations: what a type cannot say. Each message names the full key, what was given and what is
+allowed.
+"""
 
 from __future__ import annotations
 

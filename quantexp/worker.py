@@ -181,7 +181,11 @@ class RunObserver:
             yield
         result = verdict(iteration, declared, watch)
         self.proofs.append(result.record())
-        record = {"scheme": self.experiment.quant.name, **self.proofs[-1], "earlier": self.proofs[:-1]}
+        record = {
+            "scheme": self.experiment.quant.name,
+            **self.proofs[-1],
+            "earlier": self.proofs[:-1],
+        }
         write_json(self.folder.precision, record)
         require(result)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,7 +71,7 @@ def run_tiny(tiny: Callable[..., Experiment]) -> Callable[..., RunDir]:
 
 
 @pytest.fixture
-def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test's folder as the working directory."""
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
+    return tmp_path

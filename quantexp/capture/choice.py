@@ -1,6 +1,6 @@
 """Which tensors a configuration asks for, with their shapes: torch-free, so that `plan` knows the price beforehand.
 
-    # T tokens, B micro-batch, H query heads, G key-value heads, D head_dim
+# T tokens, B micro-batch, H query heads, G key-value heads, D head_dim
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ def last_captured(experiment: Experiment) -> int:
 def expected_tensors(experiment: Experiment) -> Iterator[Expected]:
     """Every tensor one captured micro-batch gives."""
     for module, _ in decoder_modules(experiment.model):
-        tensors = _attention(experiment, module) if module.name == ATTENTION else _linear(experiment, module)
+        tensors = (
+            _attention(experiment, module)
+            if module.name == ATTENTION
+            else _linear(experiment, module)
+        )
         yield from (t for t in tensors if wanted(experiment.capture, t.tensor))
 
 

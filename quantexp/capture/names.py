@@ -2,9 +2,10 @@
 
     {timestamp}_{counter}_{layer_type}_{layer_idx}_{operation}_{phase}_{component}_{quant_type}_{tensor_name}.pt
 
-`timestamp` is the run's start (YYYYmmdd_HHMMSS), `counter` counts the run's files, `layer_idx` is `L3` for attention and
-`L3-fc1` for a linear layer. `quant_type`, also the folder, is for a linear layer the format of fprop's input; for attention
-QK's format, or PV's where QK has none. Nothing needs to parse a name: the manifest says it all.
+`timestamp` is the run's start (YYYYmmdd_HHMMSS), `counter` counts the run's files, `layer_idx` is `L3` for
+attention and `L3-fc1` for a linear layer. `quant_type`, also the folder, is for a linear layer the format of
+fprop's input; for attention QK's format, or PV's where QK has none. Nothing needs to parse a name: the manifest
+says it all.
 """
 
 from __future__ import annotations
@@ -71,8 +72,10 @@ def formats_record(precision: ModulePrecision) -> dict[str, dict[str, object]]:
     """Every slot of the module with format and options: `fprop.x` for linear, `qk.fprop.q` for attention."""
     linear = Site.LINEAR in precision.sites
     return {
-        (f"{e.product.value}.{e.name}" if linear else f"{e.site.value}.{e.product.value}.{e.name}"): (
-            operand_record(e.operand)
-        )
+        (
+            f"{e.product.value}.{e.name}"
+            if linear
+            else f"{e.site.value}.{e.product.value}.{e.name}"
+        ): (operand_record(e.operand))
         for e in precision.entries()
     }

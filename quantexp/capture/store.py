@@ -1,7 +1,7 @@
 """The capture folder: `.pt` files, `manifest.jsonl` with a line for each tensor, `statistics.jsonl`.
 
-A file is written beside its place and renamed, then its manifest line is appended, so that whatever the manifest names is
-whole, after a crash too. Synchronous: the tensor is on disk when `add` returns.
+A file is written beside its place and renamed, then its manifest line is appended, so that whatever the manifest
+names is whole, after a crash too. Synchronous: the tensor is on disk when `add` returns.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class CaptureStore:
 
 def content_hash(values: Tensor) -> str:
     """Hex sha256 of a contiguous CPU tensor's bytes, without its shape and dtype."""
-    return hashlib.sha256(values.view(-1).view(torch.uint8).numpy()).hexdigest()
+    content: Any = values.view(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(content).hexdigest()
 
 
 def _cannot_write(path: Path, error: Exception) -> CaptureError:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -76,7 +76,7 @@ class _CudaMeansCpu(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not arguments:
-            return cast("str", func(*args)).replace("torch.", "torch.cuda.", 1)
+            return str(func(*args)).replace("torch.", "torch.cuda.", 1)
         if "device" in arguments and _is_cuda(arguments["device"]):
             arguments["device"] = torch.device("cpu")
         if func is torch.Tensor.to and any(_is_cuda(a) for a in args[1:]):

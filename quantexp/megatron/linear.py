@@ -1,9 +1,10 @@
 """Megatron's parallel linear layers with the scheme's three matrix products in place of the stock ones.
 
 One method is overridden, `_forward_impl`, the one that multiplies; parameters, initialisation, gathering and
-checkpointing stay Megatron's. The autograd function keeps the input and weight as they came, as the stock function does,
-and returns the weight gradient in the working dtype: it enters the fp32 main gradient through DistributedDataParallel's
-hook, by the same route in every scheme, bf16 included. Tensor parallelism is refused here.
+checkpointing stay Megatron's. The autograd function keeps the input and weight as they came, as the stock function
+does, and returns the weight gradient in the working dtype: it enters the fp32 main gradient through
+DistributedDataParallel's hook, by the same route in every scheme, bf16 included. Tensor parallelism is refused
+here.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class SchemeLinear:
             )
         self.tap(FORWARD, PRE, "input", input)
         self.tap(FORWARD, PRE, "weight", weight)
-        output: Tensor = _Linear.apply(input, weight, self.precision, self.tap)
+        output: Tensor = _Linear.apply(input, weight, self.precision, self.tap)  # type: ignore[no-untyped-call]
         self.tap(FORWARD, POST, "output", output)
         return output if bias is None else output + bias
 

@@ -10,9 +10,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from torch._C._distributed_c10d import HashStore
 
 from quantexp.megatron.cpu import cpu_device
 from quantexp.schema import TrainingConfig
@@ -58,7 +60,7 @@ def _initialise_process_group(device: torch.device) -> None:
     """One process: a store in memory, so that no port is taken."""
     torch.distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=torch.distributed.HashStore(),
+        store=HashStore(),
         rank=0,
         world_size=1,
         timeout=timedelta(minutes=10),
@@ -74,10 +76,11 @@ def _determinism(wanted: bool) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # Filling fresh memory is part of the deterministic mode; no code here reads memory it has not written.
-    filling = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    deterministic: Any = torch.utils.deterministic
+    filling = deterministic.fill_uninitialized_memory
+    deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.utils.deterministic.fill_uninitialized_memory = filling
+        deterministic.fill_uninitialized_memory = filling
         torch.use_deterministic_algorithms(before)

@@ -64,7 +64,9 @@ class Observer(Protocol):
     def built(self, model: GPTModel) -> None:
         """The model is there, before the first iteration."""
 
-    def proof(self, iteration: int, declared: PrecisionMap) -> contextlib.AbstractContextManager[None]:
+    def proof(
+        self, iteration: int, declared: PrecisionMap
+    ) -> contextlib.AbstractContextManager[None]:
         """A context for the forward and backward passes of an iteration whose map is new."""
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
@@ -109,7 +111,9 @@ def train(
         else:
             proof = contextlib.nullcontext()
         metrics = loop.step(iteration, batches, proof)
-        finite = math.isfinite(metrics.loss) and (metrics.skipped or math.isfinite(metrics.grad_norm))
+        finite = math.isfinite(metrics.loss) and (
+            metrics.skipped or math.isfinite(metrics.grad_norm)
+        )
         nonfinite = 0 if finite else nonfinite + 1
         goes_on = observer.iteration(metrics)
         if nonfinite >= experiment.training.max_nonfinite_iterations:
@@ -206,9 +210,7 @@ class _Loop:
             index += 1
             self.observer.micro_batch(iteration, index, scale)
             batch = {key: value.to(self.device) for key, value in next(batches).items()}
-            losses_BT = model(
-                batch["tokens"], batch["position_ids"], None, labels=batch["labels"]
-            )
+            losses_BT = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
             return losses_BT, lambda losses: _mean_loss(losses, batch["loss_mask"])
 
         return forward_step

@@ -1,11 +1,11 @@
 """One operand of one matrix product: does it lie on the declared grid, and is there proof that it does?
 
-An operand that was quantised lies on its format's grid. That alone is weak: what lies on a coarse grid often lies on a
-finer one too, so a tensor cast to E5M2 passes as E4M3. The second question is therefore which format it went
+An operand that was quantised lies on its format's grid. That alone is weak: what lies on a coarse grid often lies
+on a finer one too, so a tensor cast to E5M2 passes as E4M3. The second question is therefore which format it went
 through. For every other format of the table (and for none at all) the elements are counted for which the declared
-format has the finer grid; each of them lies on the coarser grid by accident with a probability of at most one half. If at
-least `EVIDENCE` such elements all lie on the coarser grid, the operand went through that format (by accident: 2^-64).
-Values that are all powers of two (masks, one-hot rows) lie on every grid and prove nothing.
+format has the finer grid; each of them lies on the coarser grid by accident with a probability of at most one half.
+If at least `EVIDENCE` such elements all lie on the coarser grid, the operand went through that format (by accident:
+2^-64). Values that are all powers of two (masks, one-hot rows) lie on every grid and prove nothing.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Which module a matrix product belongs to, found without asking the code that multiplies.
 
-Forward: hooks keep a stack of the watched modules that are executing. Backward: when a watched module's forward ends,
-the autograd nodes it made are tagged with its name, and the node that is executing says whose backward this is. A recomputed
-forward runs inside the backward and is on the stack like any other.
+Forward: hooks keep a stack of the watched modules that are executing. Backward: when a watched module's forward
+ends, the autograd nodes it made are tagged with its name, and the node that is executing says whose backward this
+is. A recomputed forward runs inside the backward and is on the stack like any other.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Owners:
         if self._stack:
             return self._stack[-1]
         node = torch._C._current_autograd_node()
-        return None if node is None else node.metadata.get(_TAG)
+        return None if node is None else _metadata(node).get(_TAG)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -67,6 +67,12 @@ class Owners:
         return hook
 
 
+def _metadata(node: Node) -> dict[str, str]:
+    """A node's own dictionary (a property, which its type declares as a method)."""
+    metadata: Any = node.metadata
+    return cast("dict[str, str]", metadata)
+
+
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
@@ -84,5 +90,5 @@ def _tag(start: Node | None, entered: set[Node], name: str) -> None:
         if node is None or node in entered or node in seen:
             continue
         seen.add(node)
-        node.metadata.setdefault(_TAG, name)
+        _metadata(node).setdefault(_TAG, name)
         todo += [following for following, _ in node.next_functions]

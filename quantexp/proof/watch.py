@@ -1,9 +1,9 @@
 """Every matrix product of the decoder, seen where it is called.
 
 A `TorchDispatchMode` around forward and backward sees each call below autograd, in our autograd functions and
-everybody else's, with the operands that reach it. What our product functions announced says which slots the operands are
-held against; a product that a decoder module calls without an announcement is recorded under that module and fails
-the run. Products outside the decoder (the output layer, the loss) are none of its business.
+everybody else's, with the operands that reach it. What our product functions announced says which slots the
+operands are held against; a product that a decoder module calls without an announcement is recorded under that
+module and fails the run. Products outside the decoder (the output layer, the loss) are none of its business.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ from quantexp.quant.sites import PRODUCTS, Product, Site
 #: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
 PAIRED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2)}
 #: Operators that multiply in another way; our products never call them.
-OTHER = ("mv", "addmv", "linear", "matmul", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "einsum")
+OTHER = (
+    "mv",
+    "addmv",
+    "linear",
+    "matmul",
+    "_scaled_mm",
+    "_grouped_mm",
+    "_scaled_grouped_mm",
+    "einsum",
+)
 FUSED_ATTENTION = "_scaled_dot_product"
 
 SlotKey = tuple[ModuleId, Site, Product, str]
@@ -43,15 +52,14 @@ class Seen:
     findings: list[Finding] = field(default_factory=list)
 
 
-class ProductWatch(TorchDispatchMode):
+class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Looks at the operands of every matrix product that runs inside `watching()`."""
 
     def __init__(self, decoder: Mapping[str, nn.Module]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[SlotKey, Seen] = {}
         #: Products that no announcement covers: (owner, operator) -> calls.
         self.undeclared: Counter[tuple[str, str]] = Counter()
-        #: Announced products with another number of calls than one: (module, product) -> calls.
         self._owners = Owners(decoder)
         self._looking = False
 
@@ -62,7 +70,11 @@ class ProductWatch(TorchDispatchMode):
             yield
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = func.overloadpacket.__name__
         if name in PAIRED or name in OTHER or name.startswith(FUSED_ATTENTION):
@@ -97,9 +109,7 @@ class ProductWatch(TorchDispatchMode):
     def _look(
         self, entry: Entry, x: Tensor, reduced: int, sequences: int, recomputed: bool
     ) -> None:
-        seen = self.seen.setdefault(
-            (entry.module, entry.site, entry.product, entry.name), Seen()
-        )
+        seen = self.seen.setdefault((entry.module, entry.site, entry.product, entry.name), Seen())
         if recomputed:
             seen.recomputed_calls += 1
         else:
@@ -123,8 +133,8 @@ def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tupl
         return x, reduced
     T = x.shape[reduced] // sequences
     if reduced == -2:
-        return x.unflatten(-2, (T, sequences)), -3
-    return x.unflatten(-1, (T, sequences)), -2
+        return x.reshape(*x.shape[:-2], T, sequences, x.shape[-1]), -3
+    return x.reshape(*x.shape[:-1], T, sequences), -2
 
 
 def status_of(seen: Seen | None) -> tuple[Status, str]:

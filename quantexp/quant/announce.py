@@ -1,9 +1,9 @@
 """Which matrix product is being called right now, said by the code that calls it.
 
 The product functions of `linear` and `attention` announce the module, site and product around the one call that
-multiplies. Announcing changes nothing and proves nothing: the proof of engagement watches the calls themselves, looks at
-the operands that reach them, and uses the announcement only to know which slots to hold them against. A matrix product in
-the decoder that nobody announced is itself a finding.
+multiplies. Announcing changes nothing and proves nothing: the proof of engagement watches the calls themselves,
+looks at the operands that reach them, and uses the announcement only to know which slots to hold them against. A
+matrix product in the decoder that nobody announced is itself a finding.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@
     # a is the softmax scale; S holds a q k^T, and dS is the gradient of that
 
 q, k and v are quantised as they arrive, after the rotary embedding and before a key-value head is repeated for its
-group of query heads; the softmax between the two products is Megatron's own and stays in high precision. The result of every
-product is in the working dtype. The derivative of quantisation is the identity (straight through), saturated elements
-included. `reuse` slots take the forward's copy. P is the probability after mask and dropout. Blocks of v along keys span
-future tokens, and so does one scale a tensor: what a token sees of the future through them is its share in a scale.
-This plain path holds S and P whole, T squared for each head.
+group of query heads; the softmax between the two products is Megatron's own and stays in high precision. The result
+of every product is in the working dtype. The derivative of quantisation is the identity (straight through),
+saturated elements included. `reuse` slots take the forward's copy. P is the probability after mask and dropout.
+Blocks of v along keys span future tokens, and so does one scale a tensor: what a token sees of the future through
+them is its share in a scale. This plain path holds S and P whole, T squared for each head.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def scores(
     precision: ModulePrecision, tap: Tap, q_TBHD: Tensor, k_TBGD: Tensor, softmax_scale: float
 ) -> Tensor:
     """S = a q k^T, of shape [N, T queries, T keys], differentiable in q and k."""
-    result: Tensor = _Scores.apply(q_TBHD, k_TBGD, precision, tap, softmax_scale)
+    result: Tensor = _Scores.apply(q_TBHD, k_TBGD, precision, tap, softmax_scale)  # type: ignore[no-untyped-call]
     return result
 
 
 def context(precision: ModulePrecision, tap: Tap, P_NTT: Tensor, v_TBGD: Tensor) -> Tensor:
-    """o = P v, of shape [N, T, D], differentiable in P and v."""
-    result: Tensor = _Context.apply(P_NTT, v_TBGD, precision, tap)
+    """O = P v, of shape [N, T, D], differentiable in P and v."""
+    result: Tensor = _Context.apply(P_NTT, v_TBGD, precision, tap)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -23,7 +23,7 @@ from quantexp.quant.sites import Product, Site
 
 
 def fprop(precision: ModulePrecision, x_TBI: Tensor, w_OI: Tensor) -> Tensor:
-    """y = x w^T, of shape [T, B, O]."""
+    """Y = x w^T, of shape [T, B, O]."""
     x = held(x_TBI, precision.operand(Site.LINEAR, Product.FPROP, "x"), -1)
     w = held(w_OI, precision.operand(Site.LINEAR, Product.FPROP, "w"), -1)
     with announce(Announcement(precision, Site.LINEAR, Product.FPROP)):
@@ -31,7 +31,7 @@ def fprop(precision: ModulePrecision, x_TBI: Tensor, w_OI: Tensor) -> Tensor:
 
 
 def dgrad(precision: ModulePrecision, g_TBO: Tensor, w_OI: Tensor) -> Tensor:
-    """dx = g w, of shape [T, B, I]."""
+    """Dx = g w, of shape [T, B, I]."""
     g = held(g_TBO, precision.operand(Site.LINEAR, Product.DGRAD, "g"), -1)
     w = held(w_OI, precision.operand(Site.LINEAR, Product.DGRAD, "w"), 0)
     with announce(Announcement(precision, Site.LINEAR, Product.DGRAD)):
@@ -39,7 +39,7 @@ def dgrad(precision: ModulePrecision, g_TBO: Tensor, w_OI: Tensor) -> Tensor:
 
 
 def wgrad(precision: ModulePrecision, g_TBO: Tensor, x_TBI: Tensor) -> Tensor:
-    """dw = g^T x, of shape [O, I]; a tensor of two dimensions ([tokens, width]) is one sequence."""
+    """Dw = g^T x, of shape [O, I]; a tensor of two dimensions ([tokens, width]) is one sequence."""
     g = held(g_TBO, precision.operand(Site.LINEAR, Product.WGRAD, "g"), 0)
     x = held(x_TBI, precision.operand(Site.LINEAR, Product.WGRAD, "x"), 0)
     sequences = g.shape[1] if g.dim() == 3 else 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from quantexp.errors import ConfigError
-from quantexp.quant.sites import PRODUCTS, Product, Site, slots_of
+from quantexp.quant.sites import Product, Site, slots_of
 from quantexp.quant.slots import Key, Operand, Setting, resolve_site
 from quantexp.schema import ModelConfig, QuantConfig, Rule
 
@@ -72,7 +72,7 @@ PrecisionMap = dict[ModuleId, ModulePrecision]
 
 def decoder_modules(model: ModelConfig) -> list[tuple[ModuleId, tuple[Site, ...]]]:
     """Every module of the decoder that multiplies, with its sites."""
-    modules = []
+    modules: list[tuple[ModuleId, tuple[Site, ...]]] = []
     for layer in range(model.num_layers):
         modules.append((ModuleId(layer, "qkv"), (Site.LINEAR,)))
         modules.append((ModuleId(layer, ATTENTION), (Site.QK, Site.PV)))
@@ -142,6 +142,7 @@ def _check_iterations(where: str, rule: Rule) -> None:
             f"{where}.iterations must be [first, last], iterations from 1, got {rule.iterations}"
         )
     first, last = rule.iterations
+    assert first is not None
     if first < 1 or (last is not None and last < first):
         raise ConfigError(
             f"{where}.iterations must be [first, last] with 1 <= first <= last, got {rule.iterations}"

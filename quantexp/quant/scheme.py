@@ -62,7 +62,9 @@ def derived_name(quant: QuantConfig) -> str:
 def content_hash(quant: QuantConfig) -> str:
     """Hex sha256 of what the scheme does: its sites' operands and its rules, not its name."""
     meaning = {
-        "sites": {site.value: _records(site, config) for site, config in site_configs(quant).items()},
+        "sites": {
+            site.value: _records(site, config) for site, config in site_configs(quant).items()
+        },
         "rules": OmegaConf.to_container(OmegaConf.structured(quant).rules, enum_to_str=True),
     }
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()

@@ -14,8 +14,8 @@ from enum import Enum
 from typing import TypeVar
 
 from quantexp.errors import ConfigError
-from quantexp.formats.table import FORMATS, Format, get_format
-from quantexp.formats.types import Rounding, ScaleRule, Scaling
+from quantexp.formats.table import FORMATS, get_format
+from quantexp.formats.types import Format, Rounding, ScaleRule, Scaling
 from quantexp.quant.sites import GRADIENTS, PRODUCTS, Product, Site, slots_of
 from quantexp.schema import LinearSite, PvSite, QkSite, Slot
 
@@ -137,9 +137,7 @@ def _options_for(format_: Format, settings: list[Setting]) -> dict[str, Setting]
     return options
 
 
-def _with_options(
-    format_: Format, axis: str, name: str, options: dict[str, Setting]
-) -> Operand:
+def _with_options(format_: Format, axis: str, name: str, options: dict[str, Setting]) -> Operand:
     absent = ("block", "scale_rule") if format_.name == "hifp8" else ("scaling", "saturate")
     for setting in options.values():
         _refuse(format_.name, setting, absent)

@@ -1,7 +1,7 @@
 """Where tensors can be looked at: a function that a module calls with what passes through its products.
 
-A module hands over (operation, phase, tensor name, tensor) for each tensor of the contract, before quantisation, whether
-or not anybody looks; `nobody` is the tap of a module that nobody looks at, and costs a call.
+A module hands over (operation, phase, tensor name, tensor) for each tensor of the contract, before quantisation,
+whether or not anybody looks; `nobody` is the tap of a module that nobody looks at, and costs a call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs a prepared run folder on this machine, as a process of its own, in the foreground.
 
-The folder is all that the process is given. Its output goes to the folder's log; how far it is, the caller reads from the
-folder. Ctrl-C reaches the whole process group, so the worker ends itself as cancelled and is waited for.
+The folder is all that the process is given. Its output goes to the folder's log; how far it is, the caller reads
+from the folder. Ctrl-C reaches the whole process group, so the worker ends itself as cancelled and is waited for.
 """
 
 import subprocess
