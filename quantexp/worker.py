@@ -176,10 +176,10 @@ class RunObserver:
         from quantexp.proof.watch import ProductWatch
 
         self.worker.tell("proving the precision map")
-        watch = ProductWatch(self.decoder)
+        watch = ProductWatch(declared, self.decoder)
         with watch.watching():
             yield
-        result = verdict(iteration, declared, watch)
+        result = verdict(iteration, watch)
         self.proofs.append(result.record())
         record = {
             "scheme": self.experiment.quant.name,

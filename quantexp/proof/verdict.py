@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quantexp.errors import EngagementError
 from quantexp.proof.judge import Status
 from quantexp.proof.watch import ProductWatch, status_of
-from quantexp.quant.precision import PrecisionMap, entry_record
+from quantexp.quant.precision import entry_record
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Verdict:
         }
 
 
-def verdict(iteration: int, declared: PrecisionMap, watch: ProductWatch) -> Verdict:
+def verdict(iteration: int, watch: ProductWatch) -> Verdict:
     """Hold what was seen against what was declared, both ways round."""
     entries, failures = [], []
-    for module in declared.values():
+    for module in watch.declared.values():
         for entry in module.entries():
             seen = watch.seen.get((entry.module, entry.site, entry.product, entry.name))
             status, reason = status_of(seen)

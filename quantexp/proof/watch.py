@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quantexp.proof.judge import Finding, Status, judge
 from quantexp.proof.owners import Owners
 from quantexp.quant.announce import Announcement, current
-from quantexp.quant.precision import Entry, ModuleId
+from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
 from quantexp.quant.sites import PRODUCTS, Product, Site
 
 #: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
@@ -53,15 +53,20 @@ class Seen:
 
 
 class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at the operands of every matrix product that runs inside `watching()`."""
+    """Looks at the operands of every matrix product that runs inside `watching()`.
 
-    def __init__(self, decoder: Mapping[str, nn.Module]) -> None:
+    Args:
+        declared: what every slot is held against; never what a module says of itself.
+        decoder: the decoder's layers by name; a product inside them must be one of the map's.
+    """
+
+    def __init__(self, declared: PrecisionMap, decoder: Mapping[str, nn.Module]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.declared = declared
         self.seen: dict[SlotKey, Seen] = {}
         #: Products that no announcement covers: (owner, operator) -> calls.
         self.undeclared: Counter[tuple[str, str]] = Counter()
         self._owners = Owners(decoder)
-        self._looking = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -98,11 +103,11 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         for name, x, reduced in ((shape.left, left, -1), (shape.right, right, -2)):
             entry = Entry(
-                announced.precision.module,
+                announced.module,
                 announced.site,
                 announced.product,
                 name,
-                announced.precision.operand(announced.site, announced.product, name),
+                self.declared[announced.module].operand(announced.site, announced.product, name),
             )
             self._look(entry, x, reduced, announced.sequences, recomputed)
 

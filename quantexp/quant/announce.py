@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.precision import ModuleId
 from quantexp.quant.sites import Product, Site
 
 
@@ -21,7 +21,7 @@ from quantexp.quant.sites import Product, Site
 class Announcement:
     """The product that the next matrix product call belongs to."""
 
-    precision: ModulePrecision
+    module: ModuleId
     site: Site
     product: Product
     #: Sequences interleaved along the reduced axis ([tokens, sequences] flattened), for products over tokens.

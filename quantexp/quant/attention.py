@@ -97,7 +97,7 @@ class _Scores(torch.autograd.Function):
         k = held(k_TBGD, precision.operand(Site.QK, Product.FPROP, "k"), -1)
         k = by_head(expanded(k, q_TBHD.shape[2]))
         unused = q.new_empty(q.shape[0], q.shape[1], k.shape[1])
-        with announce(Announcement(precision, Site.QK, Product.FPROP)):
+        with announce(Announcement(precision.module, Site.QK, Product.FPROP)):
             return torch.baddbmm(unused, q, k.transpose(1, 2), beta=0.0, alpha=softmax_scale)
 
     @staticmethod
@@ -109,13 +109,13 @@ class _Scores(torch.autograd.Function):
 
         dS_q = held(dS, precision.operand(Site.QK, Product.DGRAD_Q, "dS"), -1)
         k = _forward_or_own(precision, Site.QK, Product.DGRAD_Q, "k", 0, -1, k_TBGD)
-        with announce(Announcement(precision, Site.QK, Product.DGRAD_Q)):
+        with announce(Announcement(precision.module, Site.QK, Product.DGRAD_Q)):
             dq = torch.bmm(dS_q, by_head(expanded(k, H)))
         dq = (dq * ctx.softmax_scale).transpose(0, 1).reshape(T, B, H, D)
 
         dS_k = held(dS, precision.operand(Site.QK, Product.DGRAD_K, "dS"), 1)
         q = _forward_or_own(precision, Site.QK, Product.DGRAD_K, "q", 0, -1, q_TBHD)
-        with announce(Announcement(precision, Site.QK, Product.DGRAD_K)):
+        with announce(Announcement(precision.module, Site.QK, Product.DGRAD_K)):
             dk = torch.bmm(dS_k.transpose(1, 2), by_head(q))
         dk = _summed_over_group(dk * ctx.softmax_scale, B, k_TBGD.shape[2])
 
@@ -134,7 +134,7 @@ class _Context(torch.autograd.Function):
         P = held(P_NTT, precision.operand(Site.PV, Product.FPROP, "P"), -1)
         v = held(v_TBGD, precision.operand(Site.PV, Product.FPROP, "v"), 0)
         v = by_head(expanded(v, P_NTT.shape[0] // v_TBGD.shape[1]))
-        with announce(Announcement(precision, Site.PV, Product.FPROP)):
+        with announce(Announcement(precision.module, Site.PV, Product.FPROP)):
             return torch.bmm(P, v)
 
     @staticmethod
@@ -147,12 +147,12 @@ class _Context(torch.autograd.Function):
         dO_p = held(dO, precision.operand(Site.PV, Product.DGRAD_P, "dO"), -1)
         v = _forward_or_own(precision, Site.PV, Product.DGRAD_P, "v", -1, 0, v_TBGD)
         v = by_head(expanded(v, P_NTT.shape[0] // B))
-        with announce(Announcement(precision, Site.PV, Product.DGRAD_P)):
+        with announce(Announcement(precision.module, Site.PV, Product.DGRAD_P)):
             dP = torch.bmm(dO_p, v.transpose(1, 2))
 
         P = _forward_or_own(precision, Site.PV, Product.DGRAD_V, "P", 1, -1, P_NTT)
         dO_v = held(dO, precision.operand(Site.PV, Product.DGRAD_V, "dO"), 1)
-        with announce(Announcement(precision, Site.PV, Product.DGRAD_V)):
+        with announce(Announcement(precision.module, Site.PV, Product.DGRAD_V)):
             dv = torch.bmm(P.transpose(1, 2), dO_v)
         dv = _summed_over_group(dv, B, G)
 

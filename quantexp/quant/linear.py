@@ -26,7 +26,7 @@ def fprop(precision: ModulePrecision, x_TBI: Tensor, w_OI: Tensor) -> Tensor:
     """Y = x w^T, of shape [T, B, O]."""
     x = held(x_TBI, precision.operand(Site.LINEAR, Product.FPROP, "x"), -1)
     w = held(w_OI, precision.operand(Site.LINEAR, Product.FPROP, "w"), -1)
-    with announce(Announcement(precision, Site.LINEAR, Product.FPROP)):
+    with announce(Announcement(precision.module, Site.LINEAR, Product.FPROP)):
         return torch.matmul(x, w.t())
 
 
@@ -34,7 +34,7 @@ def dgrad(precision: ModulePrecision, g_TBO: Tensor, w_OI: Tensor) -> Tensor:
     """Dx = g w, of shape [T, B, I]."""
     g = held(g_TBO, precision.operand(Site.LINEAR, Product.DGRAD, "g"), -1)
     w = held(w_OI, precision.operand(Site.LINEAR, Product.DGRAD, "w"), 0)
-    with announce(Announcement(precision, Site.LINEAR, Product.DGRAD)):
+    with announce(Announcement(precision.module, Site.LINEAR, Product.DGRAD)):
         return torch.matmul(g, w)
 
 
@@ -44,5 +44,5 @@ def wgrad(precision: ModulePrecision, g_TBO: Tensor, x_TBI: Tensor) -> Tensor:
     x = held(x_TBI, precision.operand(Site.LINEAR, Product.WGRAD, "x"), 0)
     sequences = g.shape[1] if g.dim() == 3 else 1
     g, x = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
-    with announce(Announcement(precision, Site.LINEAR, Product.WGRAD, sequences)):
+    with announce(Announcement(precision.module, Site.LINEAR, Product.WGRAD, sequences)):
         return torch.matmul(g.t(), x)

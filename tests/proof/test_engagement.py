@@ -1,0 +1,248 @@
+"""The proof against the old scripts' failures: each is rebuilt, and the run must fail and name the slot.
+
+The numbers are those of the list of what hurt users: bf16 baselines that were quantised (2), schemes that were all the same
+(3), an attention product in another format than asked for (4), backward products that stayed unquantised (5).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import quantexp.megatron.linear
+import quantexp.quant.attention
+import quantexp.quant.linear
+from quantexp.formats import quantise
+from quantexp.paths import RunDir
+from quantexp.quant.announce import Announcement, announce
+from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.sites import Product, Site
+from quantexp.status import State, read_status
+
+RunTiny = Callable[..., RunDir]
+ONE_STEP = ("training.iterations=1", "training.warmup_iterations=0", "capture=off")
+
+
+def precision(run: RunDir) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(run.precision.read_text())
+    return content
+
+
+def engaged(run: RunDir) -> set[tuple[str, str]]:
+    """The (site, product.operand) slots that quantised operands were seen at."""
+    return {
+        (e["site"], f"{e['product']}.{e['operand']}")
+        for e in precision(run)["entries"]
+        if e["quantised_calls"]
+    }
+
+
+def failure(run: RunDir) -> str:
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.FAILED
+    assert not precision(run)["proved"]
+    return status.reason
+
+
+LINEAR = {
+    ("linear", slot)
+    for slot in ("fprop.x", "fprop.w", "dgrad.g", "dgrad.w", "wgrad.g", "wgrad.x")
+}
+QK = {("qk", slot) for slot in ("fprop.q", "fprop.k", "dgrad_q.k", "dgrad_k.q")}
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "hifp8"])
+@pytest.mark.parametrize(
+    ("kind", "slots"), [("FA", QK), ("linear", LINEAR), ("FA_linear", QK | LINEAR)]
+)
+def test_each_kind_of_scheme_engages_its_own_slots_and_no_others(
+    run_tiny: RunTiny, kind: str, slots: set[tuple[str, str]], fmt: str
+) -> None:
+    run = run_tiny(f"quant={kind}_{fmt}", *ONE_STEP)
+    assert engaged(run) == slots
+    statuses = {e["status"] for e in precision(run)["entries"] if e["format"] != "bf16"}
+    assert statuses == {"engaged"}
+
+
+def test_bf16_shows_zero_quantised_operands(run_tiny: RunTiny) -> None:
+    run = run_tiny("quant=bf16", *ONE_STEP)
+    assert precision(run)["quantised_calls"] == 0
+    assert engaged(run) == set()
+    assert all(e["calls"] == 1 for e in precision(run)["entries"])
+
+
+def test_a_bf16_baseline_that_still_quantises_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Number 2: what the last edit left behind quantises, the label says bf16."""
+
+    def left_behind(precision: ModulePrecision, x: Tensor, w: Tensor) -> Tensor:
+        with announce(Announcement(precision.module, Site.LINEAR, Product.FPROP)):
+            return torch.matmul(quantise(x, "mxfp4"), w.t())
+
+    monkeypatch.setattr(quantexp.megatron.linear, "fprop", left_behind)
+    reason = failure(run_tiny("quant=bf16", *ONE_STEP, expect=1))
+    assert "layer 0 qkv linear.fprop.x: declared bf16" in reason
+    assert "grid of mxfp4_e2m1" in reason
+
+
+def test_a_linear_scheme_that_also_quantises_attention_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Number 3: linear_x did what FA_linear_x does."""
+    monkeypatch.setattr(
+        quantexp.quant.attention, "held", lambda x, operand, axis: quantise(x, "mxfp8", axis=axis)
+    )
+    reason = failure(run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1))
+    assert "attention qk.fprop.q: declared bf16" in reason
+
+
+def test_an_attention_product_in_e5m2_instead_of_e4m3_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Number 4. E5M2's values lie on E4M3's grid but for the smallest: only the unused mantissa bit tells."""
+    original = quantexp.quant.attention.held
+
+    def e5m2(x: Tensor, operand: Any, axis: int) -> Tensor:
+        if not operand.quantised:
+            return original(x, operand, axis)
+        return quantise(x, "mxfp8_e5m2", axis=axis, scale_rule="rceil")
+
+    monkeypatch.setattr(quantexp.quant.attention, "held", e5m2)
+    reason = failure(run_tiny("quant=FA_mxfp8", *ONE_STEP, expect=1))
+    assert "attention qk.fprop.q: declared mxfp8_e4m3, it lies on the grid of mxfp8_e5m2" in reason
+
+
+@pytest.mark.parametrize("scheme", ["linear_mxfp8", "linear_mxfp4", "linear_hifp8"])
+def test_a_weight_gradient_from_the_originals_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """Number 5: the weight gradient bypasses the scheme."""
+
+    def originals(precision: ModulePrecision, g: Tensor, x: Tensor) -> Tensor:
+        with announce(Announcement(precision.module, Site.LINEAR, Product.WGRAD, g.shape[1])):
+            return torch.matmul(g.reshape(-1, g.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
+
+    monkeypatch.setattr(quantexp.megatron.linear, "wgrad", originals)
+    reason = failure(run_tiny(f"quant={scheme}", *ONE_STEP, expect=1))
+    assert "linear.wgrad.g: declared" in reason
+    assert "are not on the grid of" in reason
+
+
+def test_a_backward_of_attention_from_the_originals_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Number 5: attention's backward multiplies k and q as they were before quantisation."""
+    monkeypatch.setattr(
+        quantexp.quant.attention,
+        "_forward_or_own",
+        lambda precision, site, product, name, axis, forward_axis, x: x,
+    )
+    reason = failure(run_tiny("quant=FA_mxfp4", *ONE_STEP, expect=1))
+    assert "attention qk.dgrad_q.k: declared mxfp4_e2m1" in reason
+
+
+def test_a_layer_that_quantises_and_multiplies_the_originals_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looks_right(precision: ModulePrecision, x: Tensor, w: Tensor) -> Tensor:
+        quantexp.quant.linear.fprop(precision, x, w)
+        with announce(Announcement(precision.module, Site.LINEAR, Product.FPROP)):
+            return torch.matmul(x, w.t())
+
+    monkeypatch.setattr(quantexp.megatron.linear, "fprop", looks_right)
+    reason = failure(run_tiny("quant=linear_hifp8", *ONE_STEP, expect=1))
+    assert "layer 0 qkv linear.fprop.x: declared hifp8" in reason
+
+
+def test_a_layer_that_multiplies_the_originals_without_a_word_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The announced products are all in order; the ones whose results are used are hidden."""
+
+    def hidden(precision: ModulePrecision, x: Tensor, w: Tensor) -> Tensor:
+        quantexp.quant.linear.fprop(precision, x, w)
+        return torch.matmul(x, w.t())
+
+    monkeypatch.setattr(quantexp.megatron.linear, "fprop", hidden)
+    reason = failure(run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1))
+    assert "layer 0: 4 matrix products (aten.mm) that the precision map does not list" in reason
+
+
+def test_a_hidden_product_in_the_backward_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(precision: ModulePrecision, g: Tensor, w: Tensor) -> Tensor:
+        quantexp.quant.linear.dgrad(precision, g, w)
+        return torch.matmul(g, w)
+
+    monkeypatch.setattr(quantexp.megatron.linear, "dgrad", hidden)
+    reason = failure(run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1))
+    assert "layer 0: 4 matrix products (aten.mm) that the precision map does not list" in reason
+
+
+def test_fused_attention_behind_the_scheme_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quantexp.megatron.attention import SchemeAttention
+
+    def fused(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return o.permute(2, 0, 1, 3).flatten(2)
+
+    monkeypatch.setattr(SchemeAttention, "forward", fused)
+    reason = failure(run_tiny("quant=FA_mxfp8", *ONE_STEP, expect=1))
+    assert "layer 0 attention qk.fprop.q: declared mxfp8_e4m3, no such product was called" in reason
+
+
+def test_a_run_whose_proof_fails_takes_no_optimizer_step(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantexp.quant.linear, "held", lambda x, operand, axis: x)
+    run = run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1)
+    assert not run.metrics.exists()
+    assert "what ran is not what was declared, in iteration 1" in failure(run)
+
+
+def test_every_full_backward_scheme_engages(run_tiny: RunTiny) -> None:
+    for fmt in ("mxfp8", "mxfp4", "hifp8"):
+        run = run_tiny(f"quant=more/FA_full_{fmt}", *ONE_STEP)
+        assert ("qk", "dgrad_q.dS") in engaged(run)
+        assert precision(run)["proved"]
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "hifp8"])
+def test_the_value_product_engages_on_its_own(run_tiny: RunTiny, fmt: str) -> None:
+    run = run_tiny("quant=bf16", f"quant/pv={fmt}", *ONE_STEP)
+    assert engaged(run) == {("pv", s) for s in ("fprop.P", "fprop.v", "dgrad_p.v", "dgrad_v.P")}
+
+
+def test_a_change_of_rules_is_proved_again(run_tiny: RunTiny) -> None:
+    run = run_tiny(
+        "quant=linear_mxfp8",
+        "quant.rules=[{iterations: [1, 1], format: bf16}]",
+        "training.iterations=2",
+        "capture=off",
+    )
+    record = precision(run)
+    assert (record["iteration"], record["quantised_calls"] > 0) == (2, True)
+    assert [(e["iteration"], e["quantised_calls"]) for e in record["earlier"]] == [(1, 0)]
+
+
+def test_recomputed_products_are_counted_apart(run_tiny: RunTiny) -> None:
+    run = run_tiny("quant=FA_linear_mxfp8", "training.recompute=full", *ONE_STEP)
+    for entry in precision(run)["entries"]:
+        recomputed = 1 if entry["product"] == "fprop" else 0
+        assert (entry["calls"], entry["recomputed_calls"]) == (1, recomputed)
+
+
+def test_micro_batches_are_all_counted(run_tiny: RunTiny) -> None:
+    run = run_tiny("quant=linear_mxfp8", "training.global_batch_size=6", *ONE_STEP)
+    assert {e["calls"] for e in precision(run)["entries"]} == {3}
