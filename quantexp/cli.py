@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,9 @@ VERBS = {
     "list": "list models, datasets, schemes, presets, captures, or runs",
     "doctor": "check what this machine can run",
 }
+
+#: Columns of what is not read on a terminal, so that no name in a table is cut.
+PIPE_WIDTH = 160
 
 EXAMPLES = """\
 examples:
@@ -171,7 +175,10 @@ def _complain(message: str) -> None:
 
 
 def _console() -> Console:
-    return Console(highlight=False)
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def _print_json(content: object) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -25,14 +28,14 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quantexp.errors import ConfigError
 from quantexp.load import load, unknown_key
 from quantexp.paths import conf_dir
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
-from quantexp.schema import Experiment
+from quantexp.schema import Experiment, QuantConfig
 
 #: Old scripts' words for CUSTOM_QUANT_TYPE that are not scheme names.
 QUANT_TYPES = {f: f"FA_linear_{f}" for f in ("mxfp8", "mxfp4", "hifp8")}
@@ -50,7 +53,7 @@ def configuration(config_dir: Path | None) -> Iterator[list[str]]:
     if config_dir is not None:
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
-        extra.append(f"hydra.searchpath=['file://{config_dir.absolute()}']")
+        extra.append(_searchpath([f"file://{config_dir.absolute()}"]))
     ConfigStore.instance().store(name="schema", node=Experiment)
     GlobalHydra.instance().clear()
     with (
@@ -79,27 +82,50 @@ def compose(
 def finished(config: DictConfig) -> Experiment:
     """The experiment of a composed point, with the scheme's true name; inside `configuration`."""
     experiment = load(config)
-    experiment.quant.name = _scheme_name(experiment, str(config.hydra.runtime.choices.get("quant")))
+    experiment.quant.name = _scheme_name(experiment.quant, config.hydra)
     return experiment
 
 
-def _scheme_name(experiment: Experiment, choice: str) -> str:
+def _scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
     """The derived name, or the chosen file's own if the composition is that file's, untouched."""
-    given, derived = experiment.quant.name, derived_name(experiment.quant)
+    given, derived = quant.name, derived_name(quant)
     if given is None or given == derived:
         return derived
-    plain = load(hydra_compose("config", [f"quant={choice}"])).quant
+    choice = str(hydra.runtime.choices.get("quant"))
+    plain = _plain_scheme(choice, list(hydra.searchpath))
     if plain.name != given:
         raise ConfigError(
             f"quant.name cannot be set to {given!r}: the name follows from the scheme, here {derived}; put "
             "the scheme in a YAML file of your own (quant/NAME.yaml in a --config-dir) to name it"
         )
-    if given in SCHEMES:
+    if given in SCHEMES or (_is_shipped(f"more/{given}") and choice != f"more/{given}"):
         raise ConfigError(
             f"quant.name {given!r} is a shipped scheme and this composition is another ({derived}); "
             "choose another name"
         )
-    return given if content_hash(plain) == content_hash(experiment.quant) else derived
+    return given if content_hash(plain) == content_hash(quant) else derived
+
+
+def _plain_scheme(choice: str, searchpath: list[str]) -> QuantConfig:
+    """The scheme of a file as it is without overrides."""
+    plain = hydra_compose("config", [_searchpath(searchpath), f"quant={choice}"]).quant
+    scheme = OmegaConf.to_object(plain)
+    assert isinstance(scheme, QuantConfig)
+    return scheme
+
+
+def _is_shipped(choice: str) -> bool:
+    return (conf_dir() / "quant" / f"{choice}.yaml").is_file()
+
+
+def _searchpath(folders: list[str]) -> str:
+    return f"hydra.searchpath=[{','.join(map(_quoted, folders))}]"
+
+
+def _quoted(value: str) -> str:
+    """The value as Hydra's grammar takes it literally."""
+    inside = re.sub(r"(\\*)('|\Z)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
+    return f"'{inside}'"
 
 
 def sweep(
@@ -113,12 +139,14 @@ def sweep(
         words = [*overrides, *environment_overrides(overrides, environment)]
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        return hydra.multirun(
-            config_name="config",
-            task_function=task,
-            overrides=[*extra, *words],
-            with_log_configuration=False,
-        )
+        # The sweeper writes a multirun.yaml; what a sweep did is in runs/sweeps/.
+        with tempfile.TemporaryDirectory() as scratch:
+            return hydra.multirun(
+                config_name="config",
+                task_function=task,
+                overrides=[*extra, f"hydra.sweep.dir={_quoted(scratch)}", *words],
+                with_log_configuration=False,
+            )
 
 
 def compose_sweep(
@@ -162,10 +190,12 @@ def _unless_given(
     """`key=meaning`, unless the same is given already; an error beside anything else about the key."""
     about = [o for o in given if _concerns(o, key)]
     if not about:
-        quoted = meaning.replace("\\", "\\\\").replace("'", "\\'")
-        return [f"{key}='{quoted}'"]
+        return [f"{key}={_quoted(meaning)}"]
     for override in about:
-        if override.get_key_element() != key or str(override.value()) != meaning:
+        if (
+            override.get_key_element() not in (key, f"{key}.level")
+            or str(override.value()) != meaning
+        ):
             raise ConfigError(
                 f"{variable}={value} (that is, {key}={meaning}) and {override.input_line} differ; "
                 f"unset {variable} or drop the override"
@@ -187,22 +217,27 @@ def _clean_errors(config_dir: Path | None) -> Iterator[None]:
     try:
         yield
     except MissingConfigException as error:
-        raise ConfigError(_missing_choice(error)) from error
+        raise ConfigError(_missing_choice(error, config_dir)) from error
     except OverrideParseException as error:
         raise ConfigError(
             f"cannot read the override {error.override!r}: {_first_line(error)}; write key=value, in "
             "quotes where the shell or a comma is in the way"
         ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{' '.join(str(error).split())}; mend the YAML") from error
     except (ConfigCompositionException, HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_composition(error, config_dir)) from error
 
 
-def _missing_choice(error: MissingConfigException) -> str:
+def _missing_choice(error: MissingConfigException, config_dir: Path | None) -> str:
     missing = str(error.missing_cfg_file)
     group, _, choice = missing.rpartition("/")
-    if error.options:
-        return f"{group}={choice}: no such choice; available: {', '.join(sorted(error.options))}"
-    return _first_line(error)
+    if not error.options:
+        return _first_line(error)
+    reason = f"{group}={choice}: no such choice; available: {', '.join(sorted(error.options))}"
+    file = _file_of(str(error), config_dir)
+    own = file is not None and config_dir is not None and Path(file).is_relative_to(config_dir)
+    return f"{file}: {reason}" if own else reason
 
 
 def _composition(error: Exception, config_dir: Path | None) -> str:
@@ -210,10 +245,12 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
     inner: BaseException = error
     while inner.__cause__ is not None:
         inner = inner.__cause__
+    if isinstance(inner, ConfigCompositionException) and inner.__context__ is not None:
+        inner = inner.__context__  # what a file holds is refused without a cause
     key = getattr(inner, "full_key", None)
     reason = _first_line(inner)
     if key and ("not in" in reason):
-        reason = unknown_key(str(key))
+        reason = unknown_key(str(key), getattr(inner, "object_type", None))
     elif key and str(key) not in reason:
         reason = f"{key}: {reason}"
     file = _file_of(str(error), config_dir)

@@ -65,8 +65,10 @@ def _torch() -> Check:
 
 
 def _device() -> Check:
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError):
+        return Check("device", None, "not looked at: torch cannot be imported")
     if not torch.cuda.is_available():
         return Check("device", True, f"CPU ({os.cpu_count()} cores); no CUDA device")
     properties = torch.cuda.get_device_properties(0)

@@ -13,11 +13,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from quantexp.errors import ConfigError
-from quantexp.schema import Experiment, TokenizerKind
+from quantexp.schema import Experiment, Rule, TokenizerKind
 from quantexp.validate import validate
 
 #: Bytes and the end of a document.
@@ -52,17 +53,23 @@ def read(file: Path) -> Experiment:
     """
     try:
         config = OmegaConf.load(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
-    assert isinstance(config, DictConfig)
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{file} is no configuration; run the experiment again")
     experiment = _structured(_plain(config))
     validate(experiment)
     return experiment
 
 
-def unknown_key(full_key: str) -> str:
-    """The message for a key the schema does not have, with what stands there or is near."""
+def unknown_key(full_key: str, owner: Any = None) -> str:
+    """The message for a key the schema does not have, with what stands there or is near.
+
+    Of a key in a list OmegaConf knows the last part alone, and the dataclass that has no such key.
+    """
     parent, _, name = full_key.rpartition(".")
+    if owner is Rule:
+        return _no_such_key("quant.rules[]", name, Rule)
     node: Any = Experiment
     for part in filter(None, parent.split(".")):
         fields = {f.name: f for f in dataclasses.fields(node)}
@@ -70,10 +77,15 @@ def unknown_key(full_key: str) -> str:
         if not isinstance(factory, type) or not dataclasses.is_dataclass(factory):
             return f"unknown key {full_key}"
         node = factory
-    names = [f.name for f in dataclasses.fields(node)]
+    return _no_such_key(parent, name, node)
+
+
+def _no_such_key(parent: str, name: str, owner: Any) -> str:
+    names = [f.name for f in dataclasses.fields(owner)]
     near = get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"unknown key {full_key}; {hint}allowed in {parent or 'the root'}: {', '.join(names)}"
+    key = f"{parent}.{name}" if parent else name
+    return f"unknown key {key}; {hint}allowed in {parent or 'the root'}: {', '.join(names)}"
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -100,7 +112,7 @@ def _structured(plain: dict[str, Any]) -> Experiment:
 def _message(error: OmegaConfBaseException) -> str:
     key = str(error.full_key or "")
     if isinstance(error, ConfigKeyError) and key:
-        return unknown_key(key)
+        return unknown_key(key, error.object_type)
     first = str(error).splitlines()[0]
     if "missing" in first.lower():
         return f"{key} has no value; give {key}=..."

@@ -74,19 +74,22 @@ def opened(
         run.root.mkdir(parents=True, exist_ok=True)
         lock = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise RunError(
-            f"the run folder {run.root} cannot be written: {error.strerror}; set paths.root to a folder that "
-            "can"
-        ) from error
+        raise _cannot_write(run, error) from error
     try:
         _lock(lock, run)
         skipped = _why_skipped(experiment, run)
         if skipped is None:
-            _set_aside(run)
-            _write_new(experiment, run, content, command)
+            _prepare(experiment, run, content, command)
         yield Opened(run, skipped), lock
     finally:
         os.close(lock)
+
+
+def _cannot_write(run: RunDir, error: OSError) -> RunError:
+    return RunError(
+        f"the run folder {run.root} cannot be written: {error.strerror}; set paths.root to a folder that "
+        "can"
+    )
 
 
 def _lock(lock: int, run: RunDir) -> None:
@@ -94,7 +97,8 @@ def _lock(lock: int, run: RunDir) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         status = read_status(run.status)
-        where = f"process {status.pid} on {status.host}" if status else "another process"
+        known = status is not None and status.pid is not None
+        where = f"process {status.pid} on {status.host}" if status and known else "another process"
         raise RunError(f"{run.root} is in use by {where}; wait for it, or stop it first") from error
 
 
@@ -106,6 +110,8 @@ def _why_skipped(experiment: Experiment, run: RunDir) -> str | None:
         earlier = read(run.config)
     except ConfigError:
         return None
+    if status.iteration < status.iterations and not experiment.capture.stop_after_capture:
+        return None  # it ended with its capture, as it was asked to
     if not covers(earlier.capture, experiment.capture, experiment.training.iterations):
         return None
     return f"already completed {status.finished}, with all the capture asked for; force=true runs it again"
@@ -132,17 +138,30 @@ def covers(earlier: CaptureConfig, asked: CaptureConfig, iterations: int) -> boo
     )
 
 
-def _set_aside(run: RunDir) -> None:
-    """Move an earlier attempt, whatever it left, into a folder of its own."""
-    left = [p for p in run.root.iterdir() if p not in (run.attempts, run.lock)]
-    if not left:
-        return
-    run.attempts.mkdir(exist_ok=True)
-    numbers = [int(p.name) for p in run.attempts.iterdir() if p.name.isdigit()]
-    attempt = run.attempts / str(max(numbers, default=0) + 1)
-    attempt.mkdir()
-    for path in left:
-        path.rename(attempt / path.name)
+def _prepare(
+    experiment: Experiment, run: RunDir, content: dict[str, Any], command: list[str]
+) -> None:
+    captured = RunDir(run.captured(experiment.capture.dir).absolute())
+    try:
+        _set_aside([run] if captured.root == run.tensors else [run, captured])
+        _write_new(experiment, run, content, command)
+    except OSError as error:
+        raise _cannot_write(run, error) from error
+
+
+def _set_aside(places: list[RunDir]) -> None:
+    """Move an earlier attempt, whatever it left in each place, into a folder of its own there."""
+    left = {
+        place: [p for p in place.root.iterdir() if p not in (place.attempts, place.lock)]
+        for place in places
+        if place.root.is_dir()
+    }
+    numbers = [int(p.name) for place in left for p in place.attempts.glob("[0-9]*")]
+    number = str(max(numbers, default=0) + 1)
+    for place, paths in left.items():
+        for path in paths:
+            (place.attempts / number).mkdir(parents=True, exist_ok=True)
+            path.rename(place.attempts / number / path.name)
 
 
 def _write_new(

@@ -65,10 +65,10 @@ def print_sweep(outcomes: list[Outcome], failures: list[tuple[str, str]], consol
     """The table of a sweep: one row a run, the gap to the bf16 run of the same model and data."""
     table = Table(title=f"{len(outcomes) + len(failures)} runs", title_justify="left")
     for name in ("model", "dataset", "scheme"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, overflow="fold")
     for name in ("final loss", "gap to bf16", "tokens/s", "tensors", "captured"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
+        table.add_column(name, justify="right", min_width=7)
+    table.add_column("state", min_width=9)
     for outcome in outcomes:
         metrics = outcome.metrics or {}
         table.add_row(

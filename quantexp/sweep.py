@@ -34,7 +34,8 @@ def run_sweep(overrides: list[str], config_dir: Path | None, console: Console) -
     try:
         sweep(overrides, task, config_dir)
     except KeyboardInterrupt:
-        task.finish()
+        if task.outcomes or task.failures:
+            task.finish()
         raise
     return task.finish()
 
@@ -85,15 +86,15 @@ class SweepTask:
         if not self.outcomes and not self.failures:
             raise RunError("the sweep has no points")
         print_sweep(self.outcomes, self.failures, self.console)
+        self._write()
         completed = all(outcome.state is State.COMPLETED for outcome in self.outcomes)
         return 0 if completed and not self.failures else 1
 
     def _write(self) -> None:
         assert self.root is not None
         folder = self.root / "sweeps"
-        folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.fromisoformat(self.started).astimezone(UTC).strftime("%Y%m%d_%H%M%S_%f")
-        runs = [
+        runs: list[dict[str, object]] = [
             {
                 "run": o.run.root.name,
                 "state": o.state.value,
@@ -102,7 +103,23 @@ class SweepTask:
             }
             for o in self.outcomes
         ]
-        write_json(folder / f"{stamp}.json", {"started": self.started, "runs": runs})
+        runs += [
+            {
+                "run": None,
+                "state": State.FAILED.value,
+                "skipped": False,
+                "reason": f"{name}: {reason}",
+            }
+            for name, reason in self.failures
+        ]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / f"{stamp}.json", {"started": self.started, "runs": runs})
+        except OSError as error:
+            raise RunError(
+                f"the sweep's list of runs cannot be written to {folder}: {error.strerror}; set "
+                "paths.root to a folder that can"
+            ) from error
 
 
 def _line(name: str, outcome: Outcome) -> str:

@@ -116,7 +116,7 @@ def _attention(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
     yield Expected(module, "forward", "pre", "value", kv, size)
     yield Expected(module, "forward", "post", "attn_weights", P, size)
     yield Expected(module, "forward", "post", "output", o, size)
-    yield Expected(module, "backward", "pre", "grad_output", o, size)
+    yield Expected(module, "backward", "pre", "grad_output", q, size)
     yield Expected(module, "backward", "post", "grad_attn_weights", P, size)
     yield Expected(module, "backward", "post", "grad_query", q, size)
     yield Expected(module, "backward", "post", "grad_key", kv, size)

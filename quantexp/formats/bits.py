@@ -12,11 +12,9 @@ SIGN_MASK = -(1 << 31)
 MAGNITUDE_MASK = 0x7FFFFFFF
 EXPONENT_MASK = 0x7F800000
 NAN_BITS = 0x7FC00000
-#: the E8M0 scale byte that makes a block NaN (OCP MX v1.0 section 5.4.1).
-NAN_SCALE = 0xFF
 #: 2^-127, the one E8M0 scale that float32 holds as a subnormal.
 _TWO_TO_MINUS_127_BITS = 1 << 22
-_FIELD_OF_ONE_SQUARED = (2 * BIAS) << MANTISSA_BITS
+_FIELDS_OF_INVERSES = (2 * BIAS) << MANTISSA_BITS
 
 
 def as_bits(x: Tensor) -> Tensor:
@@ -43,4 +41,4 @@ def inverse_power_of_two(field: Tensor) -> Tensor:
 
     2^-127, which nothing should depend on, for the field of all ones.
     """
-    return from_bits((_FIELD_OF_ONE_SQUARED - field).clamp_min_(_TWO_TO_MINUS_127_BITS))
+    return from_bits((_FIELDS_OF_INVERSES - field).clamp_min_(_TWO_TO_MINUS_127_BITS))

@@ -24,7 +24,6 @@ from quantexp.formats.layout import Scratch, chunk_limit
 from quantexp.formats.options import Options
 from quantexp.formats.rounding import break_ties, round_to_multiples
 from quantexp.formats.table import HIF8
-from quantexp.formats.types import Scaling
 
 _LOWEST_BITS = (HIF8.emin + BIAS) << MANTISSA_BITS
 _HIGHEST_BITS = (HIF8.emax + BIAS) << MANTISSA_BITS
@@ -50,8 +49,7 @@ def scaled_values(x_N: Tensor, options: Options, scale: Tensor | None, scratch: 
         v.mul_(scale)
     bound = HIF8.max if options.saturate else 2 * HIF8.max
     v.clamp_(-bound, bound)
-    products_are_rounded = options.scaling is Scaling.EXACT
-    break_ties(v, options.rounding, torch.float32 if products_are_rounded else x_N.dtype)
+    break_ties(v, options.rounding)
     spacing_to(magic, v, exponent, factor=1.5 * 2.0**MANTISSA_BITS)
     round_to_multiples(v, magic)
     if not options.saturate:

@@ -57,7 +57,7 @@ def scaled_magnitudes(
     amax_bits = block_amax_bits(x32, q)
     field = scale_field(amax_bits, element, options.scale_rule)
     q.mul_(inverse_power_of_two(field))
-    break_ties(q, options.rounding, x_OBKI.dtype)
+    break_ties(q, options.rounding)
     round_magnitudes(q, element, magic)
     if can_saturate(options.scale_rule):
         q.clamp_max_(element.max)

@@ -4,9 +4,8 @@ In float32, numbers from 2^k to 2^(k+1) are 2^(k-23) apart. So with C = 1.5 * 2^
 rounded to a multiple of 2^(k-23), to nearest even, and (v + C) - C is exact. The callers choose k
 for each value; where the element is subnormal, k no longer follows the exponent of v.
 
-Nearest away is the same with v moved beforehand: its low three mantissa bits are replaced by 001.
-Ties have fewer significant bits than that touches, so a tie lands just above itself, and nothing
-else crosses a tie. Inputs of 16 bits have those bits clear, which saves a pass.
+Nearest away is the same with the lowest bit of v set beforehand. A tie has that bit clear, so it
+moves just above itself; and as ties are even in units of that bit, nothing moves across one.
 """
 
 from __future__ import annotations
@@ -17,19 +16,14 @@ from torch import Tensor
 from quantexp.formats.bits import EXPONENT_MASK, MANTISSA_BITS, as_bits
 from quantexp.formats.types import Element, Rounding
 
-_LOW_BITS_CLEARED = ~0x7
 
-
-def break_ties(v: Tensor, rounding: Rounding, input_dtype: torch.dtype) -> None:
+def break_ties(v: Tensor, rounding: Rounding) -> None:
     """Move v (float32, in place) so that rounding it to nearest even rounds as asked.
 
     Signs are kept. Zero becomes the smallest subnormal, which rounds to zero; Inf becomes NaN.
     """
     if rounding is Rounding.AWAY:
-        bits = as_bits(v)
-        if input_dtype == torch.float32:
-            bits.bitwise_and_(_LOW_BITS_CLEARED)
-        bits.bitwise_or_(1)
+        as_bits(v).bitwise_or_(1)
 
 
 def round_to_multiples(v: Tensor, magic: Tensor) -> None:

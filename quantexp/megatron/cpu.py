@@ -6,7 +6,8 @@ context and only there:
 - `torch.cuda`'s device, stream and random-number functions answer for the CPU, since Megatron calls them without
   asking (rotary embedding, DistributedDataParallel, `model_parallel_cuda_manual_seed`);
 - a `TorchFunctionMode` turns the literal device "cuda" into "cpu", `Tensor.cuda()` into the tensor itself, and lets
-  `Tensor.type()` answer `torch.cuda.*`, which Megatron's mixed-precision optimizer insists on.
+  `Tensor.type()` answer `torch.cuda.*`, which Megatron's mixed-precision optimizer insists on. It holds in the
+  backward too, where recomputed forwards run.
 
 Everything is put back on leaving, also after an error. It changes where tensors live, never what is computed.
 """
@@ -126,6 +127,16 @@ def _replacements() -> list[tuple[ModuleType, str, object]]:
     ]
 
 
+def _under(mode: _CudaMeansCpu, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the mode on again: torch takes it off while it handles `backward`."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return function(*args, **kwargs)
+
+    return run
+
+
 @contextlib.contextmanager
 def cpu_device() -> Iterator[None]:
     """Let Megatron-Core run on the CPU inside this context; does nothing where CUDA is available."""
@@ -137,7 +148,10 @@ def cpu_device() -> Iterator[None]:
         for module, name, replacement in _replacements():
             before.append((module, name, getattr(module, name)))
             setattr(module, name, replacement)
-        with _CudaMeansCpu():
+        mode = _CudaMeansCpu()
+        before.append((torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward))
+        torch.autograd._engine_run_backward = _under(mode, torch.autograd._engine_run_backward)
+        with mode:
             yield
     finally:
         for module, name, original in reversed(before):

@@ -82,20 +82,20 @@ class Grid:
 
 
 def _others() -> list[Grid]:
-    """Every grid that something undeclared could have put an operand on.
+    """Every grid that something undeclared could have put an operand on, the coarsest first.
 
     Under rceil a block's own amax is always representable, so content made with any scale rule lies on its grid.
     """
-    mx = [
-        Grid(name, across, 32, ScaleRule.RCEIL)
-        for name in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4_e2m1")
-        for across in (False, True)
-    ]
+    mx = {
+        name: [Grid(name, across, 32, ScaleRule.RCEIL) for across in (False, True)]
+        for name in ("mxfp4_e2m1", "mxfp8_e5m2", "mxfp8_e4m3")
+    }
     hif8 = [
         Grid("hifp8", scaling=Scaling.CURRENT, amax_target=target)
         for target in (FORWARD_AMAX, GRADIENT_AMAX)
     ]
-    return [*mx, *hif8, Grid("hifp8", scaling=Scaling.NONE)]
+    unscaled = Grid("hifp8", scaling=Scaling.NONE)
+    return [*mx["mxfp4_e2m1"], *mx["mxfp8_e5m2"], unscaled, *hif8, *mx["mxfp8_e4m3"]]
 
 
 OTHERS = _others()

@@ -58,13 +58,18 @@ def expanded(x_TBGD: Tensor, num_heads: int) -> Tensor:
     return x_TBGD if repeats == 1 else x_TBGD.repeat_interleave(repeats, dim=2)
 
 
+def _by_token(x_NTD: Tensor, sequences: int) -> Tensor:
+    """[N, T, D] as [T, B, H, D]: what `by_head` undoes."""
+    N, T, D = x_NTD.shape
+    return x_NTD.transpose(0, 1).reshape(T, sequences, N // sequences, D)
+
+
 def _summed_over_group(x_NTD: Tensor, sequences: int, groups: int) -> Tensor:
     """The gradient of `expanded`, from [N, T, D] to [T, B, G, D]."""
-    N, T, D = x_NTD.shape
-    x_TBHD = x_NTD.transpose(0, 1).reshape(T, sequences, N // sequences, D)
+    x_TBHD = _by_token(x_NTD, sequences)
     if x_TBHD.shape[2] == groups:
         return x_TBHD
-    return x_TBHD.reshape(T, sequences, groups, -1, D).sum(dim=3)
+    return x_TBHD.unflatten(2, (groups, -1)).sum(dim=3)
 
 
 def _forward_or_own(
@@ -156,7 +161,7 @@ class _Context(torch.autograd.Function):
             dv = torch.bmm(P.transpose(1, 2), dO_v)
         dv = _summed_over_group(dv, B, G)
 
-        ctx.tap(BACKWARD, PRE, "grad_output", dO)
-        ctx.tap(BACKWARD, POST, "grad_attn_weights", dP)
+        ctx.tap(BACKWARD, PRE, "grad_output", _by_token(dO, B))
+        ctx.tap(BACKWARD, POST, "grad_attn_weights", dP.view(B, -1, *dP.shape[1:]))
         ctx.tap(BACKWARD, POST, "grad_value", dv)
         return dP, dv, None, None

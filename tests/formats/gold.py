@@ -103,10 +103,7 @@ def hif8(value: float, *, saturate: bool = True) -> float:
     """One value; ties away from zero, and no negative zero."""
     if math.isnan(value):
         return math.nan
-    grid = hif8_magnitudes()
-    beyond = math.isinf(value) or abs(Fraction(value)) >= 40960
-    if beyond:
-        magnitude = 32768.0 if saturate else math.inf
-    else:
-        magnitude = float(nearest(abs(Fraction(value)), grid, "away"))
+    if math.isinf(value) or abs(Fraction(value)) >= 40960:
+        return math.copysign(32768.0 if saturate else math.inf, value)
+    magnitude = float(nearest(abs(Fraction(value)), hif8_magnitudes(), "away"))
     return math.copysign(magnitude, value) if magnitude else 0.0

@@ -45,12 +45,12 @@ class QuantexpLauncher(Launcher):
         Raises:
             ConfigError: a point that is not an experiment, before anything has run.
         """
-        from quantexp.load import load
+        from quantexp.compose import finished
 
         loader = self.hydra_context.config_loader
         points = [loader.load_sweep_config(self.config, list(o)) for o in job_overrides]
         for point in points:
-            load(point)
+            finished(point)
         return [
             self._run(point, overrides)
             for point, overrides in zip(points, job_overrides, strict=True)

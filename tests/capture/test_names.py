@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from quantexp.capture.names import TensorName, formats_record, quant_type, short_name
+from quantexp.quant.precision import ModuleId, precision_map
+from quantexp.schema import Experiment
+
+
+def test_an_attention_tensor_has_the_nine_segments_of_the_contract() -> None:
+    name = TensorName(0, "attention", "forward", "pre", "query", "mxfp8")
+    assert (
+        name.file("20250908_095220", 1)
+        == "mxfp8/20250908_095220_0001_attention_L0_forward_pre_FA_mxfp8_query.pt"
+    )
+
+
+def test_a_linear_tensor_names_its_module() -> None:
+    name = TensorName(3, "fc1", "backward", "post", "grad_input", "hifp8")
+    assert (
+        name.file("20250908_095220", 12345)
+        == "hifp8/20250908_095220_12345_linear_L3-fc1_backward_post_linear_hifp8_grad_input.pt"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fmt", "short"),
+    [("mxfp8_e4m3", "mxfp8"), ("mxfp4_e2m1", "mxfp4"), ("hifp8", "hifp8"), ("bf16", "bf16"), ("mxfp8_e5m2", "mxfp8-e5m2")],
+)
+def test_short_names_have_no_underscore(fmt: str, short: str) -> None:
+    assert short_name(fmt) == short
+
+
+def test_the_metadata_lists_every_slot(tiny: Callable[..., Experiment]) -> None:
+    experiment = tiny("quant=FA_linear_mxfp8")
+    declared = precision_map(experiment.model, experiment.quant)
+    linear = formats_record(declared[ModuleId(0, "fc2")])
+    assert linear["wgrad.g"] == {
+        "format": "mxfp8_e4m3",
+        "axis": "tokens",
+        "block": 32,
+        "scale_rule": "rceil",
+        "rounding": "even",
+        "scaling": None,
+        "saturate": None,
+        "amax_target": None,
+        "reuse": False,
+    }
+    attention = formats_record(declared[ModuleId(0, "attention")])
+    assert len(linear) == 6
+    assert len(attention) == 12
+    assert attention["qk.dgrad_q.k"]["reuse"]
+    assert attention["qk.dgrad_q.k"]["axis"] == "head_dim"
+    assert quant_type(declared[ModuleId(0, "attention")]) == "mxfp8"

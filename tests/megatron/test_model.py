@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from quantexp.errors import ConfigError
+from quantexp.megatron.model import build_model, scheme_modules, set_precision
+from quantexp.megatron.session import device_class, is_deterministic, session
+from quantexp.megatron.specs import injected, stock_layer_spec
+from quantexp.quant.precision import ModuleId, precision_map
+from quantexp.schema import Experiment
+from quantexp.sizes import num_padding_parameters, num_parameters
+
+Tiny = Callable[..., Experiment]
+
+
+def test_the_models_parameters_are_as_many_as_counted(tiny: Tiny) -> None:
+    for tie in ("true", "false"):
+        experiment = tiny(f"model.tie_embeddings={tie}")
+        with session(experiment.training):
+            model, _ = build_model(experiment.model, experiment.training, stock_layer_spec())
+        counted = num_parameters(experiment.model) + num_padding_parameters(experiment.model)
+        assert sum(p.numel() for p in model.parameters()) == counted
+
+
+def test_every_module_of_the_map_is_found_and_told(tiny: Tiny) -> None:
+    experiment = tiny("quant=FA_linear_mxfp8")
+    declared = precision_map(experiment.model, experiment.quant)
+    with session(experiment.training):
+        spec = injected(stock_layer_spec())
+        model, _ = build_model(experiment.model, experiment.training, spec)
+        set_precision(model, declared)
+    modules = scheme_modules(model)
+    assert modules.keys() == declared.keys()
+    assert modules[ModuleId(1, "fc2")].precision is declared[ModuleId(1, "fc2")]
+
+
+def test_a_model_that_lacks_a_module_of_the_map_is_refused(tiny: Tiny) -> None:
+    experiment = tiny()
+    declared = precision_map(experiment.model, experiment.quant)
+    with session(experiment.training):
+        model, _ = build_model(experiment.model, experiment.training, stock_layer_spec())
+        with pytest.raises(RuntimeError, match="has 0 modules of the scheme and the precision map 10"):
+            set_precision(model, declared)
+
+
+def test_the_linear_layer_refuses_what_it_does_not_do(tiny: Tiny) -> None:
+    experiment = tiny()
+    with session(experiment.training):
+        model, _ = build_model(
+            experiment.model, experiment.training, injected(stock_layer_spec())
+        )
+        set_precision(model, precision_map(experiment.model, experiment.quant))
+        layer = scheme_modules(model)[ModuleId(0, "qkv")]
+        x = torch.zeros(4, 1, 128, dtype=torch.bfloat16)
+        with pytest.raises(ConfigError, match="without gradient-accumulation fusion"):
+            layer._forward_impl(x, layer.weight, gradient_accumulation_fusion=True)
+
+
+def test_attention_refuses_packed_sequences(tiny: Tiny) -> None:
+    experiment = tiny()
+    with session(experiment.training):
+        model, _ = build_model(
+            experiment.model, experiment.training, injected(stock_layer_spec())
+        )
+        attention = scheme_modules(model)[ModuleId(0, "attention")]
+        x = torch.zeros(4, 1, 4, 32, dtype=torch.bfloat16)
+        with pytest.raises(ConfigError, match="no packed sequences and no bias"):
+            attention(x, x, x, None, packed_seq_params=object())
+
+
+def test_the_session_leaves_nothing_behind(tiny: Tiny) -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    with session(tiny().training):
+        assert torch.distributed.is_initialized()
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.distributed.is_initialized()
+    assert torch.are_deterministic_algorithms_enabled() == before
+
+
+def test_runs_are_deterministic_on_a_cpu_unless_told_otherwise(tiny: Tiny) -> None:
+    assert is_deterministic(tiny().training) == (device_class() == "cpu")
+    assert not is_deterministic(tiny("training.deterministic=false").training)
+    assert is_deterministic(tiny("training.deterministic=true").training)

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.megatron.session import session
+from quantexp.megatron.specs import stock_layer_spec
+from quantexp.megatron.trainer import Metrics, train
+from quantexp.paths import RunDir
+from quantexp.schema import Experiment
+from quantexp.status import State, read_status
+
+Tiny = Callable[..., Experiment]
+RunTiny = Callable[..., RunDir]
+
+
+class Keeps:
+    """An observer that keeps the metrics and, after each backward, every main gradient."""
+
+    def __init__(self) -> None:
+        self.metrics: list[Metrics] = []
+        self.gradients_by_name: list[dict[str, Tensor]] = []
+
+    def built(self, model: Any) -> None:
+        self.model = model
+
+    def proof(self, iteration: int, declared: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
+        pass
+
+    def gradients(self, iteration: int, loss_scale: float | None) -> None:
+        named = self.model.named_parameters()
+        self.gradients_by_name.append({name: p.main_grad.clone() for name, p in named})
+
+    def iteration(self, metrics: Metrics) -> bool:
+        self.metrics.append(metrics)
+        return True
+
+
+def tokens(experiment: Experiment) -> Iterator[dict[str, Tensor]]:
+    B, T = experiment.training.micro_batch_size, experiment.training.seq_length
+    generator = torch.Generator().manual_seed(7)
+    while True:
+        ids = torch.randint(0, 257, (B, T + 1), generator=generator)
+        yield {
+            "tokens": ids[:, :-1].contiguous(),
+            "labels": ids[:, 1:].contiguous(),
+            "loss_mask": torch.ones(B, T),
+            "position_ids": torch.arange(T).expand(B, T),
+        }
+
+
+def trained(experiment: Experiment, stock: bool = False) -> Keeps:
+    keeps = Keeps()
+    with session(experiment.training) as device:
+        spec = stock_layer_spec() if stock else None
+        train(experiment, tokens(experiment), keeps, device, spec)
+    return keeps
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_injected_bf16_equals_the_stock_classes_to_the_last_bit(
+    tiny: Tiny, precision: str, recompute: str
+) -> None:
+    experiment = tiny(
+        f"training.precision={precision}",
+        f"training.recompute={recompute}",
+        "training.iterations=3",
+        "training.global_batch_size=4",
+        "training.initial_loss_scale=1024",
+    )
+    stock, ours = trained(experiment, stock=True), trained(experiment)
+    for a, b in zip(stock.metrics, ours.metrics, strict=True):
+        assert (a.loss, a.grad_norm, a.lr) == (b.loss, b.grad_norm, b.lr)
+    for theirs, own in zip(stock.gradients_by_name, ours.gradients_by_name, strict=True):
+        assert theirs.keys() == own.keys()
+        assert all(torch.equal(theirs[name], own[name]) for name in theirs)
+
+
+def test_the_true_widths_equal_the_stock_classes_too(tiny: Tiny) -> None:
+    experiment = tiny(
+        "model.num_layers=1",
+        "model.hidden_size=2048",
+        "model.ffn_hidden_size=8192",
+        "model.num_attention_heads=32",
+        "model.num_query_groups=8",
+        "model.head_dim=64",
+    )
+    stock, ours = trained(experiment, stock=True), trained(experiment)
+    assert [(m.loss, m.grad_norm) for m in stock.metrics] == [
+        (m.loss, m.grad_norm) for m in ours.metrics
+    ]
+
+
+def losses(run: RunDir) -> list[tuple[float, float]]:
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [(line["loss"], line["grad_norm"]) for line in lines]
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "FA_linear_mxfp4", "FA_linear_hifp8"])
+def test_the_same_seed_gives_the_same_losses_to_the_last_bit(
+    run_tiny: RunTiny, scheme: str
+) -> None:
+    first = losses(run_tiny(f"quant={scheme}"))
+    again = losses(run_tiny(f"quant={scheme}", "force=true"))
+    assert first == again
+
+
+def test_another_seed_gives_other_losses(run_tiny: RunTiny) -> None:
+    assert losses(run_tiny()) != losses(run_tiny("training.seed=1"))
+
+
+def test_runs_of_different_schemes_in_one_process_do_not_affect_each_other(
+    run_tiny: RunTiny,
+) -> None:
+    schemes = ("bf16", "FA_linear_mxfp4", "linear_hifp8")
+    forwards = {s: losses(run_tiny(f"quant={s}")) for s in schemes}
+    backwards = {s: losses(run_tiny(f"quant={s}", "force=true")) for s in reversed(schemes)}
+    assert forwards == backwards
+    assert len({tuple(v) for v in forwards.values()}) == len(schemes)
+
+
+def test_runs_of_different_schemes_side_by_side_do_not_affect_each_other(
+    tiny: Tiny, run_tiny: RunTiny
+) -> None:
+    from quantexp.record import opened
+
+    schemes = ("bf16", "FA_linear_mxfp4")
+    alone = {s: losses(run_tiny(f"quant={s}")) for s in schemes}
+    with contextlib.ExitStack() as stack:
+        folders, workers = {}, []
+        for scheme in schemes:
+            experiment = tiny(f"quant={scheme}", "force=true")
+            folder, _ = stack.enter_context(opened(experiment, "cpu", ["test"]))
+            folders[scheme] = folder.run
+            command = [sys.executable, "-m", "quantexp.worker", str(folder.run.root)]
+            workers.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        for worker in workers:
+            _, errors = worker.communicate(timeout=240)
+            assert worker.returncode == 0, errors
+    assert {s: losses(run) for s, run in folders.items()} == alone
+
+
+def test_fp16_halves_its_scale_and_leaves_the_step_out_when_a_gradient_overflows(
+    run_tiny: RunTiny,
+) -> None:
+    run = run_tiny(
+        "training.precision=fp16", f"training.initial_loss_scale={2.0**40}", "training.iterations=4"
+    )
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert lines[0]["skipped"]
+    assert lines[0]["loss_scale"] == 2.0**40
+    scales = [line["loss_scale"] for line in lines]
+    assert scales == sorted(scales, reverse=True)
+    assert scales[-1] < scales[0]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(run_tiny: RunTiny) -> None:
+    run = run_tiny(
+        "training.lr=1e30",
+        "training.iterations=9",
+        "training.max_nonfinite_iterations=2",
+        "training.clip_grad=0",
+        "capture=off",
+        expect=1,
+    )
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.FAILED
+    assert "in 2 iterations in a row (training.max_nonfinite_iterations)" in status.reason
+    assert f"stopped at iteration {status.iteration}: loss" in status.reason
+
+
+def test_the_learning_rate_warms_up_from_the_first_iteration_and_ends_at_its_minimum(
+    tiny: Tiny,
+) -> None:
+    experiment = tiny(
+        "training.iterations=4",
+        "training.warmup_iterations=2",
+        "training.lr=1e-3",
+        "training.min_lr=1e-4",
+        "training.lr_schedule=linear",
+    )
+    rates = [m.lr for m in trained(experiment).metrics]
+    assert rates == pytest.approx([5e-4, 1e-3, 5.5e-4, 1e-4])
+
+
+def test_every_metric_of_the_contract_is_there(tiny: Tiny) -> None:
+    metrics = asdict(trained(tiny()).metrics[-1])
+    wanted = "iteration loss grad_norm lr tokens step_time_s tokens_per_s tflops memory_gb".split()
+    assert all(metrics[name] > 0 for name in wanted)
+    assert metrics["tokens"] == 2 * 64

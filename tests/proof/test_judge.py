@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quantexp.formats import quantise
+from quantexp.formats.types import Rounding, ScaleRule, Scaling
+from quantexp.proof.judge import EVIDENCE, Status, judge
+from quantexp.quant.slots import Operand
+
+BF16 = Operand("bf16", "input_width")
+MXFP8 = Operand("mxfp8_e4m3", "input_width", 32, ScaleRule.RCEIL, Rounding.EVEN)
+MXFP4 = Operand("mxfp4_e2m1", "input_width", 32, ScaleRule.FLOOR, Rounding.EVEN)
+HIFP8 = Operand(
+    "hifp8",
+    "input_width",
+    rounding=Rounding.AWAY,
+    scaling=Scaling.CURRENT,
+    saturate=True,
+    amax_target=15.0,
+)
+DECLARED = {"bf16": BF16, "mxfp8": MXFP8, "mxfp4": MXFP4, "hifp8": HIFP8}
+
+
+def made(fmt: str, x: torch.Tensor, axis: int = -1) -> torch.Tensor:
+    """x as a layer of that scheme would multiply it."""
+    match fmt:
+        case "bf16":
+            return x
+        case "mxfp8":
+            return quantise(x, "mxfp8", axis=axis, scale_rule="rceil")
+        case "mxfp8_e5m2":
+            return quantise(x, fmt, axis=axis, scale_rule="rceil")
+        case "mxfp4":
+            return quantise(x, "mxfp4", axis=axis, scale_rule="floor")
+        case "hifp8":
+            return quantise(x, "hifp8", scaling="current", amax_target=15.0)
+    raise AssertionError(fmt)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("heavy_tails", [False, True])
+@pytest.mark.parametrize("declared", DECLARED)
+@pytest.mark.parametrize("actual", [*DECLARED, "mxfp8_e5m2"])
+def test_only_what_was_declared_passes(
+    actual: str, declared: str, heavy_tails: bool, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(96, 256, generator=generator)
+    if heavy_tails:
+        x = x * torch.exp(torch.randn(96, 256, generator=generator))
+    finding = judge(made(actual, x.to(dtype)), DECLARED[declared], -1)
+    expected = Status.ENGAGED if actual == declared else Status.MISMATCH
+    assert finding.status is expected, finding
+    if actual == declared:
+        assert finding.quantised == (actual != "bf16")
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_blocks_are_looked_at_along_their_own_axis(axis: int) -> None:
+    x = torch.randn(64, 96, 128, generator=torch.Generator().manual_seed(1), dtype=torch.bfloat16)
+    assert judge(made("mxfp4", x, axis), MXFP4, axis).status is Status.ENGAGED
+    other = (axis + 1) % 3
+    assert judge(made("mxfp4", x, other), MXFP4, axis).status is Status.MISMATCH
+
+
+def test_a_mismatch_says_how_many_elements_are_off() -> None:
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(2), dtype=torch.bfloat16)
+    q = made("mxfp8", x)
+    q[3, 5] = 1.0078125 * q.abs().max()
+    finding = judge(q, MXFP8, -1)
+    assert finding.status is Status.MISMATCH
+    assert finding.reason.endswith("of 2048 elements are not on the grid of mxfp8_e4m3")
+
+
+@pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
+def test_zeros_prove_nothing(declared: Operand) -> None:
+    finding = judge(torch.zeros(64, 64, dtype=torch.bfloat16), declared, -1)
+    assert (finding.status, finding.reason) == (Status.INCONCLUSIVE, "all zero")
+    assert judge(torch.zeros(0, 64), declared, -1).status is Status.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_prove_nothing(value: float) -> None:
+    x = torch.randn(64, 64, dtype=torch.bfloat16)
+    x[0, 0] = value
+    assert judge(x, MXFP8, -1).reason == "not finite"
+
+
+def test_a_one_hot_matrix_is_on_the_grid_anyway() -> None:
+    x = torch.eye(128, dtype=torch.bfloat16)
+    assert judge(x, MXFP8, -1).reason == "on the grid anyway"
+    assert judge(x, BF16, -1).status is Status.ENGAGED
+
+
+def test_a_flat_causal_attention_is_no_quantised_tensor() -> None:
+    x = torch.tril(torch.ones(128, 128)) / torch.arange(1, 129)[:, None]
+    assert judge(x.to(torch.bfloat16), BF16, -1).status is Status.ENGAGED
+
+
+def test_few_elements_prove_nothing() -> None:
+    x = torch.randn(1, EVIDENCE - 1, generator=torch.Generator().manual_seed(3))
+    q = made("mxfp8", x.to(torch.bfloat16))
+    assert judge(q, MXFP8, -1).status is Status.INCONCLUSIVE
+    assert judge(q, BF16, -1).status is Status.ENGAGED
+
+
+def test_a_quantised_part_of_a_large_tensor_does_not_hide_the_rest() -> None:
+    x = torch.randn(512, 512, generator=torch.Generator().manual_seed(4), dtype=torch.bfloat16)
+    q = made("mxfp8", x)
+    q[300:340] = x[300:340]
+    assert judge(q, MXFP8, -1).status is Status.MISMATCH
+
+
+def test_a_transposed_operand_is_judged_without_a_copy_of_it() -> None:
+    w = torch.randn(256, 512, generator=torch.Generator().manual_seed(5), dtype=torch.bfloat16)
+    assert judge(made("mxfp8", w).t(), MXFP8, -2).status is Status.ENGAGED

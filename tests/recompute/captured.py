@@ -1,0 +1,90 @@
+"""A capture as an outside program reads it: `manifest.jsonl` and the `.pt` files, nothing of quantexp.
+
+Torch opens the files, `weights_only=True`; from there on everything is numpy in float64, which holds every bf16 value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array = npt.NDArray[np.float64]
+#: One operand's format and options, as the manifest's `formats` has it.
+Slot = Mapping[str, Any]
+
+#: What the manifest's line says beyond the metadata inside the file.
+_FILE_FIELDS = ("file", "bytes", "hash")
+
+
+@dataclass
+class Module:
+    """One module's tensors of one micro-batch, and what the manifest says of all of them."""
+
+    layer: int
+    name: str
+    layer_type: str
+    dtype: str
+    softmax_scale: float | None
+    formats: dict[str, Slot]
+    #: (operation, tensor) -> values
+    tensors: dict[tuple[str, str], Array] = field(default_factory=dict)
+    #: (operation, tensor) -> file below the capture's folder
+    files: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def forward(self, tensor: str) -> Array:
+        return self.tensors["forward", tensor]
+
+    def backward(self, tensor: str) -> Array:
+        return self.tensors["backward", tensor]
+
+    def __str__(self) -> str:
+        return f"L{self.layer} {self.name}"
+
+
+def read_capture(folder: Path) -> list[Module]:
+    """The modules of a capture of one micro-batch, in the order in which they ran."""
+    modules: dict[tuple[int, str], Module] = {}
+    for text in (folder / "manifest.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if line["micro_batch"] is None:  # main_grad, of the whole iteration
+            continue
+        module = modules.setdefault((line["layer"], line["module"]), _module(line))
+        assert (line["iteration"], line["micro_batch"]) == (1, 0)
+        assert _shared(line) == (module.layer_type, module.dtype, module.formats)
+        key = (line["operation"], line["tensor"])
+        assert key not in module.tensors, f"{module} {key} is listed twice"
+        module.tensors[key] = _values(folder, line)
+        module.files[key] = line["file"]
+    return list(modules.values())
+
+
+def _module(line: dict[str, Any]) -> Module:
+    layer_type, dtype, formats = _shared(line)
+    return Module(line["layer"], line["module"], layer_type, dtype, line["softmax_scale"], formats)
+
+
+def _shared(line: dict[str, Any]) -> tuple[str, str, dict[str, Slot]]:
+    return line["layer_type"], line["dtype"], line["formats"]
+
+
+def _values(folder: Path, line: dict[str, Any]) -> Array:
+    """The file's values; the file must say of itself what the manifest says of it."""
+    content = torch.load(folder / line["file"], weights_only=True)
+    tensor, metadata = content["tensor"], content["metadata"]
+    listed = {key: value for key, value in line.items() if key not in _FILE_FIELDS}
+    if line["tensor"] == "weight":  # the backward's line refers to the forward's file
+        listed["operation"] = metadata["operation"]
+    assert metadata == listed
+    assert list(tensor.shape) == line["shape"]
+    raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    assert (len(raw), hashlib.sha256(raw).hexdigest()) == (line["bytes"], line["hash"])
+    values: Array = tensor.double().numpy()
+    return values

@@ -1,0 +1,203 @@
+"""Every result of a module again, from the captured operands and the declared formats alone.
+
+    linear     y = x w^T      dx = g w       dw = g^T x
+    attention  S = a q k^T    P = softmax(S)      o = P v
+               dP = dO v^T    dS = P (dP - sum P dP)
+               dv = P^T dO    dq = a dS k         dk = a dS^T q
+
+    # T tokens (queries or keys), B sequences, I input width, O output width
+    # H query heads, G key-value heads, D head_dim; Megatron's layouts are [T, B, I], [T, B, H, D], [T, B, G, D]
+
+Each operand of each product is held as its slot says. S, P, dP, dS and the products of the backward are rounded to the working dtype
+where they are stored; softmax and its derivative are in fp32 and the derivative sees P before rounding. A `Value` that
+is returned lacks the last rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from .bounds import Value, exact, product, scaled, softmax, softmax_gradient, total
+from .captured import Array, Module, Slot
+from .grids import held, rounded
+
+Formats = Mapping[str, Slot]
+Recompute = Callable[[Module, Formats], Value]
+
+#: The dimensions of each operand as it is captured, in the words of a slot's axis.
+DIMS = {
+    "x": ("tokens", "sequences", "input_width"),
+    "g": ("tokens", "sequences", "output_width"),
+    "w": ("output_width", "input_width"),
+    "q": ("queries", "sequences", "heads", "head_dim"),
+    "k": ("keys", "sequences", "groups", "head_dim"),
+    "v": ("keys", "sequences", "groups", "head_dim"),
+    "dO": ("queries", "sequences", "heads", "head_dim"),
+    "P": ("sequences", "heads", "queries", "keys"),
+}
+#: (operation, tensor) of each operand that is captured.
+CAPTURED = {
+    "x": ("forward", "input"),
+    "w": ("forward", "weight"),
+    "g": ("backward", "grad_output"),
+    "q": ("forward", "query"),
+    "k": ("forward", "key"),
+    "v": ("forward", "value"),
+    "dO": ("backward", "grad_output"),
+    "P": ("forward", "attn_weights"),
+}
+
+
+def operand(module: Module, formats: Formats, slot: str) -> Array:
+    """A captured operand as one slot holds it."""
+    name = slot.rpartition(".")[2]
+    return held(captured_operand(module, name), formats[slot], DIMS[name], module.dtype)
+
+
+def captured_operand(module: Module, name: str) -> Array:
+    """An operand as it was captured; dO [T, B, H*D] by its heads."""
+    values = module.tensors[CAPTURED[name]]
+    return values.reshape(module.forward("query").shape) if name == "dO" else values
+
+
+def linear_output(module: Module, formats: Formats) -> Value:
+    x, w = (operand(module, formats, f"fprop.{name}") for name in "xw")
+    return product(exact(x), w.T)
+
+
+def linear_grad_input(module: Module, formats: Formats) -> Value:
+    g, w = (operand(module, formats, f"dgrad.{name}") for name in "gw")
+    return product(exact(g), w)
+
+
+def linear_grad_weight(module: Module, formats: Formats) -> Value:
+    g, x = (operand(module, formats, f"wgrad.{name}") for name in "gx")
+    return product(exact(g.reshape(-1, g.shape[-1]).T), x.reshape(-1, x.shape[-1]))
+
+
+def scores(module: Module, formats: Formats) -> Value:
+    """S [B, H, T, T], rounded; what the mask hides is there too."""
+    q, k = (operand(module, formats, f"qk.fprop.{name}") for name in "qk")
+    k = _expanded(_by_head(k), q.shape[2])
+    S = product(exact(_by_head(q)), np.swapaxes(k, -1, -2), _softmax_scale(module))
+    return S.each(_round(module))
+
+
+def probabilities(module: Module, formats: Formats) -> Value:
+    """P [B, H, T, T] in fp32: causal, each query sees itself and what came before."""
+    S = scores(module, formats)
+    return softmax(S, np.tri(S.low.shape[-1], dtype=bool))
+
+
+def attention_output(module: Module, formats: Formats) -> Value:
+    """o [T, B, H*D] from query, key and value; P must be declared in the working precision, so that it has no scale."""
+    assert formats["pv.fprop.P"]["format"] == "bf16"
+    return _context(module, formats, probabilities(module, formats).each(_round(module)))
+
+
+def output_of_weights(module: Module, formats: Formats) -> Value:
+    """o [T, B, H*D] from the captured P and value, P in whatever format."""
+    return _context(module, formats, exact(operand(module, formats, "pv.fprop.P")))
+
+
+def _context(module: Module, formats: Formats, P: Value) -> Value:
+    v = _expanded(_by_head(operand(module, formats, "pv.fprop.v")), P.low.shape[1])
+    return product(P, v).each(lambda o: _by_token(o).reshape(*_by_token(o).shape[:2], -1))
+
+
+def grad_attn_weights(module: Module, formats: Formats) -> Value:
+    """dP [B, H, T, T], what the mask hides too."""
+    dO, v = (operand(module, formats, f"pv.dgrad_p.{name}") for name in ("dO", "v"))
+    v = _expanded(_by_head(v), dO.shape[2])
+    return product(exact(_by_head(dO)), np.swapaxes(v, -1, -2))
+
+
+def grad_value(module: Module, formats: Formats) -> Value:
+    """dv [T, B, G, D]; P must be declared in the working precision."""
+    assert formats["pv.dgrad_v.P"]["format"] == "bf16"
+    P = probabilities(module, formats).each(_round(module))
+    dO = _by_head(operand(module, formats, "pv.dgrad_v.dO"))
+    dv = product(P.each(_transposed), dO).each(_round(module))
+    return _summed_over_group(dv, module.forward("value").shape[2])
+
+
+def grad_query(module: Module, formats: Formats) -> Value:
+    """dq [T, B, H, D]; dS must be declared in the working precision."""
+    assert formats["qk.dgrad_q.dS"]["format"] == "bf16"
+    dS = _grad_scores(module, formats)
+    k = _expanded(_by_head(operand(module, formats, "qk.dgrad_q.k")), dS.low.shape[1])
+    dq = product(dS, k).each(_round(module))
+    return scaled(dq, _softmax_scale(module)).each(_by_token)
+
+
+def grad_key(module: Module, formats: Formats) -> Value:
+    """dk [T, B, G, D]; dS must be declared in the working precision."""
+    assert formats["qk.dgrad_k.dS"]["format"] == "bf16"
+    dS = _grad_scores(module, formats)
+    q = _by_head(operand(module, formats, "qk.dgrad_k.q"))
+    dk = product(dS.each(_transposed), q).each(_round(module))
+    dk = scaled(dk, _softmax_scale(module)).each(_round(module))
+    return _summed_over_group(dk, module.forward("key").shape[2])
+
+
+def _grad_scores(module: Module, formats: Formats) -> Value:
+    dP = grad_attn_weights(module, formats).each(_round(module))
+    return softmax_gradient(probabilities(module, formats), dP).each(_round(module))
+
+
+#: (operation, tensor) -> how a linear module's result is recomputed.
+LINEAR: dict[tuple[str, str], Recompute] = {
+    ("forward", "output"): linear_output,
+    ("backward", "grad_input"): linear_grad_input,
+    ("backward", "grad_weight"): linear_grad_weight,
+}
+#: The same for what attention makes of q and k, so that it tells qk's formats apart.
+ATTENTION: dict[tuple[str, str], Recompute] = {
+    ("forward", "output"): attention_output,
+    ("forward", "attn_weights"): probabilities,
+    ("backward", "grad_value"): grad_value,
+    ("backward", "grad_query"): grad_query,
+    ("backward", "grad_key"): grad_key,
+}
+#: The same for what pv makes of P, v and dO as captured, so that it tells pv's formats apart.
+CONTEXT: dict[tuple[str, str], Recompute] = {
+    ("forward", "output"): output_of_weights,
+    ("backward", "grad_attn_weights"): grad_attn_weights,
+}
+
+
+def _softmax_scale(module: Module) -> float:
+    assert module.softmax_scale is not None
+    return module.softmax_scale
+
+
+def _round(module: Module) -> Callable[[Array], Array]:
+    return lambda x: rounded(x, module.dtype)
+
+
+def _by_head(x_TBHD: Array) -> Array:
+    """[T, B, H, D] as [B, H, T, D]."""
+    return x_TBHD.transpose(1, 2, 0, 3)
+
+
+def _by_token(x_BHTD: Array) -> Array:
+    """[B, H, T, D] as [T, B, H, D]."""
+    return x_BHTD.transpose(2, 0, 1, 3)
+
+
+def _transposed(x_BHTT: Array) -> Array:
+    return np.swapaxes(x_BHTT, -1, -2)
+
+
+def _expanded(x_BGTD: Array, num_heads: int) -> Array:
+    """Each key-value head for every query head of its group, which are neighbours."""
+    return np.repeat(x_BGTD, num_heads // x_BGTD.shape[1], axis=1)
+
+
+def _summed_over_group(x_BHTD: Value, num_groups: int) -> Value:
+    """[T, B, G, D]: the sum over the query heads of each group."""
+    B, H, T, D = x_BHTD.low.shape
+    grouped = x_BHTD.each(lambda x: x.reshape(B, num_groups, H // num_groups, T, D))
+    return total(grouped, axis=2).each(_by_token)

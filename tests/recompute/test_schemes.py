@@ -1,0 +1,156 @@
+"""From the captured files alone, every result of a linear module and of attention, under the declared scheme and no other.
+
+Right means: between the bounds that `bounds` derives, every element. Other schemes are told apart by the root mean square
+distance to the result before its last rounding. For the declared scheme it is that one rounding to bf16, 2^-8 / sqrt(6) =
+0.0016 for evenly spread mantissas (measured 0.0015 to 0.0018). The formats of 4 significant bits round 16 times more
+coarsely, twice over: 22 times that. The nearest pair, mxfp8 against hifp8, agrees wherever both give an element 4 bits;
+measured 0.023, 14 times. CLEARLY is 8, halfway down.
+
+Head and feed-forward sizes leave short last blocks; the model's initial weights are wide, so that scores are, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import pytest
+
+from quantexp.paths import RunDir
+
+from .bounds import distance, share_outside
+from .captured import Module, Slot, read_capture
+from .oracle import (
+    ATTENTION,
+    CONTEXT,
+    DIMS,
+    LINEAR,
+    Formats,
+    Recompute,
+    attention_output,
+    captured_operand,
+    grad_key,
+    grad_query,
+    linear_grad_input,
+    linear_grad_weight,
+    linear_output,
+    operand,
+    scores,
+)
+from .schemes import FORMATS, SCHEMES, attention_slots, linear_slots
+
+MODEL = [
+    "model.init_std=0.15",
+    "model.head_dim=40",
+    "model.ffn_hidden_size=200",
+    "training.seq_length=72",
+    "capture.attn_weights=true",
+    "capture.weight_grads=true",
+    "capture.stop_after_capture=true",
+]
+#: Two layers of qkv, attention, proj, fc1, fc2.
+NUM_MODULES = 10
+#: How many times further than the declared scheme every other one must be.
+CLEARLY = 8.0
+#: The least standard deviation of attention scores that makes the softmax tell formats apart.
+SPREAD = 2.0
+#: The result that shows how a slot was held.
+SHOWN_BY: dict[str, tuple[tuple[str, str], Recompute]] = {
+    "fprop": (("forward", "output"), linear_output),
+    "dgrad": (("backward", "grad_input"), linear_grad_input),
+    "wgrad": (("backward", "grad_weight"), linear_grad_weight),
+    "qk.fprop": (("forward", "output"), attention_output),
+    "qk.dgrad_q": (("backward", "grad_query"), grad_query),
+    "qk.dgrad_k": (("backward", "grad_key"), grad_key),
+}
+
+Run = Callable[..., RunDir]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_results_follow_from_the_captured_operands_under_the_declared_scheme_alone(
+    run_tiny: Run, scheme: str
+) -> None:
+    modules = read_capture(run_tiny(f"quant={scheme}", *MODEL).tensors)
+    assert len(modules) == NUM_MODULES
+    linear, qk = SCHEMES[scheme]
+    for module in modules:
+        _captured_before_quantisation(module)
+        if module.layer_type == "linear":
+            assert module.files["backward", "weight"] == module.files["forward", "weight"]
+            _only_declared(module, LINEAR, linear, linear_slots)
+        else:
+            _scores_are_spread(module)
+            _only_declared(module, ATTENTION, qk, attention_slots)
+            _only_declared(module, CONTEXT, "bf16", lambda pv: attention_slots(qk, pv))
+        if module.layer == 0:
+            _misreadings_are_noticed(module)
+
+
+@pytest.mark.parametrize("pv", ["mxfp8", "mxfp4", "hifp8"])
+def test_a_quantised_pv_follows_from_the_captured_weights_and_value(run_tiny: Run, pv: str) -> None:
+    modules = read_capture(run_tiny("quant=bf16", f"quant/pv={pv}", *MODEL).tensors)
+    for module in modules:
+        if module.layer_type == "attention":
+            _captured_before_quantisation(module)
+            _only_declared(module, CONTEXT, pv, lambda pv: attention_slots("bf16", pv))
+
+
+def _only_declared(
+    module: Module,
+    results: Mapping[tuple[str, str], Recompute],
+    declared: str,
+    slots: Callable[[str], Formats],
+) -> None:
+    """The manifest declares what the design says; its results lie within the bounds, those of other formats far away."""
+    assert module.formats == slots(declared)
+    for key, recompute in results.items():
+        captured, right = module.tensors[key], recompute(module, module.formats)
+        what = f"{module} {' '.join(key)}"
+        assert captured.shape == right.nominal.shape, what
+        assert share_outside(captured, right, module.dtype) == 0, what
+        near = distance(captured, right)
+        for other in FORMATS:
+            if other != declared:
+                far = distance(captured, recompute(module, slots(other)))
+                assert far > CLEARLY * near, f"{what}: {declared} {near:.5f}, {other} {far:.5f}"
+
+
+def _captured_before_quantisation(module: Module) -> None:
+    """No captured operand lies on the grid it is then held on: most of its elements move."""
+    for slot, declared in module.formats.items():
+        name = slot.rpartition(".")[2]
+        if declared["format"] != "bf16":
+            values = captured_operand(module, name)
+            moved = np.mean((operand(module, module.formats, slot) != values)[values != 0])
+            assert moved > 0.5, f"{module} {slot}"
+
+
+def _scores_are_spread(module: Module) -> None:
+    S = scores(module, module.formats).nominal
+    assert S[..., np.tri(S.shape[-1], dtype=bool)].std() >= SPREAD, module
+
+
+def _misreadings_are_noticed(module: Module) -> None:
+    """A slot with one option changed puts some element outside the bounds: they are that narrow."""
+    for slot, declared in module.formats.items():
+        product, _, name = slot.rpartition(".")
+        if declared["format"] == "bf16" or product not in SHOWN_BY:
+            continue
+        key, recompute = SHOWN_BY[product]
+        for misread in _misread(declared, DIMS[name]):
+            value = recompute(module, {**module.formats, slot: misread})
+            outside = share_outside(module.tensors[key], value, module.dtype)
+            assert outside > 0, f"{module} {slot} read as {misread}"
+
+
+def _misread(slot: Slot, dims: tuple[str, ...]) -> Iterator[Slot]:
+    if slot["format"] == "hifp8":
+        yield {**slot, "amax_target": slot["amax_target"] / 2}
+        return
+    yield {**slot, "scale_rule": "floor" if slot["scale_rule"] == "rceil" else "rceil"}
+    yield {**slot, "block": 16}
+    yield {**slot, "block": 64}
+    for axis in dims:
+        if axis != slot["axis"]:
+            yield {**slot, "axis": axis}
