@@ -54,6 +54,8 @@ def execute(experiment: Experiment, console: Console) -> Outcome:
     from hydra_plugins.quantexp_launcher.local import run_worker
 
     with opened(experiment, device_class(), command_line()) as (folder, lock):
+        if folder.notice is not None:
+            console.print(folder.notice, soft_wrap=True)
         if folder.skipped is None:
             name = f"{experiment.model.name} {experiment.dataset.name} {experiment.quant.name}"
             with live_line(folder.run, name, console) as update:

@@ -51,6 +51,8 @@ class Opened:
     run: RunDir
     #: Why nothing needs to run; None where a new attempt is ready.
     skipped: str | None = None
+    #: Why a completed run of this identity runs again; None where that is not the case.
+    notice: str | None = None
 
 
 def root_of(experiment: Experiment) -> Path:
@@ -78,9 +80,11 @@ def opened(
     try:
         _lock(lock, run)
         skipped = _why_skipped(experiment, run)
-        if skipped is None:
+        notice = None if skipped is None else _other_versions(run)
+        if skipped is None or notice is not None:
             _prepare(experiment, run, content, command)
-        yield Opened(run, skipped), lock
+            skipped = None
+        yield Opened(run, skipped, notice), lock
     finally:
         os.close(lock)
 
@@ -115,6 +119,21 @@ def _why_skipped(experiment: Experiment, run: RunDir) -> str | None:
     if not covers(earlier.capture, experiment.capture, experiment.training.iterations):
         return None
     return f"already completed {status.finished}, with all the capture asked for; force=true runs it again"
+
+
+def _other_versions(run: RunDir) -> str | None:
+    """What an earlier attempt ran with that is another version now."""
+    then = read_json(run.provenance)
+    before = {"quantexp": then["quantexp"], **then["packages"]}
+    now_ = {"quantexp": __version__, **{name: _version(name) for name in PACKAGES}}
+    changed = [
+        f"{name} {before.get(name)} then, {version} now"
+        for name, version in now_.items()
+        if before.get(name) != version
+    ]
+    if not changed:
+        return None
+    return f"completed before with other versions ({'; '.join(changed)}): running again"
 
 
 def covers(earlier: CaptureConfig, asked: CaptureConfig, iterations: int) -> bool:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from quantexp.compose import compose
 from quantexp.load import read, save
 from quantexp.paths import conf_dir
-from quantexp.quant.scheme import CHOICES, SCHEMES
+from quantexp.quant.scheme import CHOICES, SCHEMES, derived_name
+from quantexp.schema import Experiment, QuantConfig
+from quantexp.validate import validate
 
-FILES = sorted(
-    file.relative_to(conf_dir()).with_suffix("") for file in conf_dir().rglob("*.yaml")
-)
+FILES = sorted(file.relative_to(conf_dir()).with_suffix("") for file in conf_dir().rglob("*.yaml"))
 #: A group below another one is chosen with slashes; quant/more is a folder of the group quant.
 SUBGROUPS = {f"quant/{site}" for site in ("linear", "qk", "pv")}
 
@@ -32,21 +36,12 @@ def choice(file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
-def test_shipped_file_is_an_experiment_and_survives_its_config_yaml(
-    file: Path, tmp_path: Path
-) -> None:
+def test_shipped_file_is_an_experiment_of_its_name(file: Path, tmp_path: Path) -> None:
     experiment = compose(choice(file), None, {})
     save(experiment, tmp_path / "config.yaml")
     assert read(tmp_path / "config.yaml") == experiment
-
-
-@pytest.mark.parametrize(
-    "file", [f for f in FILES if str(f.parent) not in SUBGROUPS and f.parent.name], ids=str
-)
-def test_shipped_choice_has_its_files_name(file: Path) -> None:
-    experiment = compose(choice(file), None, {})
     group = file.parts[0]
-    if group != "experiment":
+    if str(file.parent) not in SUBGROUPS and group not in ("config", "experiment"):
         assert getattr(experiment, group).name == file.name
 
 
@@ -74,10 +69,24 @@ CANONICAL = {
 }
 
 
-@pytest.mark.parametrize(("linear", "qk", "pv"), product(CHOICES, CHOICES, CHOICES))
-def test_every_combination_of_sites_loads_under_its_name(linear: str, qk: str, pv: str) -> None:
-    sites = {"linear": linear, "qk": qk, "pv": pv}
-    words = [f"quant/{site}={choice}" for site, choice in sites.items()]
-    parts = "+".join(f"{site}_{choice}" for site, choice in sites.items() if choice != "none")
-    expected = CANONICAL.get((linear, qk, pv), parts)
-    assert compose(["model.num_layers=1", *words], None, {}).quant.name == expected
+@cache
+def site(group: str, name: str) -> Any:
+    file = conf_dir() / "quant" / group / f"{name}.yaml"
+    schema = OmegaConf.structured(QuantConfig)[group]
+    return OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.load(file)))
+
+
+@pytest.mark.parametrize(("linear", "qk", "pv"), list(product(CHOICES, CHOICES, CHOICES)))
+def test_every_combination_of_sites_is_valid_under_its_name(
+    base: Experiment, linear: str, qk: str, pv: str
+) -> None:
+    names = {"linear": linear, "qk": qk, "pv": pv}
+    quant = QuantConfig(**{group: site(group, name) for group, name in names.items()})
+    validate(replace(base, quant=quant))
+    parts = "+".join(f"{group}_{name}" for group, name in names.items() if name != "none")
+    assert derived_name(quant) == CANONICAL.get((linear, qk, pv), parts)
+
+
+@pytest.fixture(scope="module")
+def base() -> Experiment:
+    return compose(["model.num_layers=1"], None, {})

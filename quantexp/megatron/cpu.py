@@ -127,6 +127,10 @@ def _replacements() -> list[tuple[ModuleType, str, object]]:
     ]
 
 
+#: What `torch.autograd.backward` calls for the work itself.
+_BACKWARD = "_engine_run_backward"
+
+
 def _under(mode: _CudaMeansCpu, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with the mode on again: torch takes it off while it handles `backward`."""
 
@@ -149,8 +153,9 @@ def cpu_device() -> Iterator[None]:
             before.append((module, name, getattr(module, name)))
             setattr(module, name, replacement)
         mode = _CudaMeansCpu()
-        before.append((torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward))
-        torch.autograd._engine_run_backward = _under(mode, torch.autograd._engine_run_backward)
+        run_backward = getattr(torch.autograd, _BACKWARD)
+        before.append((torch.autograd, _BACKWARD, run_backward))
+        setattr(torch.autograd, _BACKWARD, _under(mode, run_backward))
         with mode:
             yield
     finally:

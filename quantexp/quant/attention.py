@@ -69,7 +69,7 @@ def _summed_over_group(x_NTD: Tensor, sequences: int, groups: int) -> Tensor:
     x_TBHD = _by_token(x_NTD, sequences)
     if x_TBHD.shape[2] == groups:
         return x_TBHD
-    return x_TBHD.unflatten(2, (groups, -1)).sum(dim=3)
+    return x_TBHD.reshape(*x_TBHD.shape[:2], groups, -1, x_TBHD.shape[3]).sum(dim=3)
 
 
 def _forward_or_own(

@@ -17,7 +17,7 @@ from quantexp.errors import ConfigError
 from quantexp.formats.table import FORMATS, get_format
 from quantexp.formats.types import Format, Rounding, ScaleRule, Scaling
 from quantexp.quant.sites import GRADIENTS, PRODUCTS, Product, Site, slots_of
-from quantexp.schema import LinearSite, PvSite, QkSite, Slot
+from quantexp.schema import LinearSite, PvSite, QkSite, Rule, Slot
 
 SiteConfig = LinearSite | QkSite | PvSite
 Key = tuple[Product, str]
@@ -102,8 +102,10 @@ def _operand(site: Site, key: Key, settings: list[Setting]) -> Operand:
     chosen = next((s for s in settings if s.slot.format is not None), None)
     if chosen is None or chosen.slot.format in (WORKING, REUSE):
         word = WORKING if chosen is None else str(chosen.slot.format)
-        if chosen is not None:
-            _refuse(word, chosen, OPTIONS)
+        end = len(settings) if chosen is None else settings.index(chosen) + 1
+        for setting in settings[:end]:
+            if setting is chosen or not isinstance(setting.slot, Rule):  # rules may span more
+                _refuse(word, setting, OPTIONS)
         if word == REUSE and product is Product.FPROP:
             assert chosen is not None
             raise ConfigError(

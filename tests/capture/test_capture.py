@@ -71,7 +71,9 @@ def test_every_file_is_named_listed_and_whole(run_tiny: RunTiny) -> None:
 
 
 def test_every_tensor_of_the_contract_is_there_once(run_tiny: RunTiny, tiny: Tiny) -> None:
-    run = run_tiny("quant=FA_linear_mxfp8", "capture.attn_weights=true", "capture.weight_grads=true")
+    run = run_tiny(
+        "quant=FA_linear_mxfp8", "capture.attn_weights=true", "capture.weight_grads=true"
+    )
     experiment = tiny("capture.attn_weights=true", "capture.weight_grads=true")
     expected = list(expected_tensors(experiment))
     lines = manifest(run)
@@ -120,7 +122,10 @@ def test_a_weight_is_stored_once_and_both_phases_refer_to_it(run_tiny: RunTiny) 
     by_file = Counter(m["file"] for m in weights)
     assert len(by_file) == 2 * 4
     assert set(by_file.values()) == {2}
-    assert {(m["operation"], m["phase"]) for m in weights} == {("forward", "pre"), ("backward", "pre")}
+    assert {(m["operation"], m["phase"]) for m in weights} == {
+        ("forward", "pre"),
+        ("backward", "pre"),
+    }
 
 
 def test_each_micro_batch_is_captured_once_with_its_number(run_tiny: RunTiny) -> None:
@@ -133,7 +138,10 @@ def test_a_recomputed_forward_is_not_captured_again(run_tiny: RunTiny) -> None:
     plain = manifest(run_tiny("quant=FA_linear_mxfp4"))
     recomputed = manifest(run_tiny("quant=FA_linear_mxfp4", "training.recompute=full"))
     assert kinds(plain) == kinds(recomputed)
-    hashes = [{(m["module"], m["layer"], m["operation"], m["tensor"]): m["hash"] for m in c} for c in (plain, recomputed)]
+    hashes = [
+        {(m["module"], m["layer"], m["operation"], m["tensor"]): m["hash"] for m in c}
+        for c in (plain, recomputed)
+    ]
     assert hashes[0] == hashes[1]
 
 
@@ -194,8 +202,12 @@ def test_statistics_alone_store_no_tensor_and_agree_with_the_values(run_tiny: Ru
         assert s["std"] == pytest.approx(x.std(correction=0).item(), rel=1e-6)
         assert (s["min"], s["max"]) == (x.min().item(), x.max().item())
         assert s["abs_max"] == x.abs().max().item()
-    without_file = [(m["module"], m["tensor"], m["statistics"]) for m in manifest(stats, "statistics.jsonl")]
-    with_file = [(m["module"], m["tensor"], m["statistics"]) for m in manifest(earlier, "statistics.jsonl")]
+    without_file = [
+        (m["module"], m["tensor"], m["statistics"]) for m in manifest(stats, "statistics.jsonl")
+    ]
+    with_file = [
+        (m["module"], m["tensor"], m["statistics"]) for m in manifest(earlier, "statistics.jsonl")
+    ]
     assert without_file == with_file
 
 

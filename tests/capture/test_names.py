@@ -27,7 +27,13 @@ def test_a_linear_tensor_names_its_module() -> None:
 
 @pytest.mark.parametrize(
     ("fmt", "short"),
-    [("mxfp8_e4m3", "mxfp8"), ("mxfp4_e2m1", "mxfp4"), ("hifp8", "hifp8"), ("bf16", "bf16"), ("mxfp8_e5m2", "mxfp8-e5m2")],
+    [
+        ("mxfp8_e4m3", "mxfp8"),
+        ("mxfp4_e2m1", "mxfp4"),
+        ("hifp8", "hifp8"),
+        ("bf16", "bf16"),
+        ("mxfp8_e5m2", "mxfp8-e5m2"),
+    ],
 )
 def test_short_names_have_no_underscore(fmt: str, short: str) -> None:
     assert short_name(fmt) == short

@@ -13,7 +13,7 @@ def cuda_functions() -> dict[str, object]:
     return {
         f"{module.__name__}.{name}": getattr(module, name)
         for module, name, _ in cpu._replacements()
-    } | {"torch.autograd._engine_run_backward": torch.autograd._engine_run_backward}
+    } | {cpu._BACKWARD: getattr(torch.autograd, cpu._BACKWARD)}
 
 
 def test_everything_is_put_back() -> None:

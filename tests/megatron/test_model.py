@@ -42,16 +42,16 @@ def test_a_model_that_lacks_a_module_of_the_map_is_refused(tiny: Tiny) -> None:
     declared = precision_map(experiment.model, experiment.quant)
     with session(experiment.training):
         model, _ = build_model(experiment.model, experiment.training, stock_layer_spec())
-        with pytest.raises(RuntimeError, match="has 0 modules of the scheme and the precision map 10"):
+        with pytest.raises(
+            RuntimeError, match="has 0 modules of the scheme and the precision map 10"
+        ):
             set_precision(model, declared)
 
 
 def test_the_linear_layer_refuses_what_it_does_not_do(tiny: Tiny) -> None:
     experiment = tiny()
     with session(experiment.training):
-        model, _ = build_model(
-            experiment.model, experiment.training, injected(stock_layer_spec())
-        )
+        model, _ = build_model(experiment.model, experiment.training, injected(stock_layer_spec()))
         set_precision(model, precision_map(experiment.model, experiment.quant))
         layer = scheme_modules(model)[ModuleId(0, "qkv")]
         x = torch.zeros(4, 1, 128, dtype=torch.bfloat16)
@@ -62,9 +62,7 @@ def test_the_linear_layer_refuses_what_it_does_not_do(tiny: Tiny) -> None:
 def test_attention_refuses_packed_sequences(tiny: Tiny) -> None:
     experiment = tiny()
     with session(experiment.training):
-        model, _ = build_model(
-            experiment.model, experiment.training, injected(stock_layer_spec())
-        )
+        model, _ = build_model(experiment.model, experiment.training, injected(stock_layer_spec()))
         attention = scheme_modules(model)[ModuleId(0, "attention")]
         x = torch.zeros(4, 1, 4, 32, dtype=torch.bfloat16)
         with pytest.raises(ConfigError, match="no packed sequences and no bias"):

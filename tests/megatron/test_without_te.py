@@ -59,4 +59,6 @@ def test_megatron_core_imports_beside_a_broken_one(tmp_path: Path) -> None:
 
 def test_hiding_it_twice_says_so(tmp_path: Path) -> None:
     folder = stand_in(tmp_path, "raise RuntimeError('no CUDA')")
-    assert outcome(folder, PROGRAM + "print(hide_broken_te())")[-1] == "hidden earlier in this process"
+    assert (
+        outcome(folder, PROGRAM + "print(hide_broken_te())")[-1] == "hidden earlier in this process"
+    )

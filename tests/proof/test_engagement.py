@@ -51,8 +51,7 @@ def failure(run: RunDir) -> str:
 
 
 LINEAR = {
-    ("linear", slot)
-    for slot in ("fprop.x", "fprop.w", "dgrad.g", "dgrad.w", "wgrad.g", "wgrad.x")
+    ("linear", slot) for slot in ("fprop.x", "fprop.w", "dgrad.g", "dgrad.w", "wgrad.g", "wgrad.x")
 }
 QK = {("qk", slot) for slot in ("fprop.q", "fprop.k", "dgrad_q.k", "dgrad_k.q")}
 
@@ -192,9 +191,13 @@ def test_fused_attention_behind_the_scheme_fails(
 ) -> None:
     from quantexp.megatron.attention import SchemeAttention
 
-    def fused(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def fused(
+        self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        o = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        )
         return o.permute(2, 0, 1, 3).flatten(2)
 
     monkeypatch.setattr(SchemeAttention, "forward", fused)

@@ -6,9 +6,9 @@ and `low` <= `high`, between which the computed number must lie whatever the ord
 1.  A sum of K products in fp32. A product of two operands of at most 8 significant bits each is exact in fp32. Each of
     the K - 1 additions errs by at most 2^-24 of its result where it rounds to nearest, 2^-23 where the hardware
     truncates, and every partial sum is at most sum |a||b| but for such errors. In any order, in any blocking,
-    |error| <= K 2^-23 sum |a||b|; the one place spare in K pays for the second-order terms (K^2 2^-46) and for our own
-    float64. Flushed denormals add at most K 2^-126. A factor applied in fp32 (the softmax scale, itself rounded to
-    fp32) adds two more roundings: K + 2.
+    |error| <= K 2^-23 sum |a||b|; K in place of K - 1 pays for the second-order terms (K^2 2^-46, less than 2^-23 for
+    K < 2^11) and for our own float64. Flushed denormals add at most K 2^-126. A factor applied in fp32 (the softmax
+    scale, itself rounded to fp32) adds two more roundings: K + 2.
 2.  One rounding to the working dtype. round() is monotone, so low <= y <= high gives round(low) <= round(y) <=
     round(high). It is sharper than half a unit in the last place (|error| <= 2^-8 |y| for bf16's 8 bits): low and high
     mostly round to the same value, and there equality bit for bit is demanded; else to two neighbours.

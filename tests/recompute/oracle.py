@@ -8,9 +8,9 @@
     # T tokens (queries or keys), B sequences, I input width, O output width
     # H query heads, G key-value heads, D head_dim; Megatron's layouts are [T, B, I], [T, B, H, D], [T, B, G, D]
 
-Each operand of each product is held as its slot says. S, P, dP, dS and the products of the backward are rounded to the working dtype
-where they are stored; softmax and its derivative are in fp32 and the derivative sees P before rounding. A `Value` that
-is returned lacks the last rounding.
+Each operand of each product is held as its slot says. S, P, dP, dS and the products of the backward are rounded to the
+working dtype where they are stored; softmax and its derivative are in fp32, and the derivative sees P before rounding.
+A `Value` that is returned lacks the last rounding.
 """
 
 from __future__ import annotations

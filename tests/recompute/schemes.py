@@ -1,7 +1,7 @@
 """The ten schemes as the design declares them, slot by slot, written down a second time.
 
-linear quantises all six linear slots; FA quantises q and k forward, the backward takes the forward's copies (`reuse`), dS
-stays in the working precision; no scheme touches pv. mxfp8 is E4M3 with rceil, mxfp4 floor, both in blocks of 32 to
+linear quantises all six linear slots; FA quantises q and k forward, the backward takes the forward's copies (`reuse`),
+dS stays in the working precision; no scheme touches pv. mxfp8 is E4M3 with rceil, mxfp4 floor, both in blocks of 32 to
 nearest even; hifp8 has one power of two a tensor that brings amax to 15, or 224 for a gradient, and rounds ties away.
 """
 

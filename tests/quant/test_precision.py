@@ -1,0 +1,223 @@
+"""The precision map: every slot of every module, and what rules do to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from quantexp.errors import ConfigError
+from quantexp.quant.precision import (
+    Entry,
+    ModuleId,
+    changes,
+    check_rules,
+    decoder_modules,
+    entry_record,
+    precision_map,
+)
+from quantexp.quant.sites import Product, Site
+from quantexp.schema import ModelConfig, QuantConfig, Rule
+
+MODEL = ModelConfig(name="m", num_layers=3)
+
+
+def quant(*rules: Rule, linear: str = "mxfp8", qk: str | None = None) -> QuantConfig:
+    config = QuantConfig(rules=list(rules))
+    config.linear.format = linear
+    config.qk.format = qk
+    return config
+
+
+def formats(config: QuantConfig, iteration: int = 1) -> dict[str, str]:
+    """label -> format."""
+    declared = precision_map(MODEL, config, iteration)
+    return {e.label: e.operand.format for module in declared.values() for e in module.entries()}
+
+
+def changed(*rules: Rule, iteration: int = 1) -> set[str]:
+    """The labels whose format the rules change."""
+    before, after = formats(quant()), formats(quant(*rules), iteration)
+    assert before.keys() == after.keys()
+    return {label for label in after if after[label] != before[label]}
+
+
+def test_decoder_has_five_modules_a_layer_in_forward_order() -> None:
+    modules = decoder_modules(MODEL)
+    assert [m.name for m, _ in modules[:5]] == ["qkv", "attention", "proj", "fc1", "fc2"]
+    assert [m.layer for m, _ in modules] == [0] * 5 + [1] * 5 + [2] * 5
+    assert dict(modules)[ModuleId(2, "attention")] == (Site.QK, Site.PV)
+    assert dict(modules)[ModuleId(0, "fc1")] == (Site.LINEAR,)
+
+
+def test_map_has_every_slot_once() -> None:
+    entries = [e for m in precision_map(MODEL, quant()).values() for e in m.entries()]
+    assert len(entries) == len({e.label for e in entries}) == 3 * (4 * 6 + 2 * 6)
+    assert {e.site for e in entries if e.operand.quantised} == {Site.LINEAR}
+
+
+def test_labels_are_the_words_of_the_messages() -> None:
+    module = precision_map(MODEL, quant())[ModuleId(0, "fc1")]
+    operand = module.operand(Site.LINEAR, Product.WGRAD, "g")
+    entry = Entry(module.module, Site.LINEAR, Product.WGRAD, "g", operand)
+    assert entry.label == "layer 0 fc1 linear.wgrad.g"
+    assert entry in list(module.entries())
+
+
+def test_record_holds_all_that_recomputing_takes() -> None:
+    module = precision_map(MODEL, quant(linear="hifp8"))[ModuleId(1, "proj")]
+    record = entry_record(next(module.entries()))
+    assert record == {
+        "layer": 1,
+        "module": "proj",
+        "site": "linear",
+        "product": "fprop",
+        "operand": "x",
+        "format": "hifp8",
+        "axis": "input_width",
+        "block": None,
+        "scale_rule": None,
+        "rounding": "away",
+        "scaling": "current",
+        "saturate": True,
+        "amax_target": 15.0,
+        "reuse": False,
+    }
+
+
+def test_rule_without_conditions_applies_everywhere() -> None:
+    assert set(formats(quant(Rule(format="bf16"))).values()) == {"bf16"}
+
+
+def test_later_rule_wins() -> None:
+    first, later = Rule(format="mxfp4", sites=["linear"]), Rule(format="hifp8", modules=["fc1"])
+    after = formats(quant(first, later))
+    assert after["layer 0 fc1 linear.fprop.x"] == "hifp8"
+    assert after["layer 0 fc2 linear.fprop.x"] == "mxfp4_e2m1"
+    assert formats(quant(later, first))["layer 0 fc1 linear.fprop.x"] == "mxfp4_e2m1"
+
+
+def test_rule_wins_over_the_slots_own_keys() -> None:
+    config = quant(Rule(format="bf16", layers=[0]))
+    config.linear.wgrad.g.format = "mxfp8_e5m2"
+    after = formats(config)
+    assert after["layer 0 qkv linear.wgrad.g"] == "bf16"
+    assert after["layer 1 qkv linear.wgrad.g"] == "mxfp8_e5m2"
+
+
+def test_rule_may_change_an_option_alone() -> None:
+    declared = precision_map(MODEL, quant(Rule(block=16, products=["wgrad"], sites=["linear"])))
+    operands = declared[ModuleId(0, "fc1")].sites[Site.LINEAR]
+    assert operands[Product.WGRAD, "g"].block == 16
+    assert operands[Product.FPROP, "x"].block == 32
+
+
+def test_option_of_a_rule_passes_over_slots_in_the_working_precision() -> None:
+    declared = precision_map(MODEL, quant(Rule(block=16)))
+    operands = [e.operand for m in declared.values() for e in m.entries()]
+    assert {operand.block for operand in operands if operand.quantised} == {16}
+    assert {operand.block for operand in operands if not operand.quantised} == {None}
+
+
+def test_negative_layers_count_from_the_end() -> None:
+    labels = changed(Rule(format="bf16", layers=[0, -1]))
+    assert {label.split()[1] for label in labels} == {"0", "2"}
+
+
+def test_module_patterns_are_the_shells() -> None:
+    labels = changed(Rule(format="bf16", modules=["fc?", "pr*"]))
+    assert {label.split()[2] for label in labels} == {"fc1", "fc2", "proj"}
+
+
+def test_products_and_operands_narrow_a_rule() -> None:
+    rule = Rule(format="bf16", products=["dgrad", "wgrad"], operands=["g"])
+    assert {label.split()[3] for label in changed(rule)} == {"linear.dgrad.g", "linear.wgrad.g"}
+
+
+def test_sites_narrow_a_rule() -> None:
+    labels = changed(Rule(format="mxfp4", sites=["pv"], layers=[1]))
+    assert {label.split()[3].split(".")[0] for label in labels} == {"pv"}
+    assert len(labels) == 6
+
+
+def test_conditions_hold_together() -> None:
+    rule = Rule(format="bf16", layers=[1], modules=["fc1"], products=["fprop"], operands=["w"])
+    assert changed(rule) == {"layer 1 fc1 linear.fprop.w"}
+
+
+def test_rule_that_quantises_the_forward_reaches_its_reuse() -> None:
+    config = quant(Rule(format="mxfp4", products=["fprop"], sites=["qk"]), qk="mxfp8")
+    config.qk.dgrad_q.k.format = "reuse"
+    operand = precision_map(MODEL, config)[ModuleId(0, "attention")].operand(
+        Site.QK, Product.DGRAD_Q, "k"
+    )
+    assert (operand.format, operand.reuse) == ("mxfp4_e2m1", True)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "applies"),
+    [
+        ([2, 4], [False, True, True, True, False]),
+        ([3, None], [False, False, True, True, True]),
+        ([1, 1], [True, False, False, False, False]),
+        ([], [True] * 5),
+    ],
+)
+def test_iterations_are_a_closed_range(iterations: list[int | None], applies: list[bool]) -> None:
+    rule = Rule(format="bf16", iterations=iterations)
+    assert [bool(changed(rule, iteration=i)) for i in range(1, 6)] == applies
+
+
+def test_changes_are_where_rules_begin_and_end() -> None:
+    assert changes(quant()) == [1]
+    assert changes(quant(Rule(format="bf16"))) == [1]
+    rules = Rule(iterations=[1, 100]), Rule(iterations=[50, None]), Rule(iterations=[50, 60])
+    assert changes(quant(*rules)) == [1, 50, 61, 101]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Rule(sites=["ffn"]), "[0].sites must be among linear, qk, pv, got 'ffn'"),
+        (
+            Rule(products=["bprop"]),
+            "[0].products must be among fprop, dgrad, wgrad, dgrad_q, dgrad_k, dgrad_p, dgrad_v, "
+            "got 'bprop'",
+        ),
+        (
+            Rule(operands=["s"]),
+            "[0].operands must be among P, dO, dS, g, k, q, v, w, x, got 's'",
+        ),
+        (Rule(layers=[0, 3]), "[0].layers must lie between -3 and 2 for 3 layers, got 3"),
+        (Rule(layers=[-4]), "[0].layers must lie between -3 and 2 for 3 layers, got -4"),
+        (
+            Rule(modules=["fc3"]),
+            "[0].modules must match one of qkv, attention, proj, fc1, fc2, got 'fc3'",
+        ),
+        (Rule(iterations=[1]), "[0].iterations must be [first, last], iterations from 1, got [1]"),
+        (
+            Rule(iterations=[None, 2]),
+            "[0].iterations must be [first, last], iterations from 1, got [None, 2]",
+        ),
+        (
+            Rule(iterations=[0, 2]),
+            "[0].iterations must be [first, last] with 1 <= first <= last, got [0, 2]",
+        ),
+        (
+            Rule(iterations=[3, 2]),
+            "[0].iterations must be [first, last] with 1 <= first <= last, got [3, 2]",
+        ),
+    ],
+)
+def test_rule_that_cannot_apply_is_refused(rule: Rule, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_rules(MODEL, quant(rule))
+    assert str(caught.value) == f"quant.rules{message}"
+
+
+def test_refused_rule_is_named_by_its_index() -> None:
+    with pytest.raises(ConfigError, match=r"quant\.rules\[1\]\.sites must be among"):
+        check_rules(MODEL, quant(Rule(), Rule(sites=["x"])))
+
+
+def test_option_of_a_rule_that_the_slot_lacks_names_the_rule() -> None:
+    with pytest.raises(ConfigError, match=r"quant\.rules\[0\]\.scaling does not apply to mxfp8_e"):
+        precision_map(MODEL, quant(Rule(scaling="none", sites=["linear"])))

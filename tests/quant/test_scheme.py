@@ -1,0 +1,206 @@
+"""The ten schemes, slot by slot, as design.md states them; and what names a scheme."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from quantexp.paths import conf_dir
+from quantexp.quant.precision import operand_record
+from quantexp.quant.scheme import SCHEMES, content_hash, derived_name, site_configs
+from quantexp.quant.slots import resolve_site
+from quantexp.schema import QuantConfig, Rule, Slot
+
+BF16 = "bf16"
+#: What a format's operand is, as design.md says; the axis and the amax target come from the slot.
+HELD: dict[str, dict[str, Any]] = {
+    "mxfp8": {
+        "format": "mxfp8_e4m3",
+        "block": 32,
+        "scale_rule": "rceil",
+        "rounding": "even",
+        "scaling": None,
+        "saturate": None,
+    },
+    "mxfp4": {
+        "format": "mxfp4_e2m1",
+        "block": 32,
+        "scale_rule": "floor",
+        "rounding": "even",
+        "scaling": None,
+        "saturate": None,
+    },
+    "hifp8": {
+        "format": "hifp8",
+        "block": None,
+        "scale_rule": None,
+        "rounding": "away",
+        "scaling": "current",
+        "saturate": True,
+    },
+    BF16: {
+        "format": "bf16",
+        "block": None,
+        "scale_rule": None,
+        "rounding": None,
+        "scaling": None,
+        "saturate": None,
+    },
+}
+#: slot -> (axis, hifp8's amax target) where a linear site is quantised.
+LINEAR = {
+    "fprop.x": ("input_width", 15.0),
+    "fprop.w": ("input_width", 15.0),
+    "dgrad.g": ("output_width", 224.0),
+    "dgrad.w": ("output_width", 15.0),
+    "wgrad.g": ("tokens", 224.0),
+    "wgrad.x": ("tokens", 15.0),
+}
+#: slot -> (axis, is quantised, is the forward copy) where QK is quantised.
+QK = {
+    "fprop.q": ("head_dim", True, False),
+    "fprop.k": ("head_dim", True, False),
+    "dgrad_q.dS": ("keys", False, False),
+    "dgrad_q.k": ("head_dim", True, True),
+    "dgrad_k.dS": ("queries", False, False),
+    "dgrad_k.q": ("head_dim", True, True),
+}
+HIGH = {
+    "linear": {slot: axis for slot, (axis, _) in LINEAR.items()},
+    "qk": {
+        "fprop.q": "head_dim",
+        "fprop.k": "head_dim",
+        "dgrad_q.dS": "keys",
+        "dgrad_q.k": "keys",
+        "dgrad_k.dS": "queries",
+        "dgrad_k.q": "queries",
+    },
+    "pv": {
+        "fprop.P": "keys",
+        "fprop.v": "keys",
+        "dgrad_p.dO": "head_dim",
+        "dgrad_p.v": "head_dim",
+        "dgrad_v.P": "queries",
+        "dgrad_v.dO": "queries",
+    },
+}
+#: scheme -> (linear, qk), written out once more and not taken from the code.
+TEN = {
+    "bf16": (BF16, BF16),
+    "FA_mxfp8": (BF16, "mxfp8"),
+    "FA_mxfp4": (BF16, "mxfp4"),
+    "FA_hifp8": (BF16, "hifp8"),
+    "linear_mxfp8": ("mxfp8", BF16),
+    "linear_mxfp4": ("mxfp4", BF16),
+    "linear_hifp8": ("hifp8", BF16),
+    "FA_linear_mxfp8": ("mxfp8", "mxfp8"),
+    "FA_linear_mxfp4": ("mxfp4", "mxfp4"),
+    "FA_linear_hifp8": ("hifp8", "hifp8"),
+}
+
+
+def shipped(scheme: str) -> QuantConfig:
+    """A shipped scheme from its files, without Hydra."""
+    defaults = OmegaConf.load(conf_dir() / "quant" / f"{scheme}.yaml").defaults
+    config = OmegaConf.structured(QuantConfig)
+    for entry in defaults:
+        for site, choice in entry.items() if entry != "_self_" else ():
+            file = conf_dir() / "quant" / site / f"{choice}.yaml"
+            config[site] = OmegaConf.merge(config[site], OmegaConf.load(file))
+    quant = OmegaConf.to_object(config)
+    assert isinstance(quant, QuantConfig)
+    return quant
+
+
+def meaning(quant: QuantConfig) -> dict[str, dict[str, dict[str, object]]]:
+    return {
+        site.value: {
+            f"{product.value}.{name}": operand_record(operand)
+            for (product, name), operand in resolve_site(site, config).items()
+        }
+        for site, config in site_configs(quant).items()
+    }
+
+
+def expected(linear: str, qk: str) -> dict[str, dict[str, dict[str, object]]]:
+    def record(format_: str, axis: str, target: float, reuse: bool = False) -> dict[str, object]:
+        amax_target = target if format_ == "hifp8" else None
+        return {**HELD[format_], "axis": axis, "amax_target": amax_target, "reuse": reuse}
+
+    def high(site: str) -> dict[str, dict[str, object]]:
+        return {slot: record(BF16, axis, 0.0) for slot, axis in HIGH[site].items()}
+
+    lines, scores = high("linear"), high("qk")
+    if linear != BF16:
+        lines = {slot: record(linear, axis, amax) for slot, (axis, amax) in LINEAR.items()}
+    if qk != BF16:
+        scores = {
+            slot: record(qk if quantised else BF16, axis, 15.0, reuse)
+            for slot, (axis, quantised, reuse) in QK.items()
+        }
+    return {"linear": lines, "qk": scores, "pv": high("pv")}
+
+
+@pytest.mark.parametrize("scheme", TEN)
+def test_scheme_means_exactly_this(scheme: str) -> None:
+    assert meaning(shipped(scheme)) == expected(*TEN[scheme])
+
+
+def test_there_are_these_ten() -> None:
+    assert set(SCHEMES) == set(TEN)
+    for scheme, sites in SCHEMES.items():
+        assert tuple(BF16 if choice == "none" else choice for choice in sites) == TEN[scheme]
+
+
+@pytest.mark.parametrize("scheme", TEN)
+def test_scheme_is_named_after_what_it_does(scheme: str) -> None:
+    assert derived_name(shipped(scheme)) == scheme
+
+
+@pytest.mark.parametrize("format_", ["mxfp8", "mxfp4", "hifp8"])
+def test_full_scheme_quantises_every_operand_of_the_scores_along_its_own_axis(format_: str) -> None:
+    quant = shipped(f"FA_{format_}")
+    extra = OmegaConf.load(conf_dir() / "quant" / "more" / f"FA_full_{format_}.yaml")
+    merged = OmegaConf.merge(OmegaConf.structured(quant).qk, extra.qk)
+    quant.qk = OmegaConf.to_object(merged)  # type: ignore[assignment]
+    operands = meaning(quant)["qk"]
+    assert {slot: operand["axis"] for slot, operand in operands.items()} == HIGH["qk"]
+    assert {operand["format"] for operand in operands.values()} == {HELD[format_]["format"]}
+    assert not any(operand["reuse"] for operand in operands.values())
+    if format_ == "hifp8":
+        targets = {slot: operand["amax_target"] for slot, operand in operands.items()}
+        assert targets["dgrad_q.dS"] == targets["dgrad_k.dS"] == 224.0
+        assert targets["fprop.q"] == targets["dgrad_k.q"] == 15.0
+
+
+def test_option_spelt_out_as_the_default_changes_nothing() -> None:
+    short = QuantConfig()
+    short.linear.format = "mxfp8"
+    assert derived_name(short) == "linear_mxfp8"
+    assert content_hash(short) == content_hash(shipped("linear_mxfp8"))
+
+
+def test_site_no_choice_describes_is_custom() -> None:
+    quant = shipped("FA_linear_mxfp8")
+    quant.linear.wgrad.g = Slot(format="mxfp8_e5m2")
+    name = derived_name(quant)
+    assert name.startswith("linear_custom+qk_mxfp8~")
+    assert name.endswith(content_hash(quant)[:6])
+
+
+def test_rules_keep_the_sites_names_and_add_a_hash() -> None:
+    quant = shipped("bf16")
+    quant.rules = [Rule(layers=[0], format="mxfp8")]
+    assert derived_name(quant) == f"bf16~{content_hash(quant)[:6]}"
+
+
+def test_hash_covers_meaning_and_not_the_name() -> None:
+    quant = shipped("FA_mxfp8")
+    other = copy.deepcopy(quant)
+    other.name = "other"
+    assert content_hash(other) == content_hash(quant)
+    other.rules = [Rule(layers=[0], format="bf16")]
+    assert content_hash(other) != content_hash(quant)

@@ -1,0 +1,54 @@
+"""The vocabulary of design.md's table, written out."""
+
+from __future__ import annotations
+
+from quantexp.quant.sites import GRADIENTS, PRODUCTS, Product, ProductShape, Site, slots_of
+
+
+def test_products_operands_and_axes_are_the_designs() -> None:
+    table = {
+        site.value: {
+            product.value: (shape.left, shape.right, shape.axis)
+            for product, shape in products.items()
+        }
+        for site, products in PRODUCTS.items()
+    }
+    assert table == {
+        "linear": {
+            "fprop": ("x", "w", "input_width"),
+            "dgrad": ("g", "w", "output_width"),
+            "wgrad": ("g", "x", "tokens"),
+        },
+        "qk": {
+            "fprop": ("q", "k", "head_dim"),
+            "dgrad_q": ("dS", "k", "keys"),
+            "dgrad_k": ("dS", "q", "queries"),
+        },
+        "pv": {
+            "fprop": ("P", "v", "keys"),
+            "dgrad_p": ("dO", "v", "head_dim"),
+            "dgrad_v": ("P", "dO", "queries"),
+        },
+    }
+
+
+def test_every_site_has_six_slots_forward_first() -> None:
+    for site in Site:
+        slots = slots_of(site)
+        assert len(set(slots)) == 6
+        assert [product for product, _ in slots[:2]] == [Product.FPROP, Product.FPROP]
+    assert slots_of(Site.QK)[2:] == [
+        (Product.DGRAD_Q, "dS"),
+        (Product.DGRAD_Q, "k"),
+        (Product.DGRAD_K, "dS"),
+        (Product.DGRAD_K, "q"),
+    ]
+
+
+def test_gradients_are_the_operands_that_come_from_behind() -> None:
+    operands = {name for site in Site for _, name in slots_of(site)}
+    assert operands - GRADIENTS == {"x", "w", "q", "k", "P", "v"}
+
+
+def test_shape_is_a_value() -> None:
+    assert PRODUCTS[Site.LINEAR][Product.FPROP] == ProductShape("x", "w", "input_width")

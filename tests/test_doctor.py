@@ -1,0 +1,67 @@
+"""`quantexp doctor`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quantexp import doctor
+from quantexp.doctor import Check, checks, doctor_json, print_doctor
+
+
+def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp / "cache"))
+    found = {check.name: check for check in checks()}
+    assert list(found) == [
+        "quantexp",
+        "torch",
+        "device",
+        "transformer-engine",
+        "megatron-core",
+        "SLURM",
+        "memory",
+        "configuration",
+        "cache",
+        "disk",
+    ]
+    for name in ("quantexp", "torch", "device", "megatron-core", "configuration", "cache"):
+        assert found[name].ok, found[name]
+    assert found["cache"].found == str(in_tmp / "cache" / "quantexp")
+
+
+def test_cache_that_cannot_be_written_is_said_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    check = doctor._cache()
+    assert check.ok is False
+    assert check.found.endswith("set paths.cache=FOLDER")
+
+
+def test_missing_torch_is_found_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert doctor._torch().ok is False
+    assert "pip install" in doctor._torch().found
+    assert doctor._device() == Check("device", None, "not looked at: torch cannot be imported")
+
+
+def test_one_no_makes_the_whole_no() -> None:
+    good, taste, bad = Check("a", True, ""), Check("b", None, ""), Check("c", False, "")
+    assert doctor_json([good, taste])["ok"] is True
+    assert doctor_json([good, taste, bad]) == {
+        "ok": False,
+        "checks": [
+            {"name": "a", "ok": True, "found": ""},
+            {"name": "b", "ok": None, "found": ""},
+            {"name": "c", "ok": False, "found": ""},
+        ],
+    }
+
+
+def test_checks_are_printed_with_their_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_doctor([Check("a", True, "[fine]"), Check("b", False, "broken")], Console())
+    assert capsys.readouterr().out.split() == ["ok", "a", "[fine]", "no", "b", "broken"]

@@ -1,0 +1,191 @@
+"""What a run's hash covers, and what it does not."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quantexp.compose import compose
+from quantexp.data.binary import write_binary
+from quantexp.data.sources import Document
+from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.errors import DataError
+from quantexp.identity import folder_name, hash8, identity
+from quantexp.schema import (
+    CaptureLevel,
+    Experiment,
+    LrSchedule,
+    Precision,
+    Recompute,
+    Rule,
+    TokenizerKind,
+)
+
+Change = Callable[[Experiment], None]
+
+
+@pytest.fixture(scope="module")
+def base() -> Experiment:
+    return compose(["training=fast", "quant=FA_linear_mxfp8"], None, {})
+
+
+def digest(experiment: Experiment, device: str = "cpu") -> str:
+    return hash8(identity(experiment, device))
+
+
+def setting(key: str, value: object) -> Change:
+    *path, last = key.split(".")
+
+    def change(experiment: Experiment) -> None:
+        node: object = experiment
+        for part in path:
+            node = getattr(node, part)
+        setattr(node, last, value)
+
+    return change
+
+
+def after(base: Experiment, key: str, value: object) -> str:
+    experiment = copy.deepcopy(base)
+    setting(key, value)(experiment)
+    return digest(experiment)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.num_layers", 3),
+        ("model.rope_scaling_factor", None),
+        ("model.init_std", 0.01),
+        ("training.seed", 1),
+        ("training.lr", 2e-4),
+        ("training.iterations", 9),
+        ("training.micro_batch_size", 1),
+        ("training.lr_schedule", LrSchedule.linear),
+        ("training.precision", Precision.fp32),
+        ("training.recompute", Recompute.full),
+        ("training.deterministic", True),
+        ("quant.linear.format", "mxfp4"),
+        ("quant.linear.wgrad.g.format", "mxfp8_e5m2"),
+        ("quant.linear.block", 16),
+        ("quant.qk.scale_rule", "floor"),
+        ("quant.pv.format", "hifp8"),
+        ("quant.rules", [Rule(layers=[0], format="bf16")]),
+        ("quant.rules", [Rule(iterations=[2, 3], format="bf16")]),
+        ("dataset.name", "dolma"),
+        ("dataset.split", "90,10,0"),
+    ],
+)
+def test_what_decides_the_numbers_changes_the_hash(
+    base: Experiment, key: str, value: object
+) -> None:
+    assert after(base, key, value) != digest(base)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.name", "other"),
+        ("training.name", "other"),
+        ("quant.name", "other"),
+        ("dataset.label", "other"),
+        ("capture.level", CaptureLevel.off),
+        ("capture.dir", "/elsewhere"),
+        ("capture.control_iter", 0),
+        ("capture.attn_weights", True),
+        ("analysis.auto", False),
+        ("launcher.name", "slurm"),
+        ("launcher.num_threads", 3),
+        ("paths.root", "/elsewhere"),
+        ("paths.cache", "/elsewhere"),
+        ("force", True),
+        ("dry_run", True),
+        ("quant.linear.fprop.x.format", "mxfp8"),
+        ("quant.rules", [Rule(iterations=[9, None], format="bf16")]),
+    ],
+)
+def test_what_does_not_decide_the_numbers_leaves_the_hash(
+    base: Experiment, key: str, value: object
+) -> None:
+    assert after(base, key, value) == digest(base)
+
+
+def test_device_class_changes_the_hash(base: Experiment) -> None:
+    assert digest(base, "NVIDIA H200") != digest(base, "cpu")
+
+
+def test_folder_says_model_dataset_scheme_and_hash(base: Experiment) -> None:
+    name = folder_name(base, identity(base, "cpu"))
+    assert re.fullmatch(r"llama32-1b_wikipedia_FA_linear_mxfp8-[0-9a-f]{8}", name)
+
+
+def test_identity_is_readable(base: Experiment) -> None:
+    content = identity(base, "cpu")
+    assert set(content) == {
+        "model",
+        "data",
+        "scheme",
+        "training",
+        "attention_path",
+        "device_class",
+        "data_parallel",
+        "numerics",
+    }
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Writes a byte-tokenised .bin/.idx pair with this text and returns its prefix."""
+
+    def write(name: str, text: str) -> Path:
+        prefix = tmp_path / name / "data"
+        prefix.parent.mkdir()
+        write_binary([Document("1", text, "test")], prefix, ByteTokenizer())
+        return prefix
+
+    return write
+
+
+def with_data(base: Experiment, prefix: Path) -> Experiment:
+    experiment = copy.deepcopy(base)
+    dataset = experiment.dataset
+    dataset.sample, dataset.path = False, str(prefix)
+    dataset.tokenizer = TokenizerKind.byte
+    return experiment
+
+
+def test_datas_content_counts_and_its_path_does_not(
+    base: Experiment, prepared: Callable[[str, str], Path]
+) -> None:
+    here, there = prepared("here", "one text"), prepared("there", "one text")
+    other = prepared("other", "two text")
+    assert digest(with_data(base, here)) == digest(with_data(base, there))
+    assert digest(with_data(base, here)) != digest(with_data(base, other))
+    assert digest(with_data(base, here)) != digest(base)
+
+
+def test_no_data_at_all_says_what_to_give(base: Experiment) -> None:
+    experiment = copy.deepcopy(base)
+    experiment.dataset.sample = False
+    with pytest.raises(
+        DataError,
+        match=r"dataset=wikipedia has no data: give dataset\.path=PREFIX of a Megatron \.bin/\.idx "
+        r"pair and dataset\.tokenizer_path=FOLDER, or training=fast for the built-in sample",
+    ):
+        identity(experiment, "cpu")
+
+
+def test_missing_pair_is_named(base: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere"):
+        identity(with_data(base, tmp_path / "nowhere"), "cpu")
+
+
+def test_missing_tokenizer_path_says_what_to_give(base: Experiment, tmp_path: Path) -> None:
+    experiment = with_data(base, tmp_path / "nowhere")
+    experiment.dataset.tokenizer = TokenizerKind.huggingface
+    with pytest.raises(DataError, match=r"dataset\.tokenizer=huggingface needs a path: give a fol"):
+        identity(experiment, "cpu")

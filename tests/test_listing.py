@@ -1,0 +1,102 @@
+"""`quantexp list`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quantexp.errors import ConfigError
+from quantexp.listing import KINDS, choices, listing, print_listing, run_rows
+from quantexp.paths import RunDir, conf_dir
+from quantexp.quant.scheme import SCHEMES
+from quantexp.status import State, Status, write_status
+
+
+def names(kind: str, config_dir: Path | None = None) -> list[str]:
+    return [choice.name for choice in choices(kind, config_dir)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "group"),
+    [
+        ("models", "model"),
+        ("datasets", "dataset"),
+        ("presets", "training"),
+        ("captures", "capture"),
+    ],
+)
+def test_kind_lists_every_file_of_its_group(kind: str, group: str) -> None:
+    assert names(kind) == sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+
+
+def test_schemes_are_the_ten_in_their_order_and_then_the_rest() -> None:
+    assert names("schemes")[:10] == list(SCHEMES)
+    assert names("schemes")[10:] == [
+        "more/FA_full_hifp8",
+        "more/FA_full_mxfp4",
+        "more/FA_full_mxfp8",
+    ]
+
+
+def test_scheme_says_its_sites_and_a_file_its_comment() -> None:
+    about = {choice.name: choice.about for choice in choices("schemes", None)}
+    assert about["FA_linear_mxfp8"] == "linear mxfp8, QK mxfp8, PV none"
+    assert about["more/FA_full_mxfp8"].startswith("Q and K of the attention scores as in FA_mxfp8")
+    fast = {choice.name: choice.about for choice in choices("presets", None)}["fast"]
+    assert fast.startswith("The quick test: ")
+
+
+def test_own_choices_are_listed_too(tmp_path: Path) -> None:
+    (tmp_path / "quant" / "more").mkdir(parents=True)
+    (tmp_path / "quant" / "own.yaml").write_text("# My own.\ndefaults: []\n")
+    (tmp_path / "quant" / "more" / "odd.yaml").write_text("defaults: []\n")
+    found = {choice.name: choice.about for choice in choices("schemes", tmp_path)}
+    assert found["own"] == "My own."
+    assert found["more/odd"] == ""
+    assert set(SCHEMES) < set(found)
+
+
+@pytest.mark.parametrize("kind", ["widgets", "runs"])
+def test_unknown_kind_lists_the_kinds(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"list must be one of models, datasets, .*got '{kind}'"):
+        choices(kind, None)
+
+
+def test_nothing_asked_lists_all_but_the_runs(tmp_path: Path) -> None:
+    assert list(listing([], None, tmp_path)) == [kind for kind in KINDS if kind != "runs"]
+
+
+def finished_run(root: Path, name: str, status: Status, metrics: str | None = None) -> None:
+    run = RunDir(root / name)
+    run.root.mkdir(parents=True)
+    write_status(run.status, status)
+    if metrics is not None:
+        run.metrics.write_text(metrics)
+
+
+def test_runs_are_listed_newest_first_and_broken_folders_are_passed_over(tmp_path: Path) -> None:
+    finished_run(tmp_path, "m_d_a-1", Status(State.FAILED, "[no] data", created="2026-01-01"))
+    done = Status(State.COMPLETED, created="2026-02-01", iteration=8, iterations=8)
+    finished_run(tmp_path, "m_d_b-2", done, '{"loss": 5.5}\n{"loss": 5.25}\n{"lo')
+    (tmp_path / "m_d_c-3").mkdir()
+    (tmp_path / "m_d_d-4").mkdir()
+    (tmp_path / "m_d_d-4" / "status.json").write_text("{")
+    rows = run_rows(tmp_path)
+    assert [(row["run"], row["state"], row["loss"]) for row in rows] == [
+        ("m_d_b-2", "completed", 5.25),
+        ("m_d_a-1", "failed", None),
+    ]
+    out = io.StringIO()
+    print_listing({"runs": rows}, Console(file=out, width=100))
+    text = out.getvalue()
+    assert "8/8" in text
+    assert "5.2500" in text
+    assert "[no] data" in text
+
+
+def test_no_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_listing(listing(["runs"], None, tmp_path), Console())
+    assert capsys.readouterr().out == "runs: none\n"

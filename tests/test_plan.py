@@ -1,0 +1,145 @@
+"""What `plan` says, from the configuration alone."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from quantexp.compose import compose
+from quantexp.plan import Plan, make_plan, plan_json, print_plan
+from quantexp.schema import Experiment
+
+FULL = ["training=default", "capture=tensors"]
+
+
+def planned(*words: str) -> Plan:
+    return make_plan(compose(list(words), None, {}))
+
+
+@pytest.fixture(scope="module")
+def full() -> Plan:
+    return planned("quant=FA_linear_mxfp4", *FULL)
+
+
+def shown(plan: Plan, width: int = 160) -> str:
+    out = io.StringIO()
+    print_plan(plan, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def test_json_has_the_contracts_keys_for_the_whole_model_without_data(full: Plan) -> None:
+    content = json.loads(json.dumps(plan_json(full)))
+    assert content["parameters"] == 1_235_814_400
+    assert content["memory_gb_per_gpu"] > 1.2358144 * 18, "weights, gradients, master, two moments"
+    assert content["commands"][0][1:3] == ["-m", "quantexp.worker"]
+    assert content["commands"][0][3].endswith("runs/llama32-1b_wikipedia_FA_linear_mxfp4-<hash8>")
+    assert "dataset=wikipedia has no data: give dataset.path=PREFIX" in content["missing"]
+    assert len(content["precision_map"]) == 16 * (4 * 6 + 2 * 6)
+    assert content["precision_map"][0] == {
+        "layer": 0,
+        "module": "qkv",
+        "site": "linear",
+        "product": "fprop",
+        "operand": "x",
+        "format": "mxfp4_e2m1",
+        "axis": "input_width",
+        "block": 32,
+        "scale_rule": "floor",
+        "rounding": "even",
+        "scaling": None,
+        "saturate": None,
+        "amax_target": None,
+        "reuse": False,
+    }
+
+
+def test_training_state_is_exact(full: Plan) -> None:
+    parts = full.memory_parts_gb
+    assert parts["weights"] == round(1.2358144 * 2, 3)
+    assert parts["main_gradients"] == round(1.2358144 * 4, 3)
+    assert parts["optimizer"] == round(1.2358144 * 12, 3)
+    assert full.memory_gb_per_gpu == pytest.approx(sum(parts.values()), abs=0.003)
+
+
+def test_capture_bytes_are_the_tensors_by_hand(full: Plan) -> None:
+    T, H, F, query, kv = 4096, 2048, 8192, 2048, 512
+    inputs = outputs = weights = 0
+    for width_out, width_in in ((query + 2 * kv, H), (H, query), (2 * F, H), (H, F)):
+        inputs += T * width_in
+        outputs += T * width_out
+        weights += width_out * width_in
+    attention = 2 * T * (query + 2 * kv) + 2 * T * query  # q k v and theirs, o and dO
+    assert full.capture_bytes == 16 * 2 * (2 * inputs + 2 * outputs + weights + attention)
+
+
+@pytest.mark.parametrize("level", ["off", "stats"])
+def test_no_full_tensors_take_no_bytes(level: str) -> None:
+    assert planned(f"capture={level}").capture_bytes == 0
+
+
+def test_packed_weights_are_four_bits_and_a_scale_a_block(full: Plan) -> None:
+    count = full.linear_weight_bytes // 2
+    assert full.packed_weight_bytes == count * (4 + 8 / 32) / 8
+
+
+def test_packed_weights_of_the_working_precision_are_the_weights() -> None:
+    plan = planned("quant=FA_mxfp8")
+    assert plan.packed_weight_bytes == plan.linear_weight_bytes
+
+
+def test_fp32_keeps_no_second_master_weights() -> None:
+    parts = planned("training.precision=fp32").memory_parts_gb
+    assert parts["weights"] == round(1.2358144 * 4, 3)
+    assert parts["optimizer"] == round(1.2358144 * 8, 3)
+
+
+def test_recomputing_takes_less_memory_for_activations() -> None:
+    kept = planned().memory_parts_gb["activations"]
+    assert planned("training.recompute=full").memory_parts_gb["activations"] < kept
+
+
+def test_sample_lacks_nothing_and_the_command_names_the_folder() -> None:
+    plan = planned("training=fast", "paths.root=/somewhere")
+    assert plan.missing is None
+    assert plan.dataset == "wikipedia (built-in sample)"
+    assert plan.commands[0][3].startswith("/somewhere/llama32-1b_wikipedia_bf16-")
+    assert "<" not in plan.commands[0][3]
+
+
+def test_map_changes_within_the_run_are_listed() -> None:
+    rules = "quant.rules=[{iterations:[1,4],format:bf16},{iterations:[900,null],format:bf16}]"
+    plan = planned("quant=linear_mxfp8", "training=fast", rules)
+    assert plan.map_changes_at == [1, 5]
+    assert "rules change this map at iterations [5]" in shown(plan)
+
+
+def test_printed_plan_says_that_emulation_saves_nothing(full: Plan) -> None:
+    text = shown(full)
+    assert "1,235,814,400 parameters" in text
+    assert "emulation: quantised operands are held in the working dtype" in text
+    assert "cannot start yet: dataset=wikipedia has no data" in text
+    assert "mxfp4_e2m1, blocks of 32 along input_width, floor" in text
+    assert "mxfp4_e2m1, the forward copy" in text
+    assert "working precision" in text
+
+
+def test_layers_that_are_alike_share_a_row() -> None:
+    rule = "quant.rules=[{layers:[0,5],sites:[linear],format:bf16}]"
+    text = shown(planned("quant=linear_hifp8", rule))
+    assert "0,5" in text
+    assert "hifp8, one scale a tensor (current), amax to 224" in text
+
+
+def test_unscaled_hifp8_says_so() -> None:
+    text = shown(planned("quant=linear_hifp8", "quant.linear.scaling=none"))
+    assert "hifp8, unscaled" in text
+
+
+def test_plan_does_not_change_the_experiment() -> None:
+    experiment: Experiment = compose(["training=fast"], None, {})
+    before = repr(experiment)
+    make_plan(experiment)
+    assert repr(experiment) == before

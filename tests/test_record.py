@@ -1,0 +1,294 @@
+"""Opening a run folder: skipping, attempts, the lock, provenance."""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quantexp import __version__
+from quantexp.compose import compose
+from quantexp.errors import RunError
+from quantexp.load import read
+from quantexp.paths import RunDir
+from quantexp.record import covers, opened, provenance, read_json
+from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
+from quantexp.status import State, read_status, write_status
+
+
+@pytest.fixture(scope="module")
+def composed() -> Experiment:
+    return compose(["training=fast", "quant=FA_mxfp8", "model.num_layers=1"], None, {})
+
+
+@pytest.fixture
+def experiment(composed: Experiment, tmp_path: Path) -> Experiment:
+    own = copy.deepcopy(composed)
+    own.paths.root = str(tmp_path / "runs")
+    return own
+
+
+def opening(experiment: Experiment) -> tuple[RunDir, str | None]:
+    with opened(experiment, "cpu", ["quantexp", "training=fast"]) as (folder, _):
+        return folder.run, folder.skipped
+
+
+def complete(run: RunDir, iteration: int | None = None) -> None:
+    """Leave the folder as a completed run does."""
+    status = read_status(run.status)
+    assert status is not None
+    status.state, status.finished = State.COMPLETED, "2026-01-01"
+    status.iteration = status.iterations if iteration is None else iteration
+    write_status(run.status, status)
+    run.metrics.write_text('{"iteration": 1}\n')
+
+
+def test_new_folder_holds_configuration_provenance_and_status(experiment: Experiment) -> None:
+    run, skipped = opening(experiment)
+    assert skipped is None
+    assert run.root.parent == Path(experiment.paths.root)
+    assert run.root.name.startswith("llama32-1b_wikipedia_FA_mxfp8-")
+    assert read(run.config) == experiment
+    status = read_status(run.status)
+    assert status is not None
+    assert (status.state, status.iterations) == (State.PENDING, 8)
+    assert run.logs.is_dir()
+
+
+def test_completed_run_is_skipped_and_says_so(experiment: Experiment) -> None:
+    complete(opening(experiment)[0])
+    run, skipped = opening(experiment)
+    assert skipped is not None
+    assert skipped.startswith("already completed 2026-01-01, with all the capture asked for")
+    assert "force=true" in skipped
+    assert not run.attempts.exists()
+
+
+@pytest.mark.parametrize("state", [s for s in State if s is not State.COMPLETED])
+def test_run_that_did_not_complete_runs_again(experiment: Experiment, state: State) -> None:
+    run, _ = opening(experiment)
+    complete(run)
+    status = read_status(run.status)
+    assert status is not None
+    write_status(run.status, replace(status, state=state))
+    assert opening(experiment)[1] is None
+
+
+def test_new_attempt_moves_the_earlier_one_aside_untouched(experiment: Experiment) -> None:
+    run, _ = opening(experiment)
+    complete(run)
+    (run.tensors / "bf16").mkdir(parents=True)
+    (run.tensors / "bf16" / "a.pt").write_bytes(b"tensor")
+    before = contents(run.root)
+    experiment.force = True
+    _, skipped = opening(experiment)
+    assert skipped is None
+    assert contents(run.attempts / "1") == before
+    assert not run.tensors.exists()
+    assert not run.metrics.exists()
+    opening(experiment)
+    assert sorted(p.name for p in run.attempts.iterdir()) == ["1", "2"]
+    assert contents(run.attempts / "1") == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def test_tensors_put_elsewhere_are_set_aside_with_the_attempt(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    experiment.capture.dir = str(tmp_path / "big")
+    run, _ = opening(experiment)
+    elsewhere = run.captured(experiment.capture.dir)
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "manifest.jsonl").write_text("first\n")
+    experiment.force = True
+    opening(experiment)
+    assert [p.name for p in elsewhere.iterdir()] == ["attempts"]
+    assert (elsewhere / "attempts" / "1" / "manifest.jsonl").read_text() == "first\n"
+    assert (run.attempts / "1" / "status.json").is_file()
+
+
+def test_capture_below_the_root_itself_sets_nothing_aside_twice(experiment: Experiment) -> None:
+    experiment.capture.dir = experiment.paths.root
+    experiment.force = True
+    opening(experiment)
+    run, _ = opening(experiment)
+    assert (run.attempts / "1" / "config.yaml").is_file()
+    assert run.config.is_file()
+
+
+def test_more_capture_than_there_is_runs_again(experiment: Experiment) -> None:
+    complete(opening(experiment)[0])
+    experiment.capture.attn_weights = True
+    assert opening(experiment)[1] is None
+
+
+def test_less_capture_than_there_is_is_skipped(experiment: Experiment) -> None:
+    complete(opening(experiment)[0])
+    experiment.capture.level = CaptureLevel.stats
+    assert opening(experiment)[1] is not None
+
+
+def test_run_that_ended_with_its_capture_is_no_whole_run(experiment: Experiment) -> None:
+    experiment.capture.stop_after_capture = True
+    complete(opening(experiment)[0], iteration=1)
+    assert opening(experiment)[1] is not None
+    experiment.capture.stop_after_capture = False
+    assert opening(experiment)[1] is None
+
+
+def test_completed_run_whose_configuration_broke_runs_again(experiment: Experiment) -> None:
+    run, _ = opening(experiment)
+    complete(run)
+    run.config.write_text("a: [")
+    assert opening(experiment)[1] is None
+
+
+# What covers what.
+
+FULL = CaptureConfig(level=CaptureLevel.tensors, first_iteration=2, control_iter=3)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "asked", "covered"),
+    [
+        ({}, {}, True),
+        ({"level": CaptureLevel.stats}, {}, False),
+        ({}, {"level": CaptureLevel.stats}, True),
+        ({"level": CaptureLevel.off}, {"level": CaptureLevel.off}, True),
+        ({"dir": "/a"}, {"level": CaptureLevel.off}, True),
+        ({}, {"first_iteration": 1, "control_iter": 4}, False),
+        ({}, {"first_iteration": 3, "control_iter": 2}, True),
+        ({}, {"control_iter": 4}, False),
+        ({}, {"control_iter": 0}, False),
+        ({"control_iter": 0}, {"control_iter": 9}, True),
+        ({"control_iter": 99}, {"control_iter": 0}, True),
+        ({}, {"collect_micro_batches": 2}, False),
+        ({"collect_micro_batches": 2}, {}, True),
+        ({"collect_micro_batches": 0}, {"collect_micro_batches": 9}, True),
+        ({"collect_micro_batches": 9}, {"collect_micro_batches": 0}, False),
+        ({}, {"attn_weights": True}, False),
+        ({"attn_weights": True}, {}, True),
+        ({}, {"weight_grads": True}, False),
+        ({"weight_grads": True}, {"weight_grads": True}, True),
+        ({}, {"dir": "/elsewhere"}, False),
+        ({"stop_after_capture": True, "name": "a"}, {"name": "b"}, True),
+    ],
+)
+def test_capture_covers_what_it_holds(
+    earlier: dict[str, object], asked: dict[str, object], covered: bool
+) -> None:
+    given = replace(FULL, **earlier), replace(FULL, **asked)  # type: ignore[arg-type]
+    assert covers(*given, iterations=10) is covered
+
+
+# The lock, and folders that cannot be written.
+
+HOLDER = """\
+import fcntl, os, sys
+lock = os.open(sys.argv[1], os.O_RDWR)
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_folder_another_process_runs_in_is_refused(experiment: Experiment) -> None:
+    run, _ = opening(experiment)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run.lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        before = contents(run.root)
+        with pytest.raises(RunError, match="is in use by another process; wait for it, or stop it"):
+            opening(experiment)
+        status = read_status(run.status)
+        assert status is not None
+        status.pid, status.host = holder.pid, "here"
+        write_status(run.status, status)
+        with pytest.raises(RunError, match=f"is in use by process {holder.pid} on here; wait for"):
+            opening(experiment)
+        before.pop("status.json")
+        assert before.items() <= contents(run.root).items()
+        assert holder.stdin is not None
+        holder.stdin.close()
+    assert opening(experiment)[1] is None, "the holder's end releases the folder"
+
+
+def test_lock_is_held_while_open_and_released_after(experiment: Experiment) -> None:
+    with opened(experiment, "cpu", []) as (folder, _):
+        other = os.open(folder.run.lock, os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
+
+
+def test_root_that_cannot_be_written_is_named_with_the_remedy(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    experiment.paths.root = str(tmp_path / "file" / "runs")
+    with pytest.raises(
+        RunError, match=r"the run folder .*file/runs/.* cannot be written: Not a directory; set pat"
+    ):
+        opening(experiment)
+
+
+def test_attempt_that_cannot_be_set_aside_is_a_clean_error(experiment: Experiment) -> None:
+    run, _ = opening(experiment)
+    run.attempts.write_text("in the way")
+    with pytest.raises(RunError, match=r"the run folder .* cannot be written: .*; set paths\.root"):
+        opening(experiment)
+
+
+# Provenance.
+
+
+def test_provenance_says_what_ran_and_no_environment(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "secret-of-the-environment")
+    run, _ = opening(experiment)
+    content = json.loads(run.provenance.read_text())
+    assert content["quantexp"] == __version__
+    assert {"torch", "megatron-core", "hydra-core", "omegaconf", "numpy"} <= set(
+        name for name, version in content["packages"].items() if version
+    )
+    assert content["command"] == ["quantexp", "training=fast"]
+    assert content["identity"]["training"]["seed"] == 1234
+    assert content["identity"]["scheme"][0][0] == 1
+    assert {"python", "host", "platform", "folder", "created", "source"} <= set(content)
+    assert "secret-of-the-environment" not in run.provenance.read_text()
+    assert "environment" not in content
+
+
+def test_provenance_of_a_checkout_names_the_commit() -> None:
+    source = provenance({}, [])["source"]
+    assert set(source) >= {"commit", "diff"}
+    if (Path(__file__).parent.parent / ".git").exists():
+        assert len(source["commit"]) == 40
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_json_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "precision.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(RunError, match=r"precision\.json cannot be read: "):
+        read_json(file)

@@ -1,0 +1,60 @@
+"""status.json, whole at every moment."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from quantexp.errors import RunError
+from quantexp.status import State, Status, now, read_status, write_json, write_status
+
+
+def test_status_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    status = Status(State.FAILED, "no memory", iteration=3, iterations=8, pid=1)
+    write_status(tmp_path / "status.json", status)
+    assert read_status(tmp_path / "status.json") == status
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
+    assert status.updated is not None
+
+
+def test_states_are_the_contracts() -> None:
+    assert [state.value for state in State] == [
+        "pending",
+        "running",
+        "completed",
+        "failed",
+        "preempted",
+        "cancelled",
+    ]
+
+
+def test_nothing_is_left_beside_the_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", [1])
+    write_json(tmp_path / "a.json", [2])
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert json.loads((tmp_path / "a.json").read_text()) == [2]
+
+
+def test_no_status_is_none(tmp_path: Path) -> None:
+    assert read_status(tmp_path / "status.json") is None
+
+
+@pytest.mark.parametrize("text", ["{", ""])
+def test_broken_status_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status.json").write_text(text)
+    with pytest.raises(RunError, match=r"status\.json cannot be read: "):
+        read_status(tmp_path / "status.json")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"state": "odd"}', '{"state": "failed", "x": 1}'])
+def test_status_of_another_version_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status.json").write_text(text)
+    with pytest.raises(RunError, match=r"status\.json is not a status of this version: "):
+        read_status(tmp_path / "status.json")
+
+
+def test_times_are_utc() -> None:
+    assert datetime.fromisoformat(now()).utcoffset() == timedelta(0)

@@ -1,0 +1,129 @@
+"""The summary of one run and the table of a sweep."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quantexp.compose import compose
+from quantexp.execute import Outcome
+from quantexp.paths import RunDir
+from quantexp.schema import Experiment
+from quantexp.status import State
+from quantexp.summary import print_outcome, print_sweep, proof_line
+
+METRICS = {"iteration": 8, "loss": 5.0, "tokens_per_s": 1234.0, "memory_gb": 1.5}
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return compose(["training=fast"], None, {})
+
+
+@pytest.fixture
+def ended(experiment: Experiment, tmp_path: Path) -> Callable[..., Outcome]:
+    """An outcome of a scheme, by default completed."""
+
+    def make(scheme: str = "bf16", loss: float = 5.0, **values: object) -> Outcome:
+        own = copy.deepcopy(experiment)
+        own.quant.name = scheme
+        run = RunDir(tmp_path / f"run_of_{scheme}")
+        made = Outcome(own, run, State.COMPLETED, metrics={**METRICS, "loss": loss})
+        return replace(made, **values)  # type: ignore[arg-type]
+
+    return make
+
+
+def printed(show: Callable[[Console], None], width: int = 160) -> str:
+    out = io.StringIO()
+    show(Console(file=out, width=width))
+    return out.getvalue()
+
+
+def test_summary_says_what_there_is(ended: Callable[..., Outcome]) -> None:
+    made = ended(tensors=64, num_bytes=2_400_000)
+    text = printed(lambda console: print_outcome(made, console))
+    assert "wikipedia (built-in sample)" in text
+    assert "iteration 8, loss 5.0000, 1,234 tokens/s, 1.5 GB" in text
+    assert "64 tensors, 2.4 MB" in text
+    assert "completed" in text
+
+
+def test_skipped_run_says_why(ended: Callable[..., Outcome]) -> None:
+    made = ended(skipped=True, reason="already [completed]")
+    text = printed(lambda console: print_outcome(made, console))
+    assert "skipped" in text
+    assert "already [completed]" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, "nothing (capture=tensors)"),
+        ({"tensors": 64}, "statistics of 64 tensors"),
+    ],
+)
+def test_capture_is_told_by_what_was_kept(
+    ended: Callable[..., Outcome], values: dict[str, int], expected: str
+) -> None:
+    made = ended(**values)
+    assert expected in printed(lambda console: print_outcome(made, console))
+
+
+def test_picture_is_named_where_it_was_drawn(ended: Callable[..., Outcome]) -> None:
+    made = ended()
+    made.run.figures.mkdir(parents=True)
+    (made.run.figures / "quick_analysis.png").write_bytes(b"")
+    text = printed(lambda console: print_outcome(made, console), 400)
+    assert "quick_analysis.png" in text
+
+
+def test_proof_counts_what_engaged_and_what_is_inconclusive() -> None:
+    statuses = [
+        ("hifp8", "engaged"),
+        ("hifp8", "inconclusive"),
+        ("bf16", "engaged"),
+        ("bf16", "inconclusive"),
+    ]
+    entries = [{"format": name, "status": status} for name, status in statuses]
+    assert proof_line({"entries": entries, "quantised_calls": 9}) == (
+        "1 of 2 quantised slots engaged, 2 slots in the working precision, 9 quantised operands "
+        "seen; 2 inconclusive"
+    )
+    assert proof_line(None) == "none"
+
+
+def test_table_has_the_gap_to_bf16_and_the_failures(ended: Callable[..., Outcome]) -> None:
+    failed = ended("FA_hifp8", state=State.FAILED, metrics=None, reason="loss nan")
+    outcomes = [ended("FA_mxfp8", 5.25), failed, ended("bf16", 5.0)]
+    starting = [("llama32-1b dolma bf16", "no [data]")]
+    text = printed(lambda console: print_sweep(outcomes, starting, console))
+    assert "4 runs" in text
+    assert "+0.2500" in text
+    assert "+0.0000" in text
+    assert "run_of_FA_hifp8: loss nan" in text
+    assert "llama32-1b dolma bf16: no [data]" in text
+
+
+def test_gap_needs_a_baseline_that_differs_in_nothing_else(ended: Callable[..., Outcome]) -> None:
+    other = ended("bf16", 4.0)
+    other.experiment.training.seed = 2
+    short = ended("bf16", 4.0)
+    assert short.metrics is not None
+    short.metrics["iteration"] = 4
+    for baseline in (other, short):
+        outcomes = [ended("FA_mxfp8", 5.25), baseline]
+        text = printed(lambda console, o=outcomes: print_sweep(o, [], console))  # type: ignore[misc]
+        assert "+1.2500" not in text
+
+
+def test_no_name_is_cut_on_a_narrow_terminal(ended: Callable[..., Outcome]) -> None:
+    outcomes = [ended("FA_linear_mxfp8", tensors=64, num_bytes=2_400_000)]
+    text = printed(lambda console: print_sweep(outcomes, [], console), 100)
+    assert "…" not in text
