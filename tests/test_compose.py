@@ -108,7 +108,7 @@ def test_name_on_the_command_line_is_refused(word: str) -> None:
 
 
 def test_missing_config_dir_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--config-dir must be a folder, got '.*nowhere'"):
+    with pytest.raises(ConfigError, match=r"--config-dir must be a folder, got '.*nowhere'"):
         compose([], tmp_path / "nowhere", {})
 
 
@@ -236,7 +236,7 @@ def test_differing_override_is_an_error_that_names_both(
 
 def test_bad_quant_type_lists_what_it_may_be() -> None:
     with pytest.raises(
-        ConfigError, match="CUSTOM_QUANT_TYPE must be one of mxfp8, mxfp4, .*, got 'fp9'"
+        ConfigError, match=r"CUSTOM_QUANT_TYPE must be one of mxfp8, mxfp4, .*, got 'fp9'"
     ):
         environment_overrides([], {"CUSTOM_QUANT_TYPE": "fp9"})
 

@@ -267,9 +267,9 @@ def test_provenance_says_what_ran_and_no_environment(
     run, _ = opening(experiment)
     content = json.loads(run.provenance.read_text())
     assert content["quantexp"] == __version__
-    assert {"torch", "megatron-core", "hydra-core", "omegaconf", "numpy"} <= set(
+    assert {"torch", "megatron-core", "hydra-core", "omegaconf", "numpy"} <= {
         name for name, version in content["packages"].items() if version
-    )
+    }
     assert content["command"] == ["quantexp", "training=fast"]
     assert content["identity"]["training"]["seed"] == 1234
     assert content["identity"]["scheme"][0][0] == 1

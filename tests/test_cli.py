@@ -1,0 +1,199 @@
+"""The command line: exit codes, verbs, and what is imported when."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quantexp import __version__
+from quantexp.cli import VERBS, main
+from quantexp.quant.scheme import SCHEMES
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(in_tmp: Path) -> None:
+    pass
+
+
+def misuse(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(list(words))
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+# Exit codes.
+
+
+def test_help_and_version_end_well(capsys: Captured) -> None:
+    assert misuse("--help") == 0
+    text = capsys.readouterr().out
+    for verb in VERBS:
+        assert f"\n  {verb}" in text
+    assert "quantexp model=llama32-1b dataset=wikipedia quant=FA_linear_mxfp8" in text
+    assert misuse("--version") == 0
+    assert capsys.readouterr().out == f"quantexp {__version__}\n"
+
+
+def test_users_error_is_one_line_on_standard_error_and_1(capsys: Captured) -> None:
+    assert main(["quant=linear_mxfp8", "quant.linear.block=24"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "quantexp: quant.linear.block must be a power of two, got 24\n"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("words", [["trian"], ["plan", "fast"], ["training=fast", "fast", "-m"]])
+def test_word_that_is_neither_verb_nor_override_is_misuse(
+    capsys: Captured, words: list[str]
+) -> None:
+    assert misuse(*words) == 2
+    err = capsys.readouterr().err
+    assert "is neither a verb (train, plan, list, doctor" in err
+    assert "nor key=value; see quantexp --help" in err
+
+
+@pytest.mark.parametrize("words", [["--nope"], ["list", "--multirun"], ["--json", "a=1"], ["-cd"]])
+def test_unknown_flag_is_misuse(words: list[str]) -> None:
+    assert misuse(*words) == 2
+
+
+def test_interruption_is_130(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quantexp.execute.execute", interrupted)
+    assert main(["training=fast"]) == 130
+    assert capsys.readouterr().err == "quantexp: interrupted\n"
+    monkeypatch.setattr("quantexp.sweep.execute", interrupted)
+    assert main(["-m", "training=fast", "quant=bf16,FA_mxfp8"]) == 130
+    assert capsys.readouterr().err == "quantexp: interrupted\n"
+
+
+def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("quantexp.execute.execute", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["training=fast"])
+
+
+def test_missing_data_without_the_sample_says_what_to_give(capsys: Captured) -> None:
+    assert main(["dataset=dolma"]) == 1
+    assert capsys.readouterr().err == (
+        "quantexp: dataset=dolma has no data: give dataset.path=PREFIX of a Megatron .bin/.idx "
+        "pair and dataset.tokenizer_path=FOLDER, or training=fast for the built-in sample\n"
+    )
+    assert not list(Path.cwd().iterdir())
+
+
+def test_missing_tokenizer_path_says_what_to_give(capsys: Captured) -> None:
+    assert main(["training=fast", "dataset.path=/data/wiki"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "quantexp: dataset.tokenizer=huggingface needs a path: give a folder with tokenizer.json"
+    )
+
+
+def test_flags_may_stand_between_the_overrides(capsys: Captured, tmp_path: Path) -> None:
+    assert main(["training=fast", "-cd", str(tmp_path / "none"), "quant=bf16"]) == 1
+    assert "--config-dir must be a folder, got" in capsys.readouterr().err
+
+
+# plan and dry_run.
+
+
+def test_plan_prints_json_without_data(capsys: Captured) -> None:
+    assert main(["plan", "--json", "training=default", "capture=tensors"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["parameters"] == 1_235_814_400
+    assert {"memory_gb_per_gpu", "capture_bytes", "precision_map", "commands"} <= set(content)
+    assert content["capture_bytes"] > 0
+    assert not list(Path.cwd().iterdir())
+
+
+def test_plan_of_a_sweep_is_a_list(capsys: Captured) -> None:
+    assert main(["plan", "-m", "quant=bf16,FA_mxfp8", "training=fast", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [plan["scheme"] for plan in content] == ["bf16", "FA_mxfp8"]
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize("flags", [[], ["-m"]])
+def test_dry_run_shows_the_plan_and_runs_nothing(capsys: Captured, flags: list[str]) -> None:
+    assert main([*flags, "training=fast", "quant=FA_mxfp8", "dry_run=true"]) == 0
+    assert "precision map" in capsys.readouterr().out
+    assert not list(Path.cwd().iterdir())
+
+
+# list and doctor.
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("models", "llama32-1b"),
+        ("datasets", "dolma"),
+        ("schemes", "FA_linear_hifp8"),
+        ("presets", "fast"),
+        ("captures", "tensors"),
+    ],
+)
+def test_list_prints_each_kind(capsys: Captured, kind: str, name: str) -> None:
+    assert main(["list", kind]) == 0
+    assert name in capsys.readouterr().out
+    assert main(["list", kind, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert list(content) == [kind]
+    assert name in [row["name"] for row in content[kind]]
+
+
+def test_list_of_schemes_begins_with_the_ten(capsys: Captured) -> None:
+    main(["list", "schemes", "--json"])
+    rows = json.loads(capsys.readouterr().out)["schemes"]
+    assert [row["name"] for row in rows[:10]] == list(SCHEMES)
+
+
+def test_list_of_runs_may_be_empty(capsys: Captured) -> None:
+    assert main(["list", "runs"]) == 0
+    assert capsys.readouterr().out == "runs: none\n"
+
+
+def test_list_of_an_unknown_kind_is_refused(capsys: Captured) -> None:
+    assert main(["list", "widgets"]) == 1
+    assert capsys.readouterr().err.startswith("quantexp: list must be one of models, datasets, ")
+
+
+def test_doctor_takes_no_overrides(capsys: Captured) -> None:
+    assert misuse("doctor", "training=fast") == 2
+    assert "doctor takes no overrides, got training=fast" in capsys.readouterr().err
+
+
+def test_doctor_answers_in_json(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = main(["doctor", "--json"])
+    content = json.loads(capsys.readouterr().out)
+    assert code == (0 if content["ok"] else 1)
+    assert "torch" in [check["name"] for check in content["checks"]]
+
+
+# Imports.
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", "runs"], ["plan", "--help"]])
+def test_help_and_list_import_no_torch(words: list[str]) -> None:
+    script = (
+        "import sys\nfrom quantexp.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'megatron', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,139 @@
+"""The command itself on a tiny model: the run folder's contract, skipping, sweeps that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quantexp.load import read
+from quantexp.paths import RunDir
+
+TINY = [
+    "training=fast",
+    "model.num_layers=1",
+    "model.hidden_size=64",
+    "model.ffn_hidden_size=96",
+    "model.num_attention_heads=2",
+    "model.num_query_groups=1",
+    "model.head_dim=32",
+    "training.seq_length=32",
+    "training.iterations=2",
+    "training.warmup_iterations=1",
+    "training.min_lr=0",
+    "training.max_nonfinite_iterations=1",
+    "analysis.auto=false",
+]
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def command(folder: Path, cache: Path) -> Command:
+    """`quantexp` in a process of its own, in a folder that all tests of this file share."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "quantexp", *words, *TINY, f"paths.cache={cache}"],
+            cwd=folder,
+            env={**os.environ, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def first(command: Command, folder: Path) -> RunDir:
+    """A completed run of bf16."""
+    done = command("quant=bf16")
+    assert done.returncode == 0, done.stderr
+    assert "completed" in done.stdout
+    (run,) = (folder / "runs").glob("*-*")
+    return RunDir(run)
+
+
+def test_run_folder_holds_the_contracts_files(first: RunDir, folder: Path) -> None:
+    assert first.root.name.startswith("llama32-1b_wikipedia_bf16-")
+    assert read(first.config).quant.name == "bf16"
+    assert json.loads(first.status.read_text())["state"] == "completed"
+    assert json.loads(first.provenance.read_text())["command"][1] == "quant=bf16"
+    metrics = [json.loads(line) for line in first.metrics.read_text().splitlines()]
+    assert [line["iteration"] for line in metrics] == [1, 2]
+    assert set(metrics[0]) >= {
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens",
+        "step_time_s",
+        "tokens_per_s",
+        "tflops",
+        "memory_gb",
+    }
+    entries = json.loads(first.precision.read_text())["entries"]
+    assert len(entries) == 4 * 6 + 2 * 6
+    lines = [json.loads(s) for s in (first.tensors / "manifest.jsonl").read_text().splitlines()]
+    assert all((first.tensors / line["file"]).is_file() for line in lines)
+    assert first.rank_log(0).is_file()
+    assert sorted(p.name for p in folder.iterdir()) == ["runs"], "nothing else is left behind"
+
+
+def test_second_call_is_skipped_and_says_so(first: RunDir, command: Command) -> None:
+    before = first.metrics.stat().st_mtime_ns
+    done = command("quant=bf16")
+    assert done.returncode == 0
+    assert "skipped" in done.stdout
+    assert "already completed" in done.stdout
+    assert first.metrics.stat().st_mtime_ns == before
+    assert not first.attempts.exists()
+
+
+def test_sweep_runs_what_is_not_done_and_prints_its_table(
+    first: RunDir, command: Command, folder: Path
+) -> None:
+    done = command("-m", "quant=bf16,FA_mxfp8")
+    assert done.returncode == 0, done.stderr
+    assert "2 runs" in done.stdout
+    table = [line for line in done.stdout.splitlines() if line.startswith("│")]
+    assert ["skipped" in table[0], "FA_mxfp8" in table[1]] == [True, True]
+    (file,) = (folder / "runs" / "sweeps").glob("*.json")
+    rows = json.loads(file.read_text())["runs"]
+    assert [row["state"] for row in rows] == ["completed", "completed"]
+    assert [row["skipped"] for row in rows] == [True, False]
+    quantised = RunDir(folder / "runs" / rows[1]["run"])
+    entries = json.loads(quantised.precision.read_text())["entries"]
+    forward = [e for e in entries if (e["site"], e["product"]) == ("qk", "fprop")]
+    assert [(e["operand"], e["status"]) for e in forward] == [("q", "engaged"), ("k", "engaged")]
+
+
+def test_sweep_goes_on_after_failures_and_exits_1(
+    first: RunDir, command: Command, folder: Path
+) -> None:
+    """Two points whose data is missing, one whose weights overflow, one that is done already."""
+    done = command("-m", "dataset.path=/nowhere/data,null", "training.lr=1e30,1e-4")
+    assert done.returncode == 1
+    assert done.stdout.count("dataset.tokenizer=huggingface needs a path: ") == 4, "told twice each"
+    assert "4 runs" in done.stdout
+    *_, file = sorted((folder / "runs" / "sweeps").glob("*.json"))
+    rows = json.loads(file.read_text())["runs"]
+    overflowed, done_already, *not_started = rows
+    assert (overflowed["state"], done_already["state"]) == ("failed", "completed")
+    assert overflowed["reason"].startswith("stopped at iteration ")
+    assert "in 1 iterations in a row (training.max_nonfinite_iterations)" in overflowed["reason"]
+    assert done_already["run"] == first.root.name
+    assert done_already["skipped"]
+    assert [(row["run"], row["state"]) for row in not_started] == [(None, "failed")] * 2
+    failed = RunDir(folder / "runs" / overflowed["run"])
+    assert json.loads(failed.status.read_text())["reason"] == overflowed["reason"]

@@ -1,0 +1,98 @@
+"""The wheel holds all that a run needs, and works from an empty folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+#: What the wheel is built from; a copy, so that the checkout is left as it is.
+SOURCES = ("conf", "quantexp", "launchers", "pyproject.toml", "README.md")
+
+
+def pip(*words: str) -> None:
+    quiet = ["--quiet", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "pip", *words, *quiet], check=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    checkout = folder / "checkout"
+    checkout.mkdir()
+    for name in SOURCES:
+        source = ROOT / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, checkout / name)
+    pip("wheel", "--no-build-isolation", "--no-index", "-w", str(folder), str(checkout))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("installed")
+    pip("install", "--no-index", "--target", str(target), str(wheel))
+    return target
+
+
+def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_wheel_holds_configuration_sample_and_plugin(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    conf = {f"quantexp/{p.relative_to(ROOT)}" for p in (ROOT / "conf").rglob("*.yaml")}
+    code = {
+        str(p.relative_to(ROOT))
+        for p in (ROOT / "quantexp").rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+    plugin = {f"hydra_plugins/quantexp_launcher/{n}.py" for n in ("__init__", "launcher", "local")}
+    samples = {f"quantexp/data/sample/{name}" for name in ("wikipedia.xml", "dolma.jsonl")}
+    assert conf | code | plugin | samples <= names
+    assert samples <= code
+    assert "hydra_plugins/__init__.py" not in names, "a namespace that other plugins share"
+    top = {name.split("/")[0] for name in names}
+    assert {name for name in top if not name.endswith(".dist-info")} == {
+        "quantexp",
+        "hydra_plugins",
+    }
+
+
+def test_console_script_is_declared(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
+    assert "quantexp = quantexp.cli:main" in archive.read(name).decode()
+
+
+def test_installed_wheel_lists_its_schemes_from_an_empty_folder(
+    installed: Path, tmp_path: Path
+) -> None:
+    done = run(installed, tmp_path, "-m", "quantexp", "list", "schemes")
+    assert done.returncode == 0, done.stderr
+    assert "FA_linear_mxfp8" in done.stdout
+    where = run(installed, tmp_path, "-c", "import quantexp.paths as p; print(p.conf_dir())")
+    assert Path(where.stdout.strip()) == installed / "quantexp" / "conf"
+
+
+def test_installed_wheel_composes_and_finds_its_launcher(installed: Path, tmp_path: Path) -> None:
+    words = ["-m", "quantexp", "plan", "-m", "training=fast", "quant=bf16,FA_mxfp8"]
+    done = run(installed, tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("precision map") == 2
+    assert not list(tmp_path.iterdir())
