@@ -57,8 +57,8 @@ def execute(experiment: Experiment, console: Console) -> Outcome:
         if folder.notice is not None:
             console.print(folder.notice, soft_wrap=True)
         if folder.skipped is None:
-            name = f"{experiment.model.name} {experiment.dataset.name} {experiment.quant.name}"
-            with live_line(folder.run, name, console) as update:
+            names = [experiment.model.name, experiment.dataset.name, str(experiment.quant.name)]
+            with live_line(folder.run, names, console) as update:
                 code = run_worker(
                     folder.run.root, folder.run.rank_log(0), update, keep_open=(lock,)
                 )

@@ -16,10 +16,14 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 
 from quantexp.errors import RunError
 from quantexp.paths import RunDir
 from quantexp.status import Status, read_status
+
+#: Columns from which the live line has room for every name.
+WIDE = 120
 
 
 def last_metrics(run: RunDir) -> dict[str, Any] | None:
@@ -36,16 +40,22 @@ def last_metrics(run: RunDir) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def live_line(run: RunDir, name: str, console: Console) -> Iterator[Callable[[], None]]:
-    """A progress line for a run; yields the function that brings it up to date."""
+def live_line(run: RunDir, names: list[str], console: Console) -> Iterator[Callable[[], None]]:
+    """A progress line for a run; yields the function that brings it up to date.
+
+    `names` are model, dataset and scheme; a narrow terminal shows the scheme alone.
+    """
+    name = " ".join(names) if console.width >= WIDE else names[-1]
     progress = Progress(
         SpinnerColumn(),
-        TextColumn("{task.fields[name]}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        TextColumn("[cyan]{task.fields[doing]}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.fields[name]}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=8),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
+        TextColumn(
+            "[cyan]{task.fields[doing]}", table_column=Column(no_wrap=True, overflow="ellipsis")
+        ),
+        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
         console=console,
         transient=True,
     )

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from quantexp.execute import Outcome
 from quantexp.progress import human_bytes
+from quantexp.schema import Experiment
 from quantexp.status import State
 
 _COLOURS = {State.COMPLETED: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
@@ -62,34 +63,43 @@ def proof_line(precision: dict[str, Any] | None) -> str:
 
 
 def print_sweep(outcomes: list[Outcome], failures: list[tuple[str, str]], console: Console) -> None:
-    """The table of a sweep: one row a run, the gap to the bf16 run of the same model and data."""
-    table = Table(title=f"{len(outcomes) + len(failures)} runs", title_justify="left")
-    for name in ("model", "dataset", "scheme"):
-        table.add_column(name, overflow="fold")
-    for name in ("final loss", "gap to bf16", "tokens/s", "tensors", "captured"):
-        table.add_column(name, justify="right", min_width=7)
-    table.add_column("state", min_width=9)
-    for outcome in outcomes:
-        metrics = outcome.metrics or {}
-        table.add_row(
-            outcome.experiment.model.name,
-            outcome.experiment.dataset.name,
-            escape(str(outcome.experiment.quant.name)),
-            f"{metrics['loss']:.4f}" if metrics else "-",
-            _gap(outcome, outcomes),
-            f"{metrics['tokens_per_s']:,.0f}" if metrics else "-",
-            str(outcome.tensors),
-            human_bytes(outcome.num_bytes),
-            _state(outcome),
-        )
+    """The table of a sweep: one row a run, the gap to the bf16 run of the same model and data.
+
+    `failures` are runs that could not start: (model, dataset and scheme in words, reason). Model and dataset have a
+    column only where they differ.
+    """
+    names = [_names(o.experiment) for o in outcomes] + [name.split() for name, _ in failures]
+    shown = [i for i in range(3) if i == 2 or len({name[i] for name in names}) > 1]
+    table = Table(title=f"{len(names)} runs", title_justify="left")
+    for i in shown:
+        table.add_column(("model", "dataset", "scheme")[i], overflow="fold")
+    for heading in ("final loss", "gap to bf16", "tokens/s", "tensors", "captured"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for name, outcome in zip(names, outcomes, strict=False):
+        table.add_row(*(escape(name[i]) for i in shown), *_results(outcome, outcomes))
+    for name in names[len(outcomes) :]:
+        table.add_row(*(escape(name[i]) for i in shown), *["-"] * 5, "[red]failed[/]")
     console.print(table)
-    for outcome in outcomes:
-        if outcome.state is not State.COMPLETED:
-            console.print(
-                f"[red]{outcome.run.root.name}[/]: {escape(outcome.reason)}", soft_wrap=True
-            )
-    for name, reason in failures:
-        console.print(f"[red]{escape(name)}[/]: {escape(reason)}", soft_wrap=True)
+    reasons = [(o.run.root.name, o.reason) for o in outcomes if o.state is not State.COMPLETED]
+    for run, reason in [*reasons, *failures]:
+        console.print(f"[red]{escape(run)}[/]: {escape(reason)}", soft_wrap=True)
+
+
+def _names(experiment: Experiment) -> list[str]:
+    return [experiment.model.name, experiment.dataset.name, str(experiment.quant.name)]
+
+
+def _results(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
+    metrics = outcome.metrics
+    return [
+        f"{metrics['loss']:.4f}" if metrics else "-",
+        _gap(outcome, outcomes),
+        f"{metrics['tokens_per_s']:,.0f}" if metrics else "-",
+        str(outcome.tensors),
+        human_bytes(outcome.num_bytes),
+        _state(outcome),
+    ]
 
 
 def _gap(outcome: Outcome, outcomes: list[Outcome]) -> str:

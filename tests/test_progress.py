@@ -56,7 +56,7 @@ def test_line_says_what_the_run_is_doing(
 ) -> None:
     run, out = RunDir(tmp_path), io.StringIO()
     console = Console(file=out, width=200, force_terminal=True, color_system=None)
-    with live_line(run, "model data scheme", console) as update:
+    with live_line(run, ["model", "data", "scheme"], console) as update:
         update()
         status = Status(State.RUNNING, phase=phase, iteration=2, iterations=8, capture=capture)
         write_status(run.status, status)
@@ -69,8 +69,24 @@ def test_line_says_what_the_run_is_doing(
     assert shown in text
 
 
+def test_a_narrow_terminal_shows_the_scheme_and_the_time(tmp_path: Path) -> None:
+    run, out = RunDir(tmp_path), io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    names = ["llama32-1b", "wikipedia", "FA_linear_mxfp8"]
+    capture = {"current": "layer 0 fc1 backward grad_output"}
+    status = Status(State.RUNNING, phase="capturing", iteration=2, iterations=8, capture=capture)
+    write_status(run.status, status)
+    run.metrics.write_text(LINE)
+    with live_line(run, names, console) as update:
+        update()
+    text = out.getvalue()
+    assert "FA_linear_mxfp8" in text
+    assert "llama32-1b" not in text
+    assert "0:00:00" in text
+
+
 def test_broken_status_does_not_end_the_line(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    with live_line(run, "name", Console(quiet=True)) as update:
+    with live_line(run, ["model", "data", "name"], Console(quiet=True)) as update:
         run.status.write_text("{")
         update()

@@ -109,6 +109,9 @@ def test_table_has_the_gap_to_bf16_and_the_failures(ended: Callable[..., Outcome
     assert "+0.0000" in text
     assert "run_of_FA_hifp8: loss nan" in text
     assert "llama32-1b dolma bf16: no [data]" in text
+    assert text.count("failed") == 2
+    assert "dataset" in text
+    assert "model " not in text
 
 
 def test_gap_needs_a_baseline_that_differs_in_nothing_else(ended: Callable[..., Outcome]) -> None:

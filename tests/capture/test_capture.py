@@ -26,11 +26,10 @@ NAME = re.compile(
     r"(FA|linear)_(bf16|mxfp8|mxfp4|hifp8)_[a-z_]+\.pt"
 )
 MANIFEST_KEYS = set(
-    "file module layer layer_type operation phase component quant_type tensor iteration micro_batch "
-    "rank shape dtype bytes hash formats".split()
+    ["file", "module", "layer", "layer_type", "operation", "phase", "component", "quant_type", "tensor", "iteration", "micro_batch", "rank", "shape", "dtype", "bytes", "hash", "formats"]
 )
 METADATA_KEYS = set(
-    "quant_type phase component operation layer rank iteration shape dtype statistics".split()
+    ["quant_type", "phase", "component", "operation", "layer", "rank", "iteration", "shape", "dtype", "statistics"]
 )
 
 
@@ -86,8 +85,7 @@ def test_every_tensor_of_the_contract_is_there_once(run_tiny: RunTiny, tiny: Tin
         assert tuple(line["shape"]) == shapes[key], key
     names = {line["tensor"] for line in lines}
     assert names == set(
-        "query key value output attn_weights grad_output grad_query grad_key grad_value "
-        "grad_attn_weights input weight grad_input grad_weight main_grad".split()
+        ["query", "key", "value", "output", "attn_weights", "grad_output", "grad_query", "grad_key", "grad_value", "grad_attn_weights", "input", "weight", "grad_input", "grad_weight", "main_grad"]
     )
 
 
