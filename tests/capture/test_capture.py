@@ -25,12 +25,37 @@ NAME = re.compile(
     r"\d{8}_\d{6}_\d{4,}_(attention|linear)_L\d+(-[a-z0-9]+)?_(forward|backward)_(pre|post)_"
     r"(FA|linear)_(bf16|mxfp8|mxfp4|hifp8)_[a-z_]+\.pt"
 )
-MANIFEST_KEYS = set(
-    ["file", "module", "layer", "layer_type", "operation", "phase", "component", "quant_type", "tensor", "iteration", "micro_batch", "rank", "shape", "dtype", "bytes", "hash", "formats"]
-)
-METADATA_KEYS = set(
-    ["quant_type", "phase", "component", "operation", "layer", "rank", "iteration", "shape", "dtype", "statistics"]
-)
+MANIFEST_KEYS = {
+    "file",
+    "module",
+    "layer",
+    "layer_type",
+    "operation",
+    "phase",
+    "component",
+    "quant_type",
+    "tensor",
+    "iteration",
+    "micro_batch",
+    "rank",
+    "shape",
+    "dtype",
+    "bytes",
+    "hash",
+    "formats",
+}
+METADATA_KEYS = {
+    "quant_type",
+    "phase",
+    "component",
+    "operation",
+    "layer",
+    "rank",
+    "iteration",
+    "shape",
+    "dtype",
+    "statistics",
+}
 
 
 def manifest(run: RunDir, name: str = "manifest.jsonl") -> list[dict[str, Any]]:
@@ -84,9 +109,23 @@ def test_every_tensor_of_the_contract_is_there_once(run_tiny: RunTiny, tiny: Tin
         key = (line["layer"], line["module"], line["operation"], line["tensor"])
         assert tuple(line["shape"]) == shapes[key], key
     names = {line["tensor"] for line in lines}
-    assert names == set(
-        ["query", "key", "value", "output", "attn_weights", "grad_output", "grad_query", "grad_key", "grad_value", "grad_attn_weights", "input", "weight", "grad_input", "grad_weight", "main_grad"]
-    )
+    assert names == {
+        "query",
+        "key",
+        "value",
+        "output",
+        "attn_weights",
+        "grad_output",
+        "grad_query",
+        "grad_key",
+        "grad_value",
+        "grad_attn_weights",
+        "input",
+        "weight",
+        "grad_input",
+        "grad_weight",
+        "main_grad",
+    }
 
 
 def test_qkv_proj_fc1_and_fc2_are_told_apart(run_tiny: RunTiny) -> None:

@@ -199,6 +199,16 @@ def test_the_learning_rate_warms_up_from_the_first_iteration_and_ends_at_its_min
 
 def test_every_metric_of_the_contract_is_there(tiny: Tiny) -> None:
     metrics = asdict(trained(tiny()).metrics[-1])
-    wanted = ["iteration", "loss", "grad_norm", "lr", "tokens", "step_time_s", "tokens_per_s", "tflops", "memory_gb"]
+    wanted = [
+        "iteration",
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens",
+        "step_time_s",
+        "tokens_per_s",
+        "tflops",
+        "memory_gb",
+    ]
     assert all(metrics[name] > 0 for name in wanted)
     assert metrics["tokens"] == 2 * 64

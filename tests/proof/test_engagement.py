@@ -1,7 +1,8 @@
 """The proof against the old scripts' failures: each is rebuilt, and the run must fail and name the slot.
 
-The numbers are those of the list of what hurt users: bf16 baselines that were quantised (2), schemes that were all the same
-(3), an attention product in another format than asked for (4), backward products that stayed unquantised (5).
+The numbers are those of the list of what hurt users: bf16 baselines that were quantised (2), schemes that were all
+the same (3), an attention product in another format than asked for (4), backward products that stayed unquantised
+(5).
 """
 
 from __future__ import annotations
