@@ -80,6 +80,9 @@ def print_sweep(outcomes: list[Outcome], failures: list[tuple[str, str]], consol
         table.add_row(*(escape(name[i]) for i in shown), *_results(outcome, outcomes))
     for name in names[len(outcomes) :]:
         table.add_row(*(escape(name[i]) for i in shown), *["-"] * 5, "[red]failed[/]")
+    if any(_gap(outcome, outcomes) != "-" for outcome in outcomes):
+        table.caption = "gap: one seed each, so it cannot be told from noise"
+        table.caption_justify = "left"
     console.print(table)
     reasons = [(o.run.root.name, o.reason) for o in outcomes if o.state is not State.COMPLETED]
     for run, reason in [*reasons, *failures]:

@@ -149,7 +149,6 @@ class Recorder:
         if forward.stored is not None:
             self.store.refer(forward.stored, metadata)
         self._weights[key] = forward
-        self._progress(name)
 
     def _progress(self, name: TensorName) -> None:
         self.tensors += 1
