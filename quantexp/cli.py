@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     verb = words.pop(0) if words and words[0] in VERBS else "train"
     arguments = _parser(verb).parse_intermixed_args(words)
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, _interrupt)
     try:
         return _COMMANDS[verb](arguments)
     except QuantexpError as error:
@@ -56,6 +59,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         return 130
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    """An end asked for in another way than Ctrl-C: the worker is ended too."""
+    raise KeyboardInterrupt
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
@@ -139,8 +147,10 @@ def _list(arguments: argparse.Namespace) -> int:
     from quantexp.listing import listing, print_listing
     from quantexp.schema import PathsConfig
 
-    root = Path(PathsConfig().root).absolute()
-    content = listing(arguments.words, arguments.config_dir, root)
+    given = [word for word in arguments.words if word.startswith("paths.root=")]
+    root = Path(given[-1].split("=", 1)[1] if given else PathsConfig().root).expanduser().absolute()
+    kinds = [word for word in arguments.words if word not in given]
+    content = listing(kinds, arguments.config_dir, root)
     if arguments.json:
         _print_json(content)
     else:

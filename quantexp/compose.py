@@ -32,7 +32,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quantexp.errors import ConfigError
-from quantexp.load import load, unknown_key
+from quantexp.load import load, unknown_key, wrong_type
 from quantexp.paths import conf_dir
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
 from quantexp.schema import Experiment, QuantConfig
@@ -82,8 +82,20 @@ def compose(
 def finished(config: DictConfig) -> Experiment:
     """The experiment of a composed point, with the scheme's true name; inside `configuration`."""
     experiment = load(config)
+    _refuse_what_the_sample_decides(experiment, list(config.hydra.overrides.task))
     experiment.quant.name = _scheme_name(experiment.quant, config.hydra)
     return experiment
+
+
+def _refuse_what_the_sample_decides(experiment: Experiment, overrides: list[str]) -> None:
+    """The built-in sample brings its own tokenizer and vocabulary: another one asked for would do nothing."""
+    for override in overrides:
+        key = override.lstrip("+").split("=")[0]
+        if experiment.dataset.sample and key in ("model.vocab_size", "dataset.tokenizer"):
+            raise ConfigError(
+                f"{override} cannot hold with the built-in sample, which has a byte tokenizer of "
+                f"{experiment.model.vocab_size} ids; give dataset.path too, or drop it"
+            )
 
 
 def _scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
@@ -251,6 +263,8 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
     reason = _first_line(inner)
     if key and ("not in" in reason):
         reason = unknown_key(str(key), getattr(inner, "object_type", None))
+    elif key and (wrong := wrong_type(str(key), reason)):
+        reason = wrong
     elif key and str(key) not in reason:
         reason = f"{key}: {reason}"
     file = _file_of(str(error), config_dir)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,9 +15,6 @@ from quantexp.progress import last_metrics, live_line
 from quantexp.record import command_line, opened, read_json
 from quantexp.schema import Experiment
 from quantexp.status import State, Status, now, read_status, write_status
-
-#: Lines of a worker's log that are shown when it died without saying why.
-LOG_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,10 @@ def device_class() -> str:
 def execute(experiment: Experiment, console: Console) -> Outcome:
     """Run an experiment on this machine, with a live line, unless it is completed already.
 
+    An interrupt (Ctrl-C) ends the worker and gives an outcome whose state is cancelled.
+
     Raises:
         RunError, DataError: it cannot start.
-        KeyboardInterrupt: after the worker has ended itself.
     """
     from hydra_plugins.quantexp_launcher.local import run_worker
 
@@ -58,11 +58,14 @@ def execute(experiment: Experiment, console: Console) -> Outcome:
             console.print(folder.notice, soft_wrap=True)
         if folder.skipped is None:
             names = [experiment.model.name, experiment.dataset.name, str(experiment.quant.name)]
-            with live_line(folder.run, names, console) as update:
-                code = run_worker(
-                    folder.run.root, folder.run.rank_log(0), update, keep_open=(lock,)
-                )
-            _account_for_death(folder.run, code)
+            log = folder.run.rank_log(0)
+            try:
+                with live_line(folder.run, names, console) as update:
+                    code = run_worker(folder.run.root, log, update, keep_open=(lock,))
+            except KeyboardInterrupt:
+                _account_for_death(folder.run, State.CANCELLED, "interrupted")
+            else:
+                _account_for_death(folder.run, State.FAILED, _without_a_word(code, log))
         return outcome(experiment, folder.run, folder.skipped)
 
 
@@ -84,19 +87,19 @@ def outcome(experiment: Experiment, run: RunDir, skipped: str | None = None) -> 
     )
 
 
-def _account_for_death(run: RunDir, code: int) -> None:
-    """A worker that was killed could not say so itself."""
-    status = read_status(run.status)
-    if status is None or status.state in (State.RUNNING, State.PENDING):
-        status = status or Status(created=now())
-        status.state, status.finished = State.FAILED, now()
-        status.reason = f"the worker ended with exit code {code} without a word; {_tail(run)}"
+def _account_for_death(run: RunDir, state: State, reason: str) -> None:
+    """Write the end of a worker that could not write it itself; one that did keeps its own."""
+    status = read_status(run.status) or Status(created=now())
+    if status.state in (State.RUNNING, State.PENDING):
+        status.state, status.reason, status.finished = state, reason, now()
+        status.phase = ""
+        run.reserve.unlink(missing_ok=True)
         write_status(run.status, status)
 
 
-def _tail(run: RunDir) -> str:
-    try:
-        lines = run.rank_log(0).read_text(errors="replace").splitlines()
-    except OSError:
-        return "it left no log"
-    return f"the end of {run.rank_log(0)}:\n" + "\n".join(lines[-LOG_LINES:])
+def _without_a_word(code: int, log: Path) -> str:
+    if code >= 0:
+        return f"the worker ended with exit code {code} and no reason; see {log}"
+    name = signal.Signals(-code).name
+    hint = " (out of memory?)" if name == "SIGKILL" else ""
+    return f"the worker was ended by {name}{hint}; see {log}"

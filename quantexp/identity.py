@@ -39,7 +39,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         part.pop(label)
     return {
         "model": model,
-        "data": data_identity(experiment.dataset),
+        "data": data_identity(experiment.dataset, experiment.model.vocab_size),
         "scheme": _scheme(experiment),
         "training": {k: v.value if isinstance(v, Enum) else v for k, v in training.items()},
         "attention_path": ATTENTION_PATH,
@@ -60,11 +60,11 @@ def folder_name(experiment: Experiment, content: dict[str, Any]) -> str:
     return f"{experiment.model.name}_{experiment.dataset.name}_{quant}-{hash8(content)}"
 
 
-def data_identity(dataset: DatasetConfig) -> dict[str, str]:
+def data_identity(dataset: DatasetConfig, vocab_size: int) -> dict[str, str]:
     """Fingerprints of the tokens and the tokenizer, not their paths.
 
     Raises:
-        DataError: no data at all, or files that are missing.
+        DataError: no data at all, files that are missing, or a tokenizer with more ids than the model has.
     """
     if dataset.sample:
         return {"tokens": sample_fingerprint(dataset.name), "split": dataset.split}
@@ -74,6 +74,11 @@ def data_identity(dataset: DatasetConfig) -> dict[str, str]:
             "dataset.tokenizer_path=FOLDER, or training=fast for the built-in sample"
         )
     tokenizer = load_tokenizer(dataset.tokenizer.value, dataset.tokenizer_path)
+    if tokenizer.vocab_size > vocab_size:
+        raise DataError(
+            f"the tokenizer has {tokenizer.vocab_size} ids and model.vocab_size is {vocab_size}; give the "
+            "model's tokenizer, or a larger model.vocab_size"
+        )
     return {
         "tokens": fingerprint(Path(dataset.path).expanduser()),
         "tokenizer": tokenizer.fingerprint(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def run_rows(root: Path) -> list[dict[str, object]]:
                 "state": status.state.value,
                 "iteration": status.iteration,
                 "iterations": status.iterations,
-                "loss": metrics["loss"] if metrics else None,
+                "loss": metrics["loss"] if metrics and math.isfinite(metrics["loss"]) else None,
                 "created": status.created,
                 "reason": status.reason,
             }

@@ -9,6 +9,7 @@ was validated.
 from __future__ import annotations
 
 import dataclasses
+import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,14 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from quantexp.errors import ConfigError
 from quantexp.schema import Experiment, Rule, TokenizerKind
+from quantexp.status import write_whole
 from quantexp.validate import validate
 
+#: How OmegaConf says that a value has the wrong type, and what the types are called here.
+_TYPE_ERROR = re.compile(
+    r"Value '(?P<given>.*)' (of type '.*' could not be converted to|is not a valid) (?P<wanted>\w+)"
+)
+_KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
 #: Bytes and the end of a document.
 BYTE_VOCAB_SIZE = 257
 
@@ -42,7 +49,7 @@ def load(config: DictConfig) -> Experiment:
 def save(experiment: Experiment, file: Path) -> None:
     """Write the resolved configuration; `read` gives the same experiment back."""
     container = OmegaConf.to_container(OmegaConf.structured(experiment), enum_to_str=True)
-    file.write_text(OmegaConf.to_yaml(OmegaConf.create(container)))
+    write_whole(file, OmegaConf.to_yaml(OmegaConf.create(container)))
 
 
 def read(file: Path) -> Experiment:
@@ -88,6 +95,14 @@ def _no_such_key(parent: str, name: str, owner: Any) -> str:
     return f"unknown key {key}; {hint}allowed in {parent or 'the root'}: {', '.join(names)}"
 
 
+def wrong_type(key: str, omegaconf_says: str) -> str | None:
+    """The message for a value of the wrong type, where OmegaConf's says that; else None."""
+    typed = _TYPE_ERROR.search(omegaconf_says)
+    if typed is None or typed["wanted"] not in _KINDS:
+        return None
+    return f"{key} must be {_KINDS[typed['wanted']]}, got {typed['given']!r}"
+
+
 def _plain(config: DictConfig) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(
@@ -114,6 +129,8 @@ def _message(error: OmegaConfBaseException) -> str:
     if isinstance(error, ConfigKeyError) and key:
         return unknown_key(key, error.object_type)
     first = str(error).splitlines()[0]
+    if key and (wrong := wrong_type(key, first)):
+        return wrong
     if "missing" in first.lower():
         return f"{key} has no value; give {key}=..."
     return f"{key}: {first}" if key else first
@@ -121,8 +138,17 @@ def _message(error: OmegaConfBaseException) -> str:
 
 def _complete_dataset(experiment: Experiment) -> None:
     dataset = experiment.dataset
+    if dataset.label is not None:
+        raise ConfigError(
+            f"dataset.label follows from the dataset and cannot be set, got {dataset.label!r}"
+        )
     dataset.sample = dataset.sample and dataset.path is None
     if dataset.sample:
+        if dataset.tokenizer_path is not None:
+            raise ConfigError(
+                f"dataset.tokenizer_path={dataset.tokenizer_path} cannot hold with the built-in sample, which has a "
+                "byte tokenizer; give dataset.path too, or drop it"
+            )
         dataset.tokenizer = TokenizerKind.byte
         experiment.model.vocab_size = BYTE_VOCAB_SIZE
     dataset.label = f"{dataset.name} (built-in sample)" if dataset.sample else dataset.name

@@ -73,6 +73,11 @@ class RunDir:
         return self.logs / f"rank{rank}.log"
 
     @property
+    def reserve(self) -> Path:
+        """Space kept free for the last status on a disk that fills up; gone when a run has ended."""
+        return self.root / ".reserve"
+
+    @property
     def attempts(self) -> Path:
         """Earlier attempts at the same run, each whole in a numbered folder."""
         return self.root / "attempts"

@@ -27,6 +27,7 @@ from quantexp.quant.sites import Product, Site
 from quantexp.record import root_of
 from quantexp.schema import Experiment, ModelConfig, Precision, Recompute, TrainingConfig
 from quantexp.sizes import (
+    element_bytes,
     flops_per_iteration,
     linear_shapes,
     num_padding_parameters,
@@ -76,7 +77,7 @@ def make_plan(experiment: Experiment) -> Plan:
         padding_parameters=num_padding_parameters(model),
         memory_gb_per_gpu=round(sum(parts.values()), 3),
         memory_parts_gb={name: round(value, 3) for name, value in parts.items()},
-        linear_weight_bytes=_linear_weights(model) * _element_bytes(training),
+        linear_weight_bytes=_linear_weights(model) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
         capture_bytes=capture_bytes(experiment),
         tflop_per_iteration=flops_per_iteration(
@@ -107,7 +108,7 @@ def memory_parts_gb(model: ModelConfig, training: TrainingConfig) -> dict[str, f
     # T tokens, B micro-batch, V padded vocabulary; s bytes of the working dtype
     """
     count = num_parameters(model) + num_padding_parameters(model)
-    size = _element_bytes(training)
+    size = element_bytes(training)
     master = 0 if training.precision is Precision.fp32 else 4
     return {
         "weights": count * size / 1e9,
@@ -121,16 +122,15 @@ def memory_parts_gb(model: ModelConfig, training: TrainingConfig) -> dict[str, f
 def _activation_bytes(model: ModelConfig, training: TrainingConfig) -> int:
     """What is kept for the backward: by layer the inputs of every product, norm and activation; the logits in fp32."""
     tokens = training.seq_length * training.micro_batch_size
-    size = _element_bytes(training)
+    size = element_bytes(training)
     shapes = linear_shapes(model)
     widths = sum(s.input_width + s.output_width for s in shapes.values())
     scores = model.num_attention_heads * training.seq_length
     layer = tokens * (size * (widths + 2 * model.hidden_size) + scores * (4 + 2 * size))
-    kept = model.num_layers
     if training.recompute is Recompute.full:
         inputs = model.num_layers * tokens * model.hidden_size * size
         return inputs + layer + _logit_bytes(model, tokens, size)
-    return kept * layer + _logit_bytes(model, tokens, size)
+    return model.num_layers * layer + _logit_bytes(model, tokens, size)
 
 
 def _logit_bytes(model: ModelConfig, tokens: int, size: int) -> int:
@@ -160,13 +160,9 @@ def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingCo
 def _bits_each(entry: Entry, training: TrainingConfig) -> float:
     operand = entry.operand
     if not operand.quantised:
-        return 8.0 * _element_bytes(training)
+        return 8.0 * element_bytes(training)
     scale_bits = 8 / operand.block if operand.block else 0.0
     return get_format(operand.format).element.bits + scale_bits
-
-
-def _element_bytes(training: TrainingConfig) -> int:
-    return 4 if training.precision is Precision.fp32 else 2
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

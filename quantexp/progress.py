@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ from quantexp.errors import RunError
 from quantexp.paths import RunDir
 from quantexp.status import Status, read_status
 
+#: What is read of a long metrics.jsonl; a line has some 300 bytes.
+TAIL_BYTES = 1 << 14
 #: Columns from which the live line has room for every name.
 WIDE = 120
 
@@ -29,12 +32,16 @@ WIDE = 120
 def last_metrics(run: RunDir) -> dict[str, Any] | None:
     """The last whole line of metrics.jsonl."""
     try:
-        lines = run.metrics.read_text().splitlines()
+        with run.metrics.open("rb") as stream:
+            stream.seek(max(0, run.metrics.stat().st_size - TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
     except OSError:
         return None
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
             metrics: dict[str, Any] = json.loads(line)
+            for name in ("loss", "grad_norm"):  # null where it was not finite
+                metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
             return metrics
     return None
 
@@ -58,6 +65,7 @@ def live_line(run: RunDir, names: list[str], console: Console) -> Iterator[Calla
         TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with progress:
         task = progress.add_task("", total=None, name=name, numbers="", doing="starting")

@@ -39,6 +39,8 @@ PACKAGES = (
     "submitit",
     "transformer-engine",
 )
+#: What a run keeps free for its last status.
+RESERVE_BYTES = 1 << 16
 #: A larger diff than this is cut, in bytes.
 LARGEST_DIFF = 1 << 20
 _LEVELS = (CaptureLevel.off, CaptureLevel.stats, CaptureLevel.tensors)
@@ -79,11 +81,9 @@ def opened(
         raise _cannot_write(run, error) from error
     try:
         _lock(lock, run)
-        skipped = _why_skipped(experiment, run)
-        notice = None if skipped is None else _other_versions(run)
-        if skipped is None or notice is not None:
+        skipped, notice = _skipped_or_noticed(experiment, run)
+        if skipped is None:
             _prepare(experiment, run, content, command)
-            skipped = None
         yield Opened(run, skipped, notice), lock
     finally:
         os.close(lock)
@@ -100,10 +100,22 @@ def _lock(lock: int, run: RunDir) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        status = read_status(run.status)
+        status = None
+        with contextlib.suppress(RunError):  # whatever it says, the folder is in use
+            status = read_status(run.status)
         known = status is not None and status.pid is not None
         where = f"process {status.pid} on {status.host}" if status and known else "another process"
         raise RunError(f"{run.root} is in use by {where}; wait for it, or stop it first") from error
+
+
+def _skipped_or_noticed(experiment: Experiment, run: RunDir) -> tuple[str | None, str | None]:
+    """Why nothing needs to run; or, of a folder that looks as if nothing needed to, why it runs all the same."""
+    try:
+        skipped = _why_skipped(experiment, run)
+        notice = None if skipped is None else _other_versions(run)
+    except (RunError, KeyError, TypeError) as error:
+        return None, f"an earlier attempt cannot be read ({error}): set aside, running again"
+    return (None, notice) if notice is not None else (skipped, None)
 
 
 def _why_skipped(experiment: Experiment, run: RunDir) -> str | None:
@@ -117,6 +129,8 @@ def _why_skipped(experiment: Experiment, run: RunDir) -> str | None:
     if status.iteration < status.iterations and not experiment.capture.stop_after_capture:
         return None  # it ended with its capture, as it was asked to
     if not covers(earlier.capture, experiment.capture, experiment.training.iterations):
+        return None
+    if not _is_captured_there(run.captured(earlier.capture.dir), experiment.capture.level):
         return None
     return f"already completed {status.finished}, with all the capture asked for; force=true runs it again"
 
@@ -157,6 +171,19 @@ def covers(earlier: CaptureConfig, asked: CaptureConfig, iterations: int) -> boo
     )
 
 
+def _is_captured_there(tensors: Path, asked: CaptureLevel) -> bool:
+    """Whether what an earlier attempt captured is still on disk."""
+    if asked is CaptureLevel.off:
+        return True
+    if asked is CaptureLevel.stats:
+        return (tensors / "statistics.jsonl").is_file()
+    try:
+        lines = (tensors / "manifest.jsonl").read_text().splitlines()
+        return all((tensors / json.loads(line)["file"]).is_file() for line in lines)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
 def _prepare(
     experiment: Experiment, run: RunDir, content: dict[str, Any], command: list[str]
 ) -> None:
@@ -187,6 +214,7 @@ def _write_new(
     experiment: Experiment, run: RunDir, content: dict[str, Any], command: list[str]
 ) -> None:
     run.logs.mkdir()
+    run.reserve.write_bytes(bytes(RESERVE_BYTES))
     save(experiment, run.config)
     write_json(run.provenance, provenance(content, command))
     status = Status(created=now(), iterations=experiment.training.iterations, host=platform.node())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quantexp.quant.precision import LINEAR_MODULES
-from quantexp.schema import ModelConfig
+from quantexp.schema import ModelConfig, Precision, TrainingConfig
 
 #: Megatron pads the vocabulary to a multiple of this, so that it divides over tensor-parallel ranks.
 VOCAB_MULTIPLE = 128
@@ -53,6 +53,11 @@ def num_padding_parameters(model: ModelConfig) -> int:
     """Parameters that exist only because the vocabulary is padded."""
     rows = padded_vocab_size(model.vocab_size) - model.vocab_size
     return (1 if model.tie_embeddings else 2) * rows * model.hidden_size
+
+
+def element_bytes(training: TrainingConfig) -> int:
+    """Bytes of one element of the working precision."""
+    return 4 if training.precision is Precision.fp32 else 2
 
 
 def flops_per_iteration(model: ModelConfig, seq_length: int, num_sequences: int) -> float:

@@ -54,9 +54,18 @@ def now() -> str:
 
 def write_json(file: Path, content: object) -> None:
     """Write beside, then rename: whole or not at all."""
+    write_whole(file, json.dumps(content, indent=1) + "\n")
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write beside, then rename; on an error nothing stays."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(file)
+    try:
+        part.write_text(text)
+        part.replace(file)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_status(file: Path, status: Status) -> None:

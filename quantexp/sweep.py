@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,6 +68,10 @@ class SweepTask:
             self.console.print(
                 f"[red]failed[/]     {escape(name)}: {escape(str(error))}", soft_wrap=True
             )
+            return None
+        except Exception as error:  # noqa: BLE001  (a bug in one point does not take the others' table away)
+            traceback.print_exc()
+            self.failures.append((name, f"{type(error).__name__}: {error}"))
             return None
         self.outcomes.append(outcome)
         self._write()

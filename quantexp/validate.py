@@ -9,8 +9,7 @@ import re
 
 from quantexp.errors import ConfigError
 from quantexp.quant.precision import changes, check_rules, precision_map
-from quantexp.quant.sites import Site
-from quantexp.quant.slots import resolve_site
+from quantexp.quant.slots import resolve_site, site_configs
 from quantexp.schema import (
     CaptureConfig,
     Experiment,
@@ -30,6 +29,7 @@ def validate(experiment: Experiment) -> None:
     _model(experiment.model)
     _training(experiment.training)
     _capture(experiment.capture)
+    _split(experiment.dataset.split)
     _names(experiment)
     _fits(experiment)
     _scheme(experiment)
@@ -110,6 +110,18 @@ def _capture(capture: CaptureConfig) -> None:
         )
 
 
+def _split(split: str) -> None:
+    try:
+        shares = [float(share) for share in split.split(",")]
+    except ValueError:
+        shares = []
+    if not 1 <= len(shares) <= 3 or min(shares) < 0 or not 0 < shares[0] < math.inf:
+        raise ConfigError(
+            "dataset.split must be one to three weights (training, validation, test) such as 95,5,0, "
+            f"training above 0, got {split!r}"
+        )
+
+
 def _names(experiment: Experiment) -> None:
     names = {
         "model.name": experiment.model.name,
@@ -134,7 +146,7 @@ def _fits(experiment: Experiment) -> None:
 
 def _scheme(experiment: Experiment) -> None:
     quant = experiment.quant
-    for site, config in ((Site.LINEAR, quant.linear), (Site.QK, quant.qk), (Site.PV, quant.pv)):
+    for site, config in site_configs(quant).items():
         resolve_site(site, config)  # the site's own keys first, so that messages name them
     check_rules(experiment.model, quant)
     for iteration in changes(quant):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
+import math
 import os
 import platform
 import signal
@@ -20,10 +22,10 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quantexp.data.tokenizer import Tokenizer
-from quantexp.errors import DataError, QuantexpError
+from quantexp.errors import EngagementError, QuantexpError
 from quantexp.load import read
 from quantexp.paths import RunDir, cache_dir
 from quantexp.schema import CaptureLevel, Experiment
@@ -34,8 +36,13 @@ if TYPE_CHECKING:
 
     from quantexp.capture.recorder import Progress
     from quantexp.megatron.trainer import Metrics
+    from quantexp.proof.verdict import Verdict
     from quantexp.quant.precision import PrecisionMap
 
+#: prctl(2): the signal this process gets when its parent dies.
+_PR_SET_PDEATHSIG = 1
+#: Iterations watched in a row before a map that cannot be proved fails the run; fp16 needs one for each halving.
+MAX_PROOFS = 64
 #: Seconds between two updates of status.json while tensors are captured.
 STATUS_INTERVAL_S = 0.2
 
@@ -44,14 +51,26 @@ def main(argv: list[str] | None = None) -> int:
     """Run one rank; the exit code says how it ended."""
     parser = argparse.ArgumentParser(prog="python -m quantexp.worker", description=__doc__)
     parser.add_argument("run_dir", type=Path)
-    run = RunDir(parser.parse_args(argv).run_dir)
+    parser.add_argument(
+        "--with-parent", action="store_true", help="end when the process that started this one ends"
+    )
+    arguments = parser.parse_args(argv)
+    run = RunDir(arguments.run_dir)
     signal.signal(signal.SIGTERM, _interrupt)
+    if arguments.with_parent:
+        _end_with_parent()
     experiment = read(run.config)
     return Worker(run, experiment).run()
 
 
 def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
+
+
+def _end_with_parent() -> None:
+    """Have the kernel send SIGTERM when the parent dies, however it dies (Linux; elsewhere nothing happens)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Worker:
@@ -74,10 +93,12 @@ class Worker:
             return self._end(State.CANCELLED, "interrupted", 130)
         except QuantexpError as error:
             return self._end(State.FAILED, str(error), 1)
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001  (the log keeps the traceback)
             traceback.print_exc()
-            self._end(State.FAILED, f"{type(error).__name__}: {error}", 1)
-            raise
+            first = (str(error).strip().splitlines() or [""])[0]
+            where = self.folder.rank_log(0)
+            self._end(State.FAILED, f"{type(error).__name__}: {first}; traceback in {where}", 1)
+            return 1
         return self._end(State.COMPLETED, self.status.reason, 0)
 
     def tell(self, phase: str) -> None:
@@ -88,6 +109,7 @@ class Worker:
 
     def _end(self, state: State, reason: str, code: int) -> int:
         self.status.state, self.status.reason, self.status.finished = state, reason, now()
+        self.folder.reserve.unlink(missing_ok=True)  # room for the last words on a full disk
         self.tell("")
         return code
 
@@ -156,6 +178,8 @@ class RunObserver:
             self.recorder = Recorder(capture, store, rank=0, on_progress=worker.captured)
         self.last_captured = last_captured(self.experiment)
         self.proofs: list[dict[str, object]] = []
+        self.unproved = False
+        self.attempts = 0
 
     def built(self, model: GPTModel) -> None:
         """Connect the capture to the model's taps."""
@@ -188,6 +212,17 @@ class RunObserver:
         }
         write_json(self.folder.precision, record)
         require(result)
+        self._watch_again(result)
+
+    def _watch_again(self, result: Verdict) -> None:
+        """A proof with values that were not finite (an fp16 scale that overflows) is repeated, but not for ever."""
+        self.unproved = not result.proved
+        self.attempts = self.attempts + 1 if self.unproved else 0
+        if self.attempts >= MAX_PROOFS:
+            raise EngagementError(
+                f"the precision map could not be proved in {MAX_PROOFS} iterations: operands hold NaN or Inf. See "
+                "precision.json"
+            )
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """Tell the capture where it is."""
@@ -209,7 +244,7 @@ class RunObserver:
     def iteration(self, metrics: Metrics) -> bool:
         """A line of metrics.jsonl; False once the capture is complete and the run is to end with it."""
         with self.folder.metrics.open("a") as stream:
-            stream.write(json.dumps(asdict(metrics)) + "\n")
+            stream.write(json.dumps(_finite(asdict(metrics)), allow_nan=False) + "\n")
         self.worker.status.iteration = metrics.iteration
         self.worker.tell("training")
         stop = self.experiment.capture.stop_after_capture
@@ -217,6 +252,14 @@ class RunObserver:
             self.worker.status.reason = "stopped after capture, as configured"
             return False
         return True
+
+
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    """The line with null for what is not finite: JSON has neither NaN nor Infinity."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in line.items()
+    }
 
 
 def _data(experiment: Experiment) -> tuple[Path, Tokenizer]:
@@ -227,11 +270,6 @@ def _data(experiment: Experiment) -> tuple[Path, Tokenizer]:
     tokenizer = load_tokenizer(dataset.tokenizer.value, dataset.tokenizer_path)
     if dataset.sample:
         return sample_prefix(dataset.name, cache_dir(experiment.paths.cache)), tokenizer
-    if tokenizer.vocab_size > experiment.model.vocab_size:
-        raise DataError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and model.vocab_size is "
-            f"{experiment.model.vocab_size}; give the model's tokenizer, or a larger model.vocab_size"
-        )
     return Path(str(dataset.path)).expanduser(), tokenizer
 
 

@@ -137,7 +137,7 @@ def test_glob_is_exactly_the_ten_schemes(in_tmp: Path) -> None:
     ("words", "message"),
     [
         (["quant=bf16,FA_mxfp9"], "quant=FA_mxfp9: no such choice"),
-        (["training.lr=1e-3,abc"], r"training\.lr: Value 'abc' of type 'str'"),
+        (["training.lr=1e-3,abc"], r"training\.lr must be a number, got 'abc'"),
         (["training.seed=1,-1"], r"training\.seed must be at least 0, got -1"),
         (["quant=linear_mxfp8", "quant.linear.block=32,24"], "must be a power of two, got 24"),
         (["quant=bf16,FA_mxfp8", "quant.name=bf16"], r"quant\.name cannot be set to 'bf16'"),

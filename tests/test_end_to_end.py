@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from quantexp.load import read
 from quantexp.paths import RunDir
+from quantexp.status import State, read_status
 
 TINY = [
     "training=fast",
@@ -137,3 +141,33 @@ def test_sweep_goes_on_after_failures_and_exits_1(
     assert [(row["run"], row["state"]) for row in not_started] == [(None, "failed")] * 2
     failed = RunDir(folder / "runs" / overflowed["run"])
     assert json.loads(failed.status.read_text())["reason"] == overflowed["reason"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_command_that_is_ended_takes_its_worker_along(
+    tmp_path: Path, cache: Path, how: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "quantexp", *TINY, "training.iterations=100000", "capture=off"]
+    command += [f"paths.root={tmp_path}", f"paths.cache={cache}"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    status = None
+    for _ in range(1200):
+        found = list(tmp_path.glob("*/status.json"))
+        status = read_status(found[0]) if found else None
+        if status is not None and status.iteration > 0:
+            break
+        time.sleep(0.1)
+    assert status is not None
+    assert status.pid is not None
+    process.send_signal(how)
+    process.wait(60)
+    for _ in range(300):
+        if not psutil.pid_exists(status.pid):
+            break
+        time.sleep(0.1)
+    assert not psutil.pid_exists(status.pid)
+    ended = read_status(found[0])
+    assert ended is not None
+    assert ended.state is State.CANCELLED
+    if how is not signal.SIGKILL:
+        assert process.returncode == 130

@@ -60,7 +60,7 @@ def test_misspelt_key_is_refused_where_hydra_was_told_to_add_it() -> None:
 
 def test_value_of_the_wrong_type_is_refused_at_composition() -> None:
     message = refusal("training.lr=abc")
-    assert message == "training.lr: Value 'abc' of type 'str' could not be converted to Float"
+    assert message == "training.lr must be a number, got 'abc'"
 
 
 def test_typo_in_the_users_own_yaml_names_the_file_and_the_key(mine: Callable[..., Path]) -> None:
@@ -98,7 +98,9 @@ def test_misspelt_key_of_a_rule_is_named_as_one_of_a_rule() -> None:
 def test_wrong_type_in_the_users_own_yaml_names_the_file(mine: Callable[..., Path]) -> None:
     folder = mine("training/own", "name: own\nlr: abc\n")
     message = refusal("training=own", config_dir=folder)
-    assert message.startswith(f"{folder}/training/own.yaml: training.lr: Value 'abc'")
+    assert message.startswith(
+        f"{folder}/training/own.yaml: training.lr must be a number, got 'abc'"
+    )
 
 
 def test_misspelt_rule_in_the_users_own_yaml_names_the_file(mine: Callable[..., Path]) -> None:
@@ -207,3 +209,26 @@ def test_load_returns_the_schema_and_drops_hydras_own_part() -> None:
         config = hydra_compose("config", return_hydra_config=True)
     assert "hydra" in config
     assert isinstance(load(config), Experiment)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.vocab_size=1000", "model.vocab_size=1000 cannot hold with the built-in sample"),
+        ("dataset.tokenizer=huggingface", "dataset.tokenizer=huggingface cannot hold with the"),
+        (
+            "dataset.tokenizer_path=/nope",
+            "dataset.tokenizer_path=/nope cannot hold with the built-in",
+        ),
+        ("dataset.label=x", "dataset.label follows from the dataset and cannot be set, got 'x'"),
+        ("training.iterations=1.5", "training.iterations must be a whole number, got '1.5'"),
+        ("force=perhaps", "force must be true or false, got 'perhaps'"),
+        ("dataset.split=abc", "dataset.split must be one to three weights"),
+        ("dataset.split='0,1'", "training above 0, got '0,1'"),
+    ],
+)
+def test_what_would_do_nothing_or_has_the_wrong_type_is_refused(override: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["training=fast", override])
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

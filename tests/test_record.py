@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,11 @@ def complete(run: RunDir, iteration: int | None = None) -> None:
     status.iteration = status.iterations if iteration is None else iteration
     write_status(run.status, status)
     run.metrics.write_text('{"iteration": 1}\n')
+    tensors = run.captured(read(run.config).capture.dir)
+    (tensors / "bf16").mkdir(parents=True, exist_ok=True)
+    (tensors / "bf16" / "x.pt").write_text("values")
+    for name in ("manifest.jsonl", "statistics.jsonl"):
+        (tensors / name).write_text('{"file": "bf16/x.pt"}\n')
 
 
 def test_new_folder_holds_configuration_provenance_and_status(experiment: Experiment) -> None:
@@ -84,7 +90,7 @@ def test_run_that_did_not_complete_runs_again(experiment: Experiment, state: Sta
 def test_new_attempt_moves_the_earlier_one_aside_untouched(experiment: Experiment) -> None:
     run, _ = opening(experiment)
     complete(run)
-    (run.tensors / "bf16").mkdir(parents=True)
+    (run.tensors / "bf16").mkdir(parents=True, exist_ok=True)
     (run.tensors / "bf16" / "a.pt").write_bytes(b"tensor")
     before = contents(run.root)
     experiment.force = True
@@ -292,3 +298,47 @@ def test_json_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> 
         file.write_text(text)
     with pytest.raises(RunError, match=r"precision\.json cannot be read: "):
         read_json(file)
+
+
+# What an earlier attempt left.
+
+
+def test_completed_run_whose_tensors_are_gone_runs_again(experiment: Experiment) -> None:
+    run, _ = opening(experiment)
+    complete(run)
+    (run.tensors / "bf16" / "x.pt").unlink()
+    assert opening(experiment)[1] is None
+
+
+def test_completed_run_of_other_versions_runs_again_and_says_so(experiment: Experiment) -> None:
+    run, _ = opening(experiment)
+    complete(run)
+    content = json.loads(run.provenance.read_text())
+    content["packages"]["torch"] = "2.0.0"
+    run.provenance.write_text(json.dumps(content))
+    with opened(experiment, "cpu", []) as (folder, _):
+        assert folder.skipped is None
+        assert folder.notice is not None
+        assert "completed before with other versions (torch 2.0.0 then, " in folder.notice
+    assert (run.attempts / "1" / "status.json").is_file()
+
+
+@pytest.mark.parametrize("file", ["status.json", "provenance.json"])
+@pytest.mark.parametrize("force", ["true", "false"])
+def test_damaged_attempt_is_set_aside_and_said_so(
+    tiny: Callable[..., Experiment], file: str, force: str
+) -> None:
+    run, _ = opening(tiny())
+    complete(run)
+    (run.root / file).write_text("{")
+    with opened(tiny(f"force={force}"), "cpu", []) as (folder, _):
+        assert folder.skipped is None
+        if file == "status.json" or force == "false":
+            assert folder.notice is not None
+            assert "an earlier attempt cannot be read (" in folder.notice
+    assert (run.attempts / "1" / file).read_text() == "{"
+
+
+def test_space_for_the_last_words_is_reserved(experiment: Experiment) -> None:
+    run, _ = opening(experiment)
+    assert run.reserve.stat().st_size == 1 << 16

@@ -121,16 +121,20 @@ def test_sweeps_list_that_cannot_be_written_is_a_clean_error(
         run_sweep([*POINTS, "paths.root=file/runs"], None, QUIET)
 
 
-def test_bug_in_a_run_is_raised_after_the_others_ran(runs: Callable[[Run], list[str]]) -> None:
+def test_bug_in_a_run_keeps_its_traceback_and_the_others_their_table(
+    runs: Callable[[Run], list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
     def run(experiment: Experiment) -> Outcome:
         if experiment.quant.name == "bf16":
-            raise ZeroDivisionError
+            raise ZeroDivisionError("by nought")
         return ended(experiment)
 
     ran = runs(run)
-    with pytest.raises(ZeroDivisionError):
-        run_sweep(POINTS, None, QUIET)
+    assert run_sweep(POINTS, None, QUIET) == 1
     assert len(ran) == 3
+    assert "Traceback" in capfd.readouterr().err
+    record = json.loads(next(Path("runs/sweeps").glob("*.json")).read_text())
+    assert any("ZeroDivisionError: by nought" in run["reason"] for run in record["runs"])
 
 
 def test_bad_last_point_means_that_nothing_ran(runs: Callable[[Run], list[str]]) -> None:

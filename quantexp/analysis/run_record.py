@@ -70,7 +70,9 @@ def read_losses(run: RunDir) -> LossCurve:
     for line in run.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
         values = _json_mapping(line)
         iteration, loss = values.get("iteration"), values.get("loss")
-        if isinstance(iteration, int) and isinstance(loss, int | float):
+        if isinstance(iteration, int) and "loss" in values and loss is None:
+            losses[iteration] = math.nan  # how a loss that is not finite is written
+        elif isinstance(iteration, int) and isinstance(loss, int | float):
             losses[iteration] = float(loss)
     finite = {i: losses[i] for i in sorted(losses) if math.isfinite(losses[i])}
     nonfinite = tuple(i for i in sorted(losses) if i not in finite)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from quantexp.quant.precision import ATTENTION, ModuleId, decoder_modules
-from quantexp.schema import CaptureConfig, CaptureLevel, Experiment, Precision
-from quantexp.sizes import linear_shapes
+from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
+from quantexp.sizes import element_bytes, linear_shapes
 
 #: Tensors kept only with `capture.attn_weights`.
 ATTENTION_WEIGHTS = frozenset({"attn_weights", "grad_attn_weights"})
@@ -95,7 +95,7 @@ def _linear(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
     shape = linear_shapes(experiment.model)[module.name]
     x, y = (T, B, shape.input_width), (T, B, shape.output_width)
     w = (shape.output_width, shape.input_width)
-    size = _element_bytes(experiment)
+    size = element_bytes(experiment.training)
     yield Expected(module, "forward", "pre", "input", x, size)
     yield Expected(module, "forward", "pre", "weight", w, size, once=True)
     yield Expected(module, "forward", "post", "output", y, size)
@@ -108,7 +108,7 @@ def _linear(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
 
 def _attention(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
     T, B = experiment.training.seq_length, experiment.training.micro_batch_size
-    model, size = experiment.model, _element_bytes(experiment)
+    model, size = experiment.model, element_bytes(experiment.training)
     H, G, D = model.num_attention_heads, model.num_query_groups, model.head_dim
     q, kv, P, o = (T, B, H, D), (T, B, G, D), (B, H, T, T), (T, B, H * D)
     yield Expected(module, "forward", "pre", "query", q, size)
@@ -121,7 +121,3 @@ def _attention(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
     yield Expected(module, "backward", "post", "grad_query", q, size)
     yield Expected(module, "backward", "post", "grad_key", kv, size)
     yield Expected(module, "backward", "post", "grad_value", kv, size)
-
-
-def _element_bytes(experiment: Experiment) -> int:
-    return 4 if experiment.training.precision is Precision.fp32 else 2

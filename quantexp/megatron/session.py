@@ -20,11 +20,6 @@ from quantexp.megatron.cpu import cpu_device
 from quantexp.schema import TrainingConfig
 
 
-def device_class() -> str:
-    """`cpu`, or the name of the GPU: part of a run's identity."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-
-
 def is_deterministic(training: TrainingConfig) -> bool:
     """As configured; null means yes on a CPU, where it costs nothing, and no on a GPU."""
     if training.deterministic is None:

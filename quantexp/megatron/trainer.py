@@ -61,13 +61,16 @@ class Metrics:
 class Observer(Protocol):
     """What the loop tells about itself; every method may raise to end the run."""
 
+    #: Whether the last proof could not tell, so that the next iteration is watched again.
+    unproved: bool
+
     def built(self, model: GPTModel) -> None:
         """The model is there, before the first iteration."""
 
     def proof(
         self, iteration: int, declared: PrecisionMap
     ) -> contextlib.AbstractContextManager[None]:
-        """A context for the forward and backward passes of an iteration whose map is new."""
+        """A context for the forward and backward passes of an iteration to be proved."""
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
         """The forward pass of a micro-batch (from 0) begins; its gradients will be larger by the scale (fp16)."""
@@ -107,6 +110,7 @@ def train(
             declared = precision_map(experiment.model, experiment.quant, iteration)
             if layer_spec is None:
                 set_precision(loop.gpt, declared)
+        if iteration in starts or observer.unproved:
             proof = observer.proof(iteration, declared)
         else:
             proof = contextlib.nullcontext()
@@ -186,6 +190,8 @@ class _Loop:
         self.scheduler.step(1)
         lr = float(self.optimizer.param_groups[0]["lr"])
         stepped, grad_norm, _ = self.optimizer.step()
+        if not stepped:
+            self.scheduler.step(-1)  # a step that was left out does not move the schedule
         loss = float(torch.stack([part["loss"] for part in losses]).mean())
         step_time_s = time.perf_counter() - start
         return Metrics(
@@ -219,7 +225,8 @@ class _Loop:
 def _mean_loss(losses_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean over the tokens that count."""
     loss = (losses_BT.float() * mask_BT).sum() / mask_BT.sum()
-    return loss, {"loss": loss.detach()}
+    # A copy: Megatron divides the loss by the number of micro-batches in place.
+    return loss, {"loss": loss.detach().clone()}
 
 
 def _optimizer_config(training: TrainingConfig) -> OptimizerConfig:

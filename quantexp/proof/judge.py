@@ -22,10 +22,14 @@ from quantexp.formats import lies_on_grid, local_step
 from quantexp.formats.types import ScaleRule, Scaling
 from quantexp.quant.slots import FORWARD_AMAX, GRADIENT_AMAX, Operand
 
+#: Why an operand with NaN or Inf cannot be judged; the next iteration is watched then.
+NOT_FINITE = "not finite"
 #: Elements that must agree before a grid is believed.
 EVIDENCE = 64
-#: Elements looked at for the question which other format it could be; whole lines along the reduced axis.
-SAMPLE = 1 << 14
+#: Parts of an operand that are looked at for the question which other format it could be.
+WINDOWS = 16
+#: Distinct significands up to which an operand of both signs cannot be of the working precision.
+MOST_SIGNIFICANDS = 16
 
 
 class Status(Enum):
@@ -60,6 +64,15 @@ class Grid:
     scaling: Scaling | None = None
     amax_target: float | None = None
 
+    @property
+    def margin(self) -> float:
+        """How many times coarser than another grid this one must be for an element to tell them apart.
+
+        An exact scale is known to a rounding error only, half a step of the other grid each way: four times coarser
+        leaves a quarter of the elements on this grid by accident.
+        """
+        return 4.0 if self.scaling is Scaling.EXACT else 1.0
+
     def holds(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
         """Whether each element lies on this grid."""
         return lies_on_grid(x, self.format, **self._options(amax, axis))
@@ -78,7 +91,7 @@ class Grid:
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
         if self.scaling in (Scaling.CURRENT, Scaling.EXACT):
             given["amax"] = amax
-        return {**given, "axis": 0 if self.across else axis}
+        return {**given, "axis": -2 if self.across else axis}
 
 
 def _others() -> list[Grid]:
@@ -91,7 +104,8 @@ def _others() -> list[Grid]:
         for name in ("mxfp4_e2m1", "mxfp8_e5m2", "mxfp8_e4m3")
     }
     hif8 = [
-        Grid("hifp8", scaling=Scaling.CURRENT, amax_target=target)
+        Grid("hifp8", scaling=scaling, amax_target=target)
+        for scaling in (Scaling.CURRENT, Scaling.EXACT)
         for target in (FORWARD_AMAX, GRADIENT_AMAX)
     ]
     unscaled = Grid("hifp8", scaling=Scaling.NONE)
@@ -113,7 +127,7 @@ def judge(x: Tensor, operand: Operand, axis: int) -> Finding:
     if amax is None or amax == 0:
         return Finding(Status.INCONCLUSIVE, "all zero")
     if not torch.isfinite(amax):
-        return Finding(Status.INCONCLUSIVE, "not finite")
+        return Finding(Status.INCONCLUSIVE, NOT_FINITE)
     declared = _declared(operand)
     if declared is not None:
         off = x.numel() - int(declared.holds(x, amax, axis).sum())
@@ -122,7 +136,7 @@ def judge(x: Tensor, operand: Operand, axis: int) -> Finding:
                 Status.MISMATCH,
                 f"{off} of {x.numel()} elements are not on the grid of {operand.format}",
             )
-    return _which_grid(_sample(x, axis), amax, operand.format, declared)
+    return _which_grid(_windows(x, axis, operand.block), amax, operand.format, declared)
 
 
 def _declared(operand: Operand) -> Grid | None:
@@ -138,60 +152,85 @@ def _declared(operand: Operand) -> Grid | None:
     )
 
 
-def _which_grid(lines: Tensor, amax: Tensor, format_: str, declared: Grid | None) -> Finding:
+def _which_grid(windows: Tensor, amax: Tensor, format_: str, declared: Grid | None) -> Finding:
     """Which format's work the elements show, none of which is off the declared grid."""
-    working = _working_step(lines)
-    step = working if declared is None else declared.step(lines, amax)
+    working = _working_step(windows)
+    step = working if declared is None else declared.step(windows, amax)
     for other in OTHERS:
         if declared is not None and other.format == declared.format:
             continue
-        coarser = (lines != 0) & (other.step(lines, amax) > step)
-        if _is_evidence(lines[coarser]) and bool(other.holds(lines, amax)[coarser].all()):
+        coarser = (windows != 0) & (other.step(windows, amax) > other.margin * step)
+        off = coarser & ~other.holds(windows, amax)
+        if bool((_is_evidence(windows, coarser) & ~off.flatten(1).any(dim=1)).any()):
             return Finding(
                 Status.MISMATCH,
                 f"it lies on the grid of {other.format}, which {format_} would not give",
                 quantised=True,
             )
     if declared is None:
-        return Finding(Status.ENGAGED)
-    if not _is_evidence(lines[(lines != 0) & (step > working)]):
+        return _plain(windows)
+    if not bool(_is_evidence(windows, (windows != 0) & (step > working)).any()):
         return Finding(Status.INCONCLUSIVE, "on the grid anyway")
     return Finding(Status.ENGAGED, quantised=True)
 
 
+def _plain(windows: Tensor) -> Finding:
+    """Whether an operand in the working precision uses it: any float scale leaves few distinct significands.
+
+    An 8-bit float with any tensor scale has at most 8 significands of one sign times the scale's, where 16-bit data
+    shows most of its 128 or more. Asked only of tensors of both signs: flat attention probabilities are 1/n.
+    """
+    values = windows[windows.abs() >= torch.finfo(windows.dtype).smallest_normal].float()
+    if values.numel() < 4 * EVIDENCE or not bool((values > 0).any() & (values < 0).any()):
+        return Finding(Status.ENGAGED)
+    significands = torch.unique(torch.frexp(values.abs()).mantissa).numel()
+    if 1 < significands <= MOST_SIGNIFICANDS:
+        return Finding(
+            Status.MISMATCH,
+            f"it has only {significands} distinct significands, as a scaled 8-bit float has",
+            quantised=True,
+        )
+    return Finding(Status.ENGAGED)
+
+
 def _working_step(x: Tensor) -> Tensor:
-    """The spacing of x's own dtype around each element."""
+    """The spacing of x's own dtype around each element, subnormals included."""
+    info = torch.finfo(x.dtype)
     _, exponent = torch.frexp(x.float())
-    significant_bits = 1 - int(math.log2(torch.finfo(x.dtype).eps))
-    return torch.ldexp(torch.ones_like(x, dtype=torch.float32), exponent - significant_bits)
+    significant_bits = 1 - int(math.log2(info.eps))
+    step = torch.ldexp(torch.ones_like(x, dtype=torch.float32), exponent - significant_bits)
+    return step.clamp_min(info.smallest_normal * info.eps)
 
 
-def _is_evidence(x: Tensor) -> bool:
-    """Enough elements, and not all the same up to powers of two."""
-    if x.numel() < EVIDENCE:
-        return False
-    mantissa, _ = torch.frexp(x.float().abs())
-    return not bool((mantissa == mantissa[0]).all())
+def _is_evidence(windows: Tensor, telling: Tensor) -> Tensor:
+    """For each window: enough telling elements, and not all the same up to powers of two."""
+    mantissa = torch.frexp(windows.float().abs()).mantissa
+    low = mantissa.masked_fill(~telling, 2.0).flatten(1).amin(dim=1)
+    high = mantissa.masked_fill(~telling, 0.0).flatten(1).amax(dim=1)
+    return (telling.flatten(1).sum(dim=1) >= EVIDENCE) & (low < high)
 
 
-def _sample(x: Tensor, axis: int) -> Tensor:
-    """Lines along the axis as [lines, length]: runs of 32 neighbours, spread evenly, at most about `SAMPLE` elements.
+def _windows(x: Tensor, axis: int, block: int | None) -> Tensor:
+    """Parts of x, spread evenly, as [windows, lines, elements along the axis]: whole blocks both ways.
 
-    Neighbours, so that blocks of 32 across the lines stay whole too.
+    Each is 32 lines of at least 64 elements (fewer where x has fewer), starting at multiples of these.
     """
     lines = x.movedim(axis, -1)
-    lines = lines.unsqueeze(0) if lines.dim() == 1 else lines
-    stacks = math.prod(lines.shape[:-2])
-    runs_each = -(-lines.shape[-2] // 32)
-    num_runs = min(stacks * runs_each, max(1, SAMPLE // (32 * lines.shape[-1])))
+    while lines.dim() < 3:
+        lines = lines.unsqueeze(0)
+    height, width = min(32, lines.shape[-2]), min(max(64, block or 0), lines.shape[-1])
+    counts = (*lines.shape[:-2], lines.shape[-2] // height, lines.shape[-1] // width)
+    total = math.prod(counts)
     picked = []
-    for i in range(num_runs):
-        run = i * (stacks * runs_each - 1) // max(1, num_runs - 1)
-        stack = lines
-        for index in _unravel(run // runs_each, lines.shape[:-2]):
-            stack = stack[index]
-        picked.append(stack[32 * (run % runs_each) :][:32])
-    return torch.cat(picked)
+    for i in range(min(WINDOWS, total)):
+        *stack, row, column = _unravel(
+            i * (total - 1) // max(1, WINDOWS - 1) if total > WINDOWS else i, counts
+        )
+        window = lines[tuple(stack)] if stack else lines
+        picked.append(
+            window[row * height : (row + 1) * height, column * width : (column + 1) * width]
+        )
+    return torch.stack(picked)
 
 
 def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:

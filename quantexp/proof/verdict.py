@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quantexp.errors import EngagementError
-from quantexp.proof.judge import Status
+from quantexp.proof.judge import NOT_FINITE, Status
 from quantexp.proof.watch import ProductWatch, status_of
 from quantexp.quant.precision import entry_record
 
@@ -25,15 +25,17 @@ class Verdict:
         """Operands of low precision that reached a matrix product, over all slots and calls."""
         return sum(int(str(entry["quantised_calls"])) for entry in self.entries)
 
-    def count(self, status: Status) -> int:
-        """How many entries have a status."""
-        return sum(entry["status"] == status.value for entry in self.entries)
+    @property
+    def proved(self) -> bool:
+        """Nothing failed, and no slot was hidden behind values that are not finite."""
+        hidden = any(entry["reason"] == NOT_FINITE for entry in self.entries)
+        return not self.failures and not hidden
 
     def record(self) -> dict[str, object]:
         """As precision.json holds it."""
         return {
             "iteration": self.iteration,
-            "proved": not self.failures,
+            "proved": self.proved,
             "quantised_calls": self.quantised_calls,
             "failures": self.failures,
             "entries": self.entries,

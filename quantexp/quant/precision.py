@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from quantexp.errors import ConfigError
 from quantexp.quant.sites import Product, Site, slots_of
-from quantexp.quant.slots import Key, Operand, Setting, resolve_site
+from quantexp.quant.slots import Key, Operand, Setting, resolve_site, site_configs
 from quantexp.schema import ModelConfig, QuantConfig, Rule
 
 #: The module that holds the sites qk and pv.
@@ -158,7 +158,7 @@ def _known(key: str, given: list[str], allowed: list[str]) -> None:
 def _operands(
     module: ModuleId, site: Site, model: ModelConfig, quant: QuantConfig, iteration: int
 ) -> dict[Key, Operand]:
-    config = {Site.LINEAR: quant.linear, Site.QK: quant.qk, Site.PV: quant.pv}[site]
+    config = site_configs(quant)[site]
     overlays: dict[Key, list[Setting]] = {}
     for key in slots_of(site):
         applying = [
@@ -167,7 +167,7 @@ def _operands(
             if _applies(rule, module, site, key, model.num_layers, iteration)
         ]
         overlays[key] = applying[::-1]
-    return resolve_site(site, config, overlays)  # type: ignore[arg-type]
+    return resolve_site(site, config, overlays)
 
 
 def _applies(

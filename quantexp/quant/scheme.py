@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from quantexp.paths import conf_dir
 from quantexp.quant.precision import operand_record
 from quantexp.quant.sites import Site
-from quantexp.quant.slots import Key, Operand, SiteConfig, resolve_site
+from quantexp.quant.slots import Key, Operand, SiteConfig, resolve_site, site_configs
 from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig
 
 #: The formats the ten schemes are made of.
@@ -37,11 +37,6 @@ _SITE_TYPES: dict[Site, type[LinearSite] | type[QkSite] | type[PvSite]] = {
     Site.QK: QkSite,
     Site.PV: PvSite,
 }
-
-
-def site_configs(quant: QuantConfig) -> dict[Site, SiteConfig]:
-    """The configuration of each site."""
-    return {Site.LINEAR: quant.linear, Site.QK: quant.qk, Site.PV: quant.pv}
 
 
 def derived_name(quant: QuantConfig) -> str:

@@ -17,7 +17,7 @@ from quantexp.errors import ConfigError
 from quantexp.formats.table import FORMATS, get_format
 from quantexp.formats.types import Format, Rounding, ScaleRule, Scaling
 from quantexp.quant.sites import GRADIENTS, PRODUCTS, Product, Site, slots_of
-from quantexp.schema import LinearSite, PvSite, QkSite, Rule, Slot
+from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule, Slot
 
 SiteConfig = LinearSite | QkSite | PvSite
 Key = tuple[Product, str]
@@ -69,6 +69,11 @@ class Setting:
 
     key: str
     slot: Slot
+
+
+def site_configs(quant: QuantConfig) -> dict[Site, SiteConfig]:
+    """The configuration of each site."""
+    return {Site.LINEAR: quant.linear, Site.QK: quant.qk, Site.PV: quant.pv}
 
 
 def site_settings(site: Site, config: SiteConfig, key: Key) -> list[Setting]:

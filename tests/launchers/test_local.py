@@ -29,7 +29,7 @@ def test_worker_is_given_the_folder_alone_and_its_words_are_logged(
     polls: list[int] = []
     code = run_worker(tmp_path, tmp_path / "log", lambda: polls.append(1))
     assert code == 7
-    expected = ["-m", "quantexp.worker", str(tmp_path)]
+    expected = ["-m", "quantexp.worker", str(tmp_path), "--with-parent"]
     assert (tmp_path / "log").read_text() == f"{expected}\n"
     assert polls, "the display is brought up to date at least once at the end"
 

@@ -18,6 +18,7 @@ from torch import Tensor
 import quantexp.megatron.linear
 import quantexp.quant.attention
 import quantexp.quant.linear
+import quantexp.worker
 from quantexp.formats import quantise
 from quantexp.paths import RunDir
 from quantexp.quant.announce import Announcement, announce
@@ -250,3 +251,49 @@ def test_recomputed_products_are_counted_apart(run_tiny: RunTiny) -> None:
 def test_micro_batches_are_all_counted(run_tiny: RunTiny) -> None:
     run = run_tiny("quant=linear_mxfp8", "training.global_batch_size=6", *ONE_STEP)
     assert {e["calls"] for e in precision(run)["entries"]} == {3}
+
+
+def test_a_start_that_overflows_is_watched_until_it_can_be_proved(run_tiny: RunTiny) -> None:
+    """An fp16 run whose first scale is too large: its first gradients hold Inf and prove nothing."""
+    run = run_tiny(
+        "quant=linear_mxfp8",
+        "training.precision=fp16",
+        f"training.initial_loss_scale={2.0**22}",
+        "training.iterations=12",
+        "capture=off",
+    )
+    record = precision(run)
+    assert record["proved"]
+    assert record["iteration"] > 1
+    assert not record["earlier"][0]["proved"]
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert lines[0]["skipped"]
+    assert lines[0]["grad_norm"] is None
+
+
+def test_a_start_that_never_becomes_finite_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantexp.worker, "MAX_PROOFS", 2)
+    run = run_tiny(
+        "quant=linear_mxfp8",
+        "training.precision=fp16",
+        f"training.initial_loss_scale={2.0**100}",
+        "training.iterations=9",
+        "capture=off",
+        expect=1,
+    )
+    assert "could not be proved in 2 iterations: operands hold NaN or Inf" in failure(run)
+
+
+def test_small_fp16_gradients_do_not_fail_an_honest_run(run_tiny: RunTiny) -> None:
+    run = run_tiny(
+        "quant=bf16",
+        "training.precision=fp16",
+        "training.initial_loss_scale=1",
+        "training.seq_length=256",
+        "training.global_batch_size=32",
+        "training.micro_batch_size=4",
+        *ONE_STEP,
+    )
+    assert precision(run)["quantised_calls"] == 0

@@ -115,3 +115,54 @@ def test_a_quantised_part_of_a_large_tensor_does_not_hide_the_rest() -> None:
 def test_a_transposed_operand_is_judged_without_a_copy_of_it() -> None:
     w = torch.randn(256, 512, generator=torch.Generator().manual_seed(5), dtype=torch.bfloat16)
     assert judge(made("mxfp8", w).t(), MXFP8, -2).status is Status.ENGAGED
+
+
+def test_exact_scaled_hifp8_is_no_working_precision() -> None:
+    x = torch.randn(96, 256, generator=torch.Generator().manual_seed(6), dtype=torch.bfloat16)
+    for target in (15.0, 224.0):
+        q = quantise(x, "hifp8", scaling="exact", amax_target=target)
+        assert judge(q, BF16, -1).status is Status.MISMATCH
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("fmt", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_an_8_bit_float_with_one_float_scale_is_no_working_precision(
+    fmt: torch.dtype, dtype: torch.dtype
+) -> None:
+    x = torch.randn(96, 256, generator=torch.Generator().manual_seed(7))
+    scale = torch.finfo(fmt).max / x.abs().max()
+    q = ((x * scale).to(fmt).float() / scale).to(dtype)
+    finding = judge(q, BF16, -1)
+    assert finding.status is Status.MISMATCH
+    if (
+        fmt is torch.float8_e4m3fn
+    ):  # E5M2's largest is 2^8 times hifp8's target: it lies on that grid too
+        assert "distinct significands, as a scaled 8-bit float has" in finding.reason
+
+
+def test_small_fp16_gradients_are_no_quantised_tensor() -> None:
+    x = torch.randn(128, 128, generator=torch.Generator().manual_seed(8))
+    for size in (2e-5, 2e-6, 2e-7):
+        finding = judge((x * size).half(), BF16, -1)
+        assert not finding.quantised
+        assert finding.status is not Status.MISMATCH
+
+
+def test_flat_attention_of_a_short_sequence_is_no_quantised_tensor() -> None:
+    for T in (4, 8, 16, 32):
+        P = torch.tril(torch.ones(T, T)) / torch.arange(1, T + 1)[:, None]
+        assert judge(P.to(torch.bfloat16).expand(64, T, T), BF16, -1).status is Status.ENGAGED
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_a_part_that_was_quantised_is_found_at_true_width(axis: int) -> None:
+    x = torch.randn(256, 2048, generator=torch.Generator().manual_seed(9), dtype=torch.bfloat16)
+    x[32:] = made("mxfp4", x[32:], axis)
+    assert judge(x, BF16, axis).status is Status.MISMATCH
+
+
+def test_one_odd_element_does_not_clear_a_tensor() -> None:
+    x = torch.randn(256, 2048, generator=torch.Generator().manual_seed(10), dtype=torch.bfloat16)
+    q = made("mxfp4", x)
+    q[0, 0] = 1.0078125
+    assert judge(q, BF16, -1).status is Status.MISMATCH

@@ -27,7 +27,7 @@ def run_worker(
         on_poll: called several times a second while it runs.
         keep_open: file descriptors the worker inherits (the folder's lock outlives us with it).
     """
-    command = [sys.executable, "-m", "quantexp.worker", str(run_dir)]
+    command = [sys.executable, "-m", "quantexp.worker", str(run_dir), "--with-parent"]
     with log.open("ab") as stream:
         process = subprocess.Popen(
             command,
