@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich.console import Console
 
+from quantexp.capture.manifest import join_parts
 from quantexp.errors import RunError
 from quantexp.paths import RunDir
 from quantexp.progress import last_metrics, live_line
+from quantexp.ranks import account, log_end
 from quantexp.record import command_line, opened, read_json
-from quantexp.schema import Experiment
+from quantexp.schema import Experiment, LauncherConfig
 from quantexp.status import State, Status, now, read_status, write_status
-
-#: Lines of a worker's log that are shown when it died without saying why.
-LOG_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,72 @@ def execute(experiment: Experiment, console: Console) -> Outcome:
         RunError, DataError: it cannot start.
         KeyboardInterrupt: after the worker has ended itself.
     """
-    from hydra_plugins.quantexp_launcher.local import run_worker
-
+    _check_devices(experiment.launcher)
     with opened(experiment, device_class(), command_line()) as (folder, lock):
         if folder.notice is not None:
             console.print(folder.notice, soft_wrap=True)
         if folder.skipped is None:
             names = [experiment.model.name, experiment.dataset.name, str(experiment.quant.name)]
-            with live_line(folder.run, names, console) as update:
-                code = run_worker(
-                    folder.run.root, folder.run.rank_log(0), update, keep_open=(lock,)
-                )
-            _account_for_death(folder.run, code)
+            try:
+                with live_line(folder.run, names, console) as update:
+                    code = _start(experiment.launcher, folder.run, update, lock)
+            except KeyboardInterrupt:
+                _join_capture(experiment, folder.run)
+                _interrupted(folder.run, experiment.launcher.num_processes)
+                raise
+            _join_capture(experiment, folder.run)
+            if experiment.launcher.num_processes == 1:
+                _account_for_death(folder.run, code)
+            elif code:
+                _conclude(folder.run, *account(folder.run, experiment.launcher.num_processes))
         return outcome(experiment, folder.run, folder.skipped)
+
+
+def _check_devices(launcher: LauncherConfig) -> None:
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else None
+    if gpus is not None and launcher.num_processes > gpus:
+        raise RunError(
+            f"launcher.num_processes={launcher.num_processes} needs a GPU for each process, and this machine has {gpus}"
+        )
+
+
+def _start(launcher: LauncherConfig, run: RunDir, update: Callable[[], None], lock: int) -> int:
+    """Start the worker or workers and wait for their end; the exit code."""
+    from hydra_plugins.quantexp_launcher import local
+
+    if launcher.num_processes == 1:
+        return local.run_worker(run.root, run.rank_log(0), update, keep_open=(lock,))
+
+    def goes_on() -> bool:
+        update()
+        return not _overdue(run, launcher.timeout_min)
+
+    return local.run_ranks(
+        run.root,
+        launcher.num_processes,
+        launcher.num_threads,
+        run.torchrun_log,
+        goes_on,
+        keep_open=(lock,),
+    )
+
+
+def _overdue(run: RunDir, timeout_min: float) -> bool:
+    """Whether rank 0 ended so long ago that another rank must hang."""
+    status = read_status(run.status)
+    if status is None or status.finished is None:
+        return False
+    return datetime.now(UTC) - datetime.fromisoformat(status.finished) > timedelta(
+        minutes=timeout_min
+    )
+
+
+def _join_capture(experiment: Experiment, run: RunDir) -> None:
+    """Ranks that did not end well left their lists of captured tensors apart."""
+    if experiment.launcher.num_processes > 1:
+        join_parts(run.captured(experiment.capture.dir))
 
 
 def outcome(experiment: Experiment, run: RunDir, skipped: str | None = None) -> Outcome:
@@ -84,19 +138,27 @@ def outcome(experiment: Experiment, run: RunDir, skipped: str | None = None) -> 
     )
 
 
+def _conclude(run: RunDir, state: State, reason: str) -> None:
+    """Say how a run ended that could not say so itself, or only what one rank saw of it."""
+    status = read_status(run.status) or Status(created=now())
+    status.state, status.reason, status.phase, status.finished = state, reason, "", now()
+    write_status(run.status, status)
+
+
+def _interrupted(run: RunDir, num_processes: int) -> None:
+    """Cancelled, unless it was over already. Of several ranks, one may have "failed" only because others were ended."""
+    status = read_status(run.status)
+    over = {State.COMPLETED, State.CANCELLED} | ({State.FAILED} if num_processes == 1 else set())
+    if status is None or status.state not in over:
+        _conclude(run, State.CANCELLED, "interrupted")
+
+
 def _account_for_death(run: RunDir, code: int) -> None:
     """A worker that was killed could not say so itself."""
     status = read_status(run.status)
     if status is None or status.state in (State.RUNNING, State.PENDING):
         status = status or Status(created=now())
         status.state, status.finished = State.FAILED, now()
-        status.reason = f"the worker ended with exit code {code} without a word; {_tail(run)}"
+        told = log_end(run.rank_log(0))
+        status.reason = f"the worker ended with exit code {code} without a word; {told}"
         write_status(run.status, status)
-
-
-def _tail(run: RunDir) -> str:
-    try:
-        lines = run.rank_log(0).read_text(errors="replace").splitlines()
-    except OSError:
-        return "it left no log"
-    return f"the end of {run.rank_log(0)}:\n" + "\n".join(lines[-LOG_LINES:])
