@@ -108,7 +108,9 @@ def account(run: RunDir, num_processes: int) -> tuple[State, str]:
         return State.FAILED, f"rank {rank}: {record.reason}; {log_end(run.rank_log(rank))}"
     noticed = [f"rank {rank} then: {record.reason}; " for _, rank, record in failed[:1]]
     for rank, silent in records.items():
-        if silent is None or silent.state is State.RUNNING:
+        if silent is None:
+            return State.FAILED, f"rank {rank} did not start; {log_end(run.torchrun_log)}"
+        if silent.state is State.RUNNING:
             return State.FAILED, (
                 f"rank {rank} did not end by itself (killed, out of memory, or hanging); "
                 f"{''.join(noticed)}{log_end(run.rank_log(rank))}"

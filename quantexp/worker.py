@@ -49,8 +49,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path)
     run = RunDir(parser.parse_args(argv).run_dir)
     signal.signal(signal.SIGTERM, _interrupt)
-    experiment = read(run.config)
-    rank = own_rank(experiment.launcher.num_processes)
+    try:
+        experiment = read(run.config)
+        rank = own_rank(experiment.launcher.num_processes)
+    except QuantexpError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     if not rank.alone:
         _log_to(run.rank_log(rank.rank))
     return Worker(run, experiment, rank).run()

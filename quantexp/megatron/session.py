@@ -79,11 +79,13 @@ def _initialise_process_group(device: torch.device, rank: Rank, timeout: timedel
 def _shared_store(rank: Rank, timeout: timedelta) -> TCPStore:
     """The ranks' store at MASTER_ADDR:MASTER_PORT.
 
-    Rank 0 listens at that address alone; left to itself the store would listen at every address of the machine.
+    Rank 0 listens at that address alone; left to itself the store would listen at every address of the machine. Where
+    torchrun listens there already (as it does unless told not to), every rank only connects.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    listener = socket.create_server((host, port)).detach() if rank.leads else None
-    return TCPStore(host, port, rank.world_size, rank.leads, timeout, master_listen_fd=listener)
+    hosts = rank.leads and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    listener = socket.create_server((host, port)).detach() if hosts else None
+    return TCPStore(host, port, rank.world_size, hosts, timeout, master_listen_fd=listener)
 
 
 @contextlib.contextmanager
