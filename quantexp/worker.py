@@ -48,7 +48,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m quantexp.worker", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     run = RunDir(parser.parse_args(argv).run_dir)
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         experiment = read(run.config)
         rank = own_rank(experiment.launcher.num_processes)
@@ -57,7 +56,10 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     if not rank.alone:
         _log_to(run.rank_log(rank.rank))
-    return Worker(run, experiment, rank).run()
+    worker = Worker(run, experiment, rank)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, worker.interrupt)
+    return worker.run()
 
 
 def _log_to(log: Path) -> None:
@@ -68,10 +70,6 @@ def _log_to(log: Path) -> None:
             os.dup2(stream.fileno(), standard.fileno())
 
 
-def _interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 class Worker:
     """Keeps status.json true from the first moment to the last."""
 
@@ -79,9 +77,21 @@ class Worker:
         self.folder, self.experiment, self.rank = run, experiment, rank or Rank()
         self.status = read_status(run.status) or Status(created=now())
         self._written = 0.0
+        self._ending = False
+
+    def interrupt(self, signum: int, frame: object) -> None:
+        """The handler of signals that end a run; what is writing its end is left to it."""
+        if not self._ending:
+            raise KeyboardInterrupt
 
     def run(self) -> int:
         """Train to the end and say how it ended: 0 completed, 1 failed, 130 interrupted."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:  # in the training, or just as its error was about to be told
+            return self._end(State.CANCELLED, "interrupted", 130)
+
+    def _run(self) -> int:
         self.status.started = now()
         self.status.host, self.status.pid = platform.node(), os.getpid()
         self.status.state = State.RUNNING
@@ -90,7 +100,7 @@ class Worker:
         try:
             self._train()
         except KeyboardInterrupt:
-            return self._end(State.CANCELLED, "interrupted", 130)
+            raise
         except QuantexpError as error:
             return self._end(State.FAILED, str(error), 1)
         except BaseException as error:
@@ -109,6 +119,7 @@ class Worker:
         self._written = time.monotonic()
 
     def _end(self, state: State, reason: str, code: int, *, lost_peer: bool = False) -> int:
+        self._ending = True
         self.status.state, self.status.reason, self.status.finished = state, reason, now()
         self._record(ended(state, reason, lost_peer=lost_peer))
         self.tell("")

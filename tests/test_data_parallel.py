@@ -53,9 +53,9 @@ def test_two_processes_train_exactly_as_one(outcomes: list[Outcome]) -> None:
     """Not one bit apart, which holds for two micro-batches in all.
 
     One process adds a/2 + b/2 in its fp32 main gradient; each of two holds a or b there, which DistributedDataParallel
-    halves and adds. Halving is exact in binary floating point, wherever on the way it happens (gradients here are far
-    from underflow, and scales of MX blocks are powers of two themselves), and a sum of two terms has one order. The same
-    goes for the mean of the two losses. Of more micro-batches the sums would differ in their last bits.
+    halves and adds. Halving is exact in binary floating point wherever on the way it happens (gradients here are far
+    from underflow, and the scales of MX blocks are powers of two themselves), and a sum of two terms has one order.
+    The same goes for the mean of the two losses. Of more micro-batches the sums would differ in their last bits.
     """
     assert [outcome.state for outcome in outcomes] == [State.COMPLETED] * 2
     one, two = (lines(outcome.run.metrics) for outcome in outcomes)

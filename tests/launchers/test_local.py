@@ -213,7 +213,7 @@ def started(tiny_words: list[str], tmp_path: Path) -> Iterator[Callable[..., Sta
     for run in runs:
         for process in run.left():
             process.kill()
-        run.process.wait()
+        run.process.communicate()
 
 
 def test_killed_rank_fails_the_run_and_is_named(started: Callable[..., Started]) -> None:
