@@ -118,6 +118,9 @@ def account(run: RunDir, num_processes: int) -> tuple[State, str]:
     if failed:
         _, rank, record = failed[0]
         return State.FAILED, f"rank {rank}: {record.reason}; {log_end(run.rank_log(rank))}"
+    told = [record for record in records.values() if record is not None]
+    if all(record.state is State.COMPLETED for record in told):
+        return State.COMPLETED, told[0].reason
     return State.CANCELLED, "interrupted"
 
 

@@ -124,5 +124,11 @@ def test_ranks_that_were_all_ended_make_the_run_cancelled(run: RunDir) -> None:
     assert account(run, 2) == (State.CANCELLED, "interrupted")
 
 
+def test_torchrun_that_failed_after_all_ranks_were_done_changes_nothing(run: RunDir) -> None:
+    for rank in (0, 1):
+        leaves(run, rank, RankRecord(1, State.COMPLETED, "stopped after capture", False, "1"))
+    assert account(run, 2) == (State.COMPLETED, "stopped after capture")
+
+
 def test_missing_log_is_said(tmp_path: Path) -> None:
     assert log_end(tmp_path / "none") == "it left no log"

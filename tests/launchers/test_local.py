@@ -265,6 +265,20 @@ def test_interrupt_ends_every_rank_as_cancelled(started: Callable[..., Started])
     assert not run.left()
 
 
+def test_second_interrupt_gives_a_hanging_rank_no_more_time(
+    started: Callable[..., Started],
+) -> None:
+    run = started()
+    os.kill(run.rank_pid(1), signal.SIGSTOP)
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    run.process.send_signal(signal.SIGINT)
+    code, _ = run.end(within_s=local.GRACE_S / 2)
+    assert code == 130
+    assert run.status.state is State.CANCELLED
+    assert not run.left()
+
+
 def test_killed_torchrun_leaves_no_rank(started: Callable[..., Started]) -> None:
     run = started()
     torchrun = psutil.Process(run.rank_pid(0)).parent()

@@ -105,10 +105,14 @@ def run_ranks(
                 time.sleep(POLL_S)
         finally:
             ranks |= _below(process.pid)
-            if process.poll() is None:
-                _stop(process)
-            _kill(ranks)
-            RunDir(run_dir).rendezvous.unlink(missing_ok=True)
+            try:
+                if process.poll() is None:
+                    _stop(process)
+            finally:  # a second Ctrl-C gives them no more time
+                process.kill()
+                _kill(ranks)
+                process.wait()
+                RunDir(run_dir).rendezvous.unlink(missing_ok=True)
     on_poll()
     return process.returncode
 
