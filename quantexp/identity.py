@@ -1,8 +1,8 @@
 """A run's identity: a hash over everything that decides its numbers, and nothing else.
 
-In it: model, data content, scheme, training, attention path, device class, version of the numerics. Not in it:
-capture, drawing, launcher, folders, names. Two runs of one identity give the same numbers; a completed one need
-not run again. The versions of packages are provenance, not identity.
+In it: model, data content, scheme, training, data-parallel size, attention path, device class, version of the
+numerics. Not in it: capture, drawing, the rest of the launcher, folders, names. Two runs of one identity give the same
+numbers; a completed one need not run again. The versions of packages are provenance, not identity.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         "training": {k: v.value if isinstance(v, Enum) else v for k, v in training.items()},
         "attention_path": ATTENTION_PATH,
         "device_class": device_class,
-        "data_parallel": 1,
+        "data_parallel": experiment.launcher.num_processes,
         "numerics": NUMERICS_VERSION,
     }
 

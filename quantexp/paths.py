@@ -72,6 +72,20 @@ class RunDir:
         """What one rank printed."""
         return self.logs / f"rank{rank}.log"
 
+    def rank_record(self, rank: int) -> Path:
+        """How one rank of several ended."""
+        return self.logs / f"rank{rank}.json"
+
+    @property
+    def torchrun_log(self) -> Path:
+        """What torchrun itself printed, and ranks before they had their own log."""
+        return self.logs / "torchrun.log"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Where torchrun's processes find each other; gone when the run has ended."""
+        return self.root / ".rendezvous"
+
     @property
     def reserve(self) -> Path:
         """Space kept free for the last status on a disk that fills up; gone when a run has ended."""

@@ -8,10 +8,11 @@ time; what packed hardware formats would hold is given beside.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from hydra_plugins.quantexp_launcher.local import command
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -30,6 +31,7 @@ from quantexp.sizes import (
     element_bytes,
     flops_per_iteration,
     linear_shapes,
+    num_micro_batches_each,
     num_padding_parameters,
     num_parameters,
     padded_vocab_size,
@@ -45,6 +47,9 @@ class Plan:
     scheme: str
     #: Without Megatron's padding of the vocabulary.
     parameters: int
+    #: Processes that share every global batch, and the micro-batches of it that each takes.
+    num_processes: int
+    num_micro_batches_each: int
     padding_parameters: int
     memory_gb_per_gpu: float
     #: The parts of it, in units of 1e9 bytes.
@@ -74,6 +79,8 @@ def make_plan(experiment: Experiment) -> Plan:
         dataset=str(experiment.dataset.label),
         scheme=str(experiment.quant.name),
         parameters=num_parameters(model),
+        num_processes=experiment.launcher.num_processes,
+        num_micro_batches_each=num_micro_batches_each(experiment),
         padding_parameters=num_padding_parameters(model),
         memory_gb_per_gpu=round(sum(parts.values()), 3),
         memory_parts_gb={name: round(value, 3) for name, value in parts.items()},
@@ -87,7 +94,7 @@ def make_plan(experiment: Experiment) -> Plan:
         precision_map=[entry_record(entry) for entry in entries],
         map_changes_at=[i for i in changes(experiment.quant) if i <= training.iterations],
         missing=missing,
-        commands=[[sys.executable, "-m", "quantexp.worker", folder]],
+        commands=[command(Path(folder), experiment.launcher.num_processes)],
     )
 
 
@@ -179,6 +186,12 @@ def print_plan(plan: Plan, console: Console) -> None:
     table.add_row("model", f"{plan.model}, {plan.parameters:,} parameters{padding}")
     table.add_row("data", escape(plan.dataset))
     table.add_row("scheme", escape(plan.scheme))
+    if plan.num_processes > 1:
+        table.add_row(
+            "processes",
+            f"{plan.num_processes} under torchrun, data parallel: each holds the whole model and takes "
+            f"{plan.num_micro_batches_each} micro-batches of every iteration",
+        )
     parts = ", ".join(
         f"{name.replace('_', ' ')} {value:.2f}" for name, value in plan.memory_parts_gb.items()
     )

@@ -323,6 +323,10 @@ class LauncherConfig:
     """Where runs are started."""
 
     name: str = "local"
+    #: Processes of one run, each with a share of every global batch (data parallel).
+    num_processes: int = 1
+    #: Minutes that a process waits for another one before the run has failed.
+    timeout_min: float = 10.0
     #: CPU threads of one process; null leaves it to torch.
     num_threads: int | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quantexp.quant.precision import LINEAR_MODULES
-from quantexp.schema import ModelConfig, Precision, TrainingConfig
+from quantexp.schema import Experiment, ModelConfig, Precision, TrainingConfig
 
 #: Megatron pads the vocabulary to a multiple of this, so that it divides over tensor-parallel ranks.
 VOCAB_MULTIPLE = 128
@@ -14,6 +14,13 @@ VOCAB_MULTIPLE = 128
 def padded_vocab_size(vocab_size: int) -> int:
     """Rows of the embedding as Megatron holds it."""
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def num_micro_batches_each(experiment: Experiment) -> int:
+    """Micro-batches that each process takes of a global batch."""
+    training = experiment.training
+    together = training.micro_batch_size * experiment.launcher.num_processes
+    return training.global_batch_size // together
 
 
 @dataclass(frozen=True)

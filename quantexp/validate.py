@@ -33,6 +33,7 @@ def validate(experiment: Experiment) -> None:
     _names(experiment)
     _fits(experiment)
     _scheme(experiment)
+    _launcher(experiment)
     if experiment.launcher.num_threads is not None:
         _at_least("launcher.num_threads", experiment.launcher.num_threads, 1)
 
@@ -96,6 +97,18 @@ def _training(training: TrainingConfig) -> None:
     if not (scale >= 1 and math.isfinite(scale) and math.frexp(scale)[0] == 0.5):
         raise ConfigError(
             f"training.initial_loss_scale must be a power of two of at least 1, got {scale}"
+        )
+
+
+def _launcher(experiment: Experiment) -> None:
+    launcher, training = experiment.launcher, experiment.training
+    _at_least("launcher.num_processes", launcher.num_processes, 1)
+    _positive("launcher.timeout_min", launcher.timeout_min)
+    together = training.micro_batch_size * launcher.num_processes
+    if training.global_batch_size % together:
+        raise ConfigError(
+            "training.global_batch_size must be a multiple of training.micro_batch_size x launcher.num_processes = "
+            f"{training.micro_batch_size} x {launcher.num_processes} = {together}, got {training.global_batch_size}"
         )
 
 

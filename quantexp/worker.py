@@ -1,8 +1,9 @@
 """One rank of one run: reads the run folder, trains, proves, captures, draws. `python -m quantexp.worker RUN_DIR`.
 
 All it knows comes from RUN_DIR/config.yaml. It tells about itself through the folder alone: status.json, metrics.jsonl,
-precision.json, tensors/. A user's error ends it with exit code 1 and the message in status.json; a bug also keeps its
-traceback, on standard error.
+precision.json, tensors/. Of several ranks (torchrun's environment says which one this is) rank 0 alone writes what a
+run has once; each has its own log, its record (`ranks`) and its share of the captured tensors. A user's error ends it
+with exit code 1 and the message in status.json; a bug also keeps its traceback, on standard error.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantexp.capture.manifest import join_parts
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import EngagementError, QuantexpError
 from quantexp.load import read
 from quantexp.paths import RunDir, cache_dir
+from quantexp.ranks import Rank, RankRecord, ended, own_rank, write_record
 from quantexp.schema import CaptureLevel, Experiment
 from quantexp.status import State, Status, now, read_status, write_json, write_status
 
@@ -56,15 +59,28 @@ def main(argv: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     run = RunDir(arguments.run_dir)
-    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        experiment = read(run.config)
+        rank = own_rank(experiment.launcher.num_processes)
+    except QuantexpError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    if not rank.alone:
+        _log_to(run.rank_log(rank.rank))
+    worker = Worker(run, experiment, rank)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, worker.interrupt)
     if arguments.with_parent:
         _end_with_parent()
-    experiment = read(run.config)
-    return Worker(run, experiment).run()
+    return worker.run()
 
 
-def _interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def _log_to(log: Path) -> None:
+    """Whatever this process prints from now on, a crash's last words included, goes to its own log."""
+    with log.open("ab") as stream:
+        for standard in (sys.stdout, sys.stderr):
+            standard.flush()
+            os.dup2(stream.fileno(), standard.fileno())
 
 
 def _end_with_parent() -> None:
@@ -76,42 +92,65 @@ def _end_with_parent() -> None:
 class Worker:
     """Keeps status.json true from the first moment to the last."""
 
-    def __init__(self, run: RunDir, experiment: Experiment) -> None:
-        self.folder, self.experiment = run, experiment
+    def __init__(self, run: RunDir, experiment: Experiment, rank: Rank | None = None) -> None:
+        self.folder, self.experiment, self.rank = run, experiment, rank or Rank()
         self.status = read_status(run.status) or Status(created=now())
         self._written = 0.0
+        self._ending = False
+
+    def interrupt(self, signum: int, frame: object) -> None:
+        """The handler of signals that end a run; what is writing its end is left to it."""
+        if not self._ending:
+            raise KeyboardInterrupt
 
     def run(self) -> int:
         """Train to the end and say how it ended: 0 completed, 1 failed, 130 interrupted."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:  # in the training, or just as its error was about to be told
+            return self._end(State.CANCELLED, "interrupted", 130)
+
+    def _run(self) -> int:
         self.status.started = now()
         self.status.host, self.status.pid = platform.node(), os.getpid()
         self.status.state = State.RUNNING
         self.tell("setting up")
+        self._record(RankRecord(os.getpid()))
         try:
             self._train()
         except KeyboardInterrupt:
-            return self._end(State.CANCELLED, "interrupted", 130)
+            raise
         except QuantexpError as error:
             return self._end(State.FAILED, str(error), 1)
         except Exception as error:  # noqa: BLE001  (the log keeps the traceback)
             traceback.print_exc()
             first = (str(error).strip().splitlines() or [""])[0]
-            where = self.folder.rank_log(0)
-            self._end(State.FAILED, f"{type(error).__name__}: {first}; traceback in {where}", 1)
-            return 1
+            where = self.folder.rank_log(self.rank.rank)
+            reason = f"{type(error).__name__}: {first}; traceback in {where}"
+            lost = not self.rank.alone and _lost_peer(error)
+            return self._end(State.FAILED, reason, 1, lost_peer=lost)
         return self._end(State.COMPLETED, self.status.reason, 0)
 
     def tell(self, phase: str) -> None:
         """What the run is doing now."""
+        if not self.rank.leads:
+            return
         self.status.phase = phase
         write_status(self.folder.status, self.status)
         self._written = time.monotonic()
 
-    def _end(self, state: State, reason: str, code: int) -> int:
+    def _end(self, state: State, reason: str, code: int, *, lost_peer: bool = False) -> int:
+        self._ending = True
         self.status.state, self.status.reason, self.status.finished = state, reason, now()
-        self.folder.reserve.unlink(missing_ok=True)  # room for the last words on a full disk
+        if self.rank.leads:
+            self.folder.reserve.unlink(missing_ok=True)  # room for the last words on a full disk
+        self._record(ended(state, reason, lost_peer=lost_peer))
         self.tell("")
         return code
+
+    def _record(self, record: RankRecord) -> None:
+        if not self.rank.alone:
+            write_record(self.folder, self.rank.rank, record)
 
     def _train(self) -> None:
         from quantexp.megatron.without_te import hide_broken_te
@@ -127,7 +166,8 @@ class Worker:
             torch.set_num_threads(self.experiment.launcher.num_threads)
         experiment, training = self.experiment, self.experiment.training
         prefix, tokenizer = _data(experiment)
-        with session(training) as device, contextlib.redirect_stdout(sys.stderr):
+        process = session(training, self.rank, experiment.launcher.timeout_min)
+        with process as device, contextlib.redirect_stdout(sys.stderr):
             datasets = build_datasets(
                 prefix,
                 tokenizer,
@@ -140,12 +180,14 @@ class Worker:
             stream = batches(
                 datasets.train,
                 micro_batch_size=training.micro_batch_size,
-                data_parallel_rank=0,
-                data_parallel_size=1,
+                data_parallel_rank=self.rank.rank,
+                data_parallel_size=self.rank.world_size,
             )
             self.tell("building the model")
-            train(experiment, stream, RunObserver(self), device)
-        if experiment.analysis.auto:
+            observer = RunObserver(self)
+            train(experiment, stream, observer, device)
+            observer.finish()
+        if experiment.analysis.auto and self.rank.leads:
             self._draw()
 
     def _draw(self) -> None:
@@ -167,15 +209,23 @@ class RunObserver:
 
     def __init__(self, worker: Worker) -> None:
         from quantexp.capture.choice import last_captured
-        from quantexp.capture.recorder import Recorder
+        from quantexp.capture.recorder import Recorder, start_timestamp
         from quantexp.capture.store import CaptureStore
+        from quantexp.megatron.together import gather
 
         self.worker, self.folder, self.experiment = worker, worker.folder, worker.experiment
         capture = self.experiment.capture
         self.recorder = None
         if capture.level is not CaptureLevel.off:
-            store = CaptureStore(self.folder.captured(capture.dir))
-            self.recorder = Recorder(capture, store, rank=0, on_progress=worker.captured)
+            store = CaptureStore(self.folder.captured(capture.dir), worker.rank.rank)
+            self.recorder = Recorder(
+                capture,
+                store,
+                rank=worker.rank.rank,
+                on_progress=worker.captured,
+                world_size=worker.rank.world_size,
+                timestamp=gather(start_timestamp())[0],
+            )
         self.last_captured = last_captured(self.experiment)
         self.proofs: list[dict[str, object]] = []
         self.unproved = False
@@ -196,21 +246,23 @@ class RunObserver:
     @contextlib.contextmanager
     def proof(self, iteration: int, declared: PrecisionMap) -> Iterator[None]:
         """Watch an iteration's matrix products and write what was proved; a mismatch ends the run."""
-        from quantexp.proof.verdict import require, verdict
+        from quantexp.megatron.together import gather
+        from quantexp.proof.verdict import merged, require, verdict
         from quantexp.proof.watch import ProductWatch
 
         self.worker.tell("proving the precision map")
         watch = ProductWatch(declared, self.decoder)
         with watch.watching():
             yield
-        result = verdict(iteration, watch)
+        result = merged(gather(verdict(iteration, watch)))
         self.proofs.append(result.record())
         record = {
             "scheme": self.experiment.quant.name,
             **self.proofs[-1],
             "earlier": self.proofs[:-1],
         }
-        write_json(self.folder.precision, record)
+        if self.worker.rank.leads:
+            write_json(self.folder.precision, record)
         require(result)
         self._watch_again(result)
 
@@ -243,8 +295,9 @@ class RunObserver:
 
     def iteration(self, metrics: Metrics) -> bool:
         """A line of metrics.jsonl; False once the capture is complete and the run is to end with it."""
-        with self.folder.metrics.open("a") as stream:
-            stream.write(json.dumps(_finite(asdict(metrics)), allow_nan=False) + "\n")
+        if self.worker.rank.leads:
+            with self.folder.metrics.open("a") as stream:
+                stream.write(json.dumps(_finite(asdict(metrics)), allow_nan=False) + "\n")
         self.worker.status.iteration = metrics.iteration
         self.worker.tell("training")
         stop = self.experiment.capture.stop_after_capture
@@ -252,6 +305,26 @@ class RunObserver:
             self.worker.status.reason = "stopped after capture, as configured"
             return False
         return True
+
+    def finish(self) -> None:
+        """Every rank is done; what they captured becomes one capture."""
+        from quantexp.megatron.together import gather
+
+        if self.worker.rank.alone:
+            return
+        captured = gather(self.worker.status.capture)
+        if self.recorder is not None and self.worker.rank.leads:
+            join_parts(self.recorder.store.folder)
+            self.worker.status.capture |= {
+                name: sum(each.get(name, 0) for each in captured)
+                for name in ("tensors", "num_bytes")
+            }
+
+
+def _lost_peer(error: BaseException) -> bool:
+    from quantexp.megatron.together import lost_peer
+
+    return lost_peer(error)
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:

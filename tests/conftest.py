@@ -43,6 +43,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="session")
+def tiny_words(cache: Path) -> list[str]:
+    """The overrides that make an experiment tiny, for tests that have their own folders or start a process."""
+    return [*TINY, f"paths.cache={cache}"]
+
+
 @pytest.fixture
 def tiny(cache: Path, tmp_path: Path) -> Callable[..., Experiment]:
     """Compose a tiny experiment with more overrides; its runs go below the test's folder."""

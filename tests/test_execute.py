@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra_plugins.quantexp_launcher import local
 from rich.console import Console
 
 from quantexp.errors import RunError
-from quantexp.execute import execute, outcome
+from quantexp.execute import _interrupted, _overdue, execute, outcome
 from quantexp.paths import RunDir
 from quantexp.schema import Experiment
 from quantexp.status import State, Status, read_status, write_json, write_status
@@ -130,3 +131,70 @@ def test_failure_the_worker_told_is_kept(
 def test_folder_that_is_no_run_is_refused(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has no status\.json: it is no run folder, or was never"):
         outcome(tiny(), RunDir(tmp_path))
+
+
+def test_more_processes_than_gpus_are_refused(
+    tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = tiny("training.micro_batch_size=1", "launcher.num_processes=2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(
+        RunError,
+        match=r"launcher\.num_processes=2 needs a GPU for each process, and this machine has 1",
+    ):
+        execute(two, QUIET)
+
+
+def test_interrupted_worker_that_could_not_say_so_is_cancelled(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+) -> None:
+    folders: list[Path] = []
+
+    def interrupted(run_dir: Path, *_: Any, **__: Any) -> int:
+        folders.append(run_dir)
+        raise KeyboardInterrupt
+
+    worker(interrupted)
+    assert execute(tiny(), QUIET).state is State.CANCELLED
+    status = read_status(RunDir(folders[0]).status)
+    assert status is not None
+    assert (status.state, status.reason) == (State.CANCELLED, "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "before", "after"),
+    [
+        (1, State.COMPLETED, State.COMPLETED),
+        (1, State.FAILED, State.FAILED),
+        (2, State.COMPLETED, State.COMPLETED),
+        (2, State.FAILED, State.CANCELLED),  # it failed because another rank was ended
+        (2, State.RUNNING, State.CANCELLED),
+    ],
+)
+def test_interruption_changes_what_was_not_over(
+    tmp_path: Path, num_processes: int, before: State, after: State
+) -> None:
+    run = RunDir(tmp_path)
+    write_status(run.status, Status(before))
+    _interrupted(run, num_processes)
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is after
+
+
+@pytest.mark.parametrize(
+    ("finished", "overdue"),
+    [
+        (None, False),
+        ("2020-01-01T00:00:00+00:00", True),
+        ("2999-01-01T00:00:00+00:00", False),
+    ],
+)
+def test_ranks_that_stay_long_after_rank_0_has_ended_are_overdue(
+    tmp_path: Path, finished: str | None, overdue: bool
+) -> None:
+    run = RunDir(tmp_path)
+    assert not _overdue(run, 1.0)
+    write_status(run.status, Status(State.COMPLETED, finished=finished))
+    assert _overdue(run, 1.0) is overdue

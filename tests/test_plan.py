@@ -143,3 +143,16 @@ def test_plan_does_not_change_the_experiment() -> None:
     before = repr(experiment)
     make_plan(experiment)
     assert repr(experiment) == before
+
+
+def test_several_processes_share_the_batch_under_torchrun() -> None:
+    one = planned("training=fast", "training.global_batch_size=8")
+    two = planned("training=fast", "training.global_batch_size=8", "launcher.num_processes=2")
+    assert (one.num_micro_batches_each, two.num_micro_batches_each) == (4, 2)
+    assert two.memory_gb_per_gpu == one.memory_gb_per_gpu, "each holds the whole model"
+    (command,) = two.commands
+    assert command[1:4] == ["-m", "torch.distributed.run", "--nproc-per-node=2"]
+    assert command[-3:-1] == ["-m", "quantexp.worker"]
+    assert command[-1] != one.commands[0][-1], "another identity, another folder"
+    assert "2 under torchrun" in shown(two)
+    assert "2 micro-batches of every iteration" in shown(two)

@@ -60,6 +60,7 @@ def test_valid_experiment_passes(valid: Experiment) -> None:
         ("capture.control_iter", 0),
         ("capture.collect_micro_batches", 0),
         ("launcher.num_threads", 1),
+        ("launcher.num_processes", 1),
     ],
 )
 def test_count_below_its_least_is_refused(valid: Experiment, key: str, least: int) -> None:
@@ -179,3 +180,16 @@ def test_rule_of_a_later_iteration_is_checked_too(valid: Experiment) -> None:
     rule = Rule(iterations=[500, None], sites=["linear"], block=24)
     message = refusal(valid, quant__rules=[rule])
     assert re.fullmatch(r"quant\.rules\[0\]\.block must be a power of two, got 24", message)
+
+
+def test_global_batch_that_does_not_divide_over_the_processes_is_refused(valid: Experiment) -> None:
+    given = {"training__global_batch_size": 6, "training__micro_batch_size": 2}
+    assert refusal(valid, **given, launcher__num_processes=2) == (
+        "training.global_batch_size must be a multiple of training.micro_batch_size x launcher.num_processes = "
+        "2 x 2 = 4, got 6"
+    )
+
+
+def test_no_time_to_wait_for_other_processes_is_refused(valid: Experiment) -> None:
+    message = refusal(valid, launcher__timeout_min=0.0)
+    assert message == "launcher.timeout_min must be a positive number, got 0.0"

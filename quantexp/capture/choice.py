@@ -11,7 +11,7 @@ from math import prod
 
 from quantexp.quant.precision import ATTENTION, ModuleId, decoder_modules
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
-from quantexp.sizes import element_bytes, linear_shapes
+from quantexp.sizes import element_bytes, linear_shapes, num_micro_batches_each
 
 #: Tensors kept only with `capture.attn_weights`.
 ATTENTION_WEIGHTS = frozenset({"attn_weights", "grad_attn_weights"})
@@ -82,12 +82,12 @@ def capture_bytes(experiment: Experiment) -> int:
         return 0
     training, capture = experiment.training, experiment.capture
     iterations = sum(is_captured(capture, i) for i in range(1, training.iterations + 1))
-    num_micro_batches = training.global_batch_size // training.micro_batch_size
+    num_micro_batches = num_micro_batches_each(experiment)
     micro_batches = sum(takes_micro_batch(capture, i) for i in range(num_micro_batches))
     tensors = list(expected_tensors(experiment))
     each = sum(t.num_bytes for t in tensors if not t.once)
     once = sum(t.num_bytes for t in tensors if t.once)
-    return iterations * (once + micro_batches * each)
+    return iterations * (once + micro_batches * each * experiment.launcher.num_processes)
 
 
 def _linear(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:

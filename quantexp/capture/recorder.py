@@ -1,7 +1,8 @@
 """From the modules' taps to the store: the right iterations, micro-batches and tensors, each once.
 
 A recomputed forward pass passes its taps a second time inside the backward and is left out. A weight is stored once an
-iteration; the backward's line refers to the forward's file.
+iteration; the backward's line refers to the forward's file. Where several ranks share a batch, what they all hold alike
+(weights, reduced gradients) is rank 0's to keep, and the counters of their files interleave.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ from quantexp.capture.store import CaptureStore, Stored
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.tap import FORWARD, Tap
 from quantexp.schema import CaptureConfig, CaptureLevel
+
+#: Tensors that are the same on every rank that shares a batch.
+ALIKE = frozenset({"weight", "main_grad"})
+
+
+def start_timestamp() -> str:
+    """The time as the names of a run's files begin with it."""
+    return datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
 
 
 @dataclass(frozen=True)
@@ -52,12 +61,15 @@ class Recorder:
         store: CaptureStore,
         rank: int,
         on_progress: Callable[[Progress], None],
+        world_size: int = 1,
+        timestamp: str | None = None,
     ) -> None:
         self.config, self.store, self.rank = config, store, rank
         self.on_progress = on_progress
         self.tensors = 0
-        self._timestamp = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
-        self._counter = 0
+        self._world_size = world_size
+        self._timestamp = timestamp or start_timestamp()
+        self._counter = rank + 1
         self._iteration = -1
         self._micro_batch: int | None = None
         self._loss_scale: float | None = None
@@ -118,12 +130,13 @@ class Recorder:
             self.captures(self._iteration)
             and (self._micro_batch is None or takes_micro_batch(self.config, self._micro_batch))
             and wanted(self.config, tensor_name)
+            and (self.rank == 0 or tensor_name not in ALIKE)
         )
 
     def _keep(self, name: TensorName, tensor: Tensor, metadata: dict[str, Any]) -> None:
         if self.config.level is CaptureLevel.tensors:
-            self._counter += 1
             self.store.add(name.file(self._timestamp, self._counter), tensor, metadata)
+            self._counter += self._world_size
         self.store.add_statistics(metadata)
         self._progress(name)
 

@@ -1,7 +1,8 @@
 """The capture folder: `.pt` files, `manifest.jsonl` with a line for each tensor, `statistics.jsonl`.
 
 A file is written beside its place and renamed, then its manifest line is appended, so that whatever the manifest
-names is whole, after a crash too. Synchronous: the tensor is on disk when `add` returns.
+names is whole, after a crash too. Synchronous: the tensor is on disk when `add` returns. Ranks other than 0 list in
+files of their own, which `manifest` joins at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.capture.manifest import MANIFEST, STATISTICS, part_of
 from quantexp.errors import CaptureError
 
 
@@ -30,8 +32,8 @@ class Stored:
 class CaptureStore:
     """Writes one rank's captured tensors."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self.folder, self.rank = folder, rank
         self.num_bytes = 0
         #: The file written last.
         self.last: Stored | None = None
@@ -64,14 +66,14 @@ class CaptureStore:
     def refer(self, stored: Stored, metadata: dict[str, Any]) -> None:
         """List a tensor whose file is there."""
         line = {**metadata, "file": stored.file, "bytes": stored.num_bytes, "hash": stored.hash}
-        self._append("manifest.jsonl", line)
+        self._append(MANIFEST, line)
 
     def add_statistics(self, metadata: dict[str, Any]) -> None:
         """Keep a tensor's statistics alone."""
-        self._append("statistics.jsonl", metadata)
+        self._append(STATISTICS, metadata)
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
-        path = self.folder / name
+        path = part_of(self.folder / name, self.rank)
         try:
             with path.open("a") as stream:
                 stream.write(json.dumps(line) + "\n")

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from quantexp.megatron.cpu import cpu_device
+from quantexp.ranks import Rank
 from quantexp.schema import TrainingConfig
 
 
@@ -28,13 +30,22 @@ def is_deterministic(training: TrainingConfig) -> bool:
 
 
 @contextlib.contextmanager
-def session(training: TrainingConfig) -> Iterator[torch.device]:
-    """Everything Megatron keeps globally, and the device to train on."""
+def session(
+    training: TrainingConfig, rank: Rank | None = None, timeout_min: float = 10.0
+) -> Iterator[torch.device]:
+    """Everything Megatron keeps globally, and the device to train on.
+
+    Args:
+        training: seed and determinism; the seed is the same on every rank, and so are the initial weights.
+        rank: which of several processes this is; None is the only one.
+        timeout_min: minutes after which waiting for another rank is an error.
+    """
+    rank = rank or Rank()
     with cpu_device(), _determinism(is_deterministic(training)):
-        device = _device()
-        _initialise_process_group(device)
+        device = _device(rank)
+        _initialise_process_group(device, rank, timedelta(minutes=timeout_min))
         try:
-            parallel_state.initialize_model_parallel()
+            parallel_state.initialize_model_parallel(distributed_timeout_minutes=timeout_min)
             torch.manual_seed(training.seed)
             tensor_parallel.model_parallel_cuda_manual_seed(training.seed)
             yield device
@@ -43,23 +54,33 @@ def session(training: TrainingConfig) -> Iterator[torch.device]:
             torch.distributed.destroy_process_group()
 
 
-def _device() -> torch.device:
+def _device(rank: Rank) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    index = int(os.environ.get("LOCAL_RANK", "0"))
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    torch.cuda.set_device(rank.local_rank)
+    return torch.device("cuda", rank.local_rank)
 
 
-def _initialise_process_group(device: torch.device) -> None:
-    """One process: a store in memory, so that no port is taken."""
+def _initialise_process_group(device: torch.device, rank: Rank, timeout: timedelta) -> None:
     torch.distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=HashStore(),
-        rank=0,
-        world_size=1,
-        timeout=timedelta(minutes=10),
+        store=HashStore() if rank.alone else _shared_store(rank, timeout),
+        rank=rank.rank,
+        world_size=rank.world_size,
+        timeout=timeout,
     )
+
+
+def _shared_store(rank: Rank, timeout: timedelta) -> TCPStore:
+    """The ranks' store at MASTER_ADDR:MASTER_PORT.
+
+    Rank 0 listens at that address alone; left to itself the store would listen at every address of the machine. Where
+    torchrun listens there already (as it does unless told not to), every rank only connects.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosts = rank.leads and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    listener = socket.create_server((host, port)).detach() if hosts else None
+    return TCPStore(host, port, rank.world_size, hosts, timeout, master_listen_fd=listener)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
 """The training loop on Megatron-Core: its model, DistributedDataParallel, optimizer, scheduler and schedule; our loop.
 
-Each iteration is one optimizer step over `global_batch_size` sequences in micro-batches. In the first iteration, and
-wherever a rule changes the precision map, the forward and backward passes run under the proof of engagement, and
-the optimizer steps only if what ran is what was declared. What happens in an iteration is reported to `Observer`, which
-knows nothing of Megatron.
+Each iteration is one optimizer step over `global_batch_size` sequences in micro-batches. Several processes share the
+micro-batches: Megatron's DistributedDataParallel averages their gradients, and the loss told is the mean over all of
+them. In the first iteration, and wherever a rule changes the precision map, the forward and backward passes run under
+the proof of engagement, and the optimizer steps only if what ran is what was declared. What happens in an iteration is
+reported to `Observer`, which knows nothing of Megatron.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from quantexp.errors import RunError
 from quantexp.megatron.memory import memory_gb
 from quantexp.megatron.model import DTYPES, build_model, set_precision
 from quantexp.megatron.specs import injected, stock_layer_spec
+from quantexp.megatron.together import mean_over_data_parallel
 from quantexp.quant.precision import PrecisionMap, changes, precision_map
 from quantexp.schema import Experiment, Precision, TrainingConfig
-from quantexp.sizes import flops_per_iteration
+from quantexp.sizes import flops_per_iteration, num_micro_batches_each
 
 Batch = dict[str, Tensor]
 
@@ -159,7 +161,7 @@ class _Loop:
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self.optimizer.scale_loss
         self.forward_backward = get_forward_backward_func()
-        self.num_micro_batches = training.global_batch_size // training.micro_batch_size
+        self.num_micro_batches = num_micro_batches_each(experiment)
         self.tokens = training.global_batch_size * training.seq_length
         self.flops = flops_per_iteration(
             experiment.model, training.seq_length, training.global_batch_size
@@ -192,7 +194,8 @@ class _Loop:
         stepped, grad_norm, _ = self.optimizer.step()
         if not stepped:
             self.scheduler.step(-1)  # a step that was left out does not move the schedule
-        loss = float(torch.stack([part["loss"] for part in losses]).mean())
+        own_loss = torch.stack([part["loss"] for part in losses]).mean()
+        loss = float(mean_over_data_parallel(own_loss))
         step_time_s = time.perf_counter() - start
         return Metrics(
             iteration=iteration,

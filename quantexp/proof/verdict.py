@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantexp.errors import EngagementError
@@ -66,6 +67,45 @@ def verdict(iteration: int, watch: ProductWatch) -> Verdict:
             f"{owner}: {calls} matrix products (aten.{operator}) that the precision map does not list"
         )
     return Verdict(iteration, entries, failures)
+
+
+def merged(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict over all ranks: each must have reached every slot, and one mismatch on any of them fails the run.
+
+    Calls add up. A slot that engaged on one rank and was inconclusive on another is engaged.
+    """
+    if len(verdicts) == 1:
+        return verdicts[0]
+    rows = zip(*(verdict.entries for verdict in verdicts), strict=True)
+    ranks_by_failure: dict[str, list[int]] = {}
+    for rank, verdict in enumerate(verdicts):
+        for failure in verdict.failures:
+            ranks_by_failure.setdefault(failure, []).append(rank)
+    failures = [f"{_named(ranks)}: {failure}" for failure, ranks in ranks_by_failure.items()]
+    return Verdict(verdicts[0].iteration, [_merged_entry(row) for row in rows], failures)
+
+
+#: Of the statuses that ranks found for a slot, the first of these is the run's.
+_WORST_FIRST = (Status.MISMATCH, Status.NOT_REACHED, Status.ENGAGED, Status.INCONCLUSIVE)
+
+
+def _merged_entry(row: Sequence[dict[str, object]]) -> dict[str, object]:
+    statuses = [Status(entry["status"]) for entry in row]
+    status = next(status for status in _WORST_FIRST if status in statuses)
+    ranks = [rank for rank, found in enumerate(statuses) if found is status]
+    reason = str(row[ranks[0]]["reason"])
+    everywhere = len(ranks) == len(row)
+    counts = ("calls", "recomputed_calls", "quantised_calls")
+    return {
+        **row[0],
+        **{name: sum(int(str(entry[name])) for entry in row) for name in counts},
+        "status": status.value,
+        "reason": reason if everywhere or not reason else f"{_named(ranks)}: {reason}",
+    }
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def require(result: Verdict) -> None:

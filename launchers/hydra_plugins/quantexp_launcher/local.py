@@ -1,19 +1,45 @@
-"""Runs a prepared run folder on this machine, as a process of its own, in the foreground.
+"""Runs a prepared run folder on this machine, as processes of its own, in the foreground.
 
-The folder is all that the process is given. Its output goes to the folder's log; how far it is, the caller reads
-from the folder. Ctrl-C reaches the whole process group, so the worker ends itself as cancelled and is waited for.
+The folder is all that a process is given. Its output goes to the folder's log; how far it is, the caller reads from the
+folder. One process: a Ctrl-C reaches the whole process group, so the worker ends itself as cancelled and is waited for.
+Several: torchrun starts and watches them in a session of their own, finds them through a file (no port of the machine
+is opened to the network), and ends all of them once one has failed. Whatever happens, no rank is left running.
 """
 
+import contextlib
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
+from quantexp.paths import RunDir
+
+#: Asks a worker to end when the process that started it ends, however that ends.
+WITH_PARENT = "--with-parent"
 #: Seconds between two looks at a running worker.
 POLL_S = 0.1
 #: Seconds that an interrupted worker has to write its state before it is killed.
 GRACE_S = 20.0
+
+
+def command(run_dir: Path, num_processes: int = 1) -> list[str]:
+    """What starts a prepared run folder's worker, or its workers under torchrun."""
+    worker = ["-m", "quantexp.worker", str(run_dir)]
+    if num_processes == 1:
+        return [sys.executable, *worker]
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        f"--nproc-per-node={num_processes}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={RunDir(run_dir).rendezvous}",
+        "--rdzv-conf=store_type=file",
+        "--local-addr=127.0.0.1",
+        *worker,
+    ]
 
 
 def run_worker(
@@ -27,10 +53,9 @@ def run_worker(
         on_poll: called several times a second while it runs.
         keep_open: file descriptors the worker inherits (the folder's lock outlives us with it).
     """
-    command = [sys.executable, "-m", "quantexp.worker", str(run_dir), "--with-parent"]
     with log.open("ab") as stream:
         process = subprocess.Popen(
-            command,
+            [*command(run_dir), WITH_PARENT],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -45,6 +70,78 @@ def run_worker(
             raise
         on_poll()
     return process.returncode
+
+
+def run_ranks(
+    run_dir: Path,
+    num_processes: int,
+    num_threads: int | None,
+    log: Path,
+    on_poll: Callable[[], bool],
+    keep_open: tuple[int, ...] = (),
+) -> int:
+    """Run several workers to their end and return torchrun's exit code; none of them is left afterwards.
+
+    Args:
+        run_dir: a prepared run folder.
+        num_processes: how many ranks.
+        num_threads: CPU threads of each; None shares the machine's cores among them.
+        log: where torchrun's own output goes; each rank has a log of its own.
+        on_poll: called several times a second; False ends them, which they should have done by themselves.
+        keep_open: file descriptors torchrun inherits (the folder's lock outlives us with it).
+    """
+    ranks: set[psutil.Process] = set()
+    with log.open("ab") as stream:
+        process = subprocess.Popen(
+            command(run_dir, num_processes),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            pass_fds=keep_open,
+            start_new_session=True,
+            env=_environment(num_processes, num_threads),
+        )
+        try:
+            while process.poll() is None and on_poll():
+                ranks |= _below(process.pid)
+                time.sleep(POLL_S)
+        finally:
+            ranks |= _below(process.pid)
+            try:
+                if process.poll() is None:
+                    _stop(process)
+            finally:  # a second Ctrl-C gives them no more time
+                process.kill()
+                _kill(ranks)
+                process.wait()
+                RunDir(run_dir).rendezvous.unlink(missing_ok=True)
+    on_poll()
+    return process.returncode
+
+
+def _environment(num_processes: int, num_threads: int | None) -> dict[str, str]:
+    """This process's, with each rank's share of the cores, and gloo on the loopback interface alone."""
+    threads = num_threads or max(1, len(os.sched_getaffinity(0)) // num_processes)
+    ours = {
+        "GLOO_SOCKET_IFNAME": "lo",
+        # Else torchrun and its ranks share a store that listens at every address.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, **ours}
+
+
+def _below(pid: int) -> set[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return set(psutil.Process(pid).children(recursive=True))
+    return set()
+
+
+def _kill(processes: set[psutil.Process]) -> None:
+    """Kill what is left; a process id that was given to another process in between is left alone."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, GRACE_S)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -1,0 +1,194 @@
+"""Two processes that share a batch: the same training as one process, every rank proved and captured."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra_plugins.quantexp_launcher import local
+from rich.console import Console
+
+from quantexp.capture.choice import capture_bytes
+from quantexp.compose import compose
+from quantexp.execute import Outcome, execute
+from quantexp.schema import Experiment
+from quantexp.status import State
+
+QUIET = Console(quiet=True)
+SHARED = [
+    "quant=FA_linear_mxfp8",
+    "training.micro_batch_size=1",
+    "training.iterations=3",
+    "training.global_batch_size=2",
+    "capture.collect_micro_batches=0",
+    "capture.weight_grads=true",
+    "launcher.num_threads=1",
+]
+
+
+@pytest.fixture(scope="module")
+def experiments(
+    tiny_words: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> list[Experiment]:
+    """The same experiment with one process and with two."""
+    words = [*tiny_words, *SHARED, f"paths.root={tmp_path_factory.mktemp('runs')}"]
+    return [compose([*words, f"launcher.num_processes={n}"]) for n in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def outcomes(experiments: list[Experiment]) -> list[Outcome]:
+    return [execute(experiment, QUIET) for experiment in experiments]
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_two_processes_train_exactly_as_one(outcomes: list[Outcome]) -> None:
+    """Not one bit apart, which holds for two micro-batches in all.
+
+    One process adds a/2 + b/2 in its fp32 main gradient; each of two holds a or b there, which DistributedDataParallel
+    halves and adds. Halving is exact in binary floating point wherever on the way it happens (gradients here are far
+    from underflow, and the scales of MX blocks are powers of two themselves), and a sum of two terms has one order.
+    The same goes for the mean of the two losses. Of more micro-batches the sums would differ in their last bits.
+    """
+    assert [outcome.state for outcome in outcomes] == [State.COMPLETED] * 2
+    one, two = (lines(outcome.run.metrics) for outcome in outcomes)
+    assert len(one) == len(two) == 3
+    for name in ("iteration", "loss", "grad_norm", "lr", "tokens"):
+        assert [line[name] for line in one] == [line[name] for line in two]
+
+
+def test_reduced_gradients_are_those_of_one_process(outcomes: list[Outcome]) -> None:
+    one, two = (
+        {
+            (line["layer"], line["module"]): line["hash"]
+            for line in lines(outcome.run.tensors / "manifest.jsonl")
+            if line["tensor"] == "main_grad"
+        }
+        for outcome in outcomes
+    )
+    assert one == two
+    assert len(one) == 8
+
+
+def test_every_rank_is_proved(outcomes: list[Outcome]) -> None:
+    one, two = (outcome.precision for outcome in outcomes)
+    assert one is not None
+    assert two is not None
+    assert two["proved"]
+    assert [e["calls"] for e in one["entries"]] == [e["calls"] for e in two["entries"]]
+    assert {e["calls"] for e in two["entries"]} == {2}, "one micro-batch on each rank"
+
+
+def test_captures_of_all_ranks_are_one_capture(
+    outcomes: list[Outcome], experiments: list[Experiment]
+) -> None:
+    one, two = (lines(outcome.run.tensors / "manifest.jsonl") for outcome in outcomes)
+    assert {line["rank"] for line in two} == {0, 1}
+
+    def what(line: dict[str, Any]) -> tuple[object, ...]:
+        return line["layer"], line["module"], line["operation"], line["tensor"]
+
+    assert Counter(map(what, one)) == Counter(map(what, two))
+    assert outcomes[1].tensors == outcomes[0].tensors == len(two)
+    assert outcomes[1].num_bytes == sum(
+        line["bytes"] for line in {line["file"]: line for line in two}.values()
+    )
+    assert capture_bytes(experiments[1]) == outcomes[1].num_bytes
+    assert not list(outcomes[1].run.tensors.glob("*.rank*"))
+    assert len(lines(outcomes[1].run.tensors / "statistics.jsonl")) == len(
+        lines(outcomes[0].run.tensors / "statistics.jsonl")
+    )
+
+
+def test_counters_are_unique_over_all_ranks(outcomes: list[Outcome]) -> None:
+    files = sorted(file.name for file in outcomes[1].run.tensors.rglob("*.pt"))
+    assert len({file.split("_")[2] for file in files}) == len(files)
+    assert len({file[:15] for file in files}) == 1, "all begin with the run's start"
+
+
+def test_weights_are_rank_0s_alone(outcomes: list[Outcome]) -> None:
+    folder = outcomes[1].run.tensors
+    alike = [
+        line
+        for line in lines(folder / "manifest.jsonl")
+        if line["tensor"] in ("weight", "main_grad")
+    ]
+    assert {line["rank"] for line in alike} == {0}
+    for line in lines(folder / "manifest.jsonl"):
+        content = torch.load(folder / line["file"], weights_only=True)
+        assert content["metadata"]["rank"] == line["rank"]
+
+
+def test_each_rank_has_its_own_log_and_record(outcomes: list[Outcome]) -> None:
+    names = {file.name for file in outcomes[1].run.logs.iterdir()}
+    assert names == {"rank0.log", "rank1.log", "rank0.json", "rank1.json", "torchrun.log"}
+    assert not outcomes[1].run.rendezvous.exists()
+
+
+DEFECTIVE = """\
+import os, sys
+import torch
+import quantexp.quant.linear as linear
+from quantexp.worker import main
+if os.environ["RANK"] == "1":
+    {defect}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def defect(
+    tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Outcome]:
+    """Runs two processes, the second with a defect."""
+
+    def run(statement: str) -> Outcome:
+        script = tmp_path / "defective.py"
+        script.write_text(DEFECTIVE.format(defect=statement))
+        command = local.command
+
+        def defective(run_dir: Path, num_processes: int) -> list[str]:
+            return [*command(run_dir, num_processes)[:-3], str(script), str(run_dir)]
+
+        monkeypatch.setattr(local, "command", defective)
+        return execute(
+            tiny(
+                "quant=linear_mxfp8",
+                "training.micro_batch_size=1",
+                "launcher.num_processes=2",
+                "launcher.num_threads=1",
+                "launcher.timeout_min=1",
+            ),
+            QUIET,
+        )
+
+    return run
+
+
+def test_rank_that_does_not_quantise_fails_the_run_and_is_named(
+    defect: Callable[[str], Outcome],
+) -> None:
+    result = defect("linear.held = lambda x, *_, **__: x")
+    assert result.state is State.FAILED
+    assert "what ran is not what was declared, in iteration 1: rank 1: " in result.reason
+    assert result.precision is not None
+    assert not result.precision["proved"]
+    assert not result.run.metrics.exists(), "no step was taken"
+
+
+def test_error_of_one_rank_is_the_reason_not_what_the_others_saw_of_it(
+    defect: Callable[[str], Outcome],
+) -> None:
+    result = defect(
+        "torch.save = lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device'))"
+    )
+    assert result.state is State.FAILED
+    assert result.reason.startswith("rank 1: captured tensors cannot be written to ")
+    assert "No space left on device" in result.reason
