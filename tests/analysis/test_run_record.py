@@ -61,9 +61,16 @@ def test_non_finite_losses_are_told_apart(tmp_path: Path) -> None:
 
 def test_lines_without_a_loss_and_torn_lines_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
-        '{"iteration": 1}\n[1]\n{"iteration": 2, "loss": null}\n{"iteration": 3, "lo'
+        '{"iteration": 1}\n[1]\n{"iteration": 2, "loss": "x"}\n{"iteration": 3, "lo'
     )
     assert read_losses(RunDir(tmp_path)) == LossCurve()
+
+
+def test_a_loss_of_null_was_not_finite(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"iteration": 1, "loss": 5.0}\n{"iteration": 2, "loss": null}\n'
+    )
+    assert read_losses(RunDir(tmp_path)) == LossCurve((1,), (5.0,), (2,))
 
 
 def test_no_metrics_is_an_empty_curve(tmp_path: Path) -> None:
