@@ -97,10 +97,13 @@ class Worker:
         self.status = read_status(run.status) or Status(created=now())
         self._written = 0.0
         self._ending = False
+        #: A signal asked for the end; what it interrupted may have turned it into another error, or dropped it.
+        self.interrupted = False
 
     def interrupt(self, signum: int, frame: object) -> None:
         """The handler of signals that end a run; what is writing its end is left to it."""
         if not self._ending:
+            self.interrupted = True
             raise KeyboardInterrupt
 
     def run(self) -> int:
@@ -122,7 +125,9 @@ class Worker:
             raise
         except QuantexpError as error:
             return self._end(State.FAILED, str(error), 1)
-        except Exception as error:  # noqa: BLE001  (the log keeps the traceback)
+        except Exception as error:
+            if self.interrupted:  # raised in the middle of torch's own bookkeeping
+                raise KeyboardInterrupt from error
             traceback.print_exc()
             first = (str(error).strip().splitlines() or [""])[0]
             where = self.folder.rank_log(self.rank.rank)
@@ -298,6 +303,8 @@ class RunObserver:
         if self.worker.rank.leads:
             with self.folder.metrics.open("a") as stream:
                 stream.write(json.dumps(_finite(asdict(metrics)), allow_nan=False) + "\n")
+        if self.worker.interrupted:
+            raise KeyboardInterrupt
         self.worker.status.iteration = metrics.iteration
         self.worker.tell("training")
         stop = self.experiment.capture.stop_after_capture

@@ -84,3 +84,19 @@ def test_worker_started_with_another_number_of_processes_says_so(
     )
     assert worker.main([str(tmp_path)]) == 1
     assert "this run is for launcher.num_processes=2" in capsys.readouterr().err
+
+
+def test_interrupt_that_torch_turned_into_another_error_is_an_interrupt(
+    second: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def halfway() -> None:
+        try:
+            second.interrupt(signal.SIGTERM, None)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("trying to pop from empty mode stack") from error
+
+    monkeypatch.setattr(second, "_train", halfway)
+    assert second.run() == 130
+    record = read_record(second.folder, 1)
+    assert record is not None
+    assert record.state is State.CANCELLED

@@ -7,8 +7,11 @@ files of their own, which `manifest` joins at the end.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,8 +60,9 @@ class CaptureStore:
             torch.save({"tensor": values, "metadata": metadata}, part)
             part.rename(path)
         except (OSError, RuntimeError) as error:
+            failure = _cannot_write(path, error, num_bytes)
             part.unlink(missing_ok=True)
-            raise _cannot_write(path, error) from error
+            raise failure from error
         self.num_bytes += num_bytes
         self.last = Stored(file, num_bytes, content_hash(values))
         self.refer(self.last, metadata)
@@ -87,9 +91,15 @@ def content_hash(values: Tensor) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _cannot_write(path: Path, error: Exception) -> CaptureError:
+def _cannot_write(path: Path, error: Exception, wanted_bytes: int = 0) -> CaptureError:
     reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    if isinstance(error, RuntimeError) and _free_bytes(path) < wanted_bytes:
+        reason = os.strerror(errno.ENOSPC)  # torch's zip writer says where it noticed, not why
     return CaptureError(
         f"captured tensors cannot be written to {path}: {reason}; free some space, set capture.dir to "
         "another disk, or capture=stats"
     )
+
+
+def _free_bytes(path: Path) -> int:
+    return shutil.disk_usage(path.parent).free

@@ -294,3 +294,21 @@ def test_a_folder_that_cannot_be_written_ends_the_run_with_one_line(
     status = read_status(run.status)
     assert status is not None
     assert "captured tensors cannot be written to" in status.reason
+
+
+def test_torchs_own_words_for_a_full_disk_are_translated(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(content: Any, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise RuntimeError(
+            "[enforce fail at inline_container.cc:672] . unexpected pos 1984 vs 1814"
+        )
+
+    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr("quantexp.capture.store._free_bytes", lambda path: 0)
+    run = run_tiny(expect=1)
+    status = read_status(run.status)
+    assert status is not None
+    assert "No space left on device; free some space" in status.reason
+    assert not list(run.tensors.rglob("*.part"))
