@@ -81,10 +81,6 @@ def test_a_missing_library_is_refused_with_the_command(
 
 
 class TestHuggingFace:
-    @pytest.fixture(autouse=True)
-    def _library(self) -> None:
-        pytest.importorskip("tokenizers")
-
     def test_a_folder_and_its_file_give_the_same_tokenizer(self, tmp_path: Path) -> None:
         file = write_tokenizer(tmp_path, {"?": 0, "owl": 1, "an": 2}, {"<|endoftext|>": 3})
         tokenizer = load_tokenizer("huggingface", str(tmp_path))
