@@ -19,17 +19,29 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from quantexp import __version__
-from quantexp.errors import QuantexpError
+from quantexp.errors import ConfigError, QuantexpError
 
 if TYPE_CHECKING:
+    from quantexp.resume import Wanted
     from quantexp.schema import Experiment
 
 VERBS = {
     "train": "run an experiment (the verb may be left out)",
     "plan": "show what would run: precision map, memory, bytes, commands; run nothing",
-    "list": "list models, datasets, schemes, presets, captures, or runs",
+    "list": "list models, datasets, schemes, presets, captures, experiments, or runs",
     "doctor": "check what this machine can run",
+    "status": "show what runs wait, run, have ended, and why: [DIR]",
+    "logs": "show what a run printed: RUN",
+    "resume": "start again what was interrupted or is missing: [DIR] [launcher.key=value ...]",
+    "retry": "start again what failed: [DIR] [launcher.key=value ...]",
+    "cancel": "end runs that wait or run: [DIR]",
+    "captures": "list, check or export captured tensors: DIR [key=pattern ...]",
 }
+
+#: Verbs about runs that exist: they take folders, and of the overrides `paths.root=` alone, or the launcher's too.
+LEDGER = {"status": "[DIR]", "logs": "RUN", "resume": "[DIR]", "retry": "[DIR]", "cancel": "[DIR]"}
+#: Those that start runs.
+STARTS = ("resume", "retry")
 
 #: Columns of what is not read on a terminal, so that no name in a table is cut.
 PIPE_WIDTH = 160
@@ -38,6 +50,7 @@ EXAMPLES = """\
 examples:
   quantexp model=llama32-1b dataset=wikipedia quant=FA_linear_mxfp8 training=fast
   quantexp -m model=llama32-1b dataset=wikipedia 'quant=glob(*)' training=fast
+  quantexp -m +experiment=ten_schemes sweep.seeds=3 training=fast
   quantexp quant=FA_mxfp8 quant/pv=hifp8 training=fast
   quantexp plan quant=FA_linear_mxfp4 --json
   quantexp list schemes
@@ -49,8 +62,9 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     verb = words.pop(0) if words and words[0] in VERBS else "train"
     arguments = _parser(verb).parse_intermixed_args(words)
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _interrupt)
     try:
         return _COMMANDS[verb](arguments)
     except QuantexpError as error:
@@ -70,14 +84,20 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     verbs = "\n".join(f"  {name:8} {about}" for name, about in VERBS.items())
     parser = argparse.ArgumentParser(
         prog="quantexp" if verb == "train" else f"quantexp {verb}",
-        usage=f"quantexp [{'|'.join(VERBS)}] [flags] group=choice key=value ...",
+        usage=_usage(verb),
         description=f"Quantised training experiments that prove what ran.\n\nverbs:\n{verbs}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="choices and overrides (Hydra)"
-    )
+    if verb == "captures":
+        _captures_arguments(parser)
+    elif verb in LEDGER:
+        about = "a folder of runs (./runs), a run, a sweep's list, a submission; paths.root=FOLDER"
+        parser.add_argument("words", nargs="*", metavar=LEDGER[verb].strip("[]"), help=about)
+    else:
+        parser.add_argument(
+            "words", nargs="*", metavar="key=value", help="choices and overrides (Hydra)"
+        )
     parser.add_argument(
         "-cd",
         "--config-dir",
@@ -92,25 +112,84 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             action="store_true",
             help="a sweep over choices: a=x,y 'quant=glob(*)'",
         )
-    if verb in ("plan", "list", "doctor"):
+    if verb in ("plan", "list", "doctor", "status", "captures"):
         parser.add_argument("--json", action="store_true", help="print JSON")
+    if verb == "status":
+        parser.add_argument("--watch", action="store_true", help="go on until all have ended")
+    if verb == "logs":
+        parser.add_argument("--rank", type=int, default=0, help="the process (default 0)")
+        parser.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
     return parser
+
+
+def _captures_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="a run, or a folder of captured tensors")
+    parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: tensor=grad_*")
+    parser.add_argument("--list", action="store_true", help="a row for each tensor")
+    parser.add_argument("--check", action="store_true", help="compare every file with its hash")
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="copy the tensors there")
+    parser.add_argument("--to", choices=("pt", "safetensors", "npz"), default="pt")
+
+
+def _usage(verb: str) -> str:
+    if verb == "captures":
+        return "quantexp captures [--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]"
+    if verb in LEDGER:
+        more = " [launcher.key=value ...]" if verb in STARTS else ""
+        return f"quantexp {verb} [flags] {LEDGER[verb]} [paths.root=FOLDER]{more}"
+    return f"quantexp [{'|'.join(VERBS)}] [flags] group=choice key=value ..."
 
 
 def _train(arguments: argparse.Namespace) -> int:
     _check_overrides(arguments.words)
     if arguments.multirun:
-        from quantexp.sweep import run_sweep
-
-        return run_sweep(arguments.words, arguments.config_dir, _console())
+        return _train_sweep(arguments)
     from quantexp.compose import compose
-    from quantexp.execute import execute
-    from quantexp.status import State
-    from quantexp.summary import print_outcome
+    from quantexp.schema import LauncherKind
 
     experiment = compose(arguments.words, arguments.config_dir)
     if experiment.dry_run:
         return _show_plans([experiment], as_json=False)
+    if experiment.launcher.kind is LauncherKind.slurm:
+        from quantexp.submit import submit_run
+
+        return submit_run(experiment, _console())
+    if experiment.launcher.detach:
+        from quantexp.queueing.submit import detach_run
+
+        return detach_run(experiment, _console())
+    return _execute(experiment)
+
+
+def _train_sweep(arguments: argparse.Namespace) -> int:
+    from quantexp.schema import LauncherKind
+    from quantexp.sweep.points import compose_points, merged_lines
+
+    console = _console()
+    points = compose_points(arguments.words, arguments.config_dir)
+    for line in merged_lines(points):
+        console.print(line, soft_wrap=True, markup=False)
+    if points[0].experiment.dry_run:
+        return _show_plans([point.experiment for point in points], False, True)
+    kinds = {point.experiment.launcher.kind for point in points}
+    if len(kinds) > 1:
+        raise ConfigError(
+            "launcher must be local or slurm for all points of a sweep, got both; run one sweep for each"
+        )
+    if kinds == {LauncherKind.slurm}:
+        from quantexp.submit import submit_sweep
+
+        return submit_sweep([(point.experiment, point.stage) for point in points], console)
+    from quantexp.queueing.submit import run_points
+
+    return run_points([(point.experiment, point.stage) for point in points], console)
+
+
+def _execute(experiment: Experiment) -> int:
+    from quantexp.execute import execute
+    from quantexp.status import State
+    from quantexp.summary import print_outcome
+
     outcome = execute(experiment, _console())
     if outcome.state is State.COMPLETED:
         print_outcome(outcome, _console())
@@ -121,12 +200,15 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     _check_overrides(arguments.words)
-    from quantexp.compose import compose, compose_sweep
-
     if arguments.multirun:
-        return _show_plans(
-            compose_sweep(arguments.words, arguments.config_dir), arguments.json, True
-        )
+        from quantexp.sweep.points import compose_points, merged_lines
+
+        points = compose_points(arguments.words, arguments.config_dir)
+        for line in merged_lines(points):
+            _complain(line)
+        return _show_plans([point.experiment for point in points], arguments.json, True)
+    from quantexp.compose import compose
+
     return _show_plans([compose(arguments.words, arguments.config_dir)], arguments.json)
 
 
@@ -145,11 +227,8 @@ def _show_plans(experiments: list[Experiment], as_json: bool, is_sweep: bool = F
 
 def _list(arguments: argparse.Namespace) -> int:
     from quantexp.listing import listing, print_listing
-    from quantexp.schema import PathsConfig
 
-    given = [word for word in arguments.words if word.startswith("paths.root=")]
-    root = Path(given[-1].split("=", 1)[1] if given else PathsConfig().root).expanduser().absolute()
-    kinds = [word for word in arguments.words if word not in given]
+    root, kinds = _root_and_rest(arguments.words)
     content = listing(kinds, arguments.config_dir, root)
     if arguments.json:
         _print_json(content)
@@ -169,6 +248,93 @@ def _doctor(arguments: argparse.Namespace) -> int:
     else:
         print_doctor(found, _console())
     return 0 if doctor_json(found)["ok"] else 1
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from quantexp.ledger.verbs import show_status, status_json, watch_status
+
+    root, given = _scope("status", arguments.words)
+    if arguments.json and arguments.watch:
+        _parser("status").error("--json and --watch exclude each other")
+    if arguments.json:
+        _print_json(status_json(given, root))
+        return 0
+    return (watch_status if arguments.watch else show_status)(given, root, _console())
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from quantexp.ledger.verbs import show_logs
+
+    root, given = _scope("logs", arguments.words)
+    if given is None:
+        _parser("logs").error("logs takes a run: its folder, or a part of its name")
+    return show_logs(given, root, arguments.rank, follow=arguments.follow)
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    from quantexp.ledger.verbs import cancel_runs
+
+    root, given = _scope("cancel", arguments.words)
+    return cancel_runs(given, root, _console())
+
+
+def _captures(arguments: argparse.Namespace) -> int:
+    from quantexp.capture import verb
+    from quantexp.capture.report import summary
+
+    capture = verb.selected(arguments.folder, arguments.words)
+    if arguments.check and (wrong := verb.damaged(capture)):
+        for line in wrong:
+            _complain(line)
+        return 1
+    if arguments.export is not None:
+        count = verb.export(capture, arguments.export, arguments.to)
+        _console().print(f"{count} files in {arguments.export}", soft_wrap=True, markup=False)
+    elif arguments.json:
+        _print_json(capture.rows() if arguments.list else summary(capture))
+    else:
+        (verb.print_list if arguments.list else verb.print_summary)(capture, _console())
+    return 0
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from quantexp.resume import interrupted
+
+    return _again("resume", interrupted, arguments.words)
+
+
+def _retry(arguments: argparse.Namespace) -> int:
+    from quantexp.resume import failed
+
+    return _again("retry", failed, arguments.words)
+
+
+def _again(verb: str, wanted: Wanted, words: list[str]) -> int:
+    from quantexp.resume import start_again
+
+    overrides = [word for word in words if word.startswith("launcher.")]
+    root, given = _scope(verb, [word for word in words if word not in overrides])
+    return start_again(given, root, wanted, overrides, _console())
+
+
+def _scope(verb: str, words: list[str]) -> tuple[Path, str | None]:
+    """The folder of runs, and the one DIR that a verb of the ledger takes."""
+    root, rest = _root_and_rest(words)
+    if len(rest) > 1 or any("=" in word and not Path(word).exists() for word in rest):
+        _parser(verb).error(
+            f"{verb} takes {LEDGER[verb]} and paths.root=FOLDER{' and launcher.key=value' * (verb in STARTS)}, "
+            f"got {' '.join(words)}"
+        )
+    return root, rest[0] if rest else None
+
+
+def _root_and_rest(words: list[str]) -> tuple[Path, list[str]]:
+    """The folder of runs, as `paths.root=` says or the default, and the other words."""
+    from quantexp.schema import PathsConfig
+
+    given = [word for word in words if word.startswith("paths.root=")]
+    root = Path(given[-1].split("=", 1)[1] if given else PathsConfig().root)
+    return root.expanduser().absolute(), [word for word in words if word not in given]
 
 
 def _check_overrides(words: list[str]) -> None:
@@ -200,6 +366,12 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": _plan,
     "list": _list,
     "doctor": _doctor,
+    "status": _status,
+    "logs": _logs,
+    "resume": _resume,
+    "retry": _retry,
+    "cancel": _cancel,
+    "captures": _captures,
 }
 
 

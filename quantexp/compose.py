@@ -1,8 +1,8 @@
 """From the command line's words to an experiment: the one place that knows Hydra.
 
-`compose` brings the shipped configuration, the user's own folder, the environment variables and the overrides together;
-`sweep` expands a multirun and hands every point to the launcher plugin. Hydra's exceptions leave here as
-`ConfigError`, in one line that names the key, what was given and what is allowed.
+`compose` brings the shipped configuration, the user's own folder, the environment variables and the overrides together
+to one experiment; `quantexp.sweep.points` does it for every point of a sweep, with the same parts. Hydra's exceptions
+leave here as `ConfigError`, in one line that names the key, what was given and what is allowed.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 from hydra import compose as hydra_compose
@@ -21,7 +21,7 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -32,13 +32,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quantexp.errors import ConfigError
-from quantexp.load import load, unknown_key, wrong_type
+from quantexp.load import load, load_sweep, unknown_key, wrong_type
 from quantexp.paths import conf_dir
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
-from quantexp.schema import Experiment, QuantConfig
+from quantexp.read_once import read_once
+from quantexp.redaction import refuse_secrets
+from quantexp.schema import Composition, Experiment, QuantConfig
+from quantexp.tracking.trackers import check_installed
 
 #: Old scripts' words for CUSTOM_QUANT_TYPE that are not scheme names.
 QUANT_TYPES = {f: f"FA_linear_{f}" for f in ("mxfp8", "mxfp4", "hifp8")}
+#: How Hydra says that a group has no choice yet.
+_APPEND = re.compile(r"To append to your default list use (\+([^=\s]+)\S*)")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -54,12 +59,14 @@ def configuration(config_dir: Path | None) -> Iterator[list[str]]:
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
         extra.append(_searchpath([f"file://{config_dir.absolute()}"]))
-    ConfigStore.instance().store(name="schema", node=Experiment)
+    ConfigStore.instance().store(name="schema", node=Composition)
     GlobalHydra.instance().clear()
+    _plain_scheme.cache_clear()
     with (
-        _clean_errors(config_dir),
+        clean_errors(config_dir),
         initialize_config_dir(str(conf_dir().absolute()), version_base="1.3"),
     ):
+        read_once(GlobalHydra.instance().config_loader())
         yield extra
 
 
@@ -75,15 +82,40 @@ def compose(
     """
     with configuration(config_dir) as extra:
         words = [*overrides, *environment_overrides(overrides, environment)]
+        _refuse_several_values(words)
         config = hydra_compose("config", [*extra, *words], return_hydra_config=True)
+        _refuse_sweep(config)
         return finished(config)
+
+
+def _refuse_several_values(words: list[str]) -> None:
+    """What only a sweep can spread; Hydra's own message is several lines."""
+    for override in OverridesParser.create().parse_overrides(words):
+        if override.is_sweep_override():
+            key = override.get_key_element()
+            other = f", or write {key}=[a,b] for a list and {key}='a,b' for text"
+            simple = override.value_type is ValueType.SIMPLE_CHOICE_SWEEP
+            raise ConfigError(
+                f"{override.input_line} holds several values: add -m to run them all{other if simple else ''}"
+            )
+
+
+def _refuse_sweep(config: DictConfig) -> None:
+    """What spreads a sweep would do nothing in a single run."""
+    asked = {f"sweep.{key}": value for key, value in asdict(load_sweep(config)).items()}
+    asked["hydra.sweeper.params"] = config.hydra.sweeper.get("params")
+    for key, value in asked.items():
+        if value is not None:
+            raise ConfigError(f"{key} is for a sweep, got {value}; add -m, or drop it")
 
 
 def finished(config: DictConfig) -> Experiment:
     """The experiment of a composed point, with the scheme's true name; inside `configuration`."""
     experiment = load(config)
     _refuse_what_the_sample_decides(experiment, list(config.hydra.overrides.task))
-    experiment.quant.name = _scheme_name(experiment.quant, config.hydra)
+    refuse_secrets(asdict(experiment))
+    check_installed(experiment.tracking)
+    experiment.quant.name = scheme_name(experiment.quant, config.hydra)
     return experiment
 
 
@@ -98,13 +130,13 @@ def _refuse_what_the_sample_decides(experiment: Experiment, overrides: list[str]
             )
 
 
-def _scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
+def scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
     """The derived name, or the chosen file's own if the composition is that file's, untouched."""
     given, derived = quant.name, derived_name(quant)
     if given is None or given == derived:
         return derived
     choice = str(hydra.runtime.choices.get("quant"))
-    plain = _plain_scheme(choice, list(hydra.searchpath))
+    plain = _plain_scheme(choice, tuple(hydra.searchpath))
     if plain.name != given:
         raise ConfigError(
             f"quant.name cannot be set to {given!r}: the name follows from the scheme, here {derived}; put "
@@ -118,9 +150,10 @@ def _scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
     return given if content_hash(plain) == content_hash(quant) else derived
 
 
-def _plain_scheme(choice: str, searchpath: list[str]) -> QuantConfig:
-    """The scheme of a file as it is without overrides."""
-    plain = hydra_compose("config", [_searchpath(searchpath), f"quant={choice}"]).quant
+@cache
+def _plain_scheme(choice: str, searchpath: tuple[str, ...]) -> QuantConfig:
+    """The scheme of a file as it is without overrides; composed once within a `configuration`."""
+    plain = hydra_compose("config", [_searchpath([*searchpath]), f"quant={choice}"]).quant
     scheme = OmegaConf.to_object(plain)
     assert isinstance(scheme, QuantConfig)
     return scheme
@@ -138,38 +171,6 @@ def _quoted(value: str) -> str:
     """The value as Hydra's grammar takes it literally."""
     inside = re.sub(r"(\\*)('|\Z)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
     return f"'{inside}'"
-
-
-def sweep(
-    overrides: list[str],
-    task: Callable[[DictConfig], Any],
-    config_dir: Path | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> Any:
-    """Hydra's multirun: the sweeper expands the overrides, our launcher plugin gets every point at once."""
-    with configuration(config_dir) as extra:
-        words = [*overrides, *environment_overrides(overrides, environment)]
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        # The sweeper writes a multirun.yaml; what a sweep did is in runs/sweeps/.
-        with tempfile.TemporaryDirectory() as scratch:
-            return hydra.multirun(
-                config_name="config",
-                task_function=task,
-                overrides=[*extra, f"hydra.sweep.dir={_quoted(scratch)}", *words],
-                with_log_configuration=False,
-            )
-
-
-def compose_sweep(
-    overrides: list[str],
-    config_dir: Path | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> list[Experiment]:
-    """Every point of a multirun, validated, none run."""
-    points: list[Experiment] = []
-    sweep(overrides, lambda config: points.append(finished(config)), config_dir, environment)
-    return points
 
 
 def environment_overrides(overrides: list[str], environment: Mapping[str, str]) -> list[str]:
@@ -225,7 +226,8 @@ def _concerns(override: Override, key: str) -> bool:
 
 
 @contextlib.contextmanager
-def _clean_errors(config_dir: Path | None) -> Iterator[None]:
+def clean_errors(config_dir: Path | None) -> Iterator[None]:
+    """What Hydra, OmegaConf or YAML refuse leaves here as `ConfigError`, in one line."""
     try:
         yield
     except MissingConfigException as error:
@@ -261,6 +263,8 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
         inner = inner.__context__  # what a file holds is refused without a cause
     key = getattr(inner, "full_key", None)
     reason = _first_line(inner)
+    if append := _APPEND.search(str(inner)):
+        reason = f"{append[2]}: there is no choice to replace; to add one, write {append[1]}"
     if key and ("not in" in reason):
         reason = unknown_key(str(key), getattr(inner, "object_type", None))
     elif key and (wrong := wrong_type(str(key), reason)):

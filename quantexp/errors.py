@@ -27,3 +27,7 @@ class EngagementError(QuantexpError):
 
 class RunError(QuantexpError):
     """A run folder that cannot be used, or a run that failed."""
+
+
+class RunInUseError(RunError):
+    """A run folder that another process starts or runs in."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from quantexp.capture.manifest import join_parts
-from quantexp.errors import RunError
+from quantexp.device import device_class
+from quantexp.ending import ended, interrupted
+from quantexp.errors import RunError, RunInUseError
 from quantexp.paths import RunDir
 from quantexp.progress import last_metrics, live_line
-from quantexp.ranks import account
-from quantexp.record import command_line, opened, read_json
+from quantexp.provenance import command_line
+from quantexp.queueing.slots import make_slots
+from quantexp.record import Opened, opened
 from quantexp.schema import Experiment, LauncherConfig
-from quantexp.status import State, Status, now, read_status, write_status
+from quantexp.source import environment
+from quantexp.status import State, read_json, read_status
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,8 @@ class Outcome:
     num_bytes: int = 0
     #: precision.json, where the proof got that far.
     precision: dict[str, Any] | None = None
-
-
-def device_class() -> str:
-    """`cpu`, or the GPU's name: part of a run's identity."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    #: What status.json says of each tracker.
+    tracking: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def execute(experiment: Experiment, console: Console) -> Outcome:
@@ -55,41 +52,69 @@ def execute(experiment: Experiment, console: Console) -> Outcome:
     Raises:
         RunError, DataError: it cannot start.
     """
-    _check_devices(experiment.launcher)
-    with opened(experiment, device_class(), command_line()) as (folder, lock):
+    make_slots(1, experiment.launcher.num_processes)
+    with opened(experiment, device_class(experiment.launcher), command_line()) as (folder, lock):
+        if folder.elsewhere is not None:
+            raise in_use_elsewhere(folder.run, folder.elsewhere)
         if folder.notice is not None:
             console.print(folder.notice, soft_wrap=True)
-        if folder.skipped is None:
+        if folder.ready:
+            assert lock is not None
             names = [experiment.model.name, experiment.dataset.name, str(experiment.quant.name)]
-            launcher = experiment.launcher
-            try:
-                with live_line(folder.run, names, console) as update:
-                    code = _start(launcher, folder.run, update, lock)
-            except KeyboardInterrupt:
-                _join_capture(experiment, folder.run)
-                _interrupted(folder.run, launcher.num_processes)
-            else:
-                _join_capture(experiment, folder.run)
-                _ended(launcher, folder.run, code)
+            with live_line(folder.run, names, console) as update:
+                carry_out(experiment, folder, lock, update)
         return outcome(experiment, folder.run, folder.skipped)
 
 
-def _check_devices(launcher: LauncherConfig) -> None:
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else None
-    if gpus is not None and launcher.num_processes > gpus:
-        raise RunError(
-            f"launcher.num_processes={launcher.num_processes} needs a GPU for each process, and this machine has {gpus}"
-        )
+def in_use_elsewhere(run: RunDir, where: str) -> RunInUseError:
+    """The error for a run that waits or runs in a scheduler."""
+    return RunInUseError(
+        f"{run.root} is in use: {where}; wait for it, or quantexp cancel {run.root}"
+    )
 
 
-def _start(launcher: LauncherConfig, run: RunDir, update: Callable[[], None], lock: int) -> int:
+def carry_out(
+    experiment: Experiment,
+    folder: Opened,
+    lock: int,
+    on_poll: Callable[[], None],
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Run the attempt that is ready in a folder to its end, whatever that is; the folder then says how it ended.
+
+    A KeyboardInterrupt, of the user or raised by `on_poll`, ends it as cancelled; another one gives it no more time.
+
+    Args:
+        experiment: what runs.
+        folder: opened, and ready.
+        lock: the folder's.
+        on_poll: called several times a second.
+        variables: of the workers' environment, beside this process's.
+    """
+    launcher = experiment.launcher
+    try:
+        code = _start(launcher, folder, on_poll, lock, variables or {})
+    except KeyboardInterrupt:
+        _join_capture(experiment, folder.run)
+        interrupted(folder.run, launcher.num_processes)
+    else:
+        _join_capture(experiment, folder.run)
+        ended(folder.run, launcher.num_processes, code)
+
+
+def _start(
+    launcher: LauncherConfig,
+    folder: Opened,
+    update: Callable[[], None],
+    lock: int,
+    more: Mapping[str, str],
+) -> int:
     """Start the worker or workers and wait for their end; the exit code."""
     from hydra_plugins.quantexp_launcher import local
 
+    run, variables = folder.run, {**environment(folder.snapshot), **more}
     if launcher.num_processes == 1:
-        return local.run_worker(run.root, run.rank_log(0), update, keep_open=(lock,))
+        return local.run_worker(run.root, run.rank_log(0), update, variables, keep_open=(lock,))
 
     def goes_on() -> bool:
         update()
@@ -101,6 +126,7 @@ def _start(launcher: LauncherConfig, run: RunDir, update: Callable[[], None], lo
         launcher.num_threads,
         run.torchrun_log,
         goes_on,
+        variables,
         keep_open=(lock,),
     )
 
@@ -121,8 +147,10 @@ def _join_capture(experiment: Experiment, run: RunDir) -> None:
         join_parts(run.captured(experiment.capture.dir))
 
 
-def outcome(experiment: Experiment, run: RunDir, skipped: str | None = None) -> Outcome:
-    """What a finished run folder says."""
+def outcome(
+    experiment: Experiment, run: RunDir, skipped: str | None = None, elsewhere: str | None = None
+) -> Outcome:
+    """What a run folder says; `skipped` and `elsewhere` are as in `Opened`."""
     status = read_status(run.status)
     if status is None:
         raise RunError(f"{run.root} has no status.json: it is no run folder, or was never started")
@@ -130,45 +158,11 @@ def outcome(experiment: Experiment, run: RunDir, skipped: str | None = None) -> 
         experiment,
         run,
         status.state,
-        skipped or status.reason,
+        skipped or elsewhere or status.reason,
         skipped is not None,
         last_metrics(run),
         status.capture.get("tensors", 0),
         status.capture.get("num_bytes", 0),
         read_json(run.precision) if run.precision.exists() else None,
+        status.tracking,
     )
-
-
-def _conclude(run: RunDir, state: State, reason: str) -> None:
-    """Say how a run ended that could not say so itself, or only what one rank saw of it."""
-    status = read_status(run.status) or Status(created=now())
-    status.state, status.reason, status.phase, status.finished = state, reason, "", now()
-    run.reserve.unlink(missing_ok=True)
-    write_status(run.status, status)
-
-
-def _interrupted(run: RunDir, num_processes: int) -> None:
-    """Cancelled, unless it was over already. Of several ranks, one may have "failed" only because others were ended."""
-    status = read_status(run.status)
-    over = {State.COMPLETED, State.CANCELLED} | ({State.FAILED} if num_processes == 1 else set())
-    if status is None or status.state not in over:
-        _conclude(run, State.CANCELLED, "interrupted")
-
-
-def _ended(launcher: LauncherConfig, run: RunDir, code: int) -> None:
-    """A worker that was killed could not say so itself; of several, the one that ended first is the reason."""
-    if launcher.num_processes > 1:
-        if code:
-            _conclude(run, *account(run, launcher.num_processes))
-        return
-    status = read_status(run.status)
-    if status is None or status.state in (State.RUNNING, State.PENDING):
-        _conclude(run, State.FAILED, _without_a_word(code, run.rank_log(0)))
-
-
-def _without_a_word(code: int, log: Path) -> str:
-    if code >= 0:
-        return f"the worker ended with exit code {code} and no reason; see {log}"
-    name = signal.Signals(-code).name
-    hint = " (out of memory?)" if name == "SIGKILL" else ""
-    return f"the worker was ended by {name}{hint}; see {log}"

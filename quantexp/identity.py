@@ -11,10 +11,11 @@ import dataclasses
 import hashlib
 import json
 from enum import Enum
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.binary import fingerprint
+from quantexp.data.binary import fingerprint, pair_paths
 from quantexp.data.sample import sample_fingerprint
 from quantexp.data.tokenizer import load_tokenizer
 from quantexp.errors import DataError
@@ -67,23 +68,57 @@ def data_identity(dataset: DatasetConfig, vocab_size: int) -> dict[str, str]:
         DataError: no data at all, files that are missing, or a tokenizer with more ids than the model has.
     """
     if dataset.sample:
-        return {"tokens": sample_fingerprint(dataset.name), "split": dataset.split}
+        return {"tokens": _sample_tokens(dataset.name), "split": dataset.split}
     if dataset.path is None:
         raise DataError(
             f"dataset={dataset.name} has no data: give dataset.path=PREFIX of a Megatron .bin/.idx pair and "
             "dataset.tokenizer_path=FOLDER, or training=fast for the built-in sample"
         )
-    tokenizer = load_tokenizer(dataset.tokenizer.value, dataset.tokenizer_path)
-    if tokenizer.vocab_size > vocab_size:
+    kind, path = dataset.tokenizer.value, dataset.tokenizer_path
+    num_ids, tokenizer = _tokenizer(kind, path, _stamps(Path(path)) if path else ())
+    if num_ids > vocab_size:
         raise DataError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and model.vocab_size is {vocab_size}; give the "
+            f"the tokenizer has {num_ids} ids and model.vocab_size is {vocab_size}; give the "
             "model's tokenizer, or a larger model.vocab_size"
         )
+    prefix = Path(dataset.path).expanduser()
+    stamps = tuple(stamp for file in pair_paths(prefix) for stamp in _stamps(file))
     return {
-        "tokens": fingerprint(Path(dataset.path).expanduser()),
-        "tokenizer": tokenizer.fingerprint(),
+        "tokens": _tokens(prefix, stamps),
+        "tokenizer": tokenizer,
         "split": dataset.split,
     }
+
+
+#: A file, when it was last written, its size and inode: another one whenever the content may be another.
+_Stamp = tuple[str, int, int, int]
+
+
+def _stamps(path: Path) -> tuple[_Stamp, ...]:
+    """The stamps of a file, or of the files in a folder; none where there is nothing."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [(str(file), file.stat()) for file in files if file.is_file()]
+    return tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in stats)
+
+
+# The points of a sweep share their data, and a tokenizer takes a second to read: each content is looked at once.
+
+
+@cache
+def _sample_tokens(name: str) -> str:
+    return sample_fingerprint(name)
+
+
+@lru_cache(maxsize=16)
+def _tokens(prefix: Path, stamps: tuple[_Stamp, ...]) -> str:
+    return fingerprint(prefix)
+
+
+@lru_cache(maxsize=16)
+def _tokenizer(kind: str, path: str | None, stamps: tuple[_Stamp, ...]) -> tuple[int, str]:
+    """How many ids a tokenizer has, and its fingerprint."""
+    tokenizer = load_tokenizer(kind, path)
+    return tokenizer.vocab_size, tokenizer.fingerprint()
 
 
 def _scheme(experiment: Experiment) -> list[Any]:

@@ -23,6 +23,7 @@ KINDS: dict[str, str | None] = {
     "schemes": "quant",
     "presets": "training",
     "captures": "capture",
+    "experiments": "experiment",
     "runs": None,
 }
 

@@ -8,18 +8,30 @@ was validated.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from enum import Enum
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from quantexp.errors import ConfigError
-from quantexp.schema import Experiment, Rule, TokenizerKind
+from quantexp.schema import (
+    CaptureConfig,
+    CaptureRule,
+    Composition,
+    Experiment,
+    Rule,
+    SweepConfig,
+    TokenizerKind,
+)
 from quantexp.status import write_whole
 from quantexp.validate import validate
 
@@ -28,6 +40,7 @@ _TYPE_ERROR = re.compile(
     r"Value '(?P<given>.*)' (of type '.*' could not be converted to|is not a valid) (?P<wanted>\w+)"
 )
 _KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
+_Kind = TypeVar("_Kind", bound=Experiment)
 #: Bytes and the end of a document.
 BYTE_VOCAB_SIZE = 257
 
@@ -38,18 +51,70 @@ def load(config: DictConfig) -> Experiment:
     Raises:
         ConfigError: an unknown key, a value of the wrong type or out of range, by its full key.
     """
-    plain = _plain(config)
-    plain.pop("hydra", None)
-    experiment = _structured(plain)
-    _complete_dataset(experiment)
+    composition = _structured(_plain(config), Composition)
+    _complete_dataset(composition)
+    parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
+    experiment = Experiment(**parts)
     validate(experiment)
     return experiment
 
 
+def load_sweep(config: DictConfig) -> SweepConfig:
+    """How a sweep is to spread a composed configuration, which need not be a whole experiment.
+
+    Raises:
+        ConfigError: an unknown key or a value of the wrong type, by its full key.
+    """
+    try:
+        plain = OmegaConf.to_container(config.sweep, resolve=True)
+        merged = OmegaConf.merge(_schema(Composition), {"sweep": plain})
+        sweep = OmegaConf.to_object(merged.sweep)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_message(error)) from error
+    assert isinstance(sweep, SweepConfig)
+    return sweep
+
+
 def save(experiment: Experiment, file: Path) -> None:
     """Write the resolved configuration; `read` gives the same experiment back."""
-    container = OmegaConf.to_container(OmegaConf.structured(experiment), enum_to_str=True)
-    write_whole(file, OmegaConf.to_yaml(OmegaConf.create(container)))
+    write_whole(file, yaml.dump(plain(experiment), Dumper=_Dumper, sort_keys=False, width=1000))
+
+
+def plain(experiment: Experiment) -> dict[str, Any]:
+    """The experiment in plain dictionaries and lists; `from_plain` gives the same experiment back."""
+    return dataclasses.asdict(experiment, dict_factory=_named)
+
+
+def _named(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value.name if isinstance(value, Enum) else value for key, value in items}
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """YAML as OmegaConf reads it, for which 1e5 is a number where YAML's own rules say it is a word."""
+
+
+def _represent_str(dumper: _Dumper, text: str) -> yaml.Node:
+    try:
+        float(text)
+        style = "'"
+    except ValueError:
+        style = None
+    node: yaml.Node = dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return node
+
+
+_Dumper.add_representer(str, _represent_str)
+
+
+def from_plain(content: dict[str, Any]) -> Experiment:
+    """The experiment of plain dictionaries and lists.
+
+    Raises:
+        ConfigError: it is not a whole configuration of this version.
+    """
+    experiment = _structured(content, Experiment)
+    validate(experiment)
+    return experiment
 
 
 def read(file: Path) -> Experiment:
@@ -64,9 +129,29 @@ def read(file: Path) -> Experiment:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{file} is no configuration; run the experiment again")
-    experiment = _structured(_plain(config))
-    validate(experiment)
-    return experiment
+    return from_plain(_plain(config))
+
+
+def read_capture(file: Path) -> CaptureConfig:
+    """What a run folder's configuration says about capture; many times faster than reading all of it.
+
+    Raises:
+        ConfigError: it is not a configuration, or its capture is none of this version.
+    """
+    try:
+        given = yaml.safe_load(file.read_text())["capture"]
+        capture = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CaptureConfig), given))
+    except (
+        OSError,
+        yaml.YAMLError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OmegaConfBaseException,
+    ) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    assert isinstance(capture, CaptureConfig)
+    return capture
 
 
 def unknown_key(full_key: str, owner: Any = None) -> str:
@@ -75,9 +160,10 @@ def unknown_key(full_key: str, owner: Any = None) -> str:
     Of a key in a list OmegaConf knows the last part alone, and the dataclass that has no such key.
     """
     parent, _, name = full_key.rpartition(".")
-    if owner is Rule:
-        return _no_such_key("quant.rules[]", name, Rule)
-    node: Any = Experiment
+    for rule, where in ((Rule, "quant.rules[]"), (CaptureRule, "capture.rules[]")):
+        if owner is rule:
+            return _no_such_key(where, name, rule)
+    node: Any = Experiment if owner is Experiment else Composition
     for part in filter(None, parent.split(".")):
         fields = {f.name: f for f in dataclasses.fields(node)}
         factory = fields[part].default_factory if part in fields else None
@@ -105,22 +191,65 @@ def wrong_type(key: str, omegaconf_says: str) -> str | None:
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     try:
-        plain = OmegaConf.to_container(
-            OmegaConf.masked_copy(config, [str(k) for k in config if k != "hydra"]), resolve=True
-        )
+        return {str(key): _resolved(config[key]) for key in config if key != "hydra"}
     except OmegaConfBaseException as error:
         raise ConfigError(_message(error)) from error
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
 
 
-def _structured(plain: dict[str, Any]) -> Experiment:
+def _resolved(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def _structured(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
+    """The dataclass of a plain container.
+
+    In a sweep most sections of a point are those of another point, so each is converted by itself and kept. Where
+    that is not possible, and for what is refused, the whole is converted: its messages have the full keys.
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    parts: dict[str, Any] = {}
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Experiment), plain)
+        for key, value in plain.items():
+            default = fields[key].default_factory
+            if isinstance(value, dict) and isinstance(default, type):
+                parts[key] = copy.deepcopy(_section(default, _Section(repr(value), value)))
+            elif type(value) is type(fields[key].default):
+                parts[key] = value
+            else:
+                return _whole(plain, kind)
+    except (KeyError, OmegaConfBaseException):
+        return _whole(plain, kind)
+    return kind(**parts) if set(parts) == set(fields) else _whole(plain, kind)
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A plain container, known by its text: types and order show in it."""
+
+    text: str
+    content: dict[str, Any] = field(compare=False)
+
+
+@lru_cache(maxsize=256)
+def _section(kind: type, section: _Section) -> Any:
+    return OmegaConf.to_object(OmegaConf.merge(_schema(kind), section.content))
+
+
+@cache
+def _schema(kind: type) -> DictConfig:
+    """A dataclass as OmegaConf has it; merging copies it."""
+    schema = OmegaConf.structured(kind)
+    assert isinstance(schema, DictConfig)
+    return schema
+
+
+def _whole(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(kind), plain)
         experiment = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(_message(error)) from error
-    assert isinstance(experiment, Experiment)
+    assert isinstance(experiment, kind)
     return experiment
 
 

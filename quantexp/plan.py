@@ -15,18 +15,28 @@ from typing import Any
 from hydra_plugins.quantexp_launcher.local import command
 from rich.console import Console
 from rich.markup import escape
+from rich.rule import Rule
 from rich.table import Table
 
-from quantexp.capture.choice import capture_bytes
-from quantexp.errors import DataError
-from quantexp.execute import device_class
+from quantexp.capture.budget import price
+from quantexp.device import device_class
+from quantexp.errors import DataError, RunError
 from quantexp.formats.table import get_format
 from quantexp.identity import folder_name, identity
+from quantexp.paths import RunDir
 from quantexp.progress import human_bytes
 from quantexp.quant.precision import Entry, changes, entry_record, precision_map
 from quantexp.quant.sites import Product, Site
+from quantexp.queueing.slots import slots_for
 from quantexp.record import root_of
-from quantexp.schema import Experiment, ModelConfig, Precision, Recompute, TrainingConfig
+from quantexp.schema import (
+    Experiment,
+    LauncherKind,
+    ModelConfig,
+    Precision,
+    Recompute,
+    TrainingConfig,
+)
 from quantexp.sizes import (
     element_bytes,
     flops_per_iteration,
@@ -36,6 +46,7 @@ from quantexp.sizes import (
     num_parameters,
     padded_vocab_size,
 )
+from quantexp.tracking.trackers import destinations
 
 
 @dataclass(frozen=True)
@@ -58,13 +69,22 @@ class Plan:
     linear_weight_bytes: int
     packed_weight_bytes: int
     capture_bytes: int
+    #: Files with values, and tensors of which statistics are kept.
+    capture_tensors: int
+    capture_statistics: int
     tflop_per_iteration: float
     precision_map: list[dict[str, object]]
     #: Iterations at which rules change the map; the map above is the first one's.
     map_changes_at: list[int]
-    #: What the dataset still lacks, if anything.
+    #: What each of the runs that go on at once has of this machine; empty where there is one alone, or SLURM decides.
+    slots: list[str]
+    #: What the dataset still lacks, or the machine, if anything.
     missing: str | None
+    #: Who is told about the run: tracker -> what is written where.
+    tracking: dict[str, str]
     commands: list[list[str]]
+    #: The batch script that is submitted, under SLURM.
+    script: str | None
 
 
 def make_plan(experiment: Experiment) -> Plan:
@@ -73,7 +93,9 @@ def make_plan(experiment: Experiment) -> Plan:
     declared = precision_map(model, experiment.quant)
     entries = [entry for module in declared.values() for entry in module.entries()]
     parts = memory_parts_gb(model, training)
+    captured = price(experiment)
     missing, folder = _folder(experiment)
+    slots, too_small = _slots(experiment)
     return Plan(
         model=model.name,
         dataset=str(experiment.dataset.label),
@@ -86,27 +108,61 @@ def make_plan(experiment: Experiment) -> Plan:
         memory_parts_gb={name: round(value, 3) for name, value in parts.items()},
         linear_weight_bytes=_linear_weights(model) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
-        capture_bytes=capture_bytes(experiment),
+        capture_bytes=captured.num_bytes,
+        capture_tensors=captured.tensors,
+        capture_statistics=captured.statistics,
         tflop_per_iteration=flops_per_iteration(
             model, training.seq_length, training.global_batch_size
         )
         / 1e12,
         precision_map=[entry_record(entry) for entry in entries],
         map_changes_at=[i for i in changes(experiment.quant) if i <= training.iterations],
-        missing=missing,
-        commands=[command(Path(folder), experiment.launcher.num_processes)],
+        slots=slots,
+        missing="; ".join(filter(None, (missing, too_small))) or None,
+        tracking=destinations(experiment.tracking, RunDir(Path(folder))),
+        commands=[_command(experiment, Path(folder))],
+        script=_script(experiment, Path(folder)),
     )
+
+
+def _command(experiment: Experiment, folder: Path) -> list[str]:
+    if experiment.launcher.kind is LauncherKind.local:
+        return command(folder, experiment.launcher.num_processes)
+    from quantexp.submit import planned
+
+    return ["sbatch", str(planned(experiment, folder).folder / "JOB_submission.sh")]
+
+
+def _script(experiment: Experiment, folder: Path) -> str | None:
+    if experiment.launcher.kind is LauncherKind.local:
+        return None
+    from hydra_plugins.quantexp_launcher.slurm import script
+
+    from quantexp.submit import planned
+
+    return script(planned(experiment, folder))
 
 
 def _folder(experiment: Experiment) -> tuple[str | None, str]:
     """What is missing, and the run's folder (its hash open while data is missing)."""
     root = root_of(experiment)
     try:
-        content = identity(experiment, device_class())
+        content = identity(experiment, device_class(experiment.launcher))
     except DataError as error:
         names = (experiment.model.name, experiment.dataset.name, experiment.quant.name)
         return str(error), str(root / ("_".join(map(str, names)) + "-<hash8>"))
     return None, str(root / folder_name(experiment, content))
+
+
+def _slots(experiment: Experiment) -> tuple[list[str], str | None]:
+    """What each of the runs at once has, or why the machine is too small for so many."""
+    launcher = experiment.launcher
+    if launcher.kind is not LauncherKind.local or (launcher.max_parallel or 1) == 1:
+        return [], None
+    try:
+        return [str(slot) for slot in slots_for([experiment])], None
+    except RunError as error:
+        return [], str(error)
 
 
 def memory_parts_gb(model: ModelConfig, training: TrainingConfig) -> dict[str, float]:
@@ -189,9 +245,11 @@ def print_plan(plan: Plan, console: Console) -> None:
     if plan.num_processes > 1:
         table.add_row(
             "processes",
-            f"{plan.num_processes} under torchrun, data parallel: each holds the whole model and takes "
+            f"{plan.num_processes}, data parallel: each holds the whole model and takes "
             f"{plan.num_micro_batches_each} micro-batches of every iteration",
         )
+    if plan.slots:
+        table.add_row("at once", f"{len(plan.slots)} runs of a sweep: {'; '.join(plan.slots)}")
     parts = ", ".join(
         f"{name.replace('_', ' ')} {value:.2f}" for name, value in plan.memory_parts_gb.items()
     )
@@ -203,10 +261,19 @@ def print_plan(plan: Plan, console: Console) -> None:
         f"{human_bytes(plan.packed_weight_bytes)}",
     )
     table.add_row("work", f"{plan.tflop_per_iteration:,.2f} TFLOP an iteration")
-    table.add_row("capture", f"{human_bytes(plan.capture_bytes)} of full tensors")
+    table.add_row(
+        "capture",
+        f"{human_bytes(plan.capture_bytes)} of values in {plan.capture_tensors:,} tensors, statistics of "
+        f"{plan.capture_statistics:,}",
+    )
+    for name, destination in plan.tracking.items():
+        table.add_row(name, escape(destination))
     table.add_row("command", escape(" ".join(plan.commands[0])))
     console.print(table)
     console.print(precision_table(plan))
+    if plan.script is not None:
+        console.print(Rule("the job's script", align="left"))
+        console.print(plan.script, markup=False, soft_wrap=True)
     if plan.missing:
         console.print(f"[yellow]cannot start yet:[/] {escape(plan.missing)}", soft_wrap=True)
 
@@ -238,11 +305,33 @@ def _held_as(entry: dict[str, object]) -> str:
         return "working precision"
     if entry["reuse"]:
         return f"{entry['format']}, the forward copy"
+    parts = [str(entry["format"])]
     if entry["block"]:
-        return f"{entry['format']}, blocks of {entry['block']} along {entry['axis']}, {entry['scale_rule']}"
+        parts.append(f"blocks of {entry['block']} along {entry['axis']}")
+    if entry["scale_rule"]:
+        parts.append(str(entry["scale_rule"]))
+    parts += _scaling_words(entry)
+    if entry["rounding"] == "stochastic":
+        parts.append("rounded stochastically")
+    if entry.get("pre_scale"):
+        parts.append("3/4 before and 4/3 after")
+    if entry.get("clip_gradient"):
+        parts.append("no gradient where it saturates")
+    if entry.get("hadamard"):
+        parts.append(f"{entry['hadamard']} Hadamard in blocks of {entry['hadamard_block']}")
+    return ", ".join(parts)
+
+
+def _scaling_words(entry: dict[str, object]) -> list[str]:
+    if entry["scaling"] is None:
+        return []
     if entry["scaling"] == "none":
-        return f"{entry['format']}, unscaled"
-    return f"{entry['format']}, one scale a tensor ({entry['scaling']}), amax to {entry['amax_target']:g}"
+        return ["unscaled"]
+    how = str(entry["scaling"])
+    if entry.get("window"):
+        how += f" over {entry['window']} iterations"
+    words = [f"one scale a tensor ({how})"]
+    return [*words, f"amax to {entry['amax_target']:g}"] if entry["amax_target"] else words
 
 
 def _ranges(layers: list[int]) -> str:

@@ -13,7 +13,9 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -29,21 +31,28 @@ TAIL_BYTES = 1 << 14
 WIDE = 120
 
 
-def last_metrics(run: RunDir) -> dict[str, Any] | None:
-    """The last whole line of metrics.jsonl."""
+def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
+    """The last whole lines of metrics.jsonl, the newest last; what was not finite is NaN."""
     try:
         with run.metrics.open("rb") as stream:
             stream.seek(max(0, run.metrics.stat().st_size - TAIL_BYTES))
             lines = stream.read().decode(errors="replace").splitlines()
     except OSError:
-        return None
-    for line in reversed(lines):
+        return []
+    found = []
+    for line in lines:  # the first and the last may be cut
         with contextlib.suppress(ValueError):
-            metrics: dict[str, Any] = json.loads(line)
-            for name in ("loss", "grad_norm"):  # null where it was not finite
-                metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
-            return metrics
-    return None
+            metrics = json.loads(line)
+            if isinstance(metrics, dict):
+                for name in ("loss", "grad_norm"):
+                    metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
+                found.append(metrics)
+    return found
+
+
+def last_metrics(run: RunDir) -> dict[str, Any] | None:
+    """The last whole line of metrics.jsonl."""
+    return next(reversed(recent_metrics(run)), None)
 
 
 @contextlib.contextmanager
@@ -53,9 +62,19 @@ def live_line(run: RunDir, names: list[str], console: Console) -> Iterator[Calla
     `names` are model, dataset and scheme; a narrow terminal shows the scheme alone.
     """
     name = " ".join(names) if console.width >= WIDE else names[-1]
-    progress = Progress(
+    lines = Progress(
+        *wide_columns(), console=console, transient=True, disable=not console.is_terminal
+    )
+    with lines:
+        task = add_line(lines, name)
+        yield lambda: update_line(lines, task, run)
+
+
+def wide_columns() -> list[ProgressColumn]:
+    """A line with everything in it."""
+    return [
         SpinnerColumn(),
-        TextColumn("{task.fields[name]}", table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[name]}", markup=False, table_column=Column(no_wrap=True)),
         BarColumn(bar_width=8),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
@@ -63,26 +82,47 @@ def live_line(run: RunDir, names: list[str], console: Console) -> Iterator[Calla
             "[cyan]{task.fields[doing]}", table_column=Column(no_wrap=True, overflow="ellipsis")
         ),
         TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with progress:
-        task = progress.add_task("", total=None, name=name, numbers="", doing="starting")
+    ]
 
-        def update() -> None:
-            with contextlib.suppress(RunError):  # the file is replaced by other versions of us too
-                status = read_status(run.status)
-                if status is not None:
-                    progress.update(
-                        task,
-                        total=status.iterations or None,
-                        completed=status.iteration,
-                        numbers=_numbers(last_metrics(run)),
-                        doing=_doing(status),
-                    )
 
-        yield update
+def narrow_columns(width: int, longest_name: int) -> list[ProgressColumn]:
+    """Lines of several runs on a narrow terminal: while a run trains its numbers, else what it does.
+
+    The widths are fixed, so that no line makes another one shrink: of `width` columns the counter takes 11, the time 7,
+    what a run does at most 32, gaps and spinner the rest.
+    """
+    room = max(12, width - (11 + 7 + 32 + 6))
+    name = Column(no_wrap=True, overflow="ellipsis", width=min(longest_name, room))
+    brief = Column(no_wrap=True, overflow="ellipsis", width=32)
+    return [
+        SpinnerColumn(),
+        TextColumn("{task.fields[name]}", markup=False, table_column=name),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("[cyan]{task.fields[brief]}", table_column=brief),
+        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+    ]
+
+
+def add_line(lines: Progress, name: str) -> TaskID:
+    """A line for a run that starts now."""
+    start = "starting"
+    return lines.add_task("", total=None, name=name, numbers="", doing=start, brief=start)
+
+
+def update_line(lines: Progress, task: TaskID, run: RunDir) -> None:
+    """Bring a run's line up to date with its folder."""
+    with contextlib.suppress(RunError):  # the file is replaced by other versions of us too
+        status = read_status(run.status)
+        if status is not None:
+            numbers, doing = _numbers(last_metrics(run)), _doing(status)
+            lines.update(
+                task,
+                total=status.iterations or None,
+                completed=status.iteration,
+                numbers=numbers,
+                doing=doing,
+                brief=numbers if numbers and status.phase == "training" else doing or "ending",
+            )
 
 
 def _numbers(metrics: dict[str, Any] | None) -> str:
@@ -93,10 +133,16 @@ def _numbers(metrics: dict[str, Any] | None) -> str:
 
 def _doing(status: Status) -> str:
     captured = status.capture
+    if captured.get("stopped"):
+        return "capture stopped"
     if status.phase == "capturing":
         return f"capturing {captured['current']}"
     if captured and status.phase == "training":
-        return f"{captured['tensors']} tensors, {human_bytes(captured['num_bytes'])}"
+        told = f"{captured['tensors']} tensors, {human_bytes(captured['num_bytes'])}"
+        if not captured.get("queue_bytes"):
+            return told
+        rate = human_bytes(captured["bytes_per_s"])
+        return f"{told}, {human_bytes(captured['queue_bytes'])} wait, {rate}/s"
     return status.phase
 
 

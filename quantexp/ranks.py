@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quantexp.errors import RunError
 from quantexp.paths import RunDir
-from quantexp.status import State, now, write_json
+from quantexp.status import INTERRUPTED, State, now, write_json
 
 #: Lines of a rank's log that are shown with its failure.
 LOG_LINES = 12
@@ -121,7 +121,7 @@ def account(run: RunDir, num_processes: int) -> tuple[State, str]:
     told = [record for record in records.values() if record is not None]
     if all(record.state is State.COMPLETED for record in told):
         return State.COMPLETED, told[0].reason
-    return State.CANCELLED, "interrupted"
+    return State.CANCELLED, INTERRUPTED
 
 
 def log_end(log: Path) -> str:

@@ -8,42 +8,34 @@ two processes out of one folder.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import importlib.metadata
-import json
+import copy
 import os
 import platform
-import subprocess
-import sys
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantexp import __version__
-from quantexp.capture.choice import WEIGHT_GRADS, wanted
-from quantexp.errors import ConfigError, RunError
+from quantexp.capture.budget import require_affordable
+from quantexp.errors import RunError, RunInUseError
 from quantexp.identity import folder_name, identity
-from quantexp.load import read, save
+from quantexp.ledger.standing import live_job
+from quantexp.load import save
+from quantexp.lock import PROBE_S, cannot_write, take_lock
 from quantexp.paths import RunDir
-from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
+from quantexp.provenance import provenance
+from quantexp.redaction import redacted
+from quantexp.schema import Experiment
+from quantexp.skip import settled, skipped_or_noticed
+from quantexp.source import take_snapshot
 from quantexp.status import State, Status, now, read_status, write_json, write_status
 
-#: Packages whose versions decide what runs.
-PACKAGES = (
-    "torch",
-    "megatron-core",
-    "hydra-core",
-    "omegaconf",
-    "numpy",
-    "submitit",
-    "transformer-engine",
-)
 #: What a run keeps free for its last status.
 RESERVE_BYTES = 1 << 16
-#: A larger diff than this is cut, in bytes.
-LARGEST_DIFF = 1 << 20
-_LEVELS = (CaptureLevel.off, CaptureLevel.stats, CaptureLevel.tensors)
+#: Seconds after which somebody who waits for a folder asks again whether a job runs in it.
+PATIENCE_STEP_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -51,10 +43,25 @@ class Opened:
     """A run folder, and whether it needs to run at all."""
 
     run: RunDir
+    #: The source to run it with.
+    snapshot: Path
     #: Why nothing needs to run; None where a new attempt is ready.
     skipped: str | None = None
     #: Why a completed run of this identity runs again; None where that is not the case.
     notice: str | None = None
+    #: Where it is waiting or running already ("job 12 is waiting"); None where a new attempt is ready.
+    elsewhere: str | None = None
+    #: Another process ended it meanwhile, and how it ended counts; no new attempt is ready.
+    settled: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a new attempt may start."""
+        return self.skipped is None and self.elsewhere is None and not self.settled
+
+
+#: Whether what a status speaks of still waits or runs in a scheduler, in words.
+Whereabouts = Callable[[Status], str | None]
 
 
 def root_of(experiment: Experiment) -> Path:
@@ -64,139 +71,127 @@ def root_of(experiment: Experiment) -> Path:
 
 @contextlib.contextmanager
 def opened(
-    experiment: Experiment, device_class: str, command: list[str]
-) -> Iterator[tuple[Opened, int]]:
+    experiment: Experiment,
+    device_class: str,
+    command: list[str],
+    whereabouts: Whereabouts = live_job,
+    patience_s: float = PROBE_S,
+    *,
+    source: dict[str, Any] | None = None,
+    since: str | None = None,
+) -> Iterator[tuple[Opened, int | None]]:
     """The experiment's run folder, ready for a new attempt and locked, with the lock's file descriptor.
 
+    There is no lock where a job runs in the folder: it has it.
+
+    Args:
+        experiment: what is to run.
+        device_class: what it is to run on, part of its identity.
+        command: what was typed, for the record.
+        whereabouts: asks the scheduler about a folder that was submitted to it.
+        patience_s: how long another process may hold the folder.
+        source: as for `provenance`.
+        since: when several processes began to share the work of a sweep; how one of them ended this run after that
+            moment counts for all. None: there is only this process.
+
     Raises:
-        RunError: the folder cannot be written, or another process runs in it.
+        RunInUseError: another process starts it or runs in it.
+        RunError: the folder cannot be written.
         DataError: data that is missing.
+        CaptureError: the capture would take more than it may, or more than is free.
     """
     content = identity(experiment, device_class)
-    run = RunDir(root_of(experiment) / folder_name(experiment, content))
+    run = _folder(experiment, content)
     try:
         run.root.mkdir(parents=True, exist_ok=True)
-        lock = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise _cannot_write(run, error) from error
+        raise cannot_write(run, error) from error
+    lock, running = _lock_or_job(run, whereabouts, patience_s)
+    if lock is None:
+        yield Opened(run, take_snapshot(root_of(experiment)), elsewhere=running), None
+        return
     try:
-        _lock(lock, run)
-        skipped, notice = _skipped_or_noticed(experiment, run)
-        if skipped is None:
-            _prepare(experiment, run, content, command)
-        yield Opened(run, skipped, notice), lock
+        snapshot = take_snapshot(root_of(experiment))
+        elsewhere = _elsewhere(run, whereabouts)
+        skipped, notice = skipped_or_noticed(experiment, run, since)
+        folder = Opened(
+            run, snapshot, skipped, notice, elsewhere, since is not None and settled(run, since)
+        )
+        if folder.ready:
+            require_affordable(experiment, run.root)
+            _prepare(experiment, run, provenance(content, command, snapshot, source))
+        yield folder, lock
     finally:
         os.close(lock)
 
 
-def _cannot_write(run: RunDir, error: OSError) -> RunError:
-    return RunError(
-        f"the run folder {run.root} cannot be written: {error.strerror}; set paths.root to a folder that "
-        "can"
-    )
+def run_folder(experiment: Experiment, device_class: str) -> RunDir:
+    """Where the experiment runs; nothing is written.
+
+    Raises:
+        DataError: data that is missing.
+    """
+    return _folder(experiment, identity(experiment, device_class))
 
 
-def _lock(lock: int, run: RunDir) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        status = None
-        with contextlib.suppress(RunError):  # whatever it says, the folder is in use
+def _folder(experiment: Experiment, content: dict[str, Any]) -> RunDir:
+    return RunDir(root_of(experiment) / folder_name(experiment, content))
+
+
+def _lock_or_job(
+    run: RunDir, whereabouts: Whereabouts, patience_s: float
+) -> tuple[int | None, str | None]:
+    """The folder's lock, or where its run is: a job that runs holds the lock to its end."""
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return take_lock(run, min(patience_s, PATIENCE_STEP_S)), None
+        except RunInUseError:
             status = read_status(run.status)
-        known = status is not None and status.pid is not None
-        where = f"process {status.pid} on {status.host}" if status and known else "another process"
-        raise RunError(f"{run.root} is in use by {where}; wait for it, or stop it first") from error
+            if status is not None and status.state is State.RUNNING:
+                running = _elsewhere(run, whereabouts)
+                if running is not None:
+                    return None, running
+            if time.monotonic() > until:
+                raise
 
 
-def _skipped_or_noticed(experiment: Experiment, run: RunDir) -> tuple[str | None, str | None]:
-    """Why nothing needs to run; or, of a folder that looks as if nothing needed to, why it runs all the same."""
+def _elsewhere(run: RunDir, whereabouts: Whereabouts) -> str | None:
     try:
-        skipped = _why_skipped(experiment, run)
-        notice = None if skipped is None else _other_versions(run)
-    except (RunError, KeyError, TypeError) as error:
-        return None, f"an earlier attempt cannot be read ({error}): set aside, running again"
-    return (None, notice) if notice is not None else (skipped, None)
-
-
-def _why_skipped(experiment: Experiment, run: RunDir) -> str | None:
-    status = read_status(run.status)
-    if experiment.force or status is None or status.state is not State.COMPLETED:
+        status = read_status(run.status)
+    except RunError:
+        return None  # it is set aside
+    waits = status is not None and status.state in (State.PENDING, State.RUNNING, State.PREEMPTED)
+    if status is None or status.submission is None or not waits:
         return None
+    return whereabouts(status)
+
+
+def _prepare(experiment: Experiment, run: RunDir, started_with: dict[str, Any]) -> None:
     try:
-        earlier = read(run.config)
-    except ConfigError:
-        return None
-    if status.iteration < status.iterations and not experiment.capture.stop_after_capture:
-        return None  # it ended with its capture, as it was asked to
-    if not covers(earlier.capture, experiment.capture, experiment.training.iterations):
-        return None
-    if not _is_captured_there(run.captured(earlier.capture.dir), experiment.capture.level):
-        return None
-    return f"already completed {status.finished}, with all the capture asked for; force=true runs it again"
-
-
-def _other_versions(run: RunDir) -> str | None:
-    """What an earlier attempt ran with that is another version now."""
-    then = read_json(run.provenance)
-    before = {"quantexp": then["quantexp"], **then["packages"]}
-    now_ = {"quantexp": __version__, **{name: _version(name) for name in PACKAGES}}
-    changed = [
-        f"{name} {before.get(name)} then, {version} now"
-        for name, version in now_.items()
-        if before.get(name) != version
-    ]
-    if not changed:
-        return None
-    return f"completed before with other versions ({'; '.join(changed)}): running again"
-
-
-def covers(earlier: CaptureConfig, asked: CaptureConfig, iterations: int) -> bool:
-    """Whether what an earlier attempt captured holds all that is asked now, in the same place."""
-
-    def last(capture: CaptureConfig) -> int:
-        end = capture.first_iteration + capture.control_iter - 1
-        return iterations if capture.control_iter == 0 else min(end, iterations)
-
-    if asked.level is CaptureLevel.off:
-        return True
-    whole = 1 << 62
-    optional = ("attn_weights", *WEIGHT_GRADS)
-    return (
-        _LEVELS.index(earlier.level) >= _LEVELS.index(asked.level)
-        and earlier.first_iteration <= asked.first_iteration
-        and last(earlier) >= last(asked)
-        and (earlier.collect_micro_batches or whole) >= (asked.collect_micro_batches or whole)
-        and all(wanted(earlier, name) or not wanted(asked, name) for name in optional)
-        and earlier.dir == asked.dir
-    )
-
-
-def _is_captured_there(tensors: Path, asked: CaptureLevel) -> bool:
-    """Whether what an earlier attempt captured is still on disk."""
-    if asked is CaptureLevel.off:
-        return True
-    if asked is CaptureLevel.stats:
-        return (tensors / "statistics.jsonl").is_file()
-    try:
-        lines = (tensors / "manifest.jsonl").read_text().splitlines()
-        return all((tensors / json.loads(line)["file"]).is_file() for line in lines)
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def _prepare(
-    experiment: Experiment, run: RunDir, content: dict[str, Any], command: list[str]
-) -> None:
-    captured = RunDir(run.captured(experiment.capture.dir).absolute())
-    try:
-        _set_aside([run] if captured.root == run.tensors else [run, captured])
-        _write_new(experiment, run, content, command)
+        if not _only_prepared(run):
+            set_aside(run, experiment.capture.dir)
+        _write_new(experiment, run, started_with)
     except OSError as error:
-        raise _cannot_write(run, error) from error
+        raise cannot_write(run, error) from error
 
 
-def _set_aside(places: list[RunDir]) -> None:
-    """Move an earlier attempt, whatever it left in each place, into a folder of its own there."""
+def _only_prepared(run: RunDir) -> bool:
+    """Whether an earlier attempt never started: nothing is worth keeping of it."""
+    try:
+        status = read_status(run.status)
+    except RunError:
+        return False
+    never = (State.PENDING, State.CANCELLED)
+    return status is not None and status.state in never and status.started is None
+
+
+def set_aside(run: RunDir, capture_dir: str | None, keep: tuple[Path, ...] = ()) -> None:
+    """Move an attempt, whatever it left in each place, into a folder of its own there; of `keep` a copy, so that they
+    are never missing.
+    """
+    captured = RunDir(run.captured(capture_dir).absolute())
+    places = [run] if captured.root == run.tensors else [run, captured]
     left = {
         place: [p for p in place.root.iterdir() if p not in (place.attempts, place.lock)]
         for place in places
@@ -206,81 +201,32 @@ def _set_aside(places: list[RunDir]) -> None:
     number = str(max(numbers, default=0) + 1)
     for place, paths in left.items():
         for path in paths:
-            (place.attempts / number).mkdir(parents=True, exist_ok=True)
-            path.rename(place.attempts / number / path.name)
+            target = place.attempts / number / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if path in keep:
+                shutil.copy2(path, target)
+            else:
+                path.rename(target)
 
 
-def _write_new(
-    experiment: Experiment, run: RunDir, content: dict[str, Any], command: list[str]
-) -> None:
-    run.logs.mkdir()
+def _write_new(experiment: Experiment, run: RunDir, started_with: dict[str, Any]) -> None:
+    run.logs.mkdir(exist_ok=True)
     run.reserve.write_bytes(bytes(RESERVE_BYTES))
-    save(experiment, run.config)
-    write_json(run.provenance, provenance(content, command))
+    save(anywhere(experiment), run.config)
+    write_json(run.provenance, redacted(started_with))
     status = Status(created=now(), iterations=experiment.training.iterations, host=platform.node())
     write_status(run.status, status)
 
 
-def provenance(content: dict[str, Any], command: list[str]) -> dict[str, Any]:
-    """Versions, commit and diff, host, command line and what the run's hash covers; no environment variables."""
-    return {
-        "quantexp": __version__,
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "source": _source(Path(__file__).parent.parent),
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "command": command,
-        "folder": str(Path.cwd()),
-        "created": now(),
-        "identity": content,
-    }
-
-
-def _version(package: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
-
-
-def _source(folder: Path) -> dict[str, Any]:
-    """Commit and uncommitted changes of quantexp's own source, where it is a git checkout."""
-    if not (folder / ".git").exists():
-        return {"commit": None, "diff": None}
-    diff = _git(folder, "diff", "HEAD")
-    return {
-        "commit": _git(folder, "rev-parse", "HEAD"),
-        "diff": diff and diff[:LARGEST_DIFF],
-        "untracked": (_git(folder, "ls-files", "--others", "--exclude-standard") or "").split(),
-    }
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def command_line() -> list[str]:
-    """The command as it was typed."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
-
-
-def read_json(file: Path) -> Any:
-    """A JSON file of a run folder.
-
-    Raises:
-        RunError: it is missing or broken.
-    """
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read: {error}") from error
+def anywhere(experiment: Experiment) -> Experiment:
+    """The same experiment wherever it is read: no path of it depends on the working directory."""
+    copied = copy.deepcopy(experiment)
+    for node, keys in (
+        (copied.paths, ("root", "cache")),
+        (copied.dataset, ("path", "tokenizer_path")),
+        (copied.capture, ("dir",)),
+    ):
+        for key in keys:
+            if getattr(node, key) is not None:
+                setattr(node, key, str(Path(getattr(node, key)).expanduser().absolute()))
+    return copied

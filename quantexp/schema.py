@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -43,6 +44,21 @@ class CaptureLevel(Enum):
     off = "off"
     stats = "stats"
     tensors = "tensors"
+
+
+class WandbMode(Enum):
+    """Where Weights & Biases keeps a run."""
+
+    online = "online"
+    offline = "offline"
+
+
+class SampleOf(Enum):
+    """What a sample of a captured tensor is made of."""
+
+    rows = "rows"
+    blocks = "blocks"
+    heads = "heads"
 
 
 class TokenizerKind(Enum):
@@ -110,16 +126,26 @@ class Slot:
 
     #: A format of `quantexp list`, `bf16` (the working precision) or `reuse` (the forward copy).
     format: str | None = None
-    #: Elements that share a scale (MX formats), a power of two.
+    #: Elements that share a scale (MX formats, nvfp4), a power of two.
     block: int | None = None
     #: floor, rceil, ceil or even (MX formats).
     scale_rule: str | None = None
-    #: even or away.
+    #: even, away or stochastic.
     rounding: str | None = None
-    #: none, current or exact (hifp8: one scale a tensor).
+    #: none, current, exact or delayed (hifp8, fp8, nvfp4: one scale a tensor).
     scaling: str | None = None
-    #: Whether values beyond the largest become it instead of infinite (hifp8).
+    #: Iterations whose amax counts under delayed scaling.
+    window: int | None = None
+    #: Whether values beyond the largest become it instead of infinite, or NaN (hifp8, fp8).
     saturate: bool | None = None
+    #: Whether 3/4 of the operand is rounded, and the product multiplied with 4/3 (mxfp4, nvfp4).
+    pre_scale: bool | None = None
+    #: Whether the derivative of quantising is 0, not 1, where an operand of the forward product saturated.
+    clip_gradient: bool | None = None
+    #: none, deterministic or random: a transform along the reduced axis, alike for both operands of a product.
+    hadamard: str | None = None
+    #: Elements of one transform, a power of two; the last may be short.
+    hadamard_block: int | None = None
 
 
 @dataclass
@@ -252,19 +278,57 @@ class QuantConfig:
 
 
 @dataclass
+class CaptureRule:
+    """Changes what is kept of the tensors it names; of several rules the later wins. An empty list means all."""
+
+    #: Layers, from 0; negative from the end.
+    layers: list[int] = field(default_factory=list)
+    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention).
+    modules: list[str] = field(default_factory=list)
+    #: forward, backward.
+    operations: list[str] = field(default_factory=list)
+    #: Shell patterns on the tensor (input, weight, grad_*, ...).
+    tensors: list[str] = field(default_factory=list)
+    #: off leaves them out, stats keeps their statistics, tensors their values too.
+    level: CaptureLevel | None = None
+    sample_count: int | None = None
+    sample_of: SampleOf | None = None
+
+
+@dataclass
 class CaptureConfig:
     """What is kept of the tensors that pass the sites."""
 
     name: str = "stats"
     level: CaptureLevel = CaptureLevel.stats
-    #: The first iteration captured, from 1.
+    #: Iterations, and ranges of them with first and last included: [1, 100, 200-210].
+    iterations: list[str] = field(default_factory=list)
+    #: Every so many iterations: N, 2N, 3N, ...
+    every: int | None = None
+    #: Iterations 1, 2, 4, 8, ...
+    powers_of_two: bool = False
+    #: No iteration before this one, from 1.
     first_iteration: int = 1
-    #: How many iterations to capture from there; 0 is all.
-    control_iter: int = 1
+    #: How many to capture, of those that the keys above name or from there on; 0 is all, null one without those keys
+    #: and all with them.
+    control_iter: int | None = None
     #: How many micro-batches of each captured iteration; 0 is all.
     collect_micro_batches: int = 1
     #: End the run, as completed, once everything asked for is on disk.
     stop_after_capture: bool = False
+    #: Ordered rules on what is kept of which tensor.
+    rules: list[CaptureRule] = field(default_factory=list)
+    #: Keep at most so many rows, blocks or heads of each tensor's values, the same ones every time; 0 is all.
+    sample_count: int = 0
+    sample_of: SampleOf = SampleOf.rows
+    #: A format that the statistics judge each tensor by (mxfp8, mxfp4, hifp8, ...), whatever the scheme; null is none.
+    format: str | None = None
+    #: The values of a run may take so much, in units of 1e9 bytes; null is what the disk has.
+    max_gb: float | None = None
+    #: Train on, without further captures, once captured tensors cannot be written any more (full disk).
+    train_on_if_full: bool = False
+    #: Host memory for tensors that wait to be written, in units of 1e9 bytes; training waits while it is full.
+    queue_gb: float = 1.0
     #: The attention probabilities (and with gradients, theirs): grows with the sequence squared.
     attn_weights: bool = False
     #: This rank's weight gradient of the micro-batch, and main_grad after the reduction.
@@ -319,16 +383,131 @@ class AnalysisConfig:
 
 
 @dataclass
-class LauncherConfig:
-    """Where runs are started."""
+class WandbConfig:
+    """Weights & Biases. There is no key for an API key: it comes from `wandb login` or WANDB_API_KEY."""
 
+    #: Needs the extra quantexp[wandb].
+    enabled: bool = False
+    project: str = "quantexp"
+    #: User or team; null is the account's own default.
+    entity: str | None = None
+    #: Runs that belong together on W&B's pages.
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+    #: null is what WANDB_MODE says, else online.
+    mode: WandbMode | None = None
+
+
+@dataclass
+class MlflowConfig:
+    """MLflow. There are no keys for a user or password: they come from MLflow's own environment variables."""
+
+    #: Needs the extra quantexp[mlflow].
+    enabled: bool = False
+    #: Server or database; null is what MLFLOW_TRACKING_URI says, else mlflow.db beside the run folders.
+    tracking_uri: str | None = None
+    #: MLflow's experiment, which is made if it does not exist.
+    experiment: str = "quantexp"
+
+
+@dataclass
+class TrackingConfig:
+    """Who is told about a run while it works, beside its own folder."""
+
+    #: Event files in the run folder's tensorboard/.
+    tensorboard: bool = True
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    mlflow: MlflowConfig = field(default_factory=MlflowConfig)
+
+
+class LauncherKind(Enum):
+    """Who starts the processes of a run."""
+
+    local = "local"
+    slurm = "slurm"
+
+
+class ContainerRuntime(Enum):
+    """What starts a container in a SLURM job."""
+
+    apptainer = "apptainer"
+    singularity = "singularity"
+    pyxis = "pyxis"
+
+
+@dataclass
+class SlurmConfig:
+    """What a SLURM job asks for; the cluster's own default where a value is null."""
+
+    partition: str | None = None
+    #: The account that is charged.
+    account: str | None = None
+    qos: str | None = None
+    #: Time limit, minutes.
+    time_min: int = 60
+    #: Nodes of one run; its processes are spread over them evenly.
+    nodes: int = 1
+    #: GPUs of each node, one for each process there; 0 trains on CPU cores.
+    gpus_per_node: int = 0
+    #: SLURM's name for the kind of GPU (gres type).
+    gpu_type: str | None = None
+    #: CPU cores of each process.
+    cpus_per_process: int | None = None
+    #: Memory of each node, in units of 1e9 bytes.
+    mem_gb: float | None = None
+    #: Features that nodes must have.
+    constraint: str | None = None
+    #: Nodes not to use.
+    exclude: str | None = None
+    #: Nodes to use.
+    nodelist: str | None = None
+    reservation: str | None = None
+    mail_user: str | None = None
+    #: When SLURM writes a mail: END, FAIL, ...
+    mail_type: str | None = None
+    #: Modules to load before the run.
+    modules: list[str] = field(default_factory=list)
+    #: Shell lines that the job's script runs first, as they are.
+    setup: list[str] = field(default_factory=list)
+    #: Variables of the job's environment. Not for secrets: they stand in the script.
+    environment: dict[str, str] = field(default_factory=dict)
+    #: Image in which the run's processes start.
+    container: str | None = None
+    container_runtime: ContainerRuntime = ContainerRuntime.apptainer
+    #: host:container[:options]; the run folders and quantexp's source are mounted anyway.
+    container_mounts: list[str] = field(default_factory=list)
+    #: Python on the nodes, or in the container; null is the one that submits.
+    python: str | None = None
+    #: Any other option of sbatch: its long name without dashes, and its value (true for a flag).
+    sbatch: dict[str, str] = field(default_factory=dict)
+    #: More arguments of srun.
+    srun_args: list[str] = field(default_factory=list)
+    #: How often the scheduler may start a run again (preemption, requeue, a lost node) before it has failed.
+    max_requeue: int = 3
+    #: Seconds before the time limit at which a run is warned.
+    signal_s: int = 90
+    #: One torchrun on each node instead of one task for each process.
+    torchrun: bool = False
+
+
+@dataclass
+class LauncherConfig(SlurmConfig):
+    """Where runs are started, and with what."""
+
+    #: The choice's name.
     name: str = "local"
+    #: local: processes of this machine. slurm: jobs; the keys of SlurmConfig are for it alone.
+    kind: LauncherKind = LauncherKind.local
     #: Processes of one run, each with a share of every global batch (data parallel).
     num_processes: int = 1
     #: Minutes that a process waits for another one before the run has failed.
     timeout_min: float = 10.0
     #: CPU threads of one process; null leaves it to torch.
     num_threads: int | None = None
+    #: Runs of a sweep at the same time; null is one here, and as many as the cluster gives under SLURM.
+    max_parallel: int | None = None
+    #: Return at once; the runs go on in the background (SLURM does so anyway).
+    detach: bool = False
 
 
 @dataclass
@@ -351,9 +530,37 @@ class Experiment:
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     #: Show what would run and run nothing.
     dry_run: bool = False
     #: Run again although a completed run of this identity exists; the earlier attempt is kept.
     force: bool = False
+
+
+@dataclass
+class SweepConfig:
+    """How the words of a sweep (`-m`) become points; without `-m` all of it stays null.
+
+    Patterns are mappings of a key (`quant`, `training.lr`) to a shell pattern; all keys of a mapping must match, and of
+    several mappings one. The shapes are checked in `quantexp.sweep.request`.
+    """
+
+    #: Swept keys that advance together instead of being multiplied: a list of keys, or several such lists.
+    zip: Any = None
+    #: A YAML file with explicit points: a list of mappings, override -> value.
+    points: str | None = None
+    #: Patterns of points to leave out.
+    exclude: Any = None
+    #: How many seeds, from training.seed on, or a list of seeds.
+    seeds: Any = None
+    #: Patterns of the points that run before all others.
+    first: Any = None
+
+
+@dataclass
+class Composition(Experiment):
+    """What is composed: an experiment, and how a sweep spreads it. A run's config.yaml holds no `sweep`."""
+
+    sweep: SweepConfig = field(default_factory=SweepConfig)

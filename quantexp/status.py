@@ -12,6 +12,9 @@ from typing import Any
 
 from quantexp.errors import RunError
 
+#: The reason of a run whose end was not meant for it: a Ctrl-C, or the end of the process that started it.
+INTERRUPTED = "interrupted"
+
 
 class State(StrEnum):
     """Where a run is in its life."""
@@ -42,9 +45,18 @@ class Status:
     iterations: int = 0
     host: str | None = None
     pid: int | None = None
+    #: SLURM's id of the job: 123, or 123_4 in an array.
     job_id: str | None = None
+    #: The name of its submission: SLURM's job name, and the folder in `runs/submissions/`.
+    submission: str | None = None
+    #: Its place in the submission's list of runs.
+    task: int | None = None
+    #: How often the scheduler started it again, each with its time, reason and the iteration that was reached.
+    restarts: list[dict[str, Any]] = field(default_factory=list)
     #: Tensors captured, their bytes, and the last one.
     capture: dict[str, Any] = field(default_factory=dict)
+    #: For each tracker where it keeps the run, its id of it, the last iteration it has, and what is wrong with it.
+    tracking: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def now() -> str:
@@ -90,3 +102,15 @@ def read_status(file: Path) -> Status | None:
         return Status(**{**content, "state": State(content["state"])})
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} is not a status of this version: {error}") from error
+
+
+def read_json(file: Path) -> Any:
+    """A JSON file of a run folder.
+
+    Raises:
+        RunError: it is missing or broken.
+    """
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} cannot be read: {error}") from error

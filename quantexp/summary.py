@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from quantexp.execute import Outcome
 from quantexp.progress import human_bytes
 from quantexp.schema import Experiment
 from quantexp.status import State
+from quantexp.tracking.trackers import BACKENDS
 
 _COLOURS = {State.COMPLETED: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
 
@@ -37,10 +39,12 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
             f"{metrics['tokens_per_s']:,.0f} tokens/s, {metrics['memory_gb']:.1f} GB",
         )
     table.add_row("captured", _captured(outcome))
-    table.add_row("run", escape(str(_short(outcome.run.root))))
+    for name, text in tracking_lines(outcome).items():
+        table.add_row(name, escape(text))
+    table.add_row("run", escape(str(short_path(outcome.run.root))))
     picture = outcome.run.figures / "quick_analysis.png"
     if picture.exists():
-        table.add_row("picture", escape(str(_short(picture))))
+        table.add_row("picture", escape(str(short_path(picture))))
     console.print(table)
 
 
@@ -60,6 +64,18 @@ def proof_line(precision: dict[str, Any] | None) -> str:
     if inconclusive:
         parts.append(f"{inconclusive} inconclusive")
     return "; ".join(parts)
+
+
+def tracking_lines(outcome: Outcome) -> dict[str, str]:
+    """Tracker -> where it has the run, and what is wrong; TensorBoard, which is in the run folder, only if it is."""
+    lines = {}
+    for name, told in outcome.tracking.items():
+        if told["trouble"]:
+            end = f"up to iteration {told['iteration']}" if told["iteration"] else "nothing"
+            lines[name] = f"was told {end}: {told['trouble']}"
+        elif name in BACKENDS and BACKENDS[name].REMOTE:
+            lines[name] = str(told["where"])
+    return lines
 
 
 def print_sweep(outcomes: list[Outcome], failures: list[tuple[str, str]], console: Console) -> None:
@@ -84,9 +100,13 @@ def print_sweep(outcomes: list[Outcome], failures: list[tuple[str, str]], consol
         table.caption = "gap: one seed each, so it cannot be told from noise"
         table.caption_justify = "left"
     console.print(table)
-    reasons = [(o.run.root.name, o.reason) for o in outcomes if o.state is not State.COMPLETED]
+    waiting = Counter(o.reason for o in outcomes if o.state is State.PENDING)
+    over = [o for o in outcomes if o.state not in (State.COMPLETED, State.PENDING)]
+    reasons = [(o.run.root.name, o.reason) for o in over]
     for run, reason in [*reasons, *failures]:
         console.print(f"[red]{escape(run)}[/]: {escape(reason)}", soft_wrap=True)
+    for reason, count in waiting.items():
+        console.print(f"{count} pending: {escape(reason)}", soft_wrap=True)
 
 
 def _names(experiment: Experiment) -> list[str]:
@@ -138,5 +158,6 @@ def _state(outcome: Outcome) -> str:
     return f"[{_COLOURS.get(outcome.state, 'white')}]{word}[/]"
 
 
-def _short(path: Path) -> Path:
+def short_path(path: Path) -> Path:
+    """The path below the working directory where it lies there."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

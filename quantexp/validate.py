@@ -7,15 +7,21 @@ from __future__ import annotations
 import math
 import re
 
+from quantexp.capture.rules import check_capture_rules
+from quantexp.capture.schedule import check_schedule, ends_by_itself
 from quantexp.errors import ConfigError
-from quantexp.quant.precision import changes, check_rules, precision_map
+from quantexp.quant.precision import changes, check_rules, decoder_modules, precision_map
+from quantexp.quant.scoring import scored_operand
 from quantexp.quant.slots import resolve_site, site_configs
+from quantexp.ranges import at_least, not_negative, positive
 from quantexp.schema import (
     CaptureConfig,
     Experiment,
     ModelConfig,
     TrainingConfig,
 )
+from quantexp.validate_launcher import validate_launcher
+from quantexp.validate_tracking import validate_tracking
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]*")
 
@@ -28,14 +34,13 @@ def validate(experiment: Experiment) -> None:
     """
     _model(experiment.model)
     _training(experiment.training)
-    _capture(experiment.capture)
+    _capture(experiment.capture, experiment.model, experiment.training.iterations)
     _split(experiment.dataset.split)
     _names(experiment)
     _fits(experiment)
     _scheme(experiment)
-    _launcher(experiment)
-    if experiment.launcher.num_threads is not None:
-        _at_least("launcher.num_threads", experiment.launcher.num_threads, 1)
+    validate_launcher(experiment)
+    validate_tracking(experiment.tracking)
 
 
 def _model(model: ModelConfig) -> None:
@@ -50,11 +55,11 @@ def _model(model: ModelConfig) -> None:
         "max_sequence_length",
         "rotary_base",
     ):
-        _at_least(f"model.{key}", getattr(model, key), 1)
-    _positive("model.norm_epsilon", model.norm_epsilon)
-    _positive("model.init_std", model.init_std)
+        at_least(f"model.{key}", getattr(model, key), 1)
+    positive("model.norm_epsilon", model.norm_epsilon)
+    positive("model.init_std", model.init_std)
     if model.rope_scaling_factor is not None:
-        _positive("model.rope_scaling_factor", model.rope_scaling_factor)
+        positive("model.rope_scaling_factor", model.rope_scaling_factor)
     if model.num_attention_heads % model.num_query_groups:
         raise ConfigError(
             f"model.num_query_groups must divide model.num_attention_heads={model.num_attention_heads}, "
@@ -68,10 +73,10 @@ def _model(model: ModelConfig) -> None:
 
 def _training(training: TrainingConfig) -> None:
     for key in ("seq_length", "micro_batch_size", "global_batch_size", "iterations"):
-        _at_least(f"training.{key}", getattr(training, key), 1)
-    _at_least("training.max_nonfinite_iterations", training.max_nonfinite_iterations, 1)
-    _at_least("training.warmup_iterations", training.warmup_iterations, 0)
-    _at_least("training.seed", training.seed, 0)
+        at_least(f"training.{key}", getattr(training, key), 1)
+    at_least("training.max_nonfinite_iterations", training.max_nonfinite_iterations, 1)
+    at_least("training.warmup_iterations", training.warmup_iterations, 0)
+    at_least("training.seed", training.seed, 0)
     if training.warmup_iterations >= training.iterations:
         raise ConfigError(
             f"training.warmup_iterations must be less than training.iterations={training.iterations}, "
@@ -82,9 +87,9 @@ def _training(training: TrainingConfig) -> None:
             "training.global_batch_size must be a multiple of training.micro_batch_size="
             f"{training.micro_batch_size}, got {training.global_batch_size}"
         )
-    _positive("training.lr", training.lr)
+    positive("training.lr", training.lr)
     for key in ("min_lr", "weight_decay", "clip_grad"):
-        _not_negative(f"training.{key}", getattr(training, key))
+        not_negative(f"training.{key}", getattr(training, key))
     if training.min_lr > training.lr:
         raise ConfigError(
             f"training.min_lr must be at most training.lr={training.lr}, got {training.min_lr}"
@@ -92,7 +97,7 @@ def _training(training: TrainingConfig) -> None:
     for key in ("adam_beta1", "adam_beta2"):
         if not 0 <= getattr(training, key) < 1:
             raise ConfigError(f"training.{key} must lie in [0, 1), got {getattr(training, key)}")
-    _positive("training.adam_eps", training.adam_eps)
+    positive("training.adam_eps", training.adam_eps)
     scale = training.initial_loss_scale
     if not (scale >= 1 and math.isfinite(scale) and math.frexp(scale)[0] == 0.5):
         raise ConfigError(
@@ -100,26 +105,20 @@ def _training(training: TrainingConfig) -> None:
         )
 
 
-def _launcher(experiment: Experiment) -> None:
-    launcher, training = experiment.launcher, experiment.training
-    _at_least("launcher.num_processes", launcher.num_processes, 1)
-    _positive("launcher.timeout_min", launcher.timeout_min)
-    together = training.micro_batch_size * launcher.num_processes
-    if training.global_batch_size % together:
-        raise ConfigError(
-            "training.global_batch_size must be a multiple of training.micro_batch_size x launcher.num_processes = "
-            f"{training.micro_batch_size} x {launcher.num_processes} = {together}, got {training.global_batch_size}"
-        )
-
-
-def _capture(capture: CaptureConfig) -> None:
-    _at_least("capture.first_iteration", capture.first_iteration, 1)
-    _at_least("capture.control_iter", capture.control_iter, 0)
-    _at_least("capture.collect_micro_batches", capture.collect_micro_batches, 0)
-    if capture.stop_after_capture and (capture.level.value == "off" or capture.control_iter == 0):
+def _capture(capture: CaptureConfig, model: ModelConfig, iterations: int) -> None:
+    check_schedule(capture, iterations)
+    at_least("capture.collect_micro_batches", capture.collect_micro_batches, 0)
+    modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
+    check_capture_rules(capture, model.num_layers, modules)
+    positive("capture.queue_gb", capture.queue_gb)
+    if capture.max_gb is not None:
+        not_negative("capture.max_gb", capture.max_gb)
+    if capture.format is not None:
+        scored_operand(capture.format)
+    if capture.stop_after_capture and not ends_by_itself(capture):
         raise ConfigError(
             "capture.stop_after_capture needs something that ends: capture=tensors or capture=stats, and "
-            "capture.control_iter of at least 1"
+            "capture.control_iter of at least 1 or capture.iterations"
         )
 
 
@@ -164,18 +163,3 @@ def _scheme(experiment: Experiment) -> None:
     check_rules(experiment.model, quant)
     for iteration in changes(quant):
         precision_map(experiment.model, quant, iteration)
-
-
-def _at_least(key: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{key} must be at least {least}, got {value}")
-
-
-def _positive(key: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise ConfigError(f"{key} must be a positive number, got {value}")
-
-
-def _not_negative(key: str, value: float) -> None:
-    if not (value >= 0 and math.isfinite(value)):
-        raise ConfigError(f"{key} must be a number of at least 0, got {value}")

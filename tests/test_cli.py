@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from quantexp import __version__
 from quantexp.cli import VERBS, main
 from quantexp.quant.scheme import SCHEMES
+from quantexp.schema import Experiment
 
 Captured = pytest.CaptureFixture[str]
 
@@ -70,9 +74,45 @@ def test_interruption_is_130(capsys: Captured, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("quantexp.execute.execute", interrupted)
     assert main(["training=fast"]) == 130
     assert capsys.readouterr().err == "quantexp: interrupted\n"
-    monkeypatch.setattr("quantexp.sweep.execute", interrupted)
+    monkeypatch.setattr("quantexp.queueing.submit.run_points", interrupted)
     assert main(["-m", "training=fast", "quant=bf16,FA_mxfp8"]) == 130
     assert capsys.readouterr().err == "quantexp: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(signal.SIG_DFL, "raised"), (signal.SIG_IGN, "ignored")]
+)
+def test_closed_terminal_is_an_interrupt_unless_nohup_has_it_ignored(
+    monkeypatch: pytest.MonkeyPatch, before: signal.Handlers, after: str
+) -> None:
+    def hung_up(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        raise ZeroDivisionError("ignored")
+
+    monkeypatch.setattr("quantexp.execute.execute", hung_up)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    signal.signal(signal.SIGHUP, before)
+    try:
+        if after == "raised":
+            assert main(["training=fast"]) == 130
+        else:
+            with pytest.raises(ZeroDivisionError):
+                main(["training=fast"])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def test_detached_run_goes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Experiment] = []
+
+    def detach(experiment: Experiment, _: object) -> int:
+        given.append(experiment)
+        return 0
+
+    monkeypatch.setattr("quantexp.queueing.submit.detach_run", detach)
+    assert main(["training=fast", "launcher.detach=true"]) == 0
+    assert given[0].launcher.detach
 
 
 def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +162,15 @@ def test_plan_of_a_sweep_is_a_list(capsys: Captured) -> None:
     content = json.loads(capsys.readouterr().out)
     assert [plan["scheme"] for plan in content] == ["bf16", "FA_mxfp8"]
     assert not list(Path.cwd().iterdir())
+
+
+def test_plan_of_a_sweep_says_on_standard_error_what_was_merged(capsys: Captured) -> None:
+    assert main(["plan", "-m", "quant=bf16,bf16", "training=fast", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)) == 1
+    assert captured.err == (
+        "quantexp: quant=bf16 training=fast is there more than once: it runs once\n"
+    )
 
 
 @pytest.mark.parametrize("flags", [[], ["-m"]])
@@ -192,8 +241,52 @@ def test_help_and_list_import_no_torch(words: list[str]) -> None:
     script = (
         "import sys\nfrom quantexp.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'megatron', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "heavy = {'torch', 'megatron', 'matplotlib', 'numpy', 'tensorboard', 'wandb', 'mlflow'} & set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+Points = list[tuple[Experiment, int]]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> list[Points]:
+    """What was given to be run as a sweep, instead of running it."""
+    given: list[Points] = []
+
+    def run_points(points: Points, _: Console) -> int:
+        given.append(points)
+        return 0
+
+    monkeypatch.setattr("quantexp.queueing.submit.run_points", run_points)
+    return given
+
+
+def test_every_point_of_a_sweep_is_run_in_order(ran: list[Points]) -> None:
+    assert main(["-m", "training=fast", "quant=bf16,FA_mxfp8", "sweep.first={quant: FA_*}"]) == 0
+    (points,) = ran
+    assert [(e.quant.name, stage) for e, stage in points] == [("FA_mxfp8", 0), ("bf16", 1)]
+
+
+def test_bad_last_point_means_that_nothing_ran(ran: list[Points], capsys: Captured) -> None:
+    assert main(["-m", "training=fast", "training.seed=1,2,-1"]) == 1
+    assert "training.seed must be at least 0, got -1" in capsys.readouterr().err
+    assert not ran
+    assert not Path("runs").exists()
+
+
+def test_dry_points_are_shown_and_not_run(ran: list[Points], capsys: Captured) -> None:
+    assert main(["-m", "training=fast", "quant=bf16,FA_mxfp8", "dry_run=true"]) == 0
+    assert not ran
+    assert capsys.readouterr().out.count("precision map") == 2
+
+
+def test_points_of_two_launchers_are_refused(ran: list[Points], capsys: Captured) -> None:
+    assert main(["-m", "training=fast", "launcher=local,slurm"]) == 1
+    assert (
+        "launcher must be local or slurm for all points of a sweep, got both"
+        in capsys.readouterr().err
+    )
+    assert not ran

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.compose import compose, compose_sweep, environment_overrides, sweep
+from quantexp.compose import compose, environment_overrides
 from quantexp.errors import ConfigError
-from quantexp.quant.scheme import SCHEMES
 from quantexp.schema import CaptureLevel
 
 OWN = """\
@@ -118,50 +117,54 @@ def test_override_that_cannot_be_read_is_quoted(word: str) -> None:
         compose([word], None, {})
 
 
-def test_sweep_without_the_flag_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Ambiguous value for argument 'quant=bf16,FA_mxfp8'"):
-        compose(["quant=bf16,FA_mxfp8"], None, {})
-
-
-# Sweeps.
-
-
-def test_glob_is_exactly_the_ten_schemes(in_tmp: Path) -> None:
-    points = compose_sweep(["quant=glob(*)", "model.num_layers=1"], None, {})
-    assert len(points) == len(SCHEMES) == 10
-    assert {point.quant.name for point in points} == set(SCHEMES)
-    assert not list(in_tmp.iterdir()), "a sweep leaves no file of Hydra's behind"
-
-
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("word", "message"),
     [
-        (["quant=bf16,FA_mxfp9"], "quant=FA_mxfp9: no such choice"),
-        (["training.lr=1e-3,abc"], r"training\.lr must be a number, got 'abc'"),
-        (["training.seed=1,-1"], r"training\.seed must be at least 0, got -1"),
-        (["quant=linear_mxfp8", "quant.linear.block=32,24"], "must be a power of two, got 24"),
-        (["quant=bf16,FA_mxfp8", "quant.name=bf16"], r"quant\.name cannot be set to 'bf16'"),
-        (["+training.lrr=1,2"], r"unknown key training\.lrr; did you mean lr\?"),
+        (
+            "quant=bf16,FA_mxfp8",
+            "quant=bf16,FA_mxfp8 holds several values: add -m to run them all, or write quant=[a,b] for a list and "
+            "quant='a,b' for text",
+        ),
+        ("quant=glob(*)", "quant=glob(*) holds several values: add -m to run them all"),
+        ("training.seed=range(1,4)", "training.seed=range(1,4) holds several values: add -m to"),
+        ("sweep.seeds=3", "sweep.seeds is for a sweep, got 3; add -m, or drop it"),
+        ("sweep.seeds=1,2", "sweep.seeds=1,2 holds several values: add -m to run them all"),
+        ("sweep.points=p.yaml", "sweep.points is for a sweep, got p.yaml; add -m, or drop it"),
+        ("sweep.first={quant:bf16}", "sweep.first is for a sweep, got {'quant': 'bf16'}; add"),
+        ("sweep.exclude=[{quant:bf16}]", "sweep.exclude is for a sweep, got [{'quant': 'bf16'}]"),
+        ("sweep.zip=[a,b]", "sweep.zip is for a sweep, got ['a', 'b']; add -m, or drop it"),
+        (
+            "+sweep.sed=1",
+            "unknown key sweep.sed; did you mean seeds? allowed in sweep: zip, points, ",
+        ),
     ],
 )
-def test_bad_last_point_means_that_nothing_ran(
-    in_tmp: Path, words: list[str], message: str
-) -> None:
-    ran: list[object] = []
-    with pytest.raises(ConfigError, match=message):
-        sweep(words, ran.append, None, {})
-    assert not ran
+def test_what_makes_a_sweep_is_refused_without_the_flag(word: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([word], None, {})
+    assert str(caught.value).startswith(message)
 
 
-def test_bad_own_scheme_as_last_point_names_its_file(own: Path, in_tmp: Path) -> None:
-    (own / "quant" / "typo.yaml").write_text(OWN.replace("dgrad", "dgard"))
-    with pytest.raises(ConfigError, match=r"typo\.yaml: unknown key quant\.linear\.dgard; did you"):
-        compose_sweep(["quant=own,typo"], own, {})
+def test_sweep_of_a_yaml_file_is_refused_without_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nhydra: {sweeper: {params: {quant: glob(*)}}}\n"
+    (tmp_path / "experiment" / "all.yaml").write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"hydra\.sweeper\.params is for a sweep, got \{'quant': 'g"
+    ):
+        compose(["+experiment=all"], tmp_path, {})
 
 
-def test_own_scheme_keeps_its_name_in_a_sweep(own: Path, in_tmp: Path) -> None:
-    points = compose_sweep(["quant=bf16,own"], own, {})
-    assert [point.quant.name for point in points] == ["bf16", "own"]
+def test_group_without_a_choice_says_how_to_add_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=ten_schemes"], None, {})
+    assert str(caught.value) == (
+        "experiment: there is no choice to replace; to add one, write +experiment=ten_schemes"
+    )
+
+
+def test_resolved_experiment_says_nothing_of_a_sweep() -> None:
+    assert not hasattr(compose([], None, {}), "sweep")
 
 
 # The old scripts' variables.
@@ -244,16 +247,3 @@ def test_bad_quant_type_lists_what_it_may_be() -> None:
 def test_bad_tensor_save_enabled_is_refused() -> None:
     with pytest.raises(ConfigError, match="TENSOR_SAVE_ENABLED must be 0 or 1, got 'maybe'"):
         environment_overrides([], {"TENSOR_SAVE_ENABLED": "maybe"})
-
-
-def test_variables_hold_for_every_point_of_a_sweep(in_tmp: Path) -> None:
-    environment = {"CUSTOM_QUANT_TYPE": "mxfp4", "TENSOR_SAVE_ENABLED": "off"}
-    points = compose_sweep(["training.seed=1,2"], None, environment)
-    assert [p.quant.name for p in points] == ["FA_linear_mxfp4", "FA_linear_mxfp4"]
-    assert {p.capture.level for p in points} == {CaptureLevel.off}
-    assert [p.training.seed for p in points] == [1, 2]
-
-
-def test_variable_beside_a_swept_scheme_is_an_error(in_tmp: Path) -> None:
-    with pytest.raises(ConfigError, match=r"CUSTOM_QUANT_TYPE=mxfp8 .* and quant=bf16,FA_mxfp8 di"):
-        compose_sweep(["quant=bf16,FA_mxfp8"], None, {"CUSTOM_QUANT_TYPE": "mxfp8"})

@@ -16,6 +16,7 @@ from quantexp.load import read, save
 from quantexp.paths import conf_dir
 from quantexp.quant.scheme import CHOICES, SCHEMES, derived_name
 from quantexp.schema import Experiment, QuantConfig
+from quantexp.sweep.points import compose_points
 from quantexp.validate import validate
 
 FILES = sorted(file.relative_to(conf_dir()).with_suffix("") for file in conf_dir().rglob("*.yaml"))
@@ -35,14 +36,21 @@ def choice(file: Path) -> list[str]:
     return [f"+{chosen}" if group == "experiment" else chosen]
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] != "experiment"], ids=str)
 def test_shipped_file_is_an_experiment_of_its_name(file: Path, tmp_path: Path) -> None:
     experiment = compose(choice(file), None, {})
     save(experiment, tmp_path / "config.yaml")
     assert read(tmp_path / "config.yaml") == experiment
     group = file.parts[0]
-    if str(file.parent) not in SUBGROUPS and group not in ("config", "experiment"):
+    if str(file.parent) not in SUBGROUPS and group != "config":
         assert getattr(experiment, group).name == file.name
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "experiment"], ids=str)
+def test_shipped_experiment_is_one_or_a_sweep(file: Path, tmp_path: Path) -> None:
+    for point in compose_points(choice(file), None, {}):
+        save(point.experiment, tmp_path / "config.yaml")
+        assert read(tmp_path / "config.yaml") == point.experiment
 
 
 def test_quant_holds_exactly_the_ten_schemes() -> None:

@@ -13,7 +13,7 @@ import torch
 from hydra_plugins.quantexp_launcher import local
 from rich.console import Console
 
-from quantexp.capture.choice import capture_bytes
+from quantexp.capture.budget import price
 from quantexp.compose import compose
 from quantexp.execute import Outcome, execute
 from quantexp.schema import Experiment
@@ -64,6 +64,20 @@ def test_two_processes_train_exactly_as_one(outcomes: list[Outcome]) -> None:
         assert [line[name] for line in one] == [line[name] for line in two]
 
 
+def test_random_numbers_do_not_depend_on_how_many_processes_share_a_batch(
+    tiny_words: list[str], tmp_path: Path
+) -> None:
+    """The same two sums as above, of operands rounded stochastically after a random transform."""
+    told = []
+    for processes in (1, 2):
+        words = [*tiny_words, *SHARED, "quant=more/linear_mxfp4_sr_rht", "capture=off"]
+        words += [f"paths.root={tmp_path / 'runs'}", f"launcher.num_processes={processes}"]
+        outcome = execute(compose(words), QUIET)
+        assert outcome.state is State.COMPLETED
+        told.append([(m["loss"], m["grad_norm"]) for m in lines(outcome.run.metrics)])
+    assert told[0] == told[1]
+
+
 def test_reduced_gradients_are_those_of_one_process(outcomes: list[Outcome]) -> None:
     one, two = (
         {
@@ -100,7 +114,7 @@ def test_captures_of_all_ranks_are_one_capture(
     assert outcomes[1].num_bytes == sum(
         line["bytes"] for line in {line["file"]: line for line in two}.values()
     )
-    assert capture_bytes(experiments[1]) == outcomes[1].num_bytes
+    assert price(experiments[1]).num_bytes == outcomes[1].num_bytes
     assert not list(outcomes[1].run.tensors.glob("*.rank*"))
     assert len(lines(outcomes[1].run.tensors / "statistics.jsonl")) == len(
         lines(outcomes[0].run.tensors / "statistics.jsonl")
@@ -130,6 +144,14 @@ def test_each_rank_has_its_own_log_and_record(outcomes: list[Outcome]) -> None:
     names = {file.name for file in outcomes[1].run.logs.iterdir()}
     assert names == {"rank0.log", "rank1.log", "rank0.json", "rank1.json", "torchrun.log"}
     assert not outcomes[1].run.rendezvous.exists()
+
+
+def test_one_rank_tells_the_trackers(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        (events,) = outcome.run.tensorboard.iterdir()
+        assert events.stat().st_size > 0
+        assert outcome.tracking["tensorboard"]["iteration"] == 3
+        assert outcome.tracking["tensorboard"]["ended"]
 
 
 DEFECTIVE = """\

@@ -91,6 +91,7 @@ def test_run_folder_holds_the_contracts_files(first: RunDir, folder: Path) -> No
     lines = [json.loads(s) for s in (first.tensors / "manifest.jsonl").read_text().splitlines()]
     assert all((first.tensors / line["file"]).is_file() for line in lines)
     assert first.rank_log(0).is_file()
+    assert list(first.tensorboard.glob("events.out.tfevents.*"))
     assert sorted(p.name for p in folder.iterdir()) == ["runs"], "nothing else is left behind"
 
 
@@ -132,7 +133,7 @@ def test_sweep_goes_on_after_failures_and_exits_1(
     assert "4 runs" in done.stdout
     *_, file = sorted((folder / "runs" / "sweeps").glob("*.json"))
     rows = json.loads(file.read_text())["runs"]
-    overflowed, done_already, *not_started = rows
+    *not_started, overflowed, done_already = rows
     assert (overflowed["state"], done_already["state"]) == ("failed", "completed")
     assert overflowed["reason"].startswith("stopped at iteration ")
     assert "in 1 iterations in a row (training.max_nonfinite_iterations)" in overflowed["reason"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.compose import compose
-from quantexp.data.binary import write_binary
+from quantexp.data.binary import fingerprint, write_binary
 from quantexp.data.sources import Document
 from quantexp.data.tokenizer import ByteTokenizer
 from quantexp.errors import DataError
@@ -23,6 +23,7 @@ from quantexp.schema import (
     Recompute,
     Rule,
     TokenizerKind,
+    WandbMode,
 )
 
 Change = Callable[[Experiment], None]
@@ -99,6 +100,12 @@ def test_what_decides_the_numbers_changes_the_hash(
         ("capture.control_iter", 0),
         ("capture.attn_weights", True),
         ("analysis.auto", False),
+        ("tracking.tensorboard", False),
+        ("tracking.wandb.enabled", True),
+        ("tracking.wandb.project", "other"),
+        ("tracking.wandb.mode", WandbMode.offline),
+        ("tracking.mlflow.enabled", True),
+        ("tracking.mlflow.tracking_uri", "https://elsewhere"),
         ("launcher.name", "slurm"),
         ("launcher.num_threads", 3),
         ("launcher.timeout_min", 1.0),
@@ -191,3 +198,30 @@ def test_missing_tokenizer_path_says_what_to_give(base: Experiment, tmp_path: Pa
     experiment.dataset.tokenizer = TokenizerKind.huggingface
     with pytest.raises(DataError, match=r"dataset\.tokenizer=huggingface needs a path: give a fol"):
         identity(experiment, "cpu")
+
+
+def test_content_that_changes_under_the_same_path_changes_the_hash(
+    base: Experiment, prepared: Callable[[str, str], Path]
+) -> None:
+    """Points of a sweep share what was read of their data, as long as the files are the same."""
+    prefix = prepared("here", "one text")
+    experiment = with_data(base, prefix)
+    before = digest(experiment)
+    assert digest(experiment) == before
+    write_binary([Document("1", "two text", "test")], prefix, ByteTokenizer())
+    assert digest(experiment) != before
+
+
+def test_data_is_read_once_for_all_points(
+    base: Experiment, prepared: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(prefix: Path) -> str:
+        read.append(prefix)
+        return fingerprint(prefix)
+
+    monkeypatch.setattr("quantexp.identity.fingerprint", counted)
+    experiment = with_data(base, prepared("shared", "one text"))
+    assert len({digest(experiment) for _ in range(3)}) == 1
+    assert len(read) == 1

@@ -26,6 +26,7 @@ def names(kind: str, config_dir: Path | None = None) -> list[str]:
         ("datasets", "dataset"),
         ("presets", "training"),
         ("captures", "capture"),
+        ("experiments", "experiment"),
     ],
 )
 def test_kind_lists_every_file_of_its_group(kind: str, group: str) -> None:
@@ -34,11 +35,23 @@ def test_kind_lists_every_file_of_its_group(kind: str, group: str) -> None:
 
 def test_schemes_are_the_ten_in_their_order_and_then_the_rest() -> None:
     assert names("schemes")[:10] == list(SCHEMES)
-    assert names("schemes")[10:] == [
-        "more/FA_full_hifp8",
-        "more/FA_full_mxfp4",
-        "more/FA_full_mxfp8",
-    ]
+    more = names("schemes")[10:]
+    assert more == sorted(f"more/{f.stem}" for f in (conf_dir() / "quant" / "more").glob("*.yaml"))
+    assert {"more/FA_full_hifp8", "more/linear_nvfp4", "more/linear_mxfp4_sr_rht"} <= set(more)
+
+
+def test_every_other_scheme_says_what_it_is() -> None:
+    assert all(choice.about for choice in choices("schemes", None)[10:])
+
+
+#: Made of the ten's own choices.
+OWN = {"more/FA_full_hifp8", "more/FA_full_mxfp4", "more/FA_full_mxfp8"}
+
+
+def test_a_scheme_of_other_formats_or_options_cites_its_source() -> None:
+    about = {choice.name: choice.about for choice in choices("schemes", None)[10:]}
+    for name in about.keys() - OWN:
+        assert "arXiv" in about[name] or "OCP" in about[name], name
 
 
 def test_scheme_says_its_sites_and_a_file_its_comment() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra import compose as hydra_compose
+from omegaconf import OmegaConf
 
-from quantexp.compose import compose
+from quantexp.compose import compose, configuration
 from quantexp.errors import ConfigError
-from quantexp.load import load, read, save, unknown_key
+from quantexp.load import from_plain, load, plain, read, read_capture, save, unknown_key
 from quantexp.schema import Experiment, TokenizerKind
 
 #: A scheme of the user's own, quantising the linear layers.
@@ -167,6 +170,17 @@ def test_config_yaml_gives_the_same_experiment_back(tmp_path: Path) -> None:
     assert read(tmp_path / "config.yaml") == experiment
 
 
+@pytest.mark.parametrize(
+    "word", ["1e5", "1_000", "inf", "null", "yes", "0x1f", "a: b", "# c", "ü\n'\""]
+)
+def test_words_that_look_like_something_else_stay_words(word: str, tmp_path: Path) -> None:
+    experiment = compose(["training=fast"], None, {})
+    experiment.dataset.split = word
+    file = tmp_path / "config.yaml"
+    save(experiment, file)
+    assert OmegaConf.load(file).dataset.split == word
+
+
 def test_config_yaml_says_the_schemes_name(tmp_path: Path) -> None:
     save(compose(["quant/pv=hifp8"], None, {}), tmp_path / "config.yaml")
     assert "  name: pv_hifp8\n" in (tmp_path / "config.yaml").read_text()
@@ -200,15 +214,76 @@ def test_config_yaml_out_of_range_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "config.yaml")
 
 
+def test_plain_configuration_gives_the_same_experiment_back() -> None:
+    for words in (["quant=more/FA_full_mxfp8", "capture=tensors"], ["launcher=slurm"]):
+        experiment = compose(words, None, {})
+        container = OmegaConf.to_container(OmegaConf.structured(experiment), enum_to_str=True)
+        assert plain(experiment) == container
+        assert from_plain(json.loads(json.dumps(plain(experiment)))) == experiment
+
+
+def test_plain_configuration_out_of_range_is_refused() -> None:
+    content = plain(compose([], None, {}))
+    content["training"]["iterations"] = 0
+    with pytest.raises(ConfigError, match=r"training\.iterations must be at least 1, got 0"):
+        from_plain(content)
+
+
+def test_capture_of_a_run_folder_is_what_reading_all_of_it_says(tmp_path: Path) -> None:
+    save(compose(["training=fast", "capture.control_iter=0"], None, {}), tmp_path / "config.yaml")
+    assert read_capture(tmp_path / "config.yaml") == read(tmp_path / "config.yaml").capture
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n", "a: 1\n", "capture: {level: all}\n"])
+def test_broken_capture_of_a_run_folder_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read: "):
+        read_capture(tmp_path / "config.yaml")
+
+
 def test_load_returns_the_schema_and_drops_hydras_own_part() -> None:
-    from hydra import compose as hydra_compose
-
-    from quantexp.compose import configuration
-
     with configuration(None):
         config = hydra_compose("config", return_hydra_config=True)
     assert "hydra" in config
     assert isinstance(load(config), Experiment)
+
+
+def test_loading_twice_gives_two_experiments_that_share_nothing() -> None:
+    with configuration(None):
+        config = hydra_compose("config", ["quant=linear_mxfp8"], return_hydra_config=True)
+        one, other = load(config), load(config)
+    assert one == other
+    one.quant.linear.fprop.x.block = 16
+    one.training.seed = 1
+    assert (other.quant.linear.fprop.x.block, other.training.seed) == (None, 1234)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("training.lr=1", "training.lr=1.5"), ("training.seed=1", "training.seed=1234")],
+)
+def test_sections_that_differ_are_not_taken_for_each_other(first: str, second: str) -> None:
+    key = first.split("=")[0].split(".")[1]
+    values = [getattr(compose([word], None, {}).training, key) for word in (first, second, first)]
+    assert values == [float(word.split("=")[1]) for word in (first, second, first)]
+    assert len({type(value) for value in values}) == 1
+
+
+@pytest.mark.parametrize("key", ["trainig: {lr: 1}", "force: {a: 1}", "sweep: {}"])
+def test_config_yaml_with_a_wrong_section_is_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "config.yaml").write_text(key + "\n")
+    with pytest.raises(ConfigError, match=f"(unknown key )?{key.split(':')[0]}"):
+        read(tmp_path / "config.yaml")
+
+
+def test_sweep_is_no_key_of_a_run(tmp_path: Path) -> None:
+    save(compose([], None, {}), tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text + "sweep: {seeds: 2}\n")
+    with pytest.raises(
+        ConfigError, match=r"unknown key sweep; allowed in the root: model, .*force$"
+    ):
+        read(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,14 @@ def test_run_folder_has_the_contracts_names() -> None:
     assert {name: Path("/r") / name for name in named} == named
 
 
+def test_attempts_are_counted_from_one(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert run.attempt == 1
+    for number in ("1", "2", "10"):
+        (run.attempts / number).mkdir(parents=True)
+    assert run.attempt == 11
+
+
 def test_tensors_are_in_the_run_folder_unless_put_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

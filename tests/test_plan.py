@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from quantexp.compose import compose
 from quantexp.plan import Plan, make_plan, plan_json, print_plan
+from quantexp.queueing import slots
 from quantexp.schema import Experiment
 
 FULL = ["training=default", "capture=tensors"]
@@ -138,11 +140,48 @@ def test_unscaled_hifp8_says_so() -> None:
     assert "hifp8, unscaled" in text
 
 
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [
+        ("linear_nvfp4", "nvfp4_e2m1, blocks of 16 along tokens, one scale a tensor (exact)"),
+        ("linear_fp8", "fp8_e5m2, one scale a tensor (exact), amax to 57344"),
+        (
+            "linear_hifp8_delayed",
+            "hifp8, one scale a tensor (delayed over 16 iterations), amax to 15",
+        ),
+        (
+            "linear_mxfp4_sr_rht",
+            "mxfp4_e2m1, blocks of 32 along tokens, floor, rounded stochastically, 3/4 before and 4/3 after, random "
+            "Hadamard in blocks of 64",
+        ),
+    ],
+)
+def test_other_formats_and_options_are_told_in_full(scheme: str, words: str) -> None:
+    text = shown(planned(f"quant=more/{scheme}")).replace("│", " ")
+    assert words in " ".join(text.split())
+
+
+def test_packed_nvfp4_holds_four_bits_and_a_scale_of_eight_for_sixteen() -> None:
+    plan = planned("quant=more/linear_nvfp4")
+    assert plan.packed_weight_bytes == plan.linear_weight_bytes * (4 + 8 / 16) / 16
+
+
 def test_plan_does_not_change_the_experiment() -> None:
     experiment: Experiment = compose(["training=fast"], None, {})
     before = repr(experiment)
     make_plan(experiment)
     assert repr(experiment) == before
+
+
+def test_plan_says_who_will_be_told_what_where() -> None:
+    plan = planned("training=fast", "paths.root=/somewhere", "tracking.wandb.enabled=true")
+    folder = plan.commands[0][3]
+    assert plan.tracking["tensorboard"] == f"{folder}/tensorboard"
+    assert plan.tracking["wandb"].startswith(f"project quantexp, run {Path(folder).name}, ")
+    assert set(json.loads(json.dumps(plan_json(plan)))["tracking"]) == {"tensorboard", "wandb"}
+    text = shown(plan, 300)
+    assert plan.tracking["tensorboard"] in text
+    assert plan.tracking["wandb"] in text
 
 
 def test_several_processes_share_the_batch_under_torchrun() -> None:
@@ -154,5 +193,33 @@ def test_several_processes_share_the_batch_under_torchrun() -> None:
     assert command[1:4] == ["-m", "torch.distributed.run", "--nproc-per-node=2"]
     assert command[-3:-1] == ["-m", "quantexp.worker"]
     assert command[-1] != one.commands[0][-1], "another identity, another folder"
-    assert "2 under torchrun" in shown(two)
+    assert "2, data parallel: each holds the whole model" in shown(two)
     assert "2 micro-batches of every iteration" in shown(two)
+
+
+def test_runs_at_once_are_told_with_what_each_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "visible_gpus", list)
+    monkeypatch.setattr(slots, "allowed_cores", lambda: [0, 1, 2, 3])
+    plan = planned("training=fast", "launcher.max_parallel=2")
+    assert plan.slots == ["core 0-1", "core 2-3"]
+    assert plan.missing is None
+    assert "at once" in shown(plan)
+    assert "2 runs of a sweep: core 0-1; core 2-3" in shown(plan)
+    assert "at once" not in shown(planned("training=fast"))
+
+
+def test_machine_that_is_too_small_for_so_many_runs_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots, "visible_gpus", list)
+    monkeypatch.setattr(slots, "allowed_cores", lambda: [0])
+    plan = planned("training=fast", "launcher.max_parallel=2")
+    assert plan.slots == []
+    assert plan.missing == (
+        "launcher.max_parallel=2 needs a core for each run, and this process may use 1; lower it"
+    )
+    assert "cannot start yet: launcher.max_parallel=2 needs" in shown(plan)
+
+
+def test_slots_of_this_machine_say_nothing_about_slurm() -> None:
+    assert planned("training=fast", "launcher=slurm", "launcher.max_parallel=500").slots == []

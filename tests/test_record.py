@@ -8,7 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +17,13 @@ import pytest
 
 from quantexp import __version__
 from quantexp.compose import compose
-from quantexp.errors import RunError
+from quantexp.errors import RunError, RunInUseError
 from quantexp.load import read
 from quantexp.paths import RunDir
-from quantexp.record import covers, opened, provenance, read_json
+from quantexp.record import opened, run_folder, set_aside
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
-from quantexp.status import State, read_status, write_status
+from quantexp.skip import covers
+from quantexp.status import INTERRUPTED, State, read_status, write_status
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,13 @@ def experiment(composed: Experiment, tmp_path: Path) -> Experiment:
 def opening(experiment: Experiment) -> tuple[RunDir, str | None]:
     with opened(experiment, "cpu", ["quantexp", "training=fast"]) as (folder, _):
         return folder.run, folder.skipped
+
+
+def begin(run: RunDir) -> None:
+    """Leave the folder as a run does that has begun."""
+    status = read_status(run.status)
+    assert status is not None
+    write_status(run.status, replace(status, state=State.CANCELLED, started="2026-01-01"))
 
 
 def complete(run: RunDir, iteration: int | None = None) -> None:
@@ -99,6 +108,7 @@ def test_new_attempt_moves_the_earlier_one_aside_untouched(experiment: Experimen
     assert contents(run.attempts / "1") == before
     assert not run.tensors.exists()
     assert not run.metrics.exists()
+    begin(run)
     opening(experiment)
     assert sorted(p.name for p in run.attempts.iterdir()) == ["1", "2"]
     assert contents(run.attempts / "1") == before
@@ -117,7 +127,7 @@ def test_tensors_put_elsewhere_are_set_aside_with_the_attempt(
     elsewhere = run.captured(experiment.capture.dir)
     elsewhere.mkdir(parents=True)
     (elsewhere / "manifest.jsonl").write_text("first\n")
-    experiment.force = True
+    begin(run)
     opening(experiment)
     assert [p.name for p in elsewhere.iterdir()] == ["attempts"]
     assert (elsewhere / "attempts" / "1" / "manifest.jsonl").read_text() == "first\n"
@@ -126,8 +136,7 @@ def test_tensors_put_elsewhere_are_set_aside_with_the_attempt(
 
 def test_capture_below_the_root_itself_sets_nothing_aside_twice(experiment: Experiment) -> None:
     experiment.capture.dir = experiment.paths.root
-    experiment.force = True
-    opening(experiment)
+    begin(opening(experiment)[0])
     run, _ = opening(experiment)
     assert (run.attempts / "1" / "config.yaml").is_file()
     assert run.config.is_file()
@@ -187,6 +196,8 @@ FULL = CaptureConfig(level=CaptureLevel.tensors, first_iteration=2, control_iter
         ({"attn_weights": True}, {}, True),
         ({}, {"weight_grads": True}, False),
         ({"weight_grads": True}, {"weight_grads": True}, True),
+        ({}, {"format": "mxfp8"}, False),
+        ({"format": "mxfp8"}, {}, True),
         ({}, {"dir": "/elsewhere"}, False),
         ({"stop_after_capture": True, "name": "a"}, {"name": "b"}, True),
     ],
@@ -258,6 +269,7 @@ def test_root_that_cannot_be_written_is_named_with_the_remedy(
 
 def test_attempt_that_cannot_be_set_aside_is_a_clean_error(experiment: Experiment) -> None:
     run, _ = opening(experiment)
+    begin(run)
     run.attempts.write_text("in the way")
     with pytest.raises(RunError, match=r"the run folder .* cannot be written: .*; set paths\.root"):
         opening(experiment)
@@ -284,20 +296,24 @@ def test_provenance_says_what_ran_and_no_environment(
     assert "environment" not in content
 
 
-def test_provenance_of_a_checkout_names_the_commit() -> None:
-    source = provenance({}, [])["source"]
-    assert set(source) >= {"commit", "diff"}
-    if (Path(__file__).parent.parent / ".git").exists():
-        assert len(source["commit"]) == 40
+def test_secret_of_the_environment_on_the_command_line_is_not_in_the_provenance(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "secret-of-the-environment")
+    words = ["quantexp", "--config-dir", "/home/secret-of-the-environment", "a=https://me:word@b"]
+    with opened(experiment, "cpu", words) as (folder, _):
+        command = json.loads(folder.run.provenance.read_text())["command"]
+    assert command == ["quantexp", "--config-dir", "/home/<SOME_TOKEN>", "a=https://b"]
 
 
-@pytest.mark.parametrize("text", [None, "{"])
-def test_json_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
-    file = tmp_path / "precision.json"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(RunError, match=r"precision\.json cannot be read: "):
-        read_json(file)
+def test_secret_of_the_environment_in_an_uncommitted_change_is_not_in_the_provenance(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "secret-of-the-environment")
+    diff = "+token = 'secret-of-the-environment'"
+    monkeypatch.setattr("quantexp.provenance.checkout", lambda: {"commit": "0" * 40, "diff": diff})
+    run, _ = opening(experiment)
+    assert json.loads(run.provenance.read_text())["source"]["diff"] == "+token = '<SOME_TOKEN>'"
 
 
 # What an earlier attempt left.
@@ -342,3 +358,190 @@ def test_damaged_attempt_is_set_aside_and_said_so(
 def test_space_for_the_last_words_is_reserved(experiment: Experiment) -> None:
     run, _ = opening(experiment)
     assert run.reserve.stat().st_size == 1 << 16
+
+
+def test_attempt_that_never_started_is_no_attempt(experiment: Experiment) -> None:
+    """A sweep prepares all its folders first; who starts one prepares it again."""
+    run, _ = opening(experiment)
+    experiment.capture.level = CaptureLevel.stats
+    assert opening(experiment) == (run, None)
+    assert not run.attempts.exists()
+    assert read(run.config).capture.level is CaptureLevel.stats
+
+
+def test_run_that_waits_in_a_scheduler_is_left_alone(experiment: Experiment) -> None:
+    run, _ = opening(experiment)
+    status = read_status(run.status)
+    assert status is not None
+    write_status(run.status, replace(status, submission="quantexp-1", job_id="12_3"))
+    before = contents(run.root)
+    with opened(experiment, "cpu", [], lambda status: f"job {status.job_id} is waiting") as found:
+        assert found[0].elsewhere == "job 12_3 is waiting"
+    assert contents(run.root) == before
+    with opened(experiment, "cpu", [], lambda _: None) as found:
+        assert found[0].elsewhere is None, "the job is gone: a new attempt is ready"
+
+
+HELD_BY_A_JOB = """\
+import sys
+from pathlib import Path
+from quantexp.lock import take_lock
+from quantexp.paths import RunDir
+take_lock(RunDir(Path(sys.argv[1])))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def running_elsewhere(experiment: Experiment) -> Iterator[RunDir]:
+    """A folder in which a job runs, which has the lock."""
+    run, _ = opening(experiment)
+    status = read_status(run.status)
+    assert status is not None
+    told = replace(status, state=State.RUNNING, submission="quantexp-1", job_id="12_3")
+    write_status(run.status, told)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HELD_BY_A_JOB, str(run.root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        yield run
+        assert holder.stdin is not None
+        holder.stdin.close()
+
+
+def test_run_that_runs_in_a_job_is_told_at_once_and_left_alone(
+    experiment: Experiment, running_elsewhere: RunDir
+) -> None:
+    before = contents(running_elsewhere.root)
+    start = time.monotonic()
+    answer = "job 12_3 is running on n1"
+    with opened(experiment, "cpu", [], lambda _: answer, patience_s=300) as (folder, lock):
+        assert (folder.elsewhere, folder.skipped, lock) == (answer, None, None)
+        assert folder.snapshot.is_dir()
+    assert time.monotonic() - start < 60
+    assert contents(running_elsewhere.root) == before
+
+
+def test_lock_of_a_job_that_is_gone_is_waited_for_and_then_named(
+    experiment: Experiment, running_elsewhere: RunDir
+) -> None:
+    with (
+        pytest.raises(RunInUseError, match=r"is in use by another process; wait for it, or stop"),
+        opened(experiment, "cpu", [], lambda _: None, patience_s=0.5),
+    ):
+        pass
+
+
+def test_attempt_that_was_cancelled_before_it_started_is_no_attempt(
+    experiment: Experiment,
+) -> None:
+    run, _ = opening(experiment)
+    status = read_status(run.status)
+    assert status is not None
+    write_status(run.status, replace(status, state=State.CANCELLED, reason="not submitted"))
+    opening(experiment)
+    assert not run.attempts.exists()
+
+
+def test_files_that_are_kept_are_copied_into_the_attempt_and_never_missing(
+    experiment: Experiment,
+) -> None:
+    run, _ = opening(experiment)
+    begin(run)
+    before = contents(run.root)
+    set_aside(run, None, keep=(run.config, run.status))
+    assert contents(run.attempts / "1") == before
+    assert run.config.read_bytes() == before["config.yaml"]
+    assert run.status.read_bytes() == before["status.json"]
+    assert not run.provenance.exists()
+
+
+def test_paths_of_the_saved_configuration_depend_on_no_working_directory(
+    experiment: Experiment, in_tmp: Path
+) -> None:
+    experiment.paths.root, experiment.capture.dir = "runs", "big"
+    run, _ = opening(experiment)
+    saved = read(run.config)
+    assert saved.paths.root == str(in_tmp / "runs")
+    assert saved.capture.dir == str(in_tmp / "big")
+
+
+# Attempts of other processes that share a sweep.
+
+BEFORE, END, AFTER = (f"2026-01-01T00:00:0{n}.000+00:00" for n in range(3))
+
+
+def ends(experiment: Experiment, state: State, reason: str = "") -> RunDir:
+    """A run that ended so at END."""
+    run, _ = opening(experiment)
+    status = read_status(run.status)
+    assert status is not None
+    status.state, status.reason, status.started, status.finished = state, reason, BEFORE, END
+    status.iteration = status.iterations
+    write_status(run.status, status)
+    (run.tensors).mkdir()
+    (run.tensors / "statistics.jsonl").write_text("")
+    (run.tensors / "manifest.jsonl").write_text("")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "settled"),
+    [
+        (State.FAILED, "loss nan", True),
+        (State.CANCELLED, "cancelled by its user", True),
+        (State.CANCELLED, INTERRUPTED, False),
+        (State.RUNNING, "", False),
+    ],
+)
+def test_end_of_an_attempt_counts_for_those_who_asked_for_it_before(
+    experiment: Experiment, state: State, reason: str, settled: bool
+) -> None:
+    run = ends(experiment, state, reason)
+    with opened(experiment, "cpu", [], since=BEFORE) as (folder, _):
+        assert folder.settled is settled
+        assert folder.ready is not settled
+    assert (run.attempts / "1").exists() is not settled
+
+
+@pytest.mark.parametrize("since", [None, AFTER, END])
+def test_end_of_an_earlier_attempt_does_not_count(
+    experiment: Experiment, since: str | None
+) -> None:
+    ends(experiment, State.FAILED, "loss nan")
+    with opened(experiment, "cpu", [], since=since) as (folder, _):
+        assert folder.ready
+
+
+@pytest.mark.parametrize(("since", "skipped"), [(None, False), (BEFORE, True), (AFTER, False)])
+def test_run_that_was_forced_meanwhile_is_not_forced_again(
+    experiment: Experiment, since: str | None, skipped: bool
+) -> None:
+    ends(experiment, State.COMPLETED)
+    experiment.force = True
+    with opened(experiment, "cpu", [], since=since) as (folder, _):
+        assert (folder.skipped is not None) is skipped
+
+
+def test_damaged_attempt_does_not_count(experiment: Experiment) -> None:
+    run = ends(experiment, State.FAILED, "loss nan")
+    run.status.write_text("{")
+    with opened(experiment, "cpu", [], since=BEFORE) as (folder, _):
+        assert folder.ready
+
+
+def test_folder_is_known_without_opening_it(experiment: Experiment) -> None:
+    run = run_folder(experiment, "cpu")
+    assert not run.root.exists()
+    assert opening(experiment)[0] == run
+
+
+def test_source_that_is_known_already_is_not_asked_for(experiment: Experiment) -> None:
+    with opened(experiment, "cpu", [], source={"commit": "0123"}) as (folder, _):
+        source = json.loads(folder.run.provenance.read_text())["source"]
+        assert source == {"commit": "0123", "snapshot": folder.snapshot.name}

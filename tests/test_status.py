@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.errors import RunError
-from quantexp.status import State, Status, now, read_status, write_json, write_status
+from quantexp.status import State, Status, now, read_json, read_status, write_json, write_status
 
 
 def test_status_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -58,3 +58,12 @@ def test_status_of_another_version_is_refused_by_name(tmp_path: Path, text: str)
 
 def test_times_are_utc() -> None:
     assert datetime.fromisoformat(now()).utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_json_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "precision.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(RunError, match=r"precision\.json cannot be read: "):
+        read_json(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,24 @@ def test_summary_says_what_there_is(ended: Callable[..., Outcome]) -> None:
     assert "iteration 8, loss 5.0000, 1,234 tokens/s, 1.5 GB" in text
     assert "64 tensors, 2.4 MB" in text
     assert "completed" in text
+
+
+def test_summary_says_where_trackers_have_the_run_and_what_went_wrong(
+    ended: Callable[..., Outcome],
+) -> None:
+    well = {"where": "https://there/[theirs]", "iteration": 8, "ended": True, "trouble": ""}
+    tracking = {
+        "tensorboard": {**well, "where": "tensorboard"},
+        "wandb": well,
+        "mlflow": {**well, "iteration": 3, "trouble": "MlflowException: away"},
+    }
+    text = printed(lambda console: print_outcome(ended(tracking=tracking), console))
+    assert re.search(r"wandb +https://there/\[theirs\]\s", text)
+    assert re.search(r"mlflow +was told up to iteration 3: MlflowException: away\s", text)
+    assert "tensorboard" not in text, "it is in the run folder"
+    never = {**well, "iteration": 0, "trouble": "OSError: full"}
+    text = printed(lambda console: print_outcome(ended(tracking={"tensorboard": never}), console))
+    assert re.search(r"tensorboard +was told nothing: OSError: full\s", text)
 
 
 def test_skipped_run_says_why(ended: Callable[..., Outcome]) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from quantexp import worker
+from quantexp.errors import RunError
 from quantexp.load import save
 from quantexp.paths import RunDir
 from quantexp.ranks import Rank, read_record
 from quantexp.schema import Experiment
+from quantexp.start import take_over
 from quantexp.status import State, read_status
 from quantexp.worker import Worker
 
@@ -100,3 +102,60 @@ def test_interrupt_that_torch_turned_into_another_error_is_an_interrupt(
     record = read_record(second.folder, 1)
     assert record is not None
     assert record.state is State.CANCELLED
+
+
+# In a job.
+
+
+@pytest.fixture
+def in_job(
+    tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Worker:
+    """A worker of a job's first start."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    run = RunDir(tmp_path)
+    take_over(run)
+    return Worker(run, tiny(), in_job=True)
+
+
+def test_signal_in_a_job_is_not_taken_for_a_cancellation(
+    in_job: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads this must not believe that the run is over: the scheduler may have put it back."""
+    monkeypatch.setattr(in_job, "_train", lambda: in_job.interrupt(signal.SIGTERM, None))
+    assert in_job.run() == 130
+    status = read_status(in_job.folder.status)
+    assert status is not None
+    assert (status.state, status.reason) == (State.PREEMPTED, "ended from outside")
+
+
+def test_start_that_is_no_longer_the_newest_ends_and_writes_nothing(
+    in_job: Worker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trains() -> None:
+        with monkeypatch.context() as later:
+            later.setenv("SLURM_RESTART_COUNT", "1")
+            take_over(in_job.folder)
+        written.append(in_job.folder.status.read_bytes())
+        in_job.tell("training")
+
+    written: list[bytes] = []
+    monkeypatch.setattr(in_job, "_train", trains)
+    assert in_job.run() == 1
+    assert in_job.folder.status.read_bytes() == written[0]
+    assert "the job was started again elsewhere" in capsys.readouterr().err
+
+
+def test_error_of_a_start_that_is_no_longer_the_newest_is_not_the_run_s(
+    in_job: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        in_job.folder.start.unlink()
+        raise RunError("its files were moved away")
+
+    monkeypatch.setattr(in_job, "_train", fails)
+    assert in_job.run() == 1
+    status = read_status(in_job.folder.status)
+    assert status is not None
+    assert status.state is State.RUNNING

@@ -94,11 +94,13 @@ def _draw_dots(ax: Axes, columns: Mapping[int, Sequence[OperandFidelity]]) -> No
 
 
 def _format(member: OperandFidelity) -> str:
-    """The format's name and its scale rule or scaling."""
+    """The format's name, its scale rule or scaling, and what else is done to its operands."""
     options = member.declared.options
     rule = options.get("scale_rule") or options.get("scaling")
-    name = member.declared.format.name
-    return name if rule is None else f"{name} {rule}"
+    stochastic = "stochastic" if options.get("rounding") == "stochastic" else None
+    hadamard = "Hadamard" if member.declared.hadamard_block is not None else None
+    words = (member.declared.format.name, rule, stochastic, hadamard)
+    return " ".join(str(word) for word in words if word is not None)
 
 
 def _draw_medians(ax: Axes, columns: Mapping[int, Sequence[OperandFidelity]]) -> None:

@@ -56,6 +56,11 @@ class DeclaredOperand:
     dim: int
     #: What else `quantise` is told.
     options: Mapping[str, Any]
+    #: Elements of a Hadamard transform beforehand, None where there is none, and the signs before that.
+    hadamard_block: int | None = None
+    signs: tuple[int, ...] | None = None
+    #: Under delayed scaling, the amax of the iterations before; None is the tensor's own.
+    amax: float | None = None
 
     @property
     def slot(self) -> str:
@@ -94,7 +99,17 @@ def _declared(
     known = fmt.options - {"amax"}
     options = {k: v for k, v in settings.items() if k in known and v is not None}
     dim = _dimension(record, slot, operand, settings.get("axis"), fmt)
-    return DeclaredOperand(product, operand, fmt, dim, options)
+    signs = settings.get("signs")
+    return DeclaredOperand(
+        product,
+        operand,
+        fmt,
+        dim,
+        options,
+        hadamard_block=settings.get("hadamard_block"),
+        signs=None if signs is None else tuple(signs),
+        amax=settings.get("amax"),
+    )
 
 
 def _dimension(record: Record, slot: str, operand: str, axis: object, fmt: Format) -> int:

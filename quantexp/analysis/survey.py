@@ -24,7 +24,7 @@ from quantexp.analysis.operands import DeclaredOperand, declared_operands
 from quantexp.analysis.sample import sample_blocks
 from quantexp.analysis.statistics import Fidelity, quantisation_error
 from quantexp.errors import CaptureError
-from quantexp.formats import finite_amax
+from quantexp.formats import finite_amax, hadamard
 
 _MX_BLOCK = 32
 
@@ -158,6 +158,18 @@ def _is_scaled(declared: DeclaredOperand) -> bool:
 
 def _fidelity(tensor: Tensor, declared: DeclaredOperand, amax: Tensor | None) -> Fidelity:
     block = int(declared.options.get("block") or declared.format.block or _MX_BLOCK)
-    part, dim = sample_blocks(tensor, declared.dim, block)
+    part, dim = sample_blocks(tensor, declared.dim, max(block, declared.hadamard_block or 1))
+    if declared.hadamard_block is not None:
+        part = _transformed(part, declared, dim)
+        amax = finite_amax(part)
+    if declared.amax is not None:
+        amax = torch.tensor(declared.amax)
     scaled = {"amax": amax} if _is_scaled(declared) else {}
     return quantisation_error(part, declared.format, dim, {**declared.options, **scaled})
+
+
+def _transformed(part: Tensor, declared: DeclaredOperand, dim: int) -> Tensor:
+    """What is rounded in place of the tensor: rounding errs as much before as after the transform is undone."""
+    assert declared.hadamard_block is not None
+    signs = None if declared.signs is None else torch.tensor(declared.signs, dtype=torch.float32)
+    return hadamard(part, axis=dim, block=declared.hadamard_block, signs=signs)

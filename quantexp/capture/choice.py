@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 
+from quantexp.capture.rules import Take, take
+from quantexp.capture.sample import sample_of, sampled_shape
+from quantexp.capture.schedule import captured_iterations
 from quantexp.quant.precision import ATTENTION, ModuleId, decoder_modules
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
-from quantexp.sizes import element_bytes, linear_shapes, num_micro_batches_each
-
-#: Tensors kept only with `capture.attn_weights`.
-ATTENTION_WEIGHTS = frozenset({"attn_weights", "grad_attn_weights"})
-#: Tensors kept only with `capture.weight_grads`.
-WEIGHT_GRADS = frozenset({"grad_weight", "main_grad"})
+from quantexp.sizes import element_bytes, linear_shapes
 
 
 @dataclass(frozen=True)
@@ -33,25 +31,15 @@ class Expected:
     once: bool = False
     #: Another tensor's file: the backward's weight is the forward's.
     shared: bool = False
+    take: Take = field(default_factory=lambda: Take(CaptureLevel.tensors))
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the values on disk; the file's own framing (some 2 kB) comes on top."""
-        return 0 if self.shared else prod(self.shape) * self.bytes_each
-
-
-def wanted(capture: CaptureConfig, tensor: str) -> bool:
-    """Whether the configuration keeps tensors of this name."""
-    if tensor in ATTENTION_WEIGHTS:
-        return capture.attn_weights
-    return capture.weight_grads if tensor in WEIGHT_GRADS else True
-
-
-def is_captured(capture: CaptureConfig, iteration: int) -> bool:
-    """Whether an iteration (from 1) is captured."""
-    if capture.level is CaptureLevel.off or iteration < capture.first_iteration:
-        return False
-    return capture.control_iter == 0 or iteration < capture.first_iteration + capture.control_iter
+        if self.shared or self.take.level is not CaptureLevel.tensors:
+            return 0
+        sample = sample_of(self.shape, self.tensor, self.take.sample_of, self.take.sample_count)
+        return prod(sampled_shape(self.shape, sample)) * self.bytes_each
 
 
 def takes_micro_batch(capture: CaptureConfig, index: int) -> bool:
@@ -61,8 +49,8 @@ def takes_micro_batch(capture: CaptureConfig, index: int) -> bool:
 
 def last_captured(experiment: Experiment) -> int:
     """The last iteration that is captured; 0 where nothing is."""
-    iterations = range(1, experiment.training.iterations + 1)
-    return max((i for i in iterations if is_captured(experiment.capture, i)), default=0)
+    iterations = captured_iterations(experiment.capture, experiment.training.iterations)
+    return iterations[-1] if iterations else 0
 
 
 def expected_tensors(experiment: Experiment) -> Iterator[Expected]:
@@ -73,21 +61,20 @@ def expected_tensors(experiment: Experiment) -> Iterator[Expected]:
             if module.name == ATTENTION
             else _linear(experiment, module)
         )
-        yield from (t for t in tensors if wanted(experiment.capture, t.tensor))
+        yield from _taken(experiment, tensors)
 
 
-def capture_bytes(experiment: Experiment) -> int:
-    """Bytes of full tensors the whole run will store; 0 unless `capture.level` is tensors."""
-    if experiment.capture.level is not CaptureLevel.tensors:
-        return 0
-    training, capture = experiment.training, experiment.capture
-    iterations = sum(is_captured(capture, i) for i in range(1, training.iterations + 1))
-    num_micro_batches = num_micro_batches_each(experiment)
-    micro_batches = sum(takes_micro_batch(capture, i) for i in range(num_micro_batches))
-    tensors = list(expected_tensors(experiment))
-    each = sum(t.num_bytes for t in tensors if not t.once)
-    once = sum(t.num_bytes for t in tensors if t.once)
-    return iterations * (once + micro_batches * each * experiment.launcher.num_processes)
+def _taken(experiment: Experiment, tensors: Iterator[Expected]) -> Iterator[Expected]:
+    """What the rules keep; a weight that the forward left out is the backward's own."""
+    left_out: set[str] = set()
+    layers = experiment.model.num_layers
+    for each in tensors:
+        taken = take(experiment.capture, layers, each.module, each.operation, each.tensor)
+        if taken.level is CaptureLevel.off:
+            left_out.add(each.tensor)
+        else:
+            shared = each.shared and each.tensor not in left_out
+            yield replace(each, take=taken, shared=shared)
 
 
 def _linear(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:

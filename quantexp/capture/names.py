@@ -10,12 +10,13 @@ says it all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quantexp.formats.table import get_format
 from quantexp.quant.precision import ATTENTION, ModulePrecision, operand_record
 from quantexp.quant.sites import Product, Site
-from quantexp.quant.slots import WORKING
+from quantexp.quant.slots import WORKING, Operand
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,19 @@ def short_name(format_name: str) -> str:
     return (aliases[0] if aliases else format_name).replace("_", "-")
 
 
-def formats_record(precision: ModulePrecision) -> dict[str, dict[str, object]]:
-    """Every slot of the module with format and options: `fprop.x` for linear, `qk.fprop.q` for attention."""
+def formats_record(
+    precision: ModulePrecision, moment: Callable[[Operand], dict[str, object]]
+) -> dict[str, dict[str, object]]:
+    """Every slot of the module with format and options: `fprop.x` for linear, `qk.fprop.q` for attention.
+
+    `moment` tells what else a slot's values depended on: seed and offset, signs, amax.
+    """
     linear = Site.LINEAR in precision.sites
     return {
         (
             f"{e.product.value}.{e.name}"
             if linear
             else f"{e.site.value}.{e.product.value}.{e.name}"
-        ): (operand_record(e.operand))
+        ): (operand_record(e.operand) | moment(e.operand))
         for e in precision.entries()
     }

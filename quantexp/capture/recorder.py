@@ -7,8 +7,10 @@ iteration; the backward's line refers to the forward's file. Where several ranks
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,11 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.capture.choice import is_captured, takes_micro_batch, wanted
+from quantexp.capture.choice import takes_micro_batch
+from quantexp.capture.fidelity import Chosen, chosen_for
 from quantexp.capture.names import TensorName, formats_record, quant_type
-from quantexp.capture.statistics import statistics
+from quantexp.capture.rules import Take, take
+from quantexp.capture.sample import sample_of
+from quantexp.capture.statistics import Summary, summarise
 from quantexp.capture.store import CaptureStore, Stored
+from quantexp.errors import CaptureError
+from quantexp.quant.moment import current
 from quantexp.quant.precision import ModuleId, ModulePrecision
+from quantexp.quant.slots import Operand
 from quantexp.quant.tap import FORWARD, Tap
 from quantexp.schema import CaptureConfig, CaptureLevel
 
@@ -41,6 +49,12 @@ class Progress:
     num_bytes: int
     #: The tensor captured last, as `L0-fc1 forward input`.
     current: str
+    #: Why nothing is captured any more, if so.
+    stopped: str = ""
+    #: Bytes that wait to be written, bytes a second that are, and seconds that training waited for room.
+    queue_bytes: int = 0
+    bytes_per_s: float = 0.0
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class _Weight:
 
     iteration: int
     stored: Stored | None = None
-    statistics: dict[str, Any] | None = None
+    statistics: Summary | None = None
 
 
 class Recorder:
@@ -63,8 +77,11 @@ class Recorder:
         on_progress: Callable[[Progress], None],
         world_size: int = 1,
         timestamp: str | None = None,
+        iterations: Container[int] = (1,),
+        num_layers: int = 1,
     ) -> None:
         self.config, self.store, self.rank = config, store, rank
+        self.iterations, self._num_layers = iterations, num_layers
         self.on_progress = on_progress
         self.tensors = 0
         self._world_size = world_size
@@ -73,6 +90,12 @@ class Recorder:
         self._iteration = -1
         self._micro_batch: int | None = None
         self._loss_scale: float | None = None
+        #: This rank's share of the budget.
+        self._most_bytes = None if config.max_gb is None else config.max_gb * 1e9 / world_size
+        #: Why nothing is captured any more.
+        self.stopped = ""
+        self._takes: dict[tuple[ModuleId, str, str], Take] = {}
+        self._last_stored: Stored | None = None
         self._weights: dict[tuple[ModuleId, str], _Weight] = {}
         self.seconds = 0.0
 
@@ -93,7 +116,7 @@ class Recorder:
 
         def look(operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
             recomputed = operation == FORWARD and torch._C._current_autograd_node() is not None
-            if recomputed or not self.wants(name):
+            if recomputed or not self.wants(module, operation, name):
                 return
             self.record(module, precision(), operation, phase, name, tensor, constants)
 
@@ -101,7 +124,7 @@ class Recorder:
 
     def captures(self, iteration: int) -> bool:
         """Whether an iteration is captured."""
-        return is_captured(self.config, iteration)
+        return iteration in self.iterations
 
     def record(
         self,
@@ -118,27 +141,77 @@ class Recorder:
         name = TensorName(
             module.layer, module.name, operation, phase, tensor_name, quant_type(precision)
         )
-        if tensor_name == "weight":
-            self._keep_weight(module, name, tensor, precision, constants)
-        else:
-            self._keep(name, tensor, self._metadata(name, precision, tensor, constants))
+        with self._stops_where_full():
+            if tensor_name == "weight":
+                self._keep_weight(module, name, tensor, precision, constants)
+            else:
+                self._keep(name, tensor, self._metadata(name, precision, tensor, constants))
         self.seconds += time.perf_counter() - start
 
-    def wants(self, tensor_name: str) -> bool:
-        """Whether a tensor of this name that passes now is kept."""
+    def flush(self) -> None:
+        """Wait until all that was captured is on disk.
+
+        Raises:
+            CaptureError: it cannot be written, and `capture.train_on_if_full` is false.
+        """
+        if not self.stopped:
+            with self._stops_where_full():
+                self.store.flush()
+
+    @contextlib.contextmanager
+    def _stops_where_full(self) -> Iterator[None]:
+        try:
+            yield
+        except CaptureError as error:
+            if not self.config.train_on_if_full:
+                raise
+            self.stopped = (
+                f"capture stopped in iteration {self._iteration}, training goes on: {error}"
+            )
+            sys.stderr.write(f"{self.stopped}\n")
+            self._tell("")
+
+    def wants(self, module: ModuleId, operation: str, tensor_name: str) -> bool:
+        """Whether a tensor that passes now is kept."""
         return (
-            self.captures(self._iteration)
+            not self.stopped
+            and self.captures(self._iteration)
             and (self._micro_batch is None or takes_micro_batch(self.config, self._micro_batch))
-            and wanted(self.config, tensor_name)
+            and self._take(module, operation, tensor_name).level is not CaptureLevel.off
             and (self.rank == 0 or tensor_name not in ALIKE)
         )
 
+    def _take(self, module: ModuleId, operation: str, tensor_name: str) -> Take:
+        key = (module, operation, tensor_name)
+        if key not in self._takes:
+            self._takes[key] = take(self.config, self._num_layers, *key)
+        return self._takes[key]
+
     def _keep(self, name: TensorName, tensor: Tensor, metadata: dict[str, Any]) -> None:
-        if self.config.level is CaptureLevel.tensors:
-            self.store.add(name.file(self._timestamp, self._counter), tensor, metadata)
-            self._counter += self._world_size
+        self._last_stored = None
+        taken = self._take(ModuleId(name.layer, name.module), name.operation, name.tensor)
+        if taken.level is CaptureLevel.tensors:
+            sample = sample_of(
+                tuple(tensor.shape), name.tensor, taken.sample_of, taken.sample_count
+            )
+            if sample is not None:
+                index = torch.tensor(sample["indices"], device=tensor.device)
+                tensor = tensor.detach().index_select(sample["axis"], index)
+                metadata |= {"shape": list(tensor.shape), "sample": sample}
+            self._store(name, tensor, metadata)
         self.store.add_statistics(metadata)
         self._progress(name)
+
+    def _store(self, name: TensorName, tensor: Tensor, metadata: dict[str, Any]) -> None:
+        """Values into a file; over the budget a line that says why there is none."""
+        num_bytes = tensor.numel() * tensor.element_size()
+        if self._most_bytes is not None and self.store.num_bytes + num_bytes > self._most_bytes:
+            reason = f"over capture.max_gb={self.config.max_gb:g}"
+            self.store.leave_out(metadata | {"left_out": reason})
+            return
+        self.store.add(name.file(self._timestamp, self._counter), tensor, metadata)
+        self._counter += self._world_size
+        self._last_stored = self.store.last
 
     def _keep_weight(
         self,
@@ -156,7 +229,7 @@ class Recorder:
         if name.operation == FORWARD or forward.iteration != self._iteration:
             metadata = self._metadata(name, precision, tensor, constants)
             self._keep(name, tensor, metadata)
-            self._weights[key] = _Weight(self._iteration, self.store.last, metadata["statistics"])
+            self._weights[key] = _Weight(self._iteration, self._last_stored, metadata["statistics"])
             return
         metadata = self._metadata(name, precision, tensor, constants, forward.statistics)
         if forward.stored is not None:
@@ -165,8 +238,27 @@ class Recorder:
 
     def _progress(self, name: TensorName) -> None:
         self.tensors += 1
-        current = f"{name.layer_idx} {name.operation} {name.tensor}"
-        self.on_progress(Progress(self.tensors, self.store.num_bytes, current))
+        self._tell(f"{name.layer_idx} {name.operation} {name.tensor}")
+
+    def _tell(self, current: str) -> None:
+        queue = self.store.queue
+        self.on_progress(
+            Progress(
+                self.tensors,
+                self.store.num_bytes,
+                current,
+                self.stopped,
+                queue.num_bytes,
+                self.store.bytes_per_s,
+                queue.waited_s,
+            )
+        )
+
+    def _of_moment(self, operand: Operand) -> dict[str, object]:
+        """What the slot's values depended on in this micro-batch; nothing of a whole iteration."""
+        if self._micro_batch is None or not operand.depends_on_moment:
+            return {}
+        return current().record(operand)
 
     def _metadata(
         self,
@@ -174,7 +266,7 @@ class Recorder:
         precision: ModulePrecision,
         tensor: Tensor,
         constants: Mapping[str, object],
-        known_statistics: dict[str, Any] | None = None,
+        known_statistics: Summary | None = None,
     ) -> dict[str, Any]:
         return {
             "module": name.module,
@@ -192,6 +284,11 @@ class Recorder:
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "loss_scale": self._loss_scale,
             **constants,
-            "formats": formats_record(precision),
-            "statistics": known_statistics or statistics(tensor),
+            "formats": formats_record(precision, self._of_moment),
+            "statistics": known_statistics or summarise(tensor, self._chosen(name.tensor)),
         }
+
+    def _chosen(self, tensor_name: str) -> Chosen | None:
+        if self.config.format is None:
+            return None
+        return chosen_for(self.config.format, tensor_name)

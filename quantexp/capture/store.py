@@ -1,8 +1,10 @@
 """The capture folder: `.pt` files, `manifest.jsonl` with a line for each tensor, `statistics.jsonl`.
 
-A file is written beside its place and renamed, then its manifest line is appended, so that whatever the manifest
-names is whole, after a crash too. Synchronous: the tensor is on disk when `add` returns. Ranks other than 0 list in
-files of their own, which `manifest` joins at the end.
+Tensors are copied to host memory when they pass and written in the background, in order. A file is written beside its
+place and renamed, then its manifest line is appended in one write, so that whatever the manifest names is whole even if
+the process is killed at any moment: what the kernel has taken over, a killed process cannot lose. Files are not forced
+to the disk one by one (fsync): a machine that loses its power may lose the last seconds, and the hashes tell. Ranks
+other than 0 list in files of their own, which `manifest` joins at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,70 +22,123 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.capture.host import host_copy
 from quantexp.capture.manifest import MANIFEST, STATISTICS, part_of
+from quantexp.capture.queue import WorkQueue
+from quantexp.capture.statistics import Summary
 from quantexp.errors import CaptureError
 
+#: Bytes that wait to be written, where nothing is configured.
+QUEUE_BYTES = 1 << 30
 
-@dataclass(frozen=True)
+
+@dataclass
 class Stored:
-    """A file of the capture folder."""
+    """A file of the capture folder; its hash is known once it is written."""
 
     file: str
     num_bytes: int
-    hash: str
+    hash: str | None = None
 
 
 class CaptureStore:
-    """Writes one rank's captured tensors."""
+    """Writes one rank's captured tensors, in the background."""
 
-    def __init__(self, folder: Path, rank: int = 0) -> None:
+    def __init__(self, folder: Path, rank: int = 0, queue_bytes: int = QUEUE_BYTES) -> None:
         self.folder, self.rank = folder, rank
+        #: Bytes of values taken, and of those written.
         self.num_bytes = 0
-        #: The file written last.
+        self.written_bytes = 0
+        #: The file taken last.
         self.last: Stored | None = None
+        self.queue = WorkQueue(queue_bytes)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _cannot_write(folder, error) from error
 
     def add(self, file: str, tensor: Tensor, metadata: dict[str, Any]) -> None:
-        """Store one tensor with its metadata, and list it.
+        """Take one tensor with its metadata: it is copied now, and stored and listed in the background.
 
         Raises:
-            CaptureError: the disk is full or the folder cannot be written; nothing half-written stays.
+            CaptureError: an earlier one could not be written (full disk); nothing half-written stays.
         """
-        values = tensor.detach().to("cpu", copy=True).contiguous()
-        path = self.folder / file
-        part = path.with_name(path.name + ".part")
-        num_bytes = values.numel() * values.element_size()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({"tensor": values, "metadata": metadata}, part)
-            part.rename(path)
-        except (OSError, RuntimeError) as error:
-            failure = _cannot_write(path, error, num_bytes)
-            part.unlink(missing_ok=True)
-            raise failure from error
-        self.num_bytes += num_bytes
-        self.last = Stored(file, num_bytes, content_hash(values))
-        self.refer(self.last, metadata)
+        stored = Stored(file, tensor.numel() * tensor.element_size())
+        values = host_copy(tensor)
+        self.queue.put(lambda: self._write(stored, values, metadata), stored.num_bytes)
+        self.num_bytes += stored.num_bytes
+        self.last = stored
 
     def refer(self, stored: Stored, metadata: dict[str, Any]) -> None:
-        """List a tensor whose file is there."""
-        line = {**metadata, "file": stored.file, "bytes": stored.num_bytes, "hash": stored.hash}
-        self._append(MANIFEST, line)
+        """List a tensor whose file was added before."""
+        self.queue.put(lambda: self._list(stored, metadata))
+
+    def leave_out(self, metadata: dict[str, Any]) -> None:
+        """List a tensor that has no file; the metadata says why."""
+        nothing = {"file": None, "bytes": 0, "hash": None}
+        self.queue.put(lambda: self._append(MANIFEST, {**resolved(metadata), **nothing}))
 
     def add_statistics(self, metadata: dict[str, Any]) -> None:
         """Keep a tensor's statistics alone."""
-        self._append(STATISTICS, metadata)
+        self.queue.put(lambda: self._append(STATISTICS, resolved(metadata)))
+
+    def flush(self) -> None:
+        """Wait until everything taken is on disk.
+
+        Raises:
+            CaptureError: something could not be written.
+        """
+        self.queue.flush()
+
+    def close(self) -> None:
+        """Finish what is queued, whatever comes of it."""
+        self.queue.close()
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate at which values are written, while any are."""
+        return self.written_bytes / self.queue.worked_s if self.queue.worked_s else 0.0
+
+    def _write(
+        self, stored: Stored, copied: Callable[[], Tensor], metadata: dict[str, Any]
+    ) -> None:
+        values, path = copied(), self.folder / stored.file
+        part = path.with_name(path.name + ".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({"tensor": values, "metadata": resolved(metadata)}, part)
+            part.rename(path)
+        except (OSError, RuntimeError) as error:
+            failure = _cannot_write(path, error, stored.num_bytes)
+            part.unlink(missing_ok=True)
+            raise failure from error
+        stored.hash = content_hash(values)
+        self._list(stored, metadata)
+        self.written_bytes += stored.num_bytes
+
+    def _list(self, stored: Stored, metadata: dict[str, Any]) -> None:
+        place = {"file": stored.file, "bytes": stored.num_bytes, "hash": stored.hash}
+        self._append(MANIFEST, {**resolved(metadata), **place})
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
         path = part_of(self.folder / name, self.rank)
+        content = (json.dumps(line) + "\n").encode()
         try:
-            with path.open("a") as stream:
-                stream.write(json.dumps(line) + "\n")
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                written = os.write(descriptor, content)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise _cannot_write(path, error) from error
+        if written < len(content):
+            raise _cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def resolved(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The metadata with statistics that were left on the tensor's device as JSON holds them."""
+    found = metadata.get("statistics")
+    return {**metadata, "statistics": found.record()} if isinstance(found, Summary) else metadata
 
 
 def content_hash(values: Tensor) -> str:

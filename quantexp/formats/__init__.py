@@ -12,41 +12,65 @@ from typing import TYPE_CHECKING
 
 from quantexp.formats.options import Options, resolve
 from quantexp.formats.table import FORMATS, get_format
-from quantexp.formats.types import Element, Family, Format, Rounding, ScaleRule, Scaling
+from quantexp.formats.types import (
+    Element,
+    Family,
+    Format,
+    Hadamard,
+    Rounding,
+    ScaleRule,
+    Scaling,
+)
 
 if TYPE_CHECKING:
     from quantexp.formats.decoding import decode
-    from quantexp.formats.encoding import encode
+    from quantexp.formats.encoding import Scales, TwoLevelScales, encode
     from quantexp.formats.grid import lies_on_grid, local_step
+    from quantexp.formats.history import AmaxHistory
     from quantexp.formats.quantising import quantise
+    from quantexp.formats.saturating import saturated
     from quantexp.formats.tensor_scale import finite_amax
+    from quantexp.formats.transform import hadamard, random_signs
 
 __all__ = [
     "FORMATS",
+    "AmaxHistory",
     "Element",
     "Family",
     "Format",
+    "Hadamard",
     "Options",
     "Rounding",
     "ScaleRule",
+    "Scales",
     "Scaling",
+    "TwoLevelScales",
     "decode",
     "encode",
     "finite_amax",
     "get_format",
+    "hadamard",
     "lies_on_grid",
     "local_step",
     "quantise",
+    "random_signs",
     "resolve",
+    "saturated",
 ]
 
 _NEEDS_TORCH = {
+    "AmaxHistory": "history",
+    "Scales": "encoding",
+    "TwoLevelScales": "encoding",
     "decode": "decoding",
     "encode": "encoding",
     "finite_amax": "tensor_scale",
+    "hadamard": "transform",
     "lies_on_grid": "grid",
     "local_step": "grid",
     "quantise": "quantising",
+    "random_signs": "transform",
+    "saturated": "saturating",
 }
 
 

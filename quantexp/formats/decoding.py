@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quantexp.formats.bits import MANTISSA_BITS, power_of_two
 from quantexp.formats.codes import value_table
-from quantexp.formats.encoding import check_has_codes
+from quantexp.formats.encoding import Scales, TwoLevelScales, check_has_codes
 from quantexp.formats.layout import (
     INPUT_DTYPES,
     allowed_dtypes,
@@ -17,72 +17,96 @@ from quantexp.formats.layout import (
     outer_axis_inner,
     positive_axis,
 )
+from quantexp.formats.nv import total_scale
 from quantexp.formats.options import Options, resolve
-from quantexp.formats.table import HIF8
+from quantexp.formats.packing import check_packable, unpack
 from quantexp.formats.types import Element, Family, Format
 
 
 @torch.no_grad()
 def decode(
     codes: Tensor,
-    scales: Tensor,
+    scales: Scales,
     fmt: str | Format,
     *,
     axis: int = -1,
     block: int | None = None,
+    packed: bool = False,
+    extent: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The values, of the shape of `codes`: element times 2^s for MX, element / scale for HiF8.
+    """The values, of the (unpacked) codes' shape: element times 2^s for MX, element times (block scale
+    times tensor scale) for NVFP4, element / scale for FP8 and HiF8.
 
-    In float32 they are exactly what `quantise` gives; other dtypes round to nearest even. A scale
-    byte of 0xFF makes its block NaN. Codes of elements of fewer than eight bits lie in the low
+    In float32 they are exactly what `quantise` gives; other dtypes round to nearest even. A block
+    scale that is NaN makes its block NaN. Codes of elements of fewer than eight bits lie in the low
     bits of a byte.
 
     Args:
-        codes: uint8, one code a byte.
+        codes: uint8, one code a byte, or two where `packed`.
         scales: MX, uint8, the shape of `codes` with the extent n of `axis` replaced by
             ceil(n / block);
-            HiF8, a 0-dim float32 tensor.
+            NVFP4, such a tensor and a 0-dim float32 tensor, as `TwoLevelScales` or any pair;
+            FP8 and HiF8, a 0-dim float32 tensor.
         fmt: a name or a format.
-        axis: MX, the axis that blocks run along.
-        block: MX, elements of a block; None is 32.
+        axis: MX and NVFP4, the axis that blocks run along.
+        block: MX and NVFP4, elements of a block; None is 32, and 16.
+        packed: MXFP4 and NVFP4, whether each byte holds two codes, as `encode` packs them.
+        extent: packed, how many codes lie along `axis`; None is two for each byte.
         dtype: bfloat16, float16 or float32.
 
     Raises:
         ValueError: for codes or scales of another dtype or shape, for codes that the element does
-            not have, for an unknown format or bf16, and for an option the format does not have.
+            not have, for an unknown format or bf16, for an option the format does not have, and for
+            an extent that the codes do not have.
     """
     options = resolve(fmt, block=block)
     check_has_codes(options.fmt)
     axis = positive_axis(axis, codes.ndim)
-    _check_codes(codes, options.fmt)
-    _check_scales(scales, codes, axis, options)
+    codes = _unpacked(codes, options.fmt, axis, packed, extent)
+    block_scales, tensor_scale = _checked_scales(scales, codes, axis, options)
     if dtype not in INPUT_DTYPES:
         raise ValueError(f"cannot decode to {dtype}: must be one of {allowed_dtypes()}")
     values = torch.empty(codes.shape, dtype=dtype, device=codes.device)
-    if options.fmt.family is Family.HIF8:
-        _decode_hif8(codes.contiguous(), scales, values)
+    codes = codes.contiguous()
+    if block_scales is None:
+        assert tensor_scale is not None
+        _decode_flat(codes, tensor_scale, values, options.fmt.element)
     else:
-        _decode_mx(codes.contiguous(), scales.contiguous(), values, axis, options)
+        _decode_blocks(codes, block_scales.contiguous(), tensor_scale, values, axis, options)
     return values
 
 
-def _decode_hif8(codes: Tensor, scale: Tensor, values: Tensor) -> None:
+def _decode_flat(codes: Tensor, scale: Tensor, values: Tensor, element: Element) -> None:
     codes_N, values_N = codes.view(-1), values.view(-1)
     limit = chunk_limit(codes.device)
     for start in range(0, codes.numel(), limit):
         chunk = slice(start, start + limit)
-        values_N[chunk] = _elements(codes_N[chunk], HIF8).div_(scale)
+        values_N[chunk] = _elements(codes_N[chunk], element).div_(scale)
 
 
-def _decode_mx(codes: Tensor, scales: Tensor, values: Tensor, axis: int, options: Options) -> None:
+def _decode_blocks(
+    codes: Tensor,
+    scales: Tensor,
+    tensor_scale: Tensor | None,
+    values: Tensor,
+    axis: int,
+    options: Options,
+) -> None:
     extents = outer_axis_inner(codes.shape, axis)
     codes_ONI, values_ONI = codes.view(extents), values.view(extents)
     scales_OBI = scales.view(outer_axis_inner(scales.shape, axis))
     for chunk in chunks(extents, options.block, chunk_limit(codes.device)):
-        field = chunk.scales(scales_OBI).to(torch.int32) << MANTISSA_BITS
+        scale = _scale_values(chunk.scales(scales_OBI), tensor_scale, options.fmt)
         values_OBKI = _elements(chunk.elements(codes_ONI), options.fmt.element)
-        chunk.elements(values_ONI).copy_(values_OBKI.mul_(power_of_two(field)))
+        chunk.elements(values_ONI).copy_(values_OBKI.mul_(scale))
+
+
+def _scale_values(scales: Tensor, tensor_scale: Tensor | None, fmt: Format) -> Tensor:
+    """What the elements of each block are multiplied with, float32, in the shape of `scales`."""
+    if fmt.block_scale is None:
+        return power_of_two(scales.to(torch.int32) << MANTISSA_BITS)
+    return total_scale(_elements(scales, fmt.block_scale), tensor_scale)
 
 
 def _elements(codes: Tensor, element: Element) -> Tensor:
@@ -91,20 +115,48 @@ def _elements(codes: Tensor, element: Element) -> Tensor:
     return value_table(element, codes.device).index_select(0, index).view(codes.shape)
 
 
-def _check_codes(codes: Tensor, fmt: Format) -> None:
+def _unpacked(codes: Tensor, fmt: Format, axis: int, packed: bool, extent: int | None) -> Tensor:
+    """One code a byte, checked."""
     if codes.dtype != torch.uint8:
         raise ValueError(f"codes must be uint8, got {codes.dtype}")
+    if packed:
+        check_packable(fmt)
+        return unpack(codes, axis, extent)
+    if extent is not None:
+        raise ValueError(f"extent is for packed codes alone, got {extent}: leave it out")
     bits = fmt.element.bits
     if bits < 8 and codes.numel() and (largest := int(codes.max())) >= 1 << bits:
         raise ValueError(f"{fmt.name} has codes of {bits} bits, got {largest:#04x}")
+    return codes
 
 
-def _check_scales(scales: Tensor, codes: Tensor, axis: int, options: Options) -> None:
-    wanted_dtype, wanted_shape = torch.uint8, blocked_shape(codes.shape, axis, options.block)
-    if options.fmt.family is Family.HIF8:
-        wanted_dtype, wanted_shape = torch.float32, ()
-    if scales.dtype != wanted_dtype or tuple(scales.shape) != wanted_shape:
+def _checked_scales(
+    scales: Scales, codes: Tensor, axis: int, options: Options
+) -> tuple[Tensor | None, Tensor | None]:
+    """The blocks' scales and the tensor's, None where the format has none."""
+    blocked = blocked_shape(codes.shape, axis, options.block)
+    match options.fmt.family:
+        case Family.MX:
+            return _checked_scale(scales, torch.uint8, blocked), None
+        case Family.NV:
+            if not isinstance(scales, tuple) or len(scales) != 2:
+                raise ValueError(
+                    f"scales of {options.fmt.name} must be a pair, block scales and the tensor's scale, got "
+                    f"{type(scales).__name__}"
+                )
+            block, tensor = TwoLevelScales(*scales)
+            return _checked_scale(block, torch.uint8, blocked), _checked_scale(
+                tensor, torch.float32, ()
+            )
+        case _:
+            return None, _checked_scale(scales, torch.float32, ())
+
+
+def _checked_scale(scales: Scales, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not isinstance(scales, Tensor):
+        raise ValueError(f"scales must be {dtype} of shape {shape}, got a {type(scales).__name__}")
+    if scales.dtype != dtype or tuple(scales.shape) != shape:
         raise ValueError(
-            f"scales must be {wanted_dtype} of shape {wanted_shape}, "
-            f"got {scales.dtype} of shape {tuple(scales.shape)}"
+            f"scales must be {dtype} of shape {shape}, got {scales.dtype} of shape {tuple(scales.shape)}"
         )
+    return scales

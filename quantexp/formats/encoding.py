@@ -1,19 +1,25 @@
 """A tensor as the codes and scales that hardware would store.
 
-Codes are one a byte, in the low bits of it where the element has fewer than eight: the sign bit,
-then the magnitude as in the element's specification. MX scales are E8M0 bytes s + 127 with 0xFF
-for NaN, a HiF8 scale is the float32 number that the tensor was multiplied with. `decode` turns
-both back into what `quantise` gives.
+Codes are one a byte, in the low bits of it where the element has fewer than eight, or two a byte on
+request where it has four (see `packing`): the sign bit, then the magnitude as in the element's
+specification. MX scales are E8M0 bytes s + 127 with 0xFF
+for NaN; NVFP4 has E4M3 bytes, 0x7F for NaN, and a float32 number that codes and block scales are
+to be multiplied with; an FP8 or HiF8 scale is the float32 number that the tensor was multiplied
+with. `decode` turns them back into what `quantise` gives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from quantexp.formats.bits import EXPONENT_MASK, MANTISSA_BITS, as_bits
+from quantexp.formats import nv
+from quantexp.formats.bits import MAGNITUDE_MASK, MANTISSA_BITS, as_bits
 from quantexp.formats.codes import hif8_code_table, value_key
-from quantexp.formats.hif8 import scaled_values
+from quantexp.formats.flat import SCALED_VALUES
 from quantexp.formats.layout import (
     Scratch,
     blocked_shape,
@@ -25,11 +31,25 @@ from quantexp.formats.layout import (
 )
 from quantexp.formats.mx import scaled_magnitudes, scratch_size
 from quantexp.formats.options import Options, resolve
+from quantexp.formats.packing import check_packable, pack
+from quantexp.formats.philox import random_numbers
 from quantexp.formats.table import BF16
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Element, Family, Format, Rounding, ScaleRule, Scaling
 
 _FLOAT32_EMIN = -126
+
+
+class TwoLevelScales(NamedTuple):
+    """NVFP4's scales: the value of a code is that of its element times its block's times the tensor's."""
+
+    #: E4M3 codes, uint8, one a block.
+    block: Tensor
+    #: 0-dim float32.
+    tensor: Tensor
+
+
+Scales = Tensor | TwoLevelScales
 
 
 @torch.no_grad()
@@ -42,18 +62,26 @@ def encode(
     scale_rule: ScaleRule | str | None = None,
     rounding: Rounding | str | None = None,
     saturate: bool = True,
-    scaling: Scaling | str = Scaling.NONE,
+    scaling: Scaling | str | None = None,
     amax_target: float | None = None,
     amax: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    seed: int | None = None,
+    offset: int | None = None,
+    pre_scale: bool = False,
+    packed: bool = False,
+) -> tuple[Tensor, Scales]:
     """Codes (uint8, x's shape) and scales, by the same options as `quantise`.
 
+    `packed` puts two codes of MXFP4 and NVFP4 in a byte, neighbours along `axis`, the first in the
+    lower half: the extent n of `axis` becomes ceil(n / 2), and of an odd n half a byte is 0.
+
     MX scales are uint8, of x's shape with the extent n of `axis` replaced by ceil(n / block); the
-    codes of a block whose scale is NaN are 0. A HiF8 scale is a 0-dim float32 tensor, 1 where
-    there is no scaling.
+    codes of a block whose scale is NaN are 0. NVFP4 has `TwoLevelScales`, the first of them so.
+    An FP8 or HiF8 scale is a 0-dim float32 tensor, 1 where there is no scaling.
 
     Raises:
-        ValueError: as `quantise`, and for bf16, which has no 8-bit code.
+        ValueError: as `quantise`, for bf16, which has no 8-bit code, and for `packed` where codes do not
+            have four bits.
     """
     options = resolve(
         fmt,
@@ -64,14 +92,29 @@ def encode(
         scaling=scaling,
         amax_target=amax_target,
         has_amax=amax is not None,
+        seed=seed,
+        offset=offset,
+        pre_scale=pre_scale,
     )
     check_has_codes(options.fmt)
+    if packed:
+        check_packable(options.fmt)
     check_input(x)
     axis = positive_axis(axis, x.ndim)
     x = x.detach().contiguous()
-    if options.fmt.family is Family.HIF8:
-        return _encode_hif8(x, options, tensor_scale(x, options, amax))
-    return _encode_mx(x, axis, options)
+    codes, scales = _encode(x, axis, options, amax)
+    return (pack(codes, axis) if packed else codes), scales
+
+
+def _encode(x: Tensor, axis: int, options: Options, amax: Tensor | None) -> tuple[Tensor, Scales]:
+    random = random_numbers(x, options)
+    match options.fmt.family:
+        case Family.NV:
+            return _encode_nv(x, axis, options, tensor_scale(x, options, amax), random)
+        case Family.MX:
+            return _encode_mx(x, axis, options, random)
+        case _:
+            return _encode_flat(x, options, tensor_scale(x, options, amax), random)
 
 
 def check_has_codes(fmt: Format) -> None:
@@ -84,7 +127,50 @@ def check_has_codes(fmt: Format) -> None:
         raise ValueError("bf16 has no 8-bit code: convert with torch's x.to(torch.bfloat16)")
 
 
-def _encode_mx(x: Tensor, axis: int, options: Options) -> tuple[Tensor, Tensor]:
+#: From a chunk of x and its random numbers: magnitudes on the grid, x in float32, codes of the scales.
+EncodeChunk = Callable[[Tensor, Tensor | None, Scratch], tuple[Tensor, Tensor, Tensor]]
+
+
+def _encode_mx(
+    x: Tensor, axis: int, options: Options, random: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    def encode_chunk(
+        x_OBKI: Tensor, random_OBKI: Tensor | None, scratch: Scratch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, signed, field = scaled_magnitudes(x_OBKI, options, random_OBKI, scratch)
+        return q, signed, field >> MANTISSA_BITS
+
+    return _encode_blocks(x, axis, options, random, encode_chunk, nan_code=0xFF)
+
+
+def _encode_nv(
+    x: Tensor, axis: int, options: Options, scale: Tensor | None, random: Tensor | None
+) -> tuple[Tensor, TwoLevelScales]:
+    element = options.fmt.block_scale
+    assert element is not None
+    (nan_code,) = element.nan_codes
+
+    def encode_chunk(
+        x_OBKI: Tensor, random_OBKI: Tensor | None, scratch: Scratch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, signed, block_scale = nv.scaled_magnitudes(x_OBKI, options, scale, random_OBKI, scratch)
+        is_nan = block_scale.isnan()
+        code = _magnitude_code(block_scale, element).masked_fill_(is_nan, nan_code)
+        return q, signed, code
+
+    codes, scales = _encode_blocks(x, axis, options, random, encode_chunk, nan_code)
+    return codes, TwoLevelScales(scales, _or_one(scale, x))
+
+
+def _encode_blocks(
+    x: Tensor,
+    axis: int,
+    options: Options,
+    random: Tensor | None,
+    encode_chunk: EncodeChunk,
+    nan_code: int,
+) -> tuple[Tensor, Tensor]:
+    """Codes and block scales; those of blocks whose scale is `nan_code` are 0."""
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     scales = codes.new_empty(blocked_shape(x.shape, axis, options.block))
     extents = outer_axis_inner(x.shape, axis)
@@ -93,11 +179,12 @@ def _encode_mx(x: Tensor, axis: int, options: Options) -> tuple[Tensor, Tensor]:
     limit = chunk_limit(x.device)
     scratch = Scratch(scratch_size(x_ONI, options.block, limit), x.device)
     for chunk in chunks(extents, options.block, limit):
-        q, signed, field = scaled_magnitudes(chunk.elements(x_ONI), options, scratch)
+        part = None if random is None else chunk.elements(random.view(extents))
+        q, signed, scale_code = encode_chunk(chunk.elements(x_ONI), part, scratch)
         code = _magnitude_code(q, options.fmt.element)
         code.add_(as_bits(signed).lt(0), alpha=options.fmt.element.sign_bit)
-        chunk.elements(codes_ONI).copy_(code.masked_fill_(field == EXPONENT_MASK, 0))
-        chunk.scales(scales_OBI).copy_(field >> MANTISSA_BITS)
+        chunk.elements(codes_ONI).copy_(code.masked_fill_(scale_code == nan_code, 0))
+        chunk.scales(scales_OBI).copy_(scale_code)
     return codes, scales
 
 
@@ -111,15 +198,35 @@ def _magnitude_code(q: Tensor, element: Element) -> Tensor:
     return as_bits(q) >> (MANTISSA_BITS - element.mantissa_bits)
 
 
-def _encode_hif8(x: Tensor, options: Options, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def _encode_flat(
+    x: Tensor, options: Options, scale: Tensor | None, random: Tensor | None
+) -> tuple[Tensor, Tensor]:
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     x_N, codes_N = x.view(-1), codes.view(-1)
-    code_of = hif8_code_table(x.device)
+    scaled_values = SCALED_VALUES[options.fmt.family]
     limit = chunk_limit(x.device)
     scratch = Scratch(min(x.numel(), limit), x.device)
     for start in range(0, x.numel(), limit):
         chunk = slice(start, start + limit)
-        q = scaled_values(x_N[chunk], options, scale, scratch)
-        torch.index_select(code_of, 0, value_key(q), out=codes_N[chunk])
-    one = torch.ones((), dtype=torch.float32, device=x.device)
-    return codes, one if scale is None else scale
+        part = None if random is None else random.view(-1)[chunk]
+        q = scaled_values(x_N[chunk], options, scale, part, scratch)
+        if options.fmt.family is Family.HIF8:
+            torch.index_select(hif8_code_table(x.device), 0, value_key(q), out=codes_N[chunk])
+        else:
+            codes_N[chunk] = _signed_code(q, options.fmt.element)
+    return codes, _or_one(scale, x)
+
+
+def _signed_code(q: Tensor, element: Element) -> Tensor:
+    """The codes, int32, of values q (float32, overwritten): NaN is the last NaN code, without a sign."""
+    is_negative, is_nan, is_inf = as_bits(q) < 0, q.isnan(), q.isinf()
+    as_bits(q).bitwise_and_(MAGNITUDE_MASK)
+    code = _magnitude_code(q, element)
+    for inf_code in element.inf_codes:
+        code.masked_fill_(is_inf, inf_code)
+    code.add_(is_negative, alpha=element.sign_bit)
+    return code.masked_fill_(is_nan, element.nan_codes[-1])
+
+
+def _or_one(scale: Tensor | None, x: Tensor) -> Tensor:
+    return torch.ones((), dtype=torch.float32, device=x.device) if scale is None else scale

@@ -19,29 +19,20 @@ import math
 import torch
 from torch import Tensor
 
-from quantexp.formats.bits import BIAS, EXPONENT_MASK, MANTISSA_BITS, as_bits
-from quantexp.formats.layout import Scratch, chunk_limit
+from quantexp.formats.bits import BIAS, EXPONENT_MASK, MANTISSA_BITS, SIGN_MASK, as_bits
+from quantexp.formats.layout import Scratch
 from quantexp.formats.options import Options
-from quantexp.formats.rounding import break_ties, round_to_multiples
+from quantexp.formats.rounding import break_ties, round_at_random, round_to_multiples
 from quantexp.formats.table import HIF8
+from quantexp.formats.types import Rounding
 
 _LOWEST_BITS = (HIF8.emin + BIAS) << MANTISSA_BITS
 _HIGHEST_BITS = (HIF8.emax + BIAS) << MANTISSA_BITS
 
 
-def quantise_hif8(x_N: Tensor, y_N: Tensor, options: Options, scale: Tensor | None) -> None:
-    """Write hif8(x s) / s to y, which may be x itself; s is a 0-dim float32 tensor, None for 1."""
-    limit = chunk_limit(x_N.device)
-    scratch = Scratch(min(x_N.numel(), limit), x_N.device)
-    for start in range(0, x_N.numel(), limit):
-        chunk = slice(start, start + limit)
-        q = scaled_values(x_N[chunk], options, scale, scratch)
-        if scale is not None:
-            q.div_(scale)
-        y_N[chunk].copy_(q)
-
-
-def scaled_values(x_N: Tensor, options: Options, scale: Tensor | None, scratch: Scratch) -> Tensor:
+def scaled_values(
+    x_N: Tensor, options: Options, scale: Tensor | None, random_N: Tensor | None, scratch: Scratch
+) -> Tensor:
     """hif8(x s) in float32, a temporary of the scratch; NaN stays NaN."""
     v, magic, exponent = scratch.of_shape(x_N.shape)
     v.copy_(x_N)
@@ -49,12 +40,24 @@ def scaled_values(x_N: Tensor, options: Options, scale: Tensor | None, scratch: 
         v.mul_(scale)
     bound = HIF8.max if options.saturate else 2 * HIF8.max
     v.clamp_(-bound, bound)
-    break_ties(v, options.rounding)
-    spacing_to(magic, v, exponent, factor=1.5 * 2.0**MANTISSA_BITS)
-    round_to_multiples(v, magic)
+    if options.rounding is Rounding.STOCHASTIC:
+        _round_at_random(v, magic, exponent, random_N)
+    else:
+        break_ties(v, options.rounding)
+        spacing_to(magic, v, exponent, factor=1.5 * 2.0**MANTISSA_BITS)
+        round_to_multiples(v, magic)
     if not options.saturate:
         v.masked_fill_(v > HIF8.max, math.inf).masked_fill_(v < -HIF8.max, -math.inf)
     return v
+
+
+def _round_at_random(v: Tensor, step: Tensor, scratch: Tensor, random: Tensor | None) -> None:
+    assert random is not None
+    spacing_to(step, v, scratch)
+    sign = as_bits(v).bitwise_and(SIGN_MASK)
+    round_at_random(v.abs_(), step, random)
+    as_bits(v).bitwise_or_(sign)
+    v.add_(0.0)  # which makes -0 a +0
 
 
 def spacing_to(out: Tensor, v: Tensor, scratch: Tensor, *, factor: float = 1.0) -> None:

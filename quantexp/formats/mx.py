@@ -4,6 +4,10 @@ For a block x of extent K, in float32 and with every step but the rounding exact
 
     s = rule(max |x|)        q = clamp(round(|x| 2^-s), max)        y = sign(x) q 2^s
 
+With `pre_scale`, 3/4 |x| 2^-s is rounded (and that product, to float32, where x has more than 22
+significant bits), so that y stands for 3/4 x and, with the rule floor, only what is beyond 8 max / 6
+saturates: nothing. The scale is that of x (arXiv 2502.20586).
+
 A NaN or an Inf anywhere in a block makes the whole block NaN. Signed zeros keep their sign.
 """
 
@@ -21,18 +25,27 @@ from quantexp.formats.bits import (
 )
 from quantexp.formats.layout import Scratch, chunk_limit, chunks
 from quantexp.formats.options import Options
-from quantexp.formats.rounding import break_ties, round_magnitudes
+from quantexp.formats.rounding import round_element
 from quantexp.formats.scale import can_saturate, scale_field
 
+#: What `pre_scale` multiplies with.
+PRE_SCALE = 0.75
 
-def quantise_mx(x_ONI: Tensor, y_ONI: Tensor, options: Options) -> None:
-    """Write x on the format's grid to y, which may be x itself."""
+
+def quantise_mx(
+    x_ONI: Tensor, y_ONI: Tensor, options: Options, random_ONI: Tensor | None = None
+) -> None:
+    """Write x on the format's grid to y, which may be x itself.
+
+    `random_ONI` is what stochastic rounding takes, see `rounding`.
+    """
     limit = chunk_limit(x_ONI.device)
     scratch = Scratch(scratch_size(x_ONI, options.block, limit), x_ONI.device)
     o, n, i = x_ONI.shape
     for chunk in chunks((o, n, i), options.block, limit):
         x_OBKI = chunk.elements(x_ONI)
-        q, sign, field = scaled_magnitudes(x_OBKI, options, scratch)
+        random = None if random_ONI is None else chunk.elements(random_ONI)
+        q, sign, field = scaled_magnitudes(x_OBKI, options, random, scratch)
         q.mul_(power_of_two(field))
         restore_sign(q, sign)
         chunk.elements(y_ONI).copy_(q)
@@ -44,7 +57,7 @@ def scratch_size(x_ONI: Tensor, block: int, limit: int) -> int:
 
 
 def scaled_magnitudes(
-    x_OBKI: Tensor, options: Options, scratch: Scratch
+    x_OBKI: Tensor, options: Options, random_OBKI: Tensor | None, scratch: Scratch
 ) -> tuple[Tensor, Tensor, Tensor]:
     """|x| 2^-s on the element's grid, x in float32 for its sign, and the scales' exponent fields.
 
@@ -57,8 +70,9 @@ def scaled_magnitudes(
     amax_bits = block_amax_bits(x32, q)
     field = scale_field(amax_bits, element, options.scale_rule)
     q.mul_(inverse_power_of_two(field))
-    break_ties(q, options.rounding)
-    round_magnitudes(q, element, magic)
+    if options.pre_scale:
+        q.mul_(PRE_SCALE)
+    round_element(q, element, options.rounding, random_OBKI, magic)
     if can_saturate(options.scale_rule):
         q.clamp_max_(element.max)
     return q, x32, field

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from quantexp.formats.table import HIF8_AMAX_TARGET, get_format
+from quantexp.formats.table import get_format
 from quantexp.formats.types import Format, Rounding, ScaleRule, Scaling
 
 _Choice = TypeVar("_Choice", bound=Enum)
@@ -26,11 +26,16 @@ class Options:
     #: FLOOR, and without effect, where the format has no block scale.
     scale_rule: ScaleRule
     rounding: Rounding
-    #: HiF8: values beyond the largest finite one become it, rather than infinite.
+    #: values beyond the largest finite one become it, rather than infinite (or NaN, without infinity).
     saturate: bool
     scaling: Scaling
-    #: HiF8: where `scaling` brings amax to.
+    #: where `scaling` brings amax to; 1, and without effect, where a tensor has no scale.
     amax_target: float
+    #: what random numbers follow from, both in [0, 2^64); without effect unless rounding is stochastic.
+    seed: int
+    offset: int
+    #: elements are multiplied with 3/4 after the scale is chosen and before they are rounded.
+    pre_scale: bool
 
 
 def resolve(
@@ -40,9 +45,12 @@ def resolve(
     scale_rule: ScaleRule | str | None = None,
     rounding: Rounding | str | None = None,
     saturate: bool = True,
-    scaling: Scaling | str = Scaling.NONE,
+    scaling: Scaling | str | None = None,
     amax_target: float | None = None,
     has_amax: bool = False,
+    seed: int | None = None,
+    offset: int | None = None,
+    pre_scale: bool = False,
 ) -> Options:
     """The complete options: what is None is the format's own.
 
@@ -52,31 +60,44 @@ def resolve(
         ValueError: for an unknown format or value, and for an option that the format does not have.
     """
     fmt = get_format(fmt)
-    scaling = _choice("scaling", scaling, Scaling)
+    asked = None if scaling is None else _choice("scaling", scaling, Scaling)
+    scaling = asked or fmt.scaling
     given = {
         "block": block is not None,
         "scale_rule": scale_rule is not None,
         "rounding": rounding is not None,
         "saturate": saturate is not True,
-        "scaling": scaling is not Scaling.NONE,
+        "scaling": asked not in (None, Scaling.NONE),
         "amax_target": amax_target is not None,
         "amax": has_amax,
+        "seed": seed is not None,
+        "offset": offset is not None,
+        "pre_scale": pre_scale is not False,
     }
     _refuse_foreign(fmt, given)
+    rounding = _choice("rounding", rounding or fmt.rounding, Rounding)
+    _check_draw(rounding, seed, offset)
     if scaling is Scaling.NONE:
         for name in ("amax_target", "amax"):
             if given[name]:
                 raise ValueError(
                     f"{name} has no meaning with scaling 'none': leave it out, or scale"
                 )
+    if scaling is Scaling.DELAYED and not has_amax:
+        raise ValueError(
+            "scaling 'delayed' needs amax, the largest of the steps before (AmaxHistory.amax_for)"
+        )
     return Options(
         fmt=fmt,
         block=_checked_block(block) if block is not None else fmt.block or 1,
         scale_rule=_choice("scale_rule", scale_rule or fmt.scale_rule or "floor", ScaleRule),
-        rounding=_choice("rounding", rounding or fmt.rounding, Rounding),
+        rounding=rounding,
         saturate=saturate,
         scaling=scaling,
-        amax_target=_checked_target(HIF8_AMAX_TARGET if amax_target is None else amax_target),
+        amax_target=_checked_target(fmt.amax_target or 1.0 if amax_target is None else amax_target),
+        seed=seed or 0,
+        offset=offset or 0,
+        pre_scale=pre_scale,
     )
 
 
@@ -85,6 +106,20 @@ def _refuse_foreign(fmt: Format, given: dict[str, bool]) -> None:
         if is_given and name not in fmt.options:
             has = ", ".join(sorted(fmt.options)) or "no options"
             raise ValueError(f"{fmt.name} has no option {name}: it has {has}")
+
+
+def _check_draw(rounding: Rounding, seed: int | None, offset: int | None) -> None:
+    if rounding is Rounding.STOCHASTIC and seed is None:
+        raise ValueError("rounding 'stochastic' needs a seed, an integer in [0, 2^64), got None")
+    for name, value in (("seed", seed), ("offset", offset)):
+        if value is None:
+            continue
+        if rounding is not Rounding.STOCHASTIC:
+            raise ValueError(
+                f"{name} has no meaning with rounding {rounding.value!r}: leave it out, or round stochastically"
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
+            raise ValueError(f"{name} must be an integer in [0, 2^64), got {value!r}")
 
 
 def _choice(name: str, value: _Choice | str, choices: type[_Choice]) -> _Choice:

@@ -4,7 +4,7 @@ All arithmetic is float32 and exact but for the rounding to the grid; the produc
 and its scale is rounded once more to the tensor's dtype, which changes nothing but values beyond
 its largest finite (they become Inf): where the grid is finer than the dtype, so was the input.
 Subnormals are never flushed, unless torch was told to (`torch.set_flush_denormal`). What it does
-not do: keep track of gradients (see `quantexp.quant`), round stochastically.
+not do: keep track of gradients (see `quantexp.quant`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quantexp.formats.hif8 import quantise_hif8
+from quantexp.formats.flat import quantise_flat
 from quantexp.formats.layout import (
     check_input,
     inverse,
@@ -21,7 +21,9 @@ from quantexp.formats.layout import (
     positive_axis,
 )
 from quantexp.formats.mx import quantise_mx
+from quantexp.formats.nv import quantise_nv
 from quantexp.formats.options import Options, resolve
+from quantexp.formats.philox import random_numbers
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, Format, Rounding, ScaleRule, Scaling
 
@@ -36,29 +38,44 @@ def quantise(
     scale_rule: ScaleRule | str | None = None,
     rounding: Rounding | str | None = None,
     saturate: bool = True,
-    scaling: Scaling | str = Scaling.NONE,
+    scaling: Scaling | str | None = None,
     amax_target: float | None = None,
     amax: Tensor | None = None,
+    seed: int | None = None,
+    offset: int | None = None,
+    pre_scale: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """The tensor x with its values on the format's grid, in its own shape and dtype.
 
-    MX: blocks of `block` (None: 32) elements lie along `axis`, the last may be short. NaN or Inf
-    anywhere in a block makes the whole block NaN; a zero block keeps its zeros; signed zeros keep
-    their sign. HiF8: NaN stays, Inf stays or becomes 32768 / s when saturating, there is no
-    negative zero; `axis` has no effect. bf16: nearest even, `axis` has no effect.
+    MX and NVFP4: blocks of `block` elements (None: 32, and 16) lie along `axis`, the last may be
+    short. NaN or Inf anywhere in a block makes the whole block NaN; a zero block keeps its zeros;
+    signed zeros keep their sign. FP8: NaN stays, and Inf becomes the largest value / s when
+    saturating, else Inf in E5M2 and NaN in E4M3; signed zeros keep their sign. HiF8: NaN stays, Inf
+    stays or becomes 32768 / s when saturating, there is no negative zero. bf16: nearest even. Of
+    FP8, HiF8 and bf16 `axis` has no effect.
 
     Args:
         x: bfloat16, float16 or float32, of any shape and strides.
         fmt: a name (see `quantexp.formats.table`) or a format.
         axis: the axis that blocks run along.
-        block: MX, elements of a block, a power of two.
+        block: MX and NVFP4, elements of a block, a power of two.
         scale_rule: MX, how scales follow from amax; None is floor.
-        rounding: where ties go; None is even for MX and away for HiF8.
-        saturate: HiF8, whether what is too large becomes the largest finite value, not Inf.
-        scaling: HiF8, the scale of the whole tensor.
-        amax_target: HiF8, where `scaling` brings amax to; None is 15.
-        amax: HiF8, 0-dim, the amax to scale by in place of x's largest finite magnitude.
+        rounding: to nearest, where ties go, or stochastic; None is away for HiF8 and even for all
+            others.
+        saturate: FP8 and HiF8, whether what is too large becomes the largest finite value.
+        scaling: NVFP4, FP8 and HiF8, the scale of the whole tensor; None is none for HiF8 and
+            exact for the others.
+        amax_target: FP8 and HiF8, where `scaling` brings amax to; None is 15 for HiF8 and for FP8
+            the element's largest value. NVFP4's is 6 * 448.
+        amax: NVFP4, FP8 and HiF8, 0-dim, the amax to scale by in place of x's largest finite
+            magnitude. With `scaling` delayed it must be given (see `history`).
+        seed: stochastic rounding, in [0, 2^64), must be given.
+        offset: stochastic rounding, in [0, 2^64), None is 0. An element's random number follows
+            from seed, offset and its position in x in row-major order: the same for any strides,
+            axis, device and number of threads.
+        pre_scale: MXFP4 and NVFP4, whether 3/4 x is rounded, under the scale of x: what is returned
+            stands for 3/4 x.
         out: where to write, of x's shape and dtype; it may be x itself.
 
     Raises:
@@ -74,6 +91,9 @@ def quantise(
         scaling=scaling,
         amax_target=amax_target,
         has_amax=amax is not None,
+        seed=seed,
+        offset=offset,
+        pre_scale=pre_scale,
     )
     check_input(x)
     axis = positive_axis(axis, x.ndim)
@@ -85,7 +105,9 @@ def quantise(
     target = None if out is None else out.detach().permute(order)
     in_place = target is not None and target.is_contiguous()
     y = target if target is not None and in_place else torch.empty_like(dense)
-    _quantise_dense(dense, y, options, order.index(axis) if order else 0, scale)
+    random = random_numbers(x, options)
+    random = None if random is None else random.permute(order).contiguous()
+    _quantise_dense(dense, y, options, order.index(axis) if order else 0, scale, random)
     if out is None:
         return y.permute(inverse(order))
     if not in_place:
@@ -94,14 +116,24 @@ def quantise(
 
 
 def _quantise_dense(
-    x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None
+    x: Tensor,
+    y: Tensor,
+    options: Options,
+    axis: int,
+    scale: Tensor | None,
+    random: Tensor | None,
 ) -> None:
+    extents = outer_axis_inner(x.shape, axis)
     match options.fmt.family:
         case Family.MX:
-            extents = outer_axis_inner(x.shape, axis)
-            quantise_mx(x.view(extents), y.view(extents), options)
-        case Family.HIF8:
-            quantise_hif8(x.view(-1), y.view(-1), options, scale)
+            random = None if random is None else random.view(extents)
+            quantise_mx(x.view(extents), y.view(extents), options, random)
+        case Family.NV:
+            random = None if random is None else random.view(extents)
+            quantise_nv(x.view(extents), y.view(extents), options, scale, random)
+        case Family.HIF8 | Family.FP8:
+            random = None if random is None else random.view(-1)
+            quantise_flat(x.view(-1), y.view(-1), options, scale, random)
         case Family.BF16:
             y.copy_(x.to(torch.bfloat16))
 

@@ -6,6 +6,11 @@ for each value; where the element is subnormal, k no longer follows the exponent
 
 Nearest away is the same with the lowest bit of v set beforehand. A tie has that bit clear, so it
 moves just above itself; and as ties are even in units of that bit, nothing moves across one.
+
+Stochastic rounding takes a random integer r in [0, 2^24) for each value. With f the fraction of v
+above the multiple of the spacing below it, in units of the spacing, v goes up where
+r < floor(2^24 f), and down otherwise: the probability of going up is f, cut to 24 bits. All of it is
+exact in float32. Values beyond the largest one still saturate, which no rounding makes unbiased.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.bits import EXPONENT_MASK, MANTISSA_BITS, as_bits
+from quantexp.formats.philox import RANDOM_BITS
 from quantexp.formats.types import Element, Rounding
 
 
@@ -24,6 +30,33 @@ def break_ties(v: Tensor, rounding: Rounding) -> None:
     """
     if rounding is Rounding.AWAY:
         as_bits(v).bitwise_or_(1)
+
+
+def round_element(
+    v: Tensor, element: Element, rounding: Rounding, random: Tensor | None, magic: Tensor
+) -> None:
+    """Round v >= 0 (float32, in place) to the element's grid as asked; `magic` is a temporary of v's shape.
+
+    The grid is continued beyond the element's largest value. `random` has v's shape (see `philox`),
+    and is there where rounding is stochastic.
+    """
+    if rounding is Rounding.STOCHASTIC:
+        assert random is not None
+        torch.bitwise_and(as_bits(v), EXPONENT_MASK, out=as_bits(magic))
+        magic.clamp_min_(2.0**element.emin).mul_(2.0**-element.mantissa_bits)
+        round_at_random(v, magic, random)
+    else:
+        break_ties(v, rounding)
+        round_magnitudes(v, element, magic)
+
+
+def round_at_random(v: Tensor, step: Tensor, random: Tensor) -> None:
+    """Round v >= 0 (float32, in place) to multiples of `step`, powers of two; NaN stays NaN."""
+    v.div_(step)
+    below = v.floor()
+    v.sub_(below).mul_(2.0**RANDOM_BITS).floor_()
+    below.add_(random < v)
+    torch.mul(below, step, out=v)
 
 
 def round_to_multiples(v: Tensor, magic: Tensor) -> None:

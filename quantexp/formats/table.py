@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from quantexp.formats.types import Element, Family, Format, Rounding, ScaleRule
+from quantexp.formats.types import Element, Family, Format, Rounding, ScaleRule, Scaling
 
 # OCP MX v1.0 section 5.3.1: E4M3 has no infinity, E5M2 follows IEEE 754; sections 5.3.2 and
 # 5.3.3: the 6 and 4 bit elements have neither infinity nor NaN.
@@ -28,12 +28,17 @@ HIF8 = Element("hif8", 8, emin=-22, emax=15, mantissa_bits=3, max=32768.0, inf_c
 BF16 = Element("bf16", 16, emin=-126, emax=127, mantissa_bits=7, max=(2 - 2**-7) * 2.0**127)
 
 MX_BLOCK = 32
+NV_BLOCK = 16
 #: what amax is brought to by HiF8's scalings unless the caller says otherwise: the top of the
 #: region of three mantissa bits.
 HIF8_AMAX_TARGET = 15.0
 
+_ROUNDING_OPTIONS = frozenset({"rounding", "seed", "offset"})
+_TENSOR_SCALE_OPTIONS = frozenset({"scaling", "amax"})
+
 
 def _mx(name: str, element: Element, *aliases: str) -> Format:
+    pre_scale = {"pre_scale"} if element.bits == 4 else set()
     return Format(
         name=name,
         family=Family.MX,
@@ -41,9 +46,24 @@ def _mx(name: str, element: Element, *aliases: str) -> Format:
         block=MX_BLOCK,
         scale_rule=ScaleRule.FLOOR,
         rounding=Rounding.EVEN,
-        options=frozenset({"block", "scale_rule", "rounding"}),
+        options=_ROUNDING_OPTIONS | {"block", "scale_rule"} | pre_scale,
         aliases=aliases,
         source="OCP Microscaling Formats (MX) v1.0",
+    )
+
+
+def _fp8(element: Element) -> Format:
+    return Format(
+        name=f"fp8_{element.name}",
+        family=Family.FP8,
+        element=element,
+        block=None,
+        scale_rule=None,
+        rounding=Rounding.EVEN,
+        options=_ROUNDING_OPTIONS | _TENSOR_SCALE_OPTIONS | {"amax_target", "saturate"},
+        scaling=Scaling.EXACT,
+        amax_target=element.max,
+        source="OCP 8-bit Floating Point (OFP8) v1.0",
     )
 
 
@@ -54,13 +74,30 @@ _ALL = (
     _mx("mxfp6_e3m2", E3M2),
     _mx("mxfp4_e2m1", E2M1, "mxfp4"),
     Format(
+        name="nvfp4_e2m1",
+        family=Family.NV,
+        element=E2M1,
+        block=NV_BLOCK,
+        scale_rule=None,
+        rounding=Rounding.EVEN,
+        options=_ROUNDING_OPTIONS | _TENSOR_SCALE_OPTIONS | {"block", "pre_scale"},
+        scaling=Scaling.EXACT,
+        amax_target=E2M1.max * E4M3.max,
+        block_scale=E4M3,
+        aliases=("nvfp4",),
+        source="NVFP4, arXiv 2509.25149",
+    ),
+    _fp8(E4M3),
+    _fp8(E5M2),
+    Format(
         name="hifp8",
         family=Family.HIF8,
         element=HIF8,
         block=None,
         scale_rule=None,
         rounding=Rounding.AWAY,
-        options=frozenset({"rounding", "saturate", "scaling", "amax_target", "amax"}),
+        options=_ROUNDING_OPTIONS | _TENSOR_SCALE_OPTIONS | {"amax_target", "saturate"},
+        amax_target=HIF8_AMAX_TARGET,
         source="HiFloat8, arXiv 2409.16626",
     ),
     Format(

@@ -1,12 +1,20 @@
-"""The one scale of a HiFloat8 tensor, from its amax.
+"""The one scale of a tensor, from its amax.
 
-The scale s multiplies the tensor before rounding and divides it afterwards:
+Of HiF8 and FP8 the scale s multiplies the tensor before rounding and divides it afterwards:
 
     current  the largest power of two with amax s <= target
     exact    target / amax, rounded to float32
+    delayed  as current, of an amax of earlier tensors
 
-s is clamped to [2^-126, 2^127], float32's normal powers of two. Where amax is 0, or no element is
-finite, or amax itself is not a positive finite number, s is 1.
+s is clamped to [2^-126, 2^127], float32's normal powers of two. NVFP4 has the inverse t, which
+multiplies what the codes and block scales say, as its hardware stores it:
+
+    current  the smallest power of two with amax / t <= target
+    exact    amax / target, rounded to float32
+
+t is clamped to [2^-117, 2^127], so that its product with every block scale is a normal number.
+Where amax is 0, or no element is finite, or amax itself is not a positive finite number, the scale
+is 1.
 """
 
 from __future__ import annotations
@@ -16,9 +24,14 @@ from torch import Tensor
 
 from quantexp.formats.layout import chunk_limit, memory_order
 from quantexp.formats.options import Options
-from quantexp.formats.types import Scaling
+from quantexp.formats.types import Family, Scaling
+
+#: Scalings whose scale is a power of two.
+POWERS_OF_TWO = frozenset({Scaling.CURRENT, Scaling.DELAYED})
 
 _MIN_SCALE = 2.0**-126
+#: 2^-126 over E4M3's smallest value.
+_MIN_NV_SCALE = 2.0**-117
 _MAX_SCALE = 2.0**127
 _FLOAT64_MANTISSA_BITS = 52
 
@@ -39,12 +52,15 @@ def tensor_scale(x: Tensor, options: Options, amax: Tensor | None) -> Tensor | N
     elif amax.ndim != 0:
         raise ValueError(f"amax must be a 0-dim tensor, got shape {tuple(amax.shape)}")
     amax = amax.to(device=x.device, dtype=torch.float64)
-    if options.scaling is Scaling.CURRENT:
+    inverse = options.fmt.family is Family.NV
+    if options.scaling in POWERS_OF_TWO:
         scale = _power_of_two_below(options.amax_target, amax)
+        scale = 1 / scale if inverse else scale
     else:
-        scale = options.amax_target / amax
+        scale = amax / options.amax_target if inverse else options.amax_target / amax
     usable = (amax > 0) & amax.isfinite()
-    return torch.where(usable, scale, 1.0).clamp_(_MIN_SCALE, _MAX_SCALE).to(torch.float32)
+    smallest = _MIN_NV_SCALE if inverse else _MIN_SCALE
+    return torch.where(usable, scale, 1.0).clamp_(smallest, _MAX_SCALE).to(torch.float32)
 
 
 def _power_of_two_below(target: float, amax: Tensor) -> Tensor:

@@ -25,23 +25,38 @@ class ScaleRule(StrEnum):
 
 
 class Rounding(StrEnum):
-    """Where a value halfway between two values of the grid goes; others go to the nearest."""
+    """Where a value between two values of the grid goes."""
 
-    #: to the neighbour that is an even multiple of the local spacing.
+    #: to the nearest; halfway, to the neighbour that is an even multiple of the local spacing.
     EVEN = "even"
-    #: to the neighbour of larger magnitude.
+    #: to the nearest; halfway, to the neighbour of larger magnitude.
     AWAY = "away"
+    #: away from zero with the probability that leaves the mean where it is, else towards zero.
+    STOCHASTIC = "stochastic"
 
 
 class Scaling(StrEnum):
-    """The one scale that a HiFloat8 tensor is multiplied with before it is rounded."""
+    """The one scale of a whole tensor, of a format that has one."""
 
     #: no scale.
     NONE = "none"
-    #: the largest power of two that brings amax to at most the target: exact in every dtype.
+    #: the power of two that brings amax closest below the target: exact in every dtype.
     CURRENT = "current"
-    #: target / amax, rounded to float32.
+    #: target / amax (or its reciprocal, see the format), rounded to float32.
     EXACT = "exact"
+    #: as CURRENT, of an amax that is handed over: that of the steps before (see `history`).
+    DELAYED = "delayed"
+
+
+class Hadamard(StrEnum):
+    """Which transform a product's operands go through, in blocks along the axis it reduces, before rounding."""
+
+    #: none.
+    NONE = "none"
+    #: the Walsh-Hadamard transform.
+    DETERMINISTIC = "deterministic"
+    #: the same of a tensor whose signs were changed at random beforehand, alike in every block.
+    RANDOM = "random"
 
 
 class Family(StrEnum):
@@ -49,7 +64,11 @@ class Family(StrEnum):
 
     #: blocks along one axis, each with a power-of-two scale (OCP MX v1.0).
     MX = "mx"
-    #: tapered precision, no block scale (HiFloat8, arXiv 2409.16626).
+    #: blocks along one axis, each with an 8-bit float scale, and one scale of the tensor (NVFP4).
+    NV = "nv"
+    #: a small float under one scale of the tensor (OCP OFP8).
+    FP8 = "fp8"
+    #: tapered precision under one scale of the tensor, if any (HiFloat8, arXiv 2409.16626).
     HIF8 = "hif8"
     #: a plain 16-bit float.
     BF16 = "bf16"
@@ -91,12 +110,18 @@ class Format:
     element: Element
     #: elements that share a scale along the axis; None where there are no blocks.
     block: int | None
-    #: None where the format has no block scale.
+    #: None where no power-of-two scale follows from a block's amax.
     scale_rule: ScaleRule | None
     #: what the format's specification says; schemes set theirs explicitly.
     rounding: Rounding
     #: names of the keyword options of `quantise` that mean something for this format.
     options: frozenset[str]
+    #: the scale of the whole tensor, unless the caller says otherwise.
+    scaling: Scaling = Scaling.NONE
+    #: what the scale of the tensor brings amax to, unless the caller says otherwise.
+    amax_target: float | None = None
+    #: the code a block's scale is stored in; None where that is E8M0, or there is none.
+    block_scale: Element | None = None
     #: other names under which `get_format` finds it.
     aliases: tuple[str, ...] = ()
     #: where the format is defined.

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from quantexp.errors import ConfigError
 from quantexp.quant.linear import dgrad, fprop, wgrad
+from quantexp.quant.operand import clipped
 from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.sites import Product, Site
 from quantexp.quant.tap import BACKWARD, FORWARD, POST, PRE, Tap, nobody
 
 
@@ -38,9 +40,11 @@ class _Linear(torch.autograd.Function):
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = dgrad(precision, g, w)
+            dx = clipped(dx, x, precision.operand(Site.LINEAR, Product.FPROP, "x"), -1)
             ctx.tap(BACKWARD, POST, "grad_input", dx)
         if ctx.needs_input_grad[1]:
             dw = wgrad(precision, g, x)
+            dw = clipped(dw, w, precision.operand(Site.LINEAR, Product.FPROP, "w"), -1)
             ctx.tap(BACKWARD, POST, "grad_weight", dw)
         return dx, dw, None, None
 

@@ -35,6 +35,7 @@ from quantexp.megatron.memory import memory_gb
 from quantexp.megatron.model import DTYPES, build_model, set_precision
 from quantexp.megatron.specs import injected, stock_layer_spec
 from quantexp.megatron.together import mean_over_data_parallel
+from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import PrecisionMap, changes, precision_map
 from quantexp.schema import Experiment, Precision, TrainingConfig
 from quantexp.sizes import flops_per_iteration, num_micro_batches_each
@@ -103,7 +104,20 @@ def train(
     Raises:
         RunError: the loss or gradient was not finite for too many iterations in a row.
     """
-    loop = _Loop(experiment, layer_spec or injected(stock_layer_spec()), device, observer)
+    with during(Moment(experiment.training.seed)) as moment:
+        _train(experiment, batches, observer, device, layer_spec, moment)
+
+
+def _train(
+    experiment: Experiment,
+    batches: Iterator[Batch],
+    observer: Observer,
+    device: torch.device,
+    layer_spec: ModuleSpec | None,
+    moment: Moment,
+) -> None:
+    spec = layer_spec or injected(stock_layer_spec())
+    loop = _Loop(experiment, spec, device, observer, moment)
     observer.built(loop.gpt)
     starts = changes(experiment.quant)
     nonfinite = 0
@@ -140,9 +154,11 @@ class _Loop:
         layer_spec: ModuleSpec,
         device: torch.device,
         observer: Observer,
+        moment: Moment,
     ) -> None:
         training = experiment.training
         self.training, self.observer, self.device = training, observer, device
+        self.moment = moment
         self.gpt, config = build_model(experiment.model, training, layer_spec)
         model: Any = self.gpt.to(device)
         if training.precision is not Precision.fp32:
@@ -189,6 +205,7 @@ class _Loop:
                 micro_batch_size=self.training.micro_batch_size,
             )
         self.observer.gradients(iteration, scale)
+        self.moment.finish()
         self.scheduler.step(1)
         lr = float(self.optimizer.param_groups[0]["lr"])
         stepped, grad_norm, _ = self.optimizer.step()
@@ -217,6 +234,8 @@ class _Loop:
         def forward_step(batches: Iterator[Batch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             nonlocal index
             index += 1
+            rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            self.moment.begin(iteration, index * size + rank)
             self.observer.micro_batch(iteration, index, scale)
             batch = {key: value.to(self.device) for key, value in next(batches).items()}
             losses_BT = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])

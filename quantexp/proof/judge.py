@@ -4,6 +4,7 @@ An operand that was quantised lies on its format's grid. That alone is weak: wha
 on a finer one too, so a tensor cast to E5M2 passes as E4M3. The second question is therefore which format it went
 through. For every other format of the table (and for none at all) the elements are counted for which the declared
 format has the finer grid; each of them lies on the coarser grid by accident with a probability of at most one half.
+Of NVFP4 and MXFP4, which have the same element, one element of each block is counted: their scales differ.
 If at least `EVIDENCE` such elements all lie on the coarser grid, the operand went through that format (by accident:
 2^-64). Values that are all powers of two (masks, one-hot rows) lie on every grid and prove nothing.
 """
@@ -13,14 +14,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from quantexp.formats import lies_on_grid, local_step
-from quantexp.formats.types import ScaleRule, Scaling
-from quantexp.quant.slots import FORWARD_AMAX, GRADIENT_AMAX, Operand
+from quantexp.proof.grids import OTHERS, Grid, declared_grid, has_coarser_scales
+from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
+from quantexp.quant.slots import Operand
 
 #: Why an operand with NaN or Inf cannot be judged; the next iteration is watched then.
 NOT_FINITE = "not finite"
@@ -52,116 +52,63 @@ class Finding:
     quantised: bool = False
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A grid an operand may lie on: a format with what decides its scales."""
-
-    format: str
-    #: Along the axis that the declared blocks run along, or across it; a tensor scale has no axis.
-    across: bool = False
-    block: int | None = None
-    scale_rule: ScaleRule | None = None
-    scaling: Scaling | None = None
-    amax_target: float | None = None
-
-    @property
-    def margin(self) -> float:
-        """How many times coarser than another grid this one must be for an element to tell them apart.
-
-        An exact scale is known to a rounding error only, half a step of the other grid each way: four times coarser
-        leaves a quarter of the elements on this grid by accident.
-        """
-        return 4.0 if self.scaling is Scaling.EXACT else 1.0
-
-    def holds(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
-        """Whether each element lies on this grid."""
-        return lies_on_grid(x, self.format, **self._options(amax, axis))
-
-    def step(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
-        """The grid's spacing around each element, 0 around 0."""
-        return local_step(x, self.format, **self._options(amax, axis))
-
-    def _options(self, amax: Tensor, axis: int) -> dict[str, Any]:
-        options = {
-            "block": self.block,
-            "scale_rule": self.scale_rule,
-            "scaling": self.scaling,
-            "amax_target": self.amax_target,
-        }
-        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-        if self.scaling in (Scaling.CURRENT, Scaling.EXACT):
-            given["amax"] = amax
-        return {**given, "axis": -2 if self.across else axis}
-
-
-def _others() -> list[Grid]:
-    """Every grid that something undeclared could have put an operand on, the coarsest first.
-
-    Under rceil a block's own amax is always representable, so content made with any scale rule lies on its grid.
-    """
-    mx = {
-        name: [Grid(name, across, 32, ScaleRule.RCEIL) for across in (False, True)]
-        for name in ("mxfp4_e2m1", "mxfp8_e5m2", "mxfp8_e4m3")
-    }
-    hif8 = [
-        Grid("hifp8", scaling=scaling, amax_target=target)
-        for scaling in (Scaling.CURRENT, Scaling.EXACT)
-        for target in (FORWARD_AMAX, GRADIENT_AMAX)
-    ]
-    unscaled = Grid("hifp8", scaling=Scaling.NONE)
-    return [*mx["mxfp4_e2m1"], *mx["mxfp8_e5m2"], unscaled, *hif8, *mx["mxfp8_e4m3"]]
-
-
-OTHERS = _others()
-
-
-def judge(x: Tensor, operand: Operand, axis: int) -> Finding:
+def judge(x: Tensor, operand: Operand, axis: int, source: Tensor | None = None) -> Finding:
     """Hold one operand against its declaration.
 
     Args:
         x: the operand as it reached the product.
         operand: what was declared for it.
         axis: the dimension of x that the declared blocks run along.
+        source: what it was made from, in x's shape, for an operand that cannot be judged by itself (see `origin`).
     """
     amax = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32) if x.numel() else None
     if amax is None or amax == 0:
         return Finding(Status.INCONCLUSIVE, "all zero")
     if not torch.isfinite(amax):
         return Finding(Status.INCONCLUSIVE, NOT_FINITE)
-    declared = _declared(operand)
+    if needs_origin(operand) and source is None:
+        return Finding(
+            Status.MISMATCH, "what it was made from is not told, and it cannot be judged without"
+        )
+    declared = declared_grid(operand)
+    declared_amax = amax
     if declared is not None:
-        off = x.numel() - int(declared.holds(x, amax, axis).sum())
+        if source is not None and (known := scale_amax(operand, source, axis)) is not None:
+            declared_amax = known
+        off = x.numel() - int(declared.holds(x, declared_amax, axis).sum())
         if off:
             return Finding(
                 Status.MISMATCH,
                 f"{off} of {x.numel()} elements are not on the grid of {operand.format}",
             )
-    return _which_grid(_windows(x, axis, operand.block), amax, operand.format, declared)
+    if operand.hadamard is not None and source is not None:
+        far = distance(x, operand, source, axis)
+        if not far < FAR:
+            return Finding(
+                Status.MISMATCH,
+                f"it is not the {operand.hadamard.value} Hadamard transform of what was to be multiplied, from which "
+                f"it is {far:.2f} times that away",
+                quantised=True,
+            )
+    windows = _windows(x, axis, operand.block)
+    return _which_grid(windows, amax, operand.format, declared, declared_amax)
 
 
-def _declared(operand: Operand) -> Grid | None:
-    if not operand.quantised:
-        return None
-    return Grid(
-        operand.format,
-        False,
-        operand.block,
-        operand.scale_rule,
-        operand.scaling,
-        operand.amax_target,
-    )
-
-
-def _which_grid(windows: Tensor, amax: Tensor, format_: str, declared: Grid | None) -> Finding:
+def _which_grid(
+    windows: Tensor, amax: Tensor, format_: str, declared: Grid | None, declared_amax: Tensor
+) -> Finding:
     """Which format's work the elements show, none of which is off the declared grid."""
     working = _working_step(windows)
-    step = working if declared is None else declared.step(windows, amax)
+    step = working if declared is None else declared.step(windows, declared_amax)
     for other in OTHERS:
         if declared is not None and other.format == declared.format:
             continue
-        coarser = (windows != 0) & (other.step(windows, amax) > other.margin * step)
-        off = coarser & ~other.holds(windows, amax)
-        if bool((_is_evidence(windows, coarser) & ~off.flatten(1).any(dim=1)).any()):
+        other_step = other.step(windows, amax)
+        telling = (windows != 0) & (other_step > step) & (other_step > other.margin * working)
+        if declared is not None and has_coarser_scales(other, declared):
+            telling |= _largest_of_blocks(windows, declared.block)
+        off = telling & ~other.holds(windows, amax)
+        if bool((_is_evidence(windows, telling) & ~off.flatten(1).any(dim=1)).any()):
             return Finding(
                 Status.MISMATCH,
                 f"it lies on the grid of {other.format}, which {format_} would not give",
@@ -172,6 +119,19 @@ def _which_grid(windows: Tensor, amax: Tensor, format_: str, declared: Grid | No
     if not bool(_is_evidence(windows, (windows != 0) & (step > working)).any()):
         return Finding(Status.INCONCLUSIVE, "on the grid anyway")
     return Finding(Status.ENGAGED, quantised=True)
+
+
+def _largest_of_blocks(windows: Tensor, block: int | None) -> Tensor:
+    """A mask of the largest element of each block along the last axis, none of a block of zeros."""
+    *outer, width = windows.shape
+    assert block is not None
+    size = min(block, width)
+    blocks = windows[..., : width // size * size].reshape(*outer, -1, size).abs()
+    largest = torch.zeros_like(blocks, dtype=torch.bool)
+    largest.scatter_(-1, blocks.argmax(dim=-1, keepdim=True), True)
+    mask = torch.zeros_like(windows, dtype=torch.bool)
+    mask[..., : width // size * size] = (largest & (blocks > 0)).flatten(-2)
+    return mask
 
 
 def _plain(windows: Tensor) -> Finding:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.proof.judge import Finding, Status, judge
+from quantexp.proof.origin import needs_origin
 from quantexp.proof.owners import Owners
 from quantexp.quant.announce import Announcement, current
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
@@ -101,7 +102,10 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recomputed = (
             announced.product is Product.FPROP and torch._C._current_autograd_node() is not None
         )
-        for name, x, reduced in ((shape.left, left, -1), (shape.right, right, -2)):
+        sources = announced.sources
+        for side, (name, x, reduced) in enumerate(
+            ((shape.left, left, -1), (shape.right, right, -2))
+        ):
             entry = Entry(
                 announced.module,
                 announced.site,
@@ -109,10 +113,17 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 name,
                 self.declared[announced.module].operand(announced.site, announced.product, name),
             )
-            self._look(entry, x, reduced, announced.sequences, recomputed)
+            source = sources()[side] if sources and needs_origin(entry.operand) else None
+            self._look(entry, x, source, reduced, announced.sequences, recomputed)
 
     def _look(
-        self, entry: Entry, x: Tensor, reduced: int, sequences: int, recomputed: bool
+        self,
+        entry: Entry,
+        x: Tensor,
+        source: Tensor | None,
+        reduced: int,
+        sequences: int,
+        recomputed: bool,
     ) -> None:
         seen = self.seen.setdefault((entry.module, entry.site, entry.product, entry.name), Seen())
         if recomputed:
@@ -120,7 +131,9 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             seen.calls += 1
         x, axis = _along_blocks(entry, x.detach(), reduced, sequences)
-        finding = judge(x, entry.operand, axis)
+        if source is not None:
+            source, _ = _along_blocks(entry, source.detach(), reduced, sequences)
+        finding = judge(x, entry.operand, axis, source)
         seen.quantised_calls += finding.quantised and not recomputed
         if finding not in seen.findings:
             seen.findings.append(finding)

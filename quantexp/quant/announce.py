@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from quantexp.quant.precision import ModuleId
 from quantexp.quant.sites import Product, Site
@@ -26,6 +28,9 @@ class Announcement:
     product: Product
     #: Sequences interleaved along the reduced axis ([tokens, sequences] flattened), for products over tokens.
     sequences: int = 1
+    #: Both operands as they were before anything was done to them, in the layout in which they are multiplied. Asked
+    #: for only where the proof of engagement has to hold an operand against what it was made from.
+    sources: Callable[[], tuple[Tensor, Tensor]] | None = field(default=None, compare=False)
 
 
 class _Current(threading.local):

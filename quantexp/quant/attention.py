@@ -13,22 +13,25 @@
 q, k and v are quantised as they arrive, after the rotary embedding and before a key-value head is repeated for its
 group of query heads; the softmax between the two products is Megatron's own and stays in high precision. The result
 of every product is in the working dtype. The derivative of quantisation is the identity (straight through),
-saturated elements included. `reuse` slots take the forward's copy. P is the probability after mask and dropout.
+saturated elements included unless the slot's `clip_gradient` says otherwise. `reuse` slots take the forward's copy. P
+is the probability after mask and dropout.
 Blocks of v along keys span future tokens, and so does one scale a tensor: what a token sees of the future through
 them is its share in a scale. This plain path holds S and P whole, T squared for each head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quantexp.quant.announce import Announcement, announce
-from quantexp.quant.operand import held
+from quantexp.quant.announce import Announcement
+from quantexp.quant.multiply import multiply, post_scale
+from quantexp.quant.operand import clipped, held
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import PRODUCTS, Product, Site
 from quantexp.quant.tap import BACKWARD, POST, PRE, Tap
 
 
@@ -86,6 +89,20 @@ def _forward_or_own(
     return held(x, operand, forward_axis if operand.reuse else axis)
 
 
+def _said(
+    precision: ModulePrecision, site: Site, product: Product, *sources: Callable[[], Tensor]
+) -> Announcement:
+    left, right = sources
+    return Announcement(precision.module, site, product, sources=lambda: (left(), right()))
+
+
+def _post_scale(precision: ModulePrecision, site: Site, product: Product) -> float:
+    shape = PRODUCTS[site][product]
+    return post_scale(
+        *(precision.operand(site, product, name) for name in (shape.left, shape.right))
+    )
+
+
 class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -98,12 +115,19 @@ class _Scores(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(q_TBHD, k_TBGD)
         ctx.precision, ctx.tap, ctx.softmax_scale = precision, tap, softmax_scale
+        H = q_TBHD.shape[2]
         q = by_head(held(q_TBHD, precision.operand(Site.QK, Product.FPROP, "q"), -1))
         k = held(k_TBGD, precision.operand(Site.QK, Product.FPROP, "k"), -1)
-        k = by_head(expanded(k, q_TBHD.shape[2]))
-        unused = q.new_empty(q.shape[0], q.shape[1], k.shape[1])
-        with announce(Announcement(precision.module, Site.QK, Product.FPROP)):
-            return torch.baddbmm(unused, q, k.transpose(1, 2), beta=0.0, alpha=softmax_scale)
+        k = by_head(expanded(k, H))
+        said = _said(
+            precision,
+            Site.QK,
+            Product.FPROP,
+            lambda: by_head(q_TBHD),
+            lambda: by_head(expanded(k_TBGD, H)).transpose(1, 2),
+        )
+        scale = softmax_scale * _post_scale(precision, Site.QK, Product.FPROP)
+        return multiply(said, q, k.transpose(1, 2), scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -114,16 +138,32 @@ class _Scores(torch.autograd.Function):
 
         dS_q = held(dS, precision.operand(Site.QK, Product.DGRAD_Q, "dS"), -1)
         k = _forward_or_own(precision, Site.QK, Product.DGRAD_Q, "k", 0, -1, k_TBGD)
-        with announce(Announcement(precision.module, Site.QK, Product.DGRAD_Q)):
-            dq = torch.bmm(dS_q, by_head(expanded(k, H)))
+        said = _said(
+            precision,
+            Site.QK,
+            Product.DGRAD_Q,
+            lambda: dS,
+            lambda: by_head(expanded(k_TBGD, H)),
+        )
+        scale = _post_scale(precision, Site.QK, Product.DGRAD_Q)
+        dq = multiply(said, dS_q, by_head(expanded(k, H)), scale)
         dq = (dq * ctx.softmax_scale).transpose(0, 1).reshape(T, B, H, D)
 
         dS_k = held(dS, precision.operand(Site.QK, Product.DGRAD_K, "dS"), 1)
         q = _forward_or_own(precision, Site.QK, Product.DGRAD_K, "q", 0, -1, q_TBHD)
-        with announce(Announcement(precision.module, Site.QK, Product.DGRAD_K)):
-            dk = torch.bmm(dS_k.transpose(1, 2), by_head(q))
+        said = _said(
+            precision,
+            Site.QK,
+            Product.DGRAD_K,
+            lambda: dS.transpose(1, 2),
+            lambda: by_head(q_TBHD),
+        )
+        scale = _post_scale(precision, Site.QK, Product.DGRAD_K)
+        dk = multiply(said, dS_k.transpose(1, 2), by_head(q), scale)
         dk = _summed_over_group(dk * ctx.softmax_scale, B, k_TBGD.shape[2])
 
+        dq = clipped(dq, q_TBHD, precision.operand(Site.QK, Product.FPROP, "q"), -1)
+        dk = clipped(dk, k_TBGD, precision.operand(Site.QK, Product.FPROP, "k"), -1)
         ctx.tap(BACKWARD, POST, "grad_query", dq)
         ctx.tap(BACKWARD, POST, "grad_key", dk)
         return dq, dk, None, None, None
@@ -136,11 +176,18 @@ class _Context(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(P_NTT, v_TBGD)
         ctx.precision, ctx.tap = precision, tap
+        H = P_NTT.shape[0] // v_TBGD.shape[1]
         P = held(P_NTT, precision.operand(Site.PV, Product.FPROP, "P"), -1)
         v = held(v_TBGD, precision.operand(Site.PV, Product.FPROP, "v"), 0)
-        v = by_head(expanded(v, P_NTT.shape[0] // v_TBGD.shape[1]))
-        with announce(Announcement(precision.module, Site.PV, Product.FPROP)):
-            return torch.bmm(P, v)
+        said = _said(
+            precision,
+            Site.PV,
+            Product.FPROP,
+            lambda: P_NTT,
+            lambda: by_head(expanded(v_TBGD, H)),
+        )
+        scale = _post_scale(precision, Site.PV, Product.FPROP)
+        return multiply(said, P, by_head(expanded(v, H)), scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -148,19 +195,29 @@ class _Context(torch.autograd.Function):
         P_NTT, v_TBGD = ctx.saved_tensors
         precision: ModulePrecision = ctx.precision
         _, B, G, _ = v_TBGD.shape
+        H = P_NTT.shape[0] // B
 
         dO_p = held(dO, precision.operand(Site.PV, Product.DGRAD_P, "dO"), -1)
         v = _forward_or_own(precision, Site.PV, Product.DGRAD_P, "v", -1, 0, v_TBGD)
-        v = by_head(expanded(v, P_NTT.shape[0] // B))
-        with announce(Announcement(precision.module, Site.PV, Product.DGRAD_P)):
-            dP = torch.bmm(dO_p, v.transpose(1, 2))
+        said = _said(
+            precision,
+            Site.PV,
+            Product.DGRAD_P,
+            lambda: dO,
+            lambda: by_head(expanded(v_TBGD, H)).transpose(1, 2),
+        )
+        scale = _post_scale(precision, Site.PV, Product.DGRAD_P)
+        dP = multiply(said, dO_p, by_head(expanded(v, H)).transpose(1, 2), scale)
 
         P = _forward_or_own(precision, Site.PV, Product.DGRAD_V, "P", 1, -1, P_NTT)
         dO_v = held(dO, precision.operand(Site.PV, Product.DGRAD_V, "dO"), 1)
-        with announce(Announcement(precision.module, Site.PV, Product.DGRAD_V)):
-            dv = torch.bmm(P.transpose(1, 2), dO_v)
+        said = _said(precision, Site.PV, Product.DGRAD_V, lambda: P_NTT.transpose(1, 2), lambda: dO)
+        scale = _post_scale(precision, Site.PV, Product.DGRAD_V)
+        dv = multiply(said, P.transpose(1, 2), dO_v, scale)
         dv = _summed_over_group(dv, B, G)
 
+        dP = clipped(dP, P_NTT, precision.operand(Site.PV, Product.FPROP, "P"), -1)
+        dv = clipped(dv, v_TBGD, precision.operand(Site.PV, Product.FPROP, "v"), 0)
         ctx.tap(BACKWARD, PRE, "grad_output", _by_token(dO, B))
         ctx.tap(BACKWARD, POST, "grad_attn_weights", dP.view(B, -1, *dP.shape[1:]))
         ctx.tap(BACKWARD, POST, "grad_value", dv)

@@ -13,10 +13,10 @@ a second time, along the other axis, in the backward. Results are in the working
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from quantexp.quant.announce import Announcement, announce
+from quantexp.quant.announce import Announcement
+from quantexp.quant.multiply import multiply, post_scale
 from quantexp.quant.operand import held
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.sites import Product, Site
@@ -24,25 +24,41 @@ from quantexp.quant.sites import Product, Site
 
 def fprop(precision: ModulePrecision, x_TBI: Tensor, w_OI: Tensor) -> Tensor:
     """Y = x w^T, of shape [T, B, O]."""
-    x = held(x_TBI, precision.operand(Site.LINEAR, Product.FPROP, "x"), -1)
-    w = held(w_OI, precision.operand(Site.LINEAR, Product.FPROP, "w"), -1)
-    with announce(Announcement(precision.module, Site.LINEAR, Product.FPROP)):
-        return torch.matmul(x, w.t())
+    left, right = (precision.operand(Site.LINEAR, Product.FPROP, name) for name in "xw")
+    x, w = held(x_TBI, left, -1), held(w_OI, right, -1)
+    said = Announcement(
+        precision.module,
+        Site.LINEAR,
+        Product.FPROP,
+        sources=lambda: (x_TBI.reshape(-1, x_TBI.shape[-1]), w_OI.t()),
+    )
+    return multiply(said, x, w.t(), post_scale(left, right))
 
 
 def dgrad(precision: ModulePrecision, g_TBO: Tensor, w_OI: Tensor) -> Tensor:
     """Dx = g w, of shape [T, B, I]."""
-    g = held(g_TBO, precision.operand(Site.LINEAR, Product.DGRAD, "g"), -1)
-    w = held(w_OI, precision.operand(Site.LINEAR, Product.DGRAD, "w"), 0)
-    with announce(Announcement(precision.module, Site.LINEAR, Product.DGRAD)):
-        return torch.matmul(g, w)
+    left, right = (precision.operand(Site.LINEAR, Product.DGRAD, name) for name in "gw")
+    g, w = held(g_TBO, left, -1), held(w_OI, right, 0)
+    said = Announcement(
+        precision.module,
+        Site.LINEAR,
+        Product.DGRAD,
+        sources=lambda: (g_TBO.reshape(-1, g_TBO.shape[-1]), w_OI),
+    )
+    return multiply(said, g, w, post_scale(left, right))
 
 
 def wgrad(precision: ModulePrecision, g_TBO: Tensor, x_TBI: Tensor) -> Tensor:
     """Dw = g^T x, of shape [O, I]; a tensor of two dimensions ([tokens, width]) is one sequence."""
-    g = held(g_TBO, precision.operand(Site.LINEAR, Product.WGRAD, "g"), 0)
-    x = held(x_TBI, precision.operand(Site.LINEAR, Product.WGRAD, "x"), 0)
+    left, right = (precision.operand(Site.LINEAR, Product.WGRAD, name) for name in "gx")
+    g, x = held(g_TBO, left, 0), held(x_TBI, right, 0)
     sequences = g.shape[1] if g.dim() == 3 else 1
     g, x = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
-    with announce(Announcement(precision.module, Site.LINEAR, Product.WGRAD, sequences)):
-        return torch.matmul(g.t(), x)
+    said = Announcement(
+        precision.module,
+        Site.LINEAR,
+        Product.WGRAD,
+        sequences,
+        lambda: (g_TBO.reshape(g.shape).t(), x_TBI.reshape(x.shape)),
+    )
+    return multiply(said, g.t(), x, post_scale(left, right))

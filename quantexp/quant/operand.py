@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quantexp.formats import quantise
+from quantexp.formats import Scaling, finite_amax, hadamard, quantise, saturated
+from quantexp.quant.moment import current
 from quantexp.quant.slots import Operand
 
 
 def held(x: Tensor, operand: Operand, axis: int) -> Tensor:
     """`x` on the operand's grid, in x's shape and dtype; `x` itself where the operand is the working precision.
+
+    With a Hadamard transform it is the transform that lies on the grid, rounded from float32.
 
     Args:
         x: the operand from high precision, never one that was quantised before.
@@ -18,21 +21,31 @@ def held(x: Tensor, operand: Operand, axis: int) -> Tensor:
     """
     if not operand.quantised:
         return x
-    if operand.scaling is not None:
-        return quantise(
-            x,
-            operand.format,
-            axis=axis,
-            rounding=operand.rounding,
-            scaling=operand.scaling,
-            saturate=bool(operand.saturate),
-            amax_target=operand.amax_target,
-        )
-    return quantise(
-        x,
-        operand.format,
-        axis=axis,
-        block=operand.block,
-        scale_rule=operand.scale_rule,
-        rounding=operand.rounding,
-    )
+    if not operand.depends_on_moment:
+        return quantise(x, operand.format, axis=axis, **operand.options)
+    moment = current()
+    v = transformed(x, operand, axis)
+    options = {**operand.options, **moment.draw(operand)}
+    if operand.scaling is Scaling.DELAYED:
+        options["amax"] = moment.amax_for(operand, v)
+    return quantise(v, operand.format, axis=axis, **options).to(x.dtype)
+
+
+def clipped(gradient: Tensor, x: Tensor, operand: Operand, axis: int) -> Tensor:
+    """The gradient of `x`, 0 where `x` saturated in the forward product, if the operand's derivative is clipped so."""
+    if not operand.clip_gradient:
+        return gradient
+    options = {k: v for k, v in operand.options.items() if k not in ("rounding", "saturate")}
+    if operand.scaling is Scaling.DELAYED:
+        amax = current().amax(operand)
+        options["amax"] = finite_amax(x) if amax is None else amax
+    return gradient.masked_fill(saturated(x, operand.format, axis=axis, **options), 0.0)
+
+
+def transformed(x: Tensor, operand: Operand, axis: int) -> Tensor:
+    """`x` after the operand's Hadamard transform along `axis`, in float32; `x` itself where there is none."""
+    if operand.hadamard is None:
+        return x
+    assert operand.hadamard_block is not None
+    signs = current().signs(operand, x.device)
+    return hadamard(x, axis=axis, block=operand.hadamard_block, signs=signs, left=operand.left)

@@ -8,12 +8,13 @@ a function of the iteration; `changes` lists the iterations at which it changes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from quantexp.errors import ConfigError
+from quantexp.quant.choosing import Setting
 from quantexp.quant.sites import Product, Site, slots_of
-from quantexp.quant.slots import Key, Operand, Setting, resolve_site, site_configs
+from quantexp.quant.slots import Key, Operand, resolve_site, site_configs
 from quantexp.schema import ModelConfig, QuantConfig, Rule
 
 #: The module that holds the sites qk and pv.
@@ -46,7 +47,12 @@ class Entry:
     @property
     def label(self) -> str:
         """The slot in the words of every message: `layer 0 fc1 linear.wgrad.g`."""
-        return f"{self.module} {self.site.value}.{self.product.value}.{self.name}"
+        return slot_label(self.module, self.site, self.product, self.name)
+
+
+def slot_label(module: ModuleId, site: Site, product: Product, name: str) -> str:
+    """One operand of one product of one module, in the words of every message."""
+    return f"{module} {site.value}.{product.value}.{name}"
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,17 @@ def _operands(
             if _applies(rule, module, site, key, model.num_layers, iteration)
         ]
         overlays[key] = applying[::-1]
-    return resolve_site(site, config, overlays)
+    operands = resolve_site(site, config, overlays)
+    return {key: _named(module, site, key, operand) for key, operand in operands.items()}
+
+
+def _named(module: ModuleId, site: Site, key: Key, operand: Operand) -> Operand:
+    """The operand with its stream, where it needs one: a forward copy repeats the forward's."""
+    if not operand.depends_on_moment:
+        return operand
+    product, name = key
+    product = Product.FPROP if operand.reuse else product
+    return replace(operand, stream=slot_label(module, site, product, name))
 
 
 def _applies(
@@ -212,4 +228,17 @@ def operand_record(operand: Operand) -> dict[str, object]:
         "saturate": operand.saturate,
         "amax_target": operand.amax_target,
         "reuse": operand.reuse,
+        **_later_options(operand),
     }
+
+
+def _later_options(operand: Operand) -> dict[str, object]:
+    """Options that are part of a record only where they are set: without them a scheme keeps its identity."""
+    options = {
+        "pre_scale": operand.pre_scale,
+        "window": operand.window,
+        "clip_gradient": operand.clip_gradient,
+        "hadamard": operand.hadamard.value if operand.hadamard else None,
+        "hadamard_block": operand.hadamard_block,
+    }
+    return {name: value for name, value in options.items() if value is not None}

@@ -7,6 +7,7 @@ shipped choice describes, rules included, ends in a hash of its meaning (`linear
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from functools import cache
@@ -17,7 +18,7 @@ from quantexp.paths import conf_dir
 from quantexp.quant.precision import operand_record
 from quantexp.quant.sites import Site
 from quantexp.quant.slots import Key, Operand, SiteConfig, resolve_site, site_configs
-from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig
+from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 
 #: The formats the ten schemes are made of.
 SCHEME_FORMATS = ("mxfp8", "mxfp4", "hifp8")
@@ -30,7 +31,9 @@ SCHEMES: dict[str, tuple[str, str]] = {
     **{f"FA_linear_{f}": (f, f) for f in SCHEME_FORMATS},
 }
 
-CHOICES = ("none", *SCHEME_FORMATS)
+#: The choices of a site that quantise; only the first three make one of the ten.
+SITE_FORMATS = (*SCHEME_FORMATS, "mxfp6", "nvfp4", "fp8")
+CHOICES = ("none", *SITE_FORMATS)
 
 _SITE_TYPES: dict[Site, type[LinearSite] | type[QkSite] | type[PvSite]] = {
     Site.LINEAR: LinearSite,
@@ -60,9 +63,18 @@ def content_hash(quant: QuantConfig) -> str:
         "sites": {
             site.value: _records(site, config) for site, config in site_configs(quant).items()
         },
-        "rules": OmegaConf.to_container(OmegaConf.structured(quant).rules, enum_to_str=True),
+        "rules": [_rule(rule) for rule in quant.rules],
     }
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
+
+
+#: Options of a rule that count only where they are set, so that the hashes of schemes without them stay.
+_LATER_OPTIONS = ("window", "pre_scale", "clip_gradient", "hadamard", "hadamard_block")
+
+
+def _rule(rule: Rule) -> dict[str, object]:
+    fields = dataclasses.asdict(rule)
+    return {k: v for k, v in fields.items() if v is not None or k not in _LATER_OPTIONS}
 
 
 def _records(site: Site, config: SiteConfig) -> dict[str, dict[str, object]]:
@@ -77,7 +89,7 @@ def _choice(site: Site, config: SiteConfig) -> str | None:
     operands = resolve_site(site, config)
     if not any(operand.quantised for operand in operands.values()):
         return "none"
-    return next((c for c in SCHEME_FORMATS if _shipped(site, c) == operands), None)
+    return next((c for c in SITE_FORMATS if _shipped(site, c) == operands), None)
 
 
 @cache

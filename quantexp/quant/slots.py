@@ -2,36 +2,29 @@
 
 A slot takes what its own keys say, then what the site's keys say (where both mean the same format), then the
 scheme's default for the format: rceil for mxfp8 as the hardware does, floor for mxfp4 as OCP says, one current
-power-of-two scale a tensor for hifp8. `reuse` is resolved to the forward slot it repeats. An option the format does
-not have is refused, never dropped.
+power-of-two scale a tensor for hifp8, and for all else what the format's specification says. `reuse` is resolved to
+the forward slot it repeats. An option the format does not have is refused, never dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from quantexp.errors import ConfigError
 from quantexp.formats.table import FORMATS, get_format
-from quantexp.formats.types import Format, Rounding, ScaleRule, Scaling
-from quantexp.quant.sites import GRADIENTS, PRODUCTS, Product, Site, slots_of
-from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule, Slot
+from quantexp.formats.types import Format, Hadamard, Rounding, ScaleRule, Scaling
+from quantexp.quant.choosing import OPTIONS, QUANTISE_OPTIONS, Setting, chosen_options, refuse
+from quantexp.quant.sites import PRODUCTS, Product, Site, slots_of
+from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 
 SiteConfig = LinearSite | QkSite | PvSite
 Key = tuple[Product, str]
-Choice = TypeVar("Choice", bound=Enum)
-
-#: What a hifp8 operand's amax is brought to: the top of the 3-bit region, and of the 2-bit region for gradients.
-FORWARD_AMAX = 15.0
-GRADIENT_AMAX = 224.0
 
 #: Values of `Slot.format` that are no number format of the table.
 WORKING = "bf16"
 REUSE = "reuse"
-
-OPTIONS = ("block", "scale_rule", "rounding", "scaling", "saturate")
 
 
 @dataclass(frozen=True)
@@ -46,29 +39,49 @@ class Operand:
     rounding: Rounding | None = None
     scaling: Scaling | None = None
     saturate: bool | None = None
-    #: hifp8: what amax is brought to.
+    #: hifp8 and fp8: what amax is brought to.
     amax_target: float | None = None
     #: The forward copy, straight through: quantised once, along the forward product's axis.
     reuse: bool = False
+    #: Only 3/4 of the operand is rounded; the product makes up for it.
+    pre_scale: bool | None = None
+    #: Delayed scaling: iterations whose amax counts.
+    window: int | None = None
+    #: Forward product: no gradient passes where the operand saturated.
+    clip_gradient: bool | None = None
+    #: The transform beforehand, None for none, and its block.
+    hadamard: Hadamard | None = None
+    hadamard_block: int | None = None
+    #: Whether it is the left operand of its product.
+    left: bool = field(default=True, compare=False)
+    #: Whose random numbers and history of amax it takes: the slot's label; the forward slot's for `reuse`.
+    stream: str = field(default="", compare=False)
 
     @property
     def quantised(self) -> bool:
         """Whether the operand is anything but the working precision."""
         return self.format != WORKING
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `quantexp.formats.quantise` is told, but for format, axis and what depends on the moment."""
+        given = {name: getattr(self, name) for name in (*QUANTISE_OPTIONS, "amax_target")}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def depends_on_moment(self) -> bool:
+        """Whether it takes random numbers, a history of amax or a transform."""
+        return (
+            self.rounding is Rounding.STOCHASTIC
+            or self.scaling is Scaling.DELAYED
+            or self.hadamard is not None
+        )
+
 
 def format_choices() -> str:
     """What `Slot.format` may say, for messages."""
     aliases = [alias for f in FORMATS.values() for alias in f.aliases]
     return ", ".join(sorted({*FORMATS, *aliases, WORKING, REUSE}))
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What one place of the configuration says of a slot, and that place's key, for messages."""
-
-    key: str
-    slot: Slot
 
 
 def site_configs(quant: QuantConfig) -> dict[Site, SiteConfig]:
@@ -91,14 +104,19 @@ def resolve_site(
 
     Raises:
         ConfigError: an unknown format, a value out of range, an option the format does not have, `reuse` where there
-            is no forward copy.
+            is no forward copy, a Hadamard transform that does not cancel.
     """
     over = overlays or {}
     operands = {
         key: _operand(site, key, [*over.get(key, ()), *site_settings(site, config, key)])
         for key in slots_of(site)
     }
-    return {key: _reused(site, key, operand, operands) for key, operand in operands.items()}
+    resolved = {key: _reused(site, key, operand, operands) for key, operand in operands.items()}
+    for product, shape in PRODUCTS[site].items():
+        _check_transforms(
+            site, product, resolved[product, shape.left], resolved[product, shape.right]
+        )
+    return resolved
 
 
 def _operand(site: Site, key: Key, settings: list[Setting]) -> Operand:
@@ -110,7 +128,7 @@ def _operand(site: Site, key: Key, settings: list[Setting]) -> Operand:
         end = len(settings) if chosen is None else settings.index(chosen) + 1
         for setting in settings[:end]:
             if setting is chosen or not isinstance(setting.slot, Rule):  # rules may span more
-                _refuse(word, setting, OPTIONS)
+                refuse(word, setting, OPTIONS)
         if word == REUSE and product is Product.FPROP:
             assert chosen is not None
             raise ConfigError(
@@ -119,7 +137,15 @@ def _operand(site: Site, key: Key, settings: list[Setting]) -> Operand:
             )
         return Operand(word, axis, reuse=word == REUSE)
     format_ = _format(chosen)
-    return _with_options(format_, axis, name, _options_for(format_, settings))
+    options = _options_for(format_, settings)
+    operand = Operand(
+        format_.name,
+        axis,
+        **chosen_options(format_, name, options),
+        left=name == PRODUCTS[site][product].left,
+    )
+    clipped = _clip_gradient(options.get("clip_gradient"), operand, site, key)
+    return replace(operand, clip_gradient=clipped)
 
 
 def _format(setting: Setting) -> Format:
@@ -144,60 +170,59 @@ def _options_for(format_: Format, settings: list[Setting]) -> dict[str, Setting]
     return options
 
 
-def _with_options(format_: Format, axis: str, name: str, options: dict[str, Setting]) -> Operand:
-    absent = ("block", "scale_rule") if format_.name == "hifp8" else ("scaling", "saturate")
-    for setting in options.values():
-        _refuse(format_.name, setting, absent)
-    if format_.name == "hifp8":
-        saturate = options.get("saturate")
-        return Operand(
-            format_.name,
-            axis,
-            rounding=_chosen(options, "rounding", (Rounding.AWAY,)),
-            scaling=_chosen(options, "scaling", (Scaling.CURRENT, Scaling.NONE, Scaling.EXACT)),
-            saturate=True if saturate is None else saturate.slot.saturate,
-            amax_target=GRADIENT_AMAX if name in GRADIENTS else FORWARD_AMAX,
+def _clip_gradient(setting: Setting | None, operand: Operand, site: Site, key: Key) -> bool | None:
+    """Whether to clip; what a site or a rule says holds for its forward product."""
+    product, name = key
+    if setting is None or not setting.slot.clip_gradient:
+        return None
+    where = f"{setting.key}.clip_gradient"
+    if product is not Product.FPROP:
+        if setting.key == f"quant.{site.value}.{product.value}.{name}":
+            raise ConfigError(
+                f"{where} is for the operands of the forward product, whose quantisation is derived, got true; "
+                f"remove it, or set quant.{site.value}.fprop"
+            )
+        return None
+    if operand.hadamard is not None:
+        raise ConfigError(
+            f"{where} has no meaning under a Hadamard transform, whose elements are others than the operand's, got "
+            "true; remove one of them"
         )
-    rules = tuple(ScaleRule)
-    default = ScaleRule.RCEIL if format_.name.startswith("mxfp8") else ScaleRule.FLOOR
-    return Operand(
-        format_.name,
-        axis,
-        block=_block(options.get("block"), format_),
-        scale_rule=_chosen(options, "scale_rule", (default, *(r for r in rules if r != default))),
-        rounding=_chosen(options, "rounding", (Rounding.EVEN, Rounding.AWAY)),
+    if not _can_saturate(operand):
+        how = operand.scale_rule or operand.scaling
+        raise ConfigError(
+            f"{where} has no meaning for {operand.format} with {how}, under which nothing saturates, got true; remove "
+            "it"
+        )
+    return True
+
+
+def _can_saturate(operand: Operand) -> bool:
+    if operand.scale_rule is not None:
+        return operand.scale_rule in (ScaleRule.FLOOR, ScaleRule.EVEN) and not operand.pre_scale
+    blocks_saturate = operand.block is not None and not operand.pre_scale
+    return blocks_saturate or operand.scaling in (Scaling.NONE, Scaling.DELAYED)
+
+
+def _check_transforms(site: Site, product: Product, left: Operand, right: Operand) -> None:
+    """Both operands of a product, or neither: only then the transforms cancel."""
+    if (left.hadamard, left.hadamard_block) == (right.hadamard, right.hadamard_block):
+        return
+    shape = PRODUCTS[site][product]
+    got = ", ".join(
+        f"{name} {_transform_words(operand)}"
+        for name, operand in ((shape.left, left), (shape.right, right))
+    )
+    raise ConfigError(
+        f"quant.{site.value}.{product.value} must have the same hadamard and hadamard_block for both operands, so "
+        f"that they cancel in the product, got {got}; a slot in the working precision has none"
     )
 
 
-def _refuse(format_name: str, setting: Setting, options: tuple[str, ...]) -> None:
-    for option in options:
-        value = getattr(setting.slot, option)
-        if value is not None:
-            raise ConfigError(
-                f"{setting.key}.{option} does not apply to {format_name}, got {value!r}; remove it, or "
-                "choose the whole site with quant/linear=, quant/qk= or quant/pv="
-            )
-
-
-def _block(setting: Setting | None, format_: Format) -> int | None:
-    block = format_.block if setting is None else setting.slot.block
-    if block is not None and (block < 1 or block & (block - 1)):
-        assert setting is not None
-        raise ConfigError(f"{setting.key}.block must be a power of two, got {block}")
-    return block
-
-
-def _chosen(options: dict[str, Setting], option: str, allowed: tuple[Choice, ...]) -> Choice:
-    """The option's value as its Enum; the first allowed is the default."""
-    setting = options.get(option)
-    if setting is None:
-        return allowed[0]
-    value = getattr(setting.slot, option)
-    for choice in allowed:
-        if choice.value == value:
-            return choice
-    names = ", ".join(str(choice.value) for choice in allowed)
-    raise ConfigError(f"{setting.key}.{option} must be one of {names}, got {value!r}")
+def _transform_words(operand: Operand) -> str:
+    if operand.hadamard is None:
+        return "none"
+    return f"{operand.hadamard.value} in blocks of {operand.hadamard_block}"
 
 
 def _reused(site: Site, key: Key, operand: Operand, operands: dict[Key, Operand]) -> Operand:
@@ -210,4 +235,10 @@ def _reused(site: Site, key: Key, operand: Operand, operands: dict[Key, Operand]
             f"quant.{site.value}.{product.value}.{name}.format must not be reuse: {name} is no operand "
             f"of the forward product; choose one of {format_choices()}"
         )
-    return replace(forward, reuse=True)
+    if forward.hadamard is not None:
+        raise ConfigError(
+            f"quant.{site.value}.{product.value}.{name}.format must not be reuse: the forward copy of {name} is "
+            f"Hadamard-transformed along {forward.axis}, which {product.value} does not reduce over; give it a format, "
+            "or the forward product no transform"
+        )
+    return replace(forward, reuse=True, clip_gradient=None)

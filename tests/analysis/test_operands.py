@@ -64,6 +64,33 @@ def test_options_are_those_that_the_format_has(capture: Capture) -> None:
     assert declared.format.name == "mxfp8_e4m3"
 
 
+def test_what_a_slot_depended_on_is_read_too(capture: Capture) -> None:
+    settings = {
+        **MX4,
+        "rounding": "stochastic",
+        "seed": 2**63,
+        "offset": 2**32,
+        "pre_scale": True,
+        "hadamard": "random",
+        "hadamard_block": 4,
+        "signs": [1, -1, 1, 1],
+        "axis": "tokens",
+    }
+    (declared,) = declared_operands(record(capture, "input", {"wgrad.x": settings}))
+    assert declared.options == {
+        "block": 32,
+        "scale_rule": "floor",
+        "rounding": "stochastic",
+        "seed": 2**63,
+        "offset": 2**32,
+        "pre_scale": True,
+    }
+    assert (declared.hadamard_block, declared.signs) == (4, (1, -1, 1, 1))
+    delayed = {**HIF8, "scaling": "delayed", "window": 2, "amax": 3.5}
+    (declared,) = declared_operands(record(capture, "input", {"fprop.x": delayed}))
+    assert declared.amax == 3.5
+
+
 def test_a_format_without_blocks_needs_no_axis(capture: Capture) -> None:
     (declared,) = declared_operands(record(capture, "input", {"fprop.x": HIF8}))
     assert declared.dim == -1

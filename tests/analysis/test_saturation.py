@@ -51,6 +51,27 @@ def test_hifp8s_limit_moves_with_its_scale() -> None:
     assert float(limit) == 4 * 32768  # 60 is brought to 15
 
 
+def test_nvfp4s_blocks_have_limits_of_their_own_scale() -> None:
+    x = torch.ones(20, 2)
+    x[16:] = 0.5
+    limit = largest_representable(x, get_format("nvfp4"), 0, {"scaling": "none"})
+    assert limit is not None
+    assert limit.shape == x.shape
+    # 1 / 6 and 0.5 / 6 to E4M3: 11 / 64 and 11 / 128
+    assert limit[:, 1].unique().tolist() == [6 * 11 / 128, 6 * 11 / 64]
+    scalar = largest_representable(torch.tensor(3.0), get_format("nvfp4"), 0, {"scaling": "none"})
+    assert scalar == 3.0
+
+
+@pytest.mark.parametrize(("name", "largest"), [("fp8_e4m3", 448.0), ("fp8_e5m2", 57344.0)])
+def test_fp8s_limit_is_amax_unless_told_otherwise(name: str, largest: float) -> None:
+    fmt = get_format(name)
+    x = torch.tensor([0.5, -7.0])
+    assert largest_representable(x, fmt, -1, {}) == 7.0
+    assert largest_representable(x, fmt, -1, {"scaling": "none"}) == largest
+    assert largest_representable(x, fmt, -1, {"amax": torch.tensor(14.0)}) == 14.0
+
+
 def test_bf16_ends_at_its_largest_value() -> None:
     limit = largest_representable(torch.ones(1), get_format("bf16"), -1, {})
     assert limit is not None

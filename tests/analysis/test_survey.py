@@ -11,6 +11,7 @@ from quantexp.analysis.inventory import Kind
 from quantexp.analysis.sample import SAMPLE_ELEMENTS
 from quantexp.analysis.statistics import quantisation_error
 from quantexp.analysis.survey import Survey, survey_tensors
+from quantexp.formats import hadamard
 
 from .captures import BF16, HIF8, MX4, MX8, Capture, attention_formats, linear_formats
 
@@ -150,3 +151,32 @@ def test_statistics_only_has_nothing_to_survey(capture: Capture) -> None:
     capture.add(torch.ones(2), "input")["file"] = None
     capture.write()
     assert survey(capture) == Survey()
+
+
+def test_a_transformed_operand_is_judged_as_it_was_transformed(capture: Capture) -> None:
+    x = torch.randn(64, 1, 32)
+    x[5] = 20.0
+    signs = [1, -1] * 16
+    transform = {"hadamard": "random", "hadamard_block": 32, "signs": signs}
+    formats = {
+        "fprop.x": {**MX4, "axis": "input_width"},
+        "wgrad.x": {**MX4, **transform, "axis": "tokens"},
+    }
+    capture.add(x, "input", formats=formats)
+    _, wgrad = (o.fidelity for o in survey(capture).operands)
+    moved = hadamard(x, axis=0, signs=torch.tensor(signs, dtype=torch.float32))
+    assert wgrad == pytest.approx(quantisation_error(moved, "mxfp4", 0), rel=1e-12)
+
+
+def test_delayed_scales_are_those_of_the_capture(capture: Capture) -> None:
+    x = torch.randn(64, 1, 32)
+    for amax in (0.01, None):
+        delayed = {**HIF8, "scaling": "delayed", "window": 16, "amax": amax}
+        capture.add(x, "input", formats={"fprop.x": delayed})
+    small, own = (o.fidelity for o in survey(capture).operands)
+    given = {"scaling": "delayed", "amax": torch.tensor(0.01)}
+    assert small == pytest.approx(quantisation_error(x, "hifp8", -1, given), rel=1e-12)
+    assert own == pytest.approx(
+        quantisation_error(x, "hifp8", -1, {"scaling": "current"}), rel=1e-12
+    )
+    assert own.sqnr_db > small.sqnr_db

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.capture.choice import capture_bytes, expected_tensors
+from quantexp.capture.budget import price
+from quantexp.capture.choice import expected_tensors
 from quantexp.paths import RunDir
 from quantexp.schema import Experiment
 from quantexp.status import State, read_status
@@ -189,6 +190,8 @@ def test_a_recomputed_forward_is_not_captured_again(run_tiny: RunTiny) -> None:
         (["capture.first_iteration=2"], [2]),
         (["capture.control_iter=2"], [1, 2]),
         (["capture.control_iter=0"], [1, 2, 3]),
+        (["capture.every=2"], [2]),
+        (["capture.iterations=[1,3]"], [1, 3]),
     ],
 )
 def test_the_right_iterations_are_captured(
@@ -220,7 +223,7 @@ def test_the_price_is_exact(run_tiny: RunTiny, tiny: Tiny) -> None:
     ]
     lines = manifest(run_tiny(*overrides))
     stored = {m["file"]: m["bytes"] for m in lines}
-    assert sum(stored.values()) == capture_bytes(tiny(*overrides))
+    assert sum(stored.values()) == price(tiny(*overrides)).num_bytes
 
 
 def test_statistics_alone_store_no_tensor_and_agree_with_the_values(run_tiny: RunTiny) -> None:
@@ -246,6 +249,17 @@ def test_statistics_alone_store_no_tensor_and_agree_with_the_values(run_tiny: Ru
         (m["module"], m["tensor"], m["statistics"]) for m in manifest(earlier, "statistics.jsonl")
     ]
     assert without_file == with_file
+
+
+def test_the_report_counts_the_files_by_site_layer_and_operation(run_tiny: RunTiny) -> None:
+    run = run_tiny("training.iterations=1", "training.warmup_iterations=0")
+    report = json.loads((run.tensors / "report.json").read_text())
+    files = {m["file"]: m for m in reversed(manifest(run))}  # a weight counts as the forward's
+    assert report["files"] == len(files)
+    assert report["bytes"] == sum(m["bytes"] for m in files.values())
+    for key in ("layer_type", "layer", "operation"):
+        counted = Counter(str(m[key]) for m in files.values())
+        assert {name: each["files"] for name, each in report[f"by_{key}"].items()} == counted
 
 
 def test_fp16_gradients_carry_their_loss_scale(run_tiny: RunTiny) -> None:

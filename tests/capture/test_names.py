@@ -5,7 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from quantexp.capture.names import TensorName, formats_record, quant_type, short_name
+from quantexp.quant.moment import Moment, seed_of
 from quantexp.quant.precision import ModuleId, precision_map
+from quantexp.quant.slots import Operand
 from quantexp.schema import Experiment
 
 
@@ -39,10 +41,14 @@ def test_short_names_have_no_underscore(fmt: str, short: str) -> None:
     assert short_name(fmt) == short
 
 
+def nothing(operand: Operand) -> dict[str, object]:
+    return {}
+
+
 def test_the_metadata_lists_every_slot(tiny: Callable[..., Experiment]) -> None:
     experiment = tiny("quant=FA_linear_mxfp8")
     declared = precision_map(experiment.model, experiment.quant)
-    linear = formats_record(declared[ModuleId(0, "fc2")])
+    linear = formats_record(declared[ModuleId(0, "fc2")], nothing)
     assert linear["wgrad.g"] == {
         "format": "mxfp8_e4m3",
         "axis": "tokens",
@@ -54,9 +60,25 @@ def test_the_metadata_lists_every_slot(tiny: Callable[..., Experiment]) -> None:
         "amax_target": None,
         "reuse": False,
     }
-    attention = formats_record(declared[ModuleId(0, "attention")])
+    attention = formats_record(declared[ModuleId(0, "attention")], nothing)
     assert len(linear) == 6
     assert len(attention) == 12
     assert attention["qk.dgrad_q.k"]["reuse"]
     assert attention["qk.dgrad_q.k"]["axis"] == "head_dim"
     assert quant_type(declared[ModuleId(0, "attention")]) == "mxfp8"
+
+
+def test_the_metadata_says_what_a_slots_values_depended_on(
+    tiny: Callable[..., Experiment],
+) -> None:
+    experiment = tiny("quant=more/linear_mxfp4_sr_rht")
+    declared = precision_map(experiment.model, experiment.quant)
+    moment = Moment(seed=7, iteration=2, micro_batch=3)
+    record = formats_record(declared[ModuleId(1, "fc1")], moment.record)
+    g, x = record["wgrad.g"], record["wgrad.x"]
+    assert (g["hadamard"], g["hadamard_block"], g["pre_scale"]) == ("random", 64, True)
+    assert g["seed"] == seed_of(7, "layer 1 fc1 linear.wgrad.g") != x["seed"]
+    assert g["offset"] == x["offset"] == 2 * 2**32 + 3
+    assert g["signs"] == x["signs"]
+    assert sorted(set(g["signs"])) == [-1, 1]  # type: ignore[call-overload]
+    assert "seed" not in record["fprop.x"]

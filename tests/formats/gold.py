@@ -2,7 +2,8 @@
 
 Nothing here is taken from the package. The parameters are those of OCP MX v1.0 section 5.3 and of
 the HiFloat8 paper (arXiv 2409.16626) section 3; a value is quantised by looking for the nearest
-entry in the list of all magnitudes, so there is neither a binade nor a magic constant in it.
+entry in the list of all magnitudes, so there is neither a binade nor a magic constant in it. Where a
+format is defined by float32 operations (the scales of NVFP4), numpy's float32 does them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ MX_ELEMENTS = {
     "mxfp6_e3m2": (-2, 2, 4, Fraction(28)),
     "mxfp4_e2m1": (0, 1, 2, Fraction(6)),
 }
+#: FP8 format: the MX format of the same element, and whether it has infinity.
+FP8_ELEMENTS = {"fp8_e4m3": ("mxfp8_e4m3", False), "fp8_e5m2": ("mxfp8_e5m2", True)}
 SCALE_RULES = ("floor", "rceil", "ceil", "even")
 
 
@@ -107,3 +110,83 @@ def hif8(value: float, *, saturate: bool = True) -> float:
         return math.copysign(32768.0 if saturate else math.inf, value)
     magnitude = float(nearest(abs(Fraction(value)), hif8_magnitudes(), "away"))
     return math.copysign(magnitude, value) if magnitude else 0.0
+
+
+def fp8(value: float, name: str, ties: str = "even", *, saturate: bool = True) -> float:
+    """One value; what rounds to the next value after the largest one has overflown."""
+    if math.isnan(value):
+        return math.nan
+    element, has_infinity = FP8_ELEMENTS[name]
+    grid = mx_magnitudes(element)
+    overflow = math.inf if has_infinity else math.nan
+    beyond = 2 * grid[-1] - grid[-2]
+    if math.isinf(value) or abs(Fraction(value)) >= beyond:
+        magnitude = float(grid[-1]) if saturate else overflow
+    else:
+        found = nearest(abs(Fraction(value)), [*grid, beyond], ties)
+        largest = float(grid[-1]) if saturate else overflow
+        magnitude = largest if found == beyond else float(found)
+    return math.copysign(magnitude, value)
+
+
+def nv_block_scale(amax: np.float32, t: np.float32) -> np.float32:
+    """E4M3, nearest even, of amax / 6 / t in float32, at least 2^-9 and at most 448."""
+    with np.errstate(over="ignore"):
+        ratio = amax / np.float32(6) / t
+    grid = mx_magnitudes("mxfp8_e4m3")[1:]
+    if not np.isfinite(ratio) or Fraction(float(ratio)) >= grid[-1]:
+        return np.float32(448)
+    return np.float32(
+        float(max(grid[0], nearest(Fraction(float(ratio)), [Fraction(0), *grid], "even")))
+    )
+
+
+def nv_block(values: list[float], t: float = 1.0, ties: str = "even") -> np.ndarray:
+    """One block of NVFP4 under the tensor scale t, in float32, every operation rounded once."""
+    x = np.array(values, dtype=np.float32)
+    if not np.isfinite(x).all():
+        return np.full(len(values), np.nan, dtype=np.float32)
+    d = nv_block_scale(np.abs(x).max(), np.float32(t)) * np.float32(t)
+    with np.errstate(over="ignore"):
+        ratios = np.abs(x) / d
+        grid = mx_magnitudes("mxfp4_e2m1")
+        q = [float(nearest(Fraction(float(min(r, np.float32(99)))), grid, ties)) for r in ratios]
+        return np.copysign(np.array(q, dtype=np.float32) * d, x)
+
+
+def nv_block_exact(values: list[float], t: Fraction, ties: str = "even") -> np.ndarray:
+    """The same without a rounding but the two to a grid and the last, to float32."""
+    magnitudes = [abs(Fraction(value)) for value in values]
+    scales = mx_magnitudes("mxfp8_e4m3")
+    b = max(scales[1], nearest(max(magnitudes) / 6 / t, scales, "even"))
+    grid = mx_magnitudes("mxfp4_e2m1")
+    y = [float(nearest(m / (b * t), grid, ties) * b * t) for m in magnitudes]
+    with np.errstate(over="ignore"):
+        return np.copysign(np.array(y).astype(np.float32), np.array(values, dtype=np.float32))
+
+
+def philox4x32(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
+    """Philox4x32-10 in Python's integers (Salmon et al., SC 2011, section 3.3)."""
+    (a, b, c, d), (k0, k1) = counter, key
+    for _ in range(10):
+        left, right = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = (right >> 32) ^ b ^ k0, right % 2**32, (left >> 32) ^ d ^ k1, left % 2**32
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return a, b, c, d
+
+
+def random_integer(index: int, seed: int, offset: int) -> int:
+    """The number in [0, 2^24) that an element at this position is rounded with."""
+    number, word = divmod(index, 4)
+    counter = (number % 2**32, number >> 32, offset % 2**32, offset >> 32)
+    return philox4x32(counter, (seed % 2**32, seed >> 32))[word] >> 8
+
+
+def stochastic(value: Fraction, grid: list[Fraction], random: int) -> Fraction:
+    """The entry of the ascending grid above value >= 0, or the one below; beyond the last one, that."""
+    above = bisect_right(grid, value)
+    if above == len(grid):
+        return grid[-1]
+    low, high = grid[above - 1], grid[above]
+    share = (value - low) / (high - low)
+    return high if random < math.floor(share * 2**24) else low

@@ -34,6 +34,18 @@ def test_other_dtypes_round_to_nearest_even():
             (CODES, SCALES, "hifp8"),
             r"scales must be torch\.float32 of shape \(\), got torch\.uint8",
         ),
+        (
+            (CODES & 0xF, SCALES, "nvfp4"),
+            "scales of nvfp4_e2m1 must be a pair, block scales and the tensor's scale, got Tensor",
+        ),
+        (
+            (CODES, (SCALES, torch.ones(())), "mxfp8"),
+            r"scales must be torch\.uint8 of shape \(2, 2\), got a tuple",
+        ),
+        (
+            (CODES, (SCALES, torch.ones(())), "fp8_e4m3"),
+            r"scales must be torch\.float32 of shape \(\), got a tuple",
+        ),
         ((CODES, SCALES, "mxfp4"), "mxfp4_e2m1 has codes of 4 bits, got 0x78"),
         ((CODES, SCALES, "bf16"), "bf16 has no 8-bit code"),
         ((CODES, SCALES, "fp8"), "unknown number format 'fp8'"),

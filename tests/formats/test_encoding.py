@@ -28,6 +28,35 @@ def test_every_finite_mx_code_comes_back(name):
     assert (scales == 127).all()
 
 
+def test_every_nvfp4_code_comes_back_at_every_block_scale():
+    """Beside 6, which fixes the scale of its block; block scales below 2^-9 448 / 448 do not exist."""
+    e4m3 = torch.tensor(code_values(FORMATS["fp8_e4m3"].element)[1:0x7F])
+    values = torch.tensor(code_values(FORMATS["nvfp4_e2m1"].element))
+    beside_max = torch.stack([values, torch.full((16,), 6.0)], 1)
+    x = (beside_max[None] * e4m3[:, None, None]).contiguous()
+    codes, scales = encode(x, "nvfp4", block=2, scaling="none")
+    assert torch.equal(codes[..., 0], torch.arange(16, dtype=torch.uint8).expand(126, 16))
+    expected = torch.arange(1, 0x7F, dtype=torch.uint8)[:, None].expand(126, 16)
+    assert torch.equal(scales.block[..., 0], expected)
+    assert (scales.tensor.dtype, scales.tensor.shape, scales.tensor.item()) == (
+        torch.float32,
+        (),
+        1.0,
+    )
+
+
+@pytest.mark.parametrize("name", gold.FP8_ELEMENTS)
+def test_every_fp8_code_comes_back(name):
+    """All NaN codes are one, the last."""
+    element = FORMATS[name].element
+    values = torch.tensor(code_values(element))
+    codes, scale = encode(values, name, scaling="none", saturate=False)
+    expected = torch.arange(256, dtype=torch.uint8)
+    expected[values.isnan()] = 0x7F
+    assert torch.equal(codes, expected)
+    assert (scale.dtype, scale.shape, scale.item()) == (torch.float32, (), 1.0)
+
+
 def test_every_hif8_code_comes_back():
     values = torch.tensor(code_values(FORMATS["hifp8"].element))
     codes, scale = encode(values, "hifp8", saturate=False)
@@ -64,14 +93,16 @@ def test_decoding_what_was_encoded_is_quantising_over_all_of_float32(name, rule,
     assert scales.max() == 255
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if "scaling" in FORMATS[name].options])
 @pytest.mark.parametrize("scaling", ["none", "current", "exact"])
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
-def test_decoding_hif8_is_quantising_at_every_scaling(scaling, size):
+def test_decoding_is_quantising_at_every_scale_of_the_tensor(name, scaling, size):
     x = torch.randn(1000, generator=torch.Generator().manual_seed(6)) * size
-    for saturate in (True, False):
+    x[:3] = torch.tensor([math.nan, math.inf, -math.inf])
+    for saturate in (True, False) if "saturate" in FORMATS[name].options else (True,):
         options = {"scaling": scaling, "saturate": saturate}
-        codes, scale = encode(x, "hifp8", **options)
-        assert_same(decode(codes, scale, "hifp8"), quantise(x, "hifp8", **options))
+        codes, scale = encode(x, name, **options)
+        assert_same(decode(codes, scale, name), quantise(x, name, **options))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
@@ -88,7 +119,7 @@ def test_scales_have_one_entry_for_each_block_of_the_axis(axis):
     assert torch.equal(first.int(), exponent - 1 - 8 + 127)
 
 
-def test_a_block_with_nan_has_scale_255_and_codes_of_zero():
+def test_a_block_with_nan_has_the_scale_nan_and_codes_of_zero():
     x = torch.ones(3, 32)
     x[1, 5] = math.nan
     x[2, 5] = -math.inf
@@ -96,11 +127,17 @@ def test_a_block_with_nan_has_scale_255_and_codes_of_zero():
     assert scales.tolist() == [[125], [255], [255]]
     assert (codes[1:] == 0).all()
     assert decode(codes, scales, "mxfp4")[1:].isnan().all()
+    codes, scales = encode(x, "nvfp4")
+    assert scales.block.tolist() == [[0x7E, 0x7E], [0x7F, 0x7E], [0x7F, 0x7E]]
+    assert (codes[1:, :16] == 0).all()
+    assert decode(codes, scales, "nvfp4")[1:, :16].isnan().all()
 
 
 def test_zeros_have_the_smallest_scale_and_keep_their_sign_in_the_code():
     codes, scales = encode(torch.tensor([0.0, -0.0]), "mxfp4")
     assert (codes.tolist(), scales.tolist()) == ([0x0, 0x8], [0])
+    codes, scales = encode(torch.tensor([0.0, -0.0]), "nvfp4")
+    assert (codes.tolist(), scales.block.tolist(), scales.tensor) == ([0x0, 0x8], [0x01], 1.0)
 
 
 @pytest.mark.parametrize("name", WITH_CODES)

@@ -28,13 +28,13 @@ def test_enums_and_their_values_mean_the_same():
         (
             "hifp8",
             {"block": 32},
-            "hifp8 has no option block: it has amax, amax_target, rounding, saturate, scaling",
+            "hifp8 has no option block: it has amax, amax_target, offset, rounding, saturate, scaling, seed",
         ),
         ("hifp8", {"scale_rule": "floor"}, "hifp8 has no option scale_rule"),
         (
             "mxfp8",
             {"saturate": False},
-            "mxfp8_e4m3 has no option saturate: it has block, rounding, scale_rule",
+            "mxfp8_e4m3 has no option saturate: it has block, offset, rounding, scale_rule, seed",
         ),
         ("mxfp8", {"scaling": "current"}, "mxfp8_e4m3 has no option scaling"),
         ("mxfp4", {"amax_target": 15.0}, "mxfp4_e2m1 has no option amax_target"),
@@ -44,6 +44,14 @@ def test_enums_and_their_values_mean_the_same():
         ("bf16", {"rounding": "even"}, "bf16 has no option rounding"),
         ("bf16", {"saturate": False}, "bf16 has no option saturate"),
         ("bf16", {"scaling": "exact"}, "bf16 has no option scaling"),
+        ("bf16", {"seed": 1}, "bf16 has no option seed"),
+        ("mxfp8", {"pre_scale": True}, "mxfp8_e4m3 has no option pre_scale"),
+        ("mxfp6_e2m3", {"pre_scale": True}, "mxfp6_e2m3 has no option pre_scale"),
+        ("hifp8", {"pre_scale": True}, "hifp8 has no option pre_scale"),
+        ("nvfp4", {"scale_rule": "floor"}, "nvfp4_e2m1 has no option scale_rule"),
+        ("nvfp4", {"saturate": False}, "nvfp4_e2m1 has no option saturate"),
+        ("nvfp4", {"amax_target": 6.0}, "nvfp4_e2m1 has no option amax_target"),
+        ("fp8_e4m3", {"block": 32}, "fp8_e4m3 has no option block"),
     ],
 )
 def test_an_option_the_format_does_not_have_is_refused_by_name(fmt, given, words):
@@ -59,11 +67,11 @@ def test_an_option_the_format_does_not_have_is_refused_by_name(fmt, given, words
             {"scale_rule": "round"},
             "scale_rule must be one of floor, rceil, ceil, even, got 'round'",
         ),
-        ("mxfp8", {"rounding": "up"}, "rounding must be one of even, away, got 'up'"),
+        ("mxfp8", {"rounding": "up"}, "rounding must be one of even, away, stochastic, got 'up'"),
         (
             "hifp8",
-            {"scaling": "delayed"},
-            "scaling must be one of none, current, exact, got 'delayed'",
+            {"scaling": "later"},
+            "scaling must be one of none, current, exact, delayed, got 'later'",
         ),
     ],
 )
@@ -92,3 +100,37 @@ def test_an_amax_means_nothing_without_scaling(given):
         ValueError, match="has no meaning with scaling 'none': leave it out, or scale"
     ):
         resolve("hifp8", **given)
+
+
+def test_stochastic_rounding_needs_a_seed():
+    with pytest.raises(
+        ValueError,
+        match=r"rounding 'stochastic' needs a seed, an integer in \[0, 2\^64\), got None",
+    ):
+        resolve("mxfp4", rounding="stochastic")
+
+
+@pytest.mark.parametrize("name", ["seed", "offset"])
+def test_a_seed_means_nothing_where_rounding_is_not_stochastic(name):
+    words = f"{name} has no meaning with rounding 'even': leave it out, or round stochastically"
+    with pytest.raises(ValueError, match=words):
+        resolve("mxfp4", **{name: 1})
+
+
+@pytest.mark.parametrize("name", ["seed", "offset"])
+@pytest.mark.parametrize("value", [-1, 1 << 64, 1.0, True, "1"])
+def test_seed_and_offset_are_integers_of_64_bits(name, value):
+    given = {"seed": 1, name: value}
+    with pytest.raises(
+        ValueError, match=rf"{name} must be an integer in \[0, 2\^64\), got {value!r}"
+    ):
+        resolve("mxfp4", rounding="stochastic", **given)
+
+
+def test_delayed_scaling_needs_the_amax_of_the_steps_before():
+    words = (
+        r"scaling 'delayed' needs amax, the largest of the steps before \(AmaxHistory\.amax_for\)"
+    )
+    with pytest.raises(ValueError, match=words):
+        resolve("hifp8", scaling="delayed")
+    assert resolve("hifp8", scaling="delayed", has_amax=True).scaling is Scaling.DELAYED

@@ -8,15 +8,31 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quantexp.formats import quantise
+from quantexp.formats import FORMATS, encode, quantise
 
-from .gold import MX_ELEMENTS, SCALE_RULES
+from .gold import FP8_ELEMENTS, MX_ELEMENTS, SCALE_RULES
 from .tensors import assert_same
 
+all_formats = pytest.mark.parametrize("name", FORMATS)
 all_mx = pytest.mark.parametrize("name", MX_ELEMENTS)
 mx_options = st.fixed_dictionaries(
     {"scale_rule": st.sampled_from(SCALE_RULES), "rounding": st.sampled_from(["even", "away"])}
 )
+#: The values of each option of `quantise` for which the laws hold; a format takes those it has.
+LAWFUL = {
+    "scale_rule": st.sampled_from(SCALE_RULES),
+    "rounding": st.sampled_from(["even", "away"]),
+    "scaling": st.sampled_from(["none", "current", "exact"]),
+    "block": st.sampled_from([1, 8, 32]),
+}
+
+
+def options_of(name: str) -> st.SearchStrategy[dict[str, object]]:
+    """Any options the format has."""
+    known = {key: values for key, values in LAWFUL.items() if key in FORMATS[name].options}
+    return st.fixed_dictionaries({}, optional=known)
+
+
 bits = st.integers(0, 2**32 - 1)
 
 
@@ -53,34 +69,54 @@ def test_quantising_hif8_again_changes_nothing(x, scaling, rounding):
     assert_same(quantise(once, "hifp8", **options), once)
 
 
-@all_mx
+@pytest.mark.parametrize("name", FP8_ELEMENTS)
 @settings(deadline=None)
-@given(x=blocks(), options=mx_options)
-def test_mx_is_symmetric_in_sign(name, x, options):
-    assert_same(quantise(-x, name, **options), -quantise(x, name, **options))
+@given(
+    x=blocks(),
+    scaling=st.sampled_from(["none", "current"]),
+    rounding=st.sampled_from(["even", "away"]),
+)
+def test_quantising_fp8_again_changes_nothing(name, x, scaling, rounding):
+    options = {"scaling": scaling, "rounding": rounding}
+    once = quantise(x, name, **options)
+    assume(once.isfinite().all())
+    assert_same(quantise(once, name, **options), once)
 
 
 @settings(deadline=None)
-@given(x=blocks(), scaling=st.sampled_from(["none", "current", "exact"]))
-def test_hif8_is_symmetric_in_sign(x, scaling):
+@given(
+    x=blocks(),
+    amax=st.floats(2.0**-60, 2.0**90, width=32),
+    rounding=st.sampled_from(["even", "away"]),
+)
+def test_quantising_nvfp4_again_with_its_scale_changes_nothing(x, amax, rounding):
+    """Where no block scale is one of E4M3's first three: under those amax may be rounded to 4."""
+    options = {"scaling": "current", "rounding": rounding, "amax": torch.tensor(amax)}
+    _, scales = encode(x, "nvfp4", **options)
+    assume(int(scales.block.min()) > 3)
+    once = quantise(x, "nvfp4", **options)
+    assume(once.isfinite().all())
+    assert_same(quantise(once, "nvfp4", **options), once)
+
+
+@all_formats
+@settings(deadline=None)
+@given(x=blocks(), data=st.data())
+def test_every_format_is_symmetric_in_sign(name, x, data):
     """Adding 0 makes the negative zeros of the negation positive, as HiF8 has none."""
-    assert_same(
-        quantise(-x, "hifp8", scaling=scaling), -quantise(x, "hifp8", scaling=scaling) + 0.0
-    )
+    options = data.draw(options_of(name))
+    negated = -quantise(x, name, **options)
+    assert_same(quantise(-x, name, **options), negated + 0.0 if name == "hifp8" else negated)
 
 
-@all_mx
+@all_formats
 @settings(deadline=None)
-@given(x=blocks(), options=mx_options)
-def test_order_is_kept_within_a_block(name, x, options):
+@given(x=blocks(), data=st.data())
+def test_order_is_kept_within_a_block(name, x, data):
+    options = data.draw(options_of(name).filter(lambda options: options.get("block", 32) == 32))
+    if name == "nvfp4_e2m1":
+        options["block"] = 32
     y = quantise(x.sort().values, name, **options)
-    assert (y[1:] >= y[:-1]).all()
-
-
-@settings(deadline=None)
-@given(x=blocks(), scaling=st.sampled_from(["none", "current", "exact"]))
-def test_order_is_kept_within_a_hif8_tensor(x, scaling):
-    y = quantise(x.sort().values, "hifp8", scaling=scaling)
     assert (y[1:] >= y[:-1]).all()
 
 
@@ -94,13 +130,14 @@ def test_mx_commutes_with_powers_of_two_away_from_the_ends(name, x, options, exp
     assert_same(quantise(x * factor, name, **options), quantise(x, name, **options) * factor)
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if "scaling" in FORMATS[name].options])
 @settings(deadline=None)
 @given(x=blocks(span=8), exponent=st.integers(-20, 20))
-def test_hif8_with_current_scaling_commutes_with_powers_of_two(x, exponent):
+def test_current_scaling_commutes_with_powers_of_two(name, x, exponent):
     assume(2.0**-70 < float(x.abs().max()) < 2.0**100)
     factor = 2.0**exponent
-    scaled = quantise(x * factor, "hifp8", scaling="current")
-    assert_same(scaled, quantise(x, "hifp8", scaling="current") * factor)
+    scaled = quantise(x * factor, name, scaling="current")
+    assert_same(scaled, quantise(x, name, scaling="current") * factor)
 
 
 @settings(deadline=None)

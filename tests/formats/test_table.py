@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import quantexp.formats
-from quantexp.formats import FORMATS, Family, Format, Rounding, ScaleRule, get_format
+from quantexp.formats import FORMATS, Family, Format, Rounding, ScaleRule, Scaling, get_format
 
 from .gold import MX_ELEMENTS, mx_magnitudes
 
@@ -21,13 +21,19 @@ def test_the_canonical_names_are_the_ones_that_file_names_use():
         "mxfp6_e2m3",
         "mxfp6_e3m2",
         "mxfp4_e2m1",
+        "nvfp4_e2m1",
+        "fp8_e4m3",
+        "fp8_e5m2",
         "hifp8",
         "bf16",
     ]
     assert all(name == fmt.name for name, fmt in FORMATS.items())
 
 
-@pytest.mark.parametrize(("alias", "name"), [("mxfp8", "mxfp8_e4m3"), ("mxfp4", "mxfp4_e2m1")])
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [("mxfp8", "mxfp8_e4m3"), ("mxfp4", "mxfp4_e2m1"), ("nvfp4", "nvfp4_e2m1")],
+)
 def test_short_names_find_their_format(alias, name):
     assert get_format(alias) is FORMATS[name]
 
@@ -38,7 +44,8 @@ def test_a_format_is_its_own_name():
 
 def test_an_unknown_name_is_answered_with_all_names():
     with pytest.raises(
-        ValueError, match=r"unknown number format 'fp7': must be one of bf16, hifp8, mxfp4"
+        ValueError,
+        match=r"unknown number format 'fp7': must be one of bf16, fp8_e4m3, fp8_e5m2, hifp8",
     ):
         get_format("fp7")
 
@@ -60,9 +67,13 @@ def test_elements_agree_with_the_specification(name):
 def test_defaults_are_those_of_the_specifications():
     for fmt in FORMATS.values():
         is_mx = fmt.family is Family.MX
-        assert fmt.block == (32 if is_mx else None)
+        assert fmt.block == (32 if is_mx else 16 if fmt.name == "nvfp4_e2m1" else None)
         assert fmt.scale_rule is (ScaleRule.FLOOR if is_mx else None)
         assert fmt.rounding is (Rounding.AWAY if fmt.name == "hifp8" else Rounding.EVEN)
+        exact = fmt.name in ("nvfp4_e2m1", "fp8_e4m3", "fp8_e5m2")
+        assert fmt.scaling is (Scaling.EXACT if exact else Scaling.NONE)
+    targets = {name: fmt.amax_target for name, fmt in FORMATS.items() if fmt.amax_target}
+    assert targets == {"nvfp4_e2m1": 2688.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "hifp8": 15.0}
 
 
 def test_formats_cannot_be_changed():

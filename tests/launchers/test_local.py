@@ -15,6 +15,7 @@ import pytest
 from hydra_plugins.quantexp_launcher import local
 from hydra_plugins.quantexp_launcher.local import command, run_ranks, run_worker
 
+from quantexp.lock import take_lock
 from quantexp.paths import RunDir
 from quantexp.ranks import read_record
 from quantexp.status import State, Status, read_status
@@ -35,7 +36,7 @@ def test_worker_is_given_the_folder_alone_and_its_words_are_logged(
 ) -> None:
     worker.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
     polls: list[int] = []
-    code = run_worker(tmp_path, tmp_path / "log", lambda: polls.append(1))
+    code = run_worker(tmp_path, tmp_path / "log", lambda: polls.append(1), {})
     assert code == 7
     expected = ["-m", "quantexp.worker", str(tmp_path), "--with-parent"]
     assert (tmp_path / "log").read_text() == f"{expected}\n"
@@ -45,19 +46,19 @@ def test_worker_is_given_the_folder_alone_and_its_words_are_logged(
 def test_log_is_continued(worker: Path, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("before\n")
     worker.write_text("import sys\nprint('after', file=sys.stderr)\n")
-    assert run_worker(tmp_path, tmp_path / "log", lambda: None) == 0
+    assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}) == 0
     assert (tmp_path / "log").read_text() == "before\nafter\n"
 
 
 def test_killed_worker_has_its_signals_code(worker: Path, tmp_path: Path) -> None:
     worker.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    assert run_worker(tmp_path, tmp_path / "log", lambda: None) == -signal.SIGKILL
+    assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}) == -signal.SIGKILL
 
 
 def test_file_descriptors_asked_for_stay_open(worker: Path, tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     worker.write_text(f"import os\nos.write({write_end}, b'x')\n")
-    assert run_worker(tmp_path, tmp_path / "log", lambda: None, keep_open=(write_end,)) == 0
+    assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}, keep_open=(write_end,)) == 0
     assert os.read(read_end, 1) == b"x"
     os.close(read_end)
     os.close(write_end)
@@ -78,12 +79,27 @@ def interrupting(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
 
+def interrupting_once(tmp_path: Path) -> None:
+    if (tmp_path / "pid").exists() and not (tmp_path / "interrupted").exists():
+        (tmp_path / "interrupted").touch()
+        raise KeyboardInterrupt
+
+
 def test_interrupted_worker_may_end_itself(worker: Path, tmp_path: Path) -> None:
-    handler = "lambda *_: ((here / 'ended').touch(), sys.exit(130))"
+    handler = "lambda *_: (time.sleep(0.5), (here / 'ended').touch(), sys.exit(130))"
     worker.write_text(WAITING.format(handler=handler))
     with pytest.raises(KeyboardInterrupt):
-        run_worker(tmp_path, tmp_path / "log", lambda: interrupting(tmp_path))
+        run_worker(tmp_path, tmp_path / "log", lambda: interrupting_once(tmp_path), {})
     assert (tmp_path / "ended").exists()
+
+
+def test_second_interrupt_gives_a_worker_no_more_time(worker: Path, tmp_path: Path) -> None:
+    worker.write_text(WAITING.format(handler="signal.SIG_IGN"))
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_worker(tmp_path, tmp_path / "log", lambda: interrupting(tmp_path), {})
+    assert time.monotonic() - start < local.GRACE_S / 2
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 def test_worker_that_does_not_end_is_killed(
@@ -92,7 +108,7 @@ def test_worker_that_does_not_end_is_killed(
     monkeypatch.setattr(local, "GRACE_S", 0.2)
     worker.write_text(WAITING.format(handler="signal.SIG_IGN"))
     with pytest.raises(KeyboardInterrupt):
-        run_worker(tmp_path, tmp_path / "log", lambda: interrupting(tmp_path))
+        run_worker(tmp_path, tmp_path / "log", lambda: interrupting_once(tmp_path), {})
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -131,6 +147,7 @@ def test_no_rank_outlives_torchrun_ended_or_told_to_end(
         lambda: (
             (time.monotonic() - start < 30 and seconds == 1) or not (tmp_path / "log").read_text()
         ),
+        {},
     )
     assert code == (5 if seconds == 1 else -signal.SIGTERM)
     assert (tmp_path / "log").read_text() == "7 lo\n"
@@ -288,6 +305,24 @@ def test_killed_torchrun_leaves_no_rank(started: Callable[..., Started]) -> None
     assert code == 1
     assert run.status.state is State.FAILED
     assert not run.left()
+
+
+@pytest.mark.parametrize("also_torchrun", [False, True])
+def test_killed_quantexp_leaves_nothing(
+    started: Callable[..., Started], also_torchrun: bool
+) -> None:
+    run = started()
+    rank = psutil.Process(run.rank_pid(0))
+    torchrun = rank.parent()
+    assert torchrun is not None
+    run.process.kill()
+    if also_torchrun:
+        torchrun.kill()
+    run.end(within_s=10)
+    psutil.wait_procs([torchrun, rank], 60)
+    assert not run.left()
+    assert run.status.state is State.CANCELLED
+    os.close(take_lock(run.run, patience_s=10))
 
 
 def test_ranks_listen_at_the_loopback_address_alone(started: Callable[..., Started]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -138,6 +139,7 @@ def test_runs_of_different_schemes_side_by_side_do_not_affect_each_other(
     tiny: Tiny, run_tiny: RunTiny
 ) -> None:
     from quantexp.record import opened
+    from quantexp.source import environment
 
     schemes = ("bf16", "FA_linear_mxfp4")
     alone = {s: losses(run_tiny(f"quant={s}")) for s in schemes}
@@ -148,7 +150,12 @@ def test_runs_of_different_schemes_side_by_side_do_not_affect_each_other(
             folder, _ = stack.enter_context(opened(experiment, "cpu", ["test"]))
             folders[scheme] = folder.run
             command = [sys.executable, "-m", "quantexp.worker", str(folder.run.root)]
-            workers.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+            variables = {**os.environ, **environment(folder.snapshot)}
+            workers.append(
+                stack.enter_context(
+                    subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables)
+                )
+            )
         for worker in workers:
             _, errors = worker.communicate(timeout=240)
             assert worker.returncode == 0, errors

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 import quantexp.megatron.linear
+import quantexp.observer
 import quantexp.quant.attention
 import quantexp.quant.linear
-import quantexp.worker
 from quantexp.formats import quantise
 from quantexp.paths import RunDir
 from quantexp.quant.announce import Announcement, announce
@@ -274,7 +274,7 @@ def test_a_start_that_overflows_is_watched_until_it_can_be_proved(run_tiny: RunT
 def test_a_start_that_never_becomes_finite_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantexp.worker, "MAX_PROOFS", 2)
+    monkeypatch.setattr(quantexp.observer, "MAX_PROOFS", 2)
     run = run_tiny(
         "quant=linear_mxfp8",
         "training.precision=fp16",

@@ -19,7 +19,18 @@ HIFP8 = Operand(
     saturate=True,
     amax_target=15.0,
 )
-DECLARED = {"bf16": BF16, "mxfp8": MXFP8, "mxfp4": MXFP4, "hifp8": HIFP8}
+NVFP4 = Operand("nvfp4_e2m1", "input_width", 16, rounding=Rounding.EVEN, scaling=Scaling.EXACT)
+FP8 = Operand(
+    "fp8_e4m3", "input_width", rounding=Rounding.EVEN, scaling=Scaling.EXACT, saturate=True
+)
+DECLARED = {
+    "bf16": BF16,
+    "mxfp8": MXFP8,
+    "mxfp4": MXFP4,
+    "hifp8": HIFP8,
+    "nvfp4": NVFP4,
+    "fp8_e4m3": FP8,
+}
 
 
 def made(fmt: str, x: torch.Tensor, axis: int = -1) -> torch.Tensor:
@@ -35,13 +46,15 @@ def made(fmt: str, x: torch.Tensor, axis: int = -1) -> torch.Tensor:
             return quantise(x, "mxfp4", axis=axis, scale_rule="floor")
         case "hifp8":
             return quantise(x, "hifp8", scaling="current", amax_target=15.0)
+        case "nvfp4" | "fp8_e4m3" | "fp8_e5m2":
+            return quantise(x, fmt, axis=axis)
     raise AssertionError(fmt)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("heavy_tails", [False, True])
 @pytest.mark.parametrize("declared", DECLARED)
-@pytest.mark.parametrize("actual", [*DECLARED, "mxfp8_e5m2"])
+@pytest.mark.parametrize("actual", [*DECLARED, "mxfp8_e5m2", "fp8_e5m2"])
 def test_only_what_was_declared_passes(
     actual: str, declared: str, heavy_tails: bool, dtype: torch.dtype
 ) -> None:
@@ -126,18 +139,20 @@ def test_exact_scaled_hifp8_is_no_working_precision() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("fmt", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("share", [1.0, 0.77])
 def test_an_8_bit_float_with_one_float_scale_is_no_working_precision(
-    fmt: torch.dtype, dtype: torch.dtype
+    fmt: torch.dtype, dtype: torch.dtype, share: float
 ) -> None:
+    """Whether the scale is the one that brings amax to the largest value, or any other."""
     x = torch.randn(96, 256, generator=torch.Generator().manual_seed(7))
-    scale = torch.finfo(fmt).max / x.abs().max()
+    scale = share * torch.finfo(fmt).max / x.abs().max()
     q = ((x * scale).to(fmt).float() / scale).to(dtype)
     finding = judge(q, BF16, -1)
     assert finding.status is Status.MISMATCH
-    if (
-        fmt is torch.float8_e4m3fn
-    ):  # E5M2's largest is 2^8 times hifp8's target: it lies on that grid too
+    if share != 1.0:
         assert "distinct significands, as a scaled 8-bit float has" in finding.reason
+    elif fmt is torch.float8_e4m3fn:
+        assert "it lies on the grid of fp8_e4m3" in finding.reason
 
 
 def test_small_fp16_gradients_are_no_quantised_tensor() -> None:

@@ -83,6 +83,63 @@ def test_record_holds_all_that_recomputing_takes() -> None:
     }
 
 
+def test_record_names_later_options_only_where_they_are_set() -> None:
+    config = quant(linear="mxfp4")
+    config.linear.rounding, config.linear.hadamard, config.linear.pre_scale = (
+        "stochastic",
+        "random",
+        True,
+    )
+    record = entry_record(next(precision_map(MODEL, config)[ModuleId(0, "fc1")].entries()))
+    assert {k: record[k] for k in ("rounding", "hadamard", "hadamard_block", "pre_scale")} == {
+        "rounding": "stochastic",
+        "hadamard": "random",
+        "hadamard_block": 32,
+        "pre_scale": True,
+    }
+    assert "window" not in record
+    delayed = quant(linear="hifp8")
+    delayed.linear.scaling = "delayed"
+    assert (
+        entry_record(next(precision_map(MODEL, delayed)[ModuleId(0, "fc1")].entries()))["window"]
+        == 16
+    )
+
+
+def test_operands_that_depend_on_the_moment_know_their_slot() -> None:
+    config = quant(linear="mxfp4", qk="mxfp4")
+    config.linear.wgrad.g.rounding = "stochastic"
+    config.qk.rounding = "stochastic"
+    config.qk.dgrad_q.k.format = "reuse"
+    declared = precision_map(MODEL, config)
+    linear = declared[ModuleId(2, "fc1")]
+    assert linear.operand(Site.LINEAR, Product.WGRAD, "g").stream == "layer 2 fc1 linear.wgrad.g"
+    assert linear.operand(Site.LINEAR, Product.WGRAD, "x").stream == ""
+    attention = declared[ModuleId(1, "attention")]
+    forward = attention.operand(Site.QK, Product.FPROP, "k").stream
+    assert forward == "layer 1 attention qk.fprop.k"
+    assert attention.operand(Site.QK, Product.DGRAD_Q, "k").stream == forward
+
+
+def test_a_rule_may_transform_one_product() -> None:
+    rule = Rule(hadamard="deterministic", sites=["linear"], products=["wgrad"], layers=[0])
+    declared = precision_map(MODEL, quant(rule, linear="mxfp4"))
+    transformed = {
+        e.label for m in declared.values() for e in m.entries() if e.operand.hadamard is not None
+    }
+    assert transformed == {
+        f"layer 0 {module} linear.wgrad.{name}"
+        for module in ("qkv", "proj", "fc1", "fc2")
+        for name in "gx"
+    }
+
+
+def test_a_rule_that_transforms_one_operand_alone_is_refused() -> None:
+    rule = Rule(hadamard="random", operands=["g"], products=["wgrad"])
+    with pytest.raises(ConfigError, match=r"quant\.linear\.wgrad must have the same hadamard"):
+        precision_map(MODEL, quant(rule, linear="mxfp4"))
+
+
 def test_rule_without_conditions_applies_everywhere() -> None:
     assert set(formats(quant(Rule(format="bf16"))).values()) == {"bf16"}
 

@@ -197,6 +197,19 @@ def test_rules_keep_the_sites_names_and_add_a_hash() -> None:
     assert derived_name(quant) == f"bf16~{content_hash(quant)[:6]}"
 
 
+def test_hashes_given_before_later_options_came_stay() -> None:
+    """Of a scheme and of one with rules: they name run folders that exist."""
+    quant = QuantConfig()
+    quant.linear.format = "mxfp8"
+    assert content_hash(quant)[:8] == "6d3c07f6"
+    quant.rules = [Rule(layers=[0, -1], format="bf16"), Rule(iterations=[1, None], block=16)]
+    assert content_hash(quant)[:8] == "82dabd30"
+    quant.rules = [Rule(layers=[0, -1], hadamard="random")]
+    first = content_hash(quant)
+    quant.rules = [Rule(layers=[0, -1], hadamard="deterministic")]
+    assert content_hash(quant) != first
+
+
 def test_hash_covers_meaning_and_not_the_name() -> None:
     quant = shipped("FA_mxfp8")
     other = copy.deepcopy(quant)

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from quantexp.errors import ConfigError
-from quantexp.formats.types import Rounding, ScaleRule, Scaling
+from quantexp.formats.table import FORMATS as FORMATS_OF_THE_TABLE
+from quantexp.formats.types import Hadamard, Rounding, ScaleRule, Scaling
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand, resolve_site
 from quantexp.schema import LinearSite, PvSite, QkSite, Slot
 
 FORMATS = (
-    "bf16, hifp8, mxfp4, mxfp4_e2m1, mxfp6_e2m3, mxfp6_e3m2, mxfp8, mxfp8_e4m3, mxfp8_e5m2, reuse"
+    "bf16, fp8_e4m3, fp8_e5m2, hifp8, mxfp4, mxfp4_e2m1, mxfp6_e2m3, mxfp6_e3m2, mxfp8, "
+    "mxfp8_e4m3, mxfp8_e5m2, nvfp4, nvfp4_e2m1, reuse"
 )
 
 
@@ -78,6 +80,37 @@ def test_hifp8_brings_one_current_scale_and_its_targets() -> None:
     assert operands["dgrad.w"].amax_target == operands["wgrad.x"].amax_target == 15.0
 
 
+@pytest.mark.parametrize(("name", "target"), [("fp8_e4m3", 448.0), ("fp8_e5m2", 57344.0)])
+def test_fp8_brings_one_exact_scale_to_the_elements_largest_value(name: str, target: float) -> None:
+    operands = linear(format=name)
+    assert set(operands.values()) == {
+        Operand(
+            name,
+            axis,
+            rounding=Rounding.EVEN,
+            scaling=Scaling.EXACT,
+            saturate=True,
+            amax_target=target,
+        )
+        for axis in ("input_width", "output_width", "tokens")
+    }
+
+
+def test_nvfp4_brings_blocks_of_16_and_an_exact_scale_of_the_tensor() -> None:
+    expected = Operand(
+        "nvfp4_e2m1", "tokens", block=16, rounding=Rounding.EVEN, scaling=Scaling.EXACT
+    )
+    assert linear(format="nvfp4")["wgrad.g"] == expected
+
+
+def test_an_operands_options_are_those_of_its_format() -> None:
+    for name, fmt in FORMATS_OF_THE_TABLE.items():
+        if name != "bf16":
+            options = linear(format=name)["fprop.x"].options
+            assert options.keys() <= fmt.options
+            assert options.keys() >= fmt.options & {"block", "scale_rule", "rounding", "scaling"}
+
+
 def test_own_keys_win_over_the_sites() -> None:
     site = LinearSite(format="mxfp8", block=32, scale_rule="floor")
     site.wgrad.g = Slot(format="mxfp8_e5m2", block=16)
@@ -125,13 +158,143 @@ def test_choices_of_scale_rule_rounding_and_scaling_are_taken() -> None:
     for rule in ScaleRule:
         assert linear(format="mxfp8", scale_rule=rule.value)["fprop.x"].scale_rule is rule
     for rounding in Rounding:
-        assert linear(format="mxfp4", rounding=rounding.value)["fprop.x"].rounding is rounding
+        for name in ("mxfp4", "nvfp4", "fp8_e5m2", "hifp8"):
+            assert linear(format=name, rounding=rounding.value)["fprop.x"].rounding is rounding
     for scaling in Scaling:
         assert linear(format="hifp8", scaling=scaling.value)["fprop.x"].scaling is scaling
     assert linear(format="hifp8", saturate=False)["fprop.x"].saturate is False
 
 
+def test_delayed_scaling_brings_a_window_of_16_iterations() -> None:
+    for name in ("hifp8", "fp8_e4m3", "nvfp4"):
+        operand = linear(format=name, scaling="delayed")["wgrad.g"]
+        assert (operand.scaling, operand.window) == (Scaling.DELAYED, 16)
+        assert linear(format=name, scaling="delayed", window=3)["wgrad.g"].window == 3
+        assert linear(format=name)["wgrad.g"].window is None
+
+
+def test_pre_scale_is_set_or_not_there() -> None:
+    for name in ("mxfp4", "nvfp4"):
+        assert linear(format=name, pre_scale=True)["dgrad.g"].pre_scale is True
+        assert linear(format=name, pre_scale=False)["dgrad.g"].pre_scale is None
+
+
+@pytest.mark.parametrize(
+    ("name", "block"), [("mxfp4", 32), ("nvfp4", 16), ("fp8_e4m3", 32), ("hifp8", 32)]
+)
+def test_a_hadamard_transform_has_its_formats_block(name: str, block: int) -> None:
+    operands = linear(format=name, hadamard="deterministic").values()
+    assert {(o.hadamard, o.hadamard_block) for o in operands} == {(Hadamard.DETERMINISTIC, block)}
+    assert linear(format=name, hadamard="none")["fprop.x"].hadamard is None
+
+
+def test_a_clipped_gradient_is_the_forward_products() -> None:
+    operands = linear(format="mxfp4", clip_gradient=True)
+    assert {slot for slot, o in operands.items() if o.clip_gradient} == {"fprop.x", "fprop.w"}
+    assert not any(o.clip_gradient for o in linear(format="mxfp4", clip_gradient=False).values())
+    site = QkSite(format="mxfp4")
+    site.fprop.k = Slot(clip_gradient=True)
+    site.dgrad_q.k = Slot(format="reuse")
+    assert [slot for slot, o in qk(site).items() if o.clip_gradient] == ["fprop.k"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "how"),
+    [
+        ({"format": "mxfp8"}, "mxfp8_e4m3 with rceil"),
+        ({"format": "mxfp4", "scale_rule": "ceil"}, "mxfp4_e2m1 with ceil"),
+        ({"format": "mxfp4", "pre_scale": True}, "mxfp4_e2m1 with floor"),
+        ({"format": "fp8_e4m3"}, "fp8_e4m3 with exact"),
+        ({"format": "hifp8"}, "hifp8 with current"),
+    ],
+)
+def test_clipping_where_nothing_saturates_is_refused(keys: dict[str, Any], how: str) -> None:
+    assert refusal(LinearSite(**keys, clip_gradient=True)) == (
+        f"quant.linear.clip_gradient has no meaning for {how}, under which nothing saturates, got true; remove it"
+    )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"format": "mxfp8", "scale_rule": "floor"},
+        {"format": "mxfp6_e2m3", "scale_rule": "even"},
+        {"format": "nvfp4"},
+        {"format": "hifp8", "scaling": "none"},
+        {"format": "fp8_e5m2", "scaling": "delayed"},
+    ],
+)
+def test_clipping_is_taken_where_something_can_saturate(keys: dict[str, Any]) -> None:
+    assert linear(**keys, clip_gradient=True)["fprop.x"].clip_gradient
+
+
+def test_clipping_a_gradients_own_quantisation_is_refused() -> None:
+    site = LinearSite(format="mxfp4")
+    site.wgrad.g = Slot(clip_gradient=True)
+    assert refusal(site) == (
+        "quant.linear.wgrad.g.clip_gradient is for the operands of the forward product, whose quantisation is derived, "
+        "got true; remove it, or set quant.linear.fprop"
+    )
+
+
+def test_clipping_under_a_transform_is_refused() -> None:
+    message = refusal(LinearSite(format="mxfp4", clip_gradient=True, hadamard="random"))
+    assert message == (
+        "quant.linear.clip_gradient has no meaning under a Hadamard transform, whose elements are others than the "
+        "operand's, got true; remove one of them"
+    )
+
+
+def test_a_hadamard_transform_is_chosen_for_each_product() -> None:
+    site = LinearSite(format="mxfp4")
+    site.wgrad.g = site.wgrad.x = Slot(hadamard="random", hadamard_block=64)
+    operands = named(resolve_site(Site.LINEAR, site))
+    assert {slot for slot, o in operands.items() if o.hadamard} == {"wgrad.g", "wgrad.x"}
+    assert operands["wgrad.g"].hadamard_block == 64
+    assert (operands["wgrad.g"].left, operands["wgrad.x"].left) == (True, False)
+
+
 # Refusals.
+
+
+@pytest.mark.parametrize(
+    ("g", "x", "got"),
+    [
+        (
+            Slot(hadamard="random"),
+            Slot(),
+            "g random in blocks of 32, x none",
+        ),
+        (
+            Slot(hadamard="random"),
+            Slot(hadamard="deterministic"),
+            "g random in blocks of 32, x deterministic in blocks of 32",
+        ),
+        (
+            Slot(hadamard="random", hadamard_block=16),
+            Slot(hadamard="random"),
+            "g random in blocks of 16, x random in blocks of 32",
+        ),
+        (Slot(format="bf16"), Slot(hadamard="random"), "g none, x random in blocks of 32"),
+    ],
+)
+def test_transforms_that_do_not_cancel_are_refused(g: Slot, x: Slot, got: str) -> None:
+    site = LinearSite(format="mxfp4")
+    site.wgrad.g, site.wgrad.x = g, x
+    assert refusal(site) == (
+        "quant.linear.wgrad must have the same hadamard and hadamard_block for both operands, so that they cancel in "
+        f"the product, got {got}; a slot in the working precision has none"
+    )
+
+
+def test_reuse_of_a_transformed_forward_copy_is_refused() -> None:
+    site = QkSite(format="mxfp4", hadamard="random")
+    site.dgrad_q.k = Slot(format="reuse")
+    site.dgrad_q.dS = Slot(format="bf16")
+    assert refusal(site, Site.QK) == (
+        "quant.qk.dgrad_q.k.format must not be reuse: the forward copy of k is Hadamard-transformed along head_dim, "
+        "which dgrad_q does not reduce over; give it a format, or the forward product no transform"
+    )
 
 
 def test_unknown_format_lists_the_formats() -> None:
@@ -153,6 +316,14 @@ def test_unknown_format_of_a_slot_names_the_slot() -> None:
         ({"format": "mxfp8", "scaling": "none"}, "scaling does not apply to mxfp8_e4m3, got 'no"),
         ({"format": "mxfp4", "saturate": True}, "saturate does not apply to mxfp4_e2m1, got True"),
         ({"format": "bf16", "block": 32}, "block does not apply to bf16, got 32"),
+        ({"format": "bf16", "hadamard": "random"}, "hadamard does not apply to bf16, got 'random'"),
+        (
+            {"format": "mxfp8", "pre_scale": True},
+            "pre_scale does not apply to mxfp8_e4m3, got True",
+        ),
+        ({"format": "mxfp8", "window": 4}, "window does not apply to mxfp8_e4m3, got 4"),
+        ({"format": "nvfp4", "saturate": True}, "saturate does not apply to nvfp4_e2m1, got True"),
+        ({"format": "fp8_e4m3", "block": 32}, "block does not apply to fp8_e4m3, got 32"),
         ({"format": "bf16", "rounding": "even"}, "rounding does not apply to bf16, got 'even'"),
     ],
 )
@@ -183,16 +354,43 @@ def test_option_of_an_unquantised_slot_is_refused(site_format: str | None) -> No
             "scale_rule must be one of floor, rceil, ceil, even, got 'up'",
         ),
         (
-            {"format": "mxfp8", "rounding": "stochastic"},
-            "rounding must be one of even, away, got 'stochastic'",
+            {"format": "mxfp8", "rounding": "up"},
+            "rounding must be one of even, away, stochastic, got 'up'",
         ),
-        ({"format": "hifp8", "rounding": "even"}, "rounding must be one of away, got 'even'"),
         (
-            {"format": "hifp8", "scaling": "delayed"},
-            "scaling must be one of current, none, exact, got 'delayed'",
+            {"format": "hifp8", "rounding": "up"},
+            "rounding must be one of away, even, stochastic, got 'up'",
+        ),
+        (
+            {"format": "hifp8", "scaling": "later"},
+            "scaling must be one of current, none, exact, delayed, got 'later'",
         ),
         ({"format": "mxfp8", "block": 24}, "block must be a power of two, got 24"),
         ({"format": "mxfp8", "block": 0}, "block must be a power of two, got 0"),
+        (
+            {"format": "mxfp8", "hadamard": "fast"},
+            "hadamard must be one of none, deterministic, random, got 'fast'",
+        ),
+        (
+            {"format": "mxfp8", "hadamard": "random", "hadamard_block": 24},
+            "hadamard_block must be a power of two of at least 2, got 24",
+        ),
+        (
+            {"format": "mxfp8", "hadamard": "random", "hadamard_block": 1},
+            "hadamard_block must be a power of two of at least 2, got 1",
+        ),
+        (
+            {"format": "mxfp8", "hadamard_block": 32},
+            "hadamard_block is the size of a Hadamard transform, got 32 without one; remove it, or",
+        ),
+        (
+            {"format": "hifp8", "window": 4},
+            "window is for delayed scaling, got 4 with scaling current; remove it, or set scaling=d",
+        ),
+        (
+            {"format": "hifp8", "scaling": "delayed", "window": 0},
+            "window must be at least 1, got 0",
+        ),
     ],
 )
 def test_value_an_option_cannot_have_is_refused(keys: dict[str, Any], message: str) -> None:

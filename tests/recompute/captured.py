@@ -49,15 +49,15 @@ class Module:
         return f"L{self.layer} {self.name}"
 
 
-def read_capture(folder: Path) -> list[Module]:
-    """The modules of a capture of one micro-batch, in the order in which they ran."""
+def read_capture(folder: Path, iteration: int = 1) -> list[Module]:
+    """The modules of a capture of an iteration's first micro-batch alone, in the order in which they ran."""
     modules: dict[tuple[int, str], Module] = {}
     for text in (folder / "manifest.jsonl").read_text().splitlines():
         line = json.loads(text)
         if line["micro_batch"] is None:  # main_grad, of the whole iteration
             continue
         module = modules.setdefault((line["layer"], line["module"]), _module(line))
-        assert (line["iteration"], line["micro_batch"]) == (1, 0)
+        assert (line["iteration"], line["micro_batch"]) == (iteration, 0)
         assert _shared(line) == (module.layer_type, module.dtype, module.formats)
         key = (line["operation"], line["tensor"])
         assert key not in module.tensors, f"{module} {key} is listed twice"

@@ -50,10 +50,34 @@ CAPTURED = {
 }
 
 
+#: The right operand of each product; the other one is the left.
+RIGHT = {
+    "fprop.w",
+    "dgrad.w",
+    "wgrad.x",
+    "qk.fprop.k",
+    "qk.dgrad_q.k",
+    "qk.dgrad_k.q",
+    "pv.fprop.v",
+    "pv.dgrad_p.v",
+    "pv.dgrad_v.dO",
+}
+#: The order of an operand's dimensions in which its random numbers are counted, where it is not the captured one.
+COUNTED = {"dO": (1, 2, 0, 3)}
+
+
 def operand(module: Module, formats: Formats, slot: str) -> Array:
     """A captured operand as one slot holds it."""
-    name = slot.rpartition(".")[2]
-    return held(captured_operand(module, name), formats[slot], DIMS[name], module.dtype)
+    name, x = slot.rpartition(".")[2], captured_operand(module, slot.rpartition(".")[2])
+    counted = COUNTED.get(name, tuple(range(x.ndim)))
+    return held(x, formats[slot], DIMS[name], module.dtype, slot not in RIGHT, counted)
+
+
+def post_scale(formats: Formats, product_name: str) -> float:
+    """What makes up for operands of which 3/4 was rounded: 4/3 for each."""
+    slots = [slot for name, slot in formats.items() if name.rpartition(".")[0] == product_name]
+    assert len(slots) == 2
+    return (4 / 3) ** sum(bool(slot.get("pre_scale")) for slot in slots)
 
 
 def captured_operand(module: Module, name: str) -> Array:
@@ -64,24 +88,26 @@ def captured_operand(module: Module, name: str) -> Array:
 
 def linear_output(module: Module, formats: Formats) -> Value:
     x, w = (operand(module, formats, f"fprop.{name}") for name in "xw")
-    return product(exact(x), w.T)
+    return product(exact(x), w.T, post_scale(formats, "fprop"))
 
 
 def linear_grad_input(module: Module, formats: Formats) -> Value:
     g, w = (operand(module, formats, f"dgrad.{name}") for name in "gw")
-    return product(exact(g), w)
+    return product(exact(g), w, post_scale(formats, "dgrad"))
 
 
 def linear_grad_weight(module: Module, formats: Formats) -> Value:
     g, x = (operand(module, formats, f"wgrad.{name}") for name in "gx")
-    return product(exact(g.reshape(-1, g.shape[-1]).T), x.reshape(-1, x.shape[-1]))
+    g_OT, x_TI = g.reshape(-1, g.shape[-1]).T, x.reshape(-1, x.shape[-1])
+    return product(exact(g_OT), x_TI, post_scale(formats, "wgrad"))
 
 
 def scores(module: Module, formats: Formats) -> Value:
     """S [B, H, T, T], rounded; what the mask hides is there too."""
     q, k = (operand(module, formats, f"qk.fprop.{name}") for name in "qk")
     k = _expanded(_by_head(k), q.shape[2])
-    S = product(exact(_by_head(q)), np.swapaxes(k, -1, -2), _softmax_scale(module))
+    scale = _softmax_scale(module) * post_scale(formats, "qk.fprop")
+    S = product(exact(_by_head(q)), np.swapaxes(k, -1, -2), scale)
     return S.each(_round(module))
 
 
@@ -104,14 +130,15 @@ def output_of_weights(module: Module, formats: Formats) -> Value:
 
 def _context(module: Module, formats: Formats, P: Value) -> Value:
     v = _expanded(_by_head(operand(module, formats, "pv.fprop.v")), P.low.shape[1])
-    return product(P, v).each(lambda o: _by_token(o).reshape(*_by_token(o).shape[:2], -1))
+    o = product(P, v, post_scale(formats, "pv.fprop"))
+    return o.each(lambda o: _by_token(o).reshape(*_by_token(o).shape[:2], -1))
 
 
 def grad_attn_weights(module: Module, formats: Formats) -> Value:
     """dP [B, H, T, T], what the mask hides too."""
     dO, v = (operand(module, formats, f"pv.dgrad_p.{name}") for name in ("dO", "v"))
     v = _expanded(_by_head(v), dO.shape[2])
-    return product(exact(_by_head(dO)), np.swapaxes(v, -1, -2))
+    return product(exact(_by_head(dO)), np.swapaxes(v, -1, -2), post_scale(formats, "pv.dgrad_p"))
 
 
 def grad_value(module: Module, formats: Formats) -> Value:
@@ -119,7 +146,7 @@ def grad_value(module: Module, formats: Formats) -> Value:
     assert formats["pv.dgrad_v.P"]["format"] == "bf16"
     P = probabilities(module, formats).each(_round(module))
     dO = _by_head(operand(module, formats, "pv.dgrad_v.dO"))
-    dv = product(P.each(_transposed), dO).each(_round(module))
+    dv = product(P.each(_transposed), dO, post_scale(formats, "pv.dgrad_v")).each(_round(module))
     return _summed_over_group(dv, module.forward("value").shape[2])
 
 
@@ -128,7 +155,7 @@ def grad_query(module: Module, formats: Formats) -> Value:
     assert formats["qk.dgrad_q.dS"]["format"] == "bf16"
     dS = _grad_scores(module, formats)
     k = _expanded(_by_head(operand(module, formats, "qk.dgrad_q.k")), dS.low.shape[1])
-    dq = product(dS, k).each(_round(module))
+    dq = product(dS, k, post_scale(formats, "qk.dgrad_q")).each(_round(module))
     return scaled(dq, _softmax_scale(module)).each(_by_token)
 
 
@@ -137,7 +164,7 @@ def grad_key(module: Module, formats: Formats) -> Value:
     assert formats["qk.dgrad_k.dS"]["format"] == "bf16"
     dS = _grad_scores(module, formats)
     q = _by_head(operand(module, formats, "qk.dgrad_k.q"))
-    dk = product(dS.each(_transposed), q).each(_round(module))
+    dk = product(dS.each(_transposed), q, post_scale(formats, "qk.dgrad_k")).each(_round(module))
     dk = scaled(dk, _softmax_scale(module)).each(_round(module))
     return _summed_over_group(dk, module.forward("key").shape[2])
 

@@ -3,7 +3,8 @@
 The folder is all that a process is given. Its output goes to the folder's log; how far it is, the caller reads from the
 folder. One process: a Ctrl-C reaches the whole process group, so the worker ends itself as cancelled and is waited for.
 Several: torchrun starts and watches them in a session of their own, finds them through a file (no port of the machine
-is opened to the network), and ends all of them once one has failed. Whatever happens, no rank is left running.
+is opened to the network), and ends all of them once one has failed. Whatever happens, no rank is left running: where
+this process is killed, the kernel ends the worker, or torchrun, which ends its ranks.
 """
 
 import contextlib
@@ -11,11 +12,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 
+from quantexp import with_parent
 from quantexp.paths import RunDir
 
 #: Asks a worker to end when the process that started it ends, however that ends.
@@ -43,14 +45,20 @@ def command(run_dir: Path, num_processes: int = 1) -> list[str]:
 
 
 def run_worker(
-    run_dir: Path, log: Path, on_poll: Callable[[], None], keep_open: tuple[int, ...] = ()
+    run_dir: Path,
+    log: Path,
+    on_poll: Callable[[], None],
+    variables: Mapping[str, str],
+    keep_open: tuple[int, ...] = (),
 ) -> int:
     """Run one worker to its end and return its exit code.
 
     Args:
         run_dir: a prepared run folder.
         log: where its standard output and error go.
-        on_poll: called several times a second while it runs.
+        on_poll: called several times a second while it runs; what it raises ends the worker, and raised again gives it
+            no more time.
+        variables: of its environment, beside this process's.
         keep_open: file descriptors the worker inherits (the folder's lock outlives us with it).
     """
     with log.open("ab") as stream:
@@ -60,13 +68,14 @@ def run_worker(
             stdout=stream,
             stderr=subprocess.STDOUT,
             pass_fds=keep_open,
+            env={**os.environ, **variables, with_parent.PARENT: str(os.getpid())},
         )
         try:
             while process.poll() is None:
                 on_poll()
                 time.sleep(POLL_S)
         except BaseException:
-            _stop(process)
+            _stop(process, on_poll)
             raise
         on_poll()
     return process.returncode
@@ -78,6 +87,7 @@ def run_ranks(
     num_threads: int | None,
     log: Path,
     on_poll: Callable[[], bool],
+    variables: Mapping[str, str],
     keep_open: tuple[int, ...] = (),
 ) -> int:
     """Run several workers to their end and return torchrun's exit code; none of them is left afterwards.
@@ -87,19 +97,21 @@ def run_ranks(
         num_processes: how many ranks.
         num_threads: CPU threads of each; None shares the machine's cores among them.
         log: where torchrun's own output goes; each rank has a log of its own.
-        on_poll: called several times a second; False ends them, which they should have done by themselves.
+        on_poll: called several times a second; False ends them, which they should have done by themselves. What it
+            raises ends them too, and raised again gives them no more time.
+        variables: of their environment, beside this process's.
         keep_open: file descriptors torchrun inherits (the folder's lock outlives us with it).
     """
     ranks: set[psutil.Process] = set()
     with log.open("ab") as stream:
         process = subprocess.Popen(
-            command(run_dir, num_processes),
+            _ending_with_us([*command(run_dir, num_processes), WITH_PARENT]),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
             pass_fds=keep_open,
             start_new_session=True,
-            env=_environment(num_processes, num_threads),
+            env={**_environment(num_processes, num_threads), **variables},
         )
         try:
             while process.poll() is None and on_poll():
@@ -109,11 +121,9 @@ def run_ranks(
             ranks |= _below(process.pid)
             try:
                 if process.poll() is None:
-                    _stop(process)
-            finally:  # a second Ctrl-C gives them no more time
-                process.kill()
+                    _stop(process, on_poll)
+            finally:
                 _kill(ranks)
-                process.wait()
                 RunDir(run_dir).rendezvous.unlink(missing_ok=True)
     on_poll()
     return process.returncode
@@ -144,11 +154,20 @@ def _kill(processes: set[psutil.Process]) -> None:
     psutil.wait_procs(processes, GRACE_S)
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Ask for an end; insist after a while."""
+def _ending_with_us(words: list[str]) -> list[str]:
+    """The command for a process that ends with this one, however this one ends."""
+    starter = [sys.executable, "-I", "-S", str(with_parent.__file__), str(os.getpid())]
+    return [*starter, *words]
+
+
+def _stop(process: "subprocess.Popen[bytes]", on_poll: Callable[[], object]) -> None:
+    """Ask for an end; insist after a while, or at once where `on_poll` or a second Ctrl-C raises."""
     process.terminate()
+    until = time.monotonic() + GRACE_S
     try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
+        while process.poll() is None and time.monotonic() < until:
+            on_poll()
+            time.sleep(POLL_S)
+    finally:
         process.kill()
         process.wait()

@@ -1,0 +1,86 @@
+"""What a capture may take: told by the plan, refused before the launch where it is too much, and held while running.
+
+The price is exact for the values. To it come the files' own framing and the lines of manifest and statistics, counted
+here with `FRAMING_BYTES` for each tensor.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantexp.capture.choice import expected_tensors, takes_micro_batch
+from quantexp.capture.schedule import captured_iterations
+from quantexp.errors import CaptureError
+from quantexp.schema import CaptureLevel, Experiment
+from quantexp.sizes import num_micro_batches_each
+
+#: A file's framing, its share of a block of the file system, and two lines of JSON.
+FRAMING_BYTES = 12_000
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a whole run captures."""
+
+    #: Files with values, and what the values take.
+    tensors: int
+    num_bytes: int
+    #: Tensors of which statistics are kept, those with values included.
+    statistics: int
+
+    @property
+    def on_disk(self) -> int:
+        """Bytes that the disk needs, at most."""
+        return self.num_bytes + self.statistics * FRAMING_BYTES
+
+
+def price(experiment: Experiment) -> Price:
+    """The price of an experiment's capture, from its configuration alone."""
+    capture, ranks = experiment.capture, experiment.launcher.num_processes
+    iterations = len(captured_iterations(capture, experiment.training.iterations))
+    indices = range(num_micro_batches_each(experiment))
+    each = sum(takes_micro_batch(capture, i) for i in indices) * ranks * iterations
+    tensors = num_bytes = statistics = 0
+    for expected in expected_tensors(experiment):
+        times = iterations if expected.once else each
+        is_file = expected.take.level is CaptureLevel.tensors and not expected.shared
+        tensors += times * is_file
+        num_bytes += times * expected.num_bytes
+        statistics += times * (not expected.shared)
+    return Price(tensors, num_bytes, statistics)
+
+
+def require_affordable(experiment: Experiment, root: Path) -> None:
+    """Refuse a run whose capture is over `capture.max_gb`, or over what is free where it is to go.
+
+    Args:
+        experiment: what is to run.
+        root: where its tensors go unless `capture.dir` says otherwise.
+
+    Raises:
+        CaptureError: with the price, the bound and what to change.
+    """
+    asked, most = price(experiment), experiment.capture.max_gb
+    if most is not None and asked.num_bytes > most * 1e9:
+        raise CaptureError(
+            f"the capture would take {asked.num_bytes / 1e9:.3g} GB in {asked.tensors} tensors, and capture.max_gb "
+            f"allows {most:g}; {_REMEDY}, or raise capture.max_gb"
+        )
+    folder = _existing(Path(experiment.capture.dir or root).expanduser().absolute())
+    free = shutil.disk_usage(folder).free
+    if asked.on_disk > free:
+        raise CaptureError(
+            f"the capture would take {asked.on_disk / 1e9:.3g} GB with its lists, and {folder} has {free / 1e9:.3g} GB "
+            f"free; {_REMEDY}, or set capture.dir to another disk"
+        )
+
+
+_REMEDY = "capture fewer iterations or micro-batches, leave out tensors with capture.rules, set capture.sample_count"
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists():
+        folder = folder.parent
+    return folder

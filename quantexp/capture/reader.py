@@ -1,0 +1,221 @@
+"""Captured tensors, read again: chosen by their metadata, loaded when they are looked at, memory-mapped.
+
+Opening reads the manifest alone (its parts too, while a run of several processes lasts), or, in an old collection
+without one, the names of its files. Values come from disk page by page as they are touched, so a collection may be
+larger than memory. Nothing in a capture folder can run code: files are read as tensors and plain data, and what asks
+for more is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quantexp.capture.manifest import MANIFEST
+from quantexp.capture.old_names import metadata_of
+from quantexp.errors import CaptureError
+
+#: What a key may be compared with: a value, a shell pattern, several of them, or a function of the value.
+Wanted = object
+
+
+@dataclass(frozen=True)
+class CapturedTensor:
+    """One captured tensor: its metadata, and its values on request."""
+
+    folder: Path
+    metadata: Mapping[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """Its file.
+
+        Raises:
+            CaptureError: the manifest names none, or one outside the folder.
+        """
+        file = self.metadata.get("file")
+        if not file:
+            why = self.metadata.get("left_out", "only statistics were kept")
+            raise CaptureError(f"{self.label} of {self.folder} has no values: {why}")
+        path = (self.folder / str(file)).resolve()
+        if not path.is_relative_to(self.folder.resolve()):
+            raise CaptureError(
+                f"{self.folder / MANIFEST} names {file}, which is outside the folder"
+            )
+        return path
+
+    @property
+    def label(self) -> str:
+        """`L3 fc1 backward grad_output`, of what is known."""
+        layer = self.metadata.get("layer")
+        words = [None if layer is None else f"L{layer}"]
+        words += [self.metadata.get(key) for key in ("module", "operation", "tensor")]
+        return " ".join(str(word) for word in words if word is not None)
+
+    def torch(self) -> Tensor:
+        """The values, memory-mapped: writing to them changes no file.
+
+        Raises:
+            CaptureError: no values, no such file, or not a file of captured values.
+        """
+        return _load(self.path)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The values, memory-mapped; bfloat16, which numpy has not, widened to float32."""
+        values = self.torch()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+        array: np.ndarray[Any, Any] = values.numpy()
+        return array
+
+    def is_intact(self) -> bool | None:
+        """Whether the values have the manifest's hash; None where it gives none."""
+        expected = self.metadata.get("hash")
+        if expected is None:
+            return None
+        content: Any = self.torch().contiguous().view(-1).view(torch.uint8).numpy()
+        return bool(hashlib.sha256(content).hexdigest() == expected)
+
+
+class Capture(Collection[CapturedTensor]):
+    """The tensors of a capture folder, or some of them."""
+
+    def __init__(self, folder: Path, entries: list[CapturedTensor]) -> None:
+        self.folder, self._entries = folder, entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[CapturedTensor]:
+        return iter(self._entries)
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self._entries
+
+    def __getitem__(self, index: int) -> CapturedTensor:
+        return self._entries[index]
+
+    def select(self, **wanted: Wanted) -> Capture:
+        """Those whose metadata fit all that is given.
+
+        Each key of the metadata takes a value (`layer=0`), a shell pattern (`tensor="grad_*"`), several of
+        them (`module=["fc1", "fc2"]`) or a function of the value (`iteration=lambda i: i > 100`).
+
+        Raises:
+            CaptureError: a key that no tensor has.
+        """
+        known = {key for entry in self._entries for key in entry.metadata}
+        for key in wanted:
+            if self._entries and key not in known:
+                raise CaptureError(
+                    f"{key} must be a key of the metadata, one of {', '.join(sorted(known))}"
+                )
+        fitting = [
+            entry
+            for entry in self._entries
+            if all(_fits(entry.metadata.get(key), value) for key, value in wanted.items())
+        ]
+        return Capture(self.folder, fitting)
+
+    def with_values(self) -> Capture:
+        """Those with a file, each file once: a weight is listed for the forward and the backward."""
+        first = {e.metadata["file"]: e for e in reversed(self._entries) if e.metadata.get("file")}
+        return Capture(self.folder, list(first.values())[::-1])
+
+    @property
+    def num_bytes(self) -> int:
+        """What the values take, each file once."""
+        return sum(int(entry.metadata.get("bytes") or 0) for entry in self.with_values())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The manifest as plain dictionaries."""
+        return [dict(entry.metadata) for entry in self._entries]
+
+    def dataframe(self) -> Any:
+        """The manifest as a pandas DataFrame, a column for each key.
+
+        Raises:
+            CaptureError: pandas is not installed.
+        """
+        try:
+            import pandas  # type: ignore[import-untyped, unused-ignore]
+        except ImportError as error:
+            raise CaptureError("a DataFrame needs pandas: install it, or use rows()") from error
+        return pandas.DataFrame(self.rows())
+
+
+def open_capture(folder: str | Path) -> Capture:
+    """The captured tensors of a folder: a run's `tensors/`, the run itself, or an old collection without a manifest.
+
+    Raises:
+        CaptureError: no folder, or nothing captured in it.
+    """
+    folder = Path(folder).expanduser()
+    if not (folder / MANIFEST).is_file() and (folder / "tensors").is_dir():
+        folder = folder / "tensors"
+    if not folder.is_dir():
+        raise CaptureError(f"there is no folder {folder}; give the tensors folder of a run")
+    lists = [folder / MANIFEST, *sorted(folder.glob("manifest.rank*.jsonl"))]
+    lines = [line for file in lists if file.is_file() for line in _lines(file)]
+    entries = lines or list(_of_names(folder))
+    if not entries:
+        raise CaptureError(
+            f"{folder} holds no captured tensors: neither a {MANIFEST} nor files with their names; run with "
+            "capture=tensors"
+        )
+    return Capture(folder, [CapturedTensor(folder, entry) for entry in entries])
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines; what a killed process left unfinished is not one."""
+    for line in file.read_text(errors="replace").splitlines(keepends=True):
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict):
+            yield values
+
+
+def _of_names(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.rglob("*.pt")):
+        found = metadata_of(path.name)
+        if found is not None:
+            yield {**found, "file": str(path.relative_to(folder)), "bytes": path.stat().st_size}
+
+
+def _fits(value: object, wanted: Wanted) -> bool:
+    if callable(wanted):
+        return bool(wanted(value))
+    if isinstance(wanted, str):
+        return value is not None and fnmatchcase(str(value), wanted)
+    if isinstance(wanted, list | tuple | set | frozenset | range):
+        return any(_fits(value, one) for one in wanted)
+    return value == wanted
+
+
+def _load(path: Path) -> Tensor:
+    if not path.is_file():
+        raise CaptureError(f"{path} is missing although it is listed; capture again")
+    try:
+        content = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except Exception as error:  # an unpickler that meets other bytes may raise anything
+        raise CaptureError(
+            f"{path} is refused: it is no file of captured values, is damaged, or holds more than tensors and plain "
+            "data"
+        ) from error
+    tensor = content.get("tensor") if isinstance(content, dict) else content
+    if not isinstance(tensor, Tensor):
+        raise CaptureError(f"{path} holds no tensor; was it captured?")
+    return tensor.detach()

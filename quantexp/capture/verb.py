@@ -1,0 +1,120 @@
+"""`quantexp captures DIR [key=pattern ...]`: what a capture folder holds, whether it is intact, and copies of it.
+
+Words after the folder select by metadata (`layer=0 tensor=grad_*`). `--check` compares every file with its hash,
+`--export FOLDER --to pt|safetensors|npz` writes each selected tensor into a file of its own, with its metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from quantexp.capture.reader import Capture, CapturedTensor, open_capture
+from quantexp.capture.report import KEYS, summary
+from quantexp.capture.safetensors import write_safetensors
+from quantexp.errors import CaptureError
+from quantexp.progress import human_bytes
+
+#: Formats of `--to`.
+FORMATS = ("pt", "safetensors", "npz")
+#: Columns of the list.
+_COLUMNS = ("iteration", "micro_batch", "rank", "layer", "module", "operation", "phase", "tensor")
+
+
+def selected(folder: str, words: list[str]) -> Capture:
+    """The tensors of a folder that `key=pattern` words select.
+
+    Raises:
+        CaptureError: nothing captured there, a word that is none, a key that no tensor has.
+    """
+    wanted: dict[str, object] = {}
+    for word in words:
+        key, equals, pattern = word.partition("=")
+        if not (key and equals):
+            raise CaptureError(
+                f"a selection must be key=pattern, such as tensor=grad_*, got {word!r}"
+            )
+        wanted[key] = pattern
+    return open_capture(folder).select(**wanted)
+
+
+def damaged(capture: Capture) -> list[str]:
+    """What is wrong with each file that is not what the manifest says."""
+    found = []
+    for entry in capture.with_values():
+        try:
+            if entry.is_intact() is False:
+                found.append(f"{entry.metadata['file']}: other values than the manifest's hash")
+        except CaptureError as error:
+            found.append(str(error))
+    return found
+
+
+def export(capture: Capture, to: Path, kind: str) -> int:
+    """Write every selected tensor, with its metadata, into a file of its own below `to`; how many.
+
+    npz holds `tensor` and `metadata` (JSON text), bfloat16 widened to float32.
+
+    Raises:
+        CaptureError: a file is there already, or cannot be read or written.
+    """
+    files = capture.with_values()
+    for entry in files:
+        target = (to / str(entry.metadata["file"])).with_suffix(f".{kind}")
+        if target.exists():
+            raise CaptureError(f"{target} is there already; export to an empty folder")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _write(entry, target, kind)
+        except OSError as error:
+            raise CaptureError(f"{target} cannot be written: {error.strerror}") from error
+    return len(files)
+
+
+def _write(entry: CapturedTensor, target: Path, kind: str) -> None:
+    metadata = {key: value for key, value in entry.metadata.items() if key != "file"}
+    if kind == "safetensors":
+        text = {"metadata": json.dumps(metadata)}
+        write_safetensors(target, {"tensor": entry.torch()}, text)
+        return
+    part = target.with_name(target.name + ".part")
+    with part.open("wb") as stream:
+        if kind == "pt":
+            torch.save({"tensor": entry.torch().clone(), "metadata": metadata}, stream)
+        else:
+            np.savez(stream, tensor=entry.numpy(), metadata=np.array(json.dumps(metadata)))
+    part.replace(target)
+
+
+def print_summary(capture: Capture, console: Console) -> None:
+    """The counts, for a person."""
+    told = summary(capture)
+    console.print(
+        f"{escape(told['folder'])}: {told['listed']} tensors in {told['files']} files, {human_bytes(told['bytes'])}"
+        + (f", {told['left_out']} left out" if told["left_out"] else ""),
+        soft_wrap=True,
+    )
+    table = Table()
+    for name in ("", "", "files", "bytes"):
+        table.add_column(name)
+    for key in KEYS:
+        for value, counts in told[f"by_{key}"].items():
+            table.add_row(key, value, str(counts["files"]), human_bytes(counts["bytes"]))
+    console.print(table)
+
+
+def print_list(capture: Capture, console: Console) -> None:
+    """A row for each tensor."""
+    table = Table()
+    for name in (*_COLUMNS, "shape", "dtype"):
+        table.add_column(name)
+    for entry in capture:
+        row = [entry.metadata.get(name) for name in (*_COLUMNS, "shape", "dtype")]
+        table.add_row(*("" if value is None else escape(str(value)) for value in row))
+    console.print(table)

@@ -1,0 +1,39 @@
+"""FP8: an eight-bit float under one scale of the tensor (OCP OFP8 v1.0).
+
+    q = e(x s)        y = q / s        in float32, e rounds to the element's grid, subnormals included
+
+Beyond the largest finite value a number becomes it, or, not saturating, what the element has for
+overflow: infinite in E5M2, NaN in E4M3, which has no infinity. What rounds to the largest value is
+not beyond it. NaN stays NaN, in its own place; signed zeros keep their sign.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.bits import MAGNITUDE_MASK, SIGN_MASK, as_bits
+from quantexp.formats.layout import Scratch
+from quantexp.formats.options import Options
+from quantexp.formats.rounding import round_element
+
+
+def scaled_values(
+    x_N: Tensor, options: Options, scale: Tensor | None, random_N: Tensor | None, scratch: Scratch
+) -> Tensor:
+    """e(x s) in float32, a temporary of the scratch."""
+    element = options.fmt.element
+    v, sign, magic = scratch.of_shape(x_N.shape)
+    v.copy_(x_N)
+    if scale is not None:
+        v.mul_(scale)
+    torch.bitwise_and(as_bits(v), SIGN_MASK, out=as_bits(sign))
+    as_bits(v).bitwise_and_(MAGNITUDE_MASK)
+    v.clamp_max_(element.max if options.saturate else 2 * element.max)
+    round_element(v, element, options.rounding, random_N, magic)
+    if not options.saturate:
+        v.masked_fill_(v > element.max, math.inf if element.inf_codes else math.nan)
+    as_bits(v).bitwise_or_(as_bits(sign))
+    return v

@@ -1,0 +1,88 @@
+"""Delayed scaling: the amax of the steps before, over a window, in place of a tensor's own.
+
+A step looks at all its tensors (`observe`) and ends with `advance`, which puts the largest amax that
+it saw into the history; `amax` is the largest of the last `window` steps, and stays the same while a
+step runs, however many tensors it quantises. Nothing is observed by asking for `amax`: recomputation
+and evaluation ask and do not observe. Before the first step has ended there is no history, and a
+tensor is scaled by its own amax.
+
+    quantise(x, "hifp8", scaling="delayed", amax=history.amax_for(x))
+
+Amaxes are those of `finite_amax`, stay on the tensor's device and are never waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.tensor_scale import finite_amax
+
+
+class AmaxHistory:
+    """The amaxes of the last steps of one operand.
+
+    Args:
+        window: how many steps count, at least 1.
+
+    Raises:
+        ValueError: for another window.
+    """
+
+    def __init__(self, window: int) -> None:
+        check_window(window)
+        self.window = window
+        self._steps: deque[Tensor] = deque(maxlen=window)
+        self._running: Tensor | None = None
+
+    @property
+    def amax(self) -> Tensor | None:
+        """The largest amax of the last steps, 0-dim float32; None before the first has ended."""
+        return torch.stack(list(self._steps)).amax() if self._steps else None
+
+    def amax_for(self, x: Tensor) -> Tensor:
+        """What x is to be scaled by: the history's amax, or its own where there is no history."""
+        amax = self.amax
+        return finite_amax(x) if amax is None else amax
+
+    def observe(self, x: Tensor) -> None:
+        """Take x's amax into account for the step that is running."""
+        amax = finite_amax(x)
+        self._running = amax if self._running is None else torch.maximum(self._running, amax)
+
+    def advance(self) -> None:
+        """End the step. One that observed nothing leaves no trace."""
+        if self._running is not None:
+            self._steps.append(self._running)
+        self._running = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history in plain numbers, exactly; what a running step saw is not in it."""
+        return {"window": self.window, "amaxes": [float(amax) for amax in self._steps]}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            ValueError: if it has another window.
+        """
+        if state["window"] != self.window:
+            raise ValueError(
+                f"an amax history of {state['window']} steps cannot continue one of {self.window}"
+            )
+        steps = [torch.tensor(a, dtype=torch.float32, device=device) for a in state["amaxes"]]
+        self._steps = deque(steps, maxlen=self.window)
+        self._running = None
+
+
+def check_window(window: int) -> None:
+    """Refuse what is no window.
+
+    Raises:
+        ValueError: unless it is an integer of at least 1.
+    """
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        raise ValueError(f"a window of steps must be an integer of at least 1, got {window!r}")

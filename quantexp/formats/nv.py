@@ -1,0 +1,96 @@
+"""NVFP4: blocks along one axis with an 8-bit float scale each, under one scale of the tensor.
+
+For a tensor scale t (see `tensor_scale`) and a block x of extent K, in float32, each operation
+rounded once:
+
+    b = e4m3(max |x| / 6 / t)      d = b t      q = round(clamp(|x| / d, 6))      y = sign(x) q d
+
+6 is the element's largest value. With `pre_scale`, 3/4 |x| / d is clamped and rounded (that product
+to float32), so that y stands for 3/4 x. b is rounded to nearest even and lies between the smallest and the
+largest positive value of E4M3, 2^-9 and 448: a zero block has 2^-9 too. Where t is a power of two,
+everything but the two roundings to a grid is exact. A NaN or an Inf anywhere in a block makes the
+whole block NaN. Signed zeros keep their sign. Source: arXiv 2509.25149.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.bits import EXPONENT_MASK, from_bits
+from quantexp.formats.layout import Scratch, chunk_limit, chunks
+from quantexp.formats.mx import PRE_SCALE, block_amax_bits, restore_sign, scratch_size
+from quantexp.formats.options import Options
+from quantexp.formats.rounding import round_element, round_magnitudes
+from quantexp.formats.types import Element, Format
+
+
+def quantise_nv(
+    x_ONI: Tensor,
+    y_ONI: Tensor,
+    options: Options,
+    scale: Tensor | None,
+    random_ONI: Tensor | None = None,
+) -> None:
+    """Write x on the format's grid to y, which may be x itself; `scale` is t, None for 1.
+
+    `random_ONI` is what stochastic rounding takes, see `rounding`.
+    """
+    limit = chunk_limit(x_ONI.device)
+    scratch = Scratch(scratch_size(x_ONI, options.block, limit), x_ONI.device)
+    o, n, i = x_ONI.shape
+    for chunk in chunks((o, n, i), options.block, limit):
+        random = None if random_ONI is None else chunk.elements(random_ONI)
+        q, signed, block_scale = scaled_magnitudes(
+            chunk.elements(x_ONI), options, scale, random, scratch
+        )
+        q.mul_(total_scale(block_scale, scale))
+        restore_sign(q, signed)
+        chunk.elements(y_ONI).copy_(q)
+
+
+def scaled_magnitudes(
+    x_OBKI: Tensor,
+    options: Options,
+    scale: Tensor | None,
+    random_OBKI: Tensor | None,
+    scratch: Scratch,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """|x| / d on the element's grid, x in float32 for its sign, and the block scales b.
+
+    The first two are temporaries of the scratch. b is float32, of extent 1 along K; NaN, and with
+    it the first, for a block with NaN or Inf.
+    """
+    element = options.fmt.element
+    x32, q, magic = scratch.of_shape(x_OBKI.shape)
+    x32.copy_(x_OBKI)
+    amax_bits = block_amax_bits(x32, q)
+    block_scale = block_scales(amax_bits, options.fmt, scale)
+    block_scale.masked_fill_(amax_bits >= EXPONENT_MASK, math.nan)
+    q.div_(total_scale(block_scale, scale))
+    if options.pre_scale:
+        q.mul_(PRE_SCALE)
+    round_element(q.clamp_max_(element.max), element, options.rounding, random_OBKI, magic)
+    return q, x32, block_scale
+
+
+def block_scales(amax_bits: Tensor, fmt: Format, scale: Tensor | None) -> Tensor:
+    """B of each block, float32, from the bits of its amax; meaningless where that is NaN or Inf."""
+    assert fmt.block_scale is not None
+    ratio = from_bits(amax_bits) / fmt.element.max
+    return nearest_scale(ratio if scale is None else ratio.div_(scale), fmt.block_scale)
+
+
+def nearest_scale(ratio: Tensor, element: Element) -> Tensor:
+    """Positive numbers (float32, overwritten) rounded to the positive finite values of an element."""
+    smallest = 2.0 ** (element.emin - element.mantissa_bits)
+    ratio.clamp_(smallest, element.max)
+    round_magnitudes(ratio, element, torch.empty_like(ratio))
+    return ratio
+
+
+def total_scale(block_scale: Tensor, scale: Tensor | None) -> Tensor:
+    """What |x| is divided by and codes are multiplied with: b t."""
+    return block_scale if scale is None else block_scale * scale

@@ -1,0 +1,56 @@
+"""Two codes of four bits in a byte, as FP4 lies in memory: the first in the lower half.
+
+Neighbours along one axis share a byte; of an odd number the last byte's upper half is 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.table import FORMATS
+from quantexp.formats.types import Format
+
+_HALF_BITS = 4
+
+
+def check_packable(fmt: Format) -> None:
+    """Refuse a format whose codes do not have four bits.
+
+    Raises:
+        ValueError: naming the formats that can be packed.
+    """
+    if fmt.element.bits != _HALF_BITS:
+        names = ", ".join(f.name for f in FORMATS.values() if f.element.bits == _HALF_BITS)
+        raise ValueError(
+            f"{fmt.name} has codes of {fmt.element.bits} bits, packed takes 4: leave it out, or choose one of {names}"
+        )
+
+
+def pack(codes: Tensor, axis: int) -> Tensor:
+    """Bytes of two codes each (uint8), ceil(n / 2) of them for an extent n of `axis`; a scalar stays."""
+    if codes.ndim == 0:
+        return codes
+    first, second = (codes.movedim(axis, -1)[..., start::2] for start in (0, 1))
+    packed = first.contiguous()
+    packed[..., : second.shape[-1]] |= second << _HALF_BITS
+    return packed.movedim(-1, axis).contiguous()
+
+
+def unpack(packed: Tensor, axis: int, extent: int | None) -> Tensor:
+    """One code a byte again, `extent` of them along `axis`; None is two for each byte.
+
+    Raises:
+        ValueError: for an extent that those bytes do not hold.
+    """
+    if packed.ndim == 0:
+        return packed & 0xF
+    num_bytes = packed.shape[axis]
+    extent = 2 * num_bytes if extent is None else extent
+    if -(-extent // 2) != num_bytes or extent < 0:
+        raise ValueError(
+            f"extent must be {2 * num_bytes} or one less for {num_bytes} bytes of two codes, got {extent}"
+        )
+    bytes_ = packed.movedim(axis, -1)
+    codes = torch.stack([bytes_ & 0xF, bytes_ >> _HALF_BITS], dim=-1).flatten(-2)
+    return codes[..., :extent].movedim(-1, axis).contiguous()

@@ -1,0 +1,79 @@
+"""Random numbers by their place: a pure function of seed, offset and index, the same on every device.
+
+Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011)
+makes four words of 32 bits from a counter of 128 bits and a key of 64 with integer arithmetic alone,
+in ten rounds. Here
+
+    key      the seed                           counter   index // 4 below, the offset above
+    word     index % 4 of the four              bits      the upper 24 of a word
+
+so that the numbers of an element do not depend on how a tensor is cut or where it lies. Integers of
+64 bits hold the products of 32; they wrap, and their upper half is masked out of the wrapped value.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.options import Options
+from quantexp.formats.types import Rounding
+
+#: Bits of each random number, as many as float32 has significant bits.
+RANDOM_BITS = 24
+
+_WORD = 32
+_MASK = (1 << _WORD) - 1
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+#: counters at a time: their words fit a core's L2.
+_CHUNK = 1 << 14
+
+#: An int or an int64 tensor, in [0, 2^32).
+Word = int | Tensor
+Words = tuple[Word, Word, Word, Word]
+
+
+def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
+    """The four words that Philox4x32-10 makes of a counter of four."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _product(_MULTIPLIERS[0], c0)
+        high1, low1 = _product(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def _product(a: int, b: Word) -> tuple[Word, Word]:
+    """The upper and lower half of a product of two words."""
+    product = a * b
+    return (product >> _WORD) & _MASK, product & _MASK
+
+
+def random_integers(count: int, seed: int, offset: int, device: torch.device) -> Tensor:
+    """The first `count` random numbers of a seed and an offset: integers in [0, 2^24) as float32.
+
+    Seed and offset lie in [0, 2^64).
+    """
+    key = (seed & _MASK, seed >> _WORD)
+    above = (offset & _MASK, offset >> _WORD)
+    num_counters = -(-count // 4)
+    numbers = torch.empty(num_counters, 4, dtype=torch.float32, device=device)
+    chunk = _CHUNK * torch.get_num_threads() if device.type == "cpu" else num_counters
+    for start in range(0, num_counters, max(1, chunk)):
+        index = torch.arange(start, min(start + chunk, num_counters), device=device)
+        words = philox4x32((index & _MASK, index >> _WORD, *above), key)
+        for place, word in enumerate(words):
+            assert isinstance(word, Tensor)
+            numbers[start : start + chunk, place] = word >> (_WORD - RANDOM_BITS)
+    return numbers.view(-1)[:count]
+
+
+def random_numbers(x: Tensor, options: Options) -> Tensor | None:
+    """A random number for each element of x, in its shape; None where rounding takes none."""
+    if options.rounding is not Rounding.STOCHASTIC:
+        return None
+    return random_integers(x.numel(), options.seed, options.offset, x.device).view(x.shape)

@@ -1,0 +1,137 @@
+"""The Walsh-Hadamard transform in blocks along an axis: it spreads outliers over their block.
+
+With H_1 = [1] and H_2n = [[H_n, H_n], [H_n, -H_n]] (Sylvester's), which is symmetric and has
+H_n H_n = n, a block x of n = 2^k elements becomes
+
+    y = c H_n (signs x)        c = 2^-ceil(k/2) for a product's left operand, 2^-floor(k/2) for its right
+
+Both together have c c' n = 1, so that the product of two tensors that are transformed alike along the
+axis it reduces is the product of the tensors themselves. For an even k each c is 1 / sqrt(n), and the
+transform orthonormal; for an odd k they are that times and over sqrt(2), which is no power of two. As
+it is, c rounds nothing, and power-of-two scales absorb it.
+
+H_n is applied by the fast algorithm in float32, each addition rounded once, in this order: for
+h = 1, 2, 4, .. n / 2 the elements i and i + h (with bit h of i clear) become their sum and difference.
+So every device gives the same bits. A short last block is cut into powers of two, the largest first;
+each is transformed by itself. NaN or Inf makes its whole block NaN or Inf, and so does a sum beyond
+float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.layout import (
+    check_input,
+    chunk_limit,
+    chunks,
+    outer_axis_inner,
+    positive_axis,
+)
+from quantexp.formats.philox import RANDOM_BITS, random_integers
+
+
+@torch.no_grad()
+def hadamard(
+    x: Tensor,
+    *,
+    axis: int = -1,
+    block: int = 32,
+    signs: Tensor | None = None,
+    left: bool = True,
+    inverse: bool = False,
+) -> Tensor:
+    """The transform of x in its shape, float32, whatever x's dtype.
+
+    Args:
+        x: bfloat16, float16 or float32, of any shape and strides.
+        axis: the axis that blocks lie along.
+        block: elements of a block, a power of two of at least 2.
+        signs: float32 of shape (block,), 1 or -1 each; None is all 1.
+        left: whether x is the left operand of its product, which decides c.
+        inverse: whether to undo the transform, up to rounding.
+
+    Raises:
+        ValueError: for a dtype, axis, block or shape of signs that is not allowed.
+    """
+    check_input(x)
+    axis = positive_axis(axis, x.ndim)
+    check_hadamard_block(block)
+    if signs is not None and signs.shape != (block,):
+        raise ValueError(
+            f"signs must have one entry for each of a block's {block}, got shape {tuple(signs.shape)}"
+        )
+    y = x.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    y_ONI = y.view(outer_axis_inner(y.shape, axis))
+    signs_N = None if signs is None else _repeated(signs, y_ONI.shape[1])
+    if signs_N is not None and not inverse:
+        y_ONI.mul_(signs_N)
+    for start, stop, size in _pieces(y_ONI.shape[1], block):
+        _transform(y_ONI[:, start:stop], size, left is not inverse)
+    if signs_N is not None and inverse:
+        y_ONI.mul_(signs_N)
+    return y
+
+
+def check_hadamard_block(block: int) -> None:
+    """Refuse what is no block of the transform.
+
+    Raises:
+        ValueError: unless it is a power of two of at least 2.
+    """
+    if not isinstance(block, int) or isinstance(block, bool) or block < 2 or block & (block - 1):
+        raise ValueError(f"a Hadamard block must be a power of two of at least 2, got {block!r}")
+
+
+def random_signs(block: int, seed: int, offset: int, device: torch.device) -> Tensor:
+    """1 or -1 for each element of a block, float32: -1 where its random number has the highest bit set."""
+    numbers = random_integers(block, seed, offset, device)
+    return torch.where(numbers < 2.0 ** (RANDOM_BITS - 1), 1.0, -1.0)
+
+
+def _repeated(signs: Tensor, extent: int) -> Tensor:
+    """The signs of all blocks along an axis, the last of which may be short, to multiply x_ONI with."""
+    return signs.repeat(-(-extent // signs.numel()))[:extent, None]
+
+
+def _pieces(extent: int, block: int) -> list[tuple[int, int, int]]:
+    """Start, stop and size of the blocks of each size: whole blocks, then the powers of two of the rest."""
+    whole = extent // block * block
+    pieces = [(0, whole, block)] if whole else []
+    size, start = block // 2, whole
+    while start < extent:
+        if size <= extent - start:
+            pieces.append((start, start + size, size))
+            start += size
+        size //= 2
+    return pieces
+
+
+def _transform(x_ONI: Tensor, size: int, left: bool) -> None:
+    """Transform blocks of one size in place; N is a multiple of it."""
+    if size == 1:
+        return
+    k = size.bit_length() - 1
+    factor = 2.0 ** -((k + 1) // 2 if left else k // 2)
+    o, n, i = x_ONI.shape
+    for chunk in chunks((o, n, i), size, chunk_limit(x_ONI.device)):
+        x_OBKI = chunk.elements(x_ONI)
+        x_KOBI = x_OBKI.permute(2, 0, 1, 3)
+        copy = torch.empty(x_KOBI.shape, dtype=torch.float32, device=x_ONI.device).copy_(x_KOBI)
+        y_KM = _butterflies(copy.view(size, -1)).mul_(factor)
+        x_OBKI.copy_(y_KM.view(x_KOBI.shape).permute(1, 2, 0, 3))
+
+
+def _butterflies(x_KM: Tensor) -> Tensor:
+    """H x for the columns of x, which may be overwritten."""
+    size = x_KM.shape[0]
+    other = torch.empty_like(x_KM)
+    h = 1
+    while h < size:
+        pairs, out = (t.view(size // (2 * h), 2, -1) for t in (x_KM, other))
+        torch.add(pairs[:, 0], pairs[:, 1], out=out[:, 0])
+        torch.sub(pairs[:, 0], pairs[:, 1], out=out[:, 1])
+        x_KM, other = other, x_KM
+        h *= 2
+    return x_KM

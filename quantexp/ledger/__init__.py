@@ -1,0 +1,1 @@
+"""What has become of runs: asked of the scheduler, read from their folders, shown, and ended on request."""

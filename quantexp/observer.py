@@ -1,0 +1,179 @@
+"""What the training loop tells, put into the run folder: proofs, captured tensors, a line an iteration.
+
+The worker that owns it keeps status.json; of several ranks, rank 0 writes precision.json and metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from quantexp.capture.manifest import join_parts
+from quantexp.errors import EngagementError
+from quantexp.schema import CaptureLevel
+from quantexp.status import now, write_json
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    from quantexp.megatron.trainer import Metrics
+    from quantexp.proof.verdict import Verdict
+    from quantexp.quant.precision import PrecisionMap
+    from quantexp.worker import Worker
+
+#: Iterations watched in a row before a map that cannot be proved fails the run; fp16 needs one for each halving.
+MAX_PROOFS = 64
+
+
+class RunObserver:
+    """What the training loop tells, put into the run folder."""
+
+    def __init__(self, worker: Worker) -> None:
+        from quantexp.capture.choice import last_captured
+        from quantexp.capture.recorder import Recorder, start_timestamp
+        from quantexp.capture.schedule import captured_iterations
+        from quantexp.capture.store import CaptureStore
+        from quantexp.megatron.together import gather
+
+        self.worker, self.folder, self.experiment = worker, worker.folder, worker.experiment
+        capture = self.experiment.capture
+        self.recorder = None
+        if capture.level is not CaptureLevel.off:
+            store = CaptureStore(
+                self.folder.captured(capture.dir), worker.rank.rank, int(capture.queue_gb * 1e9)
+            )
+            self.recorder = Recorder(
+                capture,
+                store,
+                rank=worker.rank.rank,
+                on_progress=worker.captured,
+                world_size=worker.rank.world_size,
+                timestamp=gather(start_timestamp())[0],
+                iterations=captured_iterations(capture, self.experiment.training.iterations),
+                num_layers=self.experiment.model.num_layers,
+            )
+        self.last_captured = last_captured(self.experiment)
+        self.proofs: list[dict[str, object]] = []
+        self.unproved = False
+        self.attempts = 0
+
+    def built(self, model: GPTModel) -> None:
+        """Connect the capture to the model's taps."""
+        from quantexp.megatron.model import scheme_modules
+
+        self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
+        self.modules = scheme_modules(model)
+        for name, module in self.modules.items():
+            if self.recorder is not None:
+                constants = {"softmax_scale": getattr(module, "softmax_scale", None)}
+                module.tap = self.recorder.tap(name, lambda m=module: m.precision, constants)  # type: ignore[misc]
+        self.worker.tell("training")
+
+    @contextlib.contextmanager
+    def proof(self, iteration: int, declared: PrecisionMap) -> Iterator[None]:
+        """Watch an iteration's matrix products and write what was proved; a mismatch ends the run."""
+        from quantexp.megatron.together import gather
+        from quantexp.proof.verdict import merged, require, verdict
+        from quantexp.proof.watch import ProductWatch
+
+        self.worker.tell("proving the precision map")
+        watch = ProductWatch(declared, self.decoder)
+        with watch.watching():
+            yield
+        result = merged(gather(verdict(iteration, watch)))
+        self.proofs.append(result.record())
+        record = {
+            "scheme": self.experiment.quant.name,
+            **self.proofs[-1],
+            "earlier": self.proofs[:-1],
+        }
+        if self.worker.rank.leads:
+            write_json(self.folder.precision, record)
+        require(result)
+        self._watch_again(result)
+
+    def _watch_again(self, result: Verdict) -> None:
+        """A proof with values that were not finite (an fp16 scale that overflows) is repeated, but not for ever."""
+        self.unproved = not result.proved
+        self.attempts = self.attempts + 1 if self.unproved else 0
+        if self.attempts >= MAX_PROOFS:
+            raise EngagementError(
+                f"the precision map could not be proved in {MAX_PROOFS} iterations: operands hold NaN or Inf. See "
+                "precision.json"
+            )
+
+    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
+        """Tell the capture where it is."""
+        if self.recorder is not None:
+            self.recorder.begin(iteration, index, loss_scale)
+
+    def gradients(self, iteration: int, loss_scale: float | None) -> None:
+        """Capture the reduced main gradients where asked for."""
+        if self.recorder is None:
+            return
+        self.recorder.begin(iteration, None, loss_scale)
+        for name, module in self.modules.items():
+            weight = getattr(module, "weight", None)
+            if weight is not None and self.recorder.wants(name, "backward", "main_grad"):
+                self.recorder.record(
+                    name, module.precision, "backward", "post", "main_grad", weight.main_grad, {}
+                )
+
+    def iteration(self, metrics: Metrics) -> bool:
+        """A line of metrics.jsonl, and a point for trackers; False once the run is to end with its capture."""
+        line = {**asdict(metrics), "time": now()}
+        if self.worker.rank.leads:
+            with self.folder.metrics.open("a") as stream:
+                stream.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+        if self.worker.tracking is not None:
+            self.worker.tracking.log(line)
+        if self.worker.interrupted:
+            raise KeyboardInterrupt
+        self.worker.status.iteration = metrics.iteration
+        self.worker.tell("training")
+        stop = self.experiment.capture.stop_after_capture
+        if stop and metrics.iteration >= self.last_captured > 0:
+            if self.recorder is not None:
+                self.recorder.flush()
+            self.worker.status.reason = "stopped after capture, as configured"
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Every rank is done; what they captured becomes one capture."""
+        from quantexp.capture.report import write_report
+
+        if self.recorder is not None:
+            self.recorder.flush()
+        if not self.worker.rank.alone:
+            self._join()
+        if self.recorder is not None and self.worker.rank.leads:
+            write_report(self.recorder.store.folder)
+
+    def _join(self) -> None:
+        from quantexp.megatron.together import gather
+
+        captured = gather(self.worker.status.capture)
+        if self.recorder is not None and self.worker.rank.leads:
+            join_parts(self.recorder.store.folder)
+            self.worker.status.capture |= {
+                name: sum(each.get(name, 0) for each in captured)
+                for name in ("tensors", "num_bytes")
+            }
+
+    def close(self) -> None:
+        """However training ended: what was captured by then is written."""
+        if self.recorder is not None:
+            self.recorder.store.close()
+
+
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    """The line with null for what is not finite: JSON has neither NaN nor Infinity."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in line.items()
+    }

@@ -1,0 +1,114 @@
+"""The grids an operand may lie on: a format with what decides its scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from quantexp.formats import FORMATS, get_format, lies_on_grid, local_step
+from quantexp.formats.types import Family, Format, ScaleRule, Scaling
+from quantexp.quant.choosing import FORWARD_AMAX, GRADIENT_AMAX
+from quantexp.quant.slots import Operand
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid an operand may lie on: a format with what decides its scales."""
+
+    format: str
+    #: Along the axis that the declared blocks run along, or across it; a tensor scale has no axis.
+    across: bool = False
+    block: int | None = None
+    scale_rule: ScaleRule | None = None
+    scaling: Scaling | None = None
+    amax_target: float | None = None
+
+    @property
+    def margin(self) -> float:
+        """How many times coarser than the working precision this grid must be for an element to tell them apart.
+
+        An exact scale is known to a rounding error only, half a step of the working precision each way: four times
+        coarser leaves a quarter of its values on this grid by accident.
+        """
+        return 4.0 if self.scaling is Scaling.EXACT else 0.0
+
+    def holds(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
+        """Whether each element lies on this grid."""
+        return lies_on_grid(x, self.format, **self._options(amax, axis))
+
+    def step(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
+        """The grid's spacing around each element, 0 around 0."""
+        return local_step(x, self.format, **self._options(amax, axis))
+
+    def _options(self, amax: Tensor, axis: int) -> dict[str, Any]:
+        options = {
+            "block": self.block,
+            "scale_rule": self.scale_rule,
+            "scaling": self.scaling,
+            "amax_target": self.amax_target,
+        }
+        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+        if self.scaling not in (None, Scaling.NONE):
+            given["amax"] = amax
+        return {**given, "axis": -2 if self.across else axis}
+
+
+def _others() -> list[Grid]:
+    """Every grid that something undeclared could have put an operand on.
+
+    Under rceil a block's own amax is always representable, so content made with any scale rule lies on its grid.
+    """
+    grids = [grid for fmt in FORMATS.values() for grid in _grids_of(fmt)]
+    first = ("mxfp4_e2m1", "mxfp8_e5m2", "hifp8", "mxfp8_e4m3")
+    ordered = [grid for name in first for grid in grids if grid.format == name]
+    return [*ordered, *(grid for grid in grids if grid.format not in first)]
+
+
+def _grids_of(fmt: Format) -> list[Grid]:
+    match fmt.family:
+        case Family.MX:
+            return [Grid(fmt.name, across, 32, ScaleRule.RCEIL) for across in (False, True)]
+        case Family.NV:
+            return [
+                Grid(fmt.name, across, fmt.block, scaling=fmt.scaling) for across in (False, True)
+            ]
+        case Family.FP8:
+            return [Grid(fmt.name, scaling=fmt.scaling)]
+        case Family.HIF8:
+            scaled = [
+                Grid(fmt.name, scaling=scaling, amax_target=target)
+                for scaling in (Scaling.CURRENT, Scaling.EXACT)
+                for target in (FORWARD_AMAX, GRADIENT_AMAX)
+            ]
+            return [Grid(fmt.name, scaling=Scaling.NONE), *scaled]
+        case Family.BF16:
+            return []
+
+
+OTHERS = _others()
+
+
+def declared_grid(operand: Operand) -> Grid | None:
+    """The grid of an operand, None for the working precision."""
+    if not operand.quantised:
+        return None
+    return Grid(
+        operand.format,
+        False,
+        operand.block,
+        operand.scale_rule,
+        operand.scaling,
+        operand.amax_target,
+    )
+
+
+def has_coarser_scales(other: Grid, declared: Grid) -> bool:
+    """Whether both have the same element, and only the declared one's block scales have a mantissa.
+
+    Then a block made by the declared format lies on the other's grid for at most half of the scales it may have, so
+    that one element of it tells.
+    """
+    theirs, ours = get_format(other.format), get_format(declared.format)
+    return theirs.element == ours.element and bool(ours.block_scale) and not theirs.block_scale

@@ -1,0 +1,160 @@
+"""The options of one slot under a format: what the configuration says, checked, and defaults for the rest.
+
+Where an option comes from (`Setting`) is kept, so that a message can name the full key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from quantexp.errors import ConfigError
+from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
+from quantexp.quant.sites import GRADIENTS
+from quantexp.schema import Slot
+
+Choice = TypeVar("Choice", bound=Enum)
+
+#: What a hifp8 operand's amax is brought to: the top of the 3-bit region, and of the 2-bit region for gradients.
+FORWARD_AMAX = 15.0
+GRADIENT_AMAX = 224.0
+
+#: Options of a slot that are options of `quantexp.formats.quantise`.
+QUANTISE_OPTIONS = ("block", "scale_rule", "rounding", "scaling", "saturate", "pre_scale")
+#: The Hadamard transform comes before a format, whichever.
+TRANSFORM_OPTIONS = ("hadamard", "hadamard_block")
+OPTIONS = (*QUANTISE_OPTIONS, "window", "clip_gradient", *TRANSFORM_OPTIONS)
+#: Iterations whose amax counts under delayed scaling, unless a slot says otherwise.
+WINDOW = 16
+#: Elements of one Hadamard transform where neither the slot nor its format has a block.
+HADAMARD_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one place of the configuration says of a slot, and that place's key, for messages."""
+
+    key: str
+    slot: Slot
+
+
+def chosen_options(
+    format_: Format, operand_name: str, options: Mapping[str, Setting]
+) -> dict[str, Any]:
+    """Every option that the format has, by the name of its field of `Operand`.
+
+    Raises:
+        ConfigError: an option that the format does not have, or a value out of range.
+    """
+    known = {o for o in QUANTISE_OPTIONS if o in format_.options} | set(TRANSFORM_OPTIONS)
+    known |= {"window"} if "scaling" in format_.options else set()
+    known.add("clip_gradient")
+    for setting in options.values():
+        refuse(format_.name, setting, tuple(o for o in OPTIONS if o not in known))
+    scaling = _chosen(options, "scaling", Scaling, _default_scaling(format_))
+    chosen: dict[str, Any] = {
+        "block": _power_of_two(options.get("block"), "block", format_.block, least=1),
+        "scale_rule": _chosen(options, "scale_rule", ScaleRule, _default_rule(format_)),
+        "rounding": _chosen(options, "rounding", Rounding, format_.rounding),
+        "scaling": scaling,
+        "saturate": _given(options, "saturate", True),
+        "pre_scale": _given(options, "pre_scale", False) or None,
+        "amax_target": _amax_target(format_, operand_name),
+    }
+    chosen = {option: value for option, value in chosen.items() if option in format_.options}
+    return {**chosen, "window": _window(options, scaling), **_transform(options, format_)}
+
+
+def _default_rule(format_: Format) -> ScaleRule:
+    return ScaleRule.RCEIL if format_.name.startswith("mxfp8") else ScaleRule.FLOOR
+
+
+def _default_scaling(format_: Format) -> Scaling:
+    return Scaling.CURRENT if format_.family is Family.HIF8 else format_.scaling
+
+
+def _amax_target(format_: Format, name: str) -> float | None:
+    if format_.family is Family.HIF8:
+        return GRADIENT_AMAX if name in GRADIENTS else FORWARD_AMAX
+    return format_.amax_target
+
+
+def _given(options: Mapping[str, Setting], option: str, default: bool) -> bool:
+    setting = options.get(option)
+    return default if setting is None else bool(getattr(setting.slot, option))
+
+
+def _window(options: Mapping[str, Setting], scaling: Scaling) -> int | None:
+    setting = options.get("window")
+    if setting is None:
+        return WINDOW if scaling is Scaling.DELAYED else None
+    window = setting.slot.window
+    assert window is not None
+    if scaling is not Scaling.DELAYED:
+        raise ConfigError(
+            f"{setting.key}.window is for delayed scaling, got {window} with scaling {scaling.value}; remove it, or "
+            "set scaling=delayed"
+        )
+    if window < 1:
+        raise ConfigError(f"{setting.key}.window must be at least 1, got {window}")
+    return window
+
+
+def _transform(options: Mapping[str, Setting], format_: Format) -> dict[str, Any]:
+    hadamard = _chosen(options, "hadamard", Hadamard, Hadamard.NONE)
+    setting = options.get("hadamard_block")
+    if hadamard is not Hadamard.NONE:
+        default = format_.block or HADAMARD_BLOCK
+        block = _power_of_two(setting, "hadamard_block", default, least=2)
+        return {"hadamard": hadamard, "hadamard_block": block}
+    if setting is not None:
+        raise ConfigError(
+            f"{setting.key}.hadamard_block is the size of a Hadamard transform, got {setting.slot.hadamard_block} "
+            "without one; remove it, or set hadamard=deterministic or hadamard=random"
+        )
+    return {}
+
+
+def _power_of_two(
+    setting: Setting | None, option: str, default: int | None, *, least: int
+) -> int | None:
+    if setting is None:
+        return default
+    value: int = getattr(setting.slot, option)
+    if value < least or value & (value - 1):
+        at_least = "" if least == 1 else f" of at least {least}"
+        raise ConfigError(f"{setting.key}.{option} must be a power of two{at_least}, got {value}")
+    return value
+
+
+def _chosen(
+    options: Mapping[str, Setting], option: str, choices: Iterable[Choice], default: Choice
+) -> Choice:
+    """The option's value as its Enum."""
+    setting = options.get(option)
+    if setting is None:
+        return default
+    value = getattr(setting.slot, option)
+    for choice in choices:
+        if choice.value == value:
+            return choice
+    ordered = (default, *(choice for choice in choices if choice != default))
+    names = ", ".join(str(choice.value) for choice in ordered)
+    raise ConfigError(f"{setting.key}.{option} must be one of {names}, got {value!r}")
+
+
+def refuse(format_name: str, setting: Setting, options: tuple[str, ...]) -> None:
+    """Refuse these options where they are set.
+
+    Raises:
+        ConfigError: naming the key and the format that has no such option.
+    """
+    for option in options:
+        value = getattr(setting.slot, option)
+        if value is not None:
+            raise ConfigError(
+                f"{setting.key}.{option} does not apply to {format_name}, got {value!r}; remove it, or "
+                "choose the whole site with quant/linear=, quant/qk= or quant/pv="
+            )

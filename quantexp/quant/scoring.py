@@ -1,0 +1,31 @@
+"""A format as the shipped schemes hold an operand in it, for judging tensors by it where no scheme says how."""
+
+from __future__ import annotations
+
+from quantexp.errors import ConfigError
+from quantexp.formats.table import FORMATS, get_format
+from quantexp.formats.types import Family
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import WORKING, Operand, resolve_site
+from quantexp.schema import LinearSite
+
+#: Families whose statistics are written; the two scales of NVFP4 have none yet.
+_SCORED = (Family.MX, Family.FP8, Family.HIF8)
+
+
+def scored_operand(format_name: str, *, is_gradient: bool = False) -> Operand:
+    """The operand with the scheme's own options for the format: rceil for mxfp8, a current scale for hifp8, ...
+
+    Raises:
+        ConfigError: not a format that quantises.
+    """
+    names = [name for name, fmt in FORMATS.items() if fmt.family in _SCORED]
+    try:
+        name = get_format(format_name).name
+    except ValueError:
+        name = WORKING
+    if name not in names:
+        allowed = ", ".join(sorted(names))
+        raise ConfigError(f"capture.format must be one of {allowed}, got {format_name!r}")
+    operands = resolve_site(Site.LINEAR, LinearSite(format=name))
+    return operands[(Product.DGRAD, "g") if is_gradient else (Product.FPROP, "x")]

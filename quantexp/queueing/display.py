@@ -1,0 +1,144 @@
+"""What a person sees while a sweep goes on: how many runs are where, and a line for each that runs.
+
+On a terminal both are kept up to date below the lines about runs that have ended; elsewhere there are only lines, one
+when a run starts and one when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import Progress, TaskID
+from rich.text import Text
+
+from quantexp.execute import Outcome
+from quantexp.progress import (
+    WIDE,
+    add_line,
+    human_bytes,
+    narrow_columns,
+    update_line,
+    wide_columns,
+)
+from quantexp.queueing.sheet import Item, Place
+from quantexp.status import State
+
+
+class Display:
+    """Shows the runs of a sweep for as long as it is entered; for the main thread alone."""
+
+    def __init__(self, items: Sequence[Item], console: Console) -> None:
+        self.items, self.console = items, console
+        longest = max(len(item.label) for item in items)
+        narrow = console.width < WIDE
+        columns = narrow_columns(console.width, longest) if narrow else wide_columns()
+        self.lines = Progress(*columns, console=console)
+        self.tasks: dict[int, TaskID] = {}
+        self.summary = Text(no_wrap=True, overflow="ellipsis")
+        self.live = Live(
+            Group(self.summary, self.lines), console=console, transient=True, refresh_per_second=8
+        )
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Display:
+        self.update(0)
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.console.is_terminal:
+            with self._anybody():
+                self.live.stop()
+
+    @contextlib.contextmanager
+    def _anybody(self) -> Iterator[None]:
+        """A terminal that was closed, or a pipe nobody reads, ends no run: there is only nobody to show it to."""
+        try:
+            yield
+        except OSError:
+            self.console.quiet = True
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        with self._anybody():
+            self.console.print(text, soft_wrap=True)
+
+    def bug(self, trace: str) -> None:
+        """A traceback, for standard error."""
+        with self._anybody():
+            sys.stderr.write(trace)
+
+    def started(self, item: Item) -> None:
+        """A run has a slot."""
+        self.tasks[id(item)] = add_line(self.lines, item.label)
+        if not self.console.is_terminal:
+            self.say(f"started    {escape(item.label)}")
+
+    def ended(self, item: Item) -> None:
+        """A run has left its slot."""
+        self.lines.remove_task(self.tasks.pop(id(item)))
+        if item.place is Place.OVER:
+            self.say(ended_line(item))
+        elif not self.console.is_terminal:
+            self.say(f"put off    {escape(item.label)}: another process has it")
+
+    def update(self, num_interrupts: int) -> None:
+        """Bring everything up to date with the run folders."""
+        for item in self.items:
+            if item.run is not None and id(item) in self.tasks:
+                update_line(self.lines, self.tasks[id(item)], item.run)
+        seconds = int(time.monotonic() - self._began)
+        words = summary(self.items)
+        if num_interrupts:
+            words = f"ending (Ctrl-C again: at once): {words}"
+        time_ = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        self.summary.plain = f"{words}  {time_}"
+
+
+def summary(items: Sequence[Item]) -> str:
+    """`3 of 10 completed, 1 failed, 2 running, 4 waiting`."""
+    completed = sum(item.completed for item in items)
+    ended = Counter(i.state.value for i in items if i.place is Place.OVER and not i.completed)
+    places = Counter(item.place for item in items)
+    parts = [f"{completed} of {len(items)} completed"]
+    parts += [f"{count} {state}" for state, count in ended.items()]
+    parts += [
+        f"{places[place]} {words}"
+        for place, words in (
+            (Place.RUNNING, "running"),
+            (Place.IN_USE, "run by other processes"),
+            (Place.WAITING, "waiting"),
+        )
+        if places[place]
+    ]
+    return ", ".join(parts)
+
+
+def ended_line(item: Item) -> str:
+    """How a run ended, in a line."""
+    label = escape(item.label)
+    if item.outcome is None:
+        return f"[red]failed[/]     {label}: {escape(item.reason)}"
+    if item.outcome.state is not State.COMPLETED:
+        return f"[red]{item.outcome.state.value:10}[/] {label}: {escape(item.outcome.reason)}"
+    return _completed(label, item.outcome)
+
+
+def _completed(label: str, outcome: Outcome) -> str:
+    word = "skipped" if outcome.skipped else "completed"
+    loss = f"loss {outcome.metrics['loss']:.4f}, " if outcome.metrics else ""
+    return f"[green]{word:10}[/] {label}: {loss}{outcome.tensors} tensors, {human_bytes(outcome.num_bytes)}"

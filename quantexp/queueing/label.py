@@ -1,0 +1,65 @@
+"""What to call each run of a sweep: what it has that the others do not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from enum import Enum
+from typing import Any
+
+from quantexp.schema import Experiment
+
+#: Sections whose keys may tell runs of the same names apart.
+_SECTIONS = ("training", "model", "dataset", "quant", "capture", "launcher")
+#: Keys that follow from others.
+_FOLLOWING = ("dataset.sample", "dataset.label", "dataset.tokenizer", "model.vocab_size")
+
+
+def labels(experiments: Sequence[Experiment]) -> list[str]:
+    """The scheme, model and dataset where they differ, and for runs that have these in common the keys that differ."""
+    names = [[e.model.name, e.dataset.name, str(e.quant.name)] for e in experiments]
+    shown = [i for i in range(3) if i == 2 or len({name[i] for name in names}) > 1]
+    found = [" ".join(name[i] for i in shown) for name in names]
+    ambiguous = {label for label, count in Counter(found).items() if count > 1}
+    for label in ambiguous:
+        same = [i for i, other in enumerate(found) if other == label]
+        for i, differs in zip(same, _differing([experiments[i] for i in same]), strict=True):
+            found[i] = " ".join([label, *differs])
+    return found
+
+
+def _differing(experiments: list[Experiment]) -> list[list[str]]:
+    """For each what differs between any two: a section's choice (`training=fast`), or a key of it (`seed=2`)."""
+    leaves = [dict(_leaves(experiment)) for experiment in experiments]
+    keys = [key for key in dict.fromkeys(k for leaf in leaves for k in leaf) if _tells(key, leaves)]
+    return [[f"{_short(key)}={leaf.get(key)}" for key in keys] for leaf in leaves]
+
+
+def _tells(key: str, leaves: list[dict[str, str]]) -> bool:
+    """Whether a key differs between runs whose section is of the same choice; of other choices, that says it all."""
+    choice = f"{key.partition('.')[0]}.name"
+    by_choice: dict[str | None, set[str | None]] = {}
+    for leaf in leaves:
+        same = None if key == choice else leaf.get(choice)
+        by_choice.setdefault(same, set()).add(leaf.get(key))
+    return any(len(values) > 1 for values in by_choice.values())
+
+
+def _short(key: str) -> str:
+    section, _, name = key.partition(".")
+    return section if name == "name" else key.rpartition(".")[2]
+
+
+def _leaves(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    content = asdict(experiment)
+    for section in _SECTIONS:
+        yield from _below(section, content[section])
+
+
+def _below(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _below(f"{key}.{name}", inner)
+    elif key not in _FOLLOWING:
+        yield key, str(value.value if isinstance(value, Enum) else value)

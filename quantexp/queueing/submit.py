@@ -1,0 +1,102 @@
+"""Runs of this machine from their configurations to the table at the end, in the foreground or in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from quantexp.errors import ConfigError, RunError, RunInUseError
+from quantexp.execute import in_use_elsewhere
+from quantexp.queueing.detach import go_on_in_background
+from quantexp.queueing.display import Display, ended_line
+from quantexp.queueing.prepare import prepared
+from quantexp.queueing.queue import Queue
+from quantexp.queueing.sheet import Item, Place, Sheet
+from quantexp.queueing.slots import Slot, slots_for
+from quantexp.queueing.stop import stopping
+from quantexp.schema import Experiment
+from quantexp.summary import print_outcome, print_sweep
+
+
+def run_points(points: Sequence[tuple[Experiment, int]], console: Console) -> int:
+    """Run the points of a sweep, each with its stage; 0 if all completed, or go on in the background, 1 if not.
+
+    Raises:
+        ConfigError: the points differ in what is one for a sweep; then nothing has run.
+        RunError: the machine is too small for so many at once, or the sweep's list cannot be written.
+        KeyboardInterrupt: an end was asked for; no run is left.
+    """
+    experiments = [experiment for experiment, _ in points]
+    slots = slots_for(experiments)
+    detach = {experiment.launcher.detach for experiment in experiments}
+    if len(detach) > 1:
+        raise ConfigError(
+            "launcher.detach is one for the whole sweep, got true and false; give it once"
+        )
+    sheet = prepared(points, console)
+    for item in sheet.items:
+        if item.place is Place.OVER:
+            console.print(ended_line(item), soft_wrap=True)
+    if detach.pop() and any(item.place is not Place.OVER for item in sheet.items):
+        go_on_in_background(sheet, console)
+        return 0
+    return work_through(sheet, slots, console)
+
+
+def detach_run(experiment: Experiment, console: Console) -> int:
+    """Start one run in the background and return; one that has completed already is shown.
+
+    Raises:
+        RunInUseError: it is in use.
+        RunError, DataError: it cannot start.
+    """
+    slots_for([experiment])
+    sheet = prepared([(experiment, 0)], console)
+    (item,) = sheet.items
+    if item.place is Place.WAITING:
+        go_on_in_background(sheet, console)
+    elif item.place is Place.IN_USE:
+        raise RunInUseError(item.reason)
+    elif item.outcome is None:
+        raise RunError(item.reason)
+    elif not item.completed:
+        raise in_use_elsewhere(item.outcome.run, item.outcome.reason)
+    else:
+        print_outcome(item.outcome, console)
+    return 0
+
+
+def work_through(
+    sheet: Sheet,
+    slots: Sequence[Slot],
+    console: Console,
+    on_start: Callable[[], None] = lambda: None,
+) -> int:
+    """Run what a sheet still has to run, and print the table; 0 if all completed, 1 if not.
+
+    Args:
+        sheet: prepared.
+        slots: in which the runs go on.
+        console: for what happens, and the table.
+        on_start: called once this process has the sheet.
+
+    Raises:
+        RunError: the sheet cannot be written.
+        KeyboardInterrupt: an end was asked for; no run is left.
+    """
+    with stopping() as stop, sheet.held():
+        on_start()
+        with Display(sheet.items, console) as display:
+            Queue(sheet, slots, stop, display).work()
+    outcomes = [item.outcome for item in sheet.items if item.outcome is not None]
+    failures = [(_name(i), i.reason) for i in sheet.items if i.outcome is None]
+    print_sweep(outcomes, failures, console)
+    if stop.requested:
+        raise KeyboardInterrupt
+    return 0 if all(item.completed for item in sheet.items) else 1
+
+
+def _name(item: Item) -> str:
+    experiment = item.experiment
+    return f"{experiment.model.name} {experiment.dataset.name} {experiment.quant.name}"

@@ -1,0 +1,88 @@
+"""What a capture may take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quantexp.capture.budget import price, require_affordable
+from quantexp.errors import CaptureError
+from quantexp.paths import RunDir
+from quantexp.schema import Experiment
+from quantexp.status import State, read_status
+
+Tiny = Callable[..., Experiment]
+
+
+def test_a_capture_over_its_budget_is_refused_before_it_starts(tiny: Tiny, tmp_path: Path) -> None:
+    from quantexp.record import opened
+
+    experiment = tiny("capture.max_gb=0.001")
+    words = (
+        r"the capture would take 0.00\d+ GB in \d+ tensors, and capture.max_gb allows 0.001; cap"
+    )
+    with pytest.raises(CaptureError, match=words), opened(experiment, "cpu", ["test"]):
+        pass
+    assert not list(tmp_path.glob("runs/*/config.yaml"))
+
+
+def test_a_capture_over_the_free_disk_is_refused(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 1_000_000
+
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    words = (
+        rf"GB with its lists, and {tmp_path} has 0.001 GB free; .* or set capture.dir to another"
+    )
+    with pytest.raises(CaptureError, match=words):
+        require_affordable(tiny(), tmp_path / "not" / "there")
+    require_affordable(tiny("capture=off"), tmp_path)
+
+
+def test_statistics_alone_have_a_price_too(tiny: Tiny) -> None:
+    asked = price(tiny("capture=stats"))
+    assert (asked.tensors, asked.num_bytes) == (0, 0)
+    assert asked.statistics == price(tiny()).tensors > 0
+    assert price(tiny("capture=off")).on_disk == 0
+
+
+def test_the_budget_holds_while_running_and_the_manifest_says_what_was_left_out(
+    run_tiny: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantexp.record.require_affordable", lambda *_: None)
+    run = run_tiny("capture.max_gb=0.0001")
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in (run.tensors / "manifest.jsonl").read_text().splitlines()
+    ]
+    stored = {line["file"]: line["bytes"] for line in lines if line["file"]}
+    assert 0 < sum(stored.values()) <= 100_000
+    left_out = [line for line in lines if line["file"] is None]
+    assert {line["left_out"] for line in left_out} == {"over capture.max_gb=0.0001"}
+    assert all(line["statistics"]["count"] for line in left_out)
+
+
+def test_a_full_disk_ends_the_capture_and_training_goes_on_where_asked(
+    run_tiny: Callable[..., RunDir],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(content: Any, file: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    run = run_tiny("capture.train_on_if_full=true")
+    status = read_status(run.status)
+    assert status is not None
+    assert (status.state, status.iteration) == (State.COMPLETED, 2)
+    words = (
+        "capture stopped in iteration 1, training goes on: captured tensors cannot be written to"
+    )
+    assert status.capture["stopped"].startswith(words)
+    assert capsys.readouterr().err.count(words) == 1

@@ -1,0 +1,112 @@
+"""FP8 against casts of ml_dtypes over every value, and against rational arithmetic around every tie."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from quantexp.formats import FORMATS, finite_amax, quantise
+
+from . import gold
+from .tensors import as_numpy, assert_same, every_value
+
+ML_DTYPES = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}
+all_fp8 = pytest.mark.parametrize("name", gold.FP8_ELEMENTS)
+both = pytest.mark.parametrize("saturate", [True, False])
+
+
+def cast(v: np.ndarray, name: str, *, saturate: bool) -> np.ndarray:
+    """ml_dtypes overflows to NaN in E4M3 and to Inf in E5M2; saturating, finite and infinite values are clipped."""
+    largest = FORMATS[name].element.max
+    with np.errstate(over="ignore", invalid="ignore"):
+        clipped = np.clip(v, -largest, largest) if saturate else v
+        return clipped.astype(ML_DTYPES[name]).astype(np.float32)
+
+
+@all_fp8
+@both
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_value_agrees_with_the_oracle(name, dtype, saturate):
+    x = every_value(dtype)
+    y = quantise(x, name, scaling="none", saturate=saturate)
+    assert_same(y, cast(as_numpy(x), name, saturate=saturate))
+
+
+@all_fp8
+@both
+def test_random_float32_bits_agree_with_the_oracle(name, saturate):
+    bits = torch.randint(-(2**31), 2**31, (1 << 20,), generator=torch.Generator().manual_seed(3))
+    x = bits.to(torch.int32).view(torch.float32)
+    near = torch.randn(1 << 20, generator=torch.Generator().manual_seed(4)).exp2_().pow_(5)
+    for values in (x, near):
+        y = quantise(values, name, scaling="none", saturate=saturate)
+        assert_same(y, cast(values.numpy(), name, saturate=saturate))
+
+
+@all_fp8
+@both
+@pytest.mark.parametrize("ties", ["even", "away"])
+def test_ties_and_their_float32_neighbours_agree_with_rational_arithmetic(name, ties, saturate):
+    grid = gold.mx_magnitudes(gold.FP8_ELEMENTS[name][0])
+    grid = [*grid, 2 * grid[-1] - grid[-2]]
+    centres = [float(value) for value in grid]
+    centres += [float((low + high) / 2) for low, high in itertools.pairwise(grid)]
+    magnitudes = np.array(centres, dtype=np.float32)
+    up, down = (np.nextafter(magnitudes, np.float32(to)) for to in (np.inf, 0))
+    x = np.concatenate([magnitudes, up, down])
+    x = np.concatenate([x, -x, np.array([np.inf, -np.inf, np.nan, 1e38, 2**-149], np.float32)])
+    expected = [gold.fp8(float(v), name, ties, saturate=saturate) for v in x]
+    y = quantise(torch.from_numpy(x), name, scaling="none", rounding=ties, saturate=saturate)
+    assert_same(y, np.array(expected, dtype=np.float32))
+
+
+@all_fp8
+def test_saturating_torchs_own_cast_agrees(name):
+    """Torch's cast of E4M3 saturates by itself, that of E5M2 overflows to Inf."""
+    dtype = torch.float8_e4m3fn if name == "fp8_e4m3" else torch.float8_e5m2
+    largest = FORMATS[name].element.max
+    x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(5)).mul(9).exp()
+    expected = x.clamp(max=largest).to(dtype).float()
+    assert_same(quantise(x, name, scaling="none"), expected)
+
+
+@all_fp8
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_exact_scale_rounds_three_times_in_float32_and_once_to_the_dtype(name, dtype):
+    x = torch.randn(3000, generator=torch.Generator().manual_seed(6)).mul(0.01).to(dtype)
+    largest = FORMATS[name].element.max
+    scale = np.float32(largest / np.float64(finite_amax(x).item()))
+    rounded = cast(as_numpy(x) * scale, name, saturate=True)
+    assert_same(quantise(x, name), torch.from_numpy(rounded / scale).to(dtype))
+
+
+@all_fp8
+def test_the_largest_element_comes_out_as_it_went_in(name):
+    x = torch.tensor([3.140625, 0.001], dtype=torch.bfloat16)
+    assert quantise(x, name)[0] == 3.140625
+
+
+@all_fp8
+def test_current_scaling_is_a_power_of_two(name):
+    """Scaled by hand: amax 3 is brought to at most the largest value."""
+    x = torch.tensor([3.0, 0.3, -1e-6])
+    scale = {"fp8_e4m3": 2.0**7, "fp8_e5m2": 2.0**14}[name]
+    expected = quantise(x * scale, name, scaling="none") / scale
+    assert_same(quantise(x, name, scaling="current"), expected)
+
+
+@all_fp8
+def test_specials_keep_their_place_and_signs(name):
+    x = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1.0])
+    largest = FORMATS[name].element.max
+    assert_same(
+        quantise(x, name, scaling="none"), torch.tensor([math.nan, largest, -largest, -0.0, 1.0])
+    )
+    overflow = math.inf if name == "fp8_e5m2" else math.nan
+    loose = quantise(x, name, scaling="none", saturate=False)
+    assert_same(loose, torch.tensor([math.nan, overflow, -overflow, -0.0, 1.0]))

@@ -1,0 +1,156 @@
+"""NVFP4 against casts of ml_dtypes over every value, and against rational arithmetic where it is hard."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from quantexp.formats import encode, finite_amax, quantise
+
+from . import gold
+from .tensors import as_numpy, assert_same, every_finite_value, sqnr_db
+from .test_mx import ulps_around
+
+scalings = pytest.mark.parametrize("scaling", ["none", "current", "exact"])
+
+
+def tensor_scale(amax: float, scaling: str) -> np.float32:
+    """1, the smallest power of two that brings amax to at most 2688, or amax / 2688 in float32."""
+    if scaling == "none" or amax == 0:
+        return np.float32(1)
+    if scaling == "exact":
+        return max(np.float32(np.float64(amax) / 2688), np.float32(2.0**-117))
+    exponent = gold.floor_log2(Fraction(amax) / 2688)
+    exponent += Fraction(amax) > 2688 * Fraction(2) ** exponent
+    return np.float32(2.0 ** max(exponent, -117))
+
+
+def oracle(x: torch.Tensor, scaling: str) -> np.ndarray:
+    """Blocks along the last axis, x finite: the roundings to a grid are ml_dtypes' casts."""
+    x32 = as_numpy(x)
+    t = tensor_scale(float(np.abs(x32).max()), scaling)
+    with np.errstate(over="ignore"):
+        ratio = np.abs(x32).max(axis=-1, keepdims=True) / np.float32(6) / t
+        b = np.clip(ratio, np.float32(2.0**-9), np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
+        d = b.astype(np.float32) * t
+        q = np.clip(np.abs(x32) / d, 0, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+        y = np.copysign(q * d, x32)
+    return as_numpy(torch.from_numpy(y).to(x.dtype))
+
+
+@scalings
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_value_agrees_with_the_oracle(dtype, scaling):
+    """In tensors of neighbours in magnitude, each with a tensor scale of its own, and among strangers."""
+    values = every_finite_value(dtype)
+    values = values[: len(values) // 512 * 512]
+    by_magnitude = values[values.abs().float().argsort(stable=True)]
+    shuffled = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(1))]
+    for x in (*by_magnitude.view(-1, 32, 16), shuffled.view(-1, 16), by_magnitude.view(-1, 16)):
+        y = quantise(x, "nvfp4", scaling=scaling)
+        assert y.dtype == dtype
+        assert_same(y, oracle(x, scaling))
+
+
+@scalings
+def test_float32_values_agree_with_the_oracle(scaling):
+    x = torch.randn(4096, 16, generator=torch.Generator().manual_seed(2))
+    x *= torch.randn(4096, 1, generator=torch.Generator().manual_seed(3)).mul(4).exp()
+    assert_same(quantise(x, "nvfp4", scaling=scaling), oracle(x, scaling))
+
+
+def hard_amaxes(t: float) -> list[float]:
+    """One ulp around every place where a block scale changes: all middles of E4M3, and both ends."""
+    grid = gold.mx_magnitudes("mxfp8_e4m3")
+    turns = [6 * (low + high) / 2 for low, high in itertools.pairwise(grid)]
+    turns += [6 * value for value in (*grid[1:20], *grid[-9:], Fraction(900))]
+    amaxes = [amax for turn in turns for amax in ulps_around(np.float32(float(turn) * t))]
+    return [amax for amax in amaxes if amax > 0]
+
+
+def hard_blocks(t: float) -> np.ndarray:
+    """For each amax a block that holds every tie of E2M1 at its scale, and one ulp to either side."""
+    grid = gold.mx_magnitudes("mxfp4_e2m1")
+    middles = [float((low + high) / 2) for low, high in itertools.pairwise(grid)]
+    blocks = []
+    for number, amax in enumerate(hard_amaxes(t)):
+        d = gold.nv_block_scale(np.float32(amax), np.float32(t)) * np.float32(t)
+        probes = [p for m in middles for p in ulps_around(np.float32(m) * d)]
+        probes = [p for p in probes if p <= amax]
+        chosen = [probes[(number + 5 * j) % len(probes)] for j in range(13)] if probes else []
+        block = np.array([amax, 2.0**-149, -0.0, *chosen], dtype=np.float32)
+        block = np.pad(block, (0, 16 - len(block)))
+        block[1::2] *= -1
+        blocks.append(block)
+    return np.stack(blocks)
+
+
+@pytest.mark.parametrize("ties", ["even", "away"])
+@pytest.mark.parametrize("t", [1.0, 2.0**-100, 2.0**90])
+def test_hard_blocks_under_a_power_of_two_agree_with_exact_rational_arithmetic(t, ties):
+    """The amax that gives this t is handed over, as a shard would."""
+    blocks = hard_blocks(t)
+    options = {"rounding": ties, "scaling": "current", "amax": torch.tensor(2688 * t)}
+    y = quantise(torch.from_numpy(blocks), "nvfp4", **options)
+    expected = [gold.nv_block_exact(block.tolist(), Fraction(t), ties) for block in blocks]
+    assert_same(y, np.stack(expected))
+
+
+@pytest.mark.parametrize("ties", ["even", "away"])
+@pytest.mark.parametrize("amax", [1.0, 3.14159, 7e-30, 5e30])
+def test_hard_blocks_under_any_scale_agree_with_one_rounding_an_operation(amax, ties):
+    t = float(tensor_scale(float(np.float32(amax)), "exact"))
+    blocks = hard_blocks(t)
+    y = quantise(torch.from_numpy(blocks), "nvfp4", rounding=ties, amax=torch.tensor(amax))
+    assert_same(y, np.stack([gold.nv_block(block.tolist(), t, ties) for block in blocks]))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_block_with_nan_or_inf_is_nan_as_a_whole_and_its_neighbours_are_not(bad):
+    x = torch.linspace(-3, 3, 48)
+    clean = quantise(x, "nvfp4")
+    x[20] = bad
+    y = quantise(x, "nvfp4")
+    assert y[16:32].isnan().all()
+    assert_same(torch.cat([y[:16], y[32:]]), torch.cat([clean[:16], clean[32:]]))
+
+
+def test_zeros_keep_their_signs():
+    x = torch.tensor([0.0, -0.0] * 10)
+    assert_same(quantise(x, "nvfp4"), x)
+
+
+def test_a_scale_that_is_too_small_for_amax_saturates_at_six():
+    x = torch.tensor([100.0, 1.0])
+    y = quantise(x, "nvfp4", scaling="current", amax=torch.tensor(21.0))
+    assert y.tolist() == [21.0, 1.75]
+
+
+def test_a_tiny_tensor_keeps_normal_scales():
+    """T is at least 2^-117, so that every product with a block scale is a normal number."""
+    x = torch.full((16,), 2.0**-140)
+    _, scales = encode(x, "nvfp4")
+    assert scales.tensor == 2.0**-117
+    assert_same(quantise(x, "nvfp4"), torch.zeros(16))
+
+
+def test_shards_with_the_reduced_amax_are_quantised_as_the_whole():
+    x = torch.randn(2, 512, generator=torch.Generator().manual_seed(9))
+    x[1] *= 100
+    amax = torch.maximum(finite_amax(x[0]), finite_amax(x[1]))
+    for scaling in ("current", "exact"):
+        shards = [quantise(part, "nvfp4", scaling=scaling, amax=amax) for part in x]
+        assert_same(torch.stack(shards), quantise(x, "nvfp4", scaling=scaling))
+
+
+def test_the_noise_is_that_of_the_casts_of_another_library():
+    """0.1 dB, as for the other formats; blocks of 16 and a finer scale gain about 2 dB on mxfp4."""
+    x = torch.randn(1 << 17, 16, generator=torch.Generator().manual_seed(12))
+    expected = sqnr_db(x, torch.from_numpy(oracle(x, "exact")))
+    assert sqnr_db(x, quantise(x, "nvfp4")) == pytest.approx(expected, abs=0.1)
+    assert expected > sqnr_db(x, quantise(x, "mxfp4")) + 1.5

@@ -1,0 +1,71 @@
+"""The random numbers are Philox4x32-10's, by the known answers of its authors, and belong to places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quantexp.formats import philox
+from quantexp.formats.philox import philox4x32, random_integers
+
+from . import gold
+
+CPU = torch.device("cpu")
+#: counter, key and words, from the file of known answers that comes with Random123.
+KNOWN = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    (
+        (0xFFFFFFFF,) * 4,
+        (0xFFFFFFFF,) * 2,
+        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+    ),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
+def test_the_known_answers_come_out(counter, key, words):
+    assert philox4x32(counter, key) == words
+    tensors = philox4x32(tuple(torch.tensor([word]) for word in counter), key)
+    assert tuple(int(word) for word in tensors) == words
+    assert gold.philox4x32(counter, key) == words
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 + 7, 2**64 - 1])
+@pytest.mark.parametrize("offset", [0, 3, 2**40, 2**64 - 1])
+def test_numbers_follow_from_seed_offset_and_index(seed, offset):
+    expected = [gold.random_integer(index, seed, offset) for index in range(41)]
+    assert random_integers(41, seed, offset, CPU).tolist() == expected
+
+
+def test_an_index_beyond_32_bits_has_a_counter_of_its_own():
+    start = (1 << 34) - 4
+    index = torch.arange(start // 4, start // 4 + 2)
+    words = philox4x32((index & 0xFFFFFFFF, index >> 32, 5, 6), (7, 8))
+    got = torch.stack(words, dim=1).flatten() >> 8
+    seed, offset = 7 + (8 << 32), 5 + (6 << 32)
+    assert got.tolist() == [gold.random_integer(start + i, seed, offset) for i in range(8)]
+
+
+def test_the_size_of_chunks_changes_nothing(monkeypatch):
+    whole = random_integers(1000, 1, 2, CPU)
+    monkeypatch.setattr(philox, "_CHUNK", 16)
+    assert torch.equal(random_integers(1000, 1, 2, CPU), whole)
+    assert torch.equal(random_integers(100, 1, 2, CPU), whole[:100])
+    assert random_integers(0, 1, 2, CPU).shape == (0,)
+
+
+def test_numbers_are_spread_evenly_over_24_bits():
+    """Mean and each bit of 2^20 numbers, within five standard deviations."""
+    numbers = random_integers(1 << 20, 9, 0, CPU).double()
+    assert float(numbers.min()) >= 0
+    assert float(numbers.max()) < 2**24
+    deviation = 2**24 / 12**0.5 / 2**10
+    assert abs(float(numbers.mean()) - (2**24 - 1) / 2) < 5 * deviation
+    for bit in range(24):
+        ones = float((numbers.long() >> bit & 1).double().mean())
+        assert abs(ones - 0.5) < 5 * 0.5 / 2**10

@@ -1,0 +1,32 @@
+"""How fast a run goes."""
+
+from __future__ import annotations
+
+import json
+
+from quantexp.ledger.pace import Pace, pace
+from quantexp.status import Status
+
+from .conftest import MakeRun
+
+
+def line(step_time_s: float | None, loss: float | None = 2.0) -> str:
+    return json.dumps({"loss": loss, "step_time_s": step_time_s, "tokens_per_s": 64.0}) + "\n"
+
+
+def test_time_left_is_at_the_median_of_the_latest_iterations(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics.write_text(line(90.0) + line(2.0) + line(2.5))  # the first iteration compiles
+    assert pace(run, Status(iteration=3, iterations=8)) == Pace(2.0, 64.0, 12.5)
+
+
+def test_what_is_not_finite_or_cut_is_none(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics.write_text(line(2.0) + line(2.0, loss=None) + '{"loss": 1.5, "step')
+    assert pace(run, Status(iteration=2, iterations=8)) == Pace(None, 64.0, 12.0)
+    run.metrics.write_text("[]\n" + line(None))
+    assert pace(run, Status(iteration=2, iterations=8)) == Pace(2.0, 64.0, None)
+
+
+def test_run_without_metrics_has_no_pace(make_run: MakeRun) -> None:
+    assert pace(make_run(), Status()) == Pace()

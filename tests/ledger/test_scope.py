@@ -1,0 +1,140 @@
+"""What DIR and RUN may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quantexp.errors import RunError
+from quantexp.ledger.scope import Missing, find_run, scope
+from quantexp.paths import RunsRoot, Submission
+from quantexp.status import write_json
+
+from .conftest import MakeRun
+
+NAMES = ["m_d_FA_mxfp4-00000003", "m_d_FA_mxfp8-00000002", "m_d_bf16-00000001"]
+
+
+@pytest.fixture
+def root(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        make_run(name)
+    shared = RunsRoot(tmp_path / "runs")
+    for folder in (shared.sweeps, shared.snapshots / "ab-12", shared.submissions / "quantexp-1"):
+        folder.mkdir(parents=True)
+    runs = [shared.root / name for name in (*NAMES[:2], "m_d_lost-00000009")]
+    write_json(
+        Submission(shared.submissions / "quantexp-1").tasks, {"runs": [str(run) for run in runs]}
+    )
+    entries = [
+        {"run": NAMES[2], "state": "completed", "skipped": True, "reason": "already completed"},
+        {"run": NAMES[0], "state": "failed", "skipped": False, "reason": "loss nan"},
+        {"run": NAMES[0], "state": "failed", "skipped": False, "reason": "loss nan"},
+        {"run": "m_d_gone-00000008", "state": "failed", "skipped": False, "reason": ""},
+        {"run": None, "state": "failed", "skipped": False, "reason": "m d odd: no data"},
+    ]
+    write_json(shared.sweeps / "20261121_050000_000001.json", {"started": "", "runs": entries})
+    return shared.root
+
+
+def names(given: str | None, root: Path) -> list[str]:
+    return [run.root.name for run in scope(given, root).runs]
+
+
+def test_without_dir_it_is_every_run_of_the_folder_of_runs(root: Path) -> None:
+    assert names(None, root) == NAMES
+    assert names("runs", root) == NAMES
+    assert scope(None, root / "none").runs == ()
+
+
+@pytest.mark.parametrize("given", ["runs/m_d_bf16-00000001", "m_d_bf16-00000001", "bf16-00000001"])
+def test_one_run_by_path_or_name_or_a_part_of_it(root: Path, given: str) -> None:
+    assert names(given, root) == ["m_d_bf16-00000001"]
+    assert scope(given, root).missing == ()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "runs/sweeps/20261121_050000_000001.json",
+        "runs/sweeps/20261121_050000_000001",
+        "20261121_050000_000001",
+    ],
+)
+def test_sweep_is_its_runs_once_and_what_is_missing(root: Path, given: str) -> None:
+    assert names(given, root) == [NAMES[2], NAMES[0]]
+    assert scope(given, root).missing == (
+        Missing("m_d_gone-00000008", f"its folder is gone: {root / 'm_d_gone-00000008'}"),
+        Missing("-", "did not start: m d odd: no data"),
+    )
+
+
+@pytest.mark.parametrize("given", ["runs/submissions/quantexp-1", "quantexp-1"])
+def test_submission_is_its_runs_in_their_order(root: Path, given: str) -> None:
+    assert names(given, root) == NAMES[:2]
+    (missing,) = scope(given, root).missing
+    assert missing.name == "m_d_lost-00000009"
+
+
+def test_part_of_several_names_is_no_scope(root: Path) -> None:
+    with pytest.raises(RunError, match="RUN must be a part of one run's name, got 'FA_', which"):
+        scope("FA_", root)
+
+
+def test_folder_that_is_not_there_says_what_may_be_given(root: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        scope("runs/nothing", root)
+    assert str(caught.value) == (
+        "DIR must be a folder of runs, a run's folder, a sweep or a submission, got runs/nothing, which is not there "
+        f"and not in {root}; see quantexp list runs"
+    )
+
+
+def test_folder_without_runs_says_what_may_be_given(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(RunError, match=r"data holds no runs: it must be a folder of runs, a run's"):
+        scope("data", root)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"runs": 3}', '{"runs": [3]}'])
+def test_file_that_is_no_sweep_is_refused(root: Path, text: str) -> None:
+    (root / "sweeps" / "odd.json").write_text(text)
+    with pytest.raises(RunError, match=r"odd\.json is not a sweep's list of runs; give one of"):
+        scope("odd", root)
+
+
+def test_submission_without_its_list_is_refused(root: Path) -> None:
+    (root / "submissions" / "quantexp-2").mkdir()
+    with pytest.raises(RunError, match=r"tasks\.json is gone: .*quantexp-2 is not a submission's"):
+        scope("quantexp-2", root)
+    Submission(root / "submissions" / "quantexp-2").tasks.write_text("{")
+    with pytest.raises(RunError, match=r"tasks\.json is not a submission's list of runs; give"):
+        scope("quantexp-2", root)
+
+
+@pytest.mark.parametrize(
+    "given", ["runs/m_d_FA_mxfp8-00000002", "FA_mxfp8", "00000002", "m_d_FA_mxfp8-00000002"]
+)
+def test_run_is_found_by_a_part_of_its_name(root: Path, given: str) -> None:
+    assert find_run(given, root).root == root / "m_d_FA_mxfp8-00000002"
+
+
+def test_part_of_several_names_or_of_none_is_refused(root: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        find_run("FA_", root)
+    assert str(caught.value) == (
+        f"RUN must be a part of one run's name, got 'FA_', which fits {NAMES[0]}, {NAMES[1]}"
+    )
+    with pytest.raises(
+        RunError, match=r"RUN must be a run's folder or a part of its name, got 'linear', and no"
+    ):
+        find_run("linear", root)
+
+
+def test_many_fitting_names_are_cut(root: Path, make_run: MakeRun) -> None:
+    for i in range(4):
+        make_run(f"m_d_x-{i}")
+    with pytest.raises(RunError, match=r", m_d_bf16-00000001, .* and 2 more$"):
+        find_run("m_d", root)

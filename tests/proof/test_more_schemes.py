@@ -1,0 +1,207 @@
+"""Every scheme of `quant/more` trains and is proved, and what its options promise reaches the products."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import quantexp.quant.attention
+import quantexp.quant.linear
+from quantexp.formats import quantise
+from quantexp.paths import RunDir, conf_dir
+from quantexp.quant.moment import Moment
+from quantexp.quant.operand import held
+from quantexp.quant.slots import Operand
+
+from .test_engagement import failure, precision
+
+RunTiny = Callable[..., RunDir]
+SCHEMES = sorted(file.stem for file in (conf_dir() / "quant" / "more").glob("*.yaml"))
+ONE_STEP = ("training.iterations=1", "training.warmup_iterations=0", "capture=off")
+SR_RHT = "quant=more/linear_mxfp4_sr_rht"
+
+
+def losses(run: RunDir) -> list[Any]:
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [(line["loss"], line["grad_norm"]) for line in lines]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_trains_with_its_engagement_proved(run_tiny: RunTiny, scheme: str) -> None:
+    run = run_tiny(f"quant=more/{scheme}", "training.iterations=3", "capture=off")
+    record = precision(run)
+    assert record["scheme"] == scheme
+    assert record["proved"]
+    assert len(losses(run)) == 3
+    quantised = [e for e in record["entries"] if e["format"] != "bf16"]
+    assert {e["status"] for e in quantised} == {"engaged"}
+    assert all(e["quantised_calls"] for e in quantised)
+    assert not any(e["quantised_calls"] for e in record["entries"] if e["format"] == "bf16")
+
+
+@pytest.mark.parametrize("precision_", ["fp16", "fp32"])
+@pytest.mark.parametrize(
+    "scheme", ["linear_nvfp4_recipe", "linear_mxfp4_sr_rht", "linear_fp8", "FA_linear_nvfp4"]
+)
+def test_other_working_precisions_are_proved_too(
+    run_tiny: RunTiny, scheme: str, precision_: str
+) -> None:
+    run = run_tiny(
+        f"quant=more/{scheme}",
+        f"training.precision={precision_}",
+        "training.initial_loss_scale=1024",
+        *ONE_STEP,
+    )
+    assert precision(run)["proved"]
+
+
+@pytest.mark.parametrize("scheme", ["linear_hifp8_delayed", "linear_fp8_delayed"])
+def test_delayed_scales_are_proved_in_later_iterations(run_tiny: RunTiny, scheme: str) -> None:
+    """A rule that begins and ends makes iterations 3 and 4 be watched, when there is a history."""
+    run = run_tiny(
+        f"quant=more/{scheme}",
+        "quant.rules=[{iterations: [3, 3], layers: [0], modules: [fc2], format: bf16}]",
+        "training.iterations=4",
+        "training.lr=0.01",
+        "capture=off",
+    )
+    record = precision(run)
+    assert record["proved"]
+    assert [e["iteration"] for e in record["earlier"]] == [1, 3]
+    assert {e["status"] for e in record["entries"] if e["format"] != "bf16"} == {"engaged"}
+
+
+def test_a_scale_of_its_own_in_place_of_the_delayed_one_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a tensor that shrank to a sixteenth, which hifp8's tapering tells."""
+    monkeypatch.setattr(Moment, "amax", lambda self, operand: torch.tensor(1e3))
+    reason = failure(run_tiny("quant=more/linear_hifp8_delayed", *ONE_STEP, expect=1))
+    assert "declared hifp8" in reason
+    assert "are not on the grid of hifp8" in reason
+
+
+def without_transform(x: Tensor, operand: Operand, axis: int) -> Tensor:
+    if operand.hadamard is None:
+        return held(x, operand, axis)
+    return quantise(x, operand.format, axis=axis, scale_rule="floor")
+
+
+@pytest.mark.parametrize("kind", ["deterministic", "random"])
+def test_an_operand_without_its_transform_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(quantexp.quant.linear, "held", without_transform)
+    words = [f"quant.linear.wgrad.{name}.hadamard={kind}" for name in "gx"]
+    reason = failure(run_tiny("quant=linear_mxfp4", *words, *ONE_STEP, expect=1))
+    assert "linear.wgrad.g: declared mxfp4_e2m1, it is not the" in reason
+    assert f"it is not the {kind} Hadamard transform of what was to be multiplied" in reason
+
+
+def test_a_transform_with_other_signs_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = quantexp.quant.linear.held
+
+    def other_signs(x: Tensor, operand: Operand, axis: int) -> Tensor:
+        flipped = x.clone()
+        flipped.select(axis, 0).neg_()
+        flipped.select(axis, 1).neg_()
+        return original(-x if operand.left else flipped, operand, axis)
+
+    monkeypatch.setattr(quantexp.quant.linear, "held", other_signs)
+    reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
+    assert "it is not the random Hadamard transform of what was to be multiplied" in reason
+
+
+def test_a_transformed_operand_whose_source_is_not_told_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(announcement: Any, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        announcement.__dict__["sources"] = None
+        return original(announcement, a, b, scale)
+
+    original = quantexp.quant.linear.multiply
+    monkeypatch.setattr(quantexp.quant.linear, "multiply", silent)
+    reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
+    assert "what it was made from is not told, and it cannot be judged without" in reason
+
+
+@pytest.mark.parametrize("slot", ["dgrad.g", "wgrad.x"])
+def test_the_originals_in_place_of_stochastic_operands_fail(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, slot: str
+) -> None:
+    def original_of(x: Tensor, operand: Operand, axis: int) -> Tensor:
+        return x if operand.stream.endswith(slot) else held(x, operand, axis)
+
+    monkeypatch.setattr(quantexp.quant.linear, "held", original_of)
+    reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
+    assert f"linear.{slot}: declared mxfp4_e2m1" in reason
+    assert "are not on the grid of mxfp4_e2m1" in reason
+
+
+@pytest.mark.parametrize(
+    ("scheme", "declared", "other"),
+    [
+        ("linear_nvfp4", "nvfp4_e2m1", "mxfp4"),
+        ("linear_fp8", "fp8_e4m3", "mxfp8"),
+        ("linear_mxfp6", "mxfp6_e2m3", "mxfp4"),
+    ],
+)
+def test_another_format_than_the_declared_one_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, scheme: str, declared: str, other: str
+) -> None:
+    monkeypatch.setattr(
+        quantexp.quant.linear, "held", lambda x, operand, axis: quantise(x, other, axis=axis)
+    )
+    reason = failure(run_tiny(f"quant=more/{scheme}", *ONE_STEP, expect=1))
+    assert f"linear.fprop.w: declared {declared}" in reason
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "fp8_e4m3", "mxfp6_e2m3"])
+def test_a_bf16_baseline_in_a_later_format_fails(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, fmt: str
+) -> None:
+    monkeypatch.setattr(
+        quantexp.quant.attention, "held", lambda x, operand, axis: quantise(x, fmt, axis=axis)
+    )
+    reason = failure(run_tiny("quant=bf16", *ONE_STEP, expect=1))
+    assert "declared bf16" in reason
+
+
+@pytest.mark.parametrize(
+    "scheme", ["linear_mxfp4_sr_rht", "linear_nvfp4_recipe", "linear_hifp8_delayed"]
+)
+def test_a_run_repeats_and_recomputation_changes_nothing(run_tiny: RunTiny, scheme: str) -> None:
+    words = [
+        f"quant=more/{scheme}",
+        "training.iterations=3",
+        "training.global_batch_size=4",
+        "capture=off",
+    ]
+    once = losses(run_tiny(*words))
+    assert losses(run_tiny(*words, "force=true")) == once
+    assert losses(run_tiny(*words, "training.recompute=full")) == once
+
+
+def test_a_forward_copy_that_the_backward_makes_again_repeats_its_numbers(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, list[Tensor]] = {}
+
+    def watched(x: Tensor, operand: Operand, axis: int) -> Tensor:
+        y = held(x, operand, axis)
+        seen.setdefault(operand.stream, []).append(y)
+        return y
+
+    monkeypatch.setattr(quantexp.quant.attention, "held", watched)
+    run_tiny("quant=FA_mxfp4", "quant.qk.rounding=stochastic", *ONE_STEP)
+    for name in ("q", "k"):
+        forward, backward = seen[f"layer 0 attention qk.fprop.{name}"]
+        assert torch.equal(forward, backward)
+        assert not torch.equal(forward, seen[f"layer 1 attention qk.fprop.{name}"][0])

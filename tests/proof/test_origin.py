@@ -1,0 +1,105 @@
+"""What an operand was made from, where the operand does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quantexp.formats import Hadamard, Rounding, ScaleRule, Scaling
+from quantexp.proof.judge import Status, judge
+from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
+from quantexp.quant.moment import Moment, during
+from quantexp.quant.operand import held
+from quantexp.quant.slots import Operand
+
+STREAM = "layer 0 fc1 linear.wgrad.g"
+MXFP4 = Operand(
+    "mxfp4_e2m1", "tokens", 32, ScaleRule.FLOOR, rounding=Rounding.STOCHASTIC, stream=STREAM
+)
+RANDOM = replace(MXFP4, hadamard=Hadamard.RANDOM, hadamard_block=64, pre_scale=True)
+NVFP4 = Operand(
+    "nvfp4_e2m1", "tokens", 16, rounding=Rounding.EVEN, scaling=Scaling.EXACT, stream=STREAM
+)
+HIFP8 = Operand(
+    "hifp8",
+    "tokens",
+    rounding=Rounding.AWAY,
+    scaling=Scaling.DELAYED,
+    saturate=True,
+    amax_target=15.0,
+    window=2,
+    stream=STREAM,
+)
+
+
+@pytest.fixture(autouse=True)
+def moment() -> Iterator[Moment]:
+    with during(Moment(1)) as at_work:
+        yield at_work
+
+
+def normal(seed: int = 1) -> torch.Tensor:
+    return torch.randn(256, 192, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def test_only_what_cannot_be_judged_by_itself_needs_its_origin() -> None:
+    assert not needs_origin(MXFP4)
+    assert not needs_origin(replace(MXFP4, pre_scale=True))
+    assert not needs_origin(NVFP4)
+    assert needs_origin(RANDOM)
+    assert needs_origin(HIFP8)
+    assert needs_origin(replace(NVFP4, rounding=Rounding.STOCHASTIC))
+    assert needs_origin(replace(NVFP4, pre_scale=True))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("left", [True, False])
+def test_a_transformed_operand_is_near_its_transform_and_nothing_else_is(
+    axis: int, left: bool
+) -> None:
+    x, operand = normal(), replace(RANDOM, left=left)
+    y = held(x, operand, axis)
+    assert distance(y, operand, x, axis) < FAR / 2
+    for other in (held(x, replace(operand, hadamard=None), axis), held(normal(2), operand, axis)):
+        assert distance(other, operand, x, axis) > 2 * FAR
+    assert judge(y, operand, axis, x).status is Status.ENGAGED
+    assert judge(held(normal(2), operand, axis), operand, axis, x).status is Status.MISMATCH
+
+
+def test_without_its_source_a_transformed_operand_is_not_believed() -> None:
+    finding = judge(held(normal(), RANDOM, 0), RANDOM, 0)
+    assert finding.status is Status.MISMATCH
+    assert finding.reason == "what it was made from is not told, and it cannot be judged without"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("pre_scale", [None, True])
+@pytest.mark.parametrize("transform", [None, Hadamard.RANDOM])
+def test_nvfp4_is_judged_at_the_scale_of_its_source(
+    dtype: torch.dtype, pre_scale: bool | None, transform: Hadamard | None
+) -> None:
+    x = normal().to(dtype)
+    for rounding in Rounding:
+        operand = replace(
+            NVFP4,
+            rounding=rounding,
+            pre_scale=pre_scale,
+            hadamard=transform,
+            hadamard_block=16 if transform else None,
+        )
+        assert judge(held(x, operand, 0), operand, 0, x).status is Status.ENGAGED
+
+
+def test_a_delayed_scale_is_that_of_the_iterations_before(moment: Moment) -> None:
+    x = normal()
+    assert scale_amax(HIFP8, x, 0) == x.abs().max()
+    held(40 * x, HIFP8, 0)
+    moment.finish()
+    assert scale_amax(HIFP8, x, 0) == (40 * x).abs().max()
+    y = held(x, HIFP8, 0)
+    assert judge(y, HIFP8, 0, x).status is Status.ENGAGED
+    own = held(x, replace(HIFP8, scaling=Scaling.CURRENT), 0)
+    assert judge(own, HIFP8, 0, x).status is Status.MISMATCH

@@ -1,0 +1,52 @@
+"""The product that makes up for operands of which 3/4 was rounded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quantexp.quant.announce import Announcement, current
+from quantexp.quant.multiply import multiply, post_scale
+from quantexp.quant.precision import ModuleId
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import Operand
+
+SAID = Announcement(ModuleId(0, "fc1"), Site.LINEAR, Product.FPROP)
+PLAIN = Operand("mxfp4_e2m1", "tokens", 32)
+SCALED = Operand("mxfp4_e2m1", "tokens", 32, pre_scale=True)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+def test_each_scaled_operand_counts() -> None:
+    assert post_scale(PLAIN, PLAIN) == 1.0
+    assert post_scale(SCALED, PLAIN) == 4 / 3
+    assert post_scale(SCALED, SCALED) == pytest.approx(16 / 9, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((5, 32), (32, 7)), ((4, 3, 32), (32, 7)), ((4, 5, 32), (4, 32, 7))],
+)
+@pytest.mark.parametrize("scale", [1.0, 4 / 3, 16 / 9])
+def test_the_scale_is_applied_before_the_one_rounding(
+    a: tuple[int, ...], b: tuple[int, ...], scale: float
+) -> None:
+    """Rounding is monotone: the result lies between the roundings of what float32 may have summed up.
+
+    32 additions and a factor err by at most 34 2^-23 of the sum of magnitudes.
+    """
+    x, w = normal(*a), normal(*b)
+    y = multiply(SAID, x, w, scale)
+    exact = scale * (x.double() @ w.double())
+    slack = 34 * 2.0**-23 * scale * (x.double().abs() @ w.double().abs())
+    assert y.shape == exact.shape
+    assert (y >= (exact - slack).bfloat16()).all()
+    assert (y <= (exact + slack).bfloat16()).all()
+
+
+def test_the_announcement_is_made_for_the_call_alone() -> None:
+    multiply(SAID, normal(4, 32), normal(32, 4))
+    assert current() is None

@@ -1,0 +1,220 @@
+"""A sweep from its points to its table, its file and its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from quantexp.errors import ConfigError, DataError, RunError, RunInUseError
+from quantexp.lock import take_lock
+from quantexp.paths import RunDir
+from quantexp.queueing import submit
+from quantexp.queueing.prepare import prepared
+from quantexp.queueing.sheet import Sheet
+from quantexp.queueing.submit import detach_run, run_points
+from quantexp.schema import Experiment
+from quantexp.status import INTERRUPTED, State, read_json
+
+from .stand_in import Workers, put_status, told
+
+
+def ledger(root: Path) -> list[dict[str, Any]]:
+    (file,) = (root / "sweeps").glob("*.json")
+    rows = read_json(file)["runs"]
+    assert isinstance(rows, list)
+    return rows
+
+
+def test_sweep_ends_with_its_table_and_its_list(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    points = [(make(scheme=name), 0) for name in ("bf16", "linear_mxfp8")]
+    assert run_points(points, console) == 0
+    text = told(console)
+    assert text.index("completed  bf16") < text.index("2 runs")
+    assert [(row["state"], row["skipped"], row["reason"]) for row in ledger(tmp_path / "runs")] == [
+        ("completed", False, ""),
+        ("completed", False, ""),
+    ]
+
+
+def test_one_failure_makes_the_exit_code(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    workers.does[1] = lambda run, _: put_status(run, State.FAILED, "loss nan")
+    assert run_points([(make(1), 0), (make(2), 0)], console) == 1
+    assert [row["state"] for row in ledger(tmp_path / "runs")] == ["failed", "completed"]
+    assert ledger(tmp_path / "runs")[0]["reason"] == "loss nan"
+
+
+def test_run_that_cannot_start_is_in_the_table_and_the_list_with_its_reason(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    lacking = make(1)
+    lacking.dataset.sample = False
+    assert run_points([(lacking, 0), (make(2), 0)], console) == 1
+    words = "dataset=wikipedia has no data: give"
+    assert f"llama32-1b wikipedia bf16: {words}" in told(console)
+    lines = told(console).splitlines()
+    assert lines[0].startswith(f"failed     bf16 seed=1: {words}"), "told at once"
+    row = ledger(tmp_path / "runs")[0]
+    assert (row["run"], row["state"]) == (None, "failed")
+    assert row["reason"].startswith("dataset=wikipedia has no data")
+    assert workers.started == [2]
+
+
+def test_sweep_whose_runs_all_cannot_start_is_written_too(
+    workers: Workers,
+    make: Callable[..., Experiment],
+    console: Console,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacks(*_: object) -> None:
+        raise DataError("no data")
+
+    monkeypatch.setattr("quantexp.record.identity", lacks)
+    assert run_points([(make(1), 0), (make(2), 0)], console) == 1
+    assert [row["reason"] for row in ledger(tmp_path / "runs")] == ["no data"] * 2
+
+
+def test_list_that_cannot_be_written_is_a_clean_error(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(RunError, match=r"the sweep's list of runs cannot be written to .*/runs/sw"):
+        run_points([(make(1), 0)], console)
+    assert workers.started == []
+
+
+def test_signal_ends_what_runs_and_the_table_comes_all_the_same(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    def is_ended(run: RunDir, on_poll: Callable[[], None]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            while True:
+                on_poll()
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            put_status(run, State.CANCELLED, INTERRUPTED)
+
+    workers.does[1] = is_ended
+    with pytest.raises(KeyboardInterrupt):
+        run_points([(make(seed), 0) for seed in (1, 2, 3)], console)
+    assert [row["state"] for row in ledger(tmp_path / "runs")] == [
+        "cancelled",
+        "pending",
+        "pending",
+    ]
+    assert "3 runs" in told(console)
+    assert "2 pending: its sweep was interrupted before it started" in told(console)
+
+
+def test_machine_that_is_too_small_is_said_before_a_folder_is_made(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=r"launcher\.max_parallel=5 needs a core for each run"):
+        run_points([(make(1, max_parallel=5), 0)], console)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_points_that_do_not_agree_on_the_background_are_refused(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"launcher\.detach is one for the whole sweep"):
+        run_points([(make(1, detach=True), 0), (make(2), 0)], console)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def detached(monkeypatch: pytest.MonkeyPatch) -> list[Sheet]:
+    """The sheets that would go on in the background."""
+    sheets: list[Sheet] = []
+    monkeypatch.setattr(submit, "go_on_in_background", lambda sheet, _: sheets.append(sheet))
+    return sheets
+
+
+def test_detached_sweep_is_prepared_and_not_waited_for(
+    workers: Workers,
+    make: Callable[..., Experiment],
+    console: Console,
+    detached: list[Sheet],
+) -> None:
+    points = [(make(seed, detach=True), 0) for seed in (1, 2)]
+    assert run_points(points, console) == 0
+    assert [item.run is not None for item in detached[0].items] == [True, True]
+    assert workers.started == []
+
+
+def test_nothing_goes_to_the_background_where_nothing_is_left_to_run(
+    workers: Workers,
+    make: Callable[..., Experiment],
+    console: Console,
+    detached: list[Sheet],
+) -> None:
+    run_points([(make(1), 0)], console)
+    assert run_points([(make(1, detach=True), 0)], console) == 0
+    assert detach_run(make(1, detach=True), console) == 0
+    assert not detached
+    assert "skipped" in told(console)
+    assert "already completed" in told(console)
+
+
+def test_detached_run_that_is_in_use_is_refused(
+    workers: Workers,
+    make: Callable[..., Experiment],
+    console: Console,
+    detached: list[Sheet],
+) -> None:
+    (item,) = prepared([(make(1), 0)], console).items
+    assert item.run is not None
+    lock = take_lock(item.run)
+    with pytest.raises(RunInUseError, match="is in use by another process; wait for it, or stop"):
+        detach_run(make(1, detach=True), console)
+    os.close(lock)
+    assert not detached
+
+
+def test_detached_run_that_a_scheduler_has_is_refused(
+    workers: Workers,
+    make: Callable[..., Experiment],
+    console: Console,
+    detached: list[Sheet],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared([(make(1), 0)], console)
+    monkeypatch.setattr("quantexp.record._elsewhere", lambda *_: "job 12 is waiting")
+    with pytest.raises(RunInUseError, match="is in use: job 12 is waiting"):
+        detach_run(make(1, detach=True), console)
+    assert not detached
+
+
+def test_detached_run_that_cannot_start_is_refused(
+    workers: Workers,
+    make: Callable[..., Experiment],
+    console: Console,
+    detached: list[Sheet],
+) -> None:
+    lacking = make(1, detach=True)
+    lacking.dataset.sample = False
+    with pytest.raises(RunError, match="dataset=wikipedia has no data"):
+        detach_run(lacking, console)
+    assert not detached
+
+
+def test_detached_run_goes_on_in_the_background(
+    workers: Workers,
+    make: Callable[..., Experiment],
+    console: Console,
+    detached: list[Sheet],
+) -> None:
+    assert detach_run(make(1, detach=True), console) == 0
+    assert len(detached[0].items) == 1

@@ -1,0 +1,98 @@
+"""Tiny runs in the hands of a real SLURM, as tests start and watch them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from quantexp.compose import compose
+from quantexp.paths import RunDir
+from quantexp.schema import Experiment
+from quantexp.status import State, Status, read_status
+from quantexp.submit import send
+
+from .cluster import Cluster
+
+#: A run that goes on until it is ended.
+ENDLESS = ["training.iterations=1000000", "capture=off"]
+#: What every job here asks for.
+SMALL = ["launcher=slurm", "launcher.cpus_per_process=1", "launcher.time_min=30"]
+#: Submitted, but not to start before `scontrol release`.
+HELD = "+launcher.sbatch.hold=true"
+#: Seconds that a start may take: Python, torch, Megatron-Core and the first iterations, on cores that others use too.
+START_S = 90.0
+
+_Found = TypeVar("_Found")
+
+
+def submitted(
+    tiny_words: list[str], root: Path, *points: list[str]
+) -> tuple[list[RunDir], list[str]]:
+    """Submit tiny runs in one go; their folders and the ids of their jobs."""
+    common = [*tiny_words, *SMALL, f"paths.root={root}"]
+    experiments: list[tuple[Experiment, int]] = [
+        (compose([*common, *words], None, {}), 0) for words in points
+    ]
+    sent, _ = send(experiments, Console(quiet=True))
+    return [one.run for one in sent], [str(one.job_id) for one in sent]
+
+
+def status_of(run: RunDir) -> Status:
+    """What the run says of itself."""
+    status = read_status(run.status)
+    assert status is not None
+    return status
+
+
+def until(what: str, look: Callable[[], _Found], within_s: float = START_S) -> _Found:
+    """Look until there is something to be seen; later than `within_s` fails the test."""
+    end = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < end, f"not {what} after {within_s} s"
+        time.sleep(0.1)
+    return found
+
+
+def until_state(run: RunDir, *states: State, within_s: float = START_S) -> Status:
+    """The run's status once it is in one of these states."""
+    words = " or ".join(states)
+    until(f"{words} in {run.root}", lambda: status_of(run).state in states, within_s)
+    return status_of(run)
+
+
+def start_again(cluster: Cluster, job_id: str) -> None:
+    """Let a job that was put back start now, once its nodes are rid of its last start: they refuse a second one."""
+    until(f"the end of job {job_id}'s steps", lambda: not _steps(cluster, job_id), 30)
+    cluster.start_now(job_id)
+
+
+def _steps(cluster: Cluster, job_id: str) -> list[Path]:
+    """The processes of this cluster that manage the job's steps."""
+    conf, name = f"SLURM_CONF={cluster.slurm_conf}".encode(), f"[{job_id}.".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            managers = b"slurmstepd: " in (words := (process / "cmdline").read_bytes())
+            if managers and name in words and conf in (process / "environ").read_bytes():
+                found.append(process)
+    return found
+
+
+def until_training(run: RunDir, starts_before: int = 0) -> Status:
+    """The run's status once it has iterations behind it, after so many starts."""
+
+    def trains() -> bool:
+        status = status_of(run)
+        again = len(status.restarts) == starts_before
+        return again and status.state is State.RUNNING and status.iteration > 0
+
+    try:
+        until(f"training in {run.root}", trains)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {status_of(run)}") from error
+    return status_of(run)

@@ -1,0 +1,52 @@
+"""Without a cluster the tests here are left out aloud, and where CI requires one they fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ONE_TEST = "tests/slurm/test_cluster.py::test_a_constraint_chooses_the_node_that_has_the_feature"
+NOT_RUNNING = "no SLURM test cluster is running; start it with tests/slurm/setup.sh"
+
+
+def pytest_without_cluster(folder: Path, require: str) -> subprocess.CompletedProcess[str]:
+    """One test that wants each kind of cluster, run where there is none."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", ONE_TEST],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "QUANTEXP_SLURM_DIR": str(folder), "QUANTEXP_REQUIRE_SLURM": require},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_without_a_cluster_the_run_ends_with_what_was_left_out_and_how_to_run_it(
+    tmp_path: Path,
+) -> None:
+    done = pytest_without_cluster(tmp_path, require="0")
+    assert done.returncode == 0, done.stdout
+    assert "2 skipped" in done.stdout
+    assert NOT_RUNNING in done.stdout
+    left_out = "not run: 2 tests against a real SLURM (start one with tests/slurm/setup.sh)"
+    assert done.stdout.splitlines()[-2] == left_out  # all that follows is pytest's count
+
+
+def test_where_a_cluster_is_required_leaving_out_is_a_failure(tmp_path: Path) -> None:
+    done = pytest_without_cluster(tmp_path, require="1")
+    assert done.returncode == 1, done.stdout
+    assert "2 errors" in done.stdout
+    assert NOT_RUNNING in done.stdout
+    assert "not run:" not in done.stdout
+
+
+def test_a_cluster_that_was_stopped_counts_as_none(tmp_path: Path) -> None:
+    for kind in ("accounting", "plain"):
+        (tmp_path / kind).mkdir()
+        conf = f"ClusterName={kind}\nSlurmctldHost=localhost\nSlurmctldPort=1\nNodeName=n1\nPartitionName=lo Nodes=n1\n"
+        (tmp_path / kind / "slurm.conf").write_text(conf)
+    done = pytest_without_cluster(tmp_path, require="0")
+    assert "not run: 2 tests against a real SLURM" in done.stdout, done.stdout

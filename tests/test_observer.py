@@ -1,0 +1,97 @@
+"""What an iteration leaves in the run folder, and when it ends the run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from quantexp.megatron.trainer import Metrics
+from quantexp.observer import RunObserver
+from quantexp.paths import RunDir
+from quantexp.ranks import Rank
+from quantexp.schema import Experiment
+from quantexp.status import read_status
+from quantexp.worker import Worker
+
+FIRST = Metrics(
+    iteration=1,
+    loss=5.5,
+    grad_norm=1.25,
+    lr=1e-4,
+    tokens=128,
+    step_time_s=0.5,
+    tokens_per_s=256.0,
+    tflops=0.125,
+    memory_gb=2.0,
+)
+
+
+@pytest.fixture
+def observer(tiny: Callable[..., Experiment], tmp_path: Path) -> Callable[..., RunObserver]:
+    """The observer of a rank."""
+
+    def make(*overrides: str, rank: Rank | None = None) -> RunObserver:
+        return RunObserver(Worker(RunDir(tmp_path), tiny(*overrides), rank))
+
+    return make
+
+
+def test_iteration_is_a_line_of_metrics_and_the_statuss_last(
+    observer: Callable[..., RunObserver], tmp_path: Path
+) -> None:
+    told = observer("capture=off")
+    assert told.iteration(FIRST)
+    assert told.iteration(replace(FIRST, iteration=2, loss=math.nan, grad_norm=math.inf))
+    lines = [json.loads(line) for line in RunDir(tmp_path).metrics.read_text().splitlines()]
+    assert [(line["iteration"], line["loss"], line["grad_norm"]) for line in lines] == [
+        (1, 5.5, 1.25),
+        (2, None, None),
+    ]
+    status = read_status(RunDir(tmp_path).status)
+    assert status is not None
+    assert status.iteration == 2
+    times = [datetime.fromisoformat(line["time"]) for line in lines]
+    assert times == sorted(times)
+    assert abs(times[1] - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_line_of_metrics_that_cannot_be_written_ends_the_run(
+    observer: Callable[..., RunObserver], tmp_path: Path
+) -> None:
+    told = observer("capture=off")
+    RunDir(tmp_path).metrics.mkdir()
+    with pytest.raises(IsADirectoryError):
+        told.iteration(FIRST)
+
+
+def test_rank_that_does_not_lead_writes_no_metrics(
+    observer: Callable[..., RunObserver], tmp_path: Path
+) -> None:
+    assert observer("capture=off", rank=Rank(1, 2, 1)).iteration(FIRST)
+    assert not RunDir(tmp_path).metrics.exists()
+
+
+def test_signal_that_was_lost_on_the_way_ends_the_run_after_the_iteration(
+    observer: Callable[..., RunObserver], tmp_path: Path
+) -> None:
+    told = observer("capture=off")
+    told.worker.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        told.iteration(FIRST)
+    assert RunDir(tmp_path).metrics.exists()
+
+
+def test_run_ends_with_its_capture_where_asked_to(
+    observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantexp.megatron.together.gather", lambda own: [own])  # no process group
+    told = observer("capture=stats", "capture.control_iter=2", "capture.stop_after_capture=true")
+    assert told.iteration(FIRST)
+    assert not told.iteration(replace(FIRST, iteration=2))
+    assert told.worker.status.reason == "stopped after capture, as configured"
