@@ -119,7 +119,7 @@ def test_unknown_choice_in_the_users_own_yaml_names_the_file(mine: Callable[...,
     message = refusal("quant=own", config_dir=folder)
     assert message == (
         f"{folder}/quant/own.yaml: quant/linear=mxfp9: no such choice; available: "
-        "hifp8, mxfp4, mxfp8, none"
+        "fp8, hifp8, mxfp4, mxfp6, mxfp8, none, nvfp4"
     )
 
 

@@ -82,10 +82,12 @@ def run_of(sheet: Sheet, index: int = 0) -> RunDir:
     return run
 
 
-def wait_until(true: Callable[[], Any], within_s: float = 60) -> None:
+def wait_until(
+    true: Callable[[], Any], told: Callable[[], Any] = lambda: None, within_s: float = 60
+) -> None:
     end = time.monotonic() + within_s
     while not true():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, told()
         time.sleep(0.02)
 
 
@@ -197,4 +199,4 @@ def test_background_is_ended_where_the_user_does_not_wait_for_its_start(
     with pytest.raises(KeyboardInterrupt):
         detach(1, 60)
     monkeypatch.undo()
-    wait_until(lambda: not left(Path.cwd()))
+    wait_until(lambda: not left(Path.cwd()), lambda: left(Path.cwd()))

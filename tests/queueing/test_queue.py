@@ -366,7 +366,7 @@ def test_sheet_that_cannot_be_written_for_a_while_ends_no_run(
     def fills_the_disk(run: RunDir, _: object) -> None:
         put_status(run, State.COMPLETED)
         patch = pytest.MonkeyPatch()
-        patch.setattr("quantexp.queueing.sheet.write_json", full)
+        patch.setattr("quantexp.sweep.record.write_json", full)
         undo.append(patch)
 
     def full(*_: object) -> None:

@@ -61,7 +61,7 @@ def test_run_that_cannot_start_is_in_the_table_and_the_list_with_its_reason(
     lacking.dataset.sample = False
     assert run_points([(lacking, 0), (make(2), 0)], console) == 1
     words = "dataset=wikipedia has no data: give"
-    assert f"llama32-1b wikipedia bf16: {words}" in told(console)
+    assert f"llama32-1b wikipedia bf16 seed=1: {words}" in told(console)
     lines = told(console).splitlines()
     assert lines[0].startswith(f"failed     bf16 seed=1: {words}"), "told at once"
     row = ledger(tmp_path / "runs")[0]

@@ -36,6 +36,8 @@ def main(run: Path) -> int:
     signal.signal(signal.SIGTERM, ended)
     signal.signal(signal.SIGINT, ended)
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if os.getppid() != int(os.environ["QUANTEXP_PARENT"]):  # it was gone before that
+        ended()
     (run.parent / run.name / f"started-by-{os.getppid()}-{os.getpid()}").touch()
     say(run / "status.json", "running", "", started=moment(), pid=os.getpid())
     time.sleep(SECONDS)

@@ -86,7 +86,8 @@ def test_hi_takes_the_place_of_lo_which_is_put_back(cluster: Cluster) -> None:
     low = cluster.sbatch("sleep 60", "-plo", "-wn1", "--exclusive", "-o/dev/null")
     cluster.wait_state(low, "RUNNING")
     high = cluster.sbatch("sleep 60", "-phi", "-wn1", "--exclusive", "-o/dev/null")
-    cluster.wait_state(high, "RUNNING")
+    # The partition lo grants 10 s of grace, and the node takes up to KillWait, 20 s, more to give the job up.
+    cluster.wait_state(high, "RUNNING", within_s=60)
     assert cluster.states(low) == {low: "PENDING"}
     assert cluster.jobs(low)[0]["Restarts"] == "1"
 
