@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -74,7 +74,7 @@ class Answer:
 
     #: float32, rounded to the case's dtype.
     values: Array
-    #: uint8, x's shape; None for bf16.
+    #: uint8, x's shape; None for bf16, and where another implementation rounded.
     codes: Array | None = None
     #: uint8, one a block; None without blocks.
     block_scales: Array | None = None
@@ -85,8 +85,8 @@ class Answer:
 def answer(case: Case, rounder: Rounder | None = None, scale_rounder: Rounder = nearest) -> Answer:
     """What quantising and encoding give.
 
-    `rounder` stands in for the rounding to the element's grid, `scale_rounder` for that of NVFP4's block scales, which
-    is to nearest even whatever the case asks for.
+    `rounder` stands in for the rounding to the element's grid, and codes are then left out; `scale_rounder` for that of
+    NVFP4's block scales, which is to nearest even whatever the case asks for.
     """
     kind, element = KINDS[case.fmt]
     x = case.x.astype(np.float32)
@@ -94,20 +94,21 @@ def answer(case: Case, rounder: Rounder | None = None, scale_rounder: Rounder = 
         rounded = to_bf16(x) if rounder is None else rounder("bf16", x, True).astype(np.float32)
         return Answer(to_dtype(rounded, case.dtype))
     if kind == "flat":
-        return _flat(case, x, element, rounder or _rounder(case, lambda r: r))
+        flat = _flat(case, x, element, rounder or _rounder(case, lambda r: r))
+        return flat if rounder is None else replace(flat, codes=None)
     blocks = _Blocks(x.shape, case.axis, case.block or 1)
+    x_BK, own = blocks.split(x), rounder is None
     rounder = rounder or _rounder(case, blocks.split)
-    x_BK = blocks.split(x)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if kind == "mx":
             values, q, scales, t = _mx(case, x_BK, element, rounder)
         else:
             values, q, scales, t = _nv(case, x_BK, element, rounder, scale_rounder)
     good = np.isfinite(x_BK).all(axis=-1, keepdims=True)
-    codes = np.where(good, encoded(element, q, np.signbit(x_BK)), 0)
+    codes = np.where(good, encoded(element, q, np.signbit(x_BK)), 0) if own else None
     return Answer(
         values=to_dtype(blocks.join(np.where(good, values, np.nan)), case.dtype),
-        codes=blocks.join(codes).astype(np.uint8),
+        codes=None if codes is None else blocks.join(codes).astype(np.uint8),
         block_scales=np.moveaxis(scales, -1, case.axis).astype(np.uint8),
         tensor_scale=t,
     )

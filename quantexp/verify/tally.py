@@ -95,6 +95,8 @@ class Tally:
         if known is not None:
             wrong &= known
         row.cases += int(expected.size if known is None else known.sum())
+        if not wrong.any():
+            return
         row.mismatches += int(wrong.sum())
         missing = EXAMPLES - len(row.examples)
         for index in np.argwhere(wrong)[: max(0, missing)]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -26,7 +27,7 @@ from quantexp.verify.rational import MX_ELEMENTS
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
+def _quiet() -> Iterator[None]:
     """Without the words that torchao prints on import about extensions it does not need here."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
