@@ -126,7 +126,8 @@ def save(certificate: Certificate, cache: Path) -> Path:
         VerifyError: it cannot be written.
     """
     parts = (certificate.formats_source, f"torch-{certificate.torch}", certificate.device)
-    file = folder_in(cache) / f"{re.sub(r'[^A-Za-z0-9.+-]+', '-', '_'.join(parts))}.json"
+    name = re.sub(r"[^A-Za-z0-9.+-]+", "-", "_".join(parts)).strip("-")
+    file = folder_in(cache) / f"{name}.json"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, asdict(certificate))

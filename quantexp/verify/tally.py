@@ -13,8 +13,8 @@ from quantexp.verify.exact import Case
 
 Array = NDArray[Any]
 
-#: mismatches of a row that are kept with their bits.
-EXAMPLES = 3
+#: mismatches of a row that are kept with their bits, of each kind of result.
+EXAMPLES = 2
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Tally:
         if not wrong.any():
             return
         row.mismatches += int(wrong.sum())
-        missing = EXAMPLES - len(row.examples)
+        missing = EXAMPLES - _kept(row, what)
         for index in np.argwhere(wrong)[: max(0, missing)]:
             at = tuple(index.tolist())
             shown = case is not None and case.x.shape == expected.shape
@@ -116,8 +116,12 @@ class Tally:
 
 
 def _note(row: Row, mismatch: Mismatch) -> None:
-    if len(row.examples) < EXAMPLES:
+    if _kept(row, mismatch.what) < EXAMPLES:
         row.examples.append(mismatch)
+
+
+def _kept(row: Row, what: str) -> int:
+    return sum(one.what == what for one in row.examples)
 
 
 def differing(a: Array, b: Array) -> Array:
