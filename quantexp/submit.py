@@ -33,7 +33,7 @@ from quantexp.schema import Experiment, LauncherConfig
 from quantexp.source import snapshot_name
 from quantexp.status import State, now, read_status, write_json, write_status
 from quantexp.submitted import print_submitted
-from quantexp.sweep.record import write_sweep
+from quantexp.sweep.record import sweep_file, write_sweep
 
 #: Seconds that other submitters of the same runs may take.
 PATIENCE_S = 300.0
@@ -74,7 +74,9 @@ def _list(
         }
         for one, (_, stage) in zip(sent, points, strict=True)
     ]
-    return write_sweep(root, started, listed)
+    file = sweep_file(root, started)
+    write_sweep(file, {"started": started, "runs": listed})
+    return file
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from quantexp.execute import Outcome
 from quantexp.progress import human_bytes
+from quantexp.queueing.label import differences, names
 from quantexp.schema import Experiment
 from quantexp.status import State
 from quantexp.tracking.trackers import BACKENDS
@@ -80,39 +81,50 @@ def tracking_lines(outcome: Outcome) -> dict[str, str]:
     return lines
 
 
-def print_sweep(outcomes: list[Outcome], failures: list[tuple[str, str]], console: Console) -> None:
+def print_sweep(
+    outcomes: list[Outcome], failures: list[tuple[Experiment, str]], console: Console
+) -> None:
     """The table of a sweep: one row a run, the gap to the bf16 run of the same model and data.
 
-    `failures` are runs that could not start: (model, dataset and scheme in words, reason). Model and dataset have a
-    column only where they differ.
+    `failures` are runs that could not start, with the reason. Model, dataset and what else tells runs apart (the seed)
+    have a column only where they differ.
     """
-    names = [_names(o.experiment) for o in outcomes] + [name.split() for name, _ in failures]
-    shown = [i for i in range(3) if i == 2 or len({name[i] for name in names}) > 1]
-    table = Table(title=f"{len(names)} runs", title_justify="left")
+    experiments = [o.experiment for o in outcomes] + [experiment for experiment, _ in failures]
+    named = [
+        (*names(experiment), " ".join(differs))
+        for experiment, differs in zip(experiments, differences(experiments), strict=True)
+    ]
+    shown = [i for i in range(4) if i == 2 or len({name[i] for name in named}) > 1]
+    table = Table(title=f"{len(named)} runs", title_justify="left")
     for i in shown:
-        table.add_column(("model", "dataset", "scheme")[i], overflow="fold")
+        table.add_column(("model", "dataset", "scheme", "")[i], overflow="fold")
     for heading in ("final loss", "gap to bf16", "tokens/s", "tensors", "captured"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for name, outcome in zip(names, outcomes, strict=False):
+    for name, outcome in zip(named, outcomes, strict=False):
         table.add_row(*(escape(name[i]) for i in shown), *_results(outcome, outcomes))
-    for name in names[len(outcomes) :]:
+    for name in named[len(outcomes) :]:
         table.add_row(*(escape(name[i]) for i in shown), *["-"] * 5, "[red]failed[/]")
     if any(_gap(outcome, outcomes) != "-" for outcome in outcomes):
-        table.caption = "gap: one seed each, so it cannot be told from noise"
+        seeds = len({experiment.training.seed for experiment in experiments})
+        table.caption = (
+            "gap: one seed each, so it cannot be told from noise"
+            if seeds == 1
+            else f"gap: to the bf16 run of the same seed; how it varies over the {seeds} seeds is the noise"
+        )
         table.caption_justify = "left"
     console.print(table)
     waiting = Counter(o.reason for o in outcomes if o.state is State.PENDING)
     over = [o for o in outcomes if o.state not in (State.COMPLETED, State.PENDING)]
     reasons = [(o.run.root.name, o.reason) for o in over]
-    for run, reason in [*reasons, *failures]:
+    not_started = [
+        (" ".join(filter(None, name)), reason)
+        for name, (_, reason) in zip(named[len(outcomes) :], failures, strict=True)
+    ]
+    for run, reason in [*reasons, *not_started]:
         console.print(f"[red]{escape(run)}[/]: {escape(reason)}", soft_wrap=True)
     for reason, count in waiting.items():
         console.print(f"{count} pending: {escape(reason)}", soft_wrap=True)
-
-
-def _names(experiment: Experiment) -> list[str]:
-    return [experiment.model.name, experiment.dataset.name, str(experiment.quant.name)]
 
 
 def _results(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:

@@ -128,7 +128,9 @@ def test_proof_counts_what_engaged_and_what_is_inconclusive() -> None:
 def test_table_has_the_gap_to_bf16_and_the_failures(ended: Callable[..., Outcome]) -> None:
     failed = ended("FA_hifp8", state=State.FAILED, metrics=None, reason="loss nan")
     outcomes = [ended("FA_mxfp8", 5.25), failed, ended("bf16", 5.0)]
-    starting = [("llama32-1b dolma bf16", "no [data]")]
+    never = copy.deepcopy(outcomes[-1].experiment)
+    never.dataset.name = "dolma"
+    starting = [(never, "no [data]")]
     text = printed(lambda console: print_sweep(outcomes, starting, console))
     assert "4 runs" in text
     assert "+0.2500" in text
@@ -150,6 +152,25 @@ def test_gap_needs_a_baseline_that_differs_in_nothing_else(ended: Callable[..., 
         outcomes = [ended("FA_mxfp8", 5.25), baseline]
         text = printed(lambda console, o=outcomes: print_sweep(o, [], console))  # type: ignore[misc]
         assert "+1.2500" not in text
+
+
+def test_table_tells_seeds_apart_and_says_what_the_gap_is_worth(
+    ended: Callable[..., Outcome],
+) -> None:
+    outcomes = [ended("bf16", 5.0), ended("FA_mxfp8", 5.25)]
+    text = printed(lambda console: print_sweep(outcomes, [], console))
+    assert "gap: one seed each, so it cannot be told from noise" in text
+    assert "seed=" not in text
+    again = [ended("bf16", 4.0), ended("FA_mxfp8", 4.5)]
+    for outcome in again:
+        outcome.experiment.training.seed += 1
+    never = copy.deepcopy(again[0].experiment)
+    never.training.seed += 1
+    starting = [(never, "no data")]
+    text = printed(lambda console: print_sweep(outcomes + again, starting, console))
+    assert re.search(r"FA_mxfp8 +│ seed=1235 +│ +4\.5000 │ +\+0\.5000", text), text
+    assert "how it varies over the 3 seeds is the noise" in text
+    assert "bf16 seed=1236: no data" in text
 
 
 def test_no_name_is_cut_on_a_narrow_terminal(ended: Callable[..., Outcome]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from enum import Enum
@@ -18,14 +17,28 @@ _FOLLOWING = ("dataset.sample", "dataset.label", "dataset.tokenizer", "model.voc
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
     """The scheme, model and dataset where they differ, and for runs that have these in common the keys that differ."""
-    names = [[e.model.name, e.dataset.name, str(e.quant.name)] for e in experiments]
-    shown = [i for i in range(3) if i == 2 or len({name[i] for name in names}) > 1]
-    found = [" ".join(name[i] for i in shown) for name in names]
-    ambiguous = {label for label, count in Counter(found).items() if count > 1}
-    for label in ambiguous:
-        same = [i for i, other in enumerate(found) if other == label]
+    named = [names(experiment) for experiment in experiments]
+    shown = [i for i in range(3) if i == 2 or len({name[i] for name in named}) > 1]
+    return [
+        " ".join([*(name[i] for i in shown), *differs])
+        for name, differs in zip(named, differences(experiments), strict=True)
+    ]
+
+
+def names(experiment: Experiment) -> tuple[str, str, str]:
+    """Model, dataset and scheme."""
+    return experiment.model.name, experiment.dataset.name, str(experiment.quant.name)
+
+
+def differences(experiments: Sequence[Experiment]) -> list[list[str]]:
+    """For each the keys (`seed=2`) that tell it from the others of its model, dataset and scheme."""
+    found: list[list[str]] = [[] for _ in experiments]
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for i, experiment in enumerate(experiments):
+        alike.setdefault(names(experiment), []).append(i)
+    for same in alike.values():
         for i, differs in zip(same, _differing([experiments[i] for i in same]), strict=True):
-            found[i] = " ".join([label, *differs])
+            found[i] = differs
     return found
 
 

@@ -13,7 +13,6 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,12 @@ from quantexp.errors import ConfigError, RunError
 from quantexp.execute import Outcome
 from quantexp.load import from_plain
 from quantexp.lock import hold
-from quantexp.paths import RunDir, RunsRoot, SweepFiles
+from quantexp.paths import RunDir, SweepFiles
 from quantexp.queueing.label import labels
 from quantexp.redaction import redacted
 from quantexp.schema import Experiment
-from quantexp.status import State, now, read_json, write_json
+from quantexp.status import State, now, read_json
+from quantexp.sweep.record import cannot_write, sweep_file, write_sweep
 
 
 class Place(Enum):
@@ -88,9 +88,7 @@ class Sheet:
     files: SweepFiles = field(init=False)
 
     def __post_init__(self) -> None:
-        stamp = datetime.fromisoformat(self.started).astimezone(UTC).strftime("%Y%m%d_%H%M%S_%f")
-        folder = RunsRoot(self.root).sweeps
-        self.files = SweepFiles(folder / f"{stamp}_{os.getpid()}.json")
+        self.files = SweepFiles(sweep_file(self.root, self.started))
 
     def write(self) -> None:
         """Replace the file.
@@ -106,11 +104,7 @@ class Sheet:
             **redacted({"command": self.command, "source": self.source}),
             "runs": [_row(item) for item in self.items],
         }
-        try:
-            self.files.listing.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.files.listing, content)
-        except OSError as error:
-            raise self._cannot_write(error) from error
+        write_sweep(self.files.listing, content)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -123,7 +117,7 @@ class Sheet:
             self.files.lock.parent.mkdir(parents=True, exist_ok=True)
             lock = hold(self.files.lock)
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise cannot_write(self.files.lock, error) from error
         try:
             self.write()
             yield
@@ -132,12 +126,6 @@ class Sheet:
             self.write()
             self.files.lock.unlink(missing_ok=True)
             os.close(lock)
-
-    def _cannot_write(self, error: OSError) -> RunError:
-        return RunError(
-            f"the sweep's list of runs cannot be written to {self.files.listing.parent}: {error.strerror}; set "
-            "paths.root to a folder that can"
-        )
 
 
 def _row(item: Item) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from quantexp.queueing.detach import go_on_in_background
 from quantexp.queueing.display import Display, ended_line
 from quantexp.queueing.prepare import prepared
 from quantexp.queueing.queue import Queue
-from quantexp.queueing.sheet import Item, Place, Sheet
+from quantexp.queueing.sheet import Place, Sheet
 from quantexp.queueing.slots import Slot, slots_for
 from quantexp.queueing.stop import stopping
 from quantexp.schema import Experiment
@@ -90,13 +90,8 @@ def work_through(
         with Display(sheet.items, console) as display:
             Queue(sheet, slots, stop, display).work()
     outcomes = [item.outcome for item in sheet.items if item.outcome is not None]
-    failures = [(_name(i), i.reason) for i in sheet.items if i.outcome is None]
+    failures = [(i.experiment, i.reason) for i in sheet.items if i.outcome is None]
     print_sweep(outcomes, failures, console)
     if stop.requested:
         raise KeyboardInterrupt
     return 0 if all(item.completed for item in sheet.items) else 1
-
-
-def _name(item: Item) -> str:
-    experiment = item.experiment
-    return f"{experiment.model.name} {experiment.dataset.name} {experiment.quant.name}"

@@ -1,1 +1,1 @@
-"""Sweeps: `points` turns the words of a multirun into validated points, `run` runs them."""
+"""Sweeps: from the words of a multirun to validated points (`points`), and the list that is kept of them (`record`)."""
