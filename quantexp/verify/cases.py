@@ -30,12 +30,14 @@ def every_value(dtype: str) -> Array:
     return bits.astype(np.uint16).view(np.float16).astype(np.float32)
 
 
+@cache
 def by_magnitude(dtype: str, width: int) -> Array:
     """The same sorted by magnitude, so that the values of a block are neighbours; NaN in blocks at the end."""
     values = every_value(dtype)
     return values[np.argsort(np.abs(values), kind="stable")].reshape(-1, width)
 
 
+@cache
 def shuffled(dtype: str, width: int) -> Array:
     """The same among strangers: in most blocks all but the largest are tiny, in some is a NaN or an Inf."""
     values = every_value(dtype)
@@ -95,6 +97,7 @@ def middles(element: str) -> Array:
     return middle
 
 
+@cache
 def hard_amaxes(name: str) -> Array:
     """One ulp around every power of two and every place where an MX scale rule changes its mind, ascending."""
     _, mantissa_bits, _, largest = MX_ELEMENTS[name]
@@ -106,6 +109,7 @@ def hard_amaxes(name: str) -> Array:
     return np.unique(amaxes[amaxes > 0])
 
 
+@cache
 def hard_blocks(name: str, rule: str) -> Array:
     """For each amax a block of 32 with ties, and one ulp to either side, spread over the grid at its scale."""
     amaxes = hard_amaxes(name)
@@ -117,6 +121,7 @@ def hard_blocks(name: str, rule: str) -> Array:
     return _with_probes(amaxes, np.ldexp(chosen, scale), 32)
 
 
+@cache
 def hard_nv_blocks(t: float) -> Array:
     """For each place where a block scale of NVFP4 changes under the tensor scale t, a block of 16 with ties.
 
@@ -150,6 +155,7 @@ def _with_probes(amaxes: Array, centres: Array, width: int) -> Array:
     return x
 
 
+@cache
 def hard_values(element: str) -> Array:
     """Every value and every tie of an element with its neighbours, what follows the largest, and special values."""
     points = np.append(grid(element).magnitudes, grid(element).beyond)
@@ -158,6 +164,7 @@ def hard_values(element: str) -> Array:
     return np.concatenate([x, -x, np.array(_SPECIALS, np.float32)])
 
 
+@cache
 def hard_fractions(element: str) -> Array:
     """Points at many fractions of every step of an element, one ulp beside, and tiny ones, to round stochastically."""
     points = grid(element).magnitudes
