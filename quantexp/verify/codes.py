@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from quantexp.verify.asking import to_numpy, to_torch
 from quantexp.verify.exact import KINDS, decoded, to_dtype
+from quantexp.verify.gold_check import GOLD
 from quantexp.verify.grids import code_values, grid
 from quantexp.verify.kernels import Kernel
 from quantexp.verify.oracles.oracle import Oracle
@@ -32,7 +33,6 @@ def decode_every_code(
     label: str,
     oracles: list[Oracle],
     tally: Tally,
-    gold: str,
 ) -> None:
     """All codes at all block scales, NaN's among them, under several scales of the tensor."""
     kind, element = KINDS[fmt]
@@ -48,12 +48,12 @@ def decode_every_code(
         by_gold = decoded(fmt, codes, block_scales, t)
         for dtype in DTYPES:
             got = _decode(kernel, device, fmt, codes, block_scales, t, dtype)
-            where = (fmt, label, gold)
+            where = (fmt, label, GOLD)
             tally.add(where, "decode", to_dtype(by_gold, dtype), got, asked=f"{dtype} {asked}")
             if dtype == "float32":
                 _against_oracles(fmt, codes, block_scales, t, got, label, oracles, tally, asked)
     if KINDS[fmt][1] == "e2m1":
-        _decode_every_byte(fmt, kernel, device, (fmt, label, gold), tally)
+        _decode_every_byte(fmt, kernel, device, (fmt, label, GOLD), tally)
 
 
 def _against_oracles(

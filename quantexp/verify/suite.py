@@ -128,7 +128,7 @@ def _check_codes(fmt: str, placed: list[Placed], oracles: list[Oracle], tally: T
         return
     for one in placed:
         if fmt in one.kernel.formats:
-            decode_every_code(fmt, one.kernel, one.device, one.label, oracles, tally, GOLD)
+            decode_every_code(fmt, one.kernel, one.device, one.label, oracles, tally)
             encode_every_code(fmt, one.kernel, one.device, (fmt, one.label, GOLD), tally)
 
 

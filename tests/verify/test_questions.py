@@ -10,7 +10,6 @@ import pytest
 from quantexp.formats import FORMATS, Rounding, ScaleRule, Scaling, layout, resolve
 from quantexp.verify import cases
 from quantexp.verify.exact import KINDS, Case
-from quantexp.verify.grids import ELEMENTS, grid
 from quantexp.verify.questions import SEVERAL_CHUNKS, cases_of
 
 formats = pytest.mark.parametrize("fmt", FORMATS)
@@ -72,35 +71,3 @@ def test_values_are_those_that_their_dtype_holds(fmt: str) -> None:
         assert case.x.dtype == np.float32
         kept = cases.as_dtype(case.x, case.dtype)
         assert np.array_equal(kept, case.x, equal_nan=True)
-
-
-def test_hard_amaxes_surround_every_power_of_two_and_the_largest_value_times_it() -> None:
-    amaxes = set(cases.hard_amaxes("mxfp8_e4m3").tolist())
-    for exponent in (-126, -9, 0, 100):
-        for turn in (1.0, 1.75, 1.9375):
-            centre = np.float32(turn * 2.0**exponent)
-            assert float(centre) in amaxes
-            for to in (0, np.inf):
-                assert float(np.nextafter(centre, np.float32(to))) in amaxes
-    assert 2.0**-149 in amaxes
-    assert float(np.finfo(np.float32).max) not in amaxes
-    assert float(np.nextafter(np.float32(2.0**127), np.float32(0))) in amaxes
-
-
-@pytest.mark.parametrize("element", ELEMENTS)
-def test_hard_values_hold_every_tie_with_its_neighbours(element: str) -> None:
-    x = set(cases.hard_values(element).tolist())
-    points = grid(element).magnitudes
-    for tie in (points[:-1] + points[1:]) / 2:
-        for value in (
-            tie,
-            *(float(np.nextafter(np.float32(tie), np.float32(t))) for t in (0, 9e9)),
-        ):
-            assert {value, -value} <= x
-
-
-@pytest.mark.parametrize("t", [1.0, 0.37])
-def test_the_largest_of_a_hard_block_is_its_first(t: float) -> None:
-    for blocks in (cases.hard_nv_blocks(t), cases.hard_blocks("mxfp4_e2m1", "floor")):
-        assert (np.abs(blocks).max(axis=1) == blocks[:, 0]).all()
-        assert (blocks == 0).sum() > 0

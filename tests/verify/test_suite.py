@@ -15,7 +15,6 @@ from torch import Tensor
 from quantexp.formats import decode, encode, hadamard, quantise
 from quantexp.formats.encoding import TwoLevelScales
 from quantexp.verify import suite
-from quantexp.verify.asking import to_numpy, to_torch
 from quantexp.verify.exact import Case
 from quantexp.verify.kernels import KERNELS, Kernel
 from quantexp.verify.oracles import find_oracles
@@ -193,30 +192,6 @@ def test_kernels_are_placed_where_they_run() -> None:
     cpu_only = dataclasses.replace(GOOD, name="c", devices=("cpu",))
     placed = place(["cpu", "cuda"], [GOOD, cpu_only])
     assert [p.label for p in placed] == ["reference (cpu)", "reference (cuda)", "c (cpu)"]
-
-
-def test_a_case_reaches_the_kernel_as_it_is() -> None:
-    """Strides, dtype, options and the amax as a tensor."""
-    seen: list[tuple[Tensor, dict[str, Any]]] = []
-
-    def spy(x: Tensor, fmt: str, **options: Any) -> Tensor:
-        seen.append((x, options))
-        return quantise(x, fmt, **options)
-
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    case = Case("hifp8", x, "bfloat16", 0, {"scaling": "exact", "amax": 5.0}, strided=True)
-    check_case(case, [Placed(dataclasses.replace(GOOD, quantise=spy), "cpu")], [], Tally())
-    ((tensor, options),) = seen
-    assert (tensor.dtype, tensor.stride()) == (torch.bfloat16, (1, 2))
-    assert tensor.tolist() == x.tolist()
-    assert (options["axis"], options["amax"].item(), options["amax"].shape) == (0, 5.0, ())
-
-
-def test_arrays_come_back_from_torch_as_they_went() -> None:
-    x = np.array([1.5, -0.0, np.inf], np.float32)
-    assert to_numpy(to_torch(x, "bfloat16", "cpu")).tolist() == x.tolist()
-    codes = np.arange(5, dtype=np.uint8)
-    assert to_numpy(to_torch(codes, "uint8", "cpu")).dtype == np.uint8
 
 
 @pytest.mark.gpu
