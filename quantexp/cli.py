@@ -30,6 +30,7 @@ VERBS = {
     "plan": "show what would run: precision map, memory, bytes, commands; run nothing",
     "list": "list models, datasets, schemes, presets, captures, experiments, or runs",
     "doctor": "check what this machine can run",
+    "verify": "hold the number formats against exact arithmetic and other libraries, here",
     "status": "show what runs wait, run, have ended, and why: [DIR]",
     "logs": "show what a run printed: RUN",
     "resume": "start again what was interrupted or is missing: [DIR] [launcher.key=value ...]",
@@ -112,8 +113,11 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             action="store_true",
             help="a sweep over choices: a=x,y 'quant=glob(*)'",
         )
-    if verb in ("plan", "list", "doctor", "status", "captures"):
+    if verb in ("plan", "list", "doctor", "verify", "status", "captures"):
         parser.add_argument("--json", action="store_true", help="print JSON")
+    if verb == "verify":
+        parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
+        parser.add_argument("--formats", metavar="A,B", help="only these (no certificate)")
     if verb == "status":
         parser.add_argument("--watch", action="store_true", help="go on until all have ended")
     if verb == "logs":
@@ -134,6 +138,8 @@ def _captures_arguments(parser: argparse.ArgumentParser) -> None:
 def _usage(verb: str) -> str:
     if verb == "captures":
         return "quantexp captures [--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]"
+    if verb == "verify":
+        return "quantexp verify [--device cpu|cuda] [--formats A,B] [--json] [paths.cache=FOLDER]"
     if verb in LEDGER:
         more = " [launcher.key=value ...]" if verb in STARTS else ""
         return f"quantexp {verb} [flags] {LEDGER[verb]} [paths.root=FOLDER]{more}"
@@ -248,6 +254,28 @@ def _doctor(arguments: argparse.Namespace) -> int:
     else:
         print_doctor(found, _console())
     return 0 if doctor_json(found)["ok"] else 1
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from quantexp.paths import cache_dir
+    from quantexp.verify.verb import print_verify, run_verify, verify_json
+
+    given = [word for word in arguments.words if word.startswith("paths.cache=")]
+    if given != arguments.words:
+        _parser("verify").error(
+            f"verify takes no overrides but paths.cache=FOLDER, got {' '.join(arguments.words)}"
+        )
+    folder = cache_dir(given[-1].split("=", 1)[1] if given else None)
+    found = run_verify(arguments.formats, arguments.device, folder, _console())
+    if arguments.json:
+        _print_json(verify_json(found))
+    else:
+        print_verify(found, _console())
+    if found.mismatches:
+        _complain(
+            f"verify: {found.mismatches:,} of {found.cases:,} values are not what they should be"
+        )
+    return 1 if found.mismatches else 0
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -366,6 +394,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": _plan,
     "list": _list,
     "doctor": _doctor,
+    "verify": _verify,
     "status": _status,
     "logs": _logs,
     "resume": _resume,

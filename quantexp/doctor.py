@@ -35,6 +35,7 @@ def checks() -> list[Check]:
         _python,
         _torch,
         _device,
+        _numerics,
         _transformer_engine,
         _megatron,
         _submitit,
@@ -78,6 +79,18 @@ def _device() -> Check:
         f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / 1e9:.0f} GB, compute "
         f"capability {properties.major}.{properties.minor}",
     )
+
+
+def _numerics() -> Check:
+    from quantexp.verify.certificate import State, standing
+
+    try:
+        import torch
+    except (ImportError, OSError):
+        return Check("numerics", None, "not looked at: torch cannot be imported")
+    known = standing(cache_dir(None), "cuda" if torch.cuda.is_available() else "cpu")
+    ok = {State.VERIFIED: True, State.FAILED: False}.get(known.state)
+    return Check("numerics", ok, known.words)
 
 
 def _transformer_engine() -> Check:

@@ -25,6 +25,10 @@ class EngagementError(QuantexpError):
     """What ran is not what was declared."""
 
 
+class VerifyError(QuantexpError):
+    """A verification that cannot be done as asked, or whose certificate cannot be kept."""
+
+
 class RunError(QuantexpError):
     """A run folder that cannot be used, or a run that failed."""
 

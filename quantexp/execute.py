@@ -42,6 +42,8 @@ class Outcome:
     precision: dict[str, Any] | None = None
     #: What status.json says of each tracker.
     tracking: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: What the certificates of `quantexp verify` say of the numerics that ran.
+    verified: str | None = None
 
 
 def execute(experiment: Experiment, console: Console) -> Outcome:
@@ -165,4 +167,13 @@ def outcome(
         status.capture.get("num_bytes", 0),
         read_json(run.precision) if run.precision.exists() else None,
         status.tracking,
+        _verified(run),
     )
+
+
+def _verified(run: RunDir) -> str | None:
+    """What provenance.json says of the verification of what ran; None where it does not."""
+    if not run.provenance.exists():
+        return None
+    known = read_json(run.provenance).get("verified")
+    return None if known is None else str(known["words"])

@@ -55,15 +55,16 @@ def provenance(
     }
 
 
-def add_what_ran(file: Path, device: str) -> None:
+def add_what_ran(file: Path, device: str, verified: dict[str, Any]) -> None:
     """Note in provenance.json where the run really runs and with what, which for a job need not be where it was sent.
 
     Args:
         file: the run's provenance.json.
         device: `cpu`, or the GPU's name.
+        verified: what the certificates of `quantexp verify` say of the numerics that run there.
     """
     ran = {"host": platform.node(), "device": device, "packages": versions(), "started": now()}
-    write_json(file, {**read_json(file), "ran": ran})
+    write_json(file, {**read_json(file), "ran": ran, "verified": verified})
 
 
 def versions() -> dict[str, str | None]:

@@ -33,6 +33,8 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     table.add_row("data", escape(str(experiment.dataset.label)))
     table.add_row("scheme", escape(str(experiment.quant.name)))
     table.add_row("proof", proof_line(outcome.precision))
+    if outcome.verified is not None:
+        table.add_row("numerics", escape(outcome.verified))
     if metrics is not None:
         table.add_row(
             "training",

@@ -37,6 +37,7 @@ from quantexp.source import require_snapshot
 from quantexp.start import TakenOverError, require_ours
 from quantexp.status import INTERRUPTED, State, Status, now, read_status, write_status
 from quantexp.tracking.attached import Tracking
+from quantexp.verify.certificate import standing
 from quantexp.with_parent import end_with_parent, parent_from
 
 if TYPE_CHECKING:
@@ -209,7 +210,8 @@ class Worker:
         process = session(training, self.rank, experiment.launcher.timeout_min)
         with process as device, contextlib.redirect_stdout(sys.stderr):
             if self.rank.leads:
-                add_what_ran(self.folder.provenance, device_name(device))
+                known = standing(cache_dir(experiment.paths.cache), device.type)
+                add_what_ran(self.folder.provenance, device_name(device), known.record())
             datasets = build_datasets(
                 prefix,
                 tokenizer,

@@ -16,6 +16,20 @@ COMMAND = re.compile(r"^quantexp -m (?P<words>.*?) +# (?P<number>\d+) points$", 
 FILE = re.compile(r"^<!-- (?P<name>\S+) -->\n```yaml\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+PAGES = sorted([DOCS.parent / "README.md", *DOCS.rglob("*.md")])
+LINK = re.compile(r"\]\((?!https?://)(?P<file>[^)#]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))
+def test_every_link_to_a_file_leads_there(page: Path) -> None:
+    broken = [
+        link["file"]
+        for link in LINK.finditer(page.read_text())
+        if not (page.parent / link["file"]).exists()
+    ]
+    assert broken == []
+
+
 def test_every_command_of_the_sweeps_page_is_found() -> None:
     assert len(COMMAND.findall(SWEEPS)) == SWEEPS.count("\nquantexp -m ") > 10
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from quantexp import doctor
 from quantexp.doctor import Check, checks, doctor_json, print_doctor
+from quantexp.verify.certificate import Standing, State
 
 
 def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +20,7 @@ def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "quantexp",
         "torch",
         "device",
+        "numerics",
         "transformer-engine",
         "megatron-core",
         "SLURM",
@@ -30,6 +32,16 @@ def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("quantexp", "torch", "device", "megatron-core", "configuration", "cache"):
         assert found[name].ok, found[name]
     assert found["cache"].found == str(in_tmp / "cache" / "quantexp")
+    assert found["numerics"] == Check("numerics", None, "not verified: run quantexp verify")
+
+
+@pytest.mark.parametrize(("state", "ok"), [("verified", True), ("failed", False)])
+def test_what_the_certificate_says_is_said(
+    state: str, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Standing(State(state), "in words")
+    monkeypatch.setattr("quantexp.verify.certificate.standing", lambda *_: known)
+    assert doctor._numerics() == Check("numerics", ok, "in words")
 
 
 def test_cache_that_cannot_be_written_is_said_with_the_remedy(
@@ -47,6 +59,7 @@ def test_missing_torch_is_found_and_stops_nothing(monkeypatch: pytest.MonkeyPatc
     assert doctor._torch().ok is False
     assert "pip install" in doctor._torch().found
     assert doctor._device() == Check("device", None, "not looked at: torch cannot be imported")
+    assert doctor._numerics().found == "not looked at: torch cannot be imported"
 
 
 def test_one_no_makes_the_whole_no() -> None:

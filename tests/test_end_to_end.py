@@ -73,7 +73,9 @@ def test_run_folder_holds_the_contracts_files(first: RunDir, folder: Path) -> No
     assert first.root.name.startswith("llama32-1b_wikipedia_bf16-")
     assert read(first.config).quant.name == "bf16"
     assert json.loads(first.status.read_text())["state"] == "completed"
-    assert json.loads(first.provenance.read_text())["command"][1] == "quant=bf16"
+    provenance = json.loads(first.provenance.read_text())
+    assert provenance["command"][1] == "quant=bf16"
+    assert provenance["verified"]["state"] == "not verified"
     metrics = [json.loads(line) for line in first.metrics.read_text().splitlines()]
     assert [line["iteration"] for line in metrics] == [1, 2]
     assert set(metrics[0]) >= {

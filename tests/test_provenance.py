@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.provenance import command_line, provenance
+from quantexp.provenance import add_what_ran, command_line, provenance
+from quantexp.status import read_json, write_json
 
 
 def test_provenance_of_a_checkout_names_the_commit() -> None:
@@ -15,6 +16,16 @@ def test_provenance_of_a_checkout_names_the_commit() -> None:
     assert set(source) >= {"commit", "diff"}
     if (Path(__file__).parent.parent / ".git").exists():
         assert len(source["commit"]) == 40
+
+
+def test_what_ran_is_added_with_its_verification(tmp_path: Path) -> None:
+    file = tmp_path / "provenance.json"
+    write_json(file, {"command": ["quantexp"]})
+    add_what_ran(file, "cpu", {"state": "not verified"})
+    content = read_json(file)
+    assert set(content) == {"command", "ran", "verified"}
+    assert content["ran"]["device"] == "cpu"
+    assert content["verified"] == {"state": "not verified"}
 
 
 def test_command_line_is_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:

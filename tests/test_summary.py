@@ -54,6 +54,13 @@ def test_summary_says_what_there_is(ended: Callable[..., Outcome]) -> None:
     assert "iteration 8, loss 5.0000, 1,234 tokens/s, 1.5 GB" in text
     assert "64 tensors, 2.4 MB" in text
     assert "completed" in text
+    assert "numerics" not in text
+
+
+def test_summary_says_whether_the_numerics_were_verified(ended: Callable[..., Outcome]) -> None:
+    made = ended(verified="not verified: run quantexp verify")
+    text = printed(lambda console: print_outcome(made, console))
+    assert re.search(r"^numerics +not verified: run quantexp verify", text, re.MULTILINE)
 
 
 def test_summary_says_where_trackers_have_the_run_and_what_went_wrong(

@@ -77,9 +77,13 @@ def scaled_magnitudes(
 
 
 def block_scales(amax_bits: Tensor, fmt: Format, scale: Tensor | None) -> Tensor:
-    """B of each block, float32, from the bits of its amax; meaningless where that is NaN or Inf."""
+    """B of each block, float32, from the bits of its amax; meaningless where that is NaN or Inf.
+
+    The largest value is a tensor because CUDA multiplies with the reciprocal of a number, which rounds twice.
+    """
     assert fmt.block_scale is not None
-    ratio = from_bits(amax_bits) / fmt.element.max
+    largest = torch.full((), fmt.element.max, dtype=torch.float32, device=amax_bits.device)
+    ratio = from_bits(amax_bits) / largest
     return nearest_scale(ratio if scale is None else ratio.div_(scale), fmt.block_scale)
 
 

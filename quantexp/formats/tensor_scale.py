@@ -56,8 +56,9 @@ def tensor_scale(x: Tensor, options: Options, amax: Tensor | None) -> Tensor | N
     if options.scaling in POWERS_OF_TWO:
         scale = _power_of_two_below(options.amax_target, amax)
         scale = 1 / scale if inverse else scale
-    else:
-        scale = amax / options.amax_target if inverse else options.amax_target / amax
+    else:  # a tensor: torch multiplies with the reciprocal of a number, or of what a number is divided by
+        target = torch.full_like(amax, options.amax_target)
+        scale = amax / target if inverse else target / amax
     usable = (amax > 0) & amax.isfinite()
     smallest = _MIN_NV_SCALE if inverse else _MIN_SCALE
     return torch.where(usable, scale, 1.0).clamp_(smallest, _MAX_SCALE).to(torch.float32)

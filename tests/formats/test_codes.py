@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import csv
 import math
-from pathlib import Path
 
-import en_dtypes
-import gfloat
 import numpy as np
 import pytest
 import torch
 
 from quantexp.formats import FORMATS, decode
 from quantexp.formats.codes import code_values
+from quantexp.verify.grids import HIF8_TABLE
+from quantexp.verify.oracles import en_dtypes_oracle, gfloat_oracle, ml_dtypes_oracle
+from quantexp.verify.rational import MX_ELEMENTS, hif8_magnitudes, mx_magnitudes
 
-from .gold import MX_ELEMENTS, hif8_magnitudes, mx_magnitudes
 from .tensors import assert_same
-from .test_mx import GFLOAT_INFOS, ML_DTYPES
-
-HIF8_TABLE = Path(__file__).with_name("hif8_table.csv")
 
 
 def hif8_value(code: int) -> float:
@@ -59,7 +55,7 @@ def test_the_256_codes_of_hif8_are_those_of_the_stored_table():
 
 
 def test_the_256_codes_of_hif8_are_those_of_en_dtypes():
-    theirs = np.arange(256, dtype=np.uint8).view(en_dtypes.hifloat8).astype(np.float32)
+    theirs = en_dtypes_oracle.code_values("hif8")
     assert_same(np.array(code_values(FORMATS["hifp8"].element)), theirs)
 
 
@@ -71,12 +67,9 @@ def test_the_positive_codes_of_hif8_are_all_its_magnitudes():
 @pytest.mark.parametrize("name", MX_ELEMENTS)
 def test_every_mx_code_has_the_value_that_ml_dtypes_and_gfloat_give_it(name):
     element = FORMATS[name].element
-    codes = np.arange(1 << element.bits, dtype=np.uint8)
     ours = np.array(code_values(element))
-    assert_same(ours, codes.view(ML_DTYPES[name]).astype(np.float32))
-    assert_same(
-        ours, np.array([gfloat.decode_float(GFLOAT_INFOS[name], int(c)).fval for c in codes])
-    )
+    for theirs in (ml_dtypes_oracle, gfloat_oracle):
+        assert_same(ours, theirs.code_values(element.name))
     finite = ours[: element.sign_bit][np.isfinite(ours[: element.sign_bit])]
     assert finite.tolist() == [float(magnitude) for magnitude in mx_magnitudes(name)]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, Family, lies_on_grid, local_step, quantise
+from quantexp.verify import rational as gold
 
-from . import gold
 from .tensors import assert_same
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

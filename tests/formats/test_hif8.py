@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
-import en_dtypes
 import numpy as np
 import pytest
 import torch
 
 from quantexp.formats import quantise
+from quantexp.verify import rational as gold
+from quantexp.verify.cases import hard_values
+from quantexp.verify.exact import Case, answer
+from quantexp.verify.oracles import en_dtypes_oracle
 
-from . import gold
 from .tensors import as_numpy, assert_same, every_value
 
 
 def oracle(x: torch.Tensor, *, saturate: bool) -> np.ndarray:
     """en_dtypes makes what is too large infinite; saturating puts 32768 there."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        y = as_numpy(x).astype(en_dtypes.hifloat8).astype(np.float32)
-    return np.clip(y, -32768, 32768) if saturate else y
+    dtype = str(x.dtype).removeprefix("torch.")
+    case = Case("hifp8", as_numpy(x), dtype, options={"saturate": saturate})
+    opinion = en_dtypes_oracle.oracle().opinion(case, answer(case))
+    assert opinion is not None
+    return opinion.answer.values
 
 
 @pytest.mark.parametrize("saturate", [True, False])
@@ -42,13 +45,7 @@ def test_random_float32_bits_agree_with_the_oracle(saturate):
 
 @pytest.mark.parametrize("saturate", [True, False])
 def test_ties_and_their_float32_neighbours_agree_with_rational_arithmetic(saturate):
-    grid = [*gold.hif8_magnitudes(), gold.Fraction(49152)]
-    centres = [float(value) for value in grid]
-    centres += [float((low + high) / 2) for low, high in itertools.pairwise(grid)]
-    magnitudes = np.array(centres, dtype=np.float32)
-    up, down = (np.nextafter(magnitudes, np.float32(to)) for to in (np.inf, 0))
-    x = np.concatenate([magnitudes, up, down])
-    x = np.concatenate([x, -x, np.array([np.inf, -np.inf, np.nan, 1e38, 2**-149], np.float32)])
+    x = hard_values("hif8")
     expected = np.array([gold.hif8(float(v), saturate=saturate) for v in x], dtype=np.float32)
     assert_same(quantise(torch.from_numpy(x), "hifp8", saturate=saturate), expected)
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from fractions import Fraction
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 from quantexp.formats import encode, finite_amax, quantise
+from quantexp.verify import rational as gold
+from quantexp.verify.cases import hard_nv_blocks
+from quantexp.verify.exact import Case, answer
+from quantexp.verify.oracles import ml_dtypes_oracle
 
-from . import gold
 from .tensors import as_numpy, assert_same, every_finite_value, sqnr_db
-from .test_mx import ulps_around
 
 scalings = pytest.mark.parametrize("scaling", ["none", "current", "exact"])
 
@@ -32,15 +32,12 @@ def tensor_scale(amax: float, scaling: str) -> np.float32:
 
 def oracle(x: torch.Tensor, scaling: str) -> np.ndarray:
     """Blocks along the last axis, x finite: the roundings to a grid are ml_dtypes' casts."""
-    x32 = as_numpy(x)
-    t = tensor_scale(float(np.abs(x32).max()), scaling)
-    with np.errstate(over="ignore"):
-        ratio = np.abs(x32).max(axis=-1, keepdims=True) / np.float32(6) / t
-        b = np.clip(ratio, np.float32(2.0**-9), np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
-        d = b.astype(np.float32) * t
-        q = np.clip(np.abs(x32) / d, 0, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
-        y = np.copysign(q * d, x32)
-    return as_numpy(torch.from_numpy(y).to(x.dtype))
+    dtype = str(x.dtype).removeprefix("torch.")
+    case = Case("nvfp4_e2m1", as_numpy(x), dtype, options={"scaling": scaling})
+    opinion = ml_dtypes_oracle.oracle().opinion(case, answer(case))
+    assert opinion is not None
+    assert opinion.answer.tensor_scale == tensor_scale(float(np.abs(case.x).max()), scaling)
+    return opinion.answer.values
 
 
 @scalings
@@ -64,37 +61,11 @@ def test_float32_values_agree_with_the_oracle(scaling):
     assert_same(quantise(x, "nvfp4", scaling=scaling), oracle(x, scaling))
 
 
-def hard_amaxes(t: float) -> list[float]:
-    """One ulp around every place where a block scale changes: all middles of E4M3, and both ends."""
-    grid = gold.mx_magnitudes("mxfp8_e4m3")
-    turns = [6 * (low + high) / 2 for low, high in itertools.pairwise(grid)]
-    turns += [6 * value for value in (*grid[1:20], *grid[-9:], Fraction(900))]
-    amaxes = [amax for turn in turns for amax in ulps_around(np.float32(float(turn) * t))]
-    return [amax for amax in amaxes if amax > 0]
-
-
-def hard_blocks(t: float) -> np.ndarray:
-    """For each amax a block that holds every tie of E2M1 at its scale, and one ulp to either side."""
-    grid = gold.mx_magnitudes("mxfp4_e2m1")
-    middles = [float((low + high) / 2) for low, high in itertools.pairwise(grid)]
-    blocks = []
-    for number, amax in enumerate(hard_amaxes(t)):
-        d = gold.nv_block_scale(np.float32(amax), np.float32(t)) * np.float32(t)
-        probes = [p for m in middles for p in ulps_around(np.float32(m) * d)]
-        probes = [p for p in probes if p <= amax]
-        chosen = [probes[(number + 5 * j) % len(probes)] for j in range(13)] if probes else []
-        block = np.array([amax, 2.0**-149, -0.0, *chosen], dtype=np.float32)
-        block = np.pad(block, (0, 16 - len(block)))
-        block[1::2] *= -1
-        blocks.append(block)
-    return np.stack(blocks)
-
-
 @pytest.mark.parametrize("ties", ["even", "away"])
 @pytest.mark.parametrize("t", [1.0, 2.0**-100, 2.0**90])
 def test_hard_blocks_under_a_power_of_two_agree_with_exact_rational_arithmetic(t, ties):
     """The amax that gives this t is handed over, as a shard would."""
-    blocks = hard_blocks(t)
+    blocks = hard_nv_blocks(t)
     options = {"rounding": ties, "scaling": "current", "amax": torch.tensor(2688 * t)}
     y = quantise(torch.from_numpy(blocks), "nvfp4", **options)
     expected = [gold.nv_block_exact(block.tolist(), Fraction(t), ties) for block in blocks]
@@ -105,7 +76,7 @@ def test_hard_blocks_under_a_power_of_two_agree_with_exact_rational_arithmetic(t
 @pytest.mark.parametrize("amax", [1.0, 3.14159, 7e-30, 5e30])
 def test_hard_blocks_under_any_scale_agree_with_one_rounding_an_operation(amax, ties):
     t = float(tensor_scale(float(np.float32(amax)), "exact"))
-    blocks = hard_blocks(t)
+    blocks = hard_nv_blocks(t)
     y = quantise(torch.from_numpy(blocks), "nvfp4", rounding=ties, amax=torch.tensor(amax))
     assert_same(y, np.stack([gold.nv_block(block.tolist(), t, ties) for block in blocks]))
 

@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quantexp.formats import FORMATS, encode, quantise
+from quantexp.verify.rational import FP8_ELEMENTS, MX_ELEMENTS, SCALE_RULES
 
-from .gold import FP8_ELEMENTS, MX_ELEMENTS, SCALE_RULES
 from .tensors import assert_same
 
 all_formats = pytest.mark.parametrize("name", FORMATS)

@@ -9,9 +9,8 @@ import torch
 
 from quantexp.formats import FORMATS, decode, encode, saturated
 from quantexp.formats.codes import code_values
-
-from . import gold
-from .test_mx import hard_blocks
+from quantexp.verify import rational as gold
+from quantexp.verify.cases import hard_blocks
 
 
 def largest_of(x: torch.Tensor, name: str, axis: int, **options: object) -> torch.Tensor:
@@ -43,7 +42,7 @@ def test_what_lies_beyond_the_largest_decoded_value_is_saturated(name, axis, dty
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)
 @pytest.mark.parametrize("rule", gold.SCALE_RULES)
 def test_blocks_at_every_size_agree_with_rational_arithmetic(name, rule):
-    blocks = hard_blocks(name, rule)
+    blocks = hard_blocks(name, rule)[::16]
     largest = gold.MX_ELEMENTS[name][3]
     expected = []
     for block in blocks:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, decode, encode, layout, lies_on_grid, quantise
+from quantexp.verify import rational as gold
 
-from . import gold
 from .tensors import assert_same, every_finite_value
 from .test_quantising import views
 

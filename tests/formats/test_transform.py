@@ -9,39 +9,15 @@ import pytest
 import torch
 
 from quantexp.formats import hadamard, quantise, random_signs
+from quantexp.verify import rational as gold
+from quantexp.verify.walsh import butterflies, factor, sylvester
 
-from . import gold
 from .tensors import as_numpy, assert_same, sqnr_db
 from .test_quantising import views
 
 BLOCKS = [2, 4, 8, 16, 32, 64, 128]
 all_blocks = pytest.mark.parametrize("block", BLOCKS)
 CPU = torch.device("cpu")
-
-
-def sylvester(size: int) -> np.ndarray:
-    """The matrix, as a Kronecker product."""
-    matrix = np.ones((1, 1))
-    while len(matrix) < size:
-        matrix = np.kron(np.array([[1, 1], [1, -1]]), matrix)
-    return matrix
-
-
-def factor(size: int, *, left: bool) -> float:
-    k = int(math.log2(size))
-    return 2.0 ** -(math.ceil(k / 2) if left else math.floor(k / 2))
-
-
-def butterflies(x: np.ndarray, *, left: bool) -> np.ndarray:
-    """One block in numpy's float32, element by element in the order that the module's words give."""
-    y = x.astype(np.float32).copy()
-    h = 1
-    while h < len(y):
-        for i in range(len(y)):
-            if not i & h:
-                y[i], y[i + h] = y[i] + y[i + h], y[i] - y[i + h]
-        h *= 2
-    return y * np.float32(factor(len(x), left=left))
 
 
 def whole_numbers(*shape: int) -> torch.Tensor:

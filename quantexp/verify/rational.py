@@ -1,6 +1,7 @@
 """The formats once more, in exact rational arithmetic, by another road: nearest of all values.
 
-Nothing here is taken from the package. The parameters are those of OCP MX v1.0 section 5.3 and of
+Nothing here is taken from `quantexp.formats`. It is the last word of `quantexp verify` and slow; `exact`
+says the same of whole tensors, and is held against this. The parameters are those of OCP MX v1.0 section 5.3 and of
 the HiFloat8 paper (arXiv 2409.16626) section 3; a value is quantised by looking for the nearest
 entry in the list of all magnitudes, so there is neither a binade nor a magic constant in it. Where a
 format is defined by float32 operations (the scales of NVFP4), numpy's float32 does them.
@@ -10,9 +11,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 
 #: name: emin, mantissa bits, emax, max
 MX_ELEMENTS = {
@@ -27,7 +34,8 @@ FP8_ELEMENTS = {"fp8_e4m3": ("mxfp8_e4m3", False), "fp8_e5m2": ("mxfp8_e5m2", Tr
 SCALE_RULES = ("floor", "rceil", "ceil", "even")
 
 
-def mx_magnitudes(name: str) -> list[Fraction]:
+@cache
+def mx_magnitudes(name: str) -> tuple[Fraction, ...]:
     """All magnitudes by their code: subnormals, then one binade after the other up to max."""
     emin, mantissa_bits, emax, largest = MX_ELEMENTS[name]
     steps = 1 << mantissa_bits
@@ -37,10 +45,11 @@ def mx_magnitudes(name: str) -> list[Fraction]:
         for exponent in range(emin, emax + 1)
         for i in range(steps)
     ]
-    return [value for value in subnormals + normals if value <= largest]
+    return tuple(value for value in subnormals + normals if value <= largest)
 
 
-def hif8_magnitudes() -> list[Fraction]:
+@cache
+def hif8_magnitudes() -> tuple[Fraction, ...]:
     """All finite magnitudes in ascending order, written down region by region."""
     powers = [Fraction(2) ** e for e in range(-22, -15)]
     normals = [
@@ -49,15 +58,16 @@ def hif8_magnitudes() -> list[Fraction]:
         for m in [3 if abs(e) <= 3 else 2 if abs(e) <= 7 else 1]
         for i in range(1 << m)
     ]
-    return [Fraction(0), *powers, *normals[:-1]]  # the last, 1.5 * 2^15, is the code of infinity
+    return (Fraction(0), *powers, *normals[:-1])  # the last, 1.5 * 2^15, is the code of infinity
 
 
 def floor_log2(value: Fraction) -> int:
+    """The exponent of value > 0."""
     exponent = value.numerator.bit_length() - value.denominator.bit_length()
     return exponent if Fraction(2) ** exponent <= value else exponent - 1
 
 
-def nearest(value: Fraction, grid: list[Fraction], ties: str) -> Fraction:
+def nearest(value: Fraction, grid: Sequence[Fraction], ties: str) -> Fraction:
     """The entry of the ascending grid nearest to value >= 0; ties to the even index, or upwards."""
     above = bisect_right(grid, value)
     if above == len(grid):
@@ -87,7 +97,7 @@ def mx_scale(amax: Fraction, name: str, rule: str) -> int:
     return min(max(s, -127), 127)
 
 
-def mx_block(values: list[float], name: str, rule: str, ties: str = "even") -> np.ndarray:
+def mx_block(values: list[float], name: str, rule: str, ties: str = "even") -> Array:
     """One block, in float32."""
     if not all(map(math.isfinite, values)):
         return np.full(len(values), np.nan, dtype=np.float32)
@@ -141,7 +151,7 @@ def nv_block_scale(amax: np.float32, t: np.float32) -> np.float32:
     )
 
 
-def nv_block(values: list[float], t: float = 1.0, ties: str = "even") -> np.ndarray:
+def nv_block(values: list[float], t: float = 1.0, ties: str = "even") -> Array:
     """One block of NVFP4 under the tensor scale t, in float32, every operation rounded once."""
     x = np.array(values, dtype=np.float32)
     if not np.isfinite(x).all():
@@ -151,10 +161,11 @@ def nv_block(values: list[float], t: float = 1.0, ties: str = "even") -> np.ndar
         ratios = np.abs(x) / d
         grid = mx_magnitudes("mxfp4_e2m1")
         q = [float(nearest(Fraction(float(min(r, np.float32(99)))), grid, ties)) for r in ratios]
-        return np.copysign(np.array(q, dtype=np.float32) * d, x)
+        result: Array = np.copysign(np.array(q, dtype=np.float32) * d, x)
+        return result
 
 
-def nv_block_exact(values: list[float], t: Fraction, ties: str = "even") -> np.ndarray:
+def nv_block_exact(values: list[float], t: Fraction, ties: str = "even") -> Array:
     """The same without a rounding but the two to a grid and the last, to float32."""
     magnitudes = [abs(Fraction(value)) for value in values]
     scales = mx_magnitudes("mxfp8_e4m3")
@@ -162,7 +173,10 @@ def nv_block_exact(values: list[float], t: Fraction, ties: str = "even") -> np.n
     grid = mx_magnitudes("mxfp4_e2m1")
     y = [float(nearest(m / (b * t), grid, ties) * b * t) for m in magnitudes]
     with np.errstate(over="ignore"):
-        return np.copysign(np.array(y).astype(np.float32), np.array(values, dtype=np.float32))
+        result: Array = np.copysign(
+            np.array(y).astype(np.float32), np.array(values, dtype=np.float32)
+        )
+        return result
 
 
 def philox4x32(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
@@ -182,7 +196,7 @@ def random_integer(index: int, seed: int, offset: int) -> int:
     return philox4x32(counter, (seed % 2**32, seed >> 32))[word] >> 8
 
 
-def stochastic(value: Fraction, grid: list[Fraction], random: int) -> Fraction:
+def stochastic(value: Fraction, grid: Sequence[Fraction], random: int) -> Fraction:
     """The entry of the ascending grid above value >= 0, or the one below; beyond the last one, that."""
     above = bisect_right(grid, value)
     if above == len(grid):
