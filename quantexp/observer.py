@@ -60,11 +60,16 @@ class RunObserver:
         self.proofs: list[dict[str, object]] = []
         self.unproved = False
         self.attempts = 0
+        self._taps = contextlib.ExitStack()
 
     def built(self, model: GPTModel) -> None:
         """Connect the capture to the model's taps."""
+        from quantexp.capture.held import HeldRecorder
         from quantexp.megatron.model import scheme_modules
+        from quantexp.quant.tap import operands_to
 
+        if self.recorder is not None:
+            self._taps.enter_context(operands_to(HeldRecorder(self.recorder)))
         self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
         self.modules = scheme_modules(model)
         for name, module in self.modules.items():
@@ -120,7 +125,7 @@ class RunObserver:
             weight = getattr(module, "weight", None)
             if weight is not None and self.recorder.wants(name, "backward", "main_grad"):
                 self.recorder.record(
-                    name, module.precision, "backward", "post", "main_grad", weight.main_grad, {}
+                    name, module.precision, "backward", "post", "main_grad", weight.main_grad
                 )
 
     def iteration(self, metrics: Metrics) -> bool:
@@ -167,6 +172,7 @@ class RunObserver:
 
     def close(self) -> None:
         """However training ended: what was captured by then is written."""
+        self._taps.close()
         if self.recorder is not None:
             self.recorder.store.close()
 

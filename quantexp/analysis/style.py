@@ -33,6 +33,7 @@ KIND_COLOURS = {
     Kind.OUTPUT: PURPLE,
     Kind.GRADIENT: BLACK,
     Kind.PROBABILITY: YELLOW,
+    Kind.SCALE: GREY,
 }
 
 DPI = 130

@@ -121,6 +121,7 @@ def test_every_tensor_of_the_contract_is_there_once(run_tiny: RunTiny, tiny: Tin
         "grad_key",
         "grad_value",
         "grad_attn_weights",
+        "grad_scores",
         "input",
         "weight",
         "grad_input",

@@ -63,7 +63,10 @@ def test_what_is_kept_on_request_needs_its_name() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("{layers: [0]}", "must say what it changes: level, sample_count or sample_of; got none"),
+        (
+            "{layers: [0]}",
+            "must say what it changes: level, values, sample_count or sample_of; got none",
+        ),
         ("{layers: [9], level: stats}", "layers must lie between -2 and 1 for 2 layers, got 9"),
         ("{modules: [mlp], level: stats}", "modules must match one of qkv, attention, .*'mlp'"),
         ("{operations: [pre], level: stats}", "operations must match one of forward, backward"),
