@@ -76,7 +76,27 @@ class RunObserver:
             if self.recorder is not None:
                 constants = {"softmax_scale": getattr(module, "softmax_scale", None)}
                 module.tap = self.recorder.tap(name, lambda m=module: m.precision, constants)  # type: ignore[misc]
+        self._watch_residual(model)
         self.worker.tell("training")
+
+    def _watch_residual(self, model: GPTModel) -> None:
+        """Connect the capture to the residual stream, in the layers where any of it is asked for."""
+        from quantexp.capture.choice import expected_tensors
+        from quantexp.capture.names import RESIDUAL
+        from quantexp.megatron.residual import watch_residual
+        from quantexp.quant.precision import ModuleId, ModulePrecision
+
+        if self.recorder is None:
+            return
+        expected = expected_tensors(self.experiment)
+        asked = {each.module.layer for each in expected if each.module.name == RESIDUAL}
+        for layer in model.decoder.layers:
+            module = ModuleId(layer.layer_number - 1, RESIDUAL)
+            if module.layer in asked:
+                nothing = ModulePrecision(module, {})
+                constants = {"softmax_scale": None}
+                tap = self.recorder.tap(module, lambda p=nothing: p, constants)  # type: ignore[misc]
+                watch_residual(layer, module.layer == 0, tap)
 
     @contextlib.contextmanager
     def proof(self, iteration: int, declared: PrecisionMap) -> Iterator[None]:

@@ -291,7 +291,7 @@ class CaptureRule:
 
     #: Layers, from 0; negative from the end.
     layers: list[int] = field(default_factory=list)
-    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention).
+    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention, residual).
     modules: list[str] = field(default_factory=list)
     #: forward, backward.
     operations: list[str] = field(default_factory=list)
@@ -346,6 +346,8 @@ class CaptureConfig:
     attn_weights: bool = False
     #: This rank's weight gradient of the micro-batch, and main_grad after the reduction.
     weight_grads: bool = False
+    #: The residual stream after the embedding and after each layer's attention and MLP, and its gradients.
+    residual: bool = False
     #: Elsewhere than in the run folder; the run's own folder is made below it.
     dir: str | None = None
 

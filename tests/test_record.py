@@ -198,6 +198,7 @@ FULL = CaptureConfig(level=CaptureLevel.tensors, first_iteration=2, control_iter
         ({"values": CaptureValues.both}, {}, True),
         ({}, {"attn_weights": True}, False),
         ({"attn_weights": True}, {}, True),
+        ({}, {"residual": True}, False),
         ({}, {"weight_grads": True}, False),
         ({"weight_grads": True}, {"weight_grads": True}, True),
         ({}, {"format": "mxfp8"}, False),

@@ -34,9 +34,12 @@ _KINDS = {
     "weight": Kind.WEIGHT,
     "output": Kind.OUTPUT,
     "attn_weights": Kind.PROBABILITY,
+    "resid_pre": Kind.OUTPUT,
+    "resid_mid": Kind.OUTPUT,
+    "resid_post": Kind.OUTPUT,
 }
 #: The order of a decoder layer.
-_FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2")
+_FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2", "residual")
 
 
 def kind_of(record: Record) -> Kind:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from quantexp.capture.names import RESIDUAL
 from quantexp.capture.operands import (
     SCALE,
     Held,
@@ -18,7 +19,7 @@ from quantexp.capture.operands import (
     scale_shape,
     source_of,
 )
-from quantexp.capture.rules import Take, take
+from quantexp.capture.rules import RESIDUAL_GRADS, RESIDUALS, Take, take
 from quantexp.capture.sample import sample_of, sampled_shape
 from quantexp.capture.schedule import captured_iterations
 from quantexp.quant.precision import ATTENTION, ModuleId, ModulePrecision, precision_map
@@ -83,6 +84,10 @@ def expected_tensors(experiment: Experiment, iteration: int = 1) -> Iterator[Exp
             else _linear(experiment, module)
         )
         yield from _taken(experiment, precision, list(tensors))
+    for layer in range(experiment.model.num_layers):
+        module = ModuleId(layer, RESIDUAL)
+        tensors = _residual(experiment, module)
+        yield from _taken(experiment, ModulePrecision(module, {}), list(tensors))
 
 
 def _taken(
@@ -162,3 +167,13 @@ def _attention(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
     yield Expected(module, "backward", "post", "grad_query", q, size)
     yield Expected(module, "backward", "post", "grad_key", kv, size)
     yield Expected(module, "backward", "post", "grad_value", kv, size)
+
+
+def _residual(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
+    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
+    shape, size = (T, B, experiment.model.hidden_size), element_bytes(experiment.training)
+    for name, gradient in zip(RESIDUALS, RESIDUAL_GRADS, strict=True):
+        enters = name == "resid_pre"
+        if not enters or module.layer == 0:
+            yield Expected(module, "forward", "pre" if enters else "post", name, shape, size)
+            yield Expected(module, "backward", "post" if enters else "pre", gradient, shape, size)

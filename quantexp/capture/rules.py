@@ -2,9 +2,9 @@
 
 A rule names layers, modules, operations and tensors, as the rules of a scheme do, and what it changes: `level` (off
 leaves out, stats keeps statistics, tensors keeps values too), `values` (before quantisation, after it, both) and the
-sample. A quantised operand is meant by its own name (`input_wgrad`) and by that of the tensor it is made from. A tensor
-that is kept only on request (the attention probabilities, weight gradients) is taken by a rule that names it in
-`tensors`. With `capture.level=off` no rule takes anything.
+sample. A quantised operand is meant by its own name (`input_wgrad`) and by that of the tensor it is made from. What is
+kept only on request (attention probabilities, weight gradients, the residual stream) is taken by a rule that names it
+in `tensors`. With `capture.level=off` no rule takes anything.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from quantexp.schema import CaptureConfig, CaptureLevel, CaptureRule, CaptureVal
 ATTENTION_WEIGHTS = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
 #: Tensors kept only with `capture.weight_grads`.
 WEIGHT_GRADS = frozenset({"grad_weight", "main_grad"})
+#: The residual stream, kept only with `capture.residual`: after the embedding, attention and the MLP.
+RESIDUALS = ("resid_pre", "resid_mid", "resid_post")
+RESIDUAL_GRADS = tuple(f"grad_{name}" for name in RESIDUALS)
 TENSORS = (
     *("input", "weight", "output", "query", "key", "value", "attn_weights"),
     *("grad_output", "grad_input", "grad_weight", "main_grad"),
     *("grad_query", "grad_key", "grad_value", "grad_attn_weights", "grad_scores"),
+    *(*RESIDUALS, *RESIDUAL_GRADS),
 )
 OPERATIONS = ("forward", "backward")
 
@@ -72,6 +76,8 @@ def _asked_for(capture: CaptureConfig, tensor: str) -> bool:
     tensor = source_of(tensor)
     if tensor in ATTENTION_WEIGHTS:
         return capture.attn_weights
+    if tensor in RESIDUALS or tensor in RESIDUAL_GRADS:
+        return capture.residual
     return capture.weight_grads if tensor in WEIGHT_GRADS else True
 
 

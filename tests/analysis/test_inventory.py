@@ -20,6 +20,8 @@ from .captures import Capture
         ("grad_output", Kind.GRADIENT),
         ("grad_attn_weights", Kind.GRADIENT),
         ("main_grad", Kind.GRADIENT),
+        ("resid_mid", Kind.OUTPUT),
+        ("grad_resid_mid", Kind.GRADIENT),
         ("input_wgrad", Kind.INPUT),
         ("weight_dgrad", Kind.WEIGHT),
         ("attn_weights_dgrad_v", Kind.PROBABILITY),

@@ -56,6 +56,10 @@ def test_what_is_kept_on_request_needs_its_name() -> None:
     assert level([CaptureRule(level=STATS)], tensor="grad_weight") is OFF
     assert level([CaptureRule(tensors=["grad_w*"], level=STATS)], tensor="grad_weight") is STATS
     assert level([], tensor="grad_weight", weight_grads=True) is TENSORS
+    for name in ("resid_mid", "grad_resid_post"):
+        assert level([], tensor=name) is OFF
+        assert level([], tensor=name, residual=True) is TENSORS
+        assert level([CaptureRule(tensors=["*resid_*"], level=STATS)], tensor=name) is STATS
     off = {"tensors": ["*"], "level": TENSORS}
     assert level([CaptureRule(**off)], level=OFF) is OFF  # type: ignore[arg-type]
 
