@@ -97,6 +97,7 @@ def test_a_misspelt_key_of_a_rule_is_named(tiny: Tiny) -> None:
         ((100, 2, 8), "input", SampleOf.heads, 2, (100, 2, 8)),
         ((100, 2, 8, 4), "query", SampleOf.heads, 2, (100, 2, 2, 4)),
         ((2, 8, 9, 9), "attn_weights", SampleOf.heads, 3, (2, 3, 9, 9)),
+        ((2, 8, 9, 9), "grad_scores", SampleOf.heads, 3, (2, 3, 9, 9)),
         ((5,), "input", SampleOf.rows, 0, (5,)),
     ],
 )

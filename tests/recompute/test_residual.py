@@ -8,8 +8,8 @@ the norm makes of the branch's gradient:
 
     grad_resid_mid = grad_resid_post + norm'(fc1's grad_input)
 
-The norm is torch's, which rounds its steps to bf16 (2^-9 relative each): relative to the norm of the whole, a few of
-them stay below TOLERANCE; a branch left out would be off by tens of percent.
+The norm is torch's, which rounds its steps to bf16 (2^-8 relative each, at most): relative to the norm of the whole, a
+few of them stay below TOLERANCE; a branch left out would be off by four times that and more, which is asked for too.
 """
 
 from __future__ import annotations
