@@ -119,6 +119,19 @@ def check_capture_rules(capture: CaptureConfig, num_layers: int, modules: list[s
         _match(f"{where}.modules", rule.modules, modules)
         _match(f"{where}.operations", rule.operations, OPERATIONS)
         _match(f"{where}.tensors", rule.tensors, (*TENSORS, *HELD_TENSORS))
+        _check_held(where, rule, capture)
+
+
+def _check_held(where: str, rule: CaptureRule, capture: CaptureConfig) -> None:
+    """Refuse a rule for quantised operands alone where nothing asks for any."""
+    named = [p for p in rule.tensors if any(fnmatchcase(t, p) for t in HELD_TENSORS)]
+    plain = any(fnmatchcase(t, p) for t in TENSORS for p in rule.tensors)
+    values = [capture.values, *(r.values for r in capture.rules if r.values is not None)]
+    if named and not plain and all(v is CaptureValues.before for v in values):
+        raise ConfigError(
+            f"{where}.tensors names operands after quantisation ({', '.join(named)}), and capture.values=before keeps "
+            "none; add values: both to the rule, or drop it"
+        )
 
 
 def _match(key: str, patterns: list[str], names: list[str] | tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quantexp.capture.budget import price
+from quantexp.capture.choice import expected_tensors
 from quantexp.capture.rules import take
 from quantexp.capture.sample import sample_of, sampled_shape
 from quantexp.errors import ConfigError
@@ -75,12 +76,34 @@ def test_what_is_kept_on_request_needs_its_name() -> None:
         ("{modules: [mlp], level: stats}", "modules must match one of qkv, attention, .*'mlp'"),
         ("{operations: [pre], level: stats}", "operations must match one of forward, backward"),
         ("{tensors: [x], level: stats}", "tensors must match one of input, weight, .*got 'x'"),
+        (
+            "{tensors: ['*_wgrad'], level: stats}",
+            r"tensors names operands after quantisation \(\*_wgrad\), .* add values: both",
+        ),
         ("{sample_count: -1}", "sample_count must be at least 0, got -1"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(tiny: Tiny, rule: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"capture.rules\[0\].*{message}"):
         tiny(f"capture.rules=[{rule}]".replace(": ", ":"))
+
+
+WGRADS = "{tensors:['*_wgrad'],level:stats}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["capture.values=after", f"capture.rules=[{WGRADS}]"],
+        [f"capture.rules=[{{values:both}},{WGRADS}]"],
+    ],
+)
+def test_a_rule_for_quantised_operands_stands_where_any_are_asked_for(
+    tiny: Tiny, words: list[str]
+) -> None:
+    expected = expected_tensors(tiny("quant=linear_mxfp8", *words))
+    levels = {each.tensor: each.take.level for each in expected}
+    assert (levels["input_wgrad"], levels["input_fprop"]) == (STATS, TENSORS)
 
 
 def test_a_misspelt_key_of_a_rule_is_named(tiny: Tiny) -> None:
