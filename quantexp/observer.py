@@ -60,18 +60,43 @@ class RunObserver:
         self.proofs: list[dict[str, object]] = []
         self.unproved = False
         self.attempts = 0
+        self._taps = contextlib.ExitStack()
 
     def built(self, model: GPTModel) -> None:
         """Connect the capture to the model's taps."""
+        from quantexp.capture.held import HeldRecorder
         from quantexp.megatron.model import scheme_modules
+        from quantexp.quant.tap import operands_to
 
+        if self.recorder is not None:
+            self._taps.enter_context(operands_to(HeldRecorder(self.recorder)))
         self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
         self.modules = scheme_modules(model)
         for name, module in self.modules.items():
             if self.recorder is not None:
                 constants = {"softmax_scale": getattr(module, "softmax_scale", None)}
                 module.tap = self.recorder.tap(name, lambda m=module: m.precision, constants)  # type: ignore[misc]
+        self._watch_residual(model)
         self.worker.tell("training")
+
+    def _watch_residual(self, model: GPTModel) -> None:
+        """Connect the capture to the residual stream, in the layers where any of it is asked for."""
+        from quantexp.capture.choice import expected_tensors
+        from quantexp.capture.names import RESIDUAL
+        from quantexp.megatron.residual import watch_residual
+        from quantexp.quant.precision import ModuleId, ModulePrecision
+
+        if self.recorder is None:
+            return
+        expected = expected_tensors(self.experiment)
+        asked = {each.module.layer for each in expected if each.module.name == RESIDUAL}
+        for layer in model.decoder.layers:
+            module = ModuleId(layer.layer_number - 1, RESIDUAL)
+            if module.layer in asked:
+                nothing = ModulePrecision(module, {})
+                constants = {"softmax_scale": None}
+                tap = self.recorder.tap(module, lambda p=nothing: p, constants)  # type: ignore[misc]
+                watch_residual(layer, module.layer == 0, tap)
 
     @contextlib.contextmanager
     def proof(self, iteration: int, declared: PrecisionMap) -> Iterator[None]:
@@ -120,7 +145,7 @@ class RunObserver:
             weight = getattr(module, "weight", None)
             if weight is not None and self.recorder.wants(name, "backward", "main_grad"):
                 self.recorder.record(
-                    name, module.precision, "backward", "post", "main_grad", weight.main_grad, {}
+                    name, module.precision, "backward", "post", "main_grad", weight.main_grad
                 )
 
     def iteration(self, metrics: Metrics) -> bool:
@@ -167,6 +192,7 @@ class RunObserver:
 
     def close(self) -> None:
         """However training ended: what was captured by then is written."""
+        self._taps.close()
         if self.recorder is not None:
             self.recorder.store.close()
 

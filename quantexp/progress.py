@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -134,16 +134,25 @@ def _numbers(metrics: dict[str, Any] | None) -> str:
 def _doing(status: Status) -> str:
     captured = status.capture
     if captured.get("stopped"):
-        return "capture stopped"
+        return captured_words(captured)
     if status.phase == "capturing":
         return f"capturing {captured['current']}"
     if captured and status.phase == "training":
-        told = f"{captured['tensors']} tensors, {human_bytes(captured['num_bytes'])}"
-        if not captured.get("queue_bytes"):
-            return told
-        rate = human_bytes(captured["bytes_per_s"])
-        return f"{told}, {human_bytes(captured['queue_bytes'])} wait, {rate}/s"
+        return captured_words(captured)
     return status.phase
+
+
+def captured_words(captured: Mapping[str, Any]) -> str:
+    """What has been captured, what waits to be written and how fast that goes; empty where nothing is captured."""
+    if captured.get("stopped"):
+        return "capture stopped"
+    if not captured:
+        return ""
+    told = f"{captured['tensors']} tensors, {human_bytes(captured['num_bytes'])}"
+    if not captured.get("queue_bytes"):
+        return told
+    rate = human_bytes(captured["bytes_per_s"])
+    return f"{told}, {human_bytes(captured['queue_bytes'])} wait, {rate}/s"
 
 
 def human_bytes(count: float) -> str:

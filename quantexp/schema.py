@@ -46,6 +46,14 @@ class CaptureLevel(Enum):
     tensors = "tensors"
 
 
+class CaptureValues(Enum):
+    """Which values of a product's operands are kept: before they are quantised, after it, or both."""
+
+    before = "before"
+    after = "after"
+    both = "both"
+
+
 class WandbMode(Enum):
     """Where Weights & Biases keeps a run."""
 
@@ -283,14 +291,16 @@ class CaptureRule:
 
     #: Layers, from 0; negative from the end.
     layers: list[int] = field(default_factory=list)
-    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention).
+    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention, residual).
     modules: list[str] = field(default_factory=list)
     #: forward, backward.
     operations: list[str] = field(default_factory=list)
-    #: Shell patterns on the tensor (input, weight, grad_*, ...).
+    #: Shell patterns on the tensor (input, weight, grad_*, ...); a quantised operand has the name of the tensor it is
+    #: made from, and its own (input_fprop, *_wgrad, ...).
     tensors: list[str] = field(default_factory=list)
     #: off leaves them out, stats keeps their statistics, tensors their values too.
     level: CaptureLevel | None = None
+    values: CaptureValues | None = None
     sample_count: int | None = None
     sample_of: SampleOf | None = None
 
@@ -316,6 +326,9 @@ class CaptureConfig:
     collect_micro_batches: int = 1
     #: End the run, as completed, once everything asked for is on disk.
     stop_after_capture: bool = False
+    #: before: tensors as they come. after: operands as each product multiplies them, with their scales, in the place of
+    #: tensors that no product multiplies as they come. both: all of them.
+    values: CaptureValues = CaptureValues.before
     #: Ordered rules on what is kept of which tensor.
     rules: list[CaptureRule] = field(default_factory=list)
     #: Keep at most so many rows, blocks or heads of each tensor's values, the same ones every time; 0 is all.
@@ -329,10 +342,12 @@ class CaptureConfig:
     train_on_if_full: bool = False
     #: Host memory for tensors that wait to be written, in units of 1e9 bytes; training waits while it is full.
     queue_gb: float = 1.0
-    #: The attention probabilities (and with gradients, theirs): grows with the sequence squared.
+    #: The attention probabilities, their gradient and that of the scores: they grow with the sequence squared.
     attn_weights: bool = False
     #: This rank's weight gradient of the micro-batch, and main_grad after the reduction.
     weight_grads: bool = False
+    #: The residual stream after the embedding and after each layer's attention and MLP, and its gradients.
+    residual: bool = False
     #: Elsewhere than in the run folder; the run's own folder is made below it.
     dir: str | None = None
 

@@ -11,7 +11,7 @@ from quantexp.errors import ConfigError, RunError
 from quantexp.load import read_capture
 from quantexp.paths import RunDir
 from quantexp.provenance import versions
-from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
+from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experiment
 from quantexp.status import INTERRUPTED, State, read_json, read_status
 
 _LEVELS = (CaptureLevel.off, CaptureLevel.stats, CaptureLevel.tensors)
@@ -92,6 +92,8 @@ def covers(earlier: CaptureConfig, asked: CaptureConfig, iterations: int) -> boo
         and (earlier.collect_micro_batches or whole) >= (asked.collect_micro_batches or whole)
         and earlier.attn_weights >= asked.attn_weights
         and earlier.weight_grads >= asked.weight_grads
+        and earlier.residual >= asked.residual
+        and earlier.values in (asked.values, CaptureValues.both)
         and _parts(earlier) == _parts(asked)
         and asked.format in (None, earlier.format)
         and _place(earlier) == _place(asked)

@@ -27,6 +27,8 @@ SHARED = [
     "training.global_batch_size=2",
     "capture.collect_micro_batches=0",
     "capture.weight_grads=true",
+    "capture.values=both",
+    "capture.residual=true",
     "launcher.num_threads=1",
 ]
 

@@ -174,3 +174,36 @@ def test_a_command_that_is_ended_takes_its_worker_along(
     assert ended.state is State.CANCELLED
     if how is not signal.SIGKILL:
         assert process.returncode == 130
+
+
+def test_old_variables_decide_what_every_point_of_a_sweep_captures(
+    command: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUSTOM_QUANT_TYPE", "mxfp4")
+    monkeypatch.setenv("TENSOR_SAVE_ENABLED", "1")
+    monkeypatch.setenv("TENSOR_SAVE_DIR", str(tmp_path / "tensors"))
+    refused = command("-m", "training.seed=71,72", "capture=stats,off")
+    assert refused.returncode == 1
+    assert (
+        "TENSOR_SAVE_ENABLED=1 (that is, capture=tensors) and capture=stats,off" in refused.stderr
+    )
+    assert not (tmp_path / "tensors").exists()
+
+    done = command("-m", "training.seed=71,72", "capture.stop_after_capture=true")
+    assert done.returncode == 0, done.stderr
+    captured = sorted((tmp_path / "tensors").iterdir())
+    assert len(captured) == 2
+    assert sorted(captured_seeds(folder, captured)) == [71, 72]
+    for point in captured:
+        lines = [json.loads(line) for line in (point / "manifest.jsonl").read_text().splitlines()]
+        assert {line["quant_type"] for line in lines} == {"mxfp4"}
+        assert {line["operation"] for line in lines} == {"forward", "backward"}
+        assert all((point / line["file"]).is_file() for line in lines)
+
+
+def captured_seeds(folder: Path, captured: list[Path]) -> list[int]:
+    """The seeds of the runs whose names the folders have; each is the scheme that the variable says."""
+    runs = [read(RunDir(folder / "runs" / point.name).config) for point in captured]
+    assert {run.quant.name for run in runs} == {"FA_linear_mxfp4"}
+    assert {run.capture.level.value for run in runs} == {"tensors"}
+    return [run.training.seed for run in runs]

@@ -17,6 +17,7 @@ from quantexp.errors import DataError
 from quantexp.identity import folder_name, hash8, identity
 from quantexp.schema import (
     CaptureLevel,
+    CaptureValues,
     Experiment,
     LrSchedule,
     Precision,
@@ -99,6 +100,8 @@ def test_what_decides_the_numbers_changes_the_hash(
         ("capture.dir", "/elsewhere"),
         ("capture.control_iter", 0),
         ("capture.attn_weights", True),
+        ("capture.residual", True),
+        ("capture.values", CaptureValues.both),
         ("analysis.auto", False),
         ("tracking.tensorboard", False),
         ("tracking.wandb.enabled", True),

@@ -21,7 +21,7 @@ from quantexp.errors import RunError, RunInUseError
 from quantexp.load import read
 from quantexp.paths import RunDir
 from quantexp.record import opened, run_folder, set_aside
-from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
+from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experiment
 from quantexp.skip import covers
 from quantexp.status import INTERRUPTED, State, read_status, write_status
 
@@ -192,8 +192,13 @@ FULL = CaptureConfig(level=CaptureLevel.tensors, first_iteration=2, control_iter
         ({"collect_micro_batches": 2}, {}, True),
         ({"collect_micro_batches": 0}, {"collect_micro_batches": 9}, True),
         ({"collect_micro_batches": 9}, {"collect_micro_batches": 0}, False),
+        ({}, {"values": CaptureValues.after}, False),
+        ({"values": CaptureValues.after}, {}, False),
+        ({"values": CaptureValues.both}, {"values": CaptureValues.after}, True),
+        ({"values": CaptureValues.both}, {}, True),
         ({}, {"attn_weights": True}, False),
         ({"attn_weights": True}, {}, True),
+        ({}, {"residual": True}, False),
         ({}, {"weight_grads": True}, False),
         ({"weight_grads": True}, {"weight_grads": True}, True),
         ({}, {"format": "mxfp8"}, False),

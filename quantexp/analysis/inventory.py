@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from quantexp.analysis.collection import Record, unique_files
+from quantexp.capture.operands import SCALE, source_of
 
 
 class Kind(Enum):
@@ -18,6 +19,7 @@ class Kind(Enum):
     OUTPUT = "outputs"
     GRADIENT = "gradients"
     PROBABILITY = "attention weights"
+    SCALE = "scales"
 
 
 @dataclass
@@ -32,16 +34,25 @@ _KINDS = {
     "weight": Kind.WEIGHT,
     "output": Kind.OUTPUT,
     "attn_weights": Kind.PROBABILITY,
+    "resid_pre": Kind.OUTPUT,
+    "resid_mid": Kind.OUTPUT,
+    "resid_post": Kind.OUTPUT,
 }
 #: The order of a decoder layer.
-_FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2")
+_FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2", "residual")
 
 
 def kind_of(record: Record) -> Kind:
-    """The kind of a tensor, by its name: whatever is a grad is a gradient, the rest are inputs."""
-    if "grad" in record.tensor:
+    """The kind of a tensor, by its name: whatever is a grad is a gradient, the rest are inputs.
+
+    A quantised operand is what it was made from.
+    """
+    if record.tensor.endswith(SCALE):
+        return Kind.SCALE
+    source = source_of(record.tensor)
+    if "grad" in source:
         return Kind.GRADIENT
-    return _KINDS.get(record.tensor, Kind.INPUT)
+    return _KINDS.get(source, Kind.INPUT)
 
 
 def module_of(record: Record) -> str:

@@ -5,7 +5,7 @@ with a site before it or not, and the axis that blocks run along in the product'
 tensors lie as Megatron has them:
 
     linear      x, g: tokens .. width      w: output width, input width
-    attention   q, k, v, dO: tokens, batch, heads, head_dim      P: batch, heads, queries, keys
+    attention   q, k, v, dO: tokens, batch, heads, head_dim      P, dS: batch, heads, queries, keys
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _OPERANDS = {
     ("attention", "value"): "v",
     ("attention", "attn_weights"): "P",
     ("attention", "grad_output"): "dO",
+    ("attention", "grad_scores"): "dS",
 }
 
 #: Axis name -> dimension; an operand of its own where that differs.
@@ -38,8 +39,8 @@ _DIMENSIONS = {
     "output_width": {"": -1, "w": 0},
     "tokens": {"": 0},
     "head_dim": {"": -1},
-    "keys": {"": 0, "P": -1},
-    "queries": {"": 0, "P": -2},
+    "keys": {"": 0, "P": -1, "dS": -1},
+    "queries": {"": 0, "P": -2, "dS": -2},
 }
 
 
@@ -49,7 +50,7 @@ class DeclaredOperand:
 
     #: fprop, dgrad, wgrad, dgrad_q, ...
     product: str
-    #: x, w, g, q, k, v, P, dO.
+    #: x, w, g, q, k, v, P, dO, dS.
     operand: str
     format: Format
     #: The dimension that blocks run along.

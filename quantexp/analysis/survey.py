@@ -91,6 +91,8 @@ def survey_file(tensors_dir: Path, records: Sequence[Record]) -> Survey:
     if tensor.numel() == 0:
         survey.note("empty", first.label)
         return survey
+    if kind_of(first) is Kind.SCALE:
+        return survey  # codes, not numbers
     rows, _ = sample_blocks(tensor, -1, _MX_BLOCK)
     histogram = magnitude_histogram(rows)
     survey.magnitudes[kind_of(first)] = histogram

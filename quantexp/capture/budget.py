@@ -7,12 +7,16 @@ here with `FRAMING_BYTES` for each tensor.
 from __future__ import annotations
 
 import shutil
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from quantexp.capture.choice import expected_tensors, takes_micro_batch
 from quantexp.capture.schedule import captured_iterations
 from quantexp.errors import CaptureError
+from quantexp.quant.precision import changes
 from quantexp.schema import CaptureLevel, Experiment
 from quantexp.sizes import num_micro_batches_each
 
@@ -38,18 +42,28 @@ class Price:
 
 def price(experiment: Experiment) -> Price:
     """The price of an experiment's capture, from its configuration alone."""
-    capture, ranks = experiment.capture, experiment.launcher.num_processes
-    iterations = len(captured_iterations(capture, experiment.training.iterations))
+    ranks = experiment.launcher.num_processes
     indices = range(num_micro_batches_each(experiment))
-    each = sum(takes_micro_batch(capture, i) for i in indices) * ranks * iterations
+    each = sum(takes_micro_batch(experiment.capture, i) for i in indices) * ranks
     tensors = num_bytes = statistics = 0
-    for expected in expected_tensors(experiment):
-        times = iterations if expected.once else each
-        is_file = expected.take.level is CaptureLevel.tensors and not expected.shared
-        tensors += times * is_file
-        num_bytes += times * expected.num_bytes
-        statistics += times * (not expected.shared)
+    for first, iterations in _stretches(experiment):
+        for expected in expected_tensors(experiment, first):
+            times = iterations if expected.once else iterations * each
+            is_file = expected.take.level is CaptureLevel.tensors and not expected.shared
+            tensors += times * is_file
+            num_bytes += times * expected.num_bytes
+            statistics += times * (not expected.shared)
     return Price(tensors, num_bytes, statistics)
+
+
+def _stretches(experiment: Experiment) -> Iterator[tuple[int, int]]:
+    """Iterations under one precision map: the first of them, and how many are captured."""
+    taken = captured_iterations(experiment.capture, experiment.training.iterations)
+    starts = changes(experiment.quant)
+    bounds = [bisect_left(taken, start) for start in starts] + [len(taken)]
+    for start, (first, last) in zip(starts, pairwise(bounds), strict=True):
+        if last > first:
+            yield start, last - first
 
 
 def require_affordable(experiment: Experiment, root: Path) -> None:

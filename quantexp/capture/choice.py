@@ -9,10 +9,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from quantexp.capture.rules import Take, take
+from quantexp.capture.names import RESIDUAL
+from quantexp.capture.operands import (
+    SCALE,
+    Held,
+    held_of,
+    is_replaced,
+    scale_sample,
+    scale_shape,
+    source_of,
+)
+from quantexp.capture.rules import RESIDUAL_GRADS, RESIDUALS, Take, take
 from quantexp.capture.sample import sample_of, sampled_shape
 from quantexp.capture.schedule import captured_iterations
-from quantexp.quant.precision import ATTENTION, ModuleId, decoder_modules
+from quantexp.quant.precision import ATTENTION, ModuleId, ModulePrecision, precision_map
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
 from quantexp.sizes import element_bytes, linear_shapes
 
@@ -32,13 +42,24 @@ class Expected:
     #: Another tensor's file: the backward's weight is the forward's.
     shared: bool = False
     take: Take = field(default_factory=lambda: Take(CaptureLevel.tensors))
+    #: A quantised operand, or its block scales: what it is.
+    held: Held | None = None
+    #: The shape of the values that these scales belong to.
+    scales_of: tuple[int, ...] | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the values on disk; the file's own framing (some 2 kB) comes on top."""
         if self.shared or self.take.level is not CaptureLevel.tensors:
             return 0
-        sample = sample_of(self.shape, self.tensor, self.take.sample_of, self.take.sample_count)
+        whole = self.scales_of or self.shape
+        sample = sample_of(
+            whole, source_of(self.tensor), self.take.sample_of, self.take.sample_count
+        )
+        if self.scales_of is not None:
+            assert self.held is not None
+            assert self.held.operand.block is not None
+            sample = scale_sample(sample, whole, self.held.dim, self.held.operand.block)
         return prod(sampled_shape(self.shape, sample)) * self.bytes_each
 
 
@@ -53,28 +74,65 @@ def last_captured(experiment: Experiment) -> int:
     return iterations[-1] if iterations else 0
 
 
-def expected_tensors(experiment: Experiment) -> Iterator[Expected]:
-    """Every tensor one captured micro-batch gives."""
-    for module, _ in decoder_modules(experiment.model):
+def expected_tensors(experiment: Experiment, iteration: int = 1) -> Iterator[Expected]:
+    """Every tensor one captured micro-batch of an iteration gives."""
+    declared = precision_map(experiment.model, experiment.quant, iteration)
+    for module, precision in declared.items():
         tensors = (
             _attention(experiment, module)
             if module.name == ATTENTION
             else _linear(experiment, module)
         )
-        yield from _taken(experiment, tensors)
+        yield from _taken(experiment, precision, list(tensors))
+    for layer in range(experiment.model.num_layers):
+        module = ModuleId(layer, RESIDUAL)
+        tensors = _residual(experiment, module)
+        yield from _taken(experiment, ModulePrecision(module, {}), list(tensors))
 
 
-def _taken(experiment: Experiment, tensors: Iterator[Expected]) -> Iterator[Expected]:
+def _taken(
+    experiment: Experiment, precision: ModulePrecision, tensors: list[Expected]
+) -> Iterator[Expected]:
     """What the rules keep; a weight that the forward left out is the backward's own."""
     left_out: set[str] = set()
     layers = experiment.model.num_layers
-    for each in tensors:
-        taken = take(experiment.capture, layers, each.module, each.operation, each.tensor)
+    for each in (*tensors, *_held(precision, tensors)):
+        name = each.tensor if each.held is None else each.held.tensor
+        taken = take(experiment.capture, layers, each.module, each.operation, name)
+        taken = taken.unless_replaced(is_replaced(precision, each.operation, each.tensor))
         if taken.level is CaptureLevel.off:
             left_out.add(each.tensor)
         else:
             shared = each.shared and each.tensor not in left_out
             yield replace(each, take=taken, shared=shared)
+
+
+def _held(precision: ModulePrecision, tensors: list[Expected]) -> Iterator[Expected]:
+    """The quantised operands of a module, each followed by its block scales if it has any."""
+    by_name = {each.tensor: each for each in tensors}
+    for entry in precision.entries():
+        held = held_of(entry)
+        if held is None:
+            continue
+        source, block = by_name[held.source], held.operand.block
+        values = replace(
+            source,
+            operation=held.operation,
+            phase="pre",
+            tensor=held.tensor,
+            once=held.once,
+            shared=False,
+            held=held,
+        )
+        yield values
+        if block is not None:
+            yield replace(
+                values,
+                tensor=held.tensor + SCALE,
+                shape=scale_shape(values.shape, held.dim, block),
+                bytes_each=1,
+                scales_of=values.shape,
+            )
 
 
 def _linear(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
@@ -104,7 +162,18 @@ def _attention(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
     yield Expected(module, "forward", "post", "attn_weights", P, size)
     yield Expected(module, "forward", "post", "output", o, size)
     yield Expected(module, "backward", "pre", "grad_output", q, size)
+    yield Expected(module, "backward", "pre", "grad_scores", P, size)
     yield Expected(module, "backward", "post", "grad_attn_weights", P, size)
     yield Expected(module, "backward", "post", "grad_query", q, size)
     yield Expected(module, "backward", "post", "grad_key", kv, size)
     yield Expected(module, "backward", "post", "grad_value", kv, size)
+
+
+def _residual(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
+    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
+    shape, size = (T, B, experiment.model.hidden_size), element_bytes(experiment.training)
+    for name, gradient in zip(RESIDUALS, RESIDUAL_GRADS, strict=True):
+        enters = name == "resid_pre"
+        if not enters or module.layer == 0:
+            yield Expected(module, "forward", "pre" if enters else "post", name, shape, size)
+            yield Expected(module, "backward", "post" if enters else "pre", gradient, shape, size)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from quantexp.capture.histogram import Histogram
-from quantexp.formats import Family, ScaleRule, encode, get_format
+from quantexp.formats import Family, ScaleRule, get_format, scales_of
 from quantexp.quant.operand import held
 from quantexp.quant.scoring import scored_operand
 from quantexp.quant.slots import Operand
@@ -90,17 +90,17 @@ def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
 
 
 def _scales(x: Tensor, chosen: Chosen) -> Tensor:
-    """The E8M0 byte of each block: a block's scale is that of its amax alone, as a block of one."""
-    operand, block = chosen.operand, int(chosen.operand.block or 1)
-    axis = chosen.axis % x.ndim
-    whole = x.shape[axis] // block * block
-    parts = [torch.unflatten(x.narrow(axis, 0, whole), axis, (-1, block)).abs().amax(axis + 1)]
-    if whole < x.shape[axis]:
-        parts.append(x.narrow(axis, whole, x.shape[axis] - whole).abs().amax(axis, keepdim=True))
-    amax = torch.cat(parts, axis)
-    _, scales = encode(amax.reshape(-1), operand.format, block=1, scale_rule=operand.scale_rule)
+    """The E8M0 byte of each block."""
+    operand = chosen.operand
+    scales = scales_of(
+        x,
+        operand.format,
+        axis=chosen.axis,
+        block=operand.block,
+        scale_rule=operand.scale_rule,
+    )
     assert isinstance(scales, Tensor), "of one level: the MX family"
-    return scales.reshape(amax.shape)
+    return scales
 
 
 def _saturated(x: Tensor, scales: Tensor, chosen: Chosen) -> Tensor:

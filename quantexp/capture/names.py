@@ -2,10 +2,10 @@
 
     {timestamp}_{counter}_{layer_type}_{layer_idx}_{operation}_{phase}_{component}_{quant_type}_{tensor_name}.pt
 
-`timestamp` is the run's start (YYYYmmdd_HHMMSS), `counter` counts the run's files, `layer_idx` is `L3` for
-attention and `L3-fc1` for a linear layer. `quant_type`, also the folder, is for a linear layer the format of
-fprop's input; for attention QK's format, or PV's where QK has none. Nothing needs to parse a name: the manifest
-says it all.
+`timestamp` is the run's start (YYYYmmdd_HHMMSS), `counter` counts the run's files, `layer_idx` is `L3-fc1` for a
+linear layer and `L3` for attention and the residual stream. `quant_type`, also the folder, is for a linear layer the
+format of fprop's input; for attention QK's format, or PV's where QK has none; the residual stream is never quantised.
+Nothing needs to parse a name: the manifest says it all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from quantexp.formats.table import get_format
 from quantexp.quant.precision import ATTENTION, ModulePrecision, operand_record
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import WORKING, Operand
+
+#: The module of the residual stream's tensors.
+RESIDUAL = "residual"
+#: Modules that are a layer type of their own, and the components that their tensors belong to.
+_COMPONENTS = {ATTENTION: "FA", RESIDUAL: RESIDUAL}
 
 
 @dataclass(frozen=True)
@@ -32,18 +37,18 @@ class TensorName:
 
     @property
     def layer_type(self) -> str:
-        """`attention` or `linear`."""
-        return ATTENTION if self.module == ATTENTION else "linear"
+        """`attention`, `residual` or `linear`."""
+        return self.module if self.module in _COMPONENTS else "linear"
 
     @property
     def component(self) -> str:
-        """`FA` for attention, `linear` otherwise."""
-        return "FA" if self.module == ATTENTION else "linear"
+        """`FA` for attention, `residual` or `linear`."""
+        return _COMPONENTS.get(self.module, "linear")
 
     @property
     def layer_idx(self) -> str:
         """`L3`, or `L3-fc1`."""
-        return f"L{self.layer}" if self.module == ATTENTION else f"L{self.layer}-{self.module}"
+        return f"L{self.layer}" if self.module in _COMPONENTS else f"L{self.layer}-{self.module}"
 
     def file(self, timestamp: str, counter: int) -> str:
         """The path below the tensors folder."""
@@ -55,6 +60,8 @@ class TensorName:
 
 def quant_type(precision: ModulePrecision) -> str:
     """The format a module's tensors are filed under, by its short name."""
+    if not precision.sites:
+        return WORKING
     if Site.LINEAR in precision.sites:
         return short_name(precision.operand(Site.LINEAR, Product.FPROP, "x").format)
     qk = precision.operand(Site.QK, Product.FPROP, "q").format

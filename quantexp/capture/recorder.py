@@ -21,6 +21,7 @@ from torch import Tensor
 from quantexp.capture.choice import takes_micro_batch
 from quantexp.capture.fidelity import Chosen, chosen_for
 from quantexp.capture.names import TensorName, formats_record, quant_type
+from quantexp.capture.operands import is_replaced
 from quantexp.capture.rules import Take, take
 from quantexp.capture.sample import sample_of
 from quantexp.capture.statistics import Summary, summarise
@@ -34,6 +35,8 @@ from quantexp.schema import CaptureConfig, CaptureLevel
 
 #: Tensors that are the same on every rank that shares a batch.
 ALIKE = frozenset({"weight", "main_grad"})
+#: Of a tensor as it came: neither a quantised operand nor a scale.
+BEFORE: Mapping[str, object] = {"values": "before"}
 
 
 def start_timestamp() -> str:
@@ -87,7 +90,8 @@ class Recorder:
         self._world_size = world_size
         self._timestamp = timestamp or start_timestamp()
         self._counter = rank + 1
-        self._iteration = -1
+        #: The iteration that whatever passes belongs to.
+        self.iteration = -1
         self._micro_batch: int | None = None
         self._loss_scale: float | None = None
         #: This rank's share of the budget.
@@ -95,6 +99,7 @@ class Recorder:
         #: Why nothing is captured any more.
         self.stopped = ""
         self._takes: dict[tuple[ModuleId, str, str], Take] = {}
+        self._constants: dict[ModuleId, Mapping[str, object]] = {}
         self._last_stored: Stored | None = None
         self._weights: dict[tuple[ModuleId, str], _Weight] = {}
         self.seconds = 0.0
@@ -103,7 +108,7 @@ class Recorder:
         self, iteration: int, micro_batch: int | None, loss_scale: float | None = None
     ) -> None:
         """Whatever passes from now on belongs to this micro-batch; None is the whole iteration."""
-        self._iteration, self._micro_batch = iteration, micro_batch
+        self.iteration, self._micro_batch = iteration, micro_batch
         self._loss_scale = loss_scale
 
     def tap(
@@ -113,14 +118,25 @@ class Recorder:
         constants: Mapping[str, object],
     ) -> Tap:
         """The tap of one module. `constants` (the softmax scale) join its metadata."""
+        self._constants[module] = constants
 
         def look(operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
-            recomputed = operation == FORWARD and torch._C._current_autograd_node() is not None
-            if recomputed or not self.wants(module, operation, name):
+            if not self.passes(module, operation, name):
                 return
-            self.record(module, precision(), operation, phase, name, tensor, constants)
+            declared = precision()
+            replaced = is_replaced(declared, operation, name)
+            kept = self.take(module, operation, name).unless_replaced(replaced)
+            if kept.level is not CaptureLevel.off:
+                self.record(module, declared, operation, phase, name, tensor)
 
         return look
+
+    def passes(
+        self, module: ModuleId, operation: str, tensor_name: str, alike: bool | None = None
+    ) -> bool:
+        """Whether a tensor that a module hands over now is kept: `wants`, and it passes for the first time."""
+        recomputed = operation == FORWARD and torch._C._current_autograd_node() is not None
+        return not recomputed and self.wants(module, operation, tensor_name, alike)
 
     def captures(self, iteration: int) -> bool:
         """Whether an iteration is captured."""
@@ -134,18 +150,23 @@ class Recorder:
         phase: str,
         tensor_name: str,
         tensor: Tensor,
-        constants: Mapping[str, object],
     ) -> None:
         """Keep one tensor, as full values or as statistics."""
-        start = time.perf_counter()
         name = TensorName(
             module.layer, module.name, operation, phase, tensor_name, quant_type(precision)
         )
-        with self._stops_where_full():
+        with self.recording():
             if tensor_name == "weight":
-                self._keep_weight(module, name, tensor, precision, constants)
+                self._keep_weight(module, name, tensor, precision)
             else:
-                self._keep(name, tensor, self._metadata(name, precision, tensor, constants))
+                self._keep(name, tensor, precision)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Around all that keeps a tensor: the time it takes, and what comes of a full disk."""
+        start = time.perf_counter()
+        with self._stops_where_full():
+            yield
         self.seconds += time.perf_counter() - start
 
     def flush(self) -> None:
@@ -166,34 +187,55 @@ class Recorder:
             if not self.config.train_on_if_full:
                 raise
             self.stopped = (
-                f"capture stopped in iteration {self._iteration}, training goes on: {error}"
+                f"capture stopped in iteration {self.iteration}, training goes on: {error}"
             )
             sys.stderr.write(f"{self.stopped}\n")
             self._tell("")
 
-    def wants(self, module: ModuleId, operation: str, tensor_name: str) -> bool:
-        """Whether a tensor that passes now is kept."""
+    def wants(
+        self, module: ModuleId, operation: str, tensor_name: str, alike: bool | None = None
+    ) -> bool:
+        """Whether a tensor that passes now is kept; `alike` says that every rank has it, unless its name does."""
+        if alike is None:
+            alike = tensor_name in ALIKE
         return (
             not self.stopped
-            and self.captures(self._iteration)
+            and self.captures(self.iteration)
             and (self._micro_batch is None or takes_micro_batch(self.config, self._micro_batch))
-            and self._take(module, operation, tensor_name).level is not CaptureLevel.off
-            and (self.rank == 0 or tensor_name not in ALIKE)
+            and self.take(module, operation, tensor_name).level is not CaptureLevel.off
+            and (self.rank == 0 or not alike)
         )
 
-    def _take(self, module: ModuleId, operation: str, tensor_name: str) -> Take:
+    def take(self, module: ModuleId, operation: str, tensor_name: str) -> Take:
+        """What is kept of a tensor."""
         key = (module, operation, tensor_name)
         if key not in self._takes:
             self._takes[key] = take(self.config, self._num_layers, *key)
         return self._takes[key]
 
-    def _keep(self, name: TensorName, tensor: Tensor, metadata: dict[str, Any]) -> None:
+    def _keep(
+        self,
+        name: TensorName,
+        tensor: Tensor,
+        precision: ModulePrecision,
+    ) -> Summary:
+        summary = summarise(tensor, self._chosen(name.tensor))
+        taken = self.take(ModuleId(name.layer, name.module), name.operation, name.tensor)
+        sample = sample_of(tuple(tensor.shape), name.tensor, taken.sample_of, taken.sample_count)
+        self.keep(name, tensor, self.metadata(name, precision, tensor, summary), taken, sample)
+        return summary
+
+    def keep(
+        self,
+        name: TensorName,
+        tensor: Tensor,
+        metadata: dict[str, Any],
+        taken: Take,
+        sample: dict[str, Any] | None,
+    ) -> None:
+        """Keep a tensor's statistics and, where asked for, its values or a sample of them."""
         self._last_stored = None
-        taken = self._take(ModuleId(name.layer, name.module), name.operation, name.tensor)
         if taken.level is CaptureLevel.tensors:
-            sample = sample_of(
-                tuple(tensor.shape), name.tensor, taken.sample_of, taken.sample_count
-            )
             if sample is not None:
                 index = torch.tensor(sample["indices"], device=tensor.device)
                 tensor = tensor.detach().index_select(sample["axis"], index)
@@ -214,25 +256,20 @@ class Recorder:
         self._last_stored = self.store.last
 
     def _keep_weight(
-        self,
-        module: ModuleId,
-        name: TensorName,
-        tensor: Tensor,
-        precision: ModulePrecision,
-        constants: Mapping[str, object],
+        self, module: ModuleId, name: TensorName, tensor: Tensor, precision: ModulePrecision
     ) -> None:
         """Once an iteration and operation; the backward's line refers to the forward's file."""
         key = (module, name.operation)
-        if self._weights.get(key, _Weight(-1)).iteration == self._iteration:
+        if self._weights.get(key, _Weight(-1)).iteration == self.iteration:
             return
         forward = self._weights.get((module, FORWARD), _Weight(-1))
-        if name.operation == FORWARD or forward.iteration != self._iteration:
-            metadata = self._metadata(name, precision, tensor, constants)
-            self._keep(name, tensor, metadata)
-            self._weights[key] = _Weight(self._iteration, self._last_stored, metadata["statistics"])
+        if name.operation == FORWARD or forward.iteration != self.iteration:
+            summary = self._keep(name, tensor, precision)
+            self._weights[key] = _Weight(self.iteration, self._last_stored, summary)
             return
-        metadata = self._metadata(name, precision, tensor, constants, forward.statistics)
         if forward.stored is not None:
+            assert forward.statistics is not None
+            metadata = self.metadata(name, precision, tensor, forward.statistics)
             self.store.refer(forward.stored, metadata)
         self._weights[key] = forward
 
@@ -260,14 +297,15 @@ class Recorder:
             return {}
         return current().record(operand)
 
-    def _metadata(
+    def metadata(
         self,
         name: TensorName,
         precision: ModulePrecision,
         tensor: Tensor,
-        constants: Mapping[str, object],
-        known_statistics: Summary | None = None,
+        statistics: Summary,
+        more: Mapping[str, object] = BEFORE,
     ) -> dict[str, Any]:
+        """What is written of a tensor; `more` says which of its values these are."""
         return {
             "module": name.module,
             "layer": name.layer,
@@ -277,15 +315,16 @@ class Recorder:
             "component": name.component,
             "quant_type": name.quant_type,
             "tensor": name.tensor,
-            "iteration": self._iteration,
+            **more,
+            "iteration": self.iteration,
             "micro_batch": self._micro_batch,
             "rank": self.rank,
             "shape": list(tensor.shape),
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "loss_scale": self._loss_scale,
-            **constants,
+            **self._constants.get(precision.module, {}),
             "formats": formats_record(precision, self._of_moment),
-            "statistics": known_statistics or summarise(tensor, self._chosen(name.tensor)),
+            "statistics": statistics,
         }
 
     def _chosen(self, tensor_name: str) -> Chosen | None:

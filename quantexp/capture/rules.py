@@ -1,29 +1,35 @@
 """What is kept of each tensor: the capture's own keys, then its ordered rules, the later winning.
 
 A rule names layers, modules, operations and tensors, as the rules of a scheme do, and what it changes: `level` (off
-leaves out, stats keeps statistics, tensors keeps values too) and the sample. A tensor that is kept only on request
-(the attention probabilities, weight gradients) is taken by a rule that names it in `tensors`. With `capture.level=off`
-no rule takes anything.
+leaves out, stats keeps statistics, tensors keeps values too), `values` (before quantisation, after it, both) and the
+sample. A quantised operand is meant by its own name (`input_wgrad`) and by that of the tensor it is made from. What is
+kept only on request (attention probabilities, weight gradients, the residual stream) is taken by a rule that names it
+in `tensors`. With `capture.level=off` no rule takes anything.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from quantexp.capture.operands import HELD_TENSORS, source_of
 from quantexp.errors import ConfigError
 from quantexp.quant.precision import ModuleId
 from quantexp.ranges import at_least
-from quantexp.schema import CaptureConfig, CaptureLevel, CaptureRule, SampleOf
+from quantexp.schema import CaptureConfig, CaptureLevel, CaptureRule, CaptureValues, SampleOf
 
 #: Tensors kept only with `capture.attn_weights`.
-ATTENTION_WEIGHTS = frozenset({"attn_weights", "grad_attn_weights"})
+ATTENTION_WEIGHTS = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
 #: Tensors kept only with `capture.weight_grads`.
 WEIGHT_GRADS = frozenset({"grad_weight", "main_grad"})
+#: The residual stream, kept only with `capture.residual`: after the embedding, attention and the MLP.
+RESIDUALS = ("resid_pre", "resid_mid", "resid_post")
+RESIDUAL_GRADS = tuple(f"grad_{name}" for name in RESIDUALS)
 TENSORS = (
     *("input", "weight", "output", "query", "key", "value", "attn_weights"),
     *("grad_output", "grad_input", "grad_weight", "main_grad"),
-    *("grad_query", "grad_key", "grad_value", "grad_attn_weights"),
+    *("grad_query", "grad_key", "grad_value", "grad_attn_weights", "grad_scores"),
+    *(*RESIDUALS, *RESIDUAL_GRADS),
 )
 OPERATIONS = ("forward", "backward")
 
@@ -36,16 +42,23 @@ class Take:
     #: At most so many rows, blocks of rows or heads of the values; 0 is all.
     sample_count: int = 0
     sample_of: SampleOf = SampleOf.rows
+    values: CaptureValues = CaptureValues.before
+
+    def unless_replaced(self, replaced: bool) -> Take:
+        """The same of a tensor before quantisation, where quantised forms of it may stand in its place."""
+        if replaced and self.values is CaptureValues.after:
+            return replace(self, level=CaptureLevel.off)
+        return self
 
 
 def take(
     capture: CaptureConfig, num_layers: int, module: ModuleId, operation: str, tensor: str
 ) -> Take:
-    """What is kept of a tensor of a module, whichever iteration it passes in."""
+    """What is kept of a tensor of a module, or of a quantised operand by its name, whichever iteration it passes in."""
     level = capture.level if _asked_for(capture, tensor) else CaptureLevel.off
     if capture.level is CaptureLevel.off:
         return Take(level)
-    count, of = capture.sample_count, capture.sample_of
+    count, of, values = capture.sample_count, capture.sample_of, capture.values
     for rule in capture.rules:
         if not _applies(rule, num_layers, module, operation, tensor):
             continue
@@ -53,12 +66,18 @@ def take(
             level = rule.level
         count = count if rule.sample_count is None else rule.sample_count
         of = rule.sample_of or of
-    return Take(level, count, of)
+        values = rule.values or values
+    if source_of(tensor) != tensor and values is CaptureValues.before:
+        level = CaptureLevel.off
+    return Take(level, count, of, values)
 
 
 def _asked_for(capture: CaptureConfig, tensor: str) -> bool:
+    tensor = source_of(tensor)
     if tensor in ATTENTION_WEIGHTS:
         return capture.attn_weights
+    if tensor in RESIDUALS or tensor in RESIDUAL_GRADS:
+        return capture.residual
     return capture.weight_grads if tensor in WEIGHT_GRADS else True
 
 
@@ -66,11 +85,12 @@ def _applies(
     rule: CaptureRule, num_layers: int, module: ModuleId, operation: str, tensor: str
 ) -> bool:
     layers = [layer % num_layers for layer in rule.layers]
+    names = {tensor, source_of(tensor)}
     return (
         (not layers or module.layer in layers)
         and (not rule.modules or any(fnmatchcase(module.name, p) for p in rule.modules))
         and (not rule.operations or operation in rule.operations)
-        and (not rule.tensors or any(fnmatchcase(tensor, p) for p in rule.tensors))
+        and (not rule.tensors or any(fnmatchcase(n, p) for n in names for p in rule.tensors))
     )
 
 
@@ -83,9 +103,10 @@ def check_capture_rules(capture: CaptureConfig, num_layers: int, modules: list[s
     at_least("capture.sample_count", capture.sample_count, 0)
     for index, rule in enumerate(capture.rules):
         where = f"capture.rules[{index}]"
-        if rule.level is None and rule.sample_count is None and rule.sample_of is None:
+        changes = (rule.level, rule.values, rule.sample_count, rule.sample_of)
+        if all(change is None for change in changes):
             raise ConfigError(
-                f"{where} must say what it changes: level, sample_count or sample_of; got none of them"
+                f"{where} must say what it changes: level, values, sample_count or sample_of; got none of them"
             )
         if rule.sample_count is not None:
             at_least(f"{where}.sample_count", rule.sample_count, 0)
@@ -97,7 +118,20 @@ def check_capture_rules(capture: CaptureConfig, num_layers: int, modules: list[s
                 )
         _match(f"{where}.modules", rule.modules, modules)
         _match(f"{where}.operations", rule.operations, OPERATIONS)
-        _match(f"{where}.tensors", rule.tensors, TENSORS)
+        _match(f"{where}.tensors", rule.tensors, (*TENSORS, *HELD_TENSORS))
+        _check_held(where, rule, capture)
+
+
+def _check_held(where: str, rule: CaptureRule, capture: CaptureConfig) -> None:
+    """Refuse a rule for quantised operands alone where nothing asks for any."""
+    named = [p for p in rule.tensors if any(fnmatchcase(t, p) for t in HELD_TENSORS)]
+    plain = any(fnmatchcase(t, p) for t in TENSORS for p in rule.tensors)
+    values = [capture.values, *(r.values for r in capture.rules if r.values is not None)]
+    if named and not plain and all(v is CaptureValues.before for v in values):
+        raise ConfigError(
+            f"{where}.tensors names operands after quantisation ({', '.join(named)}), and capture.values=before keeps "
+            "none; add values: both to the rule, or drop it"
+        )
 
 
 def _match(key: str, patterns: list[str], names: list[str] | tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ output and gradients, in every iteration and run.
 
     rows    along the first axis: tokens; output width of a weight; sequences of the attention probabilities
     blocks  32 neighbouring rows that begin at a multiple of 32, so that blocks along tokens stay whole
-    heads   of query, key, value, their gradients and the attention probabilities; other tensors stay whole
+    heads   of query, key, value, attention probabilities, and gradients of these and of the scores; others stay whole
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quantexp.schema import SampleOf
 
 BLOCK = 32
 #: Where the heads lie in tensors that have them.
-_HEAD_AXIS = {"attn_weights": 1, "grad_attn_weights": 1}
+_HEAD_AXIS = {"attn_weights": 1, "grad_attn_weights": 1, "grad_scores": 1}
 _WITH_HEADS = frozenset({"query", "key", "value", "grad_query", "grad_key", "grad_value"})
 
 

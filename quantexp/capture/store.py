@@ -136,9 +136,14 @@ class CaptureStore:
 
 
 def resolved(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The metadata with statistics that were left on the tensor's device as JSON holds them."""
-    found = metadata.get("statistics")
-    return {**metadata, "statistics": found.record()} if isinstance(found, Summary) else metadata
+    """The metadata with statistics and numbers that were left on the tensor's device as JSON holds them."""
+    return {key: _plain(value) for key, value in metadata.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Summary):
+        return value.record()
+    return float(value) if isinstance(value, Tensor) else value
 
 
 def content_hash(values: Tensor) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from quantexp.formats.history import AmaxHistory
     from quantexp.formats.quantising import quantise
     from quantexp.formats.saturating import saturated
+    from quantexp.formats.scaling import scales_of
     from quantexp.formats.tensor_scale import finite_amax
     from quantexp.formats.transform import hadamard, random_signs
 
@@ -56,6 +57,7 @@ __all__ = [
     "random_signs",
     "resolve",
     "saturated",
+    "scales_of",
 ]
 
 _NEEDS_TORCH = {
@@ -71,6 +73,7 @@ _NEEDS_TORCH = {
     "quantise": "quantising",
     "random_signs": "transform",
     "saturated": "saturating",
+    "scales_of": "scaling",
 }
 
 

@@ -97,13 +97,13 @@ def _decode_blocks(
     codes_ONI, values_ONI = codes.view(extents), values.view(extents)
     scales_OBI = scales.view(outer_axis_inner(scales.shape, axis))
     for chunk in chunks(extents, options.block, chunk_limit(codes.device)):
-        scale = _scale_values(chunk.scales(scales_OBI), tensor_scale, options.fmt)
+        scale = scale_values(chunk.scales(scales_OBI), tensor_scale, options.fmt)
         values_OBKI = _elements(chunk.elements(codes_ONI), options.fmt.element)
         chunk.elements(values_ONI).copy_(values_OBKI.mul_(scale))
 
 
-def _scale_values(scales: Tensor, tensor_scale: Tensor | None, fmt: Format) -> Tensor:
-    """What the elements of each block are multiplied with, float32, in the shape of `scales`."""
+def scale_values(scales: Tensor, tensor_scale: Tensor | None, fmt: Format) -> Tensor:
+    """What the elements of each block are multiplied with, float32, in the shape of `scales`, which are its codes."""
     if fmt.block_scale is None:
         return power_of_two(scales.to(torch.int32) << MANTISSA_BITS)
     return total_scale(_elements(scales, fmt.block_scale), tensor_scale)

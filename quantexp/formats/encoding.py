@@ -155,11 +155,11 @@ def _encode_nv(
     ) -> tuple[Tensor, Tensor, Tensor]:
         q, signed, block_scale = nv.scaled_magnitudes(x_OBKI, options, scale, random_OBKI, scratch)
         is_nan = block_scale.isnan()
-        code = _magnitude_code(block_scale, element).masked_fill_(is_nan, nan_code)
+        code = magnitude_code(block_scale, element).masked_fill_(is_nan, nan_code)
         return q, signed, code
 
     codes, scales = _encode_blocks(x, axis, options, random, encode_chunk, nan_code)
-    return codes, TwoLevelScales(scales, _or_one(scale, x))
+    return codes, TwoLevelScales(scales, or_one(scale, x))
 
 
 def _encode_blocks(
@@ -181,14 +181,14 @@ def _encode_blocks(
     for chunk in chunks(extents, options.block, limit):
         part = None if random is None else chunk.elements(random.view(extents))
         q, signed, scale_code = encode_chunk(chunk.elements(x_ONI), part, scratch)
-        code = _magnitude_code(q, options.fmt.element)
+        code = magnitude_code(q, options.fmt.element)
         code.add_(as_bits(signed).lt(0), alpha=options.fmt.element.sign_bit)
         chunk.elements(codes_ONI).copy_(code.masked_fill_(scale_code == nan_code, 0))
         chunk.scales(scales_OBI).copy_(scale_code)
     return codes, scales
 
 
-def _magnitude_code(q: Tensor, element: Element) -> Tensor:
+def magnitude_code(q: Tensor, element: Element) -> Tensor:
     """The codes, int32, of magnitudes q (float32, overwritten) that lie on the element's grid.
 
     Moved so that the element's smallest normal is float32's, the bits of q are the code and zeros
@@ -214,19 +214,20 @@ def _encode_flat(
             torch.index_select(hif8_code_table(x.device), 0, value_key(q), out=codes_N[chunk])
         else:
             codes_N[chunk] = _signed_code(q, options.fmt.element)
-    return codes, _or_one(scale, x)
+    return codes, or_one(scale, x)
 
 
 def _signed_code(q: Tensor, element: Element) -> Tensor:
     """The codes, int32, of values q (float32, overwritten): NaN is the last NaN code, without a sign."""
     is_negative, is_nan, is_inf = as_bits(q) < 0, q.isnan(), q.isinf()
     as_bits(q).bitwise_and_(MAGNITUDE_MASK)
-    code = _magnitude_code(q, element)
+    code = magnitude_code(q, element)
     for inf_code in element.inf_codes:
         code.masked_fill_(is_inf, inf_code)
     code.add_(is_negative, alpha=element.sign_bit)
     return code.masked_fill_(is_nan, element.nan_codes[-1])
 
 
-def _or_one(scale: Tensor | None, x: Tensor) -> Tensor:
+def or_one(scale: Tensor | None, x: Tensor) -> Tensor:
+    """The scale of a tensor x as `encode` gives it: 0-dim float32, 1 where there is none."""
     return torch.ones((), dtype=torch.float32, device=x.device) if scale is None else scale

@@ -8,7 +8,7 @@ from pathlib import Path
 from quantexp.ledger.scope import Missing
 from quantexp.ledger.standing import Standing
 from quantexp.paths import RunDir
-from quantexp.status import State
+from quantexp.status import State, Status
 
 #: The state of a run whose folder does not say, and of one that has no folder.
 UNREADABLE, MISSING = "unreadable", "missing"
@@ -31,6 +31,18 @@ def state_word(found: Standing) -> str:
     return found.state.value if found.state is not None else UNREADABLE
 
 
+def _captured(status: Status) -> dict[str, object] | None:
+    """What has been captured; the same keys in each, None where nothing is."""
+    captured = status.capture
+    if not captured:
+        return None
+    counts = ("tensors", "num_bytes", "queue_bytes", "bytes_per_s", "waited_s")
+    return {
+        **{name: captured.get(name, 0) for name in counts},
+        "stopped": captured.get("stopped", ""),
+    }
+
+
 def _row(found: Standing) -> dict[str, object]:
     status, job = found.status, found.job
     return {
@@ -46,6 +58,7 @@ def _row(found: Standing) -> dict[str, object]:
         "iterations": status.iterations,
         "loss": found.pace.loss,
         "tokens_per_s": found.pace.tokens_per_s,
+        "capture": _captured(status),
         "time_left_s": found.pace.time_left_s if found.state is State.RUNNING else None,
         "host": status.host,
         "pid": status.pid,

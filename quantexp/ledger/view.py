@@ -21,6 +21,7 @@ from quantexp.ledger.job import JobState, doing
 from quantexp.ledger.rows import MISSING, UNREADABLE, state_word
 from quantexp.ledger.scope import Missing
 from quantexp.ledger.standing import Standing
+from quantexp.progress import captured_words
 from quantexp.status import State
 
 #: Columns from which the table has room for where a run is and why it ended.
@@ -154,9 +155,11 @@ def duration(seconds: float | None) -> str:
 
 
 def _about(found: Standing, where: str | None = None) -> str:
-    """Where it is, or the first line of why it ended."""
+    """Where it is and what it has captured, or the first line of why it ended."""
     reason = found.reason.splitlines()[0] if found.reason else ""
-    return "; ".join(part for part in (where or found.where, reason) if part)
+    running = found.state is State.RUNNING
+    captured = captured_words(found.status.capture) if running else ""
+    return "; ".join(part for part in (where or found.where, captured, reason) if part)
 
 
 def _below(

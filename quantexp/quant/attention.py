@@ -32,7 +32,7 @@ from quantexp.quant.multiply import multiply, post_scale
 from quantexp.quant.operand import clipped, held
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.sites import PRODUCTS, Product, Site
-from quantexp.quant.tap import BACKWARD, POST, PRE, Tap
+from quantexp.quant.tap import BACKWARD, POST, PRE, Layout, Tap, as_it_is, tell_operand
 
 
 def scores(
@@ -75,6 +75,26 @@ def _summed_over_group(x_NTD: Tensor, sequences: int, groups: int) -> Tensor:
     return x_TBHD.reshape(*x_TBHD.shape[:2], groups, -1, x_TBHD.shape[3]).sum(dim=3)
 
 
+def _by_sequence(sequences: int) -> Layout:
+    """[N, T, T] as [B, H, T, T], as P is captured."""
+    return lambda x_NTT: x_NTT.view(sequences, -1, *x_NTT.shape[1:])
+
+
+def _operand(
+    precision: ModulePrecision,
+    site: Site,
+    product: Product,
+    name: str,
+    axis: int,
+    x: Tensor,
+    layout: Layout = as_it_is,
+) -> Tensor:
+    """One operand, held as declared and told."""
+    result = held(x, precision.operand(site, product, name), axis)
+    tell_operand(precision, site, product, name, x, result, layout)
+    return result
+
+
 def _forward_or_own(
     precision: ModulePrecision,
     site: Site,
@@ -83,10 +103,11 @@ def _forward_or_own(
     axis: int,
     forward_axis: int,
     x: Tensor,
+    layout: Layout = as_it_is,
 ) -> Tensor:
     """A backward operand: along its own axis, or as the forward's copy, remade bit for bit from the same tensor."""
-    operand = precision.operand(site, product, name)
-    return held(x, operand, forward_axis if operand.reuse else axis)
+    reused = precision.operand(site, product, name).reuse
+    return _operand(precision, site, product, name, forward_axis if reused else axis, x, layout)
 
 
 def _said(
@@ -116,8 +137,8 @@ class _Scores(torch.autograd.Function):
         ctx.save_for_backward(q_TBHD, k_TBGD)
         ctx.precision, ctx.tap, ctx.softmax_scale = precision, tap, softmax_scale
         H = q_TBHD.shape[2]
-        q = by_head(held(q_TBHD, precision.operand(Site.QK, Product.FPROP, "q"), -1))
-        k = held(k_TBGD, precision.operand(Site.QK, Product.FPROP, "k"), -1)
+        q = by_head(_operand(precision, Site.QK, Product.FPROP, "q", -1, q_TBHD))
+        k = _operand(precision, Site.QK, Product.FPROP, "k", -1, k_TBGD)
         k = by_head(expanded(k, H))
         said = _said(
             precision,
@@ -135,8 +156,10 @@ class _Scores(torch.autograd.Function):
         q_TBHD, k_TBGD = ctx.saved_tensors
         precision: ModulePrecision = ctx.precision
         T, B, H, D = q_TBHD.shape
+        by_sequence = _by_sequence(B)
+        ctx.tap(BACKWARD, PRE, "grad_scores", by_sequence(dS))
 
-        dS_q = held(dS, precision.operand(Site.QK, Product.DGRAD_Q, "dS"), -1)
+        dS_q = _operand(precision, Site.QK, Product.DGRAD_Q, "dS", -1, dS, by_sequence)
         k = _forward_or_own(precision, Site.QK, Product.DGRAD_Q, "k", 0, -1, k_TBGD)
         said = _said(
             precision,
@@ -149,7 +172,7 @@ class _Scores(torch.autograd.Function):
         dq = multiply(said, dS_q, by_head(expanded(k, H)), scale)
         dq = (dq * ctx.softmax_scale).transpose(0, 1).reshape(T, B, H, D)
 
-        dS_k = held(dS, precision.operand(Site.QK, Product.DGRAD_K, "dS"), 1)
+        dS_k = _operand(precision, Site.QK, Product.DGRAD_K, "dS", 1, dS, by_sequence)
         q = _forward_or_own(precision, Site.QK, Product.DGRAD_K, "q", 0, -1, q_TBHD)
         said = _said(
             precision,
@@ -176,9 +199,10 @@ class _Context(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(P_NTT, v_TBGD)
         ctx.precision, ctx.tap = precision, tap
-        H = P_NTT.shape[0] // v_TBGD.shape[1]
-        P = held(P_NTT, precision.operand(Site.PV, Product.FPROP, "P"), -1)
-        v = held(v_TBGD, precision.operand(Site.PV, Product.FPROP, "v"), 0)
+        B = v_TBGD.shape[1]
+        H = P_NTT.shape[0] // B
+        P = _operand(precision, Site.PV, Product.FPROP, "P", -1, P_NTT, _by_sequence(B))
+        v = _operand(precision, Site.PV, Product.FPROP, "v", 0, v_TBGD)
         said = _said(
             precision,
             Site.PV,
@@ -197,7 +221,10 @@ class _Context(torch.autograd.Function):
         _, B, G, _ = v_TBGD.shape
         H = P_NTT.shape[0] // B
 
-        dO_p = held(dO, precision.operand(Site.PV, Product.DGRAD_P, "dO"), -1)
+        def by_token(x_NTD: Tensor) -> Tensor:
+            return _by_token(x_NTD, B)
+
+        dO_p = _operand(precision, Site.PV, Product.DGRAD_P, "dO", -1, dO, by_token)
         v = _forward_or_own(precision, Site.PV, Product.DGRAD_P, "v", -1, 0, v_TBGD)
         said = _said(
             precision,
@@ -209,8 +236,8 @@ class _Context(torch.autograd.Function):
         scale = _post_scale(precision, Site.PV, Product.DGRAD_P)
         dP = multiply(said, dO_p, by_head(expanded(v, H)).transpose(1, 2), scale)
 
-        P = _forward_or_own(precision, Site.PV, Product.DGRAD_V, "P", 1, -1, P_NTT)
-        dO_v = held(dO, precision.operand(Site.PV, Product.DGRAD_V, "dO"), 1)
+        P = _forward_or_own(precision, Site.PV, Product.DGRAD_V, "P", 1, -1, P_NTT, _by_sequence(B))
+        dO_v = _operand(precision, Site.PV, Product.DGRAD_V, "dO", 1, dO, by_token)
         said = _said(precision, Site.PV, Product.DGRAD_V, lambda: P_NTT.transpose(1, 2), lambda: dO)
         scale = _post_scale(precision, Site.PV, Product.DGRAD_V)
         dv = multiply(said, P.transpose(1, 2), dO_v, scale)
@@ -218,7 +245,7 @@ class _Context(torch.autograd.Function):
 
         dP = clipped(dP, P_NTT, precision.operand(Site.PV, Product.FPROP, "P"), -1)
         dv = clipped(dv, v_TBGD, precision.operand(Site.PV, Product.FPROP, "v"), 0)
-        ctx.tap(BACKWARD, PRE, "grad_output", _by_token(dO, B))
-        ctx.tap(BACKWARD, POST, "grad_attn_weights", dP.view(B, -1, *dP.shape[1:]))
+        ctx.tap(BACKWARD, PRE, "grad_output", by_token(dO))
+        ctx.tap(BACKWARD, POST, "grad_attn_weights", _by_sequence(B)(dP))
         ctx.tap(BACKWARD, POST, "grad_value", dv)
         return dP, dv, None, None

@@ -20,12 +20,15 @@ from quantexp.quant.multiply import multiply, post_scale
 from quantexp.quant.operand import held
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.sites import Product, Site
+from quantexp.quant.tap import tell_operand
 
 
 def fprop(precision: ModulePrecision, x_TBI: Tensor, w_OI: Tensor) -> Tensor:
     """Y = x w^T, of shape [T, B, O]."""
     left, right = (precision.operand(Site.LINEAR, Product.FPROP, name) for name in "xw")
     x, w = held(x_TBI, left, -1), held(w_OI, right, -1)
+    tell_operand(precision, Site.LINEAR, Product.FPROP, "x", x_TBI, x)
+    tell_operand(precision, Site.LINEAR, Product.FPROP, "w", w_OI, w)
     said = Announcement(
         precision.module,
         Site.LINEAR,
@@ -39,6 +42,8 @@ def dgrad(precision: ModulePrecision, g_TBO: Tensor, w_OI: Tensor) -> Tensor:
     """Dx = g w, of shape [T, B, I]."""
     left, right = (precision.operand(Site.LINEAR, Product.DGRAD, name) for name in "gw")
     g, w = held(g_TBO, left, -1), held(w_OI, right, 0)
+    tell_operand(precision, Site.LINEAR, Product.DGRAD, "g", g_TBO, g)
+    tell_operand(precision, Site.LINEAR, Product.DGRAD, "w", w_OI, w)
     said = Announcement(
         precision.module,
         Site.LINEAR,
@@ -52,6 +57,8 @@ def wgrad(precision: ModulePrecision, g_TBO: Tensor, x_TBI: Tensor) -> Tensor:
     """Dw = g^T x, of shape [O, I]; a tensor of two dimensions ([tokens, width]) is one sequence."""
     left, right = (precision.operand(Site.LINEAR, Product.WGRAD, name) for name in "gx")
     g, x = held(g_TBO, left, 0), held(x_TBI, right, 0)
+    tell_operand(precision, Site.LINEAR, Product.WGRAD, "g", g_TBO, g)
+    tell_operand(precision, Site.LINEAR, Product.WGRAD, "x", x_TBI, x)
     sequences = g.shape[1] if g.dim() == 3 else 1
     g, x = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
     said = Announcement(

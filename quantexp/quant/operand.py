@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from quantexp.formats import Scaling, finite_amax, hadamard, quantise, saturated
+from quantexp.formats import (
+    Scales,
+    Scaling,
+    finite_amax,
+    hadamard,
+    quantise,
+    saturated,
+    scales_of,
+)
 from quantexp.quant.moment import current
 from quantexp.quant.slots import Operand
 
@@ -35,11 +45,28 @@ def clipped(gradient: Tensor, x: Tensor, operand: Operand, axis: int) -> Tensor:
     """The gradient of `x`, 0 where `x` saturated in the forward product, if the operand's derivative is clipped so."""
     if not operand.clip_gradient:
         return gradient
-    options = {k: v for k, v in operand.options.items() if k not in ("rounding", "saturate")}
+    return gradient.masked_fill(
+        saturated(x, operand.format, axis=axis, **_scale_options(x, operand, "pre_scale")), 0.0
+    )
+
+
+def scales(x: Tensor, operand: Operand, axis: int) -> Scales:
+    """The scales with which `held` brings `x` on the operand's grid, as `quantexp.formats.encode` gives them.
+
+    After a Hadamard transform they are those of the transform. Called after `held`, in the same micro-batch.
+    """
+    v = transformed(x, operand, axis)
+    return scales_of(v, operand.format, axis=axis, **_scale_options(v, operand))
+
+
+def _scale_options(v: Tensor, operand: Operand, *more: str) -> dict[str, Any]:
+    """The operand's options that decide its scales, and more by their names."""
+    deciding = ("block", "scale_rule", "scaling", "amax_target", *more)
+    options = {name: value for name, value in operand.options.items() if name in deciding}
     if operand.scaling is Scaling.DELAYED:
         amax = current().amax(operand)
-        options["amax"] = finite_amax(x) if amax is None else amax
-    return gradient.masked_fill(saturated(x, operand.format, axis=axis, **options), 0.0)
+        options["amax"] = finite_amax(v) if amax is None else amax
+    return options
 
 
 def transformed(x: Tensor, operand: Operand, axis: int) -> Tensor:

@@ -20,6 +20,14 @@ from .captures import Capture
         ("grad_output", Kind.GRADIENT),
         ("grad_attn_weights", Kind.GRADIENT),
         ("main_grad", Kind.GRADIENT),
+        ("resid_mid", Kind.OUTPUT),
+        ("grad_resid_mid", Kind.GRADIENT),
+        ("input_wgrad", Kind.INPUT),
+        ("weight_dgrad", Kind.WEIGHT),
+        ("attn_weights_dgrad_v", Kind.PROBABILITY),
+        ("grad_output_dgrad_p", Kind.GRADIENT),
+        ("key_dgrad_q", Kind.INPUT),
+        ("grad_output_dgrad_scale", Kind.SCALE),
     ],
 )
 def test_a_tensors_name_tells_its_kind(capture: Capture, name: str, kind: Kind) -> None:

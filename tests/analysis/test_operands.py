@@ -51,6 +51,15 @@ def test_probabilities_have_keys_last_and_queries_before_them(capture: Capture) 
     assert {d.slot: d.dim for d in declared} == {"P fprop": -1, "P dgrad_v": -2}
 
 
+def test_gradients_of_the_scores_lie_as_the_probabilities_do(capture: Capture) -> None:
+    formats = {
+        "qk.dgrad_q.dS": {**MX8, "axis": "keys"},
+        "qk.dgrad_k.dS": {**MX8, "axis": "queries"},
+    }
+    declared = declared_operands(record(capture, "grad_scores", formats, "attention"))
+    assert {d.slot: d.dim for d in declared} == {"dS dgrad_q": -1, "dS dgrad_k": -2}
+
+
 def test_values_have_keys_first(capture: Capture) -> None:
     formats = {"fprop.v": {**MX4, "axis": "keys"}, "dgrad_p.v": {**MX4, "axis": "head_dim"}}
     declared = declared_operands(record(capture, "value", formats, "attention"))

@@ -49,6 +49,18 @@ def test_bf16_tensors_are_surveyed(capture: Capture) -> None:
     assert found.findings == {}
 
 
+def test_a_quantised_operand_is_not_judged_again_and_scales_are_no_numbers(
+    capture: Capture,
+) -> None:
+    capture.add(torch.randn(64, 64), "input_fprop", formats=linear_formats(MX8))
+    codes = torch.full((64, 2), 120, dtype=torch.uint8)
+    capture.add(codes, "input_fprop_scale", formats=linear_formats(MX8))
+    found = survey(capture)
+    assert set(found.magnitudes) == {Kind.INPUT}
+    assert found.operands == []
+    assert found.findings == {}
+
+
 def test_kinds_are_added_up_over_tensors(capture: Capture) -> None:
     capture.add_layers(2, tokens=32)
     found = survey(capture)

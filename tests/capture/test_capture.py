@@ -96,11 +96,9 @@ def test_every_file_is_named_listed_and_whole(run_tiny: RunTiny) -> None:
 
 
 def test_every_tensor_of_the_contract_is_there_once(run_tiny: RunTiny, tiny: Tiny) -> None:
-    run = run_tiny(
-        "quant=FA_linear_mxfp8", "capture.attn_weights=true", "capture.weight_grads=true"
-    )
-    experiment = tiny("capture.attn_weights=true", "capture.weight_grads=true")
-    expected = list(expected_tensors(experiment))
+    words = [f"capture.{key}=true" for key in ("attn_weights", "weight_grads", "residual")]
+    run = run_tiny("quant=FA_linear_mxfp8", *words)
+    expected = list(expected_tensors(tiny(*words)))
     lines = manifest(run)
     assert kinds(lines) == Counter(
         (t.module.name, t.operation, t.phase, t.tensor) for t in expected
@@ -121,11 +119,18 @@ def test_every_tensor_of_the_contract_is_there_once(run_tiny: RunTiny, tiny: Tin
         "grad_key",
         "grad_value",
         "grad_attn_weights",
+        "grad_scores",
         "input",
         "weight",
         "grad_input",
         "grad_weight",
         "main_grad",
+        "resid_pre",
+        "resid_mid",
+        "resid_post",
+        "grad_resid_pre",
+        "grad_resid_mid",
+        "grad_resid_post",
     }
 
 
@@ -220,6 +225,7 @@ def test_the_price_is_exact(run_tiny: RunTiny, tiny: Tiny) -> None:
         "capture.collect_micro_batches=2",
         "capture.weight_grads=true",
         "capture.attn_weights=true",
+        "capture.residual=true",
     ]
     lines = manifest(run_tiny(*overrides))
     stored = {m["file"]: m["bytes"] for m in lines}

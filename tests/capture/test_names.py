@@ -27,6 +27,14 @@ def test_a_linear_tensor_names_its_module() -> None:
     )
 
 
+def test_the_residual_stream_is_a_layer_type_of_its_own() -> None:
+    name = TensorName(3, "residual", "forward", "post", "resid_mid", "bf16")
+    assert (
+        name.file("20250908_095220", 7)
+        == "bf16/20250908_095220_0007_residual_L3_forward_post_residual_bf16_resid_mid.pt"
+    )
+
+
 @pytest.mark.parametrize(
     ("fmt", "short"),
     [

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quantexp.capture.budget import price
+from quantexp.capture.choice import expected_tensors
 from quantexp.capture.rules import take
 from quantexp.capture.sample import sample_of, sampled_shape
 from quantexp.errors import ConfigError
@@ -56,6 +57,10 @@ def test_what_is_kept_on_request_needs_its_name() -> None:
     assert level([CaptureRule(level=STATS)], tensor="grad_weight") is OFF
     assert level([CaptureRule(tensors=["grad_w*"], level=STATS)], tensor="grad_weight") is STATS
     assert level([], tensor="grad_weight", weight_grads=True) is TENSORS
+    for name in ("resid_mid", "grad_resid_post"):
+        assert level([], tensor=name) is OFF
+        assert level([], tensor=name, residual=True) is TENSORS
+        assert level([CaptureRule(tensors=["*resid_*"], level=STATS)], tensor=name) is STATS
     off = {"tensors": ["*"], "level": TENSORS}
     assert level([CaptureRule(**off)], level=OFF) is OFF  # type: ignore[arg-type]
 
@@ -63,17 +68,42 @@ def test_what_is_kept_on_request_needs_its_name() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("{layers: [0]}", "must say what it changes: level, sample_count or sample_of; got none"),
+        (
+            "{layers: [0]}",
+            "must say what it changes: level, values, sample_count or sample_of; got none",
+        ),
         ("{layers: [9], level: stats}", "layers must lie between -2 and 1 for 2 layers, got 9"),
         ("{modules: [mlp], level: stats}", "modules must match one of qkv, attention, .*'mlp'"),
         ("{operations: [pre], level: stats}", "operations must match one of forward, backward"),
         ("{tensors: [x], level: stats}", "tensors must match one of input, weight, .*got 'x'"),
+        (
+            "{tensors: ['*_wgrad'], level: stats}",
+            r"tensors names operands after quantisation \(\*_wgrad\), .* add values: both",
+        ),
         ("{sample_count: -1}", "sample_count must be at least 0, got -1"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(tiny: Tiny, rule: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"capture.rules\[0\].*{message}"):
         tiny(f"capture.rules=[{rule}]".replace(": ", ":"))
+
+
+WGRADS = "{tensors:['*_wgrad'],level:stats}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["capture.values=after", f"capture.rules=[{WGRADS}]"],
+        [f"capture.rules=[{{values:both}},{WGRADS}]"],
+    ],
+)
+def test_a_rule_for_quantised_operands_stands_where_any_are_asked_for(
+    tiny: Tiny, words: list[str]
+) -> None:
+    expected = expected_tensors(tiny("quant=linear_mxfp8", *words))
+    levels = {each.tensor: each.take.level for each in expected}
+    assert (levels["input_wgrad"], levels["input_fprop"]) == (STATS, TENSORS)
 
 
 def test_a_misspelt_key_of_a_rule_is_named(tiny: Tiny) -> None:
@@ -90,6 +120,7 @@ def test_a_misspelt_key_of_a_rule_is_named(tiny: Tiny) -> None:
         ((100, 2, 8), "input", SampleOf.heads, 2, (100, 2, 8)),
         ((100, 2, 8, 4), "query", SampleOf.heads, 2, (100, 2, 2, 4)),
         ((2, 8, 9, 9), "attn_weights", SampleOf.heads, 3, (2, 3, 9, 9)),
+        ((2, 8, 9, 9), "grad_scores", SampleOf.heads, 3, (2, 3, 9, 9)),
         ((5,), "input", SampleOf.rows, 0, (5,)),
     ],
 )

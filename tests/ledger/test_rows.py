@@ -15,7 +15,7 @@ from quantexp.status import State, Status
 
 KEYS = [
     *("run", "path", "state", "alive", "reason", "where", "note", "phase"),
-    *("iteration", "iterations", "loss", "tokens_per_s", "time_left_s"),
+    *("iteration", "iterations", "loss", "tokens_per_s", "capture", "time_left_s"),
     *("host", "pid", "job_id", "submission", "restarts"),
     *("created", "started", "updated", "finished"),
 ]
@@ -38,6 +38,16 @@ def test_numbers_are_the_last_iterations() -> None:
     (row,) = status_rows([Standing(RUN, State.RUNNING, status=status, pace=PACE)])
     assert (row["iteration"], row["iterations"]) == (3, 8)
     assert (row["loss"], row["tokens_per_s"], row["time_left_s"]) == (3.25, 15420.4, 3900.0)
+
+
+def test_what_is_captured_is_told_with_what_waits_and_how_fast_it_is_written() -> None:
+    told = {"tensors": 64, "num_bytes": 2400, "current": "L0 output", "stopped": ""}
+    queue = {"queue_bytes": 1200, "bytes_per_s": 2.5, "waited_s": 0.5}
+    status = Status(State.RUNNING, capture={**told, **queue})
+    (row,) = status_rows([Standing(RUN, State.RUNNING, status=status)])
+    assert row["capture"] == {"tensors": 64, "num_bytes": 2400, **queue, "stopped": ""}
+    (row,) = status_rows([Standing(RUN, State.RUNNING)])
+    assert row["capture"] is None
 
 
 def test_run_that_has_ended_has_no_time_left() -> None:

@@ -119,6 +119,20 @@ def test_jobs_that_wait_for_the_same_are_told_once_in_a_narrow_table() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 160])
+def test_running_capture_is_told_beside_where_the_run_is(width: int) -> None:
+    capture = {"tensors": 64, "num_bytes": 2.4e6, "queue_bytes": 1.2e6, "bytes_per_s": 5e6}
+    status = Status(State.RUNNING, iteration=3, iterations=8, capture=capture)
+    running = replace(MIXED[1], status=status)
+    words = "job 7_4 running on n1; 64 tensors, 2.4 MB, 1.2 MB wait, 5.0 MB/s"
+    assert words in " ".join(" ".join(shown([running, MIXED[0]], width)).split())
+    stopped = replace(status, capture={"stopped": "capture stopped in iteration 2: full"})
+    lines = shown([replace(running, status=stopped)], width)
+    assert any(line.endswith("job 7_4 running on n1; capture stopped") for line in lines)
+    ended = replace(MIXED[2], status=status)
+    assert "tensors" not in " ".join(shown([ended], width)), "the report counts them"
+
+
+@pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("height", [8, 24, 40])
 def test_live_table_fits_the_terminal_and_shows_what_runs(width: int, height: int) -> None:
     found = [waiting(f"s{i}") for i in range(60)]

@@ -143,7 +143,7 @@ def test_a_backward_of_attention_from_the_originals_fails(
     monkeypatch.setattr(
         quantexp.quant.attention,
         "_forward_or_own",
-        lambda precision, site, product, name, axis, forward_axis, x: x,
+        lambda precision, site, product, name, axis, forward_axis, x, *layout: x,
     )
     reason = failure(run_tiny("quant=FA_mxfp4", *ONE_STEP, expect=1))
     assert "attention qk.dgrad_q.k: declared mxfp4_e2m1" in reason

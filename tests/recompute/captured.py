@@ -38,6 +38,8 @@ class Module:
     tensors: dict[tuple[str, str], Array] = field(default_factory=dict)
     #: (operation, tensor) -> file below the capture's folder
     files: dict[tuple[str, str], str] = field(default_factory=dict)
+    #: (operation, tensor) -> line of the manifest
+    lines: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
     def forward(self, tensor: str) -> Array:
         return self.tensors["forward", tensor]
@@ -58,11 +60,14 @@ def read_capture(folder: Path, iteration: int = 1) -> list[Module]:
             continue
         module = modules.setdefault((line["layer"], line["module"]), _module(line))
         assert (line["iteration"], line["micro_batch"]) == (iteration, 0)
-        assert _shared(line) == (module.layer_type, module.dtype, module.formats)
+        layer_type, dtype, formats = _shared(line)
+        assert (layer_type, formats) == (module.layer_type, module.formats)
+        assert dtype == ("uint8" if line["values"] == "scale" else module.dtype)
         key = (line["operation"], line["tensor"])
         assert key not in module.tensors, f"{module} {key} is listed twice"
         module.tensors[key] = _values(folder, line)
         module.files[key] = line["file"]
+        module.lines[key] = line
     return list(modules.values())
 
 

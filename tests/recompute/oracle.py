@@ -153,7 +153,7 @@ def grad_value(module: Module, formats: Formats) -> Value:
 def grad_query(module: Module, formats: Formats) -> Value:
     """dq [T, B, H, D]; dS must be declared in the working precision."""
     assert formats["qk.dgrad_q.dS"]["format"] == "bf16"
-    dS = _grad_scores(module, formats)
+    dS = grad_scores(module, formats).each(_round(module))
     k = _expanded(_by_head(operand(module, formats, "qk.dgrad_q.k")), dS.low.shape[1])
     dq = product(dS, k, post_scale(formats, "qk.dgrad_q")).each(_round(module))
     return scaled(dq, _softmax_scale(module)).each(_by_token)
@@ -162,16 +162,17 @@ def grad_query(module: Module, formats: Formats) -> Value:
 def grad_key(module: Module, formats: Formats) -> Value:
     """dk [T, B, G, D]; dS must be declared in the working precision."""
     assert formats["qk.dgrad_k.dS"]["format"] == "bf16"
-    dS = _grad_scores(module, formats)
+    dS = grad_scores(module, formats).each(_round(module))
     q = _by_head(operand(module, formats, "qk.dgrad_k.q"))
     dk = product(dS.each(_transposed), q, post_scale(formats, "qk.dgrad_k")).each(_round(module))
     dk = scaled(dk, _softmax_scale(module)).each(_round(module))
     return _summed_over_group(dk, module.forward("key").shape[2])
 
 
-def _grad_scores(module: Module, formats: Formats) -> Value:
+def grad_scores(module: Module, formats: Formats) -> Value:
+    """dS [B, H, T, T], 0 where the mask hides."""
     dP = grad_attn_weights(module, formats).each(_round(module))
-    return softmax_gradient(probabilities(module, formats), dP).each(_round(module))
+    return softmax_gradient(probabilities(module, formats), dP)
 
 
 #: (operation, tensor) -> how a linear module's result is recomputed.
@@ -185,6 +186,7 @@ ATTENTION: dict[tuple[str, str], Recompute] = {
     ("forward", "output"): attention_output,
     ("forward", "attn_weights"): probabilities,
     ("backward", "grad_value"): grad_value,
+    ("backward", "grad_scores"): grad_scores,
     ("backward", "grad_query"): grad_query,
     ("backward", "grad_key"): grad_key,
 }

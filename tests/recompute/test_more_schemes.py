@@ -5,8 +5,9 @@ Hadamard transform, the amax of the iterations before. Each result lies within t
 element; with any of that read wrongly it does not, which is what shows that the numbers of the capture were the ones
 used.
 
-Backward products of attention whose gradient dS is quantised cannot be recomputed so sharply and are left to the proof
-of engagement: dS is not captured, and what rounds to either of two neighbours before it may be rounded anywhere.
+Backward products of attention whose gradient dS is quantised cannot be recomputed so sharply from q, k and v: what
+rounds to either of two neighbours in dS may be rounded anywhere afterwards. `test_held` repeats them from the dS that
+was captured.
 """
 
 from __future__ import annotations

@@ -1,0 +1,30 @@
+"""Operands are handed to whoever asked, as long as they ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quantexp.quant.linear import fprop, wgrad
+from quantexp.quant.precision import ModuleId, precision_map
+from quantexp.quant.tap import operands_to
+from quantexp.schema import ModelConfig, QuantConfig
+
+
+def test_operands_of_each_product_are_told_inside_alone() -> None:
+    declared = precision_map(ModelConfig(num_layers=1), QuantConfig())[ModuleId(0, "fc1")]
+    x, w = torch.randn(4, 1, 8), torch.randn(6, 8)
+    seen: list[tuple[str, str, bool]] = []
+
+    def tap(precision: Any, site: Any, product: Any, name: str, *tensors: Any) -> None:
+        source, held, layout = tensors
+        seen.append((product.value, name, held is source and layout(held) is held))
+
+    fprop(declared, x, w)
+    with operands_to(tap):
+        fprop(declared, x, w)
+        wgrad(declared, torch.randn(4, 1, 6), x)
+    fprop(declared, x, w)
+    names = [("fprop", "x"), ("fprop", "w"), ("wgrad", "g"), ("wgrad", "x")]
+    assert seen == [(*name, True) for name in names]
