@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# The tests' tensors are small: see quantexp.threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from quantexp.compose import compose
 from quantexp.paths import RunDir

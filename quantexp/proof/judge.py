@@ -21,6 +21,7 @@ from torch import Tensor
 from quantexp.proof.grids import OTHERS, Grid, declared_grid, has_coarser_scales
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
 from quantexp.quant.slots import Operand
+from quantexp.threads import threads
 
 #: Why an operand with NaN or Inf cannot be judged; the next iteration is watched then.
 NOT_FINITE = "not finite"
@@ -91,7 +92,8 @@ def judge(x: Tensor, operand: Operand, axis: int, source: Tensor | None = None) 
                 quantised=True,
             )
     windows = _windows(x, axis, operand.block)
-    return _which_grid(windows, amax, operand.format, declared, declared_amax)
+    with threads(1):
+        return _which_grid(windows, amax, operand.format, declared, declared_amax)
 
 
 def _which_grid(

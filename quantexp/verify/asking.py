@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,17 +26,6 @@ class Reply:
     answer: Answer
     #: what its own codes and scales are decoded to; None where the format has none.
     decoded: Array | None
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Torch on so many threads, at most as many as before: on small tensors more only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(number, before))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def ask(kernel: Kernel, device: str, case: Case) -> Reply:

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quantexp.threads import threads
 from quantexp.verify import walsh
-from quantexp.verify.asking import Reply, ask, packed, threads, to_numpy, to_torch
+from quantexp.verify.asking import Reply, ask, packed, to_numpy, to_torch
 from quantexp.verify.codes import decode_every_code, encode_every_code
 from quantexp.verify.exact import KINDS, Answer, Case, answer
 from quantexp.verify.gold_check import GOLD, check_gold

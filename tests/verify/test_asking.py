@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import quantise
-from quantexp.verify.asking import ask, packed, threads, to_numpy, to_torch
+from quantexp.verify.asking import ask, packed, to_numpy, to_torch
 from quantexp.verify.exact import Case
 from quantexp.verify.kernels import KERNELS
 
@@ -59,12 +59,3 @@ def test_codes_are_packed_with_the_first_in_the_lower_half_and_an_odd_last_alone
     codes = np.array([[1, 2, 3], [4, 5, 6]], np.uint8)
     assert packed(codes, -1).tolist() == [[0x21, 0x03], [0x54, 0x06]]
     assert packed(codes, 0).tolist() == [[0x41, 0x52, 0x63]]
-
-
-def test_threads_are_as_many_as_before_afterwards() -> None:
-    before = torch.get_num_threads()
-    with threads(1):
-        assert torch.get_num_threads() == 1
-        with threads(99):
-            assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
