@@ -36,6 +36,7 @@ VERBS = {
     "retry": "start again what failed: [DIR] [launcher.key=value ...]",
     "cancel": "end runs that wait or run: [DIR]",
     "captures": "list, check or export captured tensors: DIR [key=pattern ...]",
+    "requantise": "score a capture under every format and recommend a scheme: DIR [key=pattern ...]",
 }
 
 #: Verbs about runs that exist: they take folders, and of the overrides `paths.root=` alone, or the launcher's too.
@@ -91,6 +92,8 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     )
     if verb == "captures":
         _captures_arguments(parser)
+    elif verb == "requantise":
+        _requantise_arguments(parser)
     elif verb in LEDGER:
         about = "a folder of runs (./runs), a run, a sweep's list, a submission; paths.root=FOLDER"
         parser.add_argument("words", nargs="*", metavar=LEDGER[verb].strip("[]"), help=about)
@@ -112,7 +115,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             action="store_true",
             help="a sweep over choices: a=x,y 'quant=glob(*)'",
         )
-    if verb in ("plan", "list", "doctor", "status", "captures"):
+    if verb in ("plan", "list", "doctor", "status", "captures", "requantise"):
         parser.add_argument("--json", action="store_true", help="print JSON")
     if verb == "status":
         parser.add_argument("--watch", action="store_true", help="go on until all have ended")
@@ -131,7 +134,26 @@ def _captures_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=("pt", "safetensors", "npz"), default="pt")
 
 
+def _requantise_arguments(parser: argparse.ArgumentParser) -> None:
+    from quantexp.analysis.requantise.defaults import NUM_ELEMENTS, SQNR_DB
+
+    parser.add_argument("folder", metavar="DIR", help="a run, or a folder of captured tensors")
+    parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: layer=0")
+    parser.add_argument("--formats", metavar="A,B", help="number formats (default: all)")
+    about = f"what every recommended slot keeps (default {SQNR_DB:g})"
+    parser.add_argument("--sqnr", type=float, default=SQNR_DB, metavar="DB", help=about)
+    about = f"of each operand, in whole blocks; 0 is all (default {NUM_ELEMENTS})"
+    parser.add_argument("--elements", type=int, default=NUM_ELEMENTS, metavar="N", help=about)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: DIR/requantise")
+    parser.add_argument("--jobs", type=int, metavar="N", help="files at a time (default: cores)")
+
+
 def _usage(verb: str) -> str:
+    if verb == "requantise":
+        return (
+            "quantexp requantise [--formats A,B] [--sqnr DB] [--elements N] [--out FOLDER] [--jobs N] [--json] DIR "
+            "[key=pattern ...]"
+        )
     if verb == "captures":
         return "quantexp captures [--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]"
     if verb in LEDGER:
@@ -297,6 +319,28 @@ def _captures(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _requantise(arguments: argparse.Namespace) -> int:
+    from quantexp.analysis.requantise.verb import Asked, requantise
+
+    asked = Asked(
+        arguments.folder,
+        arguments.words,
+        arguments.formats,
+        arguments.sqnr,
+        arguments.elements,
+        arguments.jobs,
+        arguments.out,
+    )
+    outcome = requantise(asked, Console(stderr=True), _complain)
+    if arguments.json:
+        _print_json(outcome.content)
+    else:
+        outcome.print(_console())
+    if problems := len(outcome.tally.problems):
+        _complain(f"{problems} files could not be used, they are named above")
+    return 1 if problems else 0
+
+
 def _resume(arguments: argparse.Namespace) -> int:
     from quantexp.resume import interrupted
 
@@ -372,6 +416,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "retry": _retry,
     "cancel": _cancel,
     "captures": _captures,
+    "requantise": _requantise,
 }
 
 
