@@ -27,10 +27,10 @@ from quantexp.analysis.style import (
     GREEN,
     GREY,
     INK,
-    NOTE_PT,
     ORANGE,
     PURPLE,
     SKY,
+    TICK_PT,
     VERMILLION,
     dress,
     new_figure,
@@ -57,9 +57,13 @@ _ROWS = (
     ("underflow_share", "underflow (% of non-zero)", 100.0),
     ("saturated_share", "saturated (%)", 100.0),
 )
-_OFFSET_LABEL = "exponent of block scales\noff the floor rule's (powers of two)"
-_TARGET_LABEL = "amax brought to at most\n(log2)"
-_PANEL_INCH, _ROW_INCH, _LEGEND_INCH = 2.7, 1.75, 0.7
+_OFFSET_LABEL = "log2(block scale / floor rule's)"
+_TARGET_LABEL = "log2(what amax is brought to)"
+#: A row's vertical axis reaches at least so far, so that next to nothing looks like it.
+_LEAST_REACH = 5.0
+_PANEL_INCH, _ROW_INCH, _LEGEND_INCH = 2.7, 1.75, 0.75
+
+_LEGEND_ENTRY_INCH = 2.1
 
 #: Operand -> point -> the medians over its tensors.
 Curves = Mapping[str, Mapping[Point, Fidelity]]
@@ -83,17 +87,22 @@ def draw_study(tally: Tally) -> Figure:
     grid = figure.add_gridspec(
         len(bands),
         1,
-        left=0.6 / figure.get_figwidth(),
+        left=0.7 / figure.get_figwidth(),
         right=0.99,
         top=top,
         bottom=0.6 / height,
-        hspace=0.24,
+        hspace=0.2,
     )
     for row, band in enumerate(bands):
         cells = grid[row].subgridspec(3, width, hspace=0.12, wspace=0.16)
+        rows: list[list[Axes]] = [[], [], []]
         for column, fmt in enumerate(band):
             axes = [figure.add_subplot(cells[i, column]) for i in range(3)]
             _draw_format(axes, fmt, [p for p in points if p.format == fmt], curves, column == 0)
+            for together, ax in zip(rows, axes, strict=True):
+                together.append(ax)
+        for together in rows:
+            _same_reach(together)
     _add_legend(figure, curves)
     return figure
 
@@ -127,9 +136,26 @@ def _draw_format(
             ax.axvline(usual, color=INK, lw=0.9, ls=":")
         if not is_bottom:
             ax.tick_params(labelbottom=False)
-        if name != "sqnr_db":
-            ax.set_ylim(bottom=0)
         ax.set_xlim(exponents[0] - 0.5, exponents[-1] + 0.5)
+
+
+def _same_reach(axes: Sequence[Axes]) -> None:
+    """One vertical axis for a row, from 0 or what is below it, so that formats can be compared."""
+    limits = [line_limits for ax in axes if (line_limits := _drawn_limits(ax)) is not None]
+    top = max([_LEAST_REACH, *(high for _, high in limits)])
+    bottom = min([0.0, *(low for low, _ in limits)])
+    for ax in axes:
+        ax.set_ylim(bottom - 0.02 * top, 1.05 * top)
+        if ax is not axes[0]:
+            ax.tick_params(labelleft=False)
+
+
+def _drawn_limits(ax: Axes) -> tuple[float, float] | None:
+    values = [
+        float(y) for line in ax.get_lines() if line.get_marker() != "None" for y in line.get_ydata()
+    ]
+    finite = [y for y in values if math.isfinite(y)]
+    return (min(finite), max(finite)) if finite else None
 
 
 def _usual(fmt: Format) -> list[float]:
@@ -151,4 +177,5 @@ def _add_legend(figure: Figure, curves: Curves) -> None:
         for name, colour, marker in styles
     ]
     handles.append(Line2D([], [], color=INK, lw=0.9, ls=":", label="what schemes do (MX: floor)"))
-    figure.legend(handles=handles, loc="upper left", ncols=5, frameon=False, fontsize=NOTE_PT + 1)
+    columns = max(2, int(figure.get_figwidth() / _LEGEND_ENTRY_INCH))
+    figure.legend(handles=handles, loc="upper left", ncols=columns, frameon=False, fontsize=TICK_PT)

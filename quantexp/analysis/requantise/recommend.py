@@ -1,10 +1,10 @@
 """For every module and slot the cheapest candidate whose worst tensor reaches an SQNR.
 
 Cheapest is of the fewest bits an element; of those, the first (usual options come before others) within a tenth of a
-decibel of the highest SQNR. The two operands of a product must share their Hadamard transform, so that it cancels: for each
-product the transform is taken under which both operands together cost the fewest bits, none before deterministic before
-random. Where no candidate reaches the SQNR, or an operand was not captured, it stays in the working precision, which
-takes no transform.
+decibel of the highest SQNR. The two operands of a product must share their Hadamard transform, so that it cancels: the
+transform is taken under which both together cost the fewest bits, none before deterministic before random.
+Where no candidate reaches the SQNR, or an operand was not captured, it stays in the working precision, which takes no
+transform.
 """
 
 from __future__ import annotations

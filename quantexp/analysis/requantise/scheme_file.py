@@ -29,7 +29,8 @@ name: {name}
 """
 #: Modules whose names older captures do not say: the rule is for all of the site.
 _UNNAMED = ("linear",)
-_WIDTH = 118
+#: A rule is one line.
+_WIDTH = 1 << 20
 
 
 def scheme_path(folder: Path) -> Path:
@@ -45,9 +46,10 @@ def scheme_text(choices: Sequence[Choice], sqnr_db: float) -> str:
     if not rules:
         return text
     lines = [
-        yaml.safe_dump(r, default_flow_style=True, sort_keys=False, width=_WIDTH) for r in rules
+        yaml.safe_dump(rule, default_flow_style=True, sort_keys=False, width=_WIDTH)
+        for rule in rules
     ]
-    return text + "rules:\n" + "".join(f"  - {_indented(line)}\n" for line in lines)
+    return text + "rules:\n" + "".join(f"  - {line}" for line in lines)
 
 
 def _rules(choices: Iterable[Choice]) -> list[dict[str, Any]]:
@@ -68,7 +70,3 @@ def _rules(choices: Iterable[Choice]) -> list[dict[str, Any]]:
 
 def _pattern(module: str) -> str:
     return module.replace("expert-", "expert*-", 1) if module.startswith("expert-") else module
-
-
-def _indented(line: str) -> str:
-    return line.rstrip("\n").replace("\n", "\n    ")
