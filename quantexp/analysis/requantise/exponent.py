@@ -107,7 +107,8 @@ def quantise_at_offset(x: Tensor, fmt: Format, offset: int) -> tuple[Tensor, Ten
     x_OBKI = padded.reshape(1, -1, fmt.block, 1)
     signed, q, magic = x_OBKI.clone(), torch.empty_like(x_OBKI), torch.empty_like(x_OBKI)
     floor = scale_field(block_amax_bits(signed, q), element, ScaleRule.FLOOR)
-    moved = (floor + (offset << MANTISSA_BITS)).clamp_(0, _LARGEST_FIELD)
+    step = offset << MANTISSA_BITS
+    moved = floor.clamp(max(0, -step), _LARGEST_FIELD - max(0, step)) + step
     field = moved.masked_fill_(floor == EXPONENT_MASK, EXPONENT_MASK)
     q.mul_(inverse_power_of_two(field))
     round_element(q, element, fmt.rounding, None, magic)
