@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from quantexp import __version__
+from quantexp.analysis.requantise.asked import USAGE, asked
+from quantexp.analysis.requantise.asked import add_arguments as add_requantise_arguments
 from quantexp.errors import ConfigError, QuantexpError
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     if verb == "captures":
         _captures_arguments(parser)
     elif verb == "requantise":
-        _requantise_arguments(parser)
+        add_requantise_arguments(parser)
     elif verb in LEDGER:
         about = "a folder of runs (./runs), a run, a sweep's list, a submission; paths.root=FOLDER"
         parser.add_argument("words", nargs="*", metavar=LEDGER[verb].strip("[]"), help=about)
@@ -134,26 +136,9 @@ def _captures_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=("pt", "safetensors", "npz"), default="pt")
 
 
-def _requantise_arguments(parser: argparse.ArgumentParser) -> None:
-    from quantexp.analysis.requantise.defaults import NUM_ELEMENTS, SQNR_DB
-
-    parser.add_argument("folder", metavar="DIR", help="a run, or a folder of captured tensors")
-    parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: layer=0")
-    parser.add_argument("--formats", metavar="A,B", help="number formats (default: all)")
-    about = f"what every recommended slot keeps (default {SQNR_DB:g})"
-    parser.add_argument("--sqnr", type=float, default=SQNR_DB, metavar="DB", help=about)
-    about = f"of each operand, in whole blocks; 0 is all (default {NUM_ELEMENTS})"
-    parser.add_argument("--elements", type=int, default=NUM_ELEMENTS, metavar="N", help=about)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: DIR/requantise")
-    parser.add_argument("--jobs", type=int, metavar="N", help="files at a time (default: cores)")
-
-
 def _usage(verb: str) -> str:
     if verb == "requantise":
-        return (
-            "quantexp requantise [--formats A,B] [--sqnr DB] [--elements N] [--out FOLDER] [--jobs N] [--json] DIR "
-            "[key=pattern ...]"
-        )
+        return USAGE
     if verb == "captures":
         return "quantexp captures [--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]"
     if verb in LEDGER:
@@ -320,18 +305,9 @@ def _captures(arguments: argparse.Namespace) -> int:
 
 
 def _requantise(arguments: argparse.Namespace) -> int:
-    from quantexp.analysis.requantise.verb import Asked, requantise
+    from quantexp.analysis.requantise.verb import requantise
 
-    asked = Asked(
-        arguments.folder,
-        arguments.words,
-        arguments.formats,
-        arguments.sqnr,
-        arguments.elements,
-        arguments.jobs,
-        arguments.out,
-    )
-    outcome = requantise(asked, Console(stderr=True), _complain)
+    outcome = requantise(asked(arguments), Console(stderr=True), _complain)
     if arguments.json:
         _print_json(outcome.content)
     else:

@@ -236,7 +236,9 @@ def test_doctor_answers_in_json(
 # Imports.
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", "runs"], ["plan", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["list"], ["list", "runs"], ["plan", "--help"], ["requantise", "--help"]]
+)
 def test_help_and_list_import_no_torch(words: list[str]) -> None:
     script = (
         "import sys\nfrom quantexp.cli import main\n"

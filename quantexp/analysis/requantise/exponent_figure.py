@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -151,9 +152,8 @@ def _same_reach(axes: Sequence[Axes]) -> None:
 
 
 def _drawn_limits(ax: Axes) -> tuple[float, float] | None:
-    values = [
-        float(y) for line in ax.get_lines() if line.get_marker() != "None" for y in line.get_ydata()
-    ]
+    curves = [line for line in ax.get_lines() if line.get_marker() != "None"]
+    values = [float(y) for line in curves for y in np.asarray(line.get_ydata(), dtype=float)]
     finite = [y for y in values if math.isfinite(y)]
     return (min(finite), max(finite)) if finite else None
 

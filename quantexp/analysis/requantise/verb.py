@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from quantexp.analysis.requantise.asked import Asked
 from quantexp.analysis.requantise.candidates import candidates, formats_of
 from quantexp.analysis.requantise.exponent import study_points
 from quantexp.analysis.requantise.exponent_figure import draw_study, write_study
@@ -35,23 +35,8 @@ from quantexp.analysis.requantise.table import print_table
 from quantexp.analysis.requantise.tally import Tally
 from quantexp.capture.reader import Capture
 from quantexp.capture.verb import selected
-from quantexp.errors import CaptureError, ConfigError
+from quantexp.errors import CaptureError
 from quantexp.formats import Format
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the command line says."""
-
-    folder: str
-    words: list[str]
-    #: Names with commas between them; None is all.
-    formats: str | None
-    sqnr_db: float
-    num_elements: int
-    #: Files at a time; None is one a core.
-    jobs: int | None
-    out: Path | None
 
 
 @dataclass(frozen=True)
@@ -72,11 +57,13 @@ class Outcome:
         print_table(self.tally, self.choices, self.formats, console)
         quantised = sum(one.candidate is not None for one in self.choices)
         mean = sum(one.bits for one in self.choices) / len(self.choices)
+        extent = _extent(self.tally.work.num_elements)
         lines = [
             *self.tally.notes,
             f"recommended at {self.sqnr_db:g} dB: {quantised} of {len(self.choices)} slots quantised, {mean:.2f} bits "
             "an element in the mean of the slots",
-            f"{self.tally.num_files} files scored; train with: quantexp --config-dir {self.folder} quant={NAME} ...",
+            f"{self.tally.num_files} files scored, {extent}; train with: "
+            f"quantexp --config-dir {self.folder} quant={NAME} ...",
         ]
         for line in lines:
             console.print(line, soft_wrap=True, markup=False)
@@ -88,13 +75,12 @@ def requantise(asked: Asked, progress: Console, complain: Callable[[str], None])
     Raises:
         CaptureError: nothing captured, selected, with values, an operand, or readable; a folder that cannot be
             written.
-        ConfigError: an unknown format, or a number out of range.
+        ConfigError: an unknown format.
     """
-    _check(asked)
     formats = formats_of(None if asked.formats is None else asked.formats.split(","))
     capture = selected(asked.folder, asked.words)
     files = _operands(capture, asked)
-    folder = asked.out if asked.out is not None else Path(asked.folder).expanduser() / "requantise"
+    folder = asked.output
     tally = Tally(Work(candidates(formats), study_points(formats), asked.num_elements))
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,15 +97,6 @@ def requantise(asked: Asked, progress: Console, complain: Callable[[str], None])
     with _writing(folder):
         _write(tally, choices, content, folder)
     return Outcome(tally, choices, formats, folder, asked.sqnr_db, content)
-
-
-def _check(asked: Asked) -> None:
-    if asked.num_elements < 0:
-        raise ConfigError(f"--elements must be at least 0 (0 is all), got {asked.num_elements}")
-    if asked.jobs is not None and asked.jobs < 1:
-        raise ConfigError(f"--jobs must be at least 1, got {asked.jobs}")
-    if not math.isfinite(asked.sqnr_db):
-        raise ConfigError(f"--sqnr must be a finite number of dB, got {asked.sqnr_db}")
 
 
 def _operands(capture: Capture, asked: Asked) -> Capture:
@@ -183,6 +160,10 @@ def _writing(folder: Path) -> Iterator[None]:
         raise CaptureError(
             f"{folder} cannot be written: {error.strerror or error}; give another with --out"
         ) from error
+
+
+def _extent(num_elements: int) -> str:
+    return f"{num_elements} elements of each operand at most" if num_elements else "all elements"
 
 
 def _cores() -> int:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -57,6 +59,11 @@ def test_the_share_of_a_scale_is_what_encode_stores(name: str) -> None:
 def test_every_option_is_combined_with_every_other(name: str, count: int) -> None:
     found = candidates(formats_of([name]))
     assert len(found) == len(set(found)) == len({one.name for one in found}) == count
+
+
+def test_the_page_says_how_many_there_are() -> None:
+    page = Path(__file__).parents[3] / "docs" / "requantise.md"
+    assert f"That makes {len(ALL)} candidates for each slot." in page.read_text()
 
 
 def test_every_format_that_quantises_has_candidates() -> None:
