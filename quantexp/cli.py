@@ -84,7 +84,7 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    verbs = "\n".join(f"  {name:8} {about}" for name, about in VERBS.items())
+    verbs = "\n".join(f"  {name:10} {about}" for name, about in VERBS.items())
     parser = argparse.ArgumentParser(
         prog="quantexp" if verb == "train" else f"quantexp {verb}",
         usage=_usage(verb),

@@ -7,7 +7,7 @@ out in another way than its operand is named; the rest goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -68,10 +68,11 @@ def operands_of(capture: Capture) -> Capture:
     return Capture(capture.folder, chosen)
 
 
-def passed(files: Capture, work: Work, jobs: int) -> Iterator[FileScores]:
+def passed(files: Capture, work: Work, jobs: int) -> Generator[FileScores]:
     """Every file's scores, in the order of the files, `jobs` files at a time, each on one core.
 
-    torch's own threads would wait for each other at every one of many short operations.
+    torch's own threads would wait for each other at every one of many short operations. Closed early, it waits for what
+    has begun and drops the rest.
     """
     num_threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,9 @@ from quantexp.capture.verb import selected
 from quantexp.errors import CaptureError
 from quantexp.formats import Format
 
+#: How many notes are printed.
+_NOTES = 5
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -57,13 +61,15 @@ class Outcome:
         print_table(self.tally, self.choices, self.formats, console)
         quantised = sum(one.candidate is not None for one in self.choices)
         mean = sum(one.bits for one in self.choices) / len(self.choices)
+        more = len(self.tally.notes) - _NOTES
         extent = _extent(self.tally.work.num_elements)
         lines = [
-            *self.tally.notes,
+            *self.tally.notes[:_NOTES],
+            *([f"... and {more} more notes in requantise.json"] if more > 0 else []),
             f"recommended at {self.sqnr_db:g} dB: {quantised} of {len(self.choices)} slots quantised, {mean:.2f} bits "
             "an element in the mean of the slots",
             f"{self.tally.num_files} files scored, {extent}; train with: "
-            f"quantexp --config-dir {self.folder} quant={NAME} ...",
+            f"quantexp --config-dir {shlex.quote(str(self.folder))} quant={NAME} ...",
         ]
         for line in lines:
             console.print(line, soft_wrap=True, markup=False)
@@ -86,7 +92,7 @@ def requantise(asked: Asked, progress: Console, complain: Callable[[str], None])
         folder.mkdir(parents=True, exist_ok=True)
         _score(files, tally, folder, asked.jobs or _cores(), progress)
     tally.problems += foreign_files(asked.folder, capture.folder)
-    tally.notes += trajectory_note(capture)
+    tally.notes[:0] = trajectory_note(capture)
     for file, why in tally.problems:
         complain(why if file in why else f"{file}: {why}")
     if not tally.worst:
@@ -122,8 +128,9 @@ def _score(files: Capture, tally: Tally, folder: Path, jobs: int, progress: Cons
     with (
         ScoresFile(folder / "requantise.csv", tally.work.candidates) as rows,
         _progress(len(files), progress) as advance,
+        contextlib.closing(passed(files, tally.work, jobs)) as every,
     ):
-        for found in passed(files, tally.work, jobs):
+        for found in every:
             tally.add(found)
             rows.add(found)
             advance()

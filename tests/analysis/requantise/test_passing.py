@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from quantexp.analysis.requantise.candidates import candidates, formats_of
 from quantexp.analysis.requantise.exponent import Point
 from quantexp.analysis.requantise.passing import FileScores, Work, operands_of, passed, score_file
 from quantexp.capture import open_capture
-from quantexp.capture.reader import Capture
+from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.formats import get_format
 
 from .conftest import Write, attention, linear, normal
@@ -147,3 +148,35 @@ def test_of_sampled_rows_only_whole_blocks_are_scored(write: Write) -> None:
     ]
     scaled = next(i for i, one in enumerate(WORK.candidates) if one.name == "hifp8 current away")
     assert found.slots[0].fidelities[scaled].underflow_share > 0.99  # 2^30 times too large a scale
+
+
+def test_what_the_system_refuses_to_read_is_named(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: CapturedTensor) -> torch.Tensor:
+        raise PermissionError(13, "Permission denied")
+
+    folder = write(linear())
+    monkeypatch.setattr(CapturedTensor, "torch", refused)
+    problems = [str(found.problem) for found in scored(folder)]
+    assert problems[0] == f"{folder}/bf16/0_fc1_input.pt cannot be read: Permission denied"
+    assert len(problems) == 3
+
+
+def test_closed_early_nothing_more_is_begun(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def counted(entry: CapturedTensor, work: Work) -> FileScores:
+        begun.append(entry.metadata["file"])
+        time.sleep(0.05)
+        return FileScores(entry)
+
+    folder = write({**linear(0), **attention(0), **linear(1)})
+    monkeypatch.setattr("quantexp.analysis.requantise.passing.score_file", counted)
+    results = passed(operands_of(open_capture(folder)), WORK, 1)
+    next(results)
+    results.close()
+    assert len(begun) < 11
+    count = len(begun)
+    time.sleep(0.1)
+    assert len(begun) == count

@@ -298,3 +298,19 @@ def test_a_terminal_sees_how_far_it_is(write: Write, tmp_path: Path) -> None:
     requantise(asked, terminal, pytest.fail)
     assert "requantising" in stream.getvalue()
     assert "3/3" in stream.getvalue()
+
+
+def test_many_notes_are_counted(write: Write, capsys: Captured) -> None:
+    """Of rows that were sampled no slot along tokens can be scored."""
+    folder = write({("fc1", "input", layer): normal(2, 1, 32, seed=layer) for layer in range(7)})
+    lines = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+    sample = {"of": "rows", "axis": 0, "indices": [1, 5], "shape": [64, 1, 32]}
+    text = "".join(json.dumps({**line, "sample": sample}) + "\n" for line in lines)
+    (folder / "manifest.jsonl").write_text(text)
+    assert main(["requantise", str(folder), "--formats", "mxfp4"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("blocks along tokens are not whole") == 5
+    assert "... and 2 more notes in requantise.json" in told
+    content = json.loads((folder / "requantise" / "requantise.json").read_text())
+    assert len(content["notes"]) == 7
+    assert [one["slot"] for one in content["slots"]] == ["linear.fprop.x"]
