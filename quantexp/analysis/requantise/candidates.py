@@ -25,6 +25,8 @@ from quantexp.quant.slots import Operand
 from quantexp.schema import Slot
 
 _Choice = TypeVar("_Choice")
+#: A Hadamard transform and its block; no block without one.
+Transform = tuple[Hadamard, int | None]
 
 #: Bits of the code of a block's scale: E8M0 of MX, E4M3 of NVFP4.
 _SCALE_BITS = 8
@@ -57,6 +59,11 @@ class Candidate:
         if self.hadamard is Hadamard.NONE:
             return None
         return self.format.block or HADAMARD_BLOCK
+
+    @property
+    def transform(self) -> Transform:
+        """What both operands of a product must have in common."""
+        return self.hadamard, self.hadamard_block
 
     @property
     def name(self) -> str:

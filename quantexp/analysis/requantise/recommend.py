@@ -1,10 +1,10 @@
 """For every module and slot the cheapest candidate whose worst tensor reaches an SQNR.
 
 Cheapest is of the fewest bits an element; of those, the first (usual options come before others) within a tenth of a
-decibel of the highest SQNR. The two operands of a product must share their Hadamard transform, so that it cancels: the
-transform is taken under which both together cost the fewest bits, none before deterministic before random.
-Where no candidate reaches the SQNR, or an operand was not captured, it stays in the working precision, which takes no
-transform.
+decibel of the highest SQNR. The two operands of a product must share their Hadamard transform, and the block of it, so
+that it cancels: the transform is taken under which both together cost the fewest bits, none before deterministic before
+random. Where no candidate reaches the SQNR, or an operand was not captured, it stays in the working precision, which
+takes no transform.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 from quantexp.analysis.inventory import in_flow
 from quantexp.analysis.requantise.best import best_of
-from quantexp.analysis.requantise.candidates import WORKING_BITS, Candidate
+from quantexp.analysis.requantise.candidates import WORKING_BITS, Candidate, Transform
 from quantexp.analysis.requantise.tally import Place, Tally, Worst
 from quantexp.formats import Hadamard
 from quantexp.quant.sites import PRODUCTS, Product, Site
+
+_NO_TRANSFORM: Transform = (Hadamard.NONE, None)
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ def _of_product(
     worst = [scored.get((module, f"{site.value}.{product.value}.{name}")) for name in names]
     candidates = tally.work.candidates
     pairs = []
-    for hadamard in Hadamard:
-        pair = [_cheapest(candidates, one, hadamard, sqnr_db) for one in worst]
-        if hadamard is Hadamard.NONE or None not in pair:
+    for transform in _transforms(candidates):
+        pair = [_cheapest(candidates, one, transform, sqnr_db) for one in worst]
+        if transform == _NO_TRANSFORM or None not in pair:
             pairs.append(pair)
     best = min(pairs, key=lambda pair: sum(_bits(candidates, index) for index in pair))
     return [
@@ -102,10 +104,16 @@ def _of_product(
     ]
 
 
+def _transforms(candidates: Sequence[Candidate]) -> list[Transform]:
+    """Each transform once, none first."""
+    found = dict.fromkeys(candidate.transform for candidate in candidates)
+    return sorted(found, key=lambda transform: list(Hadamard).index(transform[0]))
+
+
 def _cheapest(
     candidates: Sequence[Candidate],
     worst: Sequence[Worst] | None,
-    hadamard: Hadamard,
+    transform: Transform,
     sqnr_db: float,
 ) -> int | None:
     """The place of the cheapest candidate with this transform; None if none reaches the SQNR."""
@@ -114,7 +122,7 @@ def _cheapest(
     fitting = [
         index
         for index, (candidate, one) in enumerate(zip(candidates, worst, strict=True))
-        if candidate.hadamard is hadamard and one.sqnr_db >= sqnr_db
+        if candidate.transform == transform and one.sqnr_db >= sqnr_db
     ]
     fewest = min((candidates[index].bits for index in fitting), default=WORKING_BITS)
     return best_of((index for index in fitting if candidates[index].bits == fewest), worst)

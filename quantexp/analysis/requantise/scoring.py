@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.analysis.requantise.candidates import Candidate
+from quantexp.analysis.requantise.candidates import Candidate, Transform
 from quantexp.analysis.requantise.slots import OperandSlot
 from quantexp.analysis.saturation import largest_representable
 from quantexp.analysis.statistics import Fidelity, fidelity
@@ -66,7 +66,7 @@ class _Shared:
 
     def __init__(self, looked: Looked, slot: OperandSlot) -> None:
         self._looked, self._slot = looked, slot
-        self._transforms: dict[tuple[Hadamard, int | None], tuple[Tensor, Tensor]] = {}
+        self._transforms: dict[Transform, tuple[Tensor, Tensor]] = {}
         self._limits: dict[Candidate, Tensor | None] = {}
         self._random: Tensor | None = None
 
@@ -83,7 +83,7 @@ class _Shared:
 
     def _transformed(self, candidate: Candidate) -> tuple[Tensor, Tensor]:
         """What is rounded, contiguous, and its amax."""
-        key = (candidate.hadamard, candidate.hadamard_block)
+        key = candidate.transform
         if key not in self._transforms:
             x, block = self._looked.x.contiguous(), candidate.hadamard_block
             if block is None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -11,7 +12,9 @@ from quantexp.analysis.requantise.slots import slots_of
 from quantexp.analysis.requantise.tally import Place, Tally, Worst
 from quantexp.analysis.statistics import Fidelity
 from quantexp.formats import Hadamard
-from quantexp.quant.sites import Product
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import resolve_site
+from quantexp.schema import LinearSite
 
 ALL = candidates(formats_of(["mxfp4", "mxfp6_e2m3", "hifp8"]))
 SLOTS = {
@@ -19,17 +22,18 @@ SLOTS = {
     for tensor in ("input", "weight", "grad_output")
     for slot in slots_of({"layer_type": "linear", "tensor": tensor})
 }
+NAMES = [label.removeprefix("linear.").replace(".", "_") for label in SLOTS]
 #: Decibels of a candidate.
 Table = Callable[[Candidate], float]
 
 
-def tally(**tables: Table) -> Tally:
+def tally(every: Sequence[Candidate] = ALL, **tables: Table) -> Tally:
     """One tensor for each slot that is named, `fprop_x`."""
-    found = Tally(Work(ALL, [], 0))
+    found = Tally(Work(every, [], 0))
     for name, decibel in tables.items():
         slot = SLOTS["linear." + name.replace("_", ".")]
-        worst = [Worst() for _ in ALL]
-        for one, candidate in zip(worst, ALL, strict=True):
+        worst = [Worst() for _ in every]
+        for one, candidate in zip(worst, every, strict=True):
             one.add(Fidelity(decibel(candidate), 0.0, 0.0), "a tensor")
         found.worst[Place("fc1", slot)] = worst
     return found
@@ -132,3 +136,41 @@ def test_the_worst_tensor_decides() -> None:
 def test_products_come_in_their_order() -> None:
     choices = recommend(tally(fprop_x=by_bits(1, 2, 3)), 15)
     assert [one.product for one in choices[::2]] == [Product.FPROP, Product.DGRAD, Product.WGRAD]
+
+
+def test_transforms_of_different_blocks_do_not_cancel() -> None:
+    """Mxfp4 after 32 beside nvfp4 after 16 would be the fewest bits: g in mxfp4 alone, x in nvfp4 alone."""
+    every = candidates(formats_of(["mxfp4", "nvfp4", "mxfp6_e2m3"]))
+
+    def only(name: str) -> Table:
+        def table(one: Candidate) -> float:
+            wanted = one.format.name == name and one.hadamard is Hadamard.DETERMINISTIC
+            return 20 if wanted or one.bits > 6 else 10
+
+        return table
+
+    tables = {"wgrad_g": only("mxfp4_e2m1"), "wgrad_x": only("nvfp4_e2m1")}
+    g, x = (one.candidate for one in recommend(tally(every, **tables), 15)[-2:])
+    assert g is not None
+    assert x is not None
+    assert g.transform == x.transform
+    # 4.25 + 6.25 under the transform of 32 is less than 6.25 + 4.5 under that of 16 and than 6.25 + 6.25.
+    assert (g.bits, x.bits, g.hadamard_block) == (4.25, 6.25, 32)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_is_measured_a_scheme_can_hold_what_is_recommended(seed: int) -> None:
+    """Decibels at random: every product's operands go together by the rules of schemes."""
+    every, draw = candidates(formats_of(None)), random.Random(seed)
+    tables = {name: lambda one: draw.uniform(0, 20.2) for name in NAMES if draw.random() < 0.9}
+    choices = recommend(tally(every, **tables), 20)
+    assert any(one.candidate for one in choices)
+    site = LinearSite()
+    for one in choices:
+        slot = getattr(getattr(site, one.product.value), one.operand)
+        for key, value in (one.candidate.settings() if one.candidate else {}).items():
+            setattr(slot, key, value)
+    operands = resolve_site(Site.LINEAR, site)
+    for one in choices:
+        wanted = "bf16" if one.candidate is None else one.candidate.format.name
+        assert operands[one.product, one.operand].format == wanted
