@@ -18,51 +18,23 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from quantexp import __version__
+from quantexp.analysis.requantise.asked import asked
+from quantexp.arguments import LEDGER, STARTS, VERBS, parser_of
 from quantexp.errors import ConfigError, QuantexpError
 
 if TYPE_CHECKING:
     from quantexp.resume import Wanted
     from quantexp.schema import Experiment
 
-VERBS = {
-    "train": "run an experiment (the verb may be left out)",
-    "plan": "show what would run: precision map, memory, bytes, commands; run nothing",
-    "list": "list models, datasets, schemes, presets, captures, experiments, or runs",
-    "doctor": "check what this machine can run",
-    "verify": "hold the number formats against exact arithmetic and other libraries, here",
-    "status": "show what runs wait, run, have ended, and why: [DIR]",
-    "logs": "show what a run printed: RUN",
-    "resume": "start again what was interrupted or is missing: [DIR] [launcher.key=value ...]",
-    "retry": "start again what failed: [DIR] [launcher.key=value ...]",
-    "cancel": "end runs that wait or run: [DIR]",
-    "captures": "list, check or export captured tensors: DIR [key=pattern ...]",
-}
-
-#: Verbs about runs that exist: they take folders, and of the overrides `paths.root=` alone, or the launcher's too.
-LEDGER = {"status": "[DIR]", "logs": "RUN", "resume": "[DIR]", "retry": "[DIR]", "cancel": "[DIR]"}
-#: Those that start runs.
-STARTS = ("resume", "retry")
-
 #: Columns of what is not read on a terminal, so that no name in a table is cut.
 PIPE_WIDTH = 160
-
-EXAMPLES = """\
-examples:
-  quantexp model=llama32-1b dataset=wikipedia quant=FA_linear_mxfp8 training=fast
-  quantexp -m model=llama32-1b dataset=wikipedia 'quant=glob(*)' training=fast
-  quantexp -m +experiment=ten_schemes sweep.seeds=3 training=fast
-  quantexp quant=FA_mxfp8 quant/pv=hifp8 training=fast
-  quantexp plan quant=FA_linear_mxfp4 --json
-  quantexp list schemes
-"""
 
 
 def main(argv: list[str] | None = None) -> int:
     """The console script; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     verb = words.pop(0) if words and words[0] in VERBS else "train"
-    arguments = _parser(verb).parse_intermixed_args(words)
+    arguments = parser_of(verb).parse_intermixed_args(words)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _interrupt)
@@ -79,71 +51,6 @@ def main(argv: list[str] | None = None) -> int:
 def _interrupt(signum: int, frame: object) -> None:
     """An end asked for in another way than Ctrl-C: the worker is ended too."""
     raise KeyboardInterrupt
-
-
-def _parser(verb: str) -> argparse.ArgumentParser:
-    verbs = "\n".join(f"  {name:8} {about}" for name, about in VERBS.items())
-    parser = argparse.ArgumentParser(
-        prog="quantexp" if verb == "train" else f"quantexp {verb}",
-        usage=_usage(verb),
-        description=f"Quantised training experiments that prove what ran.\n\nverbs:\n{verbs}",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    if verb == "captures":
-        _captures_arguments(parser)
-    elif verb in LEDGER:
-        about = "a folder of runs (./runs), a run, a sweep's list, a submission; paths.root=FOLDER"
-        parser.add_argument("words", nargs="*", metavar=LEDGER[verb].strip("[]"), help=about)
-    else:
-        parser.add_argument(
-            "words", nargs="*", metavar="key=value", help="choices and overrides (Hydra)"
-        )
-    parser.add_argument(
-        "-cd",
-        "--config-dir",
-        type=Path,
-        help="a folder with YAML files of your own, laid out as conf/",
-    )
-    parser.add_argument("--version", action="version", version=f"quantexp {__version__}")
-    if verb in ("train", "plan"):
-        parser.add_argument(
-            "-m",
-            "--multirun",
-            action="store_true",
-            help="a sweep over choices: a=x,y 'quant=glob(*)'",
-        )
-    if verb in ("plan", "list", "doctor", "verify", "status", "captures"):
-        parser.add_argument("--json", action="store_true", help="print JSON")
-    if verb == "verify":
-        parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
-        parser.add_argument("--formats", metavar="A,B", help="only these (no certificate)")
-    if verb == "status":
-        parser.add_argument("--watch", action="store_true", help="go on until all have ended")
-    if verb == "logs":
-        parser.add_argument("--rank", type=int, default=0, help="the process (default 0)")
-        parser.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
-    return parser
-
-
-def _captures_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="a run, or a folder of captured tensors")
-    parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: tensor=grad_*")
-    parser.add_argument("--list", action="store_true", help="a row for each tensor")
-    parser.add_argument("--check", action="store_true", help="compare every file with its hash")
-    parser.add_argument("--export", type=Path, metavar="FOLDER", help="copy the tensors there")
-    parser.add_argument("--to", choices=("pt", "safetensors", "npz"), default="pt")
-
-
-def _usage(verb: str) -> str:
-    if verb == "captures":
-        return "quantexp captures [--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]"
-    if verb == "verify":
-        return "quantexp verify [--device cpu|cuda] [--formats A,B] [--json] [paths.cache=FOLDER]"
-    if verb in LEDGER:
-        more = " [launcher.key=value ...]" if verb in STARTS else ""
-        return f"quantexp {verb} [flags] {LEDGER[verb]} [paths.root=FOLDER]{more}"
-    return f"quantexp [{'|'.join(VERBS)}] [flags] group=choice key=value ..."
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -247,7 +154,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from quantexp.doctor import checks, doctor_json, print_doctor
 
     if arguments.words:
-        _parser("doctor").error(f"doctor takes no overrides, got {' '.join(arguments.words)}")
+        parser_of("doctor").error(f"doctor takes no overrides, got {' '.join(arguments.words)}")
     found = checks()
     if arguments.json:
         _print_json(doctor_json(found))
@@ -262,7 +169,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     given = [word for word in arguments.words if word.startswith("paths.cache=")]
     if given != arguments.words:
-        _parser("verify").error(
+        parser_of("verify").error(
             f"verify takes no overrides but paths.cache=FOLDER, got {' '.join(arguments.words)}"
         )
     folder = cache_dir(given[-1].split("=", 1)[1] if given else None)
@@ -283,7 +190,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
     root, given = _scope("status", arguments.words)
     if arguments.json and arguments.watch:
-        _parser("status").error("--json and --watch exclude each other")
+        parser_of("status").error("--json and --watch exclude each other")
     if arguments.json:
         _print_json(status_json(given, root))
         return 0
@@ -295,7 +202,7 @@ def _logs(arguments: argparse.Namespace) -> int:
 
     root, given = _scope("logs", arguments.words)
     if given is None:
-        _parser("logs").error("logs takes a run: its folder, or a part of its name")
+        parser_of("logs").error("logs takes a run: its folder, or a part of its name")
     return show_logs(given, root, arguments.rank, follow=arguments.follow)
 
 
@@ -325,6 +232,19 @@ def _captures(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _requantise(arguments: argparse.Namespace) -> int:
+    from quantexp.analysis.requantise.verb import requantise
+
+    outcome = requantise(asked(arguments), Console(stderr=True), _complain)
+    if arguments.json:
+        _print_json(outcome.content)
+    else:
+        outcome.print(_console())
+    if problems := len(outcome.tally.problems):
+        _complain(f"{problems} files could not be used, they are named above")
+    return 1 if problems else 0
+
+
 def _resume(arguments: argparse.Namespace) -> int:
     from quantexp.resume import interrupted
 
@@ -349,7 +269,7 @@ def _scope(verb: str, words: list[str]) -> tuple[Path, str | None]:
     """The folder of runs, and the one DIR that a verb of the ledger takes."""
     root, rest = _root_and_rest(words)
     if len(rest) > 1 or any("=" in word and not Path(word).exists() for word in rest):
-        _parser(verb).error(
+        parser_of(verb).error(
             f"{verb} takes {LEDGER[verb]} and paths.root=FOLDER{' and launcher.key=value' * (verb in STARTS)}, "
             f"got {' '.join(words)}"
         )
@@ -369,7 +289,7 @@ def _check_overrides(words: list[str]) -> None:
     """Misuse of the command line: a word that is neither a verb nor an override."""
     for word in words:
         if "=" not in word and not word.startswith("~"):
-            _parser("train").error(
+            parser_of("train").error(
                 f"{word!r} is neither a verb ({', '.join(VERBS)}) nor key=value; see quantexp --help"
             )
 
@@ -401,6 +321,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "retry": _retry,
     "cancel": _cancel,
     "captures": _captures,
+    "requantise": _requantise,
 }
 
 

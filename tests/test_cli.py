@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from quantexp import __version__
-from quantexp.cli import VERBS, main
+from quantexp.arguments import VERBS
+from quantexp.cli import main
 from quantexp.quant.scheme import SCHEMES
 from quantexp.schema import Experiment
 
@@ -236,7 +237,9 @@ def test_doctor_answers_in_json(
 # Imports.
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", "runs"], ["plan", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["list"], ["list", "runs"], ["plan", "--help"], ["requantise", "--help"]]
+)
 def test_help_and_list_import_no_torch(words: list[str]) -> None:
     script = (
         "import sys\nfrom quantexp.cli import main\n"

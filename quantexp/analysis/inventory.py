@@ -57,7 +57,12 @@ def kind_of(record: Record) -> Kind:
 
 def module_of(record: Record) -> str:
     """The module, all experts as one: `expert7-fc1` is `expert-fc1`."""
-    return re.sub(r"^expert\d+", "expert", record.module)
+    return experts_as_one(record.module)
+
+
+def experts_as_one(module: str) -> str:
+    """The name without an expert's number."""
+    return re.sub(r"^expert\d+", "expert", module)
 
 
 def in_flow(modules: Iterable[str]) -> list[str]:

@@ -71,7 +71,18 @@ class DeclaredOperand:
 
 def operand_of(record: Record) -> str | None:
     """The operand's name in its products; None for what is none (outputs, weight gradients)."""
-    return _OPERANDS.get((record.layer_type, record.tensor))
+    return operand_called(record.layer_type, record.tensor)
+
+
+def operand_called(layer_type: str, tensor: str) -> str | None:
+    """The operand that a captured tensor is in the products of its layer; None for what is none."""
+    return _OPERANDS.get((layer_type, tensor))
+
+
+def dimension_of(axis: str, operand: str) -> int:
+    """The dimension of a captured operand that an axis of its product is."""
+    dimensions = _DIMENSIONS[axis]
+    return dimensions.get(operand, dimensions[""])
 
 
 def declared_operands(record: Record) -> list[DeclaredOperand]:
@@ -123,5 +134,4 @@ def _dimension(record: Record, slot: str, operand: str, axis: object, fmt: Forma
             f"{record.label}, slot {slot} of the manifest: axis must be one of "
             f"{', '.join(_DIMENSIONS)} or a dimension, got {axis!r}"
         )
-    dimensions = _DIMENSIONS[str(axis)]
-    return dimensions.get(operand, dimensions[""])
+    return dimension_of(str(axis), operand)

@@ -95,6 +95,15 @@ def quantisation_error(
     if options.get("pre_scale"):
         q = q.float() / PRE_SCALE
         limit = None if limit is None else limit / PRE_SCALE
+    return fidelity(x, q, limit)
+
+
+def fidelity(x: Tensor, q: Tensor, limit: Tensor | None) -> Fidelity:
+    """What `q` has lost of `x`, where q is not NaN.
+
+    `limit` holds the largest magnitude that each element could become, of a shape that expands to x's; None where
+    nothing can saturate. All three are of any floating dtype, x and q of one shape.
+    """
     sums = _sums(x, q) if limit is None else _sums(x, q, limit.expand_as(x))
     signal, noise, finite, nonzero, underflowed, saturated = sums.tolist()
     return Fidelity(

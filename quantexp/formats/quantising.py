@@ -107,7 +107,7 @@ def quantise(
     y = target if target is not None and in_place else torch.empty_like(dense)
     random = random_numbers(x, options)
     random = None if random is None else random.permute(order).contiguous()
-    _quantise_dense(dense, y, options, order.index(axis) if order else 0, scale, random)
+    quantise_dense(dense, y, options, order.index(axis) if order else 0, scale, random)
     if out is None:
         return y.permute(inverse(order))
     if not in_place:
@@ -115,7 +115,7 @@ def quantise(
     return out
 
 
-def _quantise_dense(
+def quantise_dense(
     x: Tensor,
     y: Tensor,
     options: Options,
@@ -123,6 +123,11 @@ def _quantise_dense(
     scale: Tensor | None,
     random: Tensor | None,
 ) -> None:
+    """Write the contiguous x on the grid to the contiguous y, which may be x itself.
+
+    `scale` is the tensor's (see `tensor_scale`), `random` what stochastic rounding takes (see `philox`), contiguous and
+    of x's shape; None where the options ask for none.
+    """
     extents = outer_axis_inner(x.shape, axis)
     match options.fmt.family:
         case Family.MX:

@@ -61,7 +61,7 @@ def chosen_options(
         "scaling": scaling,
         "saturate": _given(options, "saturate", True),
         "pre_scale": _given(options, "pre_scale", False) or None,
-        "amax_target": _amax_target(format_, operand_name),
+        "amax_target": None if scaling is Scaling.NONE else _amax_target(format_, operand_name),
     }
     chosen = {option: value for option, value in chosen.items() if option in format_.options}
     return {**chosen, "window": _window(options, scaling), **_transform(options, format_)}

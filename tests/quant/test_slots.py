@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quantexp.errors import ConfigError
+from quantexp.formats.options import resolve
 from quantexp.formats.table import FORMATS as FORMATS_OF_THE_TABLE
 from quantexp.formats.types import Hadamard, Rounding, ScaleRule, Scaling
 from quantexp.quant.sites import Product, Site
@@ -163,6 +164,15 @@ def test_choices_of_scale_rule_rounding_and_scaling_are_taken() -> None:
     for scaling in Scaling:
         assert linear(format="hifp8", scaling=scaling.value)["fprop.x"].scaling is scaling
     assert linear(format="hifp8", saturate=False)["fprop.x"].saturate is False
+
+
+@pytest.mark.parametrize("name", ["hifp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"])
+@pytest.mark.parametrize("scaling", [scaling.value for scaling in Scaling])
+def test_every_scaling_can_be_held(name: str, scaling: str) -> None:
+    """Without a scale there is nothing to bring amax to."""
+    operand = linear(format=name, scaling=scaling)["fprop.x"]
+    assert (operand.amax_target is None) == (scaling == "none" or name == "nvfp4")
+    resolve(name, **operand.options, has_amax=scaling == "delayed")
 
 
 def test_delayed_scaling_brings_a_window_of_16_iterations() -> None:

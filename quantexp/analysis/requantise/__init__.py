@@ -1,0 +1,12 @@
+"""A capture in high precision, scored offline under every format and option, and a scheme recommended from it.
+
+candidates   formats with their options, and what an element costs
+slots        the operands that a captured tensor was, and the axis of each
+blocks       whole blocks, spread over a tensor, that stand for it
+scoring      what a candidate leaves of an operand
+exponent     the same against the scale: block exponents off the rule's, other targets of a tensor's amax
+passing      all files, several at a time; what cannot be read is named and the rest goes on
+tally        the worst tensor of every module, slot and candidate
+recommend    the cheapest candidate of each slot that reaches an SQNR
+scheme_file  that recommendation as a scheme that runs
+"""

@@ -1,0 +1,78 @@
+"""What the command line of `requantise` says, and what is done where it says nothing. Needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantexp.errors import ConfigError
+
+#: What E5M2 leaves of normally distributed values (25.4 to 25.6 dB, see docs/formats), in which published FP8 training
+#: holds its gradients (arXiv 2209.05433): noise of 0.3 % of the signal's power.
+SQNR_DB = 25.0
+#: Elements of each operand that are looked at: 2048 blocks of 32.
+NUM_ELEMENTS = 1 << 16
+USAGE = (
+    "quantexp requantise [--formats A,B] [--sqnr DB] [--elements N] [--out FOLDER] [--jobs N] [--json] DIR "
+    "[key=pattern ...]"
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be done."""
+
+    folder: str
+    #: `key=pattern`: only those tensors.
+    words: list[str]
+    #: Names with commas between them; None is all.
+    formats: str | None = None
+    sqnr_db: float = SQNR_DB
+    #: Of each operand; 0 is all.
+    num_elements: int = NUM_ELEMENTS
+    #: Files at a time; None is one a core.
+    jobs: int | None = None
+    out: Path | None = None
+
+    @property
+    def output(self) -> Path:
+        """The folder that is written."""
+        return self.out if self.out is not None else Path(self.folder).expanduser() / "requantise"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words and flags of the verb."""
+    parser.add_argument("folder", metavar="DIR", help="a run, or a folder of captured tensors")
+    parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: layer=0")
+    parser.add_argument("--formats", metavar="A,B", help="number formats (default: all)")
+    about = f"what every recommended slot keeps (default {SQNR_DB:g})"
+    parser.add_argument("--sqnr", type=float, default=SQNR_DB, metavar="DB", help=about)
+    about = f"of each operand, in whole blocks; 0 is all (default {NUM_ELEMENTS})"
+    parser.add_argument("--elements", type=int, default=NUM_ELEMENTS, metavar="N", help=about)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: DIR/requantise")
+    parser.add_argument("--jobs", type=int, metavar="N", help="files at a time (default: cores)")
+
+
+def asked(arguments: argparse.Namespace) -> Asked:
+    """What the parsed arguments ask for.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+    if arguments.elements < 0:
+        raise ConfigError(f"--elements must be at least 0 (0 is all), got {arguments.elements}")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
+    if not math.isfinite(arguments.sqnr):
+        raise ConfigError(f"--sqnr must be a finite number of dB, got {arguments.sqnr}")
+    return Asked(
+        arguments.folder,
+        arguments.words,
+        arguments.formats,
+        arguments.sqnr,
+        arguments.elements,
+        arguments.jobs,
+        arguments.out,
+    )

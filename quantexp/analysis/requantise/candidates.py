@@ -1,0 +1,151 @@
+"""The ways to hold an operand that are scored: a format, its scale, rounding and Hadamard transform.
+
+Of every format that quantises all scale rules (MX) or scalings of the tensor (nvfp4, fp8, hifp8), all roundings and all
+transforms are combined; FP4 is rounded stochastically after 3/4 as well, the recipe of arXiv 2502.20586. A format's
+first candidate is what the schemes do where nothing else is said. Delayed scaling is none: it needs the iterations
+before. Blocks have the format's own size.
+
+An element costs its code and its share of its block's scale; one scale a tensor counts for nothing:
+
+    mxfp8 8.25   mxfp6 6.25   mxfp4 4.25 (8 bits for 32)      nvfp4 4.5 (8 bits for 16)      fp8, hifp8 8      bf16 16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from quantexp.analysis.requantise.slots import OperandSlot
+from quantexp.errors import ConfigError
+from quantexp.formats.table import FORMATS, get_format
+from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
+from quantexp.quant.choosing import HADAMARD_BLOCK, Setting, chosen_options
+from quantexp.quant.slots import Operand
+from quantexp.schema import Slot
+
+_Choice = TypeVar("_Choice")
+#: A Hadamard transform and its block; no block without one.
+Transform = tuple[Hadamard, int | None]
+
+#: Bits of the code of a block's scale: E8M0 of MX, E4M3 of NVFP4.
+_SCALE_BITS = 8
+#: The working precision, which is always there to fall back on.
+WORKING_BITS = 16.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to hold an operand."""
+
+    format: Format
+    #: None where no power-of-two scale follows from a block's amax.
+    scale_rule: ScaleRule | None
+    #: None where a tensor has no scale.
+    scaling: Scaling | None
+    rounding: Rounding
+    pre_scale: bool = False
+    hadamard: Hadamard = Hadamard.NONE
+
+    @property
+    def bits(self) -> float:
+        """What an element costs, with its share of its block's scale."""
+        code = self.format.element.bits
+        return float(code) if self.format.block is None else code + _SCALE_BITS / self.format.block
+
+    @property
+    def hadamard_block(self) -> int | None:
+        """Elements of one transform, as the schemes choose them; None without one."""
+        if self.hadamard is Hadamard.NONE:
+            return None
+        return self.format.block or HADAMARD_BLOCK
+
+    @property
+    def transform(self) -> Transform:
+        """What both operands of a product must have in common."""
+        return self.hadamard, self.hadamard_block
+
+    @property
+    def name(self) -> str:
+        """`mxfp4_e2m1 floor even`, then what is not usual."""
+        words: list[str | None] = [
+            self.format.name,
+            self.scale_rule,
+            self.scaling,
+            self.rounding,
+            "3/4" if self.pre_scale else None,
+            None if self.hadamard is Hadamard.NONE else f"{self.hadamard} Hadamard",
+        ]
+        return " ".join(str(word) for word in words if word is not None)
+
+    def settings(self) -> dict[str, Any]:
+        """The keys of a scheme's slot that say the same, in full."""
+        said: dict[str, Any] = {
+            "format": self.format.name,
+            "block": self.format.block,
+            "scale_rule": self.scale_rule,
+            "scaling": self.scaling,
+            "rounding": self.rounding,
+            "pre_scale": self.pre_scale or None,
+            "hadamard": None if self.hadamard is Hadamard.NONE else self.hadamard,
+            "hadamard_block": self.hadamard_block,
+        }
+        plain = {k: str(v) if isinstance(v, str) else v for k, v in said.items()}
+        return {key: value for key, value in plain.items() if value is not None}
+
+    def operand(self, slot: OperandSlot) -> Operand:
+        """What a scheme with these settings makes of a slot."""
+        said = Slot(**self.settings())
+        setting = Setting(slot.label, said)
+        given = {k: setting for k in self.settings() if k != "format"}
+        chosen = chosen_options(self.format, slot.operand, given)
+        return Operand(self.format.name, slot.axis, **chosen, left=slot.left)
+
+
+def candidates(formats: Sequence[Format]) -> list[Candidate]:
+    """All candidates of these formats, each format's in a row, the schemes' own way first."""
+    return [one for fmt in formats for one in _of_format(fmt)]
+
+
+def formats_of(words: Iterable[str] | None) -> list[Format]:
+    """The formats of these names or aliases, each once; None is all that quantise.
+
+    Raises:
+        ConfigError: a name that no format has, or the working precision, which quantises nothing.
+    """
+    known = [fmt for fmt in FORMATS.values() if fmt.family is not Family.BF16]
+    if words is None:
+        return known
+    chosen = []
+    for word in words:
+        try:
+            fmt = get_format(word)
+        except ValueError:
+            fmt = None
+        if fmt not in known:
+            names = ", ".join(sorted(name for fmt in known for name in (fmt.name, *fmt.aliases)))
+            raise ConfigError(f"--formats must be among {names}, got {word!r}")
+        assert fmt is not None
+        chosen.append(fmt)
+    return list(dict.fromkeys(chosen))
+
+
+def _of_format(fmt: Format) -> list[Candidate]:
+    usual = chosen_options(fmt, "x", {})
+    rules = _first(ScaleRule, usual["scale_rule"]) if "scale_rule" in fmt.options else [None]
+    scalings: list[Scaling | None] = [None]
+    if "scaling" in fmt.options:
+        scalings = [s for s in _first(Scaling, usual["scaling"]) if s is not Scaling.DELAYED]
+    roundings = _first(Rounding, usual["rounding"])
+    found = []
+    for hadamard in Hadamard:
+        for rule in rules:
+            for scaling in scalings:
+                found += [Candidate(fmt, rule, scaling, r, False, hadamard) for r in roundings]
+                if "pre_scale" in fmt.options:
+                    found.append(Candidate(fmt, rule, scaling, Rounding.STOCHASTIC, True, hadamard))
+    return found
+
+
+def _first(choices: Iterable[_Choice], usual: _Choice) -> list[_Choice]:
+    return [usual, *(choice for choice in choices if choice != usual)]

@@ -1,0 +1,140 @@
+"""All files of a capture, several at a time: each is opened once, its blocks are looked at, and it is let go again.
+
+Files are memory-mapped and results come in the order of the files, so that neither the size of a collection nor the
+number of threads changes anything but the time. A file that is missing, damaged, no file of captured values, or laid
+out in another way than its operand is named; the rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quantexp.analysis.requantise.blocks import keeps_blocks, spread_blocks
+from quantexp.analysis.requantise.candidates import Candidate
+from quantexp.analysis.requantise.exponent import Point, study
+from quantexp.analysis.requantise.scoring import Looked, scores
+from quantexp.analysis.requantise.slots import OperandSlot, check_layout, slots_of
+from quantexp.analysis.statistics import Fidelity
+from quantexp.capture.reader import Capture, CapturedTensor
+from quantexp.errors import CaptureError
+from quantexp.formats import finite_amax
+from quantexp.formats.layout import INPUT_DTYPES
+
+#: The largest of all formats' blocks and of their transforms.
+_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done with every file."""
+
+    candidates: Sequence[Candidate]
+    points: Sequence[Point]
+    #: Elements of each operand that are looked at; 0 is all.
+    num_elements: int
+
+
+@dataclass(frozen=True)
+class SlotScores:
+    """One operand: the fidelity of each candidate, and at each point of the study."""
+
+    slot: OperandSlot
+    #: Elements that were looked at.
+    num_elements: int
+    fidelities: list[Fidelity]
+    study: list[Fidelity]
+
+
+@dataclass
+class FileScores:
+    """What one file gave."""
+
+    entry: CapturedTensor
+    slots: list[SlotScores] = field(default_factory=list)
+    #: Why it could not be read; None if it could.
+    problem: str | None = None
+    #: What was left out of it, and why.
+    notes: list[str] = field(default_factory=list)
+
+
+def operands_of(capture: Capture) -> Capture:
+    """The tensors with values that are operands of a product, each file once."""
+    chosen = [entry for entry in capture.with_values() if slots_of(entry.metadata)]
+    return Capture(capture.folder, chosen)
+
+
+def passed(files: Capture, work: Work, jobs: int) -> Generator[FileScores]:
+    """Every file's scores, in the order of the files, `jobs` files at a time, each on one core.
+
+    torch's own threads would wait for each other at every one of many short operations. Closed early, it waits for what
+    has begun and drops the rest.
+    """
+    num_threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield from pool.map(lambda entry: score_file(entry, work), files)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(num_threads)
+
+
+def score_file(entry: CapturedTensor, work: Work) -> FileScores:
+    """All slots of one tensor under all candidates."""
+    found = FileScores(entry)
+    try:
+        x = _values(entry)
+        for slot in slots_of(entry.metadata):
+            check_layout(tuple(x.shape), slot)
+            _score_slot(found, x, slot, work)
+    except CaptureError as error:
+        found.problem, found.slots = str(error), []
+    return found
+
+
+def _values(entry: CapturedTensor) -> Tensor:
+    try:
+        x = entry.torch()
+        intact = entry.is_intact()
+    except OSError as error:
+        raise CaptureError(f"{entry.path} cannot be read: {error.strerror}") from error
+    if intact is False:
+        raise CaptureError(f"{entry.path} holds other values than the manifest's hash says")
+    if not x.is_floating_point():
+        raise CaptureError(f"{entry.path} holds no floating-point numbers, got {x.dtype}")
+    return x
+
+
+def _score_slot(found: FileScores, x: Tensor, slot: OperandSlot, work: Work) -> None:
+    metadata = found.entry.metadata
+    if x.numel() == 0:
+        found.notes.append(f"{found.entry.label} is empty")
+        return
+    if not keeps_blocks(metadata, slot.dim, _BLOCK):
+        found.notes.append(
+            f"{found.entry.label} as {slot.label}: the capture is a sample in which blocks along {slot.axis} are not "
+            "whole"
+        )
+        return
+    blocks, dim = spread_blocks(x, slot.dim, _BLOCK, work.num_elements)
+    usable = blocks if blocks.dtype in INPUT_DTYPES else blocks.float()
+    looked = Looked(usable, dim, _amax(x, metadata.get("sample"), metadata.get("statistics")))
+    found.slots.append(
+        SlotScores(
+            slot,
+            usable.numel(),
+            list(scores(looked, slot, work.candidates)),
+            list(study(looked, list(work.points))),
+        )
+    )
+
+
+def _amax(x: Tensor, sample: object, statistics: object) -> Tensor:
+    """Of the whole tensor, which a sampled capture has in its statistics."""
+    if sample and isinstance(statistics, dict) and statistics.get("abs_max") is not None:
+        return torch.tensor(float(statistics["abs_max"]))
+    return finite_amax(x if x.dtype in INPUT_DTYPES else x.float())

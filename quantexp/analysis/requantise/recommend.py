@@ -1,0 +1,132 @@
+"""For every module and slot the cheapest candidate whose worst tensor reaches an SQNR.
+
+Cheapest is of the fewest bits an element; of those, the first (usual options come before others) within a tenth of a
+decibel of the highest SQNR. The two operands of a product must share their Hadamard transform, and the block of it, so
+that it cancels: the transform is taken under which both together cost the fewest bits, none before deterministic before
+random. Where no candidate reaches the SQNR, or an operand was not captured, it stays in the working precision, which
+takes no transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quantexp.analysis.inventory import in_flow
+from quantexp.analysis.requantise.best import best_of
+from quantexp.analysis.requantise.candidates import WORKING_BITS, Candidate, Transform
+from quantexp.analysis.requantise.tally import Place, Tally, Worst
+from quantexp.formats import Hadamard
+from quantexp.quant.sites import PRODUCTS, Product, Site
+
+_NO_TRANSFORM: Transform = (Hadamard.NONE, None)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is recommended for one slot of one module."""
+
+    module: str
+    site: Site
+    product: Product
+    operand: str
+    #: None is the working precision.
+    candidate: Candidate | None
+    #: What the candidate's worst tensor has; None without a candidate.
+    worst: Worst | None
+    #: Whether any tensor of it was scored.
+    captured: bool
+
+    @property
+    def bits(self) -> float:
+        """What an element costs."""
+        return WORKING_BITS if self.candidate is None else self.candidate.bits
+
+    @property
+    def label(self) -> str:
+        """`linear.wgrad.x`."""
+        return f"{self.site.value}.{self.product.value}.{self.operand}"
+
+
+def recommend(tally: Tally, sqnr_db: float) -> list[Choice]:
+    """A choice for each slot of every site with a captured operand, modules in the order of the forward pass."""
+    sites: dict[str, list[Site]] = {}
+    scored: dict[tuple[str, str], list[Worst]] = {}
+    for place, worst in tally.worst.items():
+        scored[place.module, place.slot.label] = worst
+        sites.setdefault(place.module, []).append(place.slot.site)
+    choices = []
+    for module in in_flow(sites):
+        for site in Site:
+            if site not in sites[module]:
+                continue
+            for product in PRODUCTS[site]:
+                choices += _of_product(tally, scored, module, site, product, sqnr_db)
+    return choices
+
+
+def in_order(choices: Iterable[Choice], places: Iterable[Place]) -> list[Place]:
+    """The places that were scored, in the order of the choices."""
+    by_label = {(place.module, place.slot.label): place for place in places}
+    labels = [(choice.module, choice.label) for choice in choices]
+    return [by_label[label] for label in labels if label in by_label]
+
+
+def _of_product(
+    tally: Tally,
+    scored: dict[tuple[str, str], list[Worst]],
+    module: str,
+    site: Site,
+    product: Product,
+    sqnr_db: float,
+) -> list[Choice]:
+    shape = PRODUCTS[site][product]
+    names = (shape.left, shape.right)
+    worst = [scored.get((module, f"{site.value}.{product.value}.{name}")) for name in names]
+    candidates = tally.work.candidates
+    pairs = []
+    for transform in _transforms(candidates):
+        pair = [_cheapest(candidates, one, transform, sqnr_db) for one in worst]
+        if transform == _NO_TRANSFORM or None not in pair:
+            pairs.append(pair)
+    best = min(pairs, key=lambda pair: sum(_bits(candidates, index) for index in pair))
+    return [
+        Choice(
+            module,
+            site,
+            product,
+            name,
+            None if index is None else candidates[index],
+            None if index is None or one is None else one[index],
+            captured=one is not None,
+        )
+        for name, index, one in zip(names, best, worst, strict=True)
+    ]
+
+
+def _transforms(candidates: Sequence[Candidate]) -> list[Transform]:
+    """Each transform once, none first."""
+    found = dict.fromkeys(candidate.transform for candidate in candidates)
+    return sorted(found, key=lambda transform: list(Hadamard).index(transform[0]))
+
+
+def _cheapest(
+    candidates: Sequence[Candidate],
+    worst: Sequence[Worst] | None,
+    transform: Transform,
+    sqnr_db: float,
+) -> int | None:
+    """The place of the cheapest candidate with this transform; None if none reaches the SQNR."""
+    if worst is None:
+        return None
+    fitting = [
+        index
+        for index, (candidate, one) in enumerate(zip(candidates, worst, strict=True))
+        if candidate.transform == transform and one.sqnr_db >= sqnr_db
+    ]
+    fewest = min((candidates[index].bits for index in fitting), default=WORKING_BITS)
+    return best_of((index for index in fitting if candidates[index].bits == fewest), worst)
+
+
+def _bits(candidates: Sequence[Candidate], index: int | None) -> float:
+    return WORKING_BITS if index is None else candidates[index].bits

@@ -1,0 +1,125 @@
+"""What every candidate leaves of one operand: SQNR, underflow and saturation.
+
+Operands are held as in training, by the candidate's own `Operand` (`quantexp.quant.operand.held`): transformed in
+float32 where there is a Hadamard transform, rounded, and put in the tensor's dtype. After a transform the error is that
+of the transform, as large in proportion as what is left after undoing it. Random numbers are those of seed 0, and so
+are random signs: a capture has no moment of its own. The amax of a tensor scale is that of the whole tensor, after a
+transform that of the blocks that were looked at.
+
+What is alike for several candidates is made once: transforms, the random numbers of stochastic rounding, and the limits
+of saturation, which do not depend on the rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantexp.analysis.requantise.candidates import Candidate, Transform
+from quantexp.analysis.requantise.slots import OperandSlot
+from quantexp.analysis.saturation import largest_representable
+from quantexp.analysis.statistics import Fidelity, fidelity
+from quantexp.formats import (
+    Hadamard,
+    Options,
+    Rounding,
+    finite_amax,
+    hadamard,
+    random_signs,
+    resolve,
+)
+from quantexp.formats.mx import PRE_SCALE
+from quantexp.formats.philox import random_numbers
+from quantexp.formats.quantising import quantise_dense
+from quantexp.formats.tensor_scale import tensor_scale
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The blocks of an operand that are looked at."""
+
+    #: bf16, fp16 or fp32.
+    x: Tensor
+    #: The dimension of x that blocks run along.
+    dim: int
+    #: Of the whole tensor, 0-dim.
+    amax: Tensor
+
+
+def scores(
+    looked: Looked, slot: OperandSlot, candidates: Sequence[Candidate]
+) -> Iterator[Fidelity]:
+    """The fidelity of each candidate, in their order."""
+    shared = _Shared(looked, slot)
+    for candidate in candidates:
+        yield shared.fidelity(candidate)
+
+
+class _Shared:
+    """What candidates have in common for one operand."""
+
+    def __init__(self, looked: Looked, slot: OperandSlot) -> None:
+        self._looked, self._slot = looked, slot
+        self._transforms: dict[Transform, tuple[Tensor, Tensor]] = {}
+        self._limits: dict[Candidate, Tensor | None] = {}
+        self._random: Tensor | None = None
+
+    def fidelity(self, candidate: Candidate) -> Fidelity:
+        """What is left of the operand, or of its transform."""
+        v, amax = self._transformed(candidate)
+        told = candidate.operand(self._slot).options
+        told |= {"amax": amax} if candidate.scaling not in (None, "none") else {}
+        q = self._rounded(v, candidate, told).to(self._looked.x.dtype)
+        limit = self._limit(v, candidate, told)
+        if candidate.pre_scale:
+            q = q.float() / PRE_SCALE
+        return fidelity(v, q, None if limit is None else limit.expand_as(v))
+
+    def _transformed(self, candidate: Candidate) -> tuple[Tensor, Tensor]:
+        """What is rounded, contiguous, and its amax."""
+        key = candidate.transform
+        if key not in self._transforms:
+            x, block = self._looked.x.contiguous(), candidate.hadamard_block
+            if block is None:
+                self._transforms[key] = x, self._looked.amax
+            else:
+                random = candidate.hadamard is Hadamard.RANDOM
+                signs = random_signs(block, _SEED, 0, x.device) if random else None
+                v = hadamard(
+                    x, axis=self._looked.dim, block=block, signs=signs, left=self._slot.left
+                )
+                self._transforms[key] = v, finite_amax(v)
+        return self._transforms[key]
+
+    def _rounded(self, v: Tensor, candidate: Candidate, told: dict[str, Any]) -> Tensor:
+        draws = candidate.rounding is Rounding.STOCHASTIC
+        options = _options(candidate, told | ({"seed": _SEED} if draws else {}))
+        if draws and self._random is None:
+            self._random = random_numbers(v, options)
+        y = torch.empty_like(v)
+        scale = tensor_scale(v, options, told.get("amax"))
+        quantise_dense(
+            v, y, options, self._looked.dim % v.ndim, scale, self._random if draws else None
+        )
+        return y
+
+    def _limit(self, v: Tensor, candidate: Candidate, told: dict[str, Any]) -> Tensor | None:
+        usual = replace(candidate, rounding=candidate.format.rounding)
+        if usual not in self._limits:
+            told = {k: value for k, value in told.items() if k != "rounding"}
+            limit = largest_representable(v, candidate.format, self._looked.dim, told)
+            if limit is not None and candidate.pre_scale:
+                limit = limit / PRE_SCALE
+            self._limits[usual] = limit
+        return self._limits[usual]
+
+
+def _options(candidate: Candidate, told: dict[str, Any]) -> Options:
+    known = {name: value for name, value in told.items() if name != "amax"}
+    return resolve(candidate.format, **known, has_amax="amax" in told)

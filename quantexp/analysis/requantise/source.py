@@ -1,0 +1,44 @@
+"""What a capture says of itself beyond its tensors: files that are none of its own, and what trained it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quantexp.analysis.run_record import read_names
+from quantexp.capture.reader import Capture, open_capture
+from quantexp.errors import RunError
+from quantexp.paths import RunDir
+
+#: Quantisation types that say that nothing was quantised, or nothing at all.
+_UNQUANTISED = frozenset({"bf16", "none", "None"})
+
+
+def foreign_files(given: str, folder: Path) -> list[tuple[str, str]]:
+    """The .pt files of a capture folder that are none of its tensors, by its manifest or, without one, their names."""
+    listed = {str(entry.metadata["file"]) for entry in open_capture(given).with_values()}
+    found = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*.pt")))
+    why = "is none of the captured tensors: neither listed nor named as one"
+    return [(file, f"{folder / file} {why}") for file in found if file not in listed]
+
+
+def trajectory_note(capture: Capture) -> list[str]:
+    """A line that names the scheme of a capture that was not made in the working precision; none if it was.
+
+    Values are those before quantisation all the same, but of a training that quantisation has led elsewhere. The scheme
+    is the run's; where there is no run, the quantisation types that the tensors name.
+    """
+    types = sorted({str(e.metadata.get("quant_type")) for e in capture} - _UNQUANTISED)
+    scheme = _scheme_of(capture.folder)
+    if scheme == "bf16" or not (scheme or types):
+        return []
+    under = scheme or ", ".join(types)
+    what = "values are those before quantisation, but of a training that was quantised"
+    return [f"captured under {under}: {what}"]
+
+
+def _scheme_of(folder: Path) -> str | None:
+    """The scheme of the run whose tensors these are; None where the folder is in no run."""
+    try:
+        return read_names(RunDir(folder.resolve().parent)).scheme
+    except RunError:
+        return None

@@ -1,0 +1,85 @@
+"""The worst tensor of every module, slot and candidate, over layers, iterations, micro-batches and ranks.
+
+Memory does not grow with the collection but for the study, of which three numbers are kept for each tensor and point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from quantexp.analysis.requantise.passing import FileScores, SlotScores, Work
+from quantexp.analysis.requantise.slots import OperandSlot, module_of
+from quantexp.analysis.statistics import Fidelity
+
+
+class Place(NamedTuple):
+    """A module and one of its slots."""
+
+    module: str
+    slot: OperandSlot
+
+
+@dataclass
+class Worst:
+    """Each number at its worst, which need not be in the same tensor."""
+
+    #: dB, of the tensor that is named; NaN while no tensor had a finite non-zero element.
+    sqnr_db: float = math.nan
+    underflow_share: float = math.nan
+    saturated_share: float = math.nan
+    #: The tensor of that SQNR: `L3 fc1 backward grad_output`.
+    tensor: str = ""
+
+    def add(self, fidelity: Fidelity, tensor: str) -> None:
+        """Take in another tensor."""
+        if math.isnan(self.sqnr_db) or fidelity.sqnr_db < self.sqnr_db:
+            self.sqnr_db, self.tensor = fidelity.sqnr_db, tensor
+        self.underflow_share = _larger(self.underflow_share, fidelity.underflow_share)
+        self.saturated_share = _larger(self.saturated_share, fidelity.saturated_share)
+
+
+@dataclass
+class Tally:
+    """What all files so far say."""
+
+    work: Work
+    #: For each place, one `Worst` a candidate.
+    worst: dict[Place, list[Worst]] = field(default_factory=dict)
+    num_tensors: dict[Place, int] = field(default_factory=dict)
+    #: Operand -> for each point of the study what every tensor had.
+    study: dict[str, list[list[Fidelity]]] = field(default_factory=dict)
+    #: Of files that could not be read: name and why.
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    num_files: int = 0
+
+    def add(self, found: FileScores) -> None:
+        """Take in what a file gave."""
+        self.notes += found.notes
+        if found.problem is not None:
+            self.problems.append((str(found.entry.metadata["file"]), found.problem))
+            return
+        self.num_files += 1
+        for scores in found.slots:
+            self._add_slot(module_of(found.entry.metadata), found.entry.label, scores)
+
+    def places(self) -> Iterator[Place]:
+        """Every place that was scored, in the order of the forward pass, then of the products."""
+        return iter(self.worst)
+
+    def _add_slot(self, module: str, label: str, scores: SlotScores) -> None:
+        place = Place(module, scores.slot)
+        worst = self.worst.setdefault(place, [Worst() for _ in self.work.candidates])
+        self.num_tensors[place] = self.num_tensors.get(place, 0) + 1
+        for one, fidelity in zip(worst, scores.fidelities, strict=True):
+            one.add(fidelity, label)
+        study = self.study.setdefault(scores.slot.operand, [[] for _ in self.work.points])
+        for one_point, fidelity in zip(study, scores.study, strict=True):
+            one_point.append(fidelity)
+
+
+def _larger(a: float, b: float) -> float:
+    return b if math.isnan(a) or b > a else a

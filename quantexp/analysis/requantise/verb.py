@@ -1,0 +1,177 @@
+"""`quantexp requantise DIR [key=pattern ...]`: a capture scored under every format, and a scheme recommended from it.
+
+Writes `requantise.csv`, `requantise.json`, `scale_exponent.{csv,png,svg}` and `quant/recommended.yaml`, and prints the
+table. Files that cannot be read are named; the rest goes on, and the exit code is 1 at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from quantexp.analysis.requantise.asked import Asked
+from quantexp.analysis.requantise.candidates import candidates, formats_of
+from quantexp.analysis.requantise.exponent import study_points
+from quantexp.analysis.requantise.exponent_figure import draw_study, write_study
+from quantexp.analysis.requantise.files import (
+    ScoresFile,
+    outcome_json,
+    study_text,
+    write_text,
+)
+from quantexp.analysis.requantise.passing import Work, operands_of, passed
+from quantexp.analysis.requantise.recommend import Choice, recommend
+from quantexp.analysis.requantise.scheme_file import NAME, scheme_path, scheme_text
+from quantexp.analysis.requantise.source import foreign_files, trajectory_note
+from quantexp.analysis.requantise.table import print_table
+from quantexp.analysis.requantise.tally import Tally
+from quantexp.capture.reader import Capture
+from quantexp.capture.verb import selected
+from quantexp.errors import CaptureError
+from quantexp.formats import Format
+
+#: How many notes are printed.
+_NOTES = 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found."""
+
+    tally: Tally
+    choices: list[Choice]
+    formats: list[Format]
+    #: Where it was written.
+    folder: Path
+    sqnr_db: float
+    #: `requantise.json`.
+    content: dict[str, Any]
+
+    def print(self, console: Console) -> None:
+        """The table, and what is recommended."""
+        print_table(self.tally, self.choices, self.formats, console)
+        quantised = sum(one.candidate is not None for one in self.choices)
+        mean = sum(one.bits for one in self.choices) / len(self.choices)
+        more = len(self.tally.notes) - _NOTES
+        extent = _extent(self.tally.work.num_elements)
+        lines = [
+            *self.tally.notes[:_NOTES],
+            *([f"... and {more} more notes in requantise.json"] if more > 0 else []),
+            f"recommended at {self.sqnr_db:g} dB: {quantised} of {len(self.choices)} slots quantised, {mean:.2f} bits "
+            "an element in the mean of the slots",
+            f"{self.tally.num_files} files scored, {extent}; train with: "
+            f"quantexp --config-dir {shlex.quote(str(self.folder))} quant={NAME} ...",
+        ]
+        for line in lines:
+            console.print(line, soft_wrap=True, markup=False)
+
+
+def requantise(asked: Asked, progress: Console, complain: Callable[[str], None]) -> Outcome:
+    """Score, recommend and write; each file that cannot be used is complained of.
+
+    Raises:
+        CaptureError: nothing captured, selected, with values, an operand, or readable; a folder that cannot be
+            written.
+        ConfigError: an unknown format.
+    """
+    formats = formats_of(None if asked.formats is None else asked.formats.split(","))
+    capture = selected(asked.folder, asked.words)
+    files = _operands(capture, asked)
+    folder = asked.output
+    tally = Tally(Work(candidates(formats), study_points(formats), asked.num_elements))
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _score(files, tally, folder, asked.jobs or _cores(), progress)
+    tally.problems += foreign_files(asked.folder, capture.folder)
+    tally.notes[:0] = trajectory_note(capture)
+    for file, why in tally.problems:
+        complain(why if file in why else f"{file}: {why}")
+    if not tally.worst:
+        why = tally.notes[0] if tally.notes else "see above"
+        raise CaptureError(f"{capture.folder}: none of {len(files)} files could be scored: {why}")
+    choices = recommend(tally, asked.sqnr_db)
+    content = outcome_json(tally, choices, capture.folder, asked.sqnr_db)
+    with _writing(folder):
+        _write(tally, choices, content, folder)
+    return Outcome(tally, choices, formats, folder, asked.sqnr_db, content)
+
+
+def _operands(capture: Capture, asked: Asked) -> Capture:
+    where = " ".join([str(capture.folder), *asked.words])
+    if not len(capture):
+        raise CaptureError(
+            f"{where}: no captured tensor fits; `quantexp captures` lists what there is"
+        )
+    if not len(capture.with_values()):
+        raise CaptureError(
+            f"{where}: only statistics were kept, no values to quantise; run with capture=tensors"
+        )
+    files = operands_of(capture)
+    if not len(files):
+        raise CaptureError(
+            f"{where}: none of these tensors is an operand of a matrix product; those are input, weight, grad_output, "
+            "query, key, value and attn_weights"
+        )
+    return files
+
+
+def _score(files: Capture, tally: Tally, folder: Path, jobs: int, progress: Console) -> None:
+    with (
+        ScoresFile(folder / "requantise.csv", tally.work.candidates) as rows,
+        _progress(len(files), progress) as advance,
+        contextlib.closing(passed(files, tally.work, jobs)) as every,
+    ):
+        for found in every:
+            tally.add(found)
+            rows.add(found)
+            advance()
+
+
+@contextlib.contextmanager
+def _progress(total: int, console: Console) -> Iterator[Callable[[], None]]:
+    columns = (
+        TextColumn("requantising"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("files"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _write(tally: Tally, choices: list[Choice], content: dict[str, Any], folder: Path) -> None:
+    write_text(folder / "requantise.json", json.dumps(content, indent=1) + "\n")
+    write_text(folder / "scale_exponent.csv", study_text(tally))
+    write_text(scheme_path(folder), scheme_text(choices, content["sqnr_db"]))
+    write_study(draw_study(tally), folder)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CaptureError(
+            f"{folder} cannot be written: {error.strerror or error}; give another with --out"
+        ) from error
+
+
+def _extent(num_elements: int) -> str:
+    return f"{num_elements} elements of each operand at most" if num_elements else "all elements"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

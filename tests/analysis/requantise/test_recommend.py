@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from quantexp.analysis.requantise.candidates import Candidate, candidates, formats_of
+from quantexp.analysis.requantise.passing import Work
+from quantexp.analysis.requantise.recommend import Choice, recommend
+from quantexp.analysis.requantise.slots import slots_of
+from quantexp.analysis.requantise.tally import Place, Tally, Worst
+from quantexp.analysis.statistics import Fidelity
+from quantexp.formats import Hadamard
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import resolve_site
+from quantexp.schema import LinearSite
+
+ALL = candidates(formats_of(["mxfp4", "mxfp6_e2m3", "hifp8"]))
+SLOTS = {
+    slot.label: slot
+    for tensor in ("input", "weight", "grad_output")
+    for slot in slots_of({"layer_type": "linear", "tensor": tensor})
+}
+NAMES = [label.removeprefix("linear.").replace(".", "_") for label in SLOTS]
+#: Decibels of a candidate.
+Table = Callable[[Candidate], float]
+
+
+def tally(every: Sequence[Candidate] = ALL, **tables: Table) -> Tally:
+    """One tensor for each slot that is named, `fprop_x`."""
+    found = Tally(Work(every, [], 0))
+    for name, decibel in tables.items():
+        slot = SLOTS["linear." + name.replace("_", ".")]
+        worst = [Worst() for _ in every]
+        for one, candidate in zip(worst, every, strict=True):
+            one.add(Fidelity(decibel(candidate), 0.0, 0.0), "a tensor")
+        found.worst[Place("fc1", slot)] = worst
+    return found
+
+
+def by_bits(four: float, six: float, eight: float) -> Table:
+    """The same for all options of a format."""
+    return lambda one: {4: four, 6: six, 8: eight}[one.format.element.bits]
+
+
+def chosen(choices: list[Choice]) -> dict[str, str | None]:
+    return {one.label: one.candidate.name if one.candidate else None for one in choices}
+
+
+FPROP = {"linear.fprop.x", "linear.fprop.w"}
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "name"),
+    [
+        (18, "mxfp4_e2m1 floor even"),
+        (20, "mxfp4_e2m1 floor even"),
+        (20.5, "mxfp6_e2m3 floor even"),
+        (31, "hifp8 current away"),
+        (33, None),
+    ],
+)
+def test_the_fewest_bits_that_reach_the_sqnr_in_its_usual_options(
+    sqnr_db: float, name: str | None
+) -> None:
+    table = by_bits(20, 30, 32)
+    found = chosen(recommend(tally(fprop_x=table, fprop_w=table), sqnr_db))
+    assert {found[label] for label in FPROP} == {name}
+
+
+def test_slots_that_were_not_captured_stay_as_they_are() -> None:
+    table = by_bits(20, 30, 32)
+    choices = recommend(tally(fprop_x=table, fprop_w=table), 20)
+    others = [one for one in choices if one.label not in FPROP]
+    assert len(others) == 4
+    assert {(one.candidate, one.captured, one.bits) for one in others} == {(None, False, 16.0)}
+
+
+def test_a_tenth_of_a_decibel_is_no_reason_for_other_options() -> None:
+    def table(one: Candidate, more: float) -> float:
+        return 20 + (more if one.scale_rule == "ceil" and one.rounding == "away" else 0)
+
+    for more, name in ((0.05, "mxfp4_e2m1 floor even"), (0.2, "mxfp4_e2m1 ceil away")):
+        tables = {n: lambda one, more=more: table(one, more) for n in ("fprop_x", "fprop_w")}
+        found = chosen(recommend(tally(**tables), 19))
+        assert {found[label] for label in FPROP} == {name}
+
+
+def only_with(hadamard: Hadamard) -> Table:
+    """Four bits reach the SQNR only after this transform, six always."""
+
+    def table(one: Candidate) -> float:
+        few = one.format.element.bits == 4
+        return 20 if not few or one.hadamard is hadamard else 10
+
+    return table
+
+
+def test_a_transform_is_taken_by_both_operands_or_neither() -> None:
+    """Together 4.25 + 4.25 with it against 6.25 + 6.25 without."""
+    table = only_with(Hadamard.DETERMINISTIC)
+    found = chosen(recommend(tally(wgrad_g=table, wgrad_x=table), 15))
+    assert found["linear.wgrad.g"] == found["linear.wgrad.x"]
+    assert found["linear.wgrad.x"] == "mxfp4_e2m1 floor even deterministic Hadamard"
+
+
+def test_a_partner_that_pays_for_the_transform_decides_with() -> None:
+    """X is as cheap without; g needs the transform for its four bits: the pair has it."""
+    tables = {"wgrad_x": by_bits(20, 20, 20), "wgrad_g": only_with(Hadamard.RANDOM)}
+    found = chosen(recommend(tally(**tables), 15))
+    assert found["linear.wgrad.x"] == "mxfp4_e2m1 floor even random Hadamard"
+
+
+def test_a_partner_in_the_working_precision_takes_no_transform() -> None:
+    """Beside an operand that reaches nothing, or was not captured, four bits after a transform are out of reach."""
+    table = only_with(Hadamard.DETERMINISTIC)
+    for tables in ({"wgrad_x": table, "wgrad_g": by_bits(1, 2, 3)}, {"wgrad_x": table}):
+        found = chosen(recommend(tally(**tables), 15))
+        assert found["linear.wgrad.g"] is None
+        assert found["linear.wgrad.x"] == "mxfp6_e2m3 floor even"
+
+
+def test_the_worst_tensor_decides() -> None:
+    worst = Worst()
+    for fidelity, tensor in (
+        (Fidelity(30.0, 0.1, 0.0), "L0"),
+        (Fidelity(float("nan"), float("nan"), 0.0), "zeros"),
+        (Fidelity(20.0, 0.0, 0.2), "L1"),
+        (Fidelity(25.0, 0.3, 0.1), "L2"),
+    ):
+        worst.add(fidelity, tensor)
+    assert worst == Worst(20.0, 0.3, 0.2, "L1")
+
+
+def test_products_come_in_their_order() -> None:
+    choices = recommend(tally(fprop_x=by_bits(1, 2, 3)), 15)
+    assert [one.product for one in choices[::2]] == [Product.FPROP, Product.DGRAD, Product.WGRAD]
+
+
+def test_transforms_of_different_blocks_do_not_cancel() -> None:
+    """Mxfp4 after 32 beside nvfp4 after 16 would be the fewest bits: g in mxfp4 alone, x in nvfp4 alone."""
+    every = candidates(formats_of(["mxfp4", "nvfp4", "mxfp6_e2m3"]))
+
+    def only(name: str) -> Table:
+        def table(one: Candidate) -> float:
+            wanted = one.format.name == name and one.hadamard is Hadamard.DETERMINISTIC
+            return 20 if wanted or one.bits > 6 else 10
+
+        return table
+
+    tables = {"wgrad_g": only("mxfp4_e2m1"), "wgrad_x": only("nvfp4_e2m1")}
+    g, x = (one.candidate for one in recommend(tally(every, **tables), 15)[-2:])
+    assert g is not None
+    assert x is not None
+    assert g.transform == x.transform
+    # 4.25 + 6.25 under the transform of 32 is less than 6.25 + 4.5 under that of 16 and than 6.25 + 6.25.
+    assert (g.bits, x.bits, g.hadamard_block) == (4.25, 6.25, 32)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_is_measured_a_scheme_can_hold_what_is_recommended(seed: int) -> None:
+    """Decibels at random: every product's operands go together by the rules of schemes."""
+    every, draw = candidates(formats_of(None)), random.Random(seed)
+    tables = {name: lambda one: draw.uniform(0, 20.2) for name in NAMES if draw.random() < 0.9}
+    choices = recommend(tally(every, **tables), 20)
+    assert any(one.candidate for one in choices)
+    site = LinearSite()
+    for one in choices:
+        slot = getattr(getattr(site, one.product.value), one.operand)
+        for key, value in (one.candidate.settings() if one.candidate else {}).items():
+            setattr(slot, key, value)
+    operands = resolve_site(Site.LINEAR, site)
+    for one in choices:
+        wanted = "bf16" if one.candidate is None else one.candidate.format.name
+        assert operands[one.product, one.operand].format == wanted
