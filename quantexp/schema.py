@@ -46,6 +46,13 @@ class CaptureLevel(Enum):
     tensors = "tensors"
 
 
+class StoreKind(Enum):
+    """What captured values are kept in."""
+
+    pt = "pt"
+    safetensors = "safetensors"
+
+
 class WandbMode(Enum):
     """Where Weights & Biases keeps a run."""
 
@@ -327,6 +334,8 @@ class CaptureConfig:
     max_gb: float | None = None
     #: Train on, without further captures, once captured tensors cannot be written any more (full disk).
     train_on_if_full: bool = False
+    #: A `.pt` file for each tensor, or large safetensors shards, which are faster to write.
+    store: StoreKind = StoreKind.pt
     #: Host memory for tensors that wait to be written, in units of 1e9 bytes; training waits while it is full.
     queue_gb: float = 1.0
     #: The attention probabilities (and with gradients, theirs): grows with the sequence squared.
