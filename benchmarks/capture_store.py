@@ -1,6 +1,8 @@
 """What storing full tensors costs: beside torch.save in the hooks, and beside the disk's own rate.
 
-    python benchmarks/capture_store.py [--repeats 3] [--periods 4] [--gb 6] [--folder DIR] [--only steps|sustained]
+    python benchmarks/capture_store.py [--repeats 3] [--periods 4] [--gb 6] [--only steps|sustained]
+
+Everything is written below TMPDIR, which says which disk is measured.
 
 steps: every sixth iteration of a run is captured whole, and fits in the queue. What a capture adds is what its step and
 the four after it take beyond as many times the step before the next capture, in which the writer has come to rest: what
@@ -14,20 +16,17 @@ sustained: tensors of a layer's sizes are put into a store as fast as it takes t
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from capture import MODEL
+from capture import MODEL, run, run_here
 
 PERIOD = 6
 CASES = {
@@ -42,33 +41,8 @@ SMALLER = ["model.num_layers=2", "training.global_batch_size=2"]
 SHAPES = [(512, 1, 768), (512, 1, 4096), (512, 1, 2048), (512, 1, 768), (512, 12, 64), (512, 4, 64)]
 
 
-def run_here(name: str, words: list[str]) -> None:
-    """One run in this process, with the step times on stdout."""
-    from quantexp.compose import compose
-    from quantexp.observer import RunObserver
-    from quantexp.record import opened
-    from quantexp.worker import Worker
-
-    if name.startswith("synchronous"):
-        _save_in_the_hooks()
-    ends = [(time.perf_counter(), time.process_time())]
-    told = RunObserver.iteration
-
-    def iteration(self: RunObserver, metrics: Any) -> bool:
-        ends.append((time.perf_counter(), time.process_time()))
-        return told(self, metrics)
-
-    RunObserver.iteration = iteration  # type: ignore[method-assign]
-    experiment = compose(words)
-    with opened(experiment, "cpu", ["benchmark"]) as (folder, _):
-        code = Worker(folder.run, experiment).run()
-    status = json.loads(folder.run.status.read_text())["capture"]
-    wall, processor = ([b[i] - a[i] for a, b in itertools.pairwise(ends)] for i in (0, 1))
-    found = {"code": code, "wall": wall, "processor": processor, **status}
-    sys.stdout.write(json.dumps(found) + "\n")
-
-
-def _save_in_the_hooks() -> None:
+def save_in_the_hooks() -> None:
+    """From now on a captured tensor is saved where it passes, and no more."""
     import torch
 
     from quantexp.capture import recorder
@@ -99,24 +73,15 @@ def added(times: list[float]) -> tuple[float, float]:
     return statistics.median(extra), statistics.median(times[i + PERIOD - 1] for i in captures)
 
 
-def steps(repeats: int, periods: int, root: Path) -> None:
+def steps(repeats: int, periods: int) -> None:
     """What capturing adds, each case in a process of its own, by turns."""
     iterations = (periods + 2) * PERIOD - 1
     found: dict[tuple[str, str], list[float]] = {}
     for turn in range(repeats):
         for name, more in CASES.items():
-            folder = Path(tempfile.mkdtemp(dir=root))
             words = [*MODEL, *SMALLER, f"training.iterations={iterations}"]
-            words += [f"capture.every={PERIOD}", "capture.collect_micro_batches=0"]
-            words += [f"paths.root={folder}", *more]
-            command = [sys.executable, "-W", "ignore", __file__, "--run", name, *words]
-            # Threads that wait without spinning: their processor time is then that of work.
-            environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-            out = subprocess.run(
-                command, check=True, stdout=subprocess.PIPE, text=True, env=environment
-            ).stdout
-            shutil.rmtree(folder)
-            result = json.loads(out.splitlines()[-1])
+            words += [f"capture.every={PERIOD}", "capture.collect_micro_batches=0", *more]
+            result = run(__file__, name, *words)
             each = result["num_bytes"] / (iterations // PERIOD) / 1e9
             for clock in ("wall", "processor"):
                 extra, rest = added(result[clock])
@@ -200,20 +165,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--periods", type=int, default=4, help="captures a run, after the first")
     parser.add_argument("--gb", type=float, default=6.0, help="written for each rate, 1e9 bytes")
-    parser.add_argument("--folder", type=Path, help="on the disk to be measured")
     parser.add_argument("--only", choices=["steps", "sustained"])
     parser.add_argument("--run", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        run_here(arguments.run[0], arguments.run[1:])
+        if arguments.run[0].startswith("synchronous"):
+            save_in_the_hooks()
+        run_here(arguments.run[1:])
         return
     _say(
         f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
     )
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
-        if arguments.only != "sustained":
-            steps(arguments.repeats, arguments.periods, Path(root))
-        if arguments.only != "steps":
+    if arguments.only != "sustained":
+        steps(arguments.repeats, arguments.periods)
+    if arguments.only != "steps":
+        with tempfile.TemporaryDirectory() as root:
             sustained(arguments.repeats, arguments.gb * 1e9, Path(root))
 
 

@@ -47,19 +47,16 @@ def histogram(x: Tensor) -> Histogram:
     """
     kind = _kind(torch.bfloat16 if x.dtype == torch.float32 else x.dtype, x.device)
     exact = x.dtype != torch.float32
+    x_N = _in_memory_order(x)
+    counts_V = _counts_on_cpu(x_N) if x.device.type == "cpu" else _counts(x_N)
+    num_nan, num_inf = counts_V[kind.nan].sum(), counts_V[kind.inf].sum()
     if x.device.type != "cpu":
-        counts_V = _counts(_in_memory_order(x))
-        num_nan, num_inf = counts_V[kind.nan].sum(), counts_V[kind.inf].sum()
         return Histogram(kind.values, counts_V[kind.order], num_nan, num_inf, exact)
-    counts_V = _counts_on_cpu(_in_memory_order(x))
+    counts_V.index_fill_(0, kind.nan, 0).index_fill_(0, kind.inf, 0)
     pattern = counts_V.nonzero().squeeze(1)
     num_positive = int(torch.searchsorted(pattern, NUM_BINS // 2))
     pattern = torch.cat([pattern[num_positive:].flip(0), pattern[:num_positive]])
-    values, counts = kind.table[pattern], counts_V[pattern]
-    finite, nan = values.isfinite(), values.isnan()
-    num_nan = (counts * nan).sum()
-    num_inf = (counts * ~(finite | nan)).sum()
-    return Histogram(values[finite], counts[finite], num_nan, num_inf, exact)
+    return Histogram(kind.table[pattern], counts_V[pattern], num_nan, num_inf, exact)
 
 
 def _in_memory_order(x: Tensor) -> Tensor:
@@ -71,10 +68,12 @@ def _counts_on_cpu(x_N: Tensor) -> Tensor:
     bits_N = x_N.view(torch.uint16)
     if x_N.dtype == torch.float32:
         bits_N = bits_N[1::2]  # every machine torch runs on is little-endian
-    chunks = torch.split(bits_N, _CHUNK) if bits_N.numel() else (bits_N,)
-    counts_V, *others = (torch.bincount(c.to(torch.int32), minlength=NUM_BINS) for c in chunks)
-    for other in others:
-        counts_V += other
+    wide_N = torch.empty(min(_CHUNK, bits_N.numel()), dtype=torch.int32)
+    counts_V = torch.bincount(wide_N[:0], minlength=NUM_BINS)
+    for start in range(0, bits_N.numel(), _CHUNK):
+        chunk_N = bits_N[start : start + _CHUNK]
+        index_N = wide_N[: chunk_N.numel()].copy_(chunk_N)
+        counts_V += torch.bincount(index_N, minlength=NUM_BINS)
     return counts_V
 
 
