@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from quantexp.capture.files import PtFiles
-from quantexp.capture.host import host_copy
+from quantexp.capture.host import HostCopy, HostMemory, host_copy
 from quantexp.capture.manifest import MANIFEST, STATISTICS, part_of
 from quantexp.capture.queue import WorkQueue
 from quantexp.capture.safetensors import content_of
@@ -64,6 +63,7 @@ class CaptureStore:
         #: What was taken last.
         self.last: Stored | None = None
         self.queue = WorkQueue(queue_bytes)
+        self.memory = HostMemory(queue_bytes)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -78,7 +78,7 @@ class CaptureStore:
             CaptureError: an earlier one could not be written (full disk); nothing half-written stays.
         """
         stored = Stored(tensor.numel() * tensor.element_size())
-        values = host_copy(tensor)
+        values = host_copy(tensor, self.memory)
         self.queue.put(lambda: self._write(name, stored, values, metadata), stored.num_bytes)
         self.num_bytes += stored.num_bytes
         self.last = stored
@@ -104,6 +104,11 @@ class CaptureStore:
         """
         self.queue.put(self._seal)
         self.queue.flush()
+        self.memory.let_go()
+
+    def let_go(self) -> None:
+        """Nothing more comes: give back the memory of copies once they are written."""
+        self.queue.put(self.memory.let_go)
 
     def close(self) -> None:
         """Finish what is queued, whatever comes of it."""
@@ -116,15 +121,14 @@ class CaptureStore:
         """The rate at which values are written, while any are."""
         return self.written_bytes / self.queue.worked_s if self.queue.worked_s else 0.0
 
-    def _write(
-        self, name: str, stored: Stored, copied: Callable[[], Tensor], metadata: dict[str, Any]
-    ) -> None:
-        values = copied()
+    def _write(self, name: str, stored: Stored, copy: HostCopy, metadata: dict[str, Any]) -> None:
+        values = copy.wait()
         try:
             stored.place = self._values.write(name, values, resolved(metadata))
         except (OSError, RuntimeError) as error:
             raise _cannot_write(self.folder / name, error, stored.num_bytes) from error
         stored.hash = content_hash(values)
+        copy.release()
         self._list(stored, metadata)
         self.written_bytes += stored.num_bytes
 
