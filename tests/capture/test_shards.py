@@ -276,3 +276,17 @@ def test_a_run_whose_disk_fills_up_ends_with_one_line_and_its_shards_sealed(
     assert status is not None
     assert status.state is State.COMPLETED
     assert kept(stopped.tensors)
+
+
+def test_a_key_cannot_lead_an_export_out_of_its_folder(
+    store: CaptureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(store, "a", torch.ones(3))
+    store.close()
+    manifest = tmp_path / "manifest.jsonl"
+    line = json.loads(manifest.read_text()) | {"key": "../../evil"}
+    manifest.write_text(json.dumps(line) + "\n")
+    out = tmp_path / "out" / "below"
+    assert main(["captures", str(tmp_path), "--export", str(out)]) == 1
+    assert "names ../../evil, which is outside the folder" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("evil*"))
