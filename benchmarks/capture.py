@@ -3,13 +3,15 @@
     python benchmarks/capture.py [--repeats 3] [--iterations 24] [capture=stats ...]
 
 Only every second iteration is captured, so that each captured step has one without before and after it, in the same
-process on the same weights. Every repeat is a run of its own. Two ratios are given: of the quickest steps, as other
-processes on the machine can only add to them, and the median over neighbouring pairs.
+process on the same weights. Every repeat is a run of its own. Of wall time two ratios are given: of the quickest steps,
+as other processes on the machine can only add to them, and the median over neighbouring pairs; of processor time, which
+other processes change least, the median over neighbouring pairs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -17,7 +19,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+import time
+from typing import Any
 
 #: Some 30 million parameters and long enough sequences that products are what a step mostly does.
 MODEL = [
@@ -40,23 +43,51 @@ CASES = {
 }
 
 
-def step_times(words: list[str], iterations: int, root: str) -> list[float]:
-    """The seconds of each step of a run whose even iterations are captured."""
-    command = [
-        *(sys.executable, "-m", "quantexp", *MODEL, f"training.iterations={iterations}"),
-        *("capture.every=2", "capture.collect_micro_batches=0", *words),
-        *(f"paths.root={root}", "force=true"),
-    ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    (metrics,) = Path(root).glob("*/metrics.jsonl")
-    return [json.loads(line)["step_time_s"] for line in metrics.read_text().splitlines()]
+def run_here(words: list[str]) -> None:
+    """One run in this process; what each step took, and how the capture ended, on stdout."""
+    from quantexp.compose import compose
+    from quantexp.observer import RunObserver
+    from quantexp.record import opened
+    from quantexp.worker import Worker
+
+    ends = [(time.perf_counter(), time.process_time())]
+    told = RunObserver.iteration
+
+    def iteration(self: RunObserver, metrics: Any) -> bool:
+        ends.append((time.perf_counter(), time.process_time()))
+        return told(self, metrics)
+
+    RunObserver.iteration = iteration  # type: ignore[method-assign]
+    experiment = compose(words)
+    with opened(experiment, "cpu", ["benchmark"]) as (folder, _):
+        code = Worker(folder.run, experiment).run()
+    status = json.loads(folder.run.status.read_text())["capture"]
+    wall, processor = ([b[i] - a[i] for a, b in itertools.pairwise(ends)] for i in (0, 1))
+    found = {"code": code, "wall": wall, "processor": processor, **status}
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
-def ratios(times: list[float]) -> tuple[float, float, float, float]:
-    """Quickest step without and with capture, their ratio, and the median ratio of neighbours; warm steps only."""
-    without, with_ = times[2::2], times[3::2]
-    pairs = [b / a for a, b in zip(without, with_, strict=False)]
-    return min(without), min(with_), min(with_) / min(without), statistics.median(pairs)
+def run(script: str, *words: str) -> dict[str, Any]:
+    """What `run_here` says, called by a script in a process of its own."""
+    # Threads that wait without spinning: their processor time is then that of work.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    with tempfile.TemporaryDirectory() as root:
+        command = [sys.executable, "-W", "ignore", script, "--run", *words, f"paths.root={root}"]
+        out = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, env=environment
+        ).stdout
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def pairs(times: list[float]) -> tuple[list[float], list[float]]:
+    """The steps without and with capture, warm ones only."""
+    return times[2::2], times[3::2]
+
+
+def median_ratio(times: list[float]) -> float:
+    """The median over neighbours of the step with over that without."""
+    return statistics.median(b / a for a, b in zip(*pairs(times), strict=False))
 
 
 def main() -> None:
@@ -64,8 +95,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The step time with capture over that without.")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=24)
+    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help="one case of your own instead")
     arguments = parser.parse_intermixed_args()
+    if arguments.run:
+        run_here(arguments.words)
+        return
     cases = {" ".join(arguments.words): arguments.words} if arguments.words else CASES
     out = sys.stdout.write
     out(
@@ -73,13 +108,16 @@ def main() -> None:
     )
     for turn in range(arguments.repeats):
         for name, words in cases.items():
-            with tempfile.TemporaryDirectory() as root:
-                times = step_times(words, arguments.iterations, root)
-            without, with_, best, median = ratios(times)
+            more = [f"training.iterations={arguments.iterations}", "capture.every=2"]
+            more += ["capture.collect_micro_batches=0", *words]
+            found = run(__file__, *MODEL, *more)
+            without, with_ = (min(times) for times in pairs(found["wall"]))
             out(
-                f"{turn + 1}: {name}: {without:.3f} s without, {with_:.3f} s with, "
-                f"ratio {best:.2f} of the quickest, {median:.2f} of neighbours\n"
+                f"{turn + 1}: {name}: {without:.3f} s without, {with_:.3f} s with, ratio {with_ / without:.2f} of the "
+                f"quickest, {median_ratio(found['wall']):.2f} of neighbours, "
+                f"{median_ratio(found['processor']):.2f} in processor time; load {os.getloadavg()[0]:.1f}\n"
             )
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

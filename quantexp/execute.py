@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from quantexp.capture.manifest import join_parts
+from quantexp.capture.ending import finish_capture
 from quantexp.device import device_class
 from quantexp.ending import ended, interrupted
 from quantexp.errors import RunError, RunInUseError
@@ -97,10 +97,10 @@ def carry_out(
     try:
         code = _start(launcher, folder, on_poll, lock, variables or {})
     except KeyboardInterrupt:
-        _join_capture(experiment, folder.run)
+        finish_capture(folder.run.captured(experiment.capture.dir))
         interrupted(folder.run, launcher.num_processes)
     else:
-        _join_capture(experiment, folder.run)
+        finish_capture(folder.run.captured(experiment.capture.dir))
         ended(folder.run, launcher.num_processes, code)
 
 
@@ -141,12 +141,6 @@ def _overdue(run: RunDir, timeout_min: float) -> bool:
     return datetime.now(UTC) - datetime.fromisoformat(status.finished) > timedelta(
         minutes=timeout_min
     )
-
-
-def _join_capture(experiment: Experiment, run: RunDir) -> None:
-    """Ranks that did not end well left their lists of captured tensors apart."""
-    if experiment.launcher.num_processes > 1:
-        join_parts(run.captured(experiment.capture.dir))
 
 
 def outcome(

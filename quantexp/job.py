@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantexp.capture.manifest import join_parts
+from quantexp.capture.ending import finish_capture
 from quantexp.ending import ENDED_FROM_OUTSIDE, conclude, ended
 from quantexp.errors import QuantexpError, RunError, RunInUseError
 from quantexp.load import read
@@ -241,8 +241,7 @@ def end(task: Task, code: int, job: Mapping[str, str]) -> int:
             return 1
         experiment = read(task.run.config)
         launcher = experiment.launcher
-        if launcher.num_processes > 1:
-            join_parts(task.run.captured(experiment.capture.dir))
+        finish_capture(task.run.captured(experiment.capture.dir))
         printed = cause_printed(task.submission.printed(task.job_id), status.started)
         taken = taken_away(job, task.starts_before, printed)
         if status.state is State.COMPLETED and (code == 0 or _all_completed(task.run, launcher)):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from quantexp.capture.manifest import join_parts
+from quantexp.capture.ending import finish_capture
 from quantexp.errors import EngagementError
 from quantexp.schema import CaptureLevel
 from quantexp.status import now, write_json
@@ -44,7 +44,10 @@ class RunObserver:
         self.recorder = None
         if capture.level is not CaptureLevel.off:
             store = CaptureStore(
-                self.folder.captured(capture.dir), worker.rank.rank, int(capture.queue_gb * 1e9)
+                self.folder.captured(capture.dir),
+                worker.rank.rank,
+                int(capture.queue_gb * 1e9),
+                capture.store,
             )
             self.recorder = Recorder(
                 capture,
@@ -175,16 +178,16 @@ class RunObserver:
         if self.recorder is not None:
             self.recorder.flush()
         if not self.worker.rank.alone:
-            self._join()
+            self._add_up()
         if self.recorder is not None and self.worker.rank.leads:
+            finish_capture(self.recorder.store.folder)
             write_report(self.recorder.store.folder)
 
-    def _join(self) -> None:
+    def _add_up(self) -> None:
         from quantexp.megatron.together import gather
 
         captured = gather(self.worker.status.capture)
         if self.recorder is not None and self.worker.rank.leads:
-            join_parts(self.recorder.store.folder)
             self.worker.status.capture |= {
                 name: sum(each.get(name, 0) for each in captured)
                 for name in ("tensors", "num_bytes")

@@ -48,6 +48,9 @@ from quantexp.sizes import (
 )
 from quantexp.tracking.trackers import destinations
 
+#: What values are kept in, in a person's words.
+_STORES = {"pt": ".pt files", "safetensors": "safetensors shards"}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -72,6 +75,8 @@ class Plan:
     #: Files with values, and tensors of which statistics are kept.
     capture_tensors: int
     capture_statistics: int
+    #: pt or safetensors.
+    capture_store: str
     tflop_per_iteration: float
     precision_map: list[dict[str, object]]
     #: Iterations at which rules change the map; the map above is the first one's.
@@ -111,6 +116,7 @@ def make_plan(experiment: Experiment) -> Plan:
         capture_bytes=captured.num_bytes,
         capture_tensors=captured.tensors,
         capture_statistics=captured.statistics,
+        capture_store=experiment.capture.store.value,
         tflop_per_iteration=flops_per_iteration(
             model, training.seq_length, training.global_batch_size
         )
@@ -263,8 +269,9 @@ def print_plan(plan: Plan, console: Console) -> None:
     table.add_row("work", f"{plan.tflop_per_iteration:,.2f} TFLOP an iteration")
     table.add_row(
         "capture",
-        f"{human_bytes(plan.capture_bytes)} of values in {plan.capture_tensors:,} tensors, statistics of "
-        f"{plan.capture_statistics:,}",
+        f"{human_bytes(plan.capture_bytes)} of values in {plan.capture_tensors:,} tensors"
+        + (f" ({_STORES[plan.capture_store]})" if plan.capture_tensors else "")
+        + f", statistics of {plan.capture_statistics:,}",
     )
     for name, destination in plan.tracking.items():
         table.add_row(name, escape(destination))

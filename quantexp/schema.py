@@ -54,6 +54,13 @@ class CaptureValues(Enum):
     both = "both"
 
 
+class StoreKind(Enum):
+    """What captured values are kept in."""
+
+    pt = "pt"
+    safetensors = "safetensors"
+
+
 class WandbMode(Enum):
     """Where Weights & Biases keeps a run."""
 
@@ -340,6 +347,8 @@ class CaptureConfig:
     max_gb: float | None = None
     #: Train on, without further captures, once captured tensors cannot be written any more (full disk).
     train_on_if_full: bool = False
+    #: A `.pt` file for each tensor, or large safetensors shards, which are faster to write.
+    store: StoreKind = StoreKind.pt
     #: Host memory for tensors that wait to be written, in units of 1e9 bytes; training waits while it is full.
     queue_gb: float = 1.0
     #: The attention probabilities, their gradient and that of the scores: they grow with the sequence squared.

@@ -97,6 +97,7 @@ def covers(earlier: CaptureConfig, asked: CaptureConfig, iterations: int) -> boo
         and _parts(earlier) == _parts(asked)
         and asked.format in (None, earlier.format)
         and _place(earlier) == _place(asked)
+        and (earlier.store is asked.store or not _holds_values(asked))
     )
 
 
@@ -108,6 +109,10 @@ def _parts(capture: CaptureConfig) -> tuple[object, ...]:
     """What decides which part of which tensor is kept: other rules and samples are not compared further."""
     of = capture.sample_of if capture.sample_count else None
     return capture.rules, capture.sample_count, of
+
+
+def _holds_values(capture: CaptureConfig) -> bool:
+    return CaptureLevel.tensors in (capture.level, *(rule.level for rule in capture.rules))
 
 
 def _place(capture: CaptureConfig) -> Path | None:

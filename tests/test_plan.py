@@ -66,6 +66,15 @@ def test_training_state_is_exact(full: Plan) -> None:
     assert full.memory_gb_per_gpu == pytest.approx(sum(parts.values()), abs=0.003)
 
 
+@pytest.mark.parametrize(
+    ("store", "words"), [("pt", "tensors (.pt files), st"), ("safetensors", "(safetensors shards)")]
+)
+def test_the_plan_says_what_values_are_kept_in(store: str, words: str) -> None:
+    plan = planned("capture=tensors", f"capture.store={store}")
+    assert words in shown(plan, 200)
+    assert plan_json(plan)["capture_store"] == store
+
+
 def test_capture_bytes_are_the_tensors_by_hand(full: Plan) -> None:
     T, H, F, query, kv = 4096, 2048, 8192, 2048, 512
     inputs = outputs = weights = 0

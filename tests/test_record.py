@@ -21,7 +21,7 @@ from quantexp.errors import RunError, RunInUseError
 from quantexp.load import read
 from quantexp.paths import RunDir
 from quantexp.record import opened, run_folder, set_aside
-from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experiment
+from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experiment, StoreKind
 from quantexp.skip import covers
 from quantexp.status import INTERRUPTED, State, read_status, write_status
 
@@ -204,6 +204,8 @@ FULL = CaptureConfig(level=CaptureLevel.tensors, first_iteration=2, control_iter
         ({}, {"format": "mxfp8"}, False),
         ({"format": "mxfp8"}, {}, True),
         ({}, {"dir": "/elsewhere"}, False),
+        ({}, {"store": StoreKind.safetensors}, False),
+        ({}, {"store": StoreKind.safetensors, "level": CaptureLevel.stats}, True),
         ({"stop_after_capture": True, "name": "a"}, {"name": "b"}, True),
     ],
 )

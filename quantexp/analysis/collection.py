@@ -1,25 +1,24 @@
 """A capture folder, read: its manifest's lines as records, and the tensors they refer to.
 
-`manifest.jsonl` holds one JSON object a line; `file` is relative to the capture folder. A weight
-is stored once and referred to by the forward's line and the backward's. A line that is no JSON
-object was torn by a crash: it is counted and left out. A line that is one but lacks a field was
-written by something else, and is refused.
+`manifest.jsonl` holds one JSON object a line; `file` is relative to the capture folder, and in a
+shard `key` and `offsets` say which of its tensors. A weight is stored once and referred to by the
+forward's line and the backward's. A line that is no JSON object was torn by a crash: it is counted
+and left out. A line that is one but lacks a field was written by something else, and is refused.
 """
 
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from quantexp.capture.manifest import MANIFEST
+from quantexp.capture.values import load_values, path_of
 from quantexp.errors import CaptureError
-
-MANIFEST = "manifest.jsonl"
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,14 @@ class Record:
     hash: str | None
     #: Slot ("fprop.x") -> format and options; every slot of the module.
     formats: Mapping[str, Mapping[str, Any]]
+    #: The tensor's key and bytes in a shard; None where it has a file of its own.
+    key: str | None = None
+    offsets: tuple[int, int] | None = None
+
+    @property
+    def stored(self) -> str | None:
+        """What tells stored values apart: the file, or the key in a shard; None without values."""
+        return self.file if self.key is None else self.key
 
     @property
     def label(self) -> str:
@@ -100,17 +107,26 @@ def read_collection(tensors_dir: Path) -> Collection:
             torn.append(number)
     if not records:
         raise CaptureError(_nothing_there(tensors_dir, f"{MANIFEST} has no complete line"))
-    files = dict.fromkeys(r.file for r in records if r.file is not None)
-    missing = tuple(file for file in files if not (tensors_dir / file).is_file())
+    missing = tuple(name for name, path in _files(tensors_dir, records) if not path.is_file())
     return Collection(tuple(records), tuple(torn), missing)
 
 
-def unique_files(records: Iterable[Record]) -> list[Record]:
-    """One record a file, the first that names it, so that bytes count once."""
+def _files(tensors_dir: Path, records: Iterable[Record]) -> Iterator[tuple[str, Path]]:
+    """Each file that is named, with the place where it is."""
     first: dict[str, Record] = {}
     for record in records:
         if record.file is not None:
             first.setdefault(record.file, record)
+    for file, record in first.items():
+        yield file, path_of(tensors_dir, asdict(record))
+
+
+def unique_files(records: Iterable[Record]) -> list[Record]:
+    """One record for what is stored once, the first that names it, so that bytes count once."""
+    first: dict[str, Record] = {}
+    for record in records:
+        if record.stored is not None:
+            first.setdefault(record.stored, record)
     return list(first.values())
 
 
@@ -118,32 +134,15 @@ def load_tensor(tensors_dir: Path, record: Record) -> torch.Tensor:
     """The tensor of a record, memory-mapped, so that only what is looked at is read.
 
     Raises:
-        CaptureError: the file is missing, corrupt or holds no tensor, or only statistics were kept.
+        CaptureError: the file is missing, damaged, outside the folder or holds no tensor, or only
+            statistics were kept.
     """
     if record.file is None:
         raise CaptureError(
             f"{record.label}: only statistics were captured, no tensor; run with capture=tensors"
         )
-    path = tensors_dir / record.file
-    if not path.is_file():
-        raise CaptureError(f"{path} is missing although the manifest names it; capture again")
-    try:
-        payload = _load(path)
-    except Exception as error:  # an unpickler that meets other bytes may raise anything
-        raise CaptureError(f"{path} is corrupt and cannot be loaded; capture again") from error
-    tensor = payload.get("tensor") if isinstance(payload, dict) else None
-    if not isinstance(tensor, torch.Tensor):
-        raise CaptureError(
-            f'{path} must hold {{"tensor": ..., "metadata": ...}}, got {type(payload).__name__} '
-            "without a tensor; was it written by quantexp?"
-        )
-    return tensor.detach()
-
-
-def _load(path: Path) -> Any:
-    """What the file holds; torch's old file layout, which cannot be mapped, is read whole."""
-    mappable = zipfile.is_zipfile(path)
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mappable)
+    metadata = asdict(record)
+    return load_values(path_of(tensors_dir, metadata), metadata)
 
 
 def _manifest_lines(tensors_dir: Path) -> list[str]:
@@ -157,7 +156,7 @@ def _manifest_lines(tensors_dir: Path) -> list[str]:
 
 def _nothing_there(tensors_dir: Path, reason: str) -> str:
     return (
-        f"{tensors_dir} holds no captured tensors: {reason}; expected {MANIFEST} and the .pt "
+        f"{tensors_dir} holds no captured tensors: {reason}; expected {MANIFEST} and the "
         "files it names; give the tensors folder of a run that captured, "
         "or run with capture=tensors"
     )
@@ -174,11 +173,12 @@ def _json_object(line: str) -> dict[str, Any] | None:
 def _record(values: dict[str, Any], where: str) -> Record:
     """The record; fields that a later version may add are ignored."""
     names = [field.name for field in fields(Record)]
-    absent = [name for name in names if name not in values]
+    required = [name for name in names if name not in ("key", "offsets")]
+    absent = [name for name in required if name not in values]
     if absent:
         raise CaptureError(
-            f"{where} lacks {', '.join(absent)}; every line must have {', '.join(names)}; "
+            f"{where} lacks {', '.join(absent)}; every line must have {', '.join(required)}; "
             "was it written by quantexp?"
         )
-    known = {name: values[name] for name in names}
+    known = {name: values[name] for name in names if name in values}
     return Record(**known | {"file": known["file"] or None, "shape": tuple(known["shape"])})

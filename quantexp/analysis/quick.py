@@ -12,7 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from quantexp.analysis.collection import MANIFEST, Collection, read_collection
+from quantexp.analysis.collection import Collection, read_collection
 from quantexp.analysis.fidelity_panel import draw_fidelity
 from quantexp.analysis.inventory import in_flow, module_of, tally
 from quantexp.analysis.panels import (
@@ -25,6 +25,7 @@ from quantexp.analysis.run_record import RunNames, read_losses, read_names
 from quantexp.analysis.sample import SAMPLE_ELEMENTS
 from quantexp.analysis.style import INK, NOTE_PT, new_figure, save_png
 from quantexp.analysis.survey import Survey, survey_tensors
+from quantexp.capture.manifest import MANIFEST
 from quantexp.paths import RunDir
 
 FILE_NAME = "quick_analysis.png"

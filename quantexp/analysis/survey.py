@@ -86,7 +86,7 @@ def survey_file(tensors_dir: Path, records: Sequence[Record]) -> Survey:
         tensor = load_tensor(tensors_dir, first)
     except CaptureError:
         is_there = (tensors_dir / str(first.file)).is_file()
-        survey.note("corrupt" if is_there else "missing", Path(str(first.file)).name)
+        survey.note("corrupt" if is_there else "missing", Path(str(first.stored)).name)
         return survey
     if tensor.numel() == 0:
         survey.note("empty", first.label)
@@ -105,8 +105,8 @@ def survey_file(tensors_dir: Path, records: Sequence[Record]) -> Survey:
 def _by_file(collection: Collection) -> list[list[Record]]:
     by_file: dict[str, list[Record]] = {}
     for record in collection.records:
-        if record.file is not None:
-            by_file.setdefault(record.file, []).append(record)
+        if record.stored is not None:
+            by_file.setdefault(record.stored, []).append(record)
     return list(by_file.values())
 
 

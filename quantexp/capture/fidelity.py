@@ -3,8 +3,9 @@
     signal = sum x^2      noise = sum (x - q)^2      energy = sum q^2      sum x q = (signal + energy - noise) / 2
 
 Where each element is quantised by itself (HiF8, whose one scale follows from the histogram's amax) everything is that
-of the 65,536 values, weighted by their counts: nothing depends on the tensor's size. MX blocks need the tensor itself.
-An MX block with NaN or Inf is NaN as a whole and left out. Sums are of float32 squares in float64 chunks.
+of the 65,536 values, weighted by their counts: nothing depends on the tensor's size. MX blocks need the tensor itself,
+or counts by block scale (`quantexp.capture.by_scale`). An MX block with NaN or Inf is NaN as a whole and left out.
+Sums over a tensor's elements are of float32 squares in float64 chunks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.capture.by_scale import ByScale, by_scale, can_be_counted
 from quantexp.capture.histogram import Histogram
 from quantexp.formats import Family, ScaleRule, get_format, scales_of
 from quantexp.quant.operand import held
@@ -52,6 +54,10 @@ def fidelity(x: Tensor, counted: Histogram, chosen: Chosen) -> Tensor:
     """The sums, then for MX how many blocks have each E8M0 scale byte; float64, on x's device."""
     if get_format(chosen.operand.format).family is not Family.MX:
         return _of_values(x, counted, chosen.operand)
+    if can_be_counted(x, chosen.operand, chosen.axis):
+        pairs = by_scale(x, chosen.operand, chosen.axis)
+        zeros = (counted.counts * (counted.values == 0)).sum()
+        return _of_pairs(pairs, x.numel() - zeros - pairs.num_left_out, chosen.operand)
     return _of_blocks(x, chosen)
 
 
@@ -74,6 +80,25 @@ def _of_values(x: Tensor, counted: Histogram, operand: Operand) -> Tensor:
     sums = [present**2, (present - q) ** 2, q**2]
     totals = [(weight * s).sum() for s in sums]
     return torch.stack([*totals, weight.sum(), nonzero, nonzero - kept, saturated])
+
+
+def _of_pairs(pairs: ByScale, nonzero: Tensor, operand: Operand) -> Tensor:
+    counts = pairs.counts_U.to(torch.float64)
+    x, q = pairs.magnitude_U.to(torch.float64), pairs.held_U.to(torch.float64)
+    kept = torch.dot(counts, (q != 0).to(torch.float64))
+    energies = [torch.dot(counts, v * v) for v in (x, x - q, q)]
+    saturated = counts.new_zeros(())
+    if operand.scale_rule not in _NEVER_SATURATES:
+        limit = _limit(operand, pairs.scale_U)
+        saturated = torch.dot(counts, (x > limit).to(torch.float64))
+    sums = torch.stack([*energies, counts.sum(), nonzero, nonzero - kept, saturated])
+    return torch.cat([sums, pairs.blocks_S.to(torch.float64)])
+
+
+def _limit(operand: Operand, scales: Tensor) -> Tensor:
+    """The largest value at each scale byte."""
+    largest = torch.full_like(scales, get_format(operand.format).element.max, dtype=torch.float32)
+    return torch.ldexp(largest, scales.to(torch.int32) - _E8M0_BIAS)
 
 
 def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
@@ -110,9 +135,8 @@ def _saturated(x: Tensor, scales: Tensor, chosen: Chosen) -> Tensor:
     if operand.scale_rule in _NEVER_SATURATES:
         return none
     axis, block = chosen.axis % x.ndim, int(operand.block or 1)
-    largest = torch.full_like(scales, get_format(operand.format).element.max, dtype=torch.float32)
-    limit = torch.ldexp(largest, scales.to(torch.int32) - _E8M0_BIAS)
-    limit = torch.where(scales == _E8M0_NAN, torch.inf, limit).repeat_interleave(block, axis)
+    limit = torch.where(scales == _E8M0_NAN, torch.inf, _limit(operand, scales))
+    limit = limit.repeat_interleave(block, axis)
     return (x.abs() > limit.narrow(axis, 0, x.shape[axis])).sum().to(torch.float64)
 
 

@@ -5,8 +5,7 @@ quantiles of the histogram are those of the tensor. float32 is counted by the up
 truncated towards zero: what follows from it is within one part in 128 of the magnitude, and moments come from the
 elements themselves (`quantexp.capture.moments`).
 
-Nothing leaves the device: the counts stay where the tensor is. On a CPU, numpy counts in chunks whose widened
-indices stay in the cache, which is several times as fast as `torch.bincount`.
+Nothing leaves the device: the counts stay where the tensor is.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quantexp.formats.layout import memory_order
 
 NUM_BINS = 1 << 16
-_CHUNK = 1 << 16
+#: Elements whose widened indices stay in the cache.
+_CHUNK = 1 << 18
 
 # V the 65,536 bit patterns; N the elements of a tensor, in the order in which they lie in memory
 
@@ -46,25 +45,36 @@ def histogram(x: Tensor) -> Histogram:
 
     In float32's a NaN whose upper half is that of infinity counts as infinite.
     """
-    x_N = x.detach().permute(memory_order(x)).reshape(-1)
-    counts_V = _counts_on_cpu(x_N) if x.device.type == "cpu" else _counts(x_N)
     kind = _kind(torch.bfloat16 if x.dtype == torch.float32 else x.dtype, x.device)
+    exact = x.dtype != torch.float32
+    x_N = _in_memory_order(x)
+    counts_V = _counts_on_cpu(x_N) if x.device.type == "cpu" else _counts(x_N)
     num_nan, num_inf = counts_V[kind.nan].sum(), counts_V[kind.inf].sum()
-    counts, values = counts_V[kind.order], kind.values
-    if x.device.type == "cpu":
-        occurring = counts.nonzero().squeeze(1)
-        counts, values = counts[occurring], values[occurring]
-    return Histogram(values, counts, num_nan, num_inf, x.dtype != torch.float32)
+    if x.device.type != "cpu":
+        return Histogram(kind.values, counts_V[kind.order], num_nan, num_inf, exact)
+    counts_V.index_fill_(0, kind.nan, 0).index_fill_(0, kind.inf, 0)
+    pattern = counts_V.nonzero().squeeze(1)
+    num_positive = int(torch.searchsorted(pattern, NUM_BINS // 2))
+    pattern = torch.cat([pattern[num_positive:].flip(0), pattern[:num_positive]])
+    return Histogram(kind.table[pattern], counts_V[pattern], num_nan, num_inf, exact)
+
+
+def _in_memory_order(x: Tensor) -> Tensor:
+    return x.detach().permute(memory_order(x)).reshape(-1)
 
 
 def _counts_on_cpu(x_N: Tensor) -> Tensor:
-    bits_N = x_N.view(torch.uint16).numpy()
+    """How often each bit pattern of 16 bits occurs, int64; of float32 those of the upper halves."""
+    bits_N = x_N.view(torch.uint16)
     if x_N.dtype == torch.float32:
-        bits_N = bits_N[1::2]  # the upper halves: every machine torch runs on is little-endian
-    counts_V = np.zeros(NUM_BINS, np.int64)
-    for start in range(0, bits_N.size, _CHUNK):
-        counts_V += np.bincount(bits_N[start : start + _CHUNK], minlength=NUM_BINS)
-    return torch.from_numpy(counts_V)
+        bits_N = bits_N[1::2]  # every machine torch runs on is little-endian
+    wide_N = torch.empty(min(_CHUNK, bits_N.numel()), dtype=torch.int32)
+    counts_V = torch.bincount(wide_N[:0], minlength=NUM_BINS)
+    for start in range(0, bits_N.numel(), _CHUNK):
+        chunk_N = bits_N[start : start + _CHUNK]
+        index_N = wide_N[: chunk_N.numel()].copy_(chunk_N)
+        counts_V += torch.bincount(index_N, minlength=NUM_BINS)
+    return counts_V
 
 
 def _counts(x_N: Tensor) -> Tensor:
@@ -85,6 +95,8 @@ class _Kind:
     values: Tensor
     nan: Tensor
     inf: Tensor
+    #: The value of each pattern, float64.
+    table: Tensor
 
 
 @cache
@@ -99,5 +111,6 @@ def _kind(dtype: torch.dtype, device: torch.device) -> _Kind:
         values,
         index_V[values_V.isnan()],
         index_V[values_V.isinf()],
+        values_V[index_V],  # the patterns that begin with a one came first
     )
     return _Kind(*(part.to(device) for part in parts))

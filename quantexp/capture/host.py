@@ -1,24 +1,99 @@
 """A copy of a tensor in host memory that does not hold up the training step.
 
 From a GPU it goes to pinned memory on a stream of its own: the step goes on, and whoever needs the values waits for the
-copy alone. The tensor's memory is not given to others before. On a CPU it is a plain copy.
+copy alone. The tensor's memory is not given to others before. On a CPU it is a plain copy, into memory that is used
+again: to get fresh memory from the system takes several times as long as to fill it.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
+#: Smaller copies are left to the allocator, which has such memory at hand.
+_LEAST_BYTES = 1 << 16
 
-def host_copy(x: Tensor) -> Callable[[], Tensor]:
-    """Begin the copy; what is returned waits for it and gives the contiguous host tensor."""
+
+@dataclass(frozen=True)
+class HostCopy:
+    """A copy on its way to host memory."""
+
+    #: Waits for it and gives the contiguous host tensor.
+    wait: Callable[[], Tensor]
+    #: To be called once nobody looks at that tensor any more.
+    release: Callable[[], None]
+
+
+class HostMemory:
+    """Memory for copies: at most so many bytes are held in all, unless more is in use."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        #: Bytes in use and kept for use again.
+        self.num_bytes = 0
+        self._free: dict[int, list[Tensor]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Bytes of any content."""
+        with self._lock:
+            if same := self._free.get(num_bytes):
+                return same.pop()
+            self.num_bytes += num_bytes
+            self._shrink(self.most_bytes)
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def give_back(self, memory: Tensor) -> None:
+        """Keep what was taken for the next of its size."""
+        with self._lock:
+            self._free.setdefault(memory.numel(), []).append(memory)
+            self._shrink(self.most_bytes)
+
+    def let_go(self) -> None:
+        """Return to the system what is not in use."""
+        with self._lock:
+            self._shrink(0)
+
+    def _shrink(self, most_bytes: int) -> None:
+        while self.num_bytes > most_bytes and self._free:
+            size, same = next(iter(self._free.items()))
+            if same:
+                same.pop()
+                self.num_bytes -= size
+            else:
+                del self._free[size]
+
+
+def host_copy(x: Tensor, memory: HostMemory) -> HostCopy:
+    """Begin the copy."""
     x = x.detach()
-    if x.device.type != "cuda":
-        copied = x.to("cpu", copy=True).contiguous()
-        return lambda: copied
+    if x.device.type == "cuda":
+        return HostCopy(_from_gpu(x), _nothing)
+    num_bytes = x.numel() * x.element_size()
+    if num_bytes < _LEAST_BYTES:
+        small = x.to("cpu", copy=True).contiguous()
+        return HostCopy(lambda: small, _nothing)
+    taken = memory.take(num_bytes)
+    copied = taken.view(x.dtype).view(x.shape)
+    if x.device.type == "cpu" and x.is_contiguous():
+        # By one thread: torch's would wait for each other wherever the writer's thread has one of their cores.
+        np.copyto(taken.numpy(), x.view(-1).view(torch.uint8).numpy())
+    else:
+        copied.copy_(x)
+    return HostCopy(lambda: copied, lambda: memory.give_back(taken))
+
+
+def _nothing() -> None:
+    """Pinned memory goes back to torch's own pool, small memory to the allocator."""
+
+
+def _from_gpu(x: Tensor) -> Callable[[], Tensor]:
     side = _side_stream(x.device)
     side.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(side):

@@ -6,8 +6,11 @@ waits for a lock that another one holds. At the run's end, however it ended, the
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "manifest.jsonl"
 STATISTICS = "statistics.jsonl"
@@ -35,6 +38,19 @@ def join_parts(folder: Path) -> None:
         joined.replace(listing)
         for part in parts:
             part.unlink()
+
+
+def lines_of(file: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a list; none where there is no list. What a killed process left unfinished is not one."""
+    if not file.is_file():
+        return
+    for line in file.read_text(errors="replace").splitlines(keepends=True):
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict):
+            yield values
 
 
 def _rank_of(part: Path) -> int:

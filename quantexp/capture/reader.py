@@ -9,8 +9,6 @@ for more is refused.
 from __future__ import annotations
 
 import hashlib
-import json
-import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -21,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quantexp.capture.manifest import MANIFEST
+from quantexp.capture.manifest import MANIFEST, lines_of
 from quantexp.capture.old_names import metadata_of
+from quantexp.capture.values import identity, load_values, name_of, path_of
 from quantexp.errors import CaptureError
 
 #: What a key may be compared with: a value, a shell pattern, several of them, or a function of the value.
@@ -38,21 +37,24 @@ class CapturedTensor:
 
     @property
     def path(self) -> Path:
-        """Its file.
+        """The file that its values are in.
 
         Raises:
-            CaptureError: the manifest names none, or one outside the folder.
+            CaptureError: there is none, or it lies outside the folder.
         """
-        file = self.metadata.get("file")
-        if not file:
+        if not self.metadata.get("file"):
             why = self.metadata.get("left_out", "only statistics were kept")
             raise CaptureError(f"{self.label} of {self.folder} has no values: {why}")
-        path = (self.folder / str(file)).resolve()
-        if not path.is_relative_to(self.folder.resolve()):
-            raise CaptureError(
-                f"{self.folder / MANIFEST} names {file}, which is outside the folder"
-            )
-        return path
+        return path_of(self.folder, self.metadata)
+
+    @property
+    def name(self) -> str:
+        """Its file's name below the folder, or its key in a shard; of the same form in both, without a suffix.
+
+        Raises:
+            CaptureError: as `path` does; a key that leads out of the folder too.
+        """
+        return name_of(self.folder, self.metadata)
 
     @property
     def label(self) -> str:
@@ -68,7 +70,7 @@ class CapturedTensor:
         Raises:
             CaptureError: no values, no such file, or not a file of captured values.
         """
-        return _load(self.path)
+        return load_values(self.path, self.metadata)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The values, memory-mapped; bfloat16, which numpy has not, widened to float32."""
@@ -127,13 +129,14 @@ class Capture(Collection[CapturedTensor]):
         return Capture(self.folder, fitting)
 
     def with_values(self) -> Capture:
-        """Those with a file, each file once: a weight is listed for the forward and the backward."""
-        first = {e.metadata["file"]: e for e in reversed(self._entries) if e.metadata.get("file")}
+        """Those with values, each once: a weight is listed for the forward and the backward."""
+        stored = [entry for entry in self._entries if entry.metadata.get("file")]
+        first = {identity(entry.metadata): entry for entry in reversed(stored)}
         return Capture(self.folder, list(first.values())[::-1])
 
     @property
     def num_bytes(self) -> int:
-        """What the values take, each file once."""
+        """What the values take, each once."""
         return sum(int(entry.metadata.get("bytes") or 0) for entry in self.with_values())
 
     def rows(self) -> list[dict[str, Any]]:
@@ -165,7 +168,7 @@ def open_capture(folder: str | Path) -> Capture:
     if not folder.is_dir():
         raise CaptureError(f"there is no folder {folder}; give the tensors folder of a run")
     lists = [folder / MANIFEST, *sorted(folder.glob("manifest.rank*.jsonl"))]
-    lines = [line for file in lists if file.is_file() for line in _lines(file)]
+    lines = [line for file in lists for line in lines_of(file)]
     entries = lines or list(_of_names(folder))
     if not entries:
         raise CaptureError(
@@ -173,17 +176,6 @@ def open_capture(folder: str | Path) -> Capture:
             "capture=tensors"
         )
     return Capture(folder, [CapturedTensor(folder, entry) for entry in entries])
-
-
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines; what a killed process left unfinished is not one."""
-    for line in file.read_text(errors="replace").splitlines(keepends=True):
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict):
-            yield values
 
 
 def _of_names(folder: Path) -> Iterator[dict[str, Any]]:
@@ -201,21 +193,3 @@ def _fits(value: object, wanted: Wanted) -> bool:
     if isinstance(wanted, list | tuple | set | frozenset | range):
         return any(_fits(value, one) for one in wanted)
     return value == wanted
-
-
-def _load(path: Path) -> Tensor:
-    if not path.is_file():
-        raise CaptureError(f"{path} is missing although it is listed; capture again")
-    try:
-        content = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
-    except Exception as error:  # an unpickler that meets other bytes may raise anything
-        raise CaptureError(
-            f"{path} is refused: it is no file of captured values, is damaged, or holds more than tensors and plain "
-            "data"
-        ) from error
-    tensor = content.get("tensor") if isinstance(content, dict) else content
-    if not isinstance(tensor, Tensor):
-        raise CaptureError(f"{path} holds no tensor; was it captured?")
-    return tensor.detach()

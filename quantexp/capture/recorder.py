@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -80,7 +80,7 @@ class Recorder:
         on_progress: Callable[[Progress], None],
         world_size: int = 1,
         timestamp: str | None = None,
-        iterations: Container[int] = (1,),
+        iterations: Collection[int] = (1,),
         num_layers: int = 1,
     ) -> None:
         self.config, self.store, self.rank = config, store, rank
@@ -102,6 +102,8 @@ class Recorder:
         self._constants: dict[ModuleId, Mapping[str, object]] = {}
         self._last_stored: Stored | None = None
         self._weights: dict[tuple[ModuleId, str], _Weight] = {}
+        self._last_iteration = max(iterations, default=0)
+        self._comes_more = True
         self.seconds = 0.0
 
     def begin(
@@ -110,6 +112,10 @@ class Recorder:
         """Whatever passes from now on belongs to this micro-batch; None is the whole iteration."""
         self.iteration, self._micro_batch = iteration, micro_batch
         self._loss_scale = loss_scale
+        if self._comes_more and iteration > self._last_iteration and not self.stopped:
+            self._comes_more = False
+            with self._stops_where_full():
+                self.store.let_go()
 
     def tap(
         self,

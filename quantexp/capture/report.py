@@ -23,8 +23,12 @@ def write_report(folder: Path) -> None:
 
 
 def summary(capture: Capture) -> dict[str, Any]:
-    """Counts and bytes, by site, module, layer, operation and quantisation type."""
+    """Counts and bytes, by site, module, layer, operation and quantisation type.
+
+    `files` counts stored values: in a shard a tensor counts as a file of its own.
+    """
     files = capture.with_values()
+    shards = {entry.metadata["file"] for entry in files if entry.metadata.get("key") is not None}
 
     def by(key: str) -> dict[str, dict[str, int]]:
         count: Counter[str] = Counter()
@@ -39,6 +43,7 @@ def summary(capture: Capture) -> dict[str, Any]:
         "folder": str(capture.folder),
         "listed": len(capture),
         "files": len(files),
+        "shards": len(shards),
         "bytes": capture.num_bytes,
         "left_out": sum(1 for entry in capture if entry.metadata.get("left_out")),
         **{f"by_{key}": by(key) for key in KEYS},

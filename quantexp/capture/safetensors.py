@@ -9,23 +9,59 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
+#: The format's names of dtypes, by torch's without `torch.`.
 DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
 }
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """A tensor's dtype as torch names it, without `torch.`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def entry(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
+    """A tensor in the header; offsets count from the first value's byte.
+
+    Raises:
+        KeyError: a dtype that the format has not.
+    """
+    return {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
+
+
+def framed(header: Mapping[str, Any], num_bytes: int | None = None) -> bytes:
+    """The header with its length in front, padded to `num_bytes` in all, or to a multiple of eight.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    text = json.dumps(header, separators=(",", ":")).encode()
+    padding = -len(text) % 8 if num_bytes is None else num_bytes - 8 - len(text)
+    if padding < 0:
+        raise ValueError(f"a header of {len(text)} bytes in the room for {num_bytes}")
+    return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
+
+
+def content_of(tensor: Tensor) -> memoryview:
+    """The bytes of a CPU tensor's values, in the order of its indices."""
+    import torch
+
+    raw: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    return memoryview(raw)
 
 
 def write_safetensors(
@@ -41,20 +77,13 @@ def write_safetensors(
     end = 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+        header[name] = entry(dtype_name(tensor), list(tensor.shape), start, end)
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as stream:
-            stream.write(len(text).to_bytes(8, "little") + text)
+            stream.write(framed(header))
             for tensor in tensors.values():
-                content: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-                stream.write(content)
+                stream.write(content_of(tensor))
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)

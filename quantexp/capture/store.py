@@ -1,32 +1,35 @@
-"""The capture folder: `.pt` files, `manifest.jsonl` with a line for each tensor, `statistics.jsonl`.
+"""The capture folder: values as files or in shards, `manifest.jsonl` with a line for each tensor, `statistics.jsonl`.
 
-Tensors are copied to host memory when they pass and written in the background, in order. A file is written beside its
-place and renamed, then its manifest line is appended in one write, so that whatever the manifest names is whole even if
-the process is killed at any moment: what the kernel has taken over, a killed process cannot lose. Files are not forced
-to the disk one by one (fsync): a machine that loses its power may lose the last seconds, and the hashes tell. Ranks
-other than 0 list in files of their own, which `manifest` joins at the end.
+Tensors are copied to host memory when they pass and written in the background, in order. Only when the values are
+written is their manifest line appended, in one write, so that whatever the manifest names is whole even if the process
+is killed at any moment: what the kernel has taken over, a killed process cannot lose. Nothing is forced to the disk
+(fsync): a machine that loses its power may lose the last seconds, and the hashes tell. Ranks other than 0 list in files
+of their own, which `finish_capture` joins at the end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from quantexp.capture.host import host_copy
+from quantexp.capture.files import PtFiles
+from quantexp.capture.host import HostCopy, HostMemory, host_copy
 from quantexp.capture.manifest import MANIFEST, STATISTICS, part_of
 from quantexp.capture.queue import WorkQueue
+from quantexp.capture.safetensors import content_of
+from quantexp.capture.shards import ShardFiles
 from quantexp.capture.statistics import Summary
 from quantexp.errors import CaptureError
+from quantexp.schema import StoreKind
 
 #: Bytes that wait to be written, where nothing is configured.
 QUEUE_BYTES = 1 << 30
@@ -34,47 +37,58 @@ QUEUE_BYTES = 1 << 30
 
 @dataclass
 class Stored:
-    """A file of the capture folder; its hash is known once it is written."""
+    """Values in the capture folder; their place and hash are known once they are written."""
 
-    file: str
     num_bytes: int
+    #: `file`, and in a shard `key` and `offsets`.
+    place: dict[str, Any] = field(default_factory=dict)
     hash: str | None = None
 
 
 class CaptureStore:
     """Writes one rank's captured tensors, in the background."""
 
-    def __init__(self, folder: Path, rank: int = 0, queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int = 0,
+        queue_bytes: int = QUEUE_BYTES,
+        kind: StoreKind = StoreKind.pt,
+    ) -> None:
         self.folder, self.rank = folder, rank
+        self._values = PtFiles(folder) if kind is StoreKind.pt else ShardFiles(folder, rank)
         #: Bytes of values taken, and of those written.
         self.num_bytes = 0
         self.written_bytes = 0
-        #: The file taken last.
+        #: What was taken last.
         self.last: Stored | None = None
         self.queue = WorkQueue(queue_bytes)
+        self.memory = HostMemory(queue_bytes)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _cannot_write(folder, error) from error
 
-    def add(self, file: str, tensor: Tensor, metadata: dict[str, Any]) -> None:
+    def add(self, name: str, tensor: Tensor, metadata: dict[str, Any]) -> None:
         """Take one tensor with its metadata: it is copied now, and stored and listed in the background.
+
+        Its name is that of its `.pt` file below the folder, whatever it is stored in.
 
         Raises:
             CaptureError: an earlier one could not be written (full disk); nothing half-written stays.
         """
-        stored = Stored(file, tensor.numel() * tensor.element_size())
-        values = host_copy(tensor)
-        self.queue.put(lambda: self._write(stored, values, metadata), stored.num_bytes)
+        stored = Stored(tensor.numel() * tensor.element_size())
+        values = host_copy(tensor, self.memory)
+        self.queue.put(lambda: self._write(name, stored, values, metadata), stored.num_bytes)
         self.num_bytes += stored.num_bytes
         self.last = stored
 
     def refer(self, stored: Stored, metadata: dict[str, Any]) -> None:
-        """List a tensor whose file was added before."""
+        """List a tensor whose values were added before."""
         self.queue.put(lambda: self._list(stored, metadata))
 
     def leave_out(self, metadata: dict[str, Any]) -> None:
-        """List a tensor that has no file; the metadata says why."""
+        """List a tensor without values; the metadata says why."""
         nothing = {"file": None, "bytes": 0, "hash": None}
         self.queue.put(lambda: self._append(MANIFEST, {**resolved(metadata), **nothing}))
 
@@ -83,41 +97,49 @@ class CaptureStore:
         self.queue.put(lambda: self._append(STATISTICS, resolved(metadata)))
 
     def flush(self) -> None:
-        """Wait until everything taken is on disk.
+        """Wait until everything taken is on disk, in whole files.
 
         Raises:
             CaptureError: something could not be written.
         """
+        self.queue.put(self._seal)
         self.queue.flush()
+        self.memory.let_go()
+
+    def let_go(self) -> None:
+        """Nothing more comes: give back the memory of copies once they are written."""
+        self.queue.put(self.memory.let_go)
 
     def close(self) -> None:
         """Finish what is queued, whatever comes of it."""
         self.queue.close()
+        with contextlib.suppress(CaptureError):
+            self._seal()
 
     @property
     def bytes_per_s(self) -> float:
         """The rate at which values are written, while any are."""
         return self.written_bytes / self.queue.worked_s if self.queue.worked_s else 0.0
 
-    def _write(
-        self, stored: Stored, copied: Callable[[], Tensor], metadata: dict[str, Any]
-    ) -> None:
-        values, path = copied(), self.folder / stored.file
-        part = path.with_name(path.name + ".part")
+    def _write(self, name: str, stored: Stored, copy: HostCopy, metadata: dict[str, Any]) -> None:
+        values = copy.wait()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({"tensor": values, "metadata": resolved(metadata)}, part)
-            part.rename(path)
+            stored.place = self._values.write(name, values, resolved(metadata))
         except (OSError, RuntimeError) as error:
-            failure = _cannot_write(path, error, stored.num_bytes)
-            part.unlink(missing_ok=True)
-            raise failure from error
+            raise _cannot_write(self.folder / name, error, stored.num_bytes) from error
         stored.hash = content_hash(values)
+        copy.release()
         self._list(stored, metadata)
         self.written_bytes += stored.num_bytes
 
+    def _seal(self) -> None:
+        try:
+            self._values.seal()
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
+
     def _list(self, stored: Stored, metadata: dict[str, Any]) -> None:
-        place = {"file": stored.file, "bytes": stored.num_bytes, "hash": stored.hash}
+        place = {**stored.place, "bytes": stored.num_bytes, "hash": stored.hash}
         self._append(MANIFEST, {**resolved(metadata), **place})
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
@@ -148,8 +170,7 @@ def _plain(value: Any) -> Any:
 
 def content_hash(values: Tensor) -> str:
     """Hex sha256 of a contiguous CPU tensor's bytes, without its shape and dtype."""
-    content: Any = values.view(-1).view(torch.uint8).numpy()
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(content_of(values)).hexdigest()
 
 
 def _cannot_write(path: Path, error: Exception, wanted_bytes: int = 0) -> CaptureError:

@@ -18,11 +18,14 @@ from rich.table import Table
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.capture.report import KEYS, summary
 from quantexp.capture.safetensors import write_safetensors
+from quantexp.capture.values import identity
 from quantexp.errors import CaptureError
 from quantexp.progress import human_bytes
 
 #: Formats of `--to`.
 FORMATS = ("pt", "safetensors", "npz")
+#: Where a tensor was, which its copy has no use for.
+_PLACE = ("file", "key", "offsets")
 #: Columns of the list.
 _COLUMNS = ("iteration", "micro_batch", "rank", "layer", "module", "operation", "phase", "tensor")
 
@@ -50,10 +53,15 @@ def damaged(capture: Capture) -> list[str]:
     for entry in capture.with_values():
         try:
             if entry.is_intact() is False:
-                found.append(f"{entry.metadata['file']}: other values than the manifest's hash")
+                found.append(f"{_where(entry)}: other values than the manifest's hash")
         except CaptureError as error:
             found.append(str(error))
     return found
+
+
+def _where(entry: CapturedTensor) -> str:
+    file, key = identity(entry.metadata)
+    return file if key is None else f"{file}, {key}"
 
 
 def export(capture: Capture, to: Path, kind: str) -> int:
@@ -66,7 +74,7 @@ def export(capture: Capture, to: Path, kind: str) -> int:
     """
     files = capture.with_values()
     for entry in files:
-        target = (to / str(entry.metadata["file"])).with_suffix(f".{kind}")
+        target = to / f"{entry.name}.{kind}"
         if target.exists():
             raise CaptureError(f"{target} is there already; export to an empty folder")
         try:
@@ -78,7 +86,7 @@ def export(capture: Capture, to: Path, kind: str) -> int:
 
 
 def _write(entry: CapturedTensor, target: Path, kind: str) -> None:
-    metadata = {key: value for key, value in entry.metadata.items() if key != "file"}
+    metadata = {key: value for key, value in entry.metadata.items() if key not in _PLACE}
     if kind == "safetensors":
         text = {"metadata": json.dumps(metadata)}
         write_safetensors(target, {"tensor": entry.torch()}, text)
@@ -95,8 +103,12 @@ def _write(entry: CapturedTensor, target: Path, kind: str) -> None:
 def print_summary(capture: Capture, console: Console) -> None:
     """The counts, for a person."""
     told = summary(capture)
+    num_files, num_shards = told["files"], told["shards"]
+    where = f" in {num_files} files"
+    if num_shards:
+        where = f", {num_files} with values in {num_shards} shard{'s' * (num_shards > 1)}"
     console.print(
-        f"{escape(told['folder'])}: {told['listed']} tensors in {told['files']} files, {human_bytes(told['bytes'])}"
+        f"{escape(told['folder'])}: {told['listed']} tensors{where}, {human_bytes(told['bytes'])}"
         + (f", {told['left_out']} left out" if told["left_out"] else ""),
         soft_wrap=True,
     )

@@ -11,7 +11,9 @@ from quantexp.analysis.collection import (
     read_manifest,
     unique_files,
 )
+from quantexp.capture.store import CaptureStore
 from quantexp.errors import CaptureError
+from quantexp.schema import StoreKind
 
 from .captures import MX8, Capture, linear_formats
 
@@ -114,7 +116,7 @@ def test_loading_a_missing_file_names_it(capture: Capture) -> None:
     line = capture.add(torch.ones(2), "input")
     (record,) = read_manifest(capture.dir)
     (capture.dir / line["file"]).unlink()
-    with pytest.raises(CaptureError, match=r"mxfp8_input.pt is missing although the manifest"):
+    with pytest.raises(CaptureError, match=r"mxfp8_input.pt is missing although it is listed"):
         load_tensor(capture.dir, record)
 
 
@@ -123,7 +125,7 @@ def test_loading_a_corrupt_file_names_it(capture: Capture, content: bytes) -> No
     line = capture.add(torch.ones(2), "input")
     (record,) = read_manifest(capture.dir)
     (capture.dir / line["file"]).write_bytes(content)
-    with pytest.raises(CaptureError, match=r"mxfp8_input.pt is corrupt and cannot be loaded"):
+    with pytest.raises(CaptureError, match=r"mxfp8_input.pt is refused: .* is damaged, or"):
         load_tensor(capture.dir, record)
 
 
@@ -132,7 +134,7 @@ def test_loading_half_a_file_names_it(capture: Capture) -> None:
     (record,) = read_manifest(capture.dir)
     path = capture.dir / line["file"]
     path.write_bytes(path.read_bytes()[:4000])
-    with pytest.raises(CaptureError, match="is corrupt"):
+    with pytest.raises(CaptureError, match="is damaged"):
         load_tensor(capture.dir, record)
 
 
@@ -141,7 +143,7 @@ def test_loading_a_file_without_a_tensor_is_refused(capture: Capture, payload: o
     line = capture.add(torch.ones(2), "input")
     (record,) = read_manifest(capture.dir)
     torch.save(payload, capture.dir / line["file"])
-    with pytest.raises(CaptureError, match=r"must hold .*without a tensor"):
+    with pytest.raises(CaptureError, match=r"mxfp8_input.pt holds no tensor; was it captured"):
         load_tensor(capture.dir, record)
 
 
@@ -151,3 +153,30 @@ def test_loading_where_only_statistics_were_kept_says_so(capture: Capture) -> No
     (record,) = read_manifest(capture.dir)
     with pytest.raises(CaptureError, match=r"fc1 L0 forward input: only statistics were captured"):
         load_tensor(capture.dir, record)
+
+
+@pytest.mark.parametrize("file", ["../../x.pt", "/x.pt", "a/../../x.pt"])
+def test_a_manifest_cannot_name_a_file_elsewhere(capture: Capture, file: str) -> None:
+    capture.add(torch.ones(2), "input")["file"] = file
+    capture.write()
+    with pytest.raises(CaptureError, match=f"names {file}, which is outside the folder"):
+        read_manifest(capture.dir)
+
+
+def test_tensors_of_a_shard_are_told_apart_and_read(tmp_path: Path) -> None:
+    store = CaptureStore(tmp_path, kind=StoreKind.safetensors)
+    line = dict.fromkeys(("module", "layer_type", "phase", "component", "quant_type"), "")
+    line |= {"layer": 0, "iteration": 1, "micro_batch": 0, "rank": 0, "formats": {}}
+    for i in range(3):
+        x = torch.full((2,), float(i))
+        metadata = {**line, "operation": "forward", "tensor": str(i), "shape": [2]}
+        store.add(f"bf16/{i}.pt", x, metadata | {"dtype": "float32"})
+    assert store.last is not None
+    store.refer(store.last, metadata | {"operation": "backward", "dtype": "float32"})
+    store.close()
+    collection = read_collection(tmp_path)
+    assert [r.key for r in unique_files(collection.records)] == ["bf16/0", "bf16/1", "bf16/2"]
+    for i, record in enumerate(unique_files(collection.records)):
+        assert load_tensor(tmp_path, record).tolist() == [i, i]
+    (tmp_path / str(collection.records[0].file)).unlink()
+    assert read_collection(tmp_path).missing == ("shards/rank0-00001.safetensors",)

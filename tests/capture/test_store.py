@@ -9,84 +9,121 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
+from quantexp.capture import open_capture
+from quantexp.capture.ending import finish_capture
 from quantexp.capture.store import CaptureStore
+from quantexp.schema import StoreKind
 
 #: Imports torch once, then forks writers and kills each at a random moment of its work.
 KILLER = """\
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
+from quantexp.capture import shards
 from quantexp.capture.store import CaptureStore
+from quantexp.schema import StoreKind
+
+shards.SHARD_BYTES = 1 << 18
 
 def write(folder):
-    store = CaptureStore(folder, queue_bytes=1 << 20)
+    store = CaptureStore(folder, queue_bytes=1 << 20, kind=StoreKind[sys.argv[2]])
     for i in range(10**9):
-        store.add(f"bf16/{i}.pt", torch.full((64, 1 + i % 97), float(i)), {"i": i})
+        x = torch.full((64, 1 + i % 97), float(i))
+        store.add(f"bf16/{i}.pt", x, {"i": i, "shape": list(x.shape), "dtype": "float32"})
 
 generator = random.Random(0)
-for turn in range(50):
+for turn in range(25):
     child = os.fork()
     if not child:
         write(Path(sys.argv[1]) / str(turn))
-    time.sleep(generator.uniform(0.005, 0.15))
+    time.sleep(generator.uniform(0.005, 0.05))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 """
 
 
-def test_a_kill_at_any_moment_leaves_only_whole_tensors_in_the_manifest(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLER, str(tmp_path)], check=True)
-    listed = [_check_whole(tmp_path / str(turn)) for turn in range(50)]
-    assert sum(listed) > 50
+@pytest.mark.parametrize("kind", StoreKind)
+def test_a_kill_at_any_moment_leaves_only_whole_tensors_in_the_manifest(
+    tmp_path: Path, kind: StoreKind
+) -> None:
+    subprocess.run([sys.executable, "-c", KILLER, str(tmp_path), kind.value], check=True)
+    folders = [tmp_path / str(turn) for turn in range(25)]
+    listed = [_check_whole(folder) for folder in folders]
+    assert sum(listed) > 25
+    for folder in folders:
+        _check_each_file(folder)
+        finish_capture(folder)
+    assert [_check_whole(folder) for folder in folders] == listed
+    assert sum(_check_each_file(folder) for folder in folders) >= sum(listed)
 
 
 def _check_whole(folder: Path) -> int:
+    """Every tensor that the manifest names."""
     manifest = folder / "manifest.jsonl"
     text = manifest.read_text() if manifest.exists() else ""
     lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    for line in lines:
-        content = torch.load(folder / line["file"], weights_only=True)["tensor"]
-        raw = content.view(-1).view(torch.uint8).numpy().tobytes()
+    for entry, line in zip(open_capture(folder) if lines else (), lines, strict=True):
+        raw = entry.torch().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         assert hashlib.sha256(raw).hexdigest() == line["hash"]
-    for file in folder.rglob("*.pt"):  # a file that looks whole is whole, listed or not
-        content = torch.load(file, weights_only=True)
-        assert content["tensor"].unique().tolist() == [float(content["metadata"]["i"])]
+        assert bool((entry.torch() == line["i"]).all())
     return len(lines)
 
 
+def _check_each_file(folder: Path) -> int:
+    """A file that looks whole is whole, listed or not; how many tensors there are."""
+    found = 0
+    for file in folder.rglob("*.pt"):
+        content = torch.load(file, weights_only=True)
+        assert bool((content["tensor"] == content["metadata"]["i"]).all())
+        found += 1
+    for file in folder.rglob("*.safetensors"):
+        for key, x in safetensors.torch.load_file(file).items():
+            assert bool((x == int(key.removeprefix("bf16/"))).all())
+            found += 1
+    return found
+
+
+@pytest.mark.parametrize("kind", StoreKind)
 @pytest.mark.parametrize(
     "x",
     [torch.empty(0), torch.empty(3, 0, 2), torch.full((3, 2), float("nan")), torch.tensor(1.5)],
     ids=["empty", "zero-size", "nan", "scalar"],
 )
-def test_odd_tensors_are_stored_bit_for_bit(tmp_path: Path, x: torch.Tensor) -> None:
-    store = CaptureStore(tmp_path)
-    store.add("bf16/a.pt", x, {})
+def test_odd_tensors_are_stored_bit_for_bit(
+    tmp_path: Path, x: torch.Tensor, kind: StoreKind
+) -> None:
+    store = CaptureStore(tmp_path, kind=kind)
+    store.add("bf16/a.pt", x, {"shape": list(x.shape), "dtype": "float32"})
     store.flush()
-    found = torch.load(tmp_path / "bf16/a.pt", weights_only=True)["tensor"]
+    (entry,) = open_capture(tmp_path)
+    found = entry.torch()
     assert found.shape == x.shape
     assert torch.equal(found.nan_to_num(7.0), x.nan_to_num(7.0))
     store.close()
 
 
-def test_values_are_those_of_the_moment_they_were_taken(tmp_path: Path) -> None:
-    store, x = CaptureStore(tmp_path), torch.zeros(1000)
+@pytest.mark.parametrize("kind", StoreKind)
+def test_values_are_those_of_the_moment_they_were_taken(tmp_path: Path, kind: StoreKind) -> None:
+    store, x = CaptureStore(tmp_path, kind=kind), torch.zeros(1000)
     for i in range(20):
         x.fill_(i)
-        store.add(f"bf16/{i}.pt", x, {})
+        store.add(f"bf16/{i}.pt", x, {"shape": [1000], "dtype": "float32"})
     store.close()
-    for i in range(20):
-        content = torch.load(tmp_path / f"bf16/{i}.pt", weights_only=True)
-        assert content["tensor"].unique().tolist() == [i]
+    for i, entry in enumerate(open_capture(tmp_path)):
+        assert entry.torch().unique().tolist() == [i]
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "other.part").write_text("mine too")
-    store = CaptureStore(tmp_path)
-    store.add("bf16/a.pt", torch.zeros(3), {})
+@pytest.mark.parametrize("kind", StoreKind)
+def test_files_of_others_are_left_alone(tmp_path: Path, kind: StoreKind) -> None:
+    (tmp_path / "shards").mkdir()
+    others = [tmp_path / name for name in ("notes.txt", "other.part", "shards/x.safetensors.part")]
+    for other in others:
+        other.write_text("mine")
+    store = CaptureStore(tmp_path, kind=kind)
+    store.add("bf16/a.pt", torch.zeros(3), {"shape": [3], "dtype": "float32"})
     store.close()
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert (tmp_path / "other.part").read_text() == "mine too"
+    finish_capture(tmp_path)
+    assert [other.read_text() for other in others] == ["mine"] * 3

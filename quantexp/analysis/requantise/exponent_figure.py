@@ -33,6 +33,7 @@ from quantexp.analysis.style import (
     SKY,
     TICK_PT,
     VERMILLION,
+    YELLOW,
     dress,
     new_figure,
     save_png,
@@ -49,6 +50,7 @@ _CURVES = {
     "q": ("query q", BLUE, "v"),
     "k": ("key k", GREEN, "D"),
     "P": ("attention weights P", VERMILLION, "P"),
+    "dS": ("score gradient dS", YELLOW, "*"),
     "v": ("value v", PURPLE, "X"),
     "dO": ("attention output gradient dO", GREY, "<"),
 }

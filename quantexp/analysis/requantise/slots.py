@@ -2,7 +2,7 @@
 
 A tensor serves several products along different axes: a linear layer's input is fprop.x along the input width and
 wgrad.x along tokens. Captured tensors lie as in `quantexp.analysis.operands`. Sequences are an axis of their own, so
-blocks along tokens lie within one. dS is computed inside attention's backward and never captured.
+blocks along tokens lie within one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _LAYOUTS = {
     "x": ("[tokens, sequences, width]", (2, 3)),
     "g": ("[tokens, sequences, width]", (2, 3)),
     "P": ("[sequences, heads, queries, keys]", (4,)),
+    "dS": ("[sequences, heads, queries, keys]", (4,)),
 }
 _HEADS_LAYOUT = ("[tokens, sequences, heads, head_dim]", (4,))
 

@@ -15,6 +15,7 @@ TABLE = {
     ("attention", "key"): {"qk.fprop.k": -1, "qk.dgrad_q.k": 0},
     ("attention", "value"): {"pv.fprop.v": 0, "pv.dgrad_p.v": -1},
     ("attention", "attn_weights"): {"pv.fprop.P": -1, "pv.dgrad_v.P": -2},
+    ("attention", "grad_scores"): {"qk.dgrad_q.dS": -1, "qk.dgrad_k.dS": -2},
     ("attention", "grad_output"): {"pv.dgrad_p.dO": -1, "pv.dgrad_v.dO": 0},
 }
 
@@ -66,6 +67,7 @@ def test_experts_count_as_one_module(metadata: dict[str, str], module: str) -> N
         ("input", "linear", (2, 3, 4, 5), "[tokens, sequences, width]"),
         ("grad_output", "attention", (64, 2, 64), "[tokens, sequences, heads, head_dim]"),
         ("attn_weights", "attention", (4, 64, 64), "[sequences, heads, queries, keys]"),
+        ("grad_scores", "attention", (4, 64, 64), "[sequences, heads, queries, keys]"),
     ],
 )
 def test_another_layout_is_refused(

@@ -1,0 +1,187 @@
+"""What storing full tensors costs: beside torch.save in the hooks, and beside the disk's own rate.
+
+    python benchmarks/capture_store.py [--repeats 3] [--periods 4] [--gb 6] [--only steps|sustained]
+
+Everything is written below TMPDIR, which says which disk is measured.
+
+steps: every sixth iteration of a run is captured whole, and fits in the queue. What a capture adds is what its step and
+the four after it take beyond as many times the step before the next capture, in which the writer has come to rest: what
+is written in the background is counted where it slows down training. `synchronous` is the same run with
+torch.save where the tensor passes, and nothing else: no statistics, no copy, no hash, no list.
+
+sustained: tensors of a layer's sizes are put into a store as fast as it takes them, and forced to the disk at the end
+(fsync); by turns with one file of the same size, written in pieces of 16 MiB and forced to the disk in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from capture import MODEL, run, run_here
+
+PERIOD = 6
+CASES = {
+    "synchronous torch.save": ["capture=tensors"],
+    "capture.store=pt": ["capture=tensors", "capture.store=pt"],
+    "capture.store=safetensors": ["capture=tensors", "capture.store=safetensors"],
+    "capture=stats": ["capture=stats"],
+}
+#: Beside the statistics' benchmark: a capture is to fit in the queue many times over.
+SMALLER = ["model.num_layers=2", "training.global_batch_size=2"]
+#: Shapes of a linear layer's and an attention's tensors, bfloat16.
+SHAPES = [(512, 1, 768), (512, 1, 4096), (512, 1, 2048), (512, 1, 768), (512, 12, 64), (512, 4, 64)]
+
+
+def save_in_the_hooks() -> None:
+    """From now on a captured tensor is saved where it passes, and no more."""
+    import torch
+
+    from quantexp.capture import recorder
+    from quantexp.capture.store import CaptureStore, Stored
+
+    def add(self: Any, name: str, tensor: Any, metadata: dict[str, Any]) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"tensor": tensor.detach(), "metadata": metadata}, path)
+        self.last = Stored(tensor.nbytes, {"file": name})
+        self.num_bytes += tensor.nbytes
+
+    def nothing(*_: Any) -> None:
+        return None
+
+    CaptureStore.add = add  # type: ignore[method-assign]
+    CaptureStore.refer = CaptureStore.add_statistics = nothing  # type: ignore[method-assign]
+    recorder.summarise = nothing  # type: ignore[assignment]
+
+
+def added(times: list[float]) -> tuple[float, float]:
+    """What a capture adds and what a step takes without one, seconds; the first period warms up."""
+    captures = range(2 * PERIOD - 1, len(times) - PERIOD + 1, PERIOD)
+    # Iteration 2 PERIOD is captured (index 2 PERIOD - 1); the one before the next capture rests.
+    extra = [
+        sum(times[i : i + PERIOD - 1]) - (PERIOD - 1) * times[i + PERIOD - 1] for i in captures
+    ]
+    return statistics.median(extra), statistics.median(times[i + PERIOD - 1] for i in captures)
+
+
+def steps(repeats: int, periods: int) -> None:
+    """What capturing adds, each case in a process of its own, by turns."""
+    iterations = (periods + 2) * PERIOD - 1
+    found: dict[tuple[str, str], list[float]] = {}
+    for turn in range(repeats):
+        for name, more in CASES.items():
+            words = [*MODEL, *SMALLER, f"training.iterations={iterations}"]
+            words += [f"capture.every={PERIOD}", "capture.collect_micro_batches=0", *more]
+            result = run(__file__, name, *words)
+            each = result["num_bytes"] / (iterations // PERIOD) / 1e9
+            for clock in ("wall", "processor"):
+                extra, rest = added(result[clock])
+                found.setdefault((name, clock), []).append(extra)
+                _say(
+                    f"{turn + 1}: {name}, {clock}: {extra:+.3f} s a capture of {each:.2f} GB, a step without "
+                    f"{rest:.3f} s; load {os.getloadavg()[0]:.1f}"
+                )
+    for (name, clock), values in found.items():
+        base = statistics.median(found["synchronous torch.save", clock])
+        value = statistics.median(values)
+        _say(f"{name}, {clock}: median {value:.3f} s, {value / base:.2f} of synchronous")
+
+
+def sustained(repeats: int, num_bytes: float, root: Path) -> None:
+    """Bytes a second into each store, beside the disk's own."""
+    from quantexp.schema import StoreKind
+
+    found: dict[str, list[float]] = {}
+    for turn in range(repeats):
+        for kind in StoreKind:
+            disk = _disk_rate(num_bytes, root)
+            rate, peak = _store_rate(kind, num_bytes, root)
+            found.setdefault(kind.value, []).append(rate / disk)
+            _say(
+                f"{turn + 1}: {kind.value}: {rate / 1e9:.3f} GB/s, the disk {disk / 1e9:.3f} GB/s, ratio "
+                f"{rate / disk:.2f}; at most {peak / 1e9:.2f} GB waited; load {os.getloadavg()[0]:.1f}"
+            )
+    for name, values in found.items():
+        _say(f"{name}: median ratio {statistics.median(values):.2f}")
+
+
+def _disk_rate(num_bytes: float, root: Path) -> float:
+    path, piece = root / "disk", os.urandom(1 << 24)
+    start, written = time.perf_counter(), 0
+    with path.open("wb", buffering=0) as stream:
+        while written < num_bytes:
+            written += stream.write(piece)
+        os.fsync(stream.fileno())
+    rate = written / (time.perf_counter() - start)
+    path.unlink()
+    return rate
+
+
+def _store_rate(kind: Any, num_bytes: float, root: Path) -> tuple[float, int]:
+    import torch
+
+    from quantexp.capture.store import CaptureStore
+
+    folder = Path(tempfile.mkdtemp(dir=root))
+    tensors = [torch.randn(shape).bfloat16() for shape in SHAPES]
+    start, number = time.perf_counter(), 0
+    store = CaptureStore(folder, queue_bytes=10**9, kind=kind)
+    while store.num_bytes < num_bytes:
+        x = tensors[number % len(tensors)]
+        store.add(f"bf16/{number}.pt", x, {"shape": list(x.shape), "dtype": "bfloat16"})
+        number += 1
+    store.flush()
+    _force(folder)
+    rate = store.num_bytes / (time.perf_counter() - start)
+    store.close()
+    shutil.rmtree(folder)
+    return rate, store.queue.peak_bytes
+
+
+def _force(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Measure by turns."""
+    parser = argparse.ArgumentParser(description="What storing full tensors costs.")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--periods", type=int, default=4, help="captures a run, after the first")
+    parser.add_argument("--gb", type=float, default=6.0, help="written for each rate, 1e9 bytes")
+    parser.add_argument("--only", choices=["steps", "sustained"])
+    parser.add_argument("--run", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.run:
+        if arguments.run[0].startswith("synchronous"):
+            save_in_the_hooks()
+        run_here(arguments.run[1:])
+        return
+    _say(
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
+    )
+    if arguments.only != "sustained":
+        steps(arguments.repeats, arguments.periods)
+    if arguments.only != "steps":
+        with tempfile.TemporaryDirectory() as root:
+            sustained(arguments.repeats, arguments.gb * 1e9, Path(root))
+
+
+if __name__ == "__main__":
+    main()

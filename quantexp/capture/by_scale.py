@@ -1,0 +1,118 @@
+"""MX fidelity from counts: elements are counted by value and by their block's scale, and each pair is quantised once.
+
+What MX makes of an element follows from its magnitude and its block's scale, and a 16-bit dtype has 32,768 magnitudes.
+So the elements of a tensor are counted by pairs of scale and magnitude, and every sum is one over the pairs that occur,
+weighted by their counts, in float64. Quantising each element takes several times as long.
+
+Magnitudes that lie 40 binades or more below the largest that a scale can have are counted as one and stand for zero:
+every format of the family makes zero of them, and their squares are 2^-80 of the largest. On a CPU, for 16-bit dtypes,
+whole blocks, and tensors that are large against the number of magnitudes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from quantexp.formats import Family, encode, get_format
+from quantexp.quant.operand import held
+from quantexp.quant.slots import Operand
+
+#: Below so many elements quantising them all is as fast.
+LEAST_ELEMENTS = {torch.bfloat16: 1 << 17, torch.float16: 1 << 20}
+
+_E8M0_NAN = 255
+_NUM_MAGNITUDES = 1 << 15
+_MAGNITUDE = _NUM_MAGNITUDES - 1
+#: Elements whose temporaries stay in the cache.
+_CHUNK = 1 << 18
+#: Magnitudes told apart below the largest of a scale: 40 binades of bfloat16, all of float16's.
+_NUM_TOLD_APART = {torch.bfloat16: 40 << 7, torch.float16: _NUM_MAGNITUDES}
+
+# N blocks, K elements of a block, S the 256 scale bytes, G those that occur, R magnitudes from the largest of a scale
+# downwards, U pairs of a scale and a magnitude that occur
+
+
+@dataclass(frozen=True)
+class ByScale:
+    """A tensor counted by block scale and magnitude; blocks with NaN or Inf are left out."""
+
+    #: How many blocks have each E8M0 scale byte.
+    blocks_S: Tensor
+    #: Elements of the blocks left out that are not zero.
+    num_left_out: Tensor
+    #: Magnitudes in the tensor's dtype, how often they occur, what the format makes of them, and the scale byte.
+    magnitude_U: Tensor
+    counts_U: Tensor
+    held_U: Tensor
+    scale_U: Tensor
+
+
+def can_be_counted(x: Tensor, operand: Operand, axis: int) -> bool:
+    """Whether `by_scale` takes a tensor."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype in LEAST_ELEMENTS
+        and x.numel() >= LEAST_ELEMENTS[x.dtype]
+        and get_format(operand.format).family is Family.MX
+        and x.shape[axis] % int(operand.block or 1) == 0
+    )
+
+
+def by_scale(x: Tensor, operand: Operand, axis: int) -> ByScale:
+    """Count a tensor's elements by their magnitude and the scales of its blocks along an axis."""
+    bits_NK = x.movedim(axis, -1).reshape(-1, int(operand.block or 1)).view(torch.int16)
+    size = max(1, _CHUNK // bits_NK.shape[1])
+    byte_of, largest_S = _scales(operand, x.dtype)
+    scale_N = torch.cat(
+        [byte_of[_amax(bits_NK[i : i + size])] for i in range(0, len(bits_NK), size)]
+    )
+    blocks_S = torch.bincount(scale_N, minlength=_E8M0_NAN + 1)
+    scale_G = blocks_S.nonzero().squeeze(1)
+    R = _NUM_TOLD_APART[x.dtype]
+    base_S = (largest_S - (R - 1)).clamp_min(0)
+    first_S = torch.zeros(_E8M0_NAN + 1, dtype=torch.int32)
+    first_S[scale_G] = torch.arange(0, R * len(scale_G), R, dtype=torch.int32)
+    base_N1, first_N1 = base_S.to(torch.int16)[scale_N][:, None], first_S[scale_N][:, None]
+    counts_GR = torch.zeros(len(scale_G), R, dtype=torch.int64)
+    for start in range(0, len(bits_NK), size):
+        chunk_NK, base, first = (t[start : start + size] for t in (bits_NK, base_N1, first_N1))
+        below_NK = (chunk_NK & _MAGNITUDE).sub_(base).clamp_min_(0)
+        pair_N = below_NK.to(torch.int32).add_(first).view(-1)
+        counts_GR += torch.bincount(pair_N, minlength=counts_GR.numel()).view(-1, R)
+    num_left_out = torch.zeros((), dtype=torch.int64)
+    if blocks_S[_E8M0_NAN]:  # the last of those that occur
+        num_left_out = torch.count_nonzero(bits_NK[scale_N == _E8M0_NAN] & _MAGNITUDE)
+        scale_G, counts_GR = scale_G[:-1], counts_GR[:-1]
+    group, below = counts_GR.nonzero().unbind(1)
+    scale_U = scale_G[group]
+    magnitude = torch.where(below > 0, below + base_S[scale_U], 0)
+    # The scale's largest goes with each magnitude, so that a block of both has the scale.
+    beside = torch.stack([magnitude, largest_S[scale_U]], 1).to(torch.int16).view(x.dtype)
+    held_U = held(beside, replace(operand, block=2), 1)[:, 0]
+    counts_U = counts_GR[group, below]
+    return ByScale(blocks_S, num_left_out, beside[:, 0], counts_U, held_U, scale_U)
+
+
+def _amax(bits_NK: Tensor) -> Tensor:
+    """The largest magnitude's bits of each block, int64, halving it until one is left; NaN is larger than all."""
+    bits_NK = bits_NK & _MAGNITUDE
+    while bits_NK.shape[1] > 1:
+        half = bits_NK.shape[1] // 2
+        bits_NK = torch.maximum(bits_NK[:, :half], bits_NK[:, half:])
+    return bits_NK[:, 0].to(torch.int64)
+
+
+@cache
+def _scales(operand: Operand, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The E8M0 byte of a block by the bits of its amax; the largest such bits of each byte, 0 where there are none."""
+    bits = torch.arange(_NUM_MAGNITUDES)
+    amax = bits.to(torch.int16).view(dtype)
+    _, scales = encode(amax, operand.format, block=1, scale_rule=operand.scale_rule)
+    assert isinstance(scales, Tensor), "of one level: the MX family"
+    byte_of = scales.reshape(-1).to(torch.int64)
+    largest = torch.zeros(_E8M0_NAN + 1, dtype=torch.int64)
+    return byte_of, largest.scatter_reduce(0, byte_of, bits, "amax")
