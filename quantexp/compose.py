@@ -32,7 +32,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quantexp.errors import ConfigError
-from quantexp.load import load, load_sweep, unknown_key, wrong_type
+from quantexp.load import load, load_sweep, located, unknown_key, wrong_type
 from quantexp.paths import conf_dir
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
 from quantexp.read_once import read_once
@@ -261,15 +261,16 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
         inner = inner.__cause__
     if isinstance(inner, ConfigCompositionException) and inner.__context__ is not None:
         inner = inner.__context__  # what a file holds is refused without a cause
-    key = getattr(inner, "full_key", None)
+    owner = getattr(inner, "object_type", None)
+    key = located(str(getattr(inner, "full_key", None) or ""), owner)
     reason = _first_line(inner)
     if append := _APPEND.search(str(inner)):
         reason = f"{append[2]}: there is no choice to replace; to add one, write {append[1]}"
     if key and ("not in" in reason):
-        reason = unknown_key(str(key), getattr(inner, "object_type", None))
-    elif key and (wrong := wrong_type(str(key), reason)):
+        reason = unknown_key(key, owner)
+    elif key and (wrong := wrong_type(key, reason)):
         reason = wrong
-    elif key and str(key) not in reason:
+    elif key and key not in reason:
         reason = f"{key}: {reason}"
     file = _file_of(str(error), config_dir)
     return f"{file}: {reason}" if file else reason

@@ -41,6 +41,10 @@ _TYPE_ERROR = re.compile(
 )
 _KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
 _Kind = TypeVar("_Kind", bound=Experiment)
+#: How it says that a list was expected, or a dictionary.
+_NO_LIST, _NO_MAPPING = "is not a ListConfig", "is not a subclass of"
+#: What stands in lists, and where.
+_RULES: dict[Any, str] = {Rule: "quant.rules[]", CaptureRule: "capture.rules[]"}
 #: Bytes and the end of a document.
 BYTE_VOCAB_SIZE = 257
 
@@ -157,12 +161,13 @@ def read_capture(file: Path) -> CaptureConfig:
 def unknown_key(full_key: str, owner: Any = None) -> str:
     """The message for a key the schema does not have, with what stands there or is near.
 
-    Of a key in a list OmegaConf knows the last part alone, and the dataclass that has no such key.
+    Args:
+        full_key: as `located` gives it.
+        owner: the dataclass that has no such key, where it is known.
     """
     parent, _, name = full_key.rpartition(".")
-    for rule, where in ((Rule, "quant.rules[]"), (CaptureRule, "capture.rules[]")):
-        if owner is rule:
-            return _no_such_key(where, name, rule)
+    if owner in _RULES:
+        return _no_such_key(_RULES[owner], name, owner)
     node: Any = Experiment if owner is Experiment else Composition
     for part in filter(None, parent.split(".")):
         fields = {f.name: f for f in dataclasses.fields(node)}
@@ -181,8 +186,17 @@ def _no_such_key(parent: str, name: str, owner: Any) -> str:
     return f"unknown key {key}; {hint}allowed in {parent or 'the root'}: {', '.join(names)}"
 
 
+def located(key: str, owner: Any) -> str:
+    """The full key: of one in a list OmegaConf knows the last part alone, and the dataclass it is in."""
+    return f"{_RULES[owner]}.{key}" if owner in _RULES and "." not in key else key
+
+
 def wrong_type(key: str, omegaconf_says: str) -> str | None:
     """The message for a value of the wrong type, where OmegaConf's says that; else None."""
+    if _NO_LIST in omegaconf_says:
+        return f"{key} must be a list, in brackets"
+    if _NO_MAPPING in omegaconf_says:
+        return f"{key} must be keys with values, in braces"
     typed = _TYPE_ERROR.search(omegaconf_says)
     if typed is None or typed["wanted"] not in _KINDS:
         return None
@@ -254,7 +268,7 @@ def _whole(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
 
 
 def _message(error: OmegaConfBaseException) -> str:
-    key = str(error.full_key or "")
+    key = located(str(error.full_key or ""), error.object_type)
     if isinstance(error, ConfigKeyError) and key:
         return unknown_key(key, error.object_type)
     first = str(error).splitlines()[0]

@@ -98,6 +98,26 @@ def test_misspelt_key_of_a_rule_is_named_as_one_of_a_rule() -> None:
     assert message.startswith("unknown key quant.rules[].formt; did you mean format? allowed in ")
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "capture.rules=[{values:x}]",
+            "capture.rules[].values: Invalid value 'x', expected one of [before, after, both]",
+        ),
+        (
+            "capture.rules=[{sample_count:a}]",
+            "capture.rules[].sample_count must be a whole number, got 'a'",
+        ),
+        ("capture.rules=[{layers:3}]", "capture.rules[].layers must be a list, in brackets"),
+        ("capture.rules=[{},3]", "capture.rules[1] must be keys with values, in braces"),
+        ("quant.rules=3", "quant.rules must be a list, in brackets"),
+    ],
+)
+def test_wrong_value_of_a_rule_is_named_with_where_it_stands(override: str, words: str) -> None:
+    assert refusal(override) == words
+
+
 def test_wrong_type_in_the_users_own_yaml_names_the_file(mine: Callable[..., Path]) -> None:
     folder = mine("training/own", "name: own\nlr: abc\n")
     message = refusal("training=own", config_dir=folder)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, TwoLevelScales, encode, scales_of
-
-from . import gold
+from quantexp.verify import rational as gold
 
 CODED = [name for name in FORMATS if name != "bf16"]
 
