@@ -29,6 +29,8 @@ NOT_FINITE = "not finite"
 EVIDENCE = 64
 #: Parts of an operand that are looked at for the question which other format it could be.
 WINDOWS = 16
+#: One of so many lines of a window is looked at first.
+_FEW_LINES = 8
 #: Distinct significands up to which an operand of both signs cannot be of the working precision.
 MOST_SIGNIFICANDS = 16
 
@@ -105,12 +107,18 @@ def _which_grid(
     for other in OTHERS:
         if declared is not None and other.format == declared.format:
             continue
-        other_step = other.step(windows, amax)
-        telling = (windows != 0) & (other_step > step) & (other_step > other.margin * working)
-        if declared is not None and has_coarser_scales(other, declared):
+        coarser_scales = declared is not None and has_coarser_scales(other, declared)
+        if not coarser_scales and _is_soon_off(other, windows, amax, step, working):
+            continue
+        telling = _telling(other, windows, amax, step, working)
+        if coarser_scales:
+            assert declared is not None
             telling |= _largest_of_blocks(windows, declared.block)
+        evidence = _is_evidence(windows, telling)
+        if not bool(evidence.any()):
+            continue
         off = telling & ~other.holds(windows, amax)
-        if bool((_is_evidence(windows, telling) & ~off.flatten(1).any(dim=1)).any()):
+        if bool((evidence & ~off.flatten(1).any(dim=1)).any()):
             return Finding(
                 Status.MISMATCH,
                 f"it lies on the grid of {other.format}, which {format_} would not give",
@@ -121,6 +129,24 @@ def _which_grid(
     if not bool(_is_evidence(windows, (windows != 0) & (step > working)).any()):
         return Finding(Status.INCONCLUSIVE, "on the grid anyway")
     return Finding(Status.ENGAGED, quantised=True)
+
+
+def _telling(other: Grid, windows: Tensor, amax: Tensor, step: Tensor, working: Tensor) -> Tensor:
+    """The elements around which another grid is coarser than the declared one, and coarse enough to be told."""
+    other_step = other.step(windows, amax)
+    return (windows != 0) & (other_step > step) & (other_step > other.margin * working)
+
+
+def _is_soon_off(other: Grid, windows: Tensor, amax: Tensor, step: Tensor, working: Tensor) -> bool:
+    """Whether a few lines of every window have a telling element off another grid, as nearly always.
+
+    The lines are those that the grid's blocks run along, whole.
+    """
+    lines = -1 if other.across else -2
+    few = max(1, windows.shape[lines] // _FEW_LINES)
+    windows, step, working = (x.narrow(lines, 0, few) for x in (windows, step, working))
+    off = _telling(other, windows, amax, step, working) & ~other.holds(windows, amax)
+    return bool(off.flatten(1).any(dim=1).all())
 
 
 def _largest_of_blocks(windows: Tensor, block: int | None) -> Tensor:

@@ -190,13 +190,13 @@ def test_background_that_does_not_start_says_why(
 
 
 def test_background_is_ended_where_the_user_does_not_wait_for_its_start(
-    detach: Detach, monkeypatch: pytest.MonkeyPatch
+    detach: Detach, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "fdopen", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        detach(1, 60)
-    monkeypatch.undo()
-    wait_until(lambda: not left(Path.cwd()), lambda: left(Path.cwd()))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            detach(1, 60)
+    wait_until(lambda: not left(in_tmp), lambda: left(in_tmp))
