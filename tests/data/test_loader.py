@@ -1,7 +1,5 @@
-import multiprocessing
 import socket
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,8 @@ from quantexp.data.sample import read_sample, sample_prefix
 from quantexp.data.sources import Document
 from quantexp.data.tokenizer import ByteTokenizer
 from quantexp.errors import DataError
+
+from .side_by_side import side_by_side
 
 T = 64
 N = 48
@@ -217,44 +217,41 @@ def test_a_cache_that_another_host_cannot_see_is_refused(
         build()
 
 
-def _build_checksum(prefix: Path, cache_dir: Path) -> int:
+BUILD = f"""
+from pathlib import Path
+import hashlib, torch
+from quantexp.data.loader import batches, build_datasets
+from quantexp.data.tokenizer import ByteTokenizer
+
+def work(prefix, cache, rank=None, port=None):
+    if rank is not None:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{{port}}", rank=int(rank), world_size=2
+        )
     data = build_datasets(
-        prefix, ByteTokenizer(), seq_length=T, seed=1, num_samples_train=N, cache_dir=cache_dir
+        Path(prefix), ByteTokenizer(), seq_length={T}, seed=1, num_samples_train={N}, cache_dir=Path(cache)
     )
-    return hash(tokens_of(data.train).numpy().tobytes())
+    single = {{"micro_batch_size": 1, "data_parallel_rank": 0, "data_parallel_size": 1}}
+    tokens = torch.cat([batch["tokens"] for batch in batches(data.train, **single)])
+    if rank is not None:
+        torch.distributed.destroy_process_group()
+    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
+"""
 
 
 def test_four_runs_at_once_share_one_index(prefix: Path, tmp_path: Path) -> None:
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        for attempt in range(5):
-            cache = tmp_path / str(attempt)
-            found = pool.map(partial(_build_checksum, prefix), [cache] * 4, chunksize=1)
-            assert len(set(found)) == 1
-            assert [path.name[:6] for path in cache.iterdir()] == ["index-"]
-
-
-def _rank(rank: int, port: int, prefix: Path, cache_dir: Path, results: Any) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
-    results.put(_build_checksum(prefix, cache_dir))
-    torch.distributed.destroy_process_group()
+    caches = [tmp_path / str(attempt) for attempt in range(5)]
+    rounds = side_by_side(BUILD, [[[prefix, cache]] * 4 for cache in caches])
+    for cache, found in zip(caches, rounds, strict=True):
+        assert len(set(found)) == 1
+        assert [path.name[:6] for path in cache.iterdir()] == ["index-"]
 
 
 def test_two_ranks_of_one_run_see_the_same_samples(prefix: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    ranks = [
-        context.Process(target=_rank, args=(rank, port, prefix, tmp_path, results))
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        rank.start()
-    found = {results.get(timeout=60) for _ in ranks}
-    for rank in ranks:
-        rank.join(timeout=60)
-        assert rank.exitcode == 0
-    assert found == {_build_checksum(prefix, tmp_path / "alone")}
+    together = [[prefix, tmp_path, rank, port] for rank in range(2)]
+    alone = [[prefix, tmp_path / f"alone{i}"] for i in range(2)]
+    (first, second), (own, _) = side_by_side(BUILD, [together, alone])
+    assert first == second == own

@@ -1,4 +1,3 @@
-import multiprocessing
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +10,8 @@ from quantexp.data.binary import fingerprint
 from quantexp.data.sample import read_sample, sample_prefix
 from quantexp.data.tokenizer import ByteTokenizer
 from quantexp.errors import DataError
+
+from .side_by_side import side_by_side
 
 SAMPLES = ["wikipedia", "dolma"]
 
@@ -73,18 +74,24 @@ def test_half_a_pair_is_written_again(tmp_path: Path) -> None:
     assert fingerprint(prefix) == before
 
 
-def _fingerprint_of_sample(cache_dir: Path) -> tuple[Path, str]:
-    prefix = sample_prefix("wikipedia", cache_dir)
+FINGERPRINT = """
+from pathlib import Path
+from quantexp.data.binary import fingerprint
+from quantexp.data.sample import sample_prefix
+
+def work(cache):
+    prefix = sample_prefix("wikipedia", Path(cache))
     return prefix, fingerprint(prefix)
+"""
 
 
 def test_four_processes_at_once_agree(tmp_path: Path) -> None:
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        for attempt in range(5):
-            cache = tmp_path / str(attempt)
-            found = pool.map(_fingerprint_of_sample, [cache] * 4, chunksize=1)
-            assert len(set(found)) == 1
-            assert len(list(cache.iterdir())) == 2
+    caches = [tmp_path / str(attempt) for attempt in range(5)]
+    for cache, found in zip(
+        caches, side_by_side(FINGERPRINT, [[[cache]] * 4 for cache in caches]), strict=True
+    ):
+        assert len(set(found)) == 1
+        assert len(list(cache.iterdir())) == 2
 
 
 def test_a_dataset_without_a_sample_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""Fresh processes that do something at the same moment.
+
+Forking the tests' own process would copy locks that torch's threads hold, and now and then the copy hangs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+_LOOP = """
+import sys
+print("ready", flush=True)
+for line in sys.stdin:
+    print("found", work(*line.rstrip("\\n").split("\\t")), flush=True)
+"""
+
+
+def side_by_side(program: str, rounds: Sequence[Sequence[Sequence[object]]]) -> list[list[str]]:
+    """What every process found in every round.
+
+    Args:
+        program: defines `work`, which takes words and returns what was found, in one line.
+        rounds: for each round, for each process, its words, which hold no tab.
+    """
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program + _LOOP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in rounds[0]
+    ]
+    try:
+        for process in processes:
+            _told(process, "ready")
+        found = []
+        for words in rounds:
+            for process, own in zip(processes, words, strict=True):
+                assert process.stdin is not None
+                process.stdin.write("\t".join(map(str, own)) + "\n")
+                process.stdin.flush()
+            found.append([_told(process, "found") for process in processes])
+        return found
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def _told(process: subprocess.Popen[str], word: str) -> str:
+    """The rest of the next line that begins with a word."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.split(maxsplit=1)[:1] == [word]:
+            return line[len(word) :].strip()
+    raise AssertionError(f"a process ended without saying {word}")
