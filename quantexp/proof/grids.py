@@ -34,6 +34,11 @@ class Grid:
         """
         return 4.0 if self.scaling is Scaling.EXACT else 0.0
 
+    @property
+    def searches_scale(self) -> bool:
+        """Whether the scale of the tensor is the one that fits most elements, of several that are tried."""
+        return self.scaling not in (None, Scaling.NONE)
+
     def holds(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
         """Whether each element lies on this grid."""
         return lies_on_grid(x, self.format, **self._options(amax, axis))

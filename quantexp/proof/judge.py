@@ -108,7 +108,11 @@ def _which_grid(
         if declared is not None and other.format == declared.format:
             continue
         coarser_scales = declared is not None and has_coarser_scales(other, declared)
-        if not coarser_scales and _is_soon_off(other, windows, amax, step, working):
+        if (
+            not coarser_scales
+            and not other.searches_scale
+            and _is_soon_off(other, windows, amax, step, working)
+        ):
             continue
         telling = _telling(other, windows, amax, step, working)
         if coarser_scales:
@@ -140,7 +144,8 @@ def _telling(other: Grid, windows: Tensor, amax: Tensor, step: Tensor, working: 
 def _is_soon_off(other: Grid, windows: Tensor, amax: Tensor, step: Tensor, working: Tensor) -> bool:
     """Whether a few lines of every window have a telling element off another grid, as nearly always.
 
-    The lines are those that the grid's blocks run along, whole.
+    The lines are those that the grid's blocks run along, whole. Only of a grid whose scales do not depend on what
+    fits most elements: of a few lines that may be another scale.
     """
     lines = -1 if other.across else -2
     few = max(1, windows.shape[lines] // _FEW_LINES)

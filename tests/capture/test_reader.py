@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import safetensors.torch
 import torch
@@ -81,7 +82,6 @@ def test_a_tensor_that_was_left_out_says_why(folder: Path) -> None:
 def test_the_manifest_is_rows_and_a_dataframe(folder: Path) -> None:
     capture = open_capture(folder)
     assert capture.rows()[0]["module"] == "fc1"
-    pandas = pytest.importorskip("pandas")
     frame = capture.dataframe()
     assert isinstance(frame, pandas.DataFrame)
     assert frame["layer"].tolist() == [0, 0, 0, 1, 1, 1]
