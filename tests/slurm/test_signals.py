@@ -34,7 +34,7 @@ def test_ends_agree_in_status_and_accounting(
     runs, jobs = submitted(tiny_words, tmp_path, *fates, broken)
     limited, cancelled, killed, signalled, failed = runs
     until_training(limited)
-    accounting.scontrol("update", f"jobid={jobs[0]}", "endtime=now")
+    accounting.scontrol("update", f"jobid={jobs[0]}", "endtime=now+2seconds")
     until_training(cancelled)
     accounting.call("scancel", jobs[1])
     os.kill(int(str(until_training(killed).pid)), signal.SIGKILL)
