@@ -272,6 +272,18 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _report(arguments: argparse.Namespace) -> int:
+    from quantexp.analysis.compare.asked import out_and_rest
+    from quantexp.analysis.report.verb import run_report
+
+    root, words = _root_and_rest(arguments.words)
+    out, words = out_and_rest(words)
+    if not words:
+        parser_of("report").error("report takes runs: DIR ...")
+    _console().print(str(run_report(words, root, out)), soft_wrap=True, markup=False)
+    return 0
+
+
 def _resume(arguments: argparse.Namespace) -> int:
     from quantexp.resume import interrupted
 
@@ -350,6 +362,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "captures": _captures,
     "requantise": _requantise,
     "compare": _compare,
+    "report": _report,
 }
 
 
