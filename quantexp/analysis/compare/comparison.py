@@ -17,6 +17,7 @@ from quantexp.analysis.compare.precision import PrecisionChange, precision_chang
 from quantexp.analysis.compare.side import Side
 from quantexp.errors import RunError
 from quantexp.ledger.scope import Missing
+from quantexp.queueing.slots import ranges
 
 #: What makes no difference to what runs, or is told by the precision map.
 _NOT_COMPARED = ("quant", "paths", "tracking", "analysis", "dry_run", "force", "sweep")
@@ -129,8 +130,7 @@ def _warnings(rows: Sequence[Row]) -> list[str]:
             found.append(f"{row.label} has no proof that its precision map was in force")
         if nonfinite := row.side.losses.nonfinite:
             found.append(
-                f"{row.label}: the loss was not finite in {len(nonfinite)} iterations, first in {nonfinite[0]}; they "
-                "are left out"
+                f"{row.label}: iterations whose loss was not finite are left out: {ranges(nonfinite)}"
             )
     return [*found, *_unmatched(rows)]
 

@@ -104,4 +104,5 @@ def _ran(provenance: Mapping[str, Any]) -> str | None:
     ran = provenance.get("ran")
     if not isinstance(ran, dict):
         return None
-    return f"on {ran.get('device')} of {ran.get('host')}, {ran.get('started', '')}"
+    started = str(ran.get("started") or "")[:19].replace("T", " ")
+    return f"on {ran.get('device')} of {ran.get('host')}" + (f", {started} UTC" if started else "")

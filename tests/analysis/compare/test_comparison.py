@@ -84,7 +84,7 @@ def test_what_a_gap_must_not_be_read_without_is_a_warning(runs: Runs) -> None:
         "linear_mxfp8 is failed at iteration 4: what ran is not what was declared",
         "linear_mxfp8 has no proof that its precision map was in force",
         "FA_mxfp8 is running at iteration 4",
-        "FA_mxfp8: the loss was not finite in 1 iterations, first in 2; they are left out",
+        "FA_mxfp8: iterations whose loss was not finite are left out: 2",
     )
 
 

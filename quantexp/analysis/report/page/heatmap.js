@@ -3,12 +3,12 @@
 // Stops of cividis, which is read alike with any colour vision.
 const STOPS = [[0, 34, 78], [33, 59, 110], [76, 85, 108], [108, 110, 114], [142, 138, 121], [178, 167, 112], [217, 199, 89], [254, 232, 56]];
 const MEASURES = {
-  sqnr_db: { name: "SQNR", unit: "dB", about: "signal to quantisation noise, the worst slot", text: (v) => v.toFixed(1) },
-  underflow_share: { name: "underflow", unit: "%", about: "non-zero elements that become zero", text: percent },
-  saturated_share: { name: "saturation", unit: "%", about: "elements beyond the largest value at their scale", text: percent },
-  abs_max: { name: "amax", unit: "", about: "largest magnitude; colours are logarithmic", text: (v) => short(v, 2), log: true },
-  kurtosis: { name: "kurtosis", unit: "", about: "3 for a normal distribution; colours are logarithmic", text: (v) => short(v, 2), log: true },
-  zero_share: { name: "zeros", unit: "%", about: "share of elements that are zero", text: percent },
+  sqnr_db: { name: "SQNR", unit: "dB", about: "signal to quantisation noise, the worst slot", text: (v) => v.toFixed(1), span: 6 },
+  underflow_share: { name: "underflow", unit: "%", about: "non-zero elements that become zero", text: percent, span: 0.01 },
+  saturated_share: { name: "saturation", unit: "%", about: "elements beyond the largest value at their scale", text: percent, span: 0.01 },
+  abs_max: { name: "amax", unit: "", about: "largest magnitude; colours are logarithmic", text: (v) => short(v, 2), log: true, span: 2 },
+  kurtosis: { name: "kurtosis", unit: "", about: "3 for a normal distribution; colours are logarithmic", text: (v) => short(v, 2), log: true, span: 2 },
+  zero_share: { name: "zeros", unit: "%", about: "share of elements that are zero", text: percent, span: 0.01 },
 };
 
 function percent(share) {
@@ -27,11 +27,15 @@ function rgb(t) {
   return STOPS[i].map((low, c) => Math.round(low + (STOPS[i + 1][c] - low) * (place - i)));
 }
 
-// The scale of a measure is that of all runs, so that schemes can be held against each other.
+// The scale of a measure is that of all runs, so that schemes can be held against each other. It is never narrower than
+// the measure's span: a tenth of a decibel is not the difference between dark and bright.
 function domainOf(measure) {
   const all = DATA.numerics.flatMap((one) => one.cells.map((cell) => cell[3][measure]));
   const found = all.filter((v) => v !== null && v !== undefined).map((v) => position(measure, v)).filter((v) => v !== null);
-  return found.length ? extent(found) : null;
+  if (!found.length) return null;
+  const [low, high] = extent(found), room = Math.max(0, MEASURES[measure].span - (high - low)) / 2;
+  const start = MEASURES[measure].unit === "%" ? Math.max(0, low - room) : low - room;
+  return [start, Math.max(high, start + MEASURES[measure].span)];
 }
 
 function heatmap(holder, numerics) {
@@ -137,7 +141,7 @@ function fill(button, measure, key, value, domain, there) {
     button.style.backgroundColor = button.style.color = "";
     return;
   }
-  const colour = rgb(domain[0] === domain[1] ? 0.5 : (place - domain[0]) / (domain[1] - domain[0]));
+  const colour = rgb((place - domain[0]) / (domain[1] - domain[0]));
   button.style.backgroundColor = `rgb(${colour.join(",")})`;
   button.style.color = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 120 ? "#000" : "#fff";
 }
