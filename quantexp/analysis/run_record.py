@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,13 @@ def read_losses(run: RunDir) -> LossCurve:
 
     Torn lines, and lines without iteration or loss, are left out.
     """
+    return losses_of(read_metrics(run))
+
+
+def losses_of(lines: Iterable[Mapping[str, Any]]) -> LossCurve:
+    """`read_losses` of lines that have been read."""
     losses: dict[int, float] = {}
-    for values in read_metrics(run):
+    for values in lines:
         iteration, loss = values.get("iteration"), values.get("loss")
         if isinstance(iteration, int) and "loss" in values and loss is None:
             losses[iteration] = math.nan  # how a loss that is not finite is written

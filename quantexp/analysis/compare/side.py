@@ -12,8 +12,8 @@ from typing import Any
 from quantexp.analysis.run_record import (
     LossCurve,
     RunNames,
+    losses_of,
     read_config,
-    read_losses,
     read_metrics,
     read_names,
 )
@@ -99,12 +99,13 @@ def read_side(run: RunDir) -> Side:
     """
     trouble: list[str] = []
     names = read_names(run)
+    metrics = read_metrics(run)
     return Side(
         run,
         names,
         read_config(run),
-        read_losses(run),
-        read_speed(run),
+        losses_of(metrics),
+        speed_of(metrics),
         _status(run, trouble),
         _mapping(run.provenance, trouble),
         _mapping(run.precision, trouble),
@@ -112,9 +113,9 @@ def read_side(run: RunDir) -> Side:
     )
 
 
-def read_speed(run: RunDir) -> Speed:
-    """The speed that metrics.jsonl shows."""
-    lines = [line for line in read_metrics(run) if isinstance(line.get("iteration"), int)]
+def speed_of(metrics: Sequence[Mapping[str, Any]]) -> Speed:
+    """The speed that the lines of metrics.jsonl show."""
+    lines = [line for line in metrics if isinstance(line.get("iteration"), int)]
     later = lines[1:] or lines
     memory = _numbers(lines, "memory_gb")
     return Speed(

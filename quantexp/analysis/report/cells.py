@@ -7,15 +7,16 @@ quantised operand that no `capture.format` judged, a bounded sample of them is l
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.inventory import in_flow
+from quantexp.analysis.report.deadline import Deadline
+from quantexp.analysis.report.lines import Lines, lines_with_room
 from quantexp.analysis.report.sampled import operands_of, statistics_of
-from quantexp.capture.reader import CapturedTensor, open_capture
+from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
 from quantexp.paths import RunDir
 
@@ -40,35 +41,27 @@ class Numerics:
     notes: list[str] = field(default_factory=list)
 
 
-class Deadline:
-    """Time that may be spent on looking at values; None is no end to it."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self._end = None if seconds is None else time.monotonic() + seconds
-
-    @property
-    def passed(self) -> bool:
-        """Whether it is over."""
-        return self._end is not None and time.monotonic() > self._end
-
-
 def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Deadline) -> Numerics:
     """The cells of a run's captured tensors, at most `max_cells` (but one row and layer)."""
-    folder = run.captured(capture_dir)
+    folder, name = run.captured(capture_dir), run.root.name
     if not folder.is_dir():
         return Numerics()
     try:
-        entries = list(open_capture(folder))
+        lines = lines_with_room(folder, max_cells, deadline)
     except CaptureError as error:
         return Numerics(notes=[str(error)])
-    places, repeated = _places(entries)
+    places, repeated = _places(lines.entries)
     found = Numerics()
+    if lines.is_cut:
+        found.notes.append(
+            f"read up to iteration {lines.found[-1]}: quantexp report {name} reads all"
+        )
     if repeated:
         found.notes.append(
             f"{repeated} tensors of other micro-batches and ranks are not shown: each cell is the first micro-batch "
             "of the first rank"
         )
-    _choose(found, list(places), max_cells)
+    _choose(found, list(places), lines, max_cells)
     rows = {row: i for i, row in enumerate(found.rows)}
     late = 0
     for (iteration, row, layer), entry in places.items():
@@ -79,7 +72,7 @@ def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Dea
             found.cells.append([*place, content])
     if late:
         found.notes.append(
-            f"of {late} tensors SQNR, underflow and saturation are left out: quantexp report {run.root.name} takes "
+            f"of {late} tensors SQNR, underflow and saturation are left out: quantexp report {name} takes "
             "the time to look at their values"
         )
     return found
@@ -105,8 +98,8 @@ def _first_micro_batch(entry: CapturedTensor) -> tuple[int, int]:
     return int(entry.metadata.get("rank") or 0), int(entry.metadata.get("micro_batch") or 0)
 
 
-def _choose(found: Numerics, places: Sequence[_Place], max_cells: int) -> None:
-    """Iterations, rows and layers that have room, evenly spread, with a note on what has none."""
+def _choose(found: Numerics, places: Sequence[_Place], lines: Lines, max_cells: int) -> None:
+    """Rows, layers and iterations that have room, evenly spread, with a note on what has none."""
     iterations = tuple(sorted({place[0] for place in places}))
     layers = tuple(sorted({place[2] for place in places}))
     rows = _in_order({place[1]: None for place in places})
@@ -117,7 +110,7 @@ def _choose(found: Numerics, places: Sequence[_Place], max_cells: int) -> None:
     for shown, there, what in (
         (found.rows, rows, "tensors of a layer"),
         (found.layers, layers, "layers"),
-        (found.iterations, iterations, "iterations"),
+        (found.iterations, lines.found, "iterations"),
     ):
         if len(shown) < len(there):
             found.notes.append(

@@ -22,7 +22,8 @@ from quantexp import __version__
 from quantexp.analysis.compare.asked import Runs, named_runs
 from quantexp.analysis.compare.comparison import Comparison, compare
 from quantexp.analysis.compare.side import read_side
-from quantexp.analysis.report.cells import MAX_CELLS, Deadline, Numerics, numerics
+from quantexp.analysis.report.cells import MAX_CELLS, Numerics, numerics
+from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.parts import Part, part
 from quantexp.analysis.report.pictures import pictures
 from quantexp.analysis.report.series import series

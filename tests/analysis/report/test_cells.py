@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from analysis.captures import MX8, Capture, linear_formats
 from analysis.compare.runs import Runs
-from quantexp.analysis.report.cells import Deadline, numerics
+from quantexp.analysis.report.cells import numerics
+from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.statistics import quantisation_error
 from quantexp.paths import RunDir
 
@@ -65,6 +67,37 @@ def test_too_many_iterations_are_thinned_to_first_last_and_between(runs: Runs) -
     assert found.iterations == [1, 5, 10]
     assert len(found.cells) == 30
     assert found.notes == ["3 of 10 iterations are shown, to keep the page small"]
+
+
+def test_of_a_long_capture_only_what_is_shown_is_read(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs.add()
+    write(
+        run, [line("forward", "qkv", "input", layer, i) for i in range(1, 501) for layer in (0, 1)]
+    )
+    read = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: read.append(1) or loads(text))
+    found = numerics(run, None, 8, Deadline(None))
+    assert found.iterations == [1, 167, 334, 500]
+    assert len(read) == len(found.cells) == 8
+
+
+def test_a_manifest_that_takes_too_long_is_shown_as_far_as_it_was_read(runs: Runs) -> None:
+    run = runs.add()
+    write(run, [line("forward", "qkv", "input", 0, i) for i in range(1, 3001)])
+    found = numerics(run, None, 2, Deadline(-1.0))
+    assert found.iterations == [1, 1999]
+    assert found.notes[0].startswith("read up to iteration 1999: quantexp report llama32-1b")
+
+
+def test_lines_of_ranks_that_are_not_joined_yet_and_torn_ones(runs: Runs) -> None:
+    run = runs.add()
+    write(run, [line("forward", "qkv", "input", 0)])
+    other = json.dumps(line("forward", "qkv", "input", 1, rank=1)) + "\n"
+    (run.tensors / "manifest.rank1.jsonl").write_text(other + other[:300])
+    assert numerics(run, None, 100, Deadline(None)).layers == [0, 1]
 
 
 def test_too_many_layers_and_rows_are_thinned_too(runs: Runs) -> None:
