@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.look import look_of
+from quantexp.analysis.compare.smooth import running_mean, window_of
 from quantexp.analysis.style import INK, NOTE_PT, dress, new_figure, say_instead
 
 FILE_NAME = "compare"
@@ -50,10 +51,17 @@ def draw_curves(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def _line(ax: Axes, row: Row, x: tuple[int, ...], y: tuple[float, ...]) -> None:
+    """One curve; of many points the running mean, with every point faintly behind it."""
     look = look_of(row.side.scheme)
+    window = window_of(len(x))
+    if window > 1:
+        ax.plot(x, y, color=look.colour, linewidth=0.5, alpha=0.25, zorder=1.5)
     marker = "o" if len(x) == 1 else None
     width = 2.0 if row.side.is_baseline else 1.4
     style = (0, look.dash) if look.dash else "solid"
     # A label that begins with an underscore is left out of legends.
-    label = row.label.lstrip("_")
-    ax.plot(x, y, color=look.colour, linestyle=style, linewidth=width, marker=marker, label=label)
+    label = row.label.lstrip("_") + (f" (mean over {window})" if window > 1 else "")
+    means = running_mean(y, window) if window > 1 else y
+    ax.plot(
+        x, means, color=look.colour, linestyle=style, linewidth=width, marker=marker, label=label
+    )

@@ -1,4 +1,4 @@
-"""Losses as the page draws them, thinned so that no spike is lost."""
+"""Losses as the page draws them: thinned so that no spike is lost, and of long runs a running mean beside them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from quantexp.analysis.compare.comparison import Comparison
 from quantexp.analysis.compare.look import look_of
+from quantexp.analysis.compare.smooth import running_mean, window_of
 
-#: Points of a line; twice as many buckets would be finer than a screen.
+#: Points of a line; more would be finer than a screen.
 MAX_POINTS = 800
 
 
@@ -25,11 +26,26 @@ def series(comparison: Comparison) -> list[dict[str, Any]]:
                 "colour": look.colour,
                 "dash": list(look.dash),
                 "baseline": is_baseline,
-                "loss": thinned(losses.iterations, losses.losses),
-                "gap": thinned(gap.iterations, gap.gaps) if gap and not is_baseline else [[], []],
+                "loss": _line(losses.iterations, losses.losses),
+                "gap": _line(gap.iterations, gap.gaps)
+                if gap and not is_baseline
+                else _line((), ()),
             }
         )
     return lines
+
+
+def _line(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
+    """Points, and of many the mean over a window around each with the window's size; 1 is no mean."""
+    window = window_of(len(y))
+    mean = running_mean(y, window) if window > 1 else []
+    step = max(1, len(mean) // (MAX_POINTS // 2))
+    kept = [i for i in range(len(mean)) if i % step == 0 or i == len(mean) - 1]
+    return {
+        "points": thinned(x, y),
+        "mean": [[x[i] for i in kept], [_short(mean[i]) for i in kept]],
+        "window": window,
+    }
 
 
 def thinned(x: Sequence[int], y: Sequence[float], limit: int = MAX_POINTS) -> list[list[float]]:

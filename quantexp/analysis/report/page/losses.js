@@ -1,15 +1,16 @@
 // Lines over iterations, with a cursor that reads off all of them: the pointer, or the arrow keys.
 
 function lineChart(holder, series, key, yLabel) {
-  const lines = series.filter((line) => line[key][0].length);
+  const lines = series.filter((line) => line[key].points[0].length).map((line) => ({ ...line, ...line[key] }));
+  for (const line of lines) line.read = line.window > 1 ? line.mean : line.points;
   if (!lines.length) {
     holder.append(element("p", { class: "note" }, "No run has a loss to draw."));
     return;
   }
   const narrow = holder.clientWidth < 600;
   const width = narrow ? 400 : 1000, height = narrow ? 260 : 340;
-  const left = 58, right = 12, top = 12, bottom = 42;
-  const xs = lines.flatMap((line) => line[key][0]), ys = lines.flatMap((line) => line[key][1]);
+  const left = 58, right = 30, top = 12, bottom = 42;
+  const xs = lines.flatMap((line) => line.points[0]), ys = lines.flatMap((line) => line.points[1]);
   let [x0, x1] = extent(xs), [y0, y1] = extent(key === "gap" ? [0, ...ys] : ys);
   if (x0 === x1) { x0 -= 1; x1 += 1; }
   const room = (y1 - y0 || Math.abs(y1) || 1) * 0.05;
@@ -31,12 +32,16 @@ function lineChart(holder, series, key, yLabel) {
   svg.append(drawn("text", { x: 13, y: middle, "text-anchor": "middle", transform: `rotate(-90 13 ${middle})` }, yLabel));
   if (key === "gap") svg.append(drawn("line", { class: "zero", x1: left, x2: width - right, y1: Y(0), y2: Y(0) }));
 
+  const strong = [];
   for (const line of lines) {
-    const points = line[key][0].map((x, i) => `${X(x).toFixed(1)},${Y(line[key][1][i]).toFixed(1)}`).join(" ");
-    svg.append(drawn("polyline", { points, ...strokeOf(line) }));
-    if (line[key][0].length === 1)
-      svg.append(drawn("circle", { cx: X(line[key][0][0]), cy: Y(line[key][1][0]), r: 4, fill: line.colour }));
+    const path = ([x, y]) => x.map((at, i) => `${X(at).toFixed(1)},${Y(y[i]).toFixed(1)}`).join(" ");
+    const faint = line.window > 1 ? { "stroke-width": 1, "stroke-opacity": 0.22, "stroke-dasharray": "none" } : {};
+    svg.append(drawn("polyline", { points: path(line.points), ...strokeOf(line), ...faint }));
+    if (line.window > 1) strong.push(drawn("polyline", { points: path(line.mean), ...strokeOf(line) }));
+    if (line.points[0].length === 1)
+      svg.append(drawn("circle", { cx: X(line.points[0][0]), cy: Y(line.points[1][0]), r: 4, fill: line.colour }));
   }
+  svg.append(...strong);
   const cursor = drawn("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });
   svg.append(cursor);
   const legend = element("ul", { class: "legend" });
@@ -48,7 +53,7 @@ function lineChart(holder, series, key, yLabel) {
     return value;
   });
 
-  const all = [...new Set(xs)].sort((a, b) => a - b);
+  const all = [...new Set(lines.flatMap((line) => line.read[0]))].sort((a, b) => a - b);
   let at = all.length - 1;
   const read = (index, quiet) => {
     at = Math.max(0, Math.min(all.length - 1, index));
@@ -58,8 +63,8 @@ function lineChart(holder, series, key, yLabel) {
       cursor.setAttribute("visibility", "visible");
     }
     lines.forEach((line, i) => {
-      const place = line[key][0].indexOf(all[at]);
-      values[i].textContent = place < 0 ? "-" : signed(line[key][1][place], key);
+      const place = line.read[0].indexOf(all[at]);
+      values[i].textContent = place < 0 ? "-" : signed(line.read[1][place], key);
     });
     where.textContent = `at iteration ${all[at]}`;
   };
@@ -74,6 +79,9 @@ function lineChart(holder, series, key, yLabel) {
     if (step) { read(at + step); event.preventDefault(); }
   });
   holder.append(svg, where, legend);
+  const windows = lines.map((line) => line.window).filter((window) => window > 1);
+  if (windows.length)
+    holder.append(element("p", { class: "note" }, `Faint: every iteration. Strong, and the numbers: the mean over ${Math.max(...windows)} iterations around each.`));
   read(at, true);
 }
 
