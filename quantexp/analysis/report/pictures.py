@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,11 +43,21 @@ def pictures(runs: Sequence[RunDir], max_bytes: int = MAX_BYTES) -> list[Picture
 
 def _in_turn(runs: Sequence[RunDir]) -> Iterator[tuple[str, int, Path]]:
     """Each run's overview, then each run's second figure, and so on."""
-    listed = [sorted(_files(run), key=lambda item: (item[0] != _FIRST, item[0])) for run in runs]
+    listed = [_from_each_folder(_files(run)) for run in runs]
     for turn in range(max(map(len, listed), default=0)):
         for i, files in enumerate(listed):
             if turn < len(files):
                 yield files[turn][0], i, files[turn][1]
+
+
+def _from_each_folder(files: Iterable[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """The overview, then the first of each folder, then the second of each: some of every kind."""
+    places: Counter[Path] = Counter()
+    ranked = []
+    for name, path in sorted(files):
+        ranked.append((name != _FIRST, places[path.parent], name, path))
+        places[path.parent] += 1
+    return [(name, path) for _, _, name, path in sorted(ranked)]
 
 
 def _files(run: RunDir) -> Iterator[tuple[str, Path]]:

@@ -36,13 +36,13 @@ def operands_of(entry: CapturedTensor) -> list[list[Any]]:
     if record is None or record.file is None or kind_of(record) is Kind.SCALE:
         return []
     survey = survey_file(entry.folder, [record])
-    return [
-        [
-            f"{operand.declared.slot} {operand.declared.format.name}",
-            *(_number(value) for value in operand.fidelity[:3]),
-        ]
-        for operand in survey.operands
-    ]
+    found: list[list[Any]] = []
+    for operand in survey.operands:
+        name = f"{operand.declared.slot} {operand.declared.format.name}"
+        fidelity = operand.fidelity
+        numbers = (fidelity.sqnr_db, fidelity.underflow_share, fidelity.saturated_share)
+        found.append([name, *map(_number, numbers)])
+    return found
 
 
 def _record(metadata: Mapping[str, Any]) -> Record | None:

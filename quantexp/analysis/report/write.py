@@ -87,7 +87,9 @@ def render(
         for run, row in zip(runs, comparison.rows, strict=True)
     ]
     shown = zip(comparison.rows, cells, pictures(runs), strict=True)
-    return _page(comparison, [part(*each) for each in shown])
+    page = _page(comparison, [part(*each) for each in shown])
+    # Scripts and styles are ASCII as they are shipped; the same in whatever encoding it is written and read.
+    return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def _page(comparison: Comparison, parts: Sequence[Part]) -> str:

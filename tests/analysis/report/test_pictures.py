@@ -31,3 +31,15 @@ def test_what_is_no_png_or_leads_out_of_the_folder_is_not_shown(runs: Runs, tmp_
     (run.figures / "b.png").symlink_to(secret)
     (found,) = pictures([run])
     assert (found.shown, found.left_out) == ([], ["a.png"])
+
+
+def test_some_of_every_folder_come_before_all_of_one(runs: Runs) -> None:
+    run = runs.add()
+    for name in ("a/1", "a/2", "a/3", "b/1", "quick_analysis"):
+        file = run.figures / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(PNG)
+    (found,) = pictures([run], 4 * len(PNG))
+    names = [name for name, _ in found.shown]
+    assert names == ["quick_analysis.png", "a/1.png", "b/1.png", "a/2.png"]
+    assert found.left_out == ["a/3.png"]

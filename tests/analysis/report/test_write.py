@@ -147,6 +147,27 @@ def test_json_in_the_page_reads_back_and_holds_no_markup() -> None:
         embedded({"a": float("nan")})
 
 
+def test_the_page_reads_the_same_in_any_encoding(runs: Runs) -> None:
+    file = write_report([runs.add("größe Δ").root], runs.root)
+    assert file.read_bytes().isascii()
+    assert "größe Δ" in Page(file).text
+
+
+def test_of_many_figures_one_is_open_and_what_has_no_room_is_named(runs: Runs) -> None:
+    run = runs.add()
+    run.figures.mkdir()
+    for i in range(3):
+        (run.figures / f"{i}.png").write_bytes(PNG)
+    for i in range(15):
+        (run.figures / f"bad{i:02}.png").write_bytes(b"no picture")
+    page = Page(write_report([run.root], run.root))
+    text = " ".join(page.text.split())
+    assert sum(tag == "img" for tag, _ in page.tags) == 3
+    assert "2 more" in text
+    assert "bad00.png, bad01.png" in text
+    assert "bad11.png, and 3 more." in text
+
+
 def test_folders_with_next_to_nothing_have_a_page(runs: Runs) -> None:
     run = runs.add("FA_mxfp8")
     for file in (run.config, run.metrics, run.precision, run.provenance):
