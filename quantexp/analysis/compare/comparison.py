@@ -170,6 +170,13 @@ def record(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def _last_loss(side: Side) -> float | None:
+    """None where the last iteration's is not finite, or there is none."""
+    iterations = side.losses.iterations
+    at_the_end = iterations and iterations[-1] == last_iteration(side)
+    return side.losses.losses[-1] if at_the_end else None
+
+
 def _row_record(row: Row, baseline: Row) -> dict[str, Any]:
     side, gap = row.side, row.gap
     speed, other = side.speed.tokens_per_s, baseline.side.speed.tokens_per_s
@@ -183,7 +190,7 @@ def _row_record(row: Row, baseline: Row) -> dict[str, Any]:
         "seed": side.seed,
         "state": side.state,
         "iteration": last_iteration(side),
-        "loss": side.losses.losses[-1] if side.losses.losses else None,
+        "loss": _last_loss(side),
         "proved": (side.precision or {}).get("proved"),
         "is_baseline": row is baseline,
         "baseline": baseline.side.run.root.name,

@@ -61,6 +61,14 @@ class Side:
         return "unknown" if self.status is None else self.status.state.value
 
     @property
+    def last_loss(self) -> str:
+        """The loss of the last iteration, as it is shown; one that is not finite is called so."""
+        finite, nonfinite = self.losses.iterations, self.losses.nonfinite
+        if nonfinite and (not finite or nonfinite[-1] > finite[-1]):
+            return "not finite"
+        return f"{self.losses.losses[-1]:.4f}" if finite else "-"
+
+    @property
     def identity(self) -> Mapping[str, Any] | None:
         """What decides the run's numbers; None where provenance.json does not say it."""
         content = (self.provenance or {}).get("identity")

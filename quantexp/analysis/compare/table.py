@@ -53,11 +53,10 @@ def _results(comparison: Comparison, wide: bool) -> Table:
 def _cells(row: Row, comparison: Comparison, wide: bool) -> list[str]:
     side, baseline = row.side, comparison.rows[row.baseline]
     speed, other = side.speed.tokens_per_s, baseline.side.speed.tokens_per_s
-    losses = side.losses.losses
     mark = "" if row.matched else " [yellow]![/]"
     cells = [
         escape(row.label) + mark,
-        f"{losses[-1]:.4f}" if losses else "-",
+        side.last_loss,
         *_gaps(row, baseline),
         f"x{speed / other:.2f}" if speed and other else "-",
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from quantexp.analysis.compare.comparison import Row
 from quantexp.analysis.compare.look import look_of
 from quantexp.analysis.compare.matched import last_iteration
+from quantexp.analysis.compare.side import Side
 from quantexp.analysis.report.cells import Numerics
 from quantexp.analysis.report.origin import Origin, origin
 from quantexp.analysis.report.pictures import Pictures
@@ -55,7 +56,7 @@ def part(row: Row, cells: Numerics, pictures: Pictures) -> Part:
 
 def _facts(row: Row, shown: Proof, came_from: Origin) -> dict[str, str]:
     side, status = row.side, row.side.status
-    losses, speed = side.losses, side.speed
+    speed = side.speed
     found = {
         "state": side.state + (f": {status.reason}" if status and status.reason else ""),
         "model": _model(side.names.model, side.config),
@@ -64,7 +65,7 @@ def _facts(row: Row, shown: Proof, came_from: Origin) -> dict[str, str]:
         "seed": None if side.seed is None else str(side.seed),
         "proof": f"{'' if shown.proved else 'not proved; '}{shown.words}",
         "numerics": came_from.verified,
-        "training": _training(last_iteration(side), losses.losses),
+        "training": _training(side),
         "speed": None
         if speed.tokens_per_s is None
         else f"{speed.tokens_per_s:,.0f} tokens/s (median; emulation costs time that hardware would save)",
@@ -82,10 +83,11 @@ def _model(name: str | None, config: Mapping[str, Any]) -> str | None:
     return name if layers is None else f"{name}, {layers} layers"
 
 
-def _training(iteration: int, losses: tuple[float, ...]) -> str | None:
-    if not losses:
+def _training(side: Side) -> str | None:
+    if not side.losses.losses:
         return None
-    return f"iteration {iteration}, loss {losses[-1]:.4f}, lowest {min(losses):.4f}"
+    lowest = min(side.losses.losses)
+    return f"iteration {last_iteration(side)}, loss {side.last_loss}, lowest {lowest:.4f}"
 
 
 def _captured(capture: Mapping[str, Any]) -> str | None:

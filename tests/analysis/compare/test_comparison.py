@@ -88,6 +88,15 @@ def test_what_a_gap_must_not_be_read_without_is_a_warning(runs: Runs) -> None:
     )
 
 
+def test_a_loss_that_ended_not_finite_is_not_hidden_behind_the_last_finite_one(runs: Runs) -> None:
+    diverged = runs.add("FA_mxfp8", [6.0, 5.0, None, None])
+    found = compared(runs.add(), diverged, runs.add("FA_mxfp4", []))
+    assert [row.side.last_loss for row in found.rows] == ["3.5000", "not finite", "-"]
+    assert [run["loss"] for run in record(found)["runs"]] == [3.5, None, None]
+    assert "FA_mxfp8: iterations whose loss was not finite are left out: 3-4" in found.warnings
+    assert record(found)["runs"][1]["gap"]["iteration"] == 2
+
+
 def test_a_broken_file_is_named_and_the_rest_is_compared(runs: Runs) -> None:
     run = runs.add("FA_mxfp8")
     run.provenance.write_text("{")

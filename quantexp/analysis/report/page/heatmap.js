@@ -192,7 +192,7 @@ function histogram(content) {
     holder.append(element("p", { class: "note" }, "No element is finite and different from zero."));
     return holder;
   }
-  const width = 360, height = 220, left = 40, right = 8, top = 10, bottom = 42;
+  const width = 360, height = 220, left = 52, right = 8, top = 10, bottom = 42;
   const total = counts.reduce((a, b) => a + b, 0) + below + above + (content.zero_share || 0) * (content.count || 0);
   const shares = counts.map((n) => n / total), highest = Math.max(...shares);
   const step = (width - left - right) / counts.length;
@@ -200,7 +200,7 @@ function histogram(content) {
   const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Distribution of magnitudes, 2^${first} to 2^${first + counts.length}` });
   for (const share of ticks(0, highest * 100, 4).at) {
     svg.append(drawn("line", { class: "axis", x1: left, x2: width - right, y1: Y(share / 100), y2: Y(share / 100) }));
-    svg.append(drawn("text", { x: left - 6, y: Y(share / 100) + 4, "text-anchor": "end" }, short(share, 2)));
+    svg.append(drawn("text", { x: left - 6, y: Y(share / 100) + 4, "text-anchor": "end" }, `${short(share, 2)} %`));
   }
   shares.forEach((share, i) => {
     const y = Y(share), x = left + i * step;
@@ -211,7 +211,6 @@ function histogram(content) {
   for (const exponent of ticks(first, first + counts.length - 1, 6, true).at)
     svg.append(drawn("text", { x: left + (exponent - first + 0.5) * step, y: height - bottom + 16, "text-anchor": "middle" }, String(Math.round(exponent))));
   svg.append(drawn("text", { x: (left + width - right) / 2, y: height - 8, "text-anchor": "middle" }, "floor(log2 |x|)"));
-  svg.append(drawn("text", { x: 2, y: 10, "text-anchor": "start" }, "%"));
   holder.append(svg);
   const outside = [below ? `${short(below)} non-zero elements below 2^-64` : "", above ? `${short(above)} above 2^31` : ""].filter(Boolean);
   if (outside.length) holder.append(element("p", { class: "note" }, `Not in the bars: ${outside.join(", ")}.`));
