@@ -402,7 +402,7 @@ class TrainingConfig:
 class AnalysisConfig:
     """What is drawn after a run."""
 
-    #: Draw figures/quick_analysis.png at the end.
+    #: Draw figures/quick_analysis.png at the end, and write report.html.
     auto: bool = True
 
 
