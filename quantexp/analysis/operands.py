@@ -68,6 +68,15 @@ class DeclaredOperand:
         """`x fprop`."""
         return f"{self.operand} {self.product}"
 
+    @property
+    def name(self) -> str:
+        """The format's name, its scale rule or scaling, and what else is done: `mxfp4_e2m1 floor stochastic`."""
+        rule = self.options.get("scale_rule") or self.options.get("scaling")
+        stochastic = "stochastic" if self.options.get("rounding") == "stochastic" else None
+        transform = "Hadamard" if self.hadamard_block is not None else None
+        words = (self.format.name, rule, stochastic, transform)
+        return " ".join(str(word) for word in words if word is not None)
+
 
 def operand_of(record: Record) -> str | None:
     """The operand's name in its products; None for what is none (outputs, weight gradients)."""
