@@ -88,6 +88,11 @@ def operand_called(layer_type: str, tensor: str) -> str | None:
     return _OPERANDS.get((layer_type, tensor))
 
 
+def tensor_called(operand: str) -> str:
+    """The captured tensor that an operand is: `input` of x; dO and g are grad_output. A name that is none is itself."""
+    return next((tensor for (_, tensor), name in _OPERANDS.items() if name == operand), operand)
+
+
 def dimension_of(axis: str, operand: str) -> int:
     """The dimension of a captured operand that an axis of its product is."""
     dimensions = _DIMENSIONS[axis]

@@ -20,6 +20,8 @@ from torch import Tensor
 
 #: Share of the groups whose energy is added up.
 TOP_SHARE = 0.01
+#: Groups whose numbers are all kept: heads.
+MOST_LISTED = 256
 _CHUNK_ELEMENTS = 1 << 20
 #: Tensors with [sequences, heads, queries, keys].
 _PER_QUERY = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
@@ -38,6 +40,8 @@ class Outliers:
     top_energy_share: float
     #: amax over the median one at ranks 1, 2, 4, 8, ... and the last, descending.
     profile: tuple[float, ...]
+    #: amax over the median one of each group in its place; empty where there are more than `MOST_LISTED`.
+    ratios: tuple[float, ...] = ()
 
 
 def channel_dims(layer_type: str, tensor: str, ndim: int) -> tuple[int, ...] | None:
@@ -70,6 +74,9 @@ def outliers(x: Tensor, dims: tuple[int, ...]) -> Outliers | None:
         int(amax_G.argmax()),
         float(energy_G.topk(top).values.sum()) / total if total else math.nan,
         tuple(_ratio(float(ordered[rank - 1]), median) for rank in profile_ranks(num_groups)),
+        tuple(_ratio(amax, median) for amax in amax_G.tolist())
+        if num_groups <= MOST_LISTED
+        else (),
     )
 
 

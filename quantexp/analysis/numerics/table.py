@@ -123,9 +123,8 @@ def _operand_cells(operand: UnderFormat) -> dict[str, object]:
 def _outliers_json(found: Outliers | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {**asdict(found), "profile": [_plain(v) for v in found.profile]} | {
-        name: _plain(getattr(found, name)) for name in ("amax_ratio", "top_energy_share")
-    }
+    lists = {name: [_plain(v) for v in getattr(found, name)] for name in ("profile", "ratios")}
+    return {**{name: _plain(getattr(found, name)) for name in _OUTLIERS}, **lists}
 
 
 def _operand_json(operand: UnderFormat) -> dict[str, Any]:

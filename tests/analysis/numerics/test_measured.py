@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from analysis.captures import HIF8, MX4, Capture, attention_formats, linear_formats
 from quantexp.analysis.numerics.counts import Counts
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
 from quantexp.analysis.numerics.operand import Axis, UnderFormat
@@ -16,8 +17,6 @@ from quantexp.capture.fidelity import chosen_for
 from quantexp.capture.reader import open_capture
 from quantexp.capture.statistics import statistics
 from quantexp.errors import CaptureError
-
-from ..captures import HIF8, MX4, Capture, attention_formats, linear_formats
 
 NONE = Asked()
 

@@ -7,11 +7,10 @@ import math
 
 import torch
 
+from analysis.captures import HIF8, MX4, Capture, linear_formats
 from quantexp.analysis.numerics.measured import Asked, Measured, measure
 from quantexp.analysis.numerics.table import COLUMNS, csv_text, json_text
 from quantexp.capture.reader import open_capture
-
-from ..captures import HIF8, MX4, Capture, linear_formats
 
 
 def measured(capture: Capture) -> list[Measured]:
