@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quantexp.errors import CaptureError
 from quantexp.threads import threads
@@ -54,9 +54,11 @@ class Pool:
             for item in items:
                 waiting.append((item, executor.submit(look, item)))
                 if len(waiting) > self.jobs * _AHEAD:
-                    yield _outcome(waiting.popleft())
+                    first, future = waiting.popleft()
+                    yield first, _outcome(future)
             while waiting:
-                yield _outcome(waiting.popleft())
+                first, future = waiting.popleft()
+                yield first, _outcome(future)
         except BrokenProcessPool as error:
             self._executor = None
             raise CaptureError(
@@ -107,11 +109,8 @@ def _in_this_process(
         yield item, found
 
 
-def _outcome(
-    handed_out: tuple[Item, Future[Result]],
-) -> tuple[Item, Result | CaptureError | OSError]:
-    item, future = handed_out
+def _outcome(future: Future[Any]) -> Any:
     try:
-        return item, future.result()
+        return future.result()
     except (CaptureError, OSError) as error:
-        return item, error
+        return error
