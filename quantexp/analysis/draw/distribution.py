@@ -17,7 +17,13 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+)
 
 from quantexp.analysis.draw.grids import Grid
 from quantexp.analysis.draw.look import Looked
@@ -75,8 +81,8 @@ def _draw_magnitudes(
     bars, rows, box = axes
     dress(bars, "a  Magnitudes", "", "share of elements per octave")
     found = magnitude_bars(looked.counted)
-    if found is None:
-        say_instead(bars, looked.finding or "no element to draw")
+    if found is None or len(found.edges) == 2:
+        say_instead(bars, _instead_of_bars(looked))
         for ax in (rows, box):
             ax.set_axis_off()
         return
@@ -91,11 +97,22 @@ def _draw_magnitudes(
     bars.yaxis.set_major_locator(MaxNLocator(5))
     bars.legend(fontsize=NOTE_PT, frameon=False, loc="upper left", ncols=2)
     _note_what_has_no_place(bars, looked)
-    _draw_grids(rows, grids)
+    is_known = looked.entry.metadata.get("formats") is not None
+    _draw_grids(rows, grids, "no product quantises it" if is_known else "declared format unknown")
     _draw_magnitude_box(box, looked, colour)
     for ax in axes:
         _log2_axis(ax, limits, labelled=ax is box)
     box.set_xlabel("|x|", fontsize=9, color=INK)
+
+
+def _instead_of_bars(looked: Looked) -> str:
+    """Where there is no magnitude to draw, or all are in one bar."""
+    ends = quantiles(looked.counted, torch.tensor([0.0, 1.0]), magnitudes=True).tolist()
+    if not ends:
+        return looked.finding or "no element to draw"
+    low, high = ends
+    words = f"|x| is {low:.6g}" if low == high else f"|x| is between {low:.6g} and {high:.6g}"
+    return f"{words}\nwherever it is not zero" if looked.record["zeros"] else words
 
 
 def _fill(
@@ -150,13 +167,12 @@ def _percent(share: float) -> str:
     return f"{share:.2%}" if share >= 1e-4 else f"{share:.1e}"
 
 
-def _draw_grids(ax: Axes, grids: Sequence[Grid]) -> None:
+def _draw_grids(ax: Axes, grids: Sequence[Grid], without: str) -> None:
     """A row of ticks for each grid; what is declared but cannot be drawn is named."""
     _bare(ax)
     ax.set_ylim(len(grids) - 0.4 if grids else 0.6, -0.6)
     if not grids:
-        words = "no product quantises this tensor"
-        ax.text(0.01, 0, words, transform=ax.get_yaxis_transform(), fontsize=NOTE_PT, va="center")
+        ax.text(0.01, 0, without, transform=ax.get_yaxis_transform(), fontsize=NOTE_PT, va="center")
     for row, grid in enumerate(grids):
         ax.vlines(grid.magnitudes, row - 0.1, row + 0.42, color=quant_colour(grid.format), lw=0.7)
         ax.text(
@@ -207,8 +223,7 @@ def _draw_box(ax: Axes, looked: Looked, colour: str) -> None:
     ax.spines["left"].set_visible(False)
     _box(ax, marks, colour)
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 3))
-    ax.xaxis.get_offset_text().set_fontsize(TICK_PT)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
 
 
 def _draw_normal(ax: Axes, looked: Looked, colour: str) -> None:

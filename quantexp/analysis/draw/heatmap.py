@@ -63,7 +63,7 @@ def _range(amax_RC: Array) -> tuple[float, float]:
         return -1.0, 1.0
     high = math.log2(float(usable.max()))
     low = max(math.log2(float(np.quantile(usable, _LOWEST_SHARE))), high - _OCTAVES)
-    return (low, high) if high - low > 0.5 else (high - 0.5, high + 0.5)
+    return (low, high) if high - low >= 2 else (math.floor(high) - 1.0, math.ceil(high) + 1.0)
 
 
 @cache
@@ -83,9 +83,10 @@ def _log2(amax: Array) -> Array:
 
 def _draw_cells(figure: Figure, ax: Axes, cells: Cells, low: float, high: float) -> None:
     logs = _log2(cells.amax_RC)
-    shown = np.where(np.isneginf(logs), logs, np.maximum(logs, low))  # small is not zero
+    is_zero, is_bad = np.isneginf(logs), np.isnan(logs)
+    shown = np.where(is_zero, low - 1, np.maximum(logs, low))  # small is not zero
     image = ax.imshow(
-        np.ma.masked_invalid(shown) if np.isnan(shown).any() else shown,
+        np.ma.masked_where(is_bad, shown) if is_bad.any() else shown,
         aspect="auto",
         interpolation="nearest",
         cmap=_colours(),
@@ -104,10 +105,9 @@ def _draw_cells(figure: Figure, ax: Axes, cells: Cells, low: float, high: float)
     bar.ax.tick_params(labelsize=TICK_PT, colors=INK)
     bar.set_label(_what(cells), fontsize=LABEL_PT, color=INK)
     bar.outline.set_visible(False)
-    words = "white: zeros alone" if np.isneginf(logs).any() else ""
-    if np.isnan(logs).any():
-        words += "\n" * bool(words) + "red: NaN or Inf"
-    figure.text(0.985, 0.8, words, fontsize=NOTE_PT, color=INK, ha="right")
+    notes = {"white: zeros alone": is_zero.any(), "red: NaN or Inf": is_bad.any()}
+    words = ",  ".join(note for note, holds in notes.items() if holds)
+    figure.text(0.985, 0.885, words, fontsize=NOTE_PT, color=INK, ha="right")
 
 
 def _what(cells: Cells) -> str:
@@ -148,7 +148,7 @@ def _draw_margin(ax: Axes, logs: Array, axis: int, edges: Array) -> None:
     lines = _lines(logs, axis)
     usable = np.concatenate([line[np.isfinite(line)] for line in lines])
     low, high = (usable.min(), usable.max()) if usable.size else (-1.0, 1.0)
-    room = max(0.5, 0.15 * (high - low))
+    room = max(1.0, 0.15 * (high - low))
     for line, colour, name in zip(lines, (GREY, BLACK), ("median", "largest"), strict=True):
         level = np.maximum(line, low - room)
         x, y = np.repeat(edges, 2)[1:-1], np.repeat(level, 2)

@@ -87,5 +87,5 @@ def normal_points(counted: Histogram, number: int) -> tuple[Tensor, Tensor]:
     reach = float(-torch.special.ndtri(torch.tensor(0.5 / n, dtype=torch.float64)))
     z = torch.linspace(-reach, reach, min(number, n), dtype=torch.float64)
     rank = (torch.special.ndtr(z) * n - 0.5).round().clamp(0, n - 1).to(torch.int64)
-    z = torch.special.ndtri((rank + 0.5) / n)
+    z = torch.special.ndtri((rank.to(torch.float64) + 0.5) / n)
     return z, counted.values[torch.searchsorted(cumulative, rank, right=True)]
