@@ -18,10 +18,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
-    FixedLocator,
     FuncFormatter,
     MaxNLocator,
-    NullFormatter,
+    NullLocator,
     PercentFormatter,
 )
 
@@ -88,20 +87,41 @@ def _draw_magnitudes(
         return
     total = [p + n for p, n in zip(found.positive, found.negative, strict=True)]
     if any(found.positive):
-        _fill(bars, found.edges, total, colour, 0.55, "positive")
+        _fill(bars, found.edges, total, colour, 0.55)
     if any(found.negative):
-        _fill(bars, found.edges, found.negative, colour, 1.0, "negative")
+        _fill(bars, found.edges, found.negative, colour, 1.0)
     limits = _limits(looked, found.edges, grids)
     bars.set_ylim(0, 1.22 * max(total))
     bars.yaxis.set_major_formatter(PercentFormatter(1, 0 if max(total) > 0.05 else 1))
     bars.yaxis.set_major_locator(MaxNLocator(5))
-    bars.legend(fontsize=NOTE_PT, frameon=False, loc="upper left", ncols=2)
+    signs = {"positive": (any(found.positive), 0.55), "negative": (any(found.negative), 1.0)}
+    named = [(sign, alpha) for sign, (is_there, alpha) in signs.items() if is_there]
+    for row, (sign, alpha) in enumerate(named):
+        y = 0.95 - 0.07 * row
+        bars.text(
+            0.015,
+            y,
+            "\u25a0",
+            transform=bars.transAxes,
+            va="center",
+            fontsize=10,
+            color=colour,
+            alpha=alpha,
+        )
+        bars.text(0.04, y, sign, transform=bars.transAxes, va="center", fontsize=NOTE_PT, color=INK)
     _note_what_has_no_place(bars, looked)
     is_known = looked.entry.metadata.get("formats") is not None
     _draw_grids(rows, grids, "no product quantises it" if is_known else "declared format unknown")
     _draw_magnitude_box(box, looked, colour)
-    for ax in axes:
-        _log2_axis(ax, limits, labelled=ax is box)
+    _log2_axis(bars, limits)
+    _log2_axis(box, limits)
+    bars.tick_params(axis="x", length=0, labelbottom=False)
+    rows.set_xscale("log", base=2)
+    rows.set_xlim(*limits)
+    for axis in (rows.xaxis, box.xaxis):
+        axis.grid(visible=False)
+    rows.xaxis.set_major_locator(NullLocator())
+    rows.xaxis.set_minor_locator(NullLocator())
     box.set_xlabel("|x|", fontsize=9, color=INK)
 
 
@@ -116,10 +136,10 @@ def _instead_of_bars(looked: Looked) -> str:
 
 
 def _fill(
-    ax: Axes, edges: Sequence[float], height: Sequence[float], colour: str, alpha: float, label: str
+    ax: Axes, edges: Sequence[float], height: Sequence[float], colour: str, alpha: float
 ) -> None:
     x, y = np.repeat(edges, 2)[1:-1], np.repeat(height, 2)
-    ax.fill_between(x, y, facecolor=colour, alpha=alpha, linewidth=0, label=label)
+    ax.fill_between(x, y, facecolor=colour, alpha=alpha, linewidth=0)
 
 
 def _limits(looked: Looked, edges: Sequence[float], grids: Sequence[Grid]) -> tuple[float, float]:
@@ -133,22 +153,16 @@ def _limits(looked: Looked, edges: Sequence[float], grids: Sequence[Grid]) -> tu
     return low / 2, high * 2
 
 
-def _log2_axis(ax: Axes, limits: tuple[float, float], *, labelled: bool) -> None:
+def _log2_axis(ax: Axes, limits: tuple[float, float]) -> None:
     """Powers of two, every so many octaves that at most eight have a label."""
     ax.set_xscale("log", base=2)
     ax.set_xlim(*limits)
     first, last = math.ceil(math.log2(limits[0])), math.floor(math.log2(limits[1]))
     step = max(1, math.ceil((last - first) / 8))
-    marked = [2.0**e for e in range(first - first % step, last + 1, step) if e >= first]
-    ax.xaxis.set_major_locator(FixedLocator(marked))
-    ax.xaxis.set_minor_locator(FixedLocator([]))
+    marked = [e for e in range(first - first % step, last + 1, step) if e >= first]
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_ticks([2.0**e for e in marked], [power_of_two(e) for e in marked])
     ax.grid(visible=True, axis="x", color="#E4E4E4", linewidth=0.7)
-    if labelled:
-        words = [power_of_two(round(math.log2(value))) for value in marked]
-        ax.xaxis.set_ticks(marked, words)
-    else:
-        ax.xaxis.set_major_formatter(NullFormatter())
-        ax.tick_params(axis="x", length=0)
 
 
 def _note_what_has_no_place(ax: Axes, looked: Looked) -> None:

@@ -85,7 +85,7 @@ def _draw_cells(figure: Figure, ax: Axes, cells: Cells, low: float, high: float)
     logs = _log2(cells.amax_RC)
     is_zero, is_bad = np.isneginf(logs), np.isnan(logs)
     shown = np.where(is_zero, low - 1, np.maximum(logs, low))  # small is not zero
-    image = ax.imshow(
+    ax.imshow(
         np.ma.masked_where(is_bad, shown) if is_bad.any() else shown,
         aspect="auto",
         interpolation="nearest",
@@ -99,15 +99,25 @@ def _draw_cells(figure: Figure, ax: Axes, cells: Cells, low: float, high: float)
     ax.tick_params(labelsize=TICK_PT, colors=INK)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(6, integer=True))
-    bar = figure.colorbar(image, cax=figure.add_axes((0.905, 0.1, 0.018, 0.66)))
-    bar.ax.yaxis.set_major_locator(MaxNLocator(7, integer=True))
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(_power))
-    bar.ax.tick_params(labelsize=TICK_PT, colors=INK)
-    bar.set_label(_what(cells), fontsize=LABEL_PT, color=INK)
-    bar.outline.set_visible(False)
+    _draw_scale(figure.add_axes((0.905, 0.1, 0.018, 0.66)), low, high, _what(cells))
     notes = {"white: zeros alone": is_zero.any(), "red: NaN or Inf": is_bad.any()}
     words = ",  ".join(note for note, holds in notes.items() if holds)
     figure.text(0.985, 0.885, words, fontsize=NOTE_PT, color=INK, ha="right")
+
+
+def _draw_scale(ax: Axes, low: float, high: float, words: str) -> None:
+    """What the colours mean; much cheaper than a colorbar."""
+    ramp = np.linspace(low, high, 128)[:, None]
+    ax.imshow(ramp, aspect="auto", cmap=_colours(), origin="lower", extent=(0, 1, low, high))
+    ax.set_xticks([])
+    ax.yaxis.tick_right()
+    ax.yaxis.set_label_position("right")
+    ax.yaxis.set_major_locator(MaxNLocator(7, integer=True))
+    ax.yaxis.set_major_formatter(FuncFormatter(_power))
+    ax.tick_params(labelsize=TICK_PT, colors=INK)
+    ax.set_ylabel(words, fontsize=LABEL_PT, color=INK)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
 
 
 def _what(cells: Cells) -> str:
@@ -128,15 +138,9 @@ def _draw_margins(figure: Figure, cells: Cells) -> None:
     logs = _log2(cells.amax_RC)
     _draw_margin(above, logs, 0, _edges(cells.num_columns, cells.columns_each))
     _draw_margin(beside, logs, 1, _edges(cells.num_rows, cells.rows_each))
-    above.legend(
-        fontsize=NOTE_PT,
-        frameon=False,
-        loc="lower left",
-        ncols=2,
-        bbox_to_anchor=(1.01, 0.1),
-        handlelength=1,
-        columnspacing=1,
-    )
+    for place, (word, colour) in enumerate((("largest", BLACK), ("median", GREY))):
+        figure.text(0.775, 0.845 - 0.03 * place, "\u2014", fontsize=9, color=colour, va="center")
+        figure.text(0.8, 0.845 - 0.03 * place, word, fontsize=NOTE_PT, color=INK, va="center")
 
 
 def _edges(extent: int, each: int) -> Array:
@@ -149,10 +153,10 @@ def _draw_margin(ax: Axes, logs: Array, axis: int, edges: Array) -> None:
     usable = np.concatenate([line[np.isfinite(line)] for line in lines])
     low, high = (usable.min(), usable.max()) if usable.size else (-1.0, 1.0)
     room = max(1.0, 0.15 * (high - low))
-    for line, colour, name in zip(lines, (GREY, BLACK), ("median", "largest"), strict=True):
+    for line, colour in zip(lines, (GREY, BLACK), strict=True):
         level = np.maximum(line, low - room)
         x, y = np.repeat(edges, 2)[1:-1], np.repeat(level, 2)
-        ax.plot(*((y, x) if axis else (x, y)), color=colour, lw=0.8, label=name)
+        ax.plot(*((y, x) if axis else (x, y)), color=colour, lw=0.8)
     ax.tick_params(labelsize=NOTE_PT, colors=INK)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
