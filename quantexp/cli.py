@@ -253,7 +253,10 @@ def _draw(arguments: argparse.Namespace) -> int:
     outcome = draw(wanted, Console(stderr=True, highlight=False), _complain)
     _console().print(outcome.words, soft_wrap=True, markup=False)
     if problems := len(outcome.problems):
-        _complain(f"{problems} files could not be used, they are named above")
+        several = problems > 1
+        _complain(
+            f"{problems} file{'s' * several} could not be used, {'they are' if several else 'it is'} named above"
+        )
     return 1 if problems else 0
 
 

@@ -37,7 +37,9 @@ class Journal:
     """The lines of an output folder; `force` begins a new list."""
 
     def __init__(self, out: Path, *, force: bool = False) -> None:
-        self._out, self._file = out, out / NAME
+        #: The output folder.
+        self.out = out
+        self._file = out / NAME
         self._lines = {} if force else dict(_read(self._file))
         self._begun = False
 
@@ -46,7 +48,7 @@ class Journal:
         line = self._lines.get(name)
         if line is None or line.key != key:
             return None
-        is_there = all(file in line.files and (self._out / file).is_file() for file in files)
+        is_there = all(file in line.files and (self.out / file).is_file() for file in files)
         return line.done if is_there else None
 
     def add(self, name: str, key: list[Any], files: Iterable[str], done: Done) -> None:
@@ -65,7 +67,7 @@ class Journal:
 
     def _begin(self) -> None:
         """Leave out what was replaced."""
-        self._out.mkdir(parents=True, exist_ok=True)
+        self.out.mkdir(parents=True, exist_ok=True)
         write_whole(self._file, "".join(_text(n, line) for n, line in self._lines.items()))
         self._begun = True
 

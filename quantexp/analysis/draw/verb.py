@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -23,14 +24,15 @@ from rich.console import Console
 from quantexp.analysis.draw.asked import Asked
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.draw.chapters import CHAPTERS
-from quantexp.analysis.draw.desk import ChapterDesk, Problems, place_of, progress_bar
-from quantexp.analysis.draw.journal import Journal, key_of
+from quantexp.analysis.draw.desk import ChapterDesk, Problems
+from quantexp.analysis.draw.journal import VERSION, Journal
 from quantexp.analysis.draw.pool import Pool, cores
 from quantexp.analysis.draw.source import default_out, foreign, open_sources
-from quantexp.analysis.draw.tables import STATISTICS, Row, write_tables
-from quantexp.analysis.draw.work import FIGURES, Done, Task, do
+from quantexp.analysis.draw.stamps import Stamps
+from quantexp.analysis.draw.tables import STATISTICS, write_tables
+from quantexp.analysis.draw.tensors import draw_tensors, pieces_of
+from quantexp.analysis.draw.work import FIGURES
 from quantexp.analysis.quick import QUICK, save_quick_analysis
-from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError, ConfigError
 from quantexp.summary import short_path
 
@@ -97,16 +99,14 @@ def _wanted(asked: Asked) -> tuple[str, ...]:
 
 
 def _say_what_is_missing(source: Source, console: Console) -> None:
-    left_out = len(source.capture) - len(source.capture.select().with_values())
+    words = None
     if not len(source.capture):
-        console.print(f"{source.label}: no tensors were captured", soft_wrap=True, markup=False)
+        words = "no tensors were captured"
     elif not source.entries:
-        console.print(
-            f"{source.label}: only statistics were kept of {left_out} tensors, no values to draw; run with "
-            "capture=tensors",
-            soft_wrap=True,
-            markup=False,
-        )
+        number = len(source.capture)
+        words = f"only statistics were kept of {number} tensors, no values to draw; run with capture=tensors"
+    if words is not None:
+        console.print(f"{source.label}: {words}", soft_wrap=True, markup=False)
 
 
 def _drawn(
@@ -118,97 +118,39 @@ def _drawn(
     problems: Problems,
     console: Console,
 ) -> Outcome:
-    num_files = 0
+    pieces = list(pieces_of(sources, problems))
+    about = [VERSION, asked.formats, [[piece.name, piece.key] for piece in pieces]]
+    stamps = Stamps(out, force=asked.force)
+    num_files = num_tensors = num_known = 0
     if QUICK in wanted:
         for source in sources:
-            stem = out / QUICK if len(sources) == 1 else out / QUICK / source.label
-            num_files += len(save_quick_analysis(source, stem, asked.formats))
-    num_tensors = num_known = 0
+            name = QUICK if len(sources) == 1 else f"{QUICK}/{source.label}"
+            loss = None if source.run is None else _size_and_time(source.run.metrics)
+            make = partial(save_quick_analysis, source, out / name, asked.formats)
+            num_files += stamps.kept_or(name, [about, loss], make, lambda: True)
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
         figures = [folder for folder in FIGURES if folder in wanted]
-        rows, num_known = _tensors(asked, figures, sources, out, pool, problems, console)
+        journal = Journal(out, force=asked.force)
+        rows, num_known = draw_tensors(
+            pieces, figures, asked.formats, journal, pool, problems, console
+        )
         num_tensors = len(rows)
         details = STATISTICS in wanted
         num_files += len(write_tables(out, rows, problems.found, details=details))
-        num_files += len(rows) * len(figures) * len(asked.formats)
+        num_files += num_tensors * len(figures) * len(asked.formats)
     for chapter in CHAPTERS:
         if chapter.folder in wanted:
             desk = ChapterDesk(out / chapter.folder, asked.formats, pool, problems, console)
-            num_files += len(chapter.draw(sources, desk))
+            make = partial(chapter.draw, sources, desk)
+            num_files += stamps.kept_or(chapter.folder, about, make, lambda: not problems.found)
     return Outcome(out, num_tensors, num_known, problems.found, num_files)
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """One tensor on its way."""
-
-    source: Source
-    entry: CapturedTensor
-    name: str
-    key: list[object]
-    #: Figures that are wanted, below the output folder.
-    files: list[str]
-    task: Task
-
-
-def _tensors(
-    asked: Asked,
-    figures: Sequence[str],
-    sources: list[Source],
-    out: Path,
-    pool: Pool,
-    problems: Problems,
-    console: Console,
-) -> tuple[list[Row], int]:
-    """A row for each tensor that could be read, in order, and how many were done before."""
-    journal = Journal(out, force=asked.force)
-    rows: dict[int, Row] = {}
-    missing: list[tuple[int, _Piece]] = []
-    pieces = list(_pieces(asked, figures, sources, out, problems))
-    for place, piece in enumerate(pieces):
-        done = journal.find(piece.name, piece.key, piece.files)
-        if done is None:
-            missing.append((place, piece))
-        else:
-            rows[place] = Row(piece.source.label, piece.entry, done)
-    num_known = len(rows)
-    if num_known and missing:
-        console.print(
-            f"{num_known} of {len(pieces)} tensors were drawn before, {len(missing)} to go"
-        )
-    with progress_bar("tensors", len(missing), console) as advance:
-        for (place, piece), found in pool.each(_do, missing):
-            advance()
-            if isinstance(found, Done):
-                journal.add(piece.name, piece.key, piece.files, found)
-                rows[place] = Row(piece.source.label, piece.entry, found)
-            elif isinstance(found, OSError):
-                raise found
-            else:
-                problems.add(place_of(piece.entry), str(found))
-    return [rows[place] for place in sorted(rows)], num_known
-
-
-def _do(piece: tuple[int, _Piece]) -> Done:
-    return do(piece[1].task)
-
-
-def _pieces(
-    asked: Asked, figures: Sequence[str], sources: list[Source], out: Path, problems: Problems
-) -> Iterator[_Piece]:
-    """What is to be done; a file that is not there is named."""
-    for source in sources:
-        for entry in source.entries:
-            try:
-                name, key = entry.name, key_of(entry)
-            except (CaptureError, FileNotFoundError):
-                problems.add(place_of(entry), "is missing although it is listed; capture again")
-                continue
-            name = name if len(sources) == 1 else f"{source.label}/{name}"
-            stems = {folder: out / folder / name for folder in figures}
-            files = [f"{folder}/{name}.{kind}" for folder in figures for kind in asked.formats]
-            task = Task(entry, source.label, stems, asked.formats)
-            yield _Piece(source, entry, name, key, files, task)
+def _size_and_time(file: Path) -> list[int] | None:
+    if not file.is_file():
+        return None
+    stat = file.stat()
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 @contextlib.contextmanager
