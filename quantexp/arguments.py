@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 
 from quantexp import __version__
+from quantexp.analysis.draw.asked import USAGE as DRAW_USAGE
+from quantexp.analysis.draw.asked import add_arguments as add_draw_arguments
 from quantexp.analysis.requantise.asked import USAGE
 from quantexp.analysis.requantise.asked import add_arguments as add_requantise_arguments
 
@@ -21,6 +23,7 @@ VERBS = {
     "retry": "start again what failed: [DIR] [launcher.key=value ...]",
     "cancel": "end runs that wait or run: [DIR]",
     "captures": "list, check or export captured tensors: DIR [key=pattern ...]",
+    "draw": "figures and statistics of captured tensors: DIR... [out=FOLDER]",
     "requantise": "score a capture under every format and recommend a scheme: DIR [key=pattern ...]",
 }
 
@@ -54,6 +57,8 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
         _captures_arguments(parser)
     elif verb == "requantise":
         add_requantise_arguments(parser)
+    elif verb == "draw":
+        add_draw_arguments(parser)
     elif verb in LEDGER:
         about = "a folder of runs (./runs), a run, a sweep's list, a submission; paths.root=FOLDER"
         parser.add_argument("words", nargs="*", metavar=LEDGER[verb].strip("[]"), help=about)
@@ -100,6 +105,8 @@ def _captures_arguments(parser: argparse.ArgumentParser) -> None:
 def _usage(verb: str) -> str:
     if verb == "requantise":
         return USAGE
+    if verb == "draw":
+        return DRAW_USAGE
     if verb == "captures":
         return "quantexp captures [--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]"
     if verb == "verify":

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from quantexp.analysis.draw.asked import asked as asked_to_draw
 from quantexp.analysis.requantise.asked import asked
 from quantexp.arguments import LEDGER, STARTS, VERBS, parser_of
 from quantexp.errors import ConfigError, QuantexpError
@@ -245,6 +246,20 @@ def _requantise(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def _draw(arguments: argparse.Namespace) -> int:
+    wanted = asked_to_draw(arguments)
+    from quantexp.analysis.draw.verb import draw
+
+    outcome = draw(wanted, Console(stderr=True, highlight=False), _complain)
+    _console().print(outcome.words, soft_wrap=True, markup=False)
+    if problems := len(outcome.problems):
+        several = problems > 1
+        _complain(
+            f"{problems} file{'s' * several} could not be used, {'they are' if several else 'it is'} named above"
+        )
+    return 1 if problems else 0
+
+
 def _resume(arguments: argparse.Namespace) -> int:
     from quantexp.resume import interrupted
 
@@ -321,6 +336,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "retry": _retry,
     "cancel": _cancel,
     "captures": _captures,
+    "draw": _draw,
     "requantise": _requantise,
 }
 

@@ -68,15 +68,15 @@ def statistics(x: Tensor, chosen: Chosen | None = None) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
+def summarise(x: Tensor, chosen: Chosen | None = None, counted: Histogram | None = None) -> Summary:
     """The statistics of a tensor of any shape and layout, and of what a chosen format does to it.
 
     NaN and Inf are counted and left out of everything else. Other dtypes than bfloat16, float16 and float32 are taken
-    as float32.
+    as float32. `counted` is its histogram, if that is at hand.
     """
     x = x.detach()
     x = x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
-    counted = histogram(x)
+    counted = histogram(x) if counted is None else counted
     sums = power_sums(x, counted)
     zeros = _zeros(x, counted)
     num_nan, num_inf = _nonfinite(x, counted)
