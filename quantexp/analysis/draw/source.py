@@ -83,14 +83,14 @@ def _of_run(run: RunDir) -> Source:
     names = read_names(run)
     folder = run.captured(names.capture_dir)
     try:
-        capture = open_capture(folder)
+        capture = open_capture(folder, statistics=True)
     except CaptureError:
         capture = Capture(folder, [])
     return Source(names.run, capture, names, run)
 
 
 def _of_folder(path: Path) -> Source:
-    capture = open_capture(path)
+    capture = open_capture(path, statistics=True)
     run = RunDir(capture.folder.resolve().parent)
     if is_run(run) and run.tensors.resolve() == capture.folder.resolve():
         return Source((names := read_names(run)).run, capture, names, run)

@@ -104,7 +104,7 @@ def _say_what_is_missing(source: Source, console: Console) -> None:
         words = "no tensors were captured"
     elif not source.entries:
         number = len(source.capture)
-        words = f"only statistics were kept of {number} tensors, no values to draw; run with capture=tensors"
+        words = f"only statistics were kept of {number} tensors, no values; see numerics, or run with capture=tensors"
     if words is not None:
         console.print(f"{source.label}: {words}", soft_wrap=True, markup=False)
 
@@ -119,7 +119,8 @@ def _drawn(
     console: Console,
 ) -> Outcome:
     pieces = list(pieces_of(sources, problems))
-    about = [VERSION, asked.formats, [[piece.name, piece.key] for piece in pieces]]
+    statistics = [_size_and_time(s.capture.folder / "statistics.jsonl") for s in sources]
+    about = [VERSION, asked.formats, [[piece.name, piece.key] for piece in pieces], statistics]
     stamps = Stamps(out, force=asked.force)
     num_files = num_tensors = num_known = 0
     if QUICK in wanted:

@@ -35,8 +35,9 @@ class Maps:
     probabilities: Tensor
     gradient: Tensor | None
     recomputed: bool
-    #: Tokens of a side before pooling.
-    num_tokens: int
+    #: Before pooling.
+    num_queries: int
+    num_keys: int
     #: Its heads' numbers, which a sample of heads leaves out some of.
     heads: Sequence[int]
 
@@ -84,6 +85,7 @@ def maps_of(layer: Layer, sequence: int = 0) -> Maps:
         pooled(whole, MOST_PIXELS),
         None if gradient is None else pooled_by_size(_of_sequence(gradient, sequence), MOST_PIXELS),
         captured is None,
+        whole.shape[-2],
         whole.shape[-1],
         _heads(captured if captured is not None else layer.tensors["query"], whole.shape[0]),
     )
@@ -138,12 +140,15 @@ def pooled_by_size(x_HQK: Tensor, most: int) -> Tensor:
     return adaptive_avg_pool2d(x_HQK, (rows, side))
 
 
-def future(num_queries: int, num_keys: int) -> Tensor:
-    """Which cells of a map lie wholly behind the causal mask; bool [queries, keys]."""
-    i = torch.arange(num_queries)[:, None]
-    j = torch.arange(num_keys)[None, :]
-    # Cell i ends with the query before (i + 1) / n of all, cell j begins with the key at j / m.
-    return j * num_queries >= (i + 1) * num_keys
+def future(num_queries: int, num_keys: int, most: int = MOST_PIXELS) -> Tensor:
+    """Which cells of a pooled map lie wholly behind the causal mask; bool [rows, columns].
+
+    Cell i of n holds the tokens floor(i N / n) to ceil((i + 1) N / n) - 1, as pooling has it.
+    """
+    rows, columns = min(most, num_queries), min(most, num_keys)
+    last_query = -(-(torch.arange(rows) + 1) * num_queries // rows) - 1
+    first_key = torch.arange(columns) * num_keys // columns
+    return first_key[None, :] > last_query[:, None] + num_keys - num_queries
 
 
 def _of_sequence(entry: CapturedTensor, sequence: int) -> Tensor:

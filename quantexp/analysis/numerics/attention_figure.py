@@ -34,7 +34,7 @@ def draw_maps(maps: Maps, label: str) -> Figure:
     width = max(6.5, _LEFT_INCH + across * _MAP_INCH + _BAR_INCH * (1 + with_gradient))
     height = _TOP_INCH + rows * (_MAP_INCH + 0.17) + _BOTTOM_INCH
     figure = new_figure(width, height)
-    hidden = future(*maps.probabilities.shape[1:]).numpy()
+    hidden = future(maps.num_queries, maps.num_keys).numpy()
     images = {}
     for head in range(num_heads):
         row, column = divmod(head, columns)
@@ -53,15 +53,14 @@ def draw_maps(maps: Maps, label: str) -> Figure:
             images[part] = _draw_map(ax, shown, part, maps)
             if part == 0:
                 ax.set_title(f"head {maps.heads[head]}", fontsize=NOTE_PT, loc="left", pad=2)
-            _dress(ax, maps.num_tokens, is_corner=row == rows - 1 and place == 0)
+            _dress(ax, maps.num_keys, is_corner=row == rows - 1 and place == 0)
     _add_bars(figure, images, _LEFT_INCH + across * _MAP_INCH)
     _write(figure, maps, label)
     return figure
 
 
 def _draw_map(ax: Axes, values: np.ma.MaskedArray, part: int, maps: Maps) -> object:
-    colours = colormaps[_GRADIENT_MAP if part else _PROBABILITY_MAP].copy()
-    colours.set_bad(_HIDDEN)
+    colours = colormaps[_GRADIENT_MAP if part else _PROBABILITY_MAP].with_extremes(bad=_HIDDEN)
     if part == 0:
         norm: LogNorm | SymLogNorm = LogNorm(LEAST_PROBABILITY, 1)
         values = np.ma.maximum(values, LEAST_PROBABILITY)
@@ -79,14 +78,14 @@ def _gradient_norm(gradient: Tensor) -> SymLogNorm:
     return SymLogNorm(linthresh=top / 1000, vmin=-top, vmax=top)
 
 
-def _dress(ax: Axes, num_tokens: int, *, is_corner: bool) -> None:
+def _dress(ax: Axes, num_keys: int, *, is_corner: bool) -> None:
     ax.set_xticks([])
     ax.set_yticks([])
     for spine in ax.spines.values():
         spine.set_linewidth(0.4)
         spine.set_color("#999999")
     if is_corner:
-        ax.set_xlabel(f"key, 0 .. {num_tokens - 1}", fontsize=NOTE_PT, color=INK, labelpad=2)
+        ax.set_xlabel(f"key, 0 .. {num_keys - 1}", fontsize=NOTE_PT, color=INK, labelpad=2)
         ax.set_ylabel("query", fontsize=NOTE_PT, color=INK, labelpad=2)
 
 
@@ -123,8 +122,8 @@ def _write(figure: Figure, maps: Maps, label: str) -> None:
     figure.text(0.12 / width, 1 - 0.5 / height, about, fontsize=TICK_PT, color=INK)
     notes = [f"grey: keys behind the causal mask; P below {LEAST_PROBABILITY:g} has its colour"]
     side = maps.probabilities.shape[-1]
-    if side < maps.num_tokens:
-        tokens = math.ceil(maps.num_tokens / side)
+    if side < maps.num_keys:
+        tokens = math.ceil(maps.num_keys / side)
         notes.append(f"a pixel is the largest P (mean gradient) of {tokens} x {tokens} tokens")
     if bool(maps.probabilities.isnan().any()):
         notes.append("white: NaN")

@@ -64,12 +64,12 @@ def over_iterations(run: Run, groups: dict[str, list[Judged]]) -> Figure | None:
     if len({one.place.iteration for one in run.tensors}) < 2:
         return None
     rows = {measure: tensor_members(run.tensors, measure) for measure in _OVER_ITERATIONS}
-    about = "line: median over layers, band: least to largest"
-    if len(groups) == 1:
-        ((group, judged),) = groups.items()
-        of_tensors = [replace(j, series=j.place.tensor) for j in judged]
-        rows |= {m: operand_members(of_tensors, m) for m in (SQNR, UNDERFLOW)}
-        about = f"{about_group(run, group)}; {about}"
+    for group, judged in groups.items():
+        of_tensors = [replace(one, series=one.place.tensor) for one in judged]
+        for measure in (SQNR, UNDERFLOW):
+            label = f"{measure.label.partition(' (share')[0]},\n{group}"
+            rows[replace(measure, label=label)] = operand_members(of_tensors, measure)
+    about = f"scheme {run.scheme}; line: median over layers, band: least to largest"
     title = f"Numerics over iterations: {run.label}"
     return draw_lines(title, about, rows, lambda member: member.place.iteration, "iteration")
 
@@ -86,7 +86,7 @@ def between_ranks(run: Run) -> Figure | None:
         for m in (STD, AMAX, KURTOSIS)
     }
     title = f"Ranks: {run.label}"
-    about = "each tensor against the same tensor of the other ranks (1: all alike); what one rank alone keeps is left out"
+    about = "each tensor against the same tensor of the other ranks (1: all alike); what one rank alone has is left out"
     return draw_lines(title, about, rows, lambda member: member.place.rank, "rank")
 
 

@@ -181,6 +181,8 @@ def magnitudes_by_scheme(runs: Sequence[Run]) -> Figure | None:
         dress(ax, "", "log2 |x|" if last else "", "share" if first else "", grid="both")
         ax.set_title(kinds[place], fontsize=LABEL_PT, loc="left")
         _draw_histograms(ax, sums[kinds[place]], {r.label: scheme_mark(r.scheme) for r in runs})
+    shares = (n / c.total for by_run in sums.values() for c in by_run.values() for n in c.counts)
+    axes[0, 0].set_ylim(0, 1.06 * max(shares))
     write_title(
         figure,
         "Magnitudes by scheme",
@@ -199,7 +201,6 @@ def _draw_histograms(ax: Axes, by_run: Mapping[str, Counts], marks: Mapping[str,
         ax.step(xs, ys, where="mid", color=marks[label].colour, lw=1.2, ls=style)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     ax.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    ax.set_ylim(bottom=0)
     ax.tick_params(labelsize=NOTE_PT)
 
 

@@ -30,9 +30,22 @@ class Run:
     asked: tuple[str, ...] = ()
 
 
-def gather(sources: Sequence[Source], desk: Desk) -> list[Run]:
-    """All sources, tensor by tensor; what could not be read is left out (and named by `desk.each`)."""
-    return [_run(source, desk) for source in sources]
+class _Last:
+    """The sources that were gathered last: chapters of one `draw` are given the same list, one after the other."""
+
+    sources: Sequence[Source] | None = None
+    runs: Sequence[Run] = ()
+
+
+def gather(sources: Sequence[Source], desk: Desk) -> Sequence[Run]:
+    """All sources, tensor by tensor; what could not be read is left out (and named by `desk.each`).
+
+    The same list of sources is gone through once.
+    """
+    if _Last.sources is not sources:
+        _Last.runs = tuple(_run(source, desk) for source in sources)
+        _Last.sources = sources
+    return _Last.runs
 
 
 def _run(source: Source, desk: Desk) -> Run:

@@ -33,20 +33,22 @@ _TOP_INCH, _BOTTOM_INCH, _GAP_INCH = 0.75, 0.3, 0.75
 
 
 def draw_heat(title: str, about: str, panels: Mapping[Measure, Sequence[Member]]) -> Figure:
-    """Two panels a row."""
+    """The figure, two panels a row."""
     everyone = [member for members in panels.values() for member in members]
     layers = sorted({member.place.layer for member in everyone})
     names = _rows(everyone)
     map_width = min(9.0, max(2.2, _CELL_INCH * len(layers)))
     map_height = max(1.2, _ROW_INCH * len(names))
-    num_rows = math.ceil(len(panels) / 2)
-    width = 2 * (_NAMES_INCH + map_width + _BAR_INCH)
+    columns = min(2, len(panels))
+    num_rows = math.ceil(len(panels) / columns)
+    panel_width = max(_NAMES_INCH + map_width + _BAR_INCH, 6.5 / columns)
+    width = columns * panel_width
     height = _TOP_INCH + num_rows * (map_height + _GAP_INCH) + _BOTTOM_INCH
     figure = new_figure(width, height)
     hatched = False
     for place, (measure, members) in enumerate(panels.items()):
-        row, column = divmod(place, 2)
-        left = column * width / 2 + _NAMES_INCH
+        row, column = divmod(place, columns)
+        left = column * panel_width + _NAMES_INCH
         bottom = height - _TOP_INCH - (row + 1) * map_height - row * _GAP_INCH - 0.1
         box = (left / width, bottom / height, map_width / width, map_height / height)
         bar_box = ((left + map_width + 0.1) / width, box[1], 0.13 / width, box[3])

@@ -132,7 +132,7 @@ def set_scale(ax: Axes, scale: Scale, which: str = "y") -> None:
         set_it("symlog", linthresh=LEAST_SHARE, linscale=0.4)
         limits = ax.set_ylim if which == "y" else ax.set_xlim
         limits(-LEAST_SHARE / 4, 1.5)
-        axis.set_ticks([0, *(10.0**k for k in (-6, -4, -2, 0))])
+        axis.set_ticks([0, *(10.0**k for k in ((-6, -4, -2, 0) if which == "y" else (-4, -2, 0)))])
         axis.set_minor_locator(MaxNLocator(1))
         axis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
     elif scale is Scale.PERCENT:

@@ -145,4 +145,4 @@ def by_key(
 
 def slug(words: str) -> str:
     """Words as a part of a file name."""
-    return re.sub(r"[^A-Za-z0-9.+-]+", "-", words).strip("-")
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", words).strip("-")
