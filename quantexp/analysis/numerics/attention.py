@@ -10,7 +10,7 @@ quantisation, in float32, without dropout.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,30 +69,36 @@ def layers_of(entries: Iterable[CapturedTensor]) -> list[Layer]:
 
 
 def maps_of(layer: Layer, sequence: int = 0) -> Maps:
-    """The maps of one sequence.
+    """The maps of one sequence, one head at a time in memory.
 
     Raises:
         CaptureError: tensors that cannot be read, or that do not fit together.
     """
-    captured = layer.tensors.get(PROBABILITIES)
-    if captured is not None:
-        whole = _of_sequence(captured, sequence)
+    captured, gradient = layer.tensors.get(PROBABILITIES), layer.tensors.get(GRADIENT)
+    if captured is None:
+        heads = recomputed(layer.tensors["query"], layer.tensors["key"], sequence)
     else:
-        whole = recomputed(layer.tensors["query"], layer.tensors["key"], sequence)
-    gradient = layer.tensors.get(GRADIENT)
+        heads = _heads_of(captured, sequence)
+    probabilities = []
+    num_queries = num_keys = 0
+    for head in heads:
+        num_queries, num_keys = head.shape
+        probabilities.append(pooled(head[None], MOST_PIXELS))
+    gradients = () if gradient is None else _heads_of(gradient, sequence)
+    means = [pooled_by_size(head[None], MOST_PIXELS) for head in gradients]
     return Maps(
         layer.place,
-        pooled(whole, MOST_PIXELS),
-        None if gradient is None else pooled_by_size(_of_sequence(gradient, sequence), MOST_PIXELS),
+        torch.cat(probabilities),
+        torch.cat(means) if means else None,
         captured is None,
-        whole.shape[-2],
-        whole.shape[-1],
-        _heads(captured if captured is not None else layer.tensors["query"], whole.shape[0]),
+        num_queries,
+        num_keys,
+        _numbers(captured or layer.tensors["query"], len(probabilities)),
     )
 
 
-def recomputed(query: CapturedTensor, key: CapturedTensor, sequence: int) -> Tensor:
-    """P of one sequence, float32 [heads, queries, keys].
+def recomputed(query: CapturedTensor, key: CapturedTensor, sequence: int) -> Iterator[Tensor]:
+    """P of one sequence, head by head, float32 [queries, keys].
 
     Raises:
         CaptureError: sampled tensors, or shapes that do not fit.
@@ -102,25 +108,23 @@ def recomputed(query: CapturedTensor, key: CapturedTensor, sequence: int) -> Ten
             raise CaptureError(f"{entry.label}: a sample, of which no attention can be recomputed")
     q, k = query.torch(), key.torch()
     fits = q.ndim == k.ndim == 4 and q.shape[1] == k.shape[1] and q.shape[3] == k.shape[3]
-    if not fits or not q.shape[2] or not k.shape[2] or q.shape[2] % k.shape[2]:
+    if not (fits and q.numel() and k.numel()) or q.shape[2] % k.shape[2]:
         raise CaptureError(
             f"{query.label}: query and key must be [tokens, sequences, heads, head_dim] of one width, the heads a "
             f"multiple of the key's, got {list(q.shape)} and {list(k.shape)}"
         )
     told = query.metadata.get("softmax_scale")
     scale = 1 / math.sqrt(q.shape[3]) if told is None else float(told)
-    return probabilities(q[:, sequence].float(), k[:, sequence].float(), scale)
+    for head in range(q.shape[2]):
+        group = head * k.shape[2] // q.shape[2]
+        yield probabilities(q[:, sequence, head].float(), k[:, sequence, group].float(), scale)
 
 
-def probabilities(q_THD: Tensor, k_TGD: Tensor, scale: float) -> Tensor:
-    """Causal softmax attention, [heads, queries, keys]; the last query sees all keys."""
-    num_queries, num_heads = q_THD.shape[:2]
-    num_keys, num_groups = k_TGD.shape[:2]
-    q_HTD = q_THD.transpose(0, 1)
-    k_HTD = k_TGD.transpose(0, 1).repeat_interleave(num_heads // num_groups, 0)
-    scores = scale * (q_HTD @ k_HTD.transpose(1, 2))
+def probabilities(q_QD: Tensor, k_KD: Tensor, scale: float) -> Tensor:
+    """Causal softmax attention of one head, [queries, keys]; the last query sees all keys."""
+    num_queries, num_keys = q_QD.shape[0], k_KD.shape[0]
     hidden = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
-    return scores.masked_fill_(hidden, -math.inf).softmax(-1)
+    return (scale * (q_QD @ k_KD.T)).masked_fill_(hidden, -math.inf).softmax(-1)
 
 
 def pooled(x_HQK: Tensor, most: int) -> Tensor:
@@ -151,16 +155,18 @@ def future(num_queries: int, num_keys: int, most: int = MOST_PIXELS) -> Tensor:
     return first_key[None, :] > last_query[:, None] + num_keys - num_queries
 
 
-def _of_sequence(entry: CapturedTensor, sequence: int) -> Tensor:
+def _heads_of(entry: CapturedTensor, sequence: int) -> Iterator[Tensor]:
     x = entry.torch()
-    if x.ndim != 4 or not x.shape[0]:
+    if x.ndim != 4 or not x.numel():
         raise CaptureError(
             f"{entry.label} must be [sequences, heads, queries, keys], got the shape {list(x.shape)}"
         )
-    return x[min(sequence, x.shape[0] - 1)].float()
+    for head in x[min(sequence, x.shape[0] - 1)]:
+        yield head.float()
 
 
-def _heads(entry: CapturedTensor, num_heads: int) -> Sequence[int]:
+def _numbers(entry: CapturedTensor, num_heads: int) -> Sequence[int]:
+    """Those of the heads that were kept."""
     sample = entry.metadata.get("sample")
     if sample and sample.get("of") == "heads":
         return tuple(sample["indices"])

@@ -46,7 +46,7 @@ def tensor_heat(run: Run) -> Figure:
 def overflow(run: Run, group: str, judged: Sequence[Judged]) -> Figure:
     """Saturation and underflow of every operand, and NaN and Inf of every operand's tensor, by layer."""
     rows = {measure: operand_members(judged, measure) for measure in (SATURATED, UNDERFLOW)}
-    operands = {j.place: j.series for j in judged}
+    operands = {j.place: j.series for j in reversed(judged)}
     rows[NONFINITE] = [
         replace(member, series=operands[member.place])
         for member in tensor_members(run.tensors, NONFINITE)

@@ -26,8 +26,6 @@ class Run:
     label: str
     scheme: str
     tensors: tuple[Measured, ...]
-    #: Formats that were asked for because the run declares none.
-    asked: tuple[str, ...] = ()
 
 
 class _Last:
@@ -58,7 +56,7 @@ def _run(source: Source, desk: Desk) -> Run:
         for entry in source.capture
         if not entry.metadata.get("file") and entry.metadata.get("statistics")
     ]
-    return Run(source.label, source.scheme, tuple(found + bare), asked if stored else ())
+    return Run(source.label, source.scheme, tuple(found + bare))
 
 
 def is_quantised(entry: CapturedTensor) -> bool:

@@ -97,9 +97,7 @@ def _draw_map(
     dress(ax, "", "layer", "")
     ax.set_title(measure.label, fontsize=LABEL_PT, loc="left")
     ax.grid(visible=False)
-    ax.set_facecolor("white")
-    ax.patch.set_hatch("////")
-    ax.patch.set_edgecolor("#BBBBBB")
+    hatch(ax)
     image = ax.imshow(cells, aspect="auto", cmap=COLOUR_MAP, norm=_norm(measure.scale, cells))
     size = TICK_PT if len(names) <= 40 else NOTE_PT
     ax.set_yticks(range(len(names)), [f"{m} {s}" for m, s in names], fontsize=size)
@@ -127,6 +125,13 @@ def label_powers(ax: Axes) -> None:
         ax.minorticks_off()
         ax.set_yticks([2.0**e for e in ticks], [power_of_two(e) for e in ticks])
     ax.tick_params(labelsize=TICK_PT)
+
+
+def hatch(ax: Axes) -> None:
+    """What is seen where a map has no number."""
+    ax.set_facecolor("white")
+    ax.patch.set_hatch("////")
+    ax.patch.set_edgecolor("#BBBBBB")
 
 
 def _number_layers(ax: Axes, layers: Sequence[int]) -> None:

@@ -32,7 +32,7 @@ _PANEL_INCH, _ROW_INCH = 2.5, 1.9
 _LEFT_INCH, _TOP_INCH, _BOTTOM_INCH = 0.85, 0.98, 0.75
 _LEGEND_ENTRY_INCH = 1.35
 #: Lines with more points have no markers.
-_FEW_POINTS = 40
+_FEW_POINTS = 24
 
 
 def draw_lines(
@@ -90,10 +90,13 @@ def draw_panel(
     set_scale(ax, measure.scale)
     for name in in_order(series):
         points = {x: finite(values) for x, values in sorted(series[name].items())}
-        xs = [x for x, values in points.items() if values]
-        if not xs:
+        xs = list(points)
+        if not any(points.values()):
             continue
-        low, middle, high = ([f(points[x]) for x in xs] for f in (min, median, max))
+        low, middle, high = (
+            [f(values) if values else math.nan for values in points.values()]
+            for f in (min, median, max)
+        )
         mark = mark_of(name)
         if any(a < b for a, b in zip(low, high, strict=True)):
             ax.fill_between(xs, low, high, color=mark.colour, alpha=0.15, lw=0)

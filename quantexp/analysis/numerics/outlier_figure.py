@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from quantexp.analysis.numerics.gather import Run
-from quantexp.analysis.numerics.heat import COLOUR_MAP, label_powers
-from quantexp.analysis.numerics.lines import draw_lines, set_scale, write_title
+from quantexp.analysis.numerics.heat import COLOUR_MAP, hatch, label_powers
+from quantexp.analysis.numerics.lines import draw_lines, set_scale, write_note, write_title
 from quantexp.analysis.numerics.outliers import profile_ranks
 from quantexp.analysis.numerics.series import Measure, Member, Scale, in_order
 from quantexp.analysis.style import LABEL_PT, NOTE_PT, dress, new_figure
@@ -96,6 +96,7 @@ def heads(run: Run) -> Figure | None:
         dress(ax, "", "head", "layer" if ax in axes[:, 0] else "", grid="both")
         ax.set_title(name, fontsize=LABEL_PT, loc="left")
         ax.grid(visible=False)
+        hatch(ax)
         image = ax.imshow(cells[name], aspect="auto", cmap=COLOUR_MAP, norm=norm)
         layers = sorted(found[name])
         step = -(-len(layers) // 12)
@@ -107,6 +108,8 @@ def heads(run: Run) -> Figure | None:
     label_powers(bar.ax)
     about = "largest magnitude of each head over that of the layer's median head; median over iterations"
     write_title(figure, f"Heads: {run.label}", about)
+    if any(np.isnan(values).any() for values in cells.values()):
+        write_note(figure, "hatched: no such head, or zeros alone")
     return figure
 
 

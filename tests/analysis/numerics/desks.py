@@ -31,6 +31,8 @@ class MemoryDesk:
     said: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     num_looks: int = 0
+    #: Whether figures are laid out, as saving them does: it takes a second for ten of them.
+    lays_out: bool = False
 
     def say(self, line: str) -> None:
         self.said.append(line)
@@ -46,7 +48,8 @@ class MemoryDesk:
                 self.failed.append(str(error))
 
     def save(self, figure: Figure, name: str) -> list[Path]:
-        figure.draw_without_rendering()
+        if self.lays_out:
+            figure.draw_without_rendering()
         assert name not in self.figures, f"{name} is written twice"
         self.figures[name] = figure
         return [self.out / f"{name}.{kind}" for kind in self.formats]

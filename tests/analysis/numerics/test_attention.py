@@ -64,8 +64,7 @@ def test_captured_probabilities_are_taken_with_their_gradient(capture: Capture) 
 
 
 def test_fewer_queries_than_keys_are_the_last_ones() -> None:
-    q, k = torch.randn(3, 1, 8), torch.randn(5, 1, 8)
-    p = probabilities(q, k, 1.0)[0]
+    p = probabilities(torch.randn(3, 8), torch.randn(5, 8), 1.0)
     assert (p == 0).tolist() == [
         [False, False, False, True, True],
         [False, False, False, False, True],

@@ -14,7 +14,7 @@ from .desks import MemoryDesk, add_run, normal, source_of
 
 @pytest.fixture
 def desk(tmp_path: Path) -> MemoryDesk:
-    return MemoryDesk(tmp_path / "out")
+    return MemoryDesk(tmp_path / "out", lays_out=True)
 
 
 def words(desk: MemoryDesk, name: str) -> str:

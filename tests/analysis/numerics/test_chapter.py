@@ -30,6 +30,7 @@ def rows(desk: MemoryDesk) -> list[dict[str, str]]:
 
 
 def test_a_run_has_its_table_and_its_figures(capture: Capture, desk: MemoryDesk) -> None:
+    desk.lays_out = True
     add_run(capture, settings=MX4)
     source = source_of(capture, "FA_linear_mxfp4")
     written = CHAPTER.draw([source], desk)
@@ -54,6 +55,7 @@ def test_several_iterations_and_ranks_have_their_figures(
 
 
 def test_hifp8_has_its_deep_analysis_and_no_axes(capture: Capture, desk: MemoryDesk) -> None:
+    desk.lays_out = True
     add_run(capture, settings=HIF8, quant_type="hifp8")
     source = source_of(capture)
     CHAPTER.draw([source], desk)
@@ -86,6 +88,7 @@ def test_several_runs_have_folders_of_their_own_and_one_table(
 def test_statistics_alone_are_drawn_over_their_iterations(
     capture: Capture, desk: MemoryDesk
 ) -> None:
+    desk.lays_out = True
     lines = []
     for iteration in (1, 2, 3):
         for name in ("input", "grad_output"):
@@ -109,6 +112,7 @@ def test_statistics_alone_are_drawn_over_their_iterations(
 
 
 def test_odd_tensors_are_in_the_table_with_what_is_odd(capture: Capture, desk: MemoryDesk) -> None:
+    desk.lays_out = True
     add_run(capture, layers=1, settings=MX4)
     odd = {
         "empty": torch.zeros(0, 1, 64),
@@ -130,6 +134,7 @@ def test_odd_tensors_are_in_the_table_with_what_is_odd(capture: Capture, desk: M
 
 
 def test_nothing_but_odd_tensors_is_drawn_too(capture: Capture, desk: MemoryDesk) -> None:
+    desk.lays_out = True
     formats = {"fprop.x": {**MX4, "axis": "input_width"}}
     for layer, value in enumerate((0.0, math.nan)):
         capture.add(torch.full((32, 1, 32), value), "input", "fc1", layer, formats=formats)

@@ -31,6 +31,7 @@ def captures(tmp_path: Path) -> tuple[Capture, Capture]:
 
 
 def test_two_schemes_are_beside_each_other(tmp_path: Path, desk: MemoryDesk) -> None:
+    desk.lays_out = True
     first, second = captures(tmp_path)
     sources = [source_of(first, "FA_linear_mxfp4"), source_of(second, "FA_linear_hifp8")]
     CHAPTER.draw(sources, desk)
