@@ -48,6 +48,8 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     picture = outcome.run.figures / "quick_analysis.png"
     if picture.exists():
         table.add_row("picture", escape(str(short_path(picture))))
+    if (outcome.run.figures / "tensor_stats.txt").exists():
+        table.add_row("figures", escape(str(short_path(outcome.run.figures))))
     console.print(table)
 
 

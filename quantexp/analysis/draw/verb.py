@@ -14,6 +14,7 @@ A file that cannot be used is named and counted, and the rest goes on.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from quantexp.analysis.draw.tensors import draw_tensors, pieces_of
 from quantexp.analysis.draw.work import FIGURES
 from quantexp.analysis.quick import QUICK, save_quick_analysis
 from quantexp.errors import CaptureError, ConfigError
+from quantexp.paths import RunDir
 from quantexp.summary import short_path
 
 
@@ -85,6 +87,13 @@ def draw(asked: Asked, console: Console, complain: Callable[[str], None]) -> Out
             return _drawn(asked, wanted, sources, out, pool, problems, console)
     finally:
         pool.close()
+
+
+def draw_run(run: RunDir) -> Outcome:
+    """What `analysis.auto=true` draws when a run has ended: everything, as PNG; said in the run's log."""
+    asked = Asked([str(run.root)], out=run.figures, formats=("png",))
+    log = Console(file=sys.stderr, highlight=False)
+    return draw(asked, log, lambda line: log.print(line, soft_wrap=True, markup=False))
 
 
 def _wanted(asked: Asked) -> tuple[str, ...]:
