@@ -113,7 +113,7 @@ def _say_what_is_missing(source: Source, console: Console) -> None:
         words = "no tensors were captured"
     elif not source.entries:
         number = len(source.capture)
-        words = f"only statistics were kept of {number} tensors, no values; see numerics, or run with capture=tensors"
+        words = f"only statistics were kept of {number} tensors, no values to draw; run with capture=tensors"
     if words is not None:
         console.print(f"{source.label}: {words}", soft_wrap=True, markup=False)
 

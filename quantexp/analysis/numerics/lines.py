@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import log2
 from statistics import median
 
 from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ from quantexp.analysis.numerics.series import (
     in_order,
     modules_of,
 )
-from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, TITLE_PT, dress, new_figure
+from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, TITLE_PT, dress, new_figure, power_of_two
 
 #: Shares below are drawn between 0 and this.
 LEAST_SHARE = 1e-6
@@ -131,6 +132,7 @@ def set_scale(ax: Axes, scale: Scale, which: str = "y") -> None:
     set_it = ax.set_yscale if which == "y" else ax.set_xscale
     if scale is Scale.LOG2:
         set_it("log", base=2)
+        axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_two(round(log2(value)))))
     elif scale is Scale.SHARE:
         set_it("symlog", linthresh=LEAST_SHARE, linscale=0.4)
         limits = ax.set_ylim if which == "y" else ax.set_xlim

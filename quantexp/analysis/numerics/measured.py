@@ -174,14 +174,17 @@ def _operands(
             continue
         key = (declared.name, declared.dim, tuple(sorted(declared.options.items())))
         if key not in judged:
-            judged[key] = under_format(
-                usable,
-                declared,
-                amax,
-                slot=slot,
-                is_declared=is_declared,
-                limit=asked.num_elements,
-            )
+            try:
+                judged[key] = under_format(
+                    usable,
+                    declared,
+                    amax,
+                    slot=slot,
+                    is_declared=is_declared,
+                    limit=asked.num_elements,
+                )
+            except ValueError as error:  # options that the format does not have
+                notes.append(f"{slot or 'the other axis'} not judged: {error}")
         elif slot:
             again = replace(judged[key], slot=slot, declared=is_declared)
             judged[(key, slot)] = again

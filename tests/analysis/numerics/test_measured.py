@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from quantexp.capture.fidelity import chosen_for
 from quantexp.capture.reader import open_capture
 from quantexp.capture.statistics import statistics
 from quantexp.errors import CaptureError
+from quantexp.formats import FORMATS, get_format
 
 NONE = Asked()
 
@@ -236,3 +238,42 @@ def test_values_that_cannot_be_read_are_an_error(capture: Capture) -> None:
     (capture.dir / line["file"]).write_bytes(b"no tensor")
     with pytest.raises(CaptureError, match="is refused"):
         only(capture)
+
+
+def test_options_that_a_format_does_not_have_are_named(capture: Capture) -> None:
+    formats = {"fprop.x": {**MX4, "axis": "input_width", "scale_rule": "highest"}}
+    capture.add(normal(32, 1, 32), "input", formats=formats)
+    found = only(capture)
+    assert found.operands == ()
+    assert found.notes[0].startswith("fprop.x not judged: ")
+    assert "highest" in found.notes[0]
+
+
+@pytest.mark.parametrize("name", [n for n in FORMATS if n != "bf16"])
+def test_every_format_can_be_asked_for(capture: Capture, name: str) -> None:
+    x = normal(64, 1, 64)
+    x[:, :, 0] *= 2.0**-30
+    capture.add(x, "input", quant_type="bf16")
+    found = only(capture, Asked((name,)))
+    assert found.notes == ()
+    fmt = get_format(name)
+    assert len(found.operands) == 2
+    for one in found.operands:
+        assert (one.axis is Axis.TENSOR) == (fmt.block is None)
+        assert one.fidelity.sqnr_db > 15
+        expected = 1 if fmt.block is None else x.numel() // fmt.block
+        assert one.scale_exponents.total + one.zero_blocks == expected
+
+
+def test_nvfp4s_exponents_are_those_of_both_scales_together(capture: Capture) -> None:
+    x = normal(32, 1, 64)
+    capture.add(x, "input", quant_type="bf16")
+    found = only(capture, Asked(("nvfp4",))).operands[0]
+    # The scale of the tensor brings amax to 6 x 448, that of a block its amax to 6, rounded to E4M3.
+    tensor = np.float32(float(x.abs().max())) / np.float32(6 * 448)
+    amax = np.abs(x.float().numpy()).reshape(-1, 16).max(1)
+    block = (amax / np.float32(6) / tensor).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    exponents, counts = np.unique(np.frexp(block * tensor)[1] - 1, return_counts=True)
+    assert {e: n for e, n in found.scale_exponents.items() if n} == dict(
+        zip(exponents.tolist(), counts.tolist(), strict=True)
+    )

@@ -4,12 +4,16 @@ import csv
 import io
 import json
 import math
+import re
+from pathlib import Path
 
 import torch
 
 from analysis.captures import HIF8, MX4, Capture, linear_formats
+from quantexp.analysis import numerics
 from quantexp.analysis.numerics.measured import Asked, Measured, measure
 from quantexp.analysis.numerics.table import COLUMNS, csv_text, json_text
+from quantexp.analysis.statistics import Fidelity
 from quantexp.capture.reader import open_capture
 
 
@@ -72,3 +76,23 @@ def test_an_infinite_number_is_a_text_in_the_json(capture: Capture) -> None:
     content = json.loads(json_text({"a": [measure(entry, Asked())]}))
     assert content["a"][0]["operands"][0]["sqnr_db"] == "inf"
     assert math.isinf(float(content["a"][0]["operands"][0]["sqnr_db"]))
+
+
+def test_the_documentation_defines_every_column_and_every_figure() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "numerics.md").read_text()
+    for name in (*Fidelity._fields, "zero_blocks", "nan_blocks", "kurtosis", "channel_amax_ratio"):
+        assert name in COLUMNS
+        assert f"`{name}`" in page, name
+    drawn = (
+        Path(numerics.__file__).parent / name for name in ("chapter.py", "comparison_chapter.py")
+    )
+    names = {
+        name
+        for file in drawn
+        for name in re.findall(
+            r'(?:yield \(?\s*f?|save\([^"]*f?)"(?:\{folder\})?([a-z0-9_]+)', file.read_text()
+        )
+    }
+    assert len(names) >= 15
+    for name in names:
+        assert f"`{name}" in page, name
