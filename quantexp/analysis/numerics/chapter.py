@@ -71,13 +71,12 @@ def _figures(run: Run, groups: dict[str, list[Judged]]) -> Iterator[Drawn]:
         yield f"numerics_by_layer{end}", operand_heat(run, group, judged)
         yield f"overflow{end}", overflow(run, group, judged)
         yield f"scale_exponents{end}", scale_exponents(run, group, judged)
-        yield (
-            f"forward_against_backward{end}",
-            forward_and_backward(run, group, judged)
-            or "no gradient beside its tensor was captured",
-        )
     if not groups:
         yield "numerics_by_layer", "no operand of a matrix product was judged"
+    for group, judged in (groups or {AS_DECLARED: []}).items():
+        figure = forward_and_backward(run, group, judged)
+        why = "no gradient beside its tensor was captured"
+        yield f"forward_against_backward{_end(group)}", figure or why
     yield "iterations", over_iterations(run, groups) or "one iteration alone"
     yield "ranks", between_ranks(run) or "one rank alone, nothing to compare"
     yield "rows_against_columns", rows_and_columns(run) or "no tensor was judged along both axes"

@@ -21,7 +21,7 @@ from quantexp.analysis.numerics.heat import draw_heat
 from quantexp.analysis.numerics.place import Place
 from quantexp.analysis.numerics.series import Measure, Member, Scale, slug
 
-DRIFT = Measure("drift", "difference, of the reference's norm", Scale.SHARE)
+DRIFT = Measure("drift", "difference, of the reference's norm", Scale.PERCENT)
 
 
 def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:

@@ -30,7 +30,9 @@ from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, TITLE_PT, dress, new_
 #: Shares below are drawn between 0 and this.
 LEAST_SHARE = 1e-6
 _PANEL_INCH, _ROW_INCH = 2.5, 1.9
-_LEFT_INCH, _TOP_INCH, _BOTTOM_INCH = 0.85, 0.98, 0.75
+_LEFT_INCH, _TOP_INCH, _BOTTOM_INCH = 1.0, 0.98, 0.75
+#: From a row's axis to its label, which may have two lines.
+_LABEL_INCH = 0.68
 _LEGEND_ENTRY_INCH = 1.35
 #: Lines with more points have no markers.
 _FEW_POINTS = 24
@@ -77,6 +79,8 @@ def draw_lines(
                 grid="both",
             )
             draw_panel(ax, by_key(here, key), measure)
+            if is_left:
+                ax.yaxis.set_label_coords(-_LABEL_INCH / _PANEL_INCH, 0.5)
     write_title(figure, title, about)
     add_legend(figure, {name: mark_of(name) for name in names})
     if missing:

@@ -41,6 +41,7 @@ from quantexp.analysis.style import (
     VERMILLION,
     dress,
     new_figure,
+    say_instead,
 )
 
 _COLOURS = (SKY, ORANGE, GREEN, BLUE, PURPLE, VERMILLION, GREY, BLACK)
@@ -140,6 +141,9 @@ def _draw_pairs(
 def _draw_products(ax: Axes, judged: Sequence[Judged], measure: Measure) -> int:
     """Operands of forward products left, of backward products right, for each module."""
     dress(ax, "", "", measure.label)
+    if not judged:
+        say_instead(ax, "no operand was judged")
+        return 0
     set_scale(ax, measure.scale)
     modules = modules_of(judged)
     missing = 0

@@ -111,6 +111,24 @@ def test_statistics_alone_are_drawn_over_their_iterations(
     assert desk.num_looks == 0
 
 
+def test_tensors_that_are_no_operands_have_the_figures_of_tensors(
+    capture: Capture, desk: MemoryDesk
+) -> None:
+    desk.lays_out = True
+    for name in ("output", "grad_output"):
+        line = capture.add(normal(64, 1, 64), name, "fc1")
+        line["layer_type"] = "residual"
+    capture.write()
+    source = source_of(capture)
+    CHAPTER.draw([source], desk)
+    assert set(desk.figures) == {
+        *("tensors_by_layer", "forward_against_backward", "channels", "channel_profile"),
+    }
+    none = f"{source.label}: no numerics_by_layer: no operand of a matrix product was judged"
+    assert none in desk.said
+    assert f"{source.label}: no heads: no tensor with heads was looked at" in desk.said
+
+
 def test_odd_tensors_are_in_the_table_with_what_is_odd(capture: Capture, desk: MemoryDesk) -> None:
     desk.lays_out = True
     add_run(capture, layers=1, settings=MX4)
