@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.capture import native
 from quantexp.capture.fidelity import Chosen, fidelity, fidelity_record
 from quantexp.capture.histogram import Histogram, histogram
 from quantexp.capture.moments import central_moments, power_sums
@@ -76,6 +77,12 @@ def summarise(x: Tensor, chosen: Chosen | None = None, counted: Histogram | None
     """
     x = x.detach()
     x = x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
+    kernel = native.kernels() if x.device.type == "cpu" else None
+    if kernel is not None:
+        numbers, counted = native.described(kernel, x, QUANTILES, LOWEST_EXPONENT, HIGHEST_EXPONENT)
+        if chosen is not None:
+            numbers = torch.cat([numbers, fidelity(x, counted, chosen, kernel)])
+        return Summary(x.numel(), numbers, chosen)
     counted = histogram(x) if counted is None else counted
     sums = power_sums(x, counted)
     zeros = _zeros(x, counted)
