@@ -2,17 +2,19 @@
 
     python benchmarks/draw.py [--tensors 1000] [--mb 1] [--gb 2] [--plain 20] [--jobs 2] [--only statistics|figures]
 
-Collections of bfloat16 `.pt` files, without hashes and with them, are made below TMPDIR and read once, so that the files
-are in the system's cache.
+Collections of bfloat16 `.pt` files, with hashes and without, are made below TMPDIR and read once, so that they are in the
+system's cache.
 
 statistics: `quantexp draw --only statistics`, the whole command from the start of Python to its last line: count, mean,
-std, extremes, skew, kurtosis, eleven quantiles, zeros, NaN and Inf of each tensor, as text, CSV and JSON; and the rate
-of the same command without its start, the slope between a quarter of the collection and all of it.
+std, extremes, skew, kurtosis, eleven quantiles, zeros, NaN and Inf of each tensor, as text, CSV and JSON.
 
 figures: the whole command with every figure as PNG and PDF.
 
 plain: torch.load, float32, numpy's mean, std and quantiles; a histogram, a box plot, a Q-Q plot and a heatmap by
 matplotlib, as PNG; the first tensors of the same collection, in one process, without its start.
+
+Processor time is that of `--jobs 1` for two parts of the collection, the difference: what the machine does beside it, and
+the start, are not in it. What two free cores take is half of it.
 """
 
 from __future__ import annotations
@@ -63,33 +65,40 @@ def warm(folder: Path) -> None:
 
 
 def command(folder: Path, out: Path, jobs: int, *more: str) -> tuple[float, float]:
-    """Wall and processor seconds of a whole command, with its workers."""
+    """Wall seconds of a whole command, and processor seconds where it has no workers."""
     words = [sys.executable, "-m", "quantexp", "draw", str(folder), f"out={out}"]
     before, start = os.times(), time.perf_counter()
     subprocess.run([*words, "--jobs", str(jobs), *more], check=True, stdout=subprocess.DEVNULL)
     wall, after = time.perf_counter() - start, os.times()
-    processor = sum(after[2:4]) - sum(before[2:4])
-    return wall, processor
+    return wall, sum(after[2:4]) - sum(before[2:4])
+
+
+def per_tensor(folder: Path, out: Path, layers: tuple[str, str], *more: str) -> float:
+    """Processor seconds of one more tensor: between two choices of layers of 16."""
+    found = []
+    for layer in layers:
+        _, processor = command(folder, out / layer, 1, f"layer={layer}", *more)
+        number = (out / layer / "tensor_stats.txt").read_text().split(maxsplit=1)[0]
+        found.append((int(number), processor))
+    (few, less), (many, more_s) = found
+    return (more_s - less) / (many - few)
 
 
 def statistics(root: Path, gb: float, mb: float, jobs: int) -> None:
     """Bytes a second of the statistics."""
+    each = int(mb * 1e6) // 2048 * 2048
+    number = max(16, round(gb * 1e9 / each))
     for hashed in (False, True):
-        number = max(8, round(gb * 1e9 / (mb * 1e6)))
-        wall = {}
-        for part in (number // 4, number):
-            folder = root / f"statistics{part}{hashed}"
-            make(folder, part, int(mb * 1e6) // 2048 * 2048, hashed)
-            warm(folder)
-            wall[part], _ = command(
-                folder, root / f"out{part}{hashed}", jobs, "--only", "statistics"
-            )
-        size = number * (int(mb * 1e6) // 2048 * 2048)
-        slope = size * (1 - (number // 4) / number) / (wall[number] - wall[number // 4])
+        folder = root / f"statistics{hashed}"
+        make(folder, number, each, hashed)
+        warm(folder)
+        only = ("--only", "statistics")
+        wall, _ = command(folder, root / f"all{hashed}", jobs, *only)
+        processor = per_tensor(folder, root / f"parts{hashed}", ("0-1", "0-15"), *only)
         _say(
-            f"statistics, {number} tensors of {mb:g} MB, {'hashes checked' if hashed else 'no hashes'}: "
-            f"{wall[number]:.1f} s, {size / wall[number] / 1e9:.2f} GB/s; without the start {slope / 1e9:.2f} GB/s; "
-            f"load {os.getloadavg()[0]:.1f}"
+            f"statistics, {number} tensors of {mb:g} MB, {'hashes checked' if hashed else 'no hashes'}: the command "
+            f"{wall:.1f} s, {number * each / wall / 1e9:.2f} GB/s; {processor * 1e3:.1f} ms of processor time a "
+            f"tensor, {each / processor / 1e9:.2f} GB/s a core; load {os.getloadavg()[0]:.1f}"
         )
 
 
@@ -98,20 +107,25 @@ def figures(root: Path, number: int, mb: float, num_plain: int, jobs: int) -> No
     folder = root / "figures"
     make(folder, number, int(mb * 1e6) // 2048 * 2048, hashed=True)
     warm(folder)
-    wall, processor = command(folder, root / "drawn", jobs)
+    wall, _ = command(folder, root / "drawn", jobs)
     count = sum(path.suffix in (".png", ".pdf") for path in (root / "drawn").rglob("*.p*"))
     _say(
-        f"figures, {number} tensors of {mb:g} MB: {wall:.0f} s, {processor:.0f} s of processor time, {count} PNG and "
-        f"PDF files; load {os.getloadavg()[0]:.1f}"
+        f"figures, {number} tensors of {mb:g} MB: {wall:.0f} s, {count} PNG and PDF files; load "
+        f"{os.getloadavg()[0]:.1f}"
     )
     wall, _ = command(folder, root / "drawn", jobs)
     _say(f"the same command again, nothing left to do: {wall:.1f} s")
+    only = ("--only", "distributions,heatmaps,statistics", "iteration=0-1")
+    processor = per_tensor(folder, root / "parts", ("0", "0-9"), *only)
+    _say(
+        f"{processor:.3f} s of processor time a tensor; {number} on {jobs} free cores {processor * number / jobs:.0f} s"
+    )
     start, before = time.perf_counter(), time.process_time()
     plain(sorted((folder / "mxfp8").glob("*.pt"))[:num_plain], root / "plain")
     wall, processor = time.perf_counter() - start, time.process_time() - before
     _say(
         f"plain numpy and matplotlib, {num_plain} of them, PNG alone: {wall / num_plain:.2f} s a tensor, "
-        f"{processor / num_plain:.2f} s of processor time; {number} would take {wall / num_plain * number:.0f} s"
+        f"{processor / num_plain:.3f} s of processor time; {number} take {processor * number / num_plain:.0f} s"
     )
 
 
