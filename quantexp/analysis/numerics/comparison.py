@@ -78,7 +78,7 @@ def fidelity_by_scheme(found: Sequence[Contestant]) -> Figure:
     names = [
         (module, series)
         for module in modules_of(everyone)
-        for series in in_order(j.series for j in everyone if modules_of([j]) == [module])
+        for series in in_order(j.series for j in everyone if j.module == module)
     ]
     width = 11.5
     top = _TOP_INCH + legend_inch(width, [c.label for c in found], _ENTRY_INCH)
@@ -125,7 +125,7 @@ def _draw_marks(
     missing = 0
     values: dict[tuple[str, str], list[float]] = {}
     for one in contestant.judged:
-        key = (modules_of([one])[0], one.series)
+        key = (one.module, one.series)
         values.setdefault(key, []).append(getattr(one.operand.fidelity, measure.name))
     mark = contestant.mark
     for key, found in values.items():

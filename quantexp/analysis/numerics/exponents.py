@@ -45,7 +45,7 @@ def scale_exponents(run: Run, group: str, judged: Sequence[Judged]) -> Figure:
             continue
         sums: dict[str, Counts] = {}
         for one in judged:
-            if one.place.module == modules[place] or modules_of([one]) == [modules[place]]:
+            if one.module == modules[place]:
                 counts = sums.get(one.series, Counts())
                 sums[one.series] = counts + one.operand.scale_exponents
                 zero += one.operand.zero_blocks

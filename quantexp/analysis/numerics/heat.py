@@ -137,7 +137,9 @@ def hatch(ax: Axes) -> None:
 def _number_layers(ax: Axes, layers: Sequence[int]) -> None:
     step = max(1, math.ceil(len(layers) / 16))
     shown = range(0, len(layers), step)
-    ax.set_xticks(list(shown), [str(layers[place]) for place in shown])
+    ax.set_xticks(
+        list(shown), ["?" if layers[place] < 0 else str(layers[place]) for place in shown]
+    )
 
 
 def _norm(scale: Scale, cells: np.ndarray) -> Normalize:

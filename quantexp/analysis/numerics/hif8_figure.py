@@ -60,7 +60,7 @@ def hif8_tiers(run: Run, group: str, judged: Sequence[Judged]) -> Figure:
     names = [
         (module, series)
         for module in modules_of(judged)
-        for series in in_order(j.series for j in judged if modules_of([j]) == [module])
+        for series in in_order(j.series for j in judged if j.module == module)
     ]
     height = _TOP_INCH + max(2.4, _ROW_INCH * len(names)) + _BOTTOM_INCH
     width = 11.0
@@ -75,7 +75,7 @@ def hif8_tiers(run: Run, group: str, judged: Sequence[Judged]) -> Figure:
     )
     dress(left, "", "share of the non-zero elements (mean over tensors)", "", grid="x")
     for y, name in enumerate(names):
-        _draw_bar(left, y, [j for j in judged if (modules_of([j])[0], j.series) == name])
+        _draw_bar(left, y, [j for j in judged if (j.module, j.series) == name])
     left.set_yticks(range(len(names)), [f"{m} {s}" for m, s in names], fontsize=TICK_PT)
     left.set_ylim(len(names) - 0.4, -0.6)
     left.set_xlim(0, 1)

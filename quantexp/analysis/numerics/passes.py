@@ -124,16 +124,20 @@ def _draw_pairs(
     dress(ax, "", f"{measure.label}, tensor", f"{measure.label}, gradient", grid="both")
     set_scale(ax, Scale.LOG2, "x")
     set_scale(ax, Scale.LOG2, "y")
-    missing, drawn = 0, []
+    missing = 0
+    points: dict[str, tuple[list[float], list[float]]] = {}
     for pair in paired:
         x, y = tensor_value(pair.tensor, measure), tensor_value(pair.gradient, measure)
         if not (math.isfinite(x) and math.isfinite(y) and x > 0 and y > 0):
             missing += 1
             continue
-        colour, marker = marks[experts_as_one(pair.tensor.place.module)]
-        ax.plot([x], [y], marker, color=colour, ms=4.5, mew=0, alpha=0.8)
-        drawn += [x, y]
-    if drawn and measure is KURTOSIS:
+        xs, ys = points.setdefault(experts_as_one(pair.tensor.place.module), ([], []))
+        xs.append(x)
+        ys.append(y)
+    for module, (xs, ys) in points.items():
+        colour, marker = marks[module]
+        ax.plot(xs, ys, marker, color=colour, ms=4.5, mew=0, alpha=0.8)
+    if points and measure is KURTOSIS:
         ax.axline((1, 1), (2, 2), color=INK, lw=0.8, ls="--")
     return missing
 
@@ -152,7 +156,7 @@ def _draw_products(ax: Axes, judged: Sequence[Judged], measure: Measure) -> int:
             values = [
                 getattr(j.operand.fidelity, measure.name)
                 for j in judged
-                if experts_as_one(j.place.module) == module and is_forward(j) == wanted
+                if j.module == module and is_forward(j) == wanted
             ]
             kept = finite(values)
             missing += len(values) - len(kept)

@@ -82,6 +82,11 @@ class Judged:
     series: str
     operand: UnderFormat
 
+    @property
+    def module(self) -> str:
+        """All experts as one."""
+        return experts_as_one(self.place.module)
+
 
 def groups_of(run: Run) -> dict[str, list[Judged]]:
     """The judged operands of a run by how they were judged: as declared, or the format's name."""

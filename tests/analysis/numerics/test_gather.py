@@ -17,7 +17,7 @@ from .desks import MemoryDesk, add_run, source_of
 def test_one_tensor_at_a_time_is_in_memory(
     capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_run(capture, layers=2, settings=MX4)
+    add_run(capture, layers=1, settings=MX4)
     load = CapturedTensor.torch
     loaded: list[weakref.ref[torch.Tensor]] = []
 
@@ -30,7 +30,7 @@ def test_one_tensor_at_a_time_is_in_memory(
 
     monkeypatch.setattr(CapturedTensor, "torch", counted)
     (run,) = gather([source_of(capture)], MemoryDesk(tmp_path))
-    assert len(loaded) == len(run.tensors) == 18
+    assert len(loaded) == len(run.tensors) == 9
 
 
 def test_a_run_with_a_format_is_judged_by_that_alone_and_one_without_by_the_usual_ones(
