@@ -47,6 +47,8 @@ from quantexp.analysis.style import (
 _COLOURS = (SKY, ORANGE, GREEN, BLUE, PURPLE, VERMILLION, GREY, BLACK)
 _MARKERS = ("o", "s", "D", "v", "X", "P", "^", "*")
 _GRADIENT = "grad_"
+#: More dots of a kind are an image in PDF and SVG too.
+MANY = 2000
 #: Series of products that run backward.
 _BACKWARD_COLOUR, _FORWARD_COLOUR = VERMILLION, BLUE
 
@@ -136,7 +138,8 @@ def _draw_pairs(
         ys.append(y)
     for module, (xs, ys) in points.items():
         colour, marker = marks[module]
-        ax.plot(xs, ys, marker, color=colour, ms=4.5, mew=0, alpha=0.8)
+        many = len(xs) > MANY
+        ax.plot(xs, ys, marker, color=colour, ms=4.5, mew=0, alpha=0.8, rasterized=many)
     if points and measure is KURTOSIS:
         ax.axline((1, 1), (2, 2), color=INK, lw=0.8, ls="--")
     return missing
@@ -161,7 +164,16 @@ def _draw_products(ax: Axes, judged: Sequence[Judged], measure: Measure) -> int:
             kept = finite(values)
             missing += len(values) - len(kept)
             spread = np.linspace(-0.12, 0.12, len(kept)) if len(kept) > 1 else np.zeros(len(kept))
-            ax.plot(column + side + spread, kept, "o", color=colour, ms=3.5, mew=0, alpha=0.7)
+            ax.plot(
+                column + side + spread,
+                kept,
+                "o",
+                color=colour,
+                ms=3.5,
+                mew=0,
+                alpha=0.7,
+                rasterized=len(kept) > MANY,
+            )
             if kept:
                 ax.hlines(
                     float(np.median(kept)),
