@@ -15,14 +15,15 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quantexp.capture.by_scale import scale_bytes
 from quantexp.capture.histogram import NUM_BINS, Histogram, value_table
 from quantexp.compiled import library
 from quantexp.formats import Family, encode, get_format
@@ -46,6 +47,9 @@ class _Format(ctypes.Structure):
         ("mantissa_bits", ctypes.c_int32),
         ("emin", ctypes.c_int32),
         ("max", ctypes.c_float),
+        ("zero", ctypes.c_int32),
+        ("one", ctypes.c_int32),
+        ("step", ctypes.c_uint32),
         ("top", ctypes.c_int32),
     )
 
@@ -54,8 +58,8 @@ class _Scratch(threading.local):
     """Memory of one thread."""
 
     def __init__(self) -> None:
-        self.tables = torch.zeros(2 * NUM_BINS, dtype=torch.int32)
-        self.ordered = torch.empty(2 * NUM_BINS, dtype=torch.float64)
+        self.tables = np.zeros(2 * NUM_BINS, np.uint32)
+        self.ordered = np.empty((2, NUM_BINS))
 
 
 _scratch = _Scratch()
@@ -75,11 +79,9 @@ class Kernels:
         self.float_sums.argtypes = (pointer, whole, ctypes.c_double, pointer)
         self.float_sums.restype = None
         self.rows = compiled.mx_rows
-        self.rows.argtypes = (pointer, flag, whole, whole, *[pointer] * 5)
+        self.rows.argtypes = (pointer, flag, whole, whole, *[pointer] * 3)
         self.columns = compiled.mx_columns
-        self.columns.argtypes = (pointer, flag, *[whole] * 3, *[pointer] * 4)
-        self.amax = compiled.block_amax
-        self.amax.argtypes, self.amax.restype = (pointer, flag, *[whole] * 3, pointer), None
+        self.columns.argtypes = (pointer, flag, *[whole] * 3, *[pointer] * 3)
 
 
 @cache
@@ -102,17 +104,18 @@ def described(
     out = torch.empty(_NUM_SUMS + len(shares) + highest - lowest + 3, dtype=torch.float64)
     table = value_table(torch.bfloat16 if is_wide else x.dtype)
     found = kernel.describe(
-        counts_V.data_ptr(),
+        counts_V.ctypes.data,
         table.data_ptr(),
         _doubles(tuple(shares)).data_ptr(),
         len(shares),
         lowest,
         highest,
-        _scratch.ordered.data_ptr(),
+        _scratch.ordered.ctypes.data,
         out.data_ptr(),
     )
-    values, counts = (part[:found].clone() for part in _scratch.ordered.view(2, NUM_BINS))
-    histogram = Histogram(values, counts.to(torch.int64), out[0], out[1], not is_wide)
+    values, counts = _scratch.ordered[:, :found]
+    both = torch.from_numpy(values.copy()), torch.from_numpy(counts.astype(np.int64))
+    histogram = Histogram(*both, out[0], out[1], not is_wide)
     if is_wide:
         _of_elements(kernel, x_N, out)
     bins = out[_NUM_SUMS + len(shares) :]
@@ -137,18 +140,19 @@ def _of_elements(kernel: Kernels, x_N: Tensor, out: Tensor) -> None:
     out[9], out[10] = parts[:, 5].amin(), parts[:, 6].amax()
 
 
-def _counts(kernel: Kernels, x_N: Tensor) -> Tensor:
+def _counts(kernel: Kernels, x_N: Tensor) -> npt.NDArray[np.int64]:
     """How often each pattern of 16 bits occurs, int64; of float32 those of the upper halves."""
     stride = x_N.element_size() // 2
 
-    def count(start: int, stop: int) -> Tensor:
-        counts_V = torch.zeros(NUM_BINS, dtype=torch.int64)
+    def count(start: int, stop: int) -> npt.NDArray[np.int64]:
+        # By numpy: torch's threads would wait for each other for longer than the work takes, here and below.
+        counts_V = np.zeros(NUM_BINS, np.int64)
         first = _at(x_N, start) + 2 * (stride - 1)  # every machine torch runs on is little-endian
-        kernel.count(first, stop - start, stride, _scratch.tables.data_ptr(), counts_V.data_ptr())
+        kernel.count(first, stop - start, stride, _scratch.tables.ctypes.data, counts_V.ctypes.data)
         return counts_V
 
     parts = _split(count, x_N.numel(), 1)
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    return parts[0] if len(parts) == 1 else np.stack(parts).sum(0)
 
 
 def takes(x: Tensor, operand: Operand) -> bool:
@@ -166,7 +170,7 @@ def block_errors(
 ) -> Tensor | None:
     """Signal, noise, energy, elements judged, non-zero, underflowed, saturated; how many blocks have each scale byte.
 
-    `amax` is that of the finite elements. None where a block's scale is beyond what is exact in this way.
+    `amax` is about that of the finite elements. None where a block's scale is beyond what is exact in this way.
     """
     x = x if x.ndim else x.reshape(1)
     order = memory_order(x)
@@ -174,67 +178,51 @@ def block_errors(
     x_N = x.permute(order).reshape(-1)
     at = order.index(axis % x.ndim)
     outer, extent, inner = math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])
-    element = get_format(operand.format).element
-    top = _byte_of(amax, operand)
-    fmt = _Format(element.mantissa_bits, element.emin, element.max, top)
+    fmt = _format(operand)
+    fmt.top = _byte(amax, operand)
     is_wide = x.dtype == torch.float32
-    table = None if is_wide else scale_bytes(operand, x.dtype)
-    bytes_: Tensor | None = None
-    if is_wide or inner > 1:
-        bytes_ = _block_bytes(kernel, x_N, (outer, extent, inner), operand, table)
 
     def add(start: int, stop: int) -> Tensor | None:
-        blocks = torch.zeros(_NUM_BYTES, dtype=torch.int64)
-        sums = torch.empty(_NUM_HELD, dtype=torch.float64)
-        first, told = _at(x_N, start * extent * inner), ctypes.addressof(fmt)
-        given = None if bytes_ is None else _at(bytes_, start * (bytes_.numel() // outer))
-        results = (told, blocks.data_ptr(), sums.data_ptr())
+        found = np.zeros(_NUM_HELD + _NUM_BYTES)
+        blocks = np.zeros(_NUM_BYTES, np.int64)
+        first = _at(x_N, start * extent * inner)
+        results = (ctypes.addressof(fmt), blocks.ctypes.data, found.ctypes.data)
         if inner > 1:
-            odd = kernel.columns(first, is_wide, stop - start, extent, inner, given, *results)
+            odd = kernel.columns(first, is_wide, stop - start, extent, inner, *results)
         else:
-            known = None if table is None else table.data_ptr()
-            odd = kernel.rows(first, is_wide, stop - start, extent, known, given, *results)
-        return None if odd else torch.cat([sums, blocks.to(torch.float64)])
+            odd = kernel.rows(first, is_wide, stop - start, extent, *results)
+        found[_NUM_HELD:] = blocks
+        return None if odd else torch.from_numpy(found)
 
     parts = _split(add, outer, extent * inner)
     whole = [part for part in parts if part is not None]
     return torch.stack(whole).sum(0) if len(whole) == len(parts) else None
 
 
-def _block_bytes(
-    kernel: Kernels,
-    x_N: Tensor,
-    extents: tuple[int, int, int],
-    operand: Operand,
-    table: Tensor | None,
-) -> Tensor:
-    """The E8M0 byte of each block."""
-    outer, extent, inner = extents
-    per_outer = -(-extent // _BLOCK) * inner
-    amax = torch.empty(outer * per_outer, dtype=torch.int32)
-    is_wide = x_N.dtype == torch.float32
-
-    def look(start: int, stop: int) -> None:
-        first = _at(x_N, start * extent * inner)
-        kernel.amax(first, is_wide, stop - start, extent, inner, _at(amax, start * per_outer))
-
-    _split(look, outer, extent * inner)
-    if table is not None:
-        return torch.take(table, amax.to(torch.int64))
-    return _bytes_of(amax.view(torch.float32), operand)
+def _format(operand: Operand) -> _Format:
+    element = get_format(operand.format).element
+    zero, one = _byte(0.0, operand), _byte(1.0, operand)
+    return _Format(element.mantissa_bits, element.emin, element.max, zero, one, _step(operand), 0)
 
 
-def _byte_of(amax: float, operand: Operand) -> int:
-    """The E8M0 byte of a block with this amax, or, of a float32, with one that a bfloat16 holds and is close to it."""
-    bits = torch.tensor(amax).to(torch.bfloat16).view(torch.int16)
-    return int(scale_bytes(operand, torch.bfloat16)[int(bits)])
+@cache
+def _step(operand: Operand) -> int:
+    """The smallest 23-bit mantissa of an amax whose block has a larger scale than the power of two below it."""
+    low, high = 0, 1 << 23
+    while low < high:  # the scale does not decrease with the amax
+        middle = (low + high) // 2
+        is_larger = _byte(1.0 + middle * 2.0**-23, operand) > _byte(1.0, operand)
+        low, high = (low, middle) if is_larger else (middle + 1, high)
+    return low
 
 
-def _bytes_of(amax: Tensor, operand: Operand) -> Tensor:
-    """The E8M0 byte of blocks with these amaxes."""
-    _, scales = encode(amax, operand.format, block=1, scale_rule=operand.scale_rule)
+@lru_cache(maxsize=1 << 12)
+def _byte(amax: float, operand: Operand) -> int:
+    """The E8M0 byte of a block with this float32 as its amax."""
+    x = torch.tensor([amax], dtype=torch.float32)
+    _, scales = encode(x, operand.format, block=1, scale_rule=operand.scale_rule)
     assert isinstance(scales, Tensor), "of one level: the MX family"
-    return scales.reshape(-1).contiguous()
+    return int(scales)
 
 
 def _at(x_N: Tensor, index: int) -> int:

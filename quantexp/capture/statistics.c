@@ -18,7 +18,6 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-typedef uint16_t quarter __attribute__((vector_size(LANES)));
 typedef double doubles __attribute__((vector_size(64)));
 typedef int64_t longs __attribute__((vector_size(64)));
 typedef float narrow __attribute__((vector_size(32)));
@@ -150,11 +149,14 @@ void float_sums(const float *x, int64_t n, double pivot, double *out) {
   memcpy(out, sums, sizeof sums);
 }
 
-/* An element format and the tensor's own scale: what blocks are held in. */
+/* An element format, and the E8M0 byte of a block by its amax, a float a:
+   0 where a is 0, 255 where it is not finite, else the byte of 1 + floor(log2 a) + (the mantissa of a >= step). */
 typedef struct {
   int32_t mantissa_bits, emin;
   float max;
-  /* The E8M0 byte that sums are relative to: that of the tensor's amax. */
+  int32_t zero, one;
+  uint32_t step;
+  /* What sums are relative to: the byte of the tensor's amax. */
   int32_t top;
 } held_in;
 
@@ -195,8 +197,8 @@ static inline __attribute__((always_inline)) void take(tally *t, const held_in *
   t->saturated += (ints)(a > max);
 }
 
-/* Blocks whose byte is below the first, unless they are all zero, or above the second hold values where bfloat16 itself has
-   gaps or ends, and are left to torch. */
+/* Blocks whose byte is below the first, unless they are all zero, or above the second hold values where bfloat16 itself
+   has gaps or ends, and are left to torch. */
 #define LEAST_BYTE 24
 #define MOST_BYTE 230
 #define NAN_BYTE 255
@@ -233,28 +235,23 @@ static inline floats load(const void *x, int wide, int64_t at, int64_t lanes) {
   return load16(half);
 }
 
-/* Amax of 32 patterns. */
-static inline uint32_t amax32(const uint16_t *x) {
-  halves a, b;
-  memcpy(&a, x, sizeof a);
-  memcpy(&b, x + LANES, sizeof b);
-  a &= 0x7fff, b &= 0x7fff;
-  halves larger = (halves)(a > b);
-  a = (a & larger) | (b & ~larger);
-  quarter c[2];
-  memcpy(c, &a, sizeof c);
-  quarter upper = (quarter)(c[0] > c[1]), d = (c[0] & upper) | (c[1] & ~upper);
-  uint16_t v[8];
-  memcpy(v, &d, sizeof v);
-  uint32_t most = 0;
-  for (int k = 0; k < 8; k++) most = v[k] > most ? v[k] : most;
-  return most;
+static inline words larger(words a, words b) {
+  words first = (words)(a > b);
+  return (a & first) | (b & ~first);
 }
 
-static uint32_t amax_short(const uint16_t *x, int64_t n) {
-  uint32_t most = 0;
-  for (int64_t k = 0; k < n; k++) most = (x[k] & 0x7fffu) > most ? x[k] & 0x7fffu : most;
-  return most;
+static inline uint32_t largest_lane(words v) {
+  uint32_t lanes[LANES];
+  memcpy(lanes, &v, sizeof lanes);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int k = 0; k < width; k++) lanes[k] = lanes[k] > lanes[k + width] ? lanes[k] : lanes[k + width];
+  return lanes[0];
+}
+
+static inline int32_t byte_of(uint32_t amax, const held_in *f) {
+  if (amax == 0) return f->zero;
+  if (amax >= 0x7f800000u) return NAN_BYTE;
+  return f->one + (int32_t)(amax >> 23) - 127 + ((amax & 0x7fffffu) >= f->step);
 }
 
 static int result(tally t, double *joined, const held_in *f, double judged, double *sums) {
@@ -265,12 +262,12 @@ static int result(tally t, double *joined, const held_in *f, double judged, doub
   return 0;
 }
 
-/* MX along the last axis: x is [rows, extent] in memory, bfloat16 (wide = 0) or float (wide = 1). A block's E8M0 byte is
-   byte_of[the bits of its amax] for bfloat16, and bytes[rows, ceil(extent / 32)] for float; byte 255 leaves a block out.
+/* MX along the last axis: x is [rows, extent] in memory, bfloat16 (wide = 0) or float (wide = 1). Blocks with a NaN or Inf
+   are left out.
+   blocks: how many blocks have each byte, added to what is there.
    sums: signal, noise, energy, judged, non-zero, underflowed, saturated.
    Returns 0, or 1 where a block's scale is outside what is exact here, and nothing is to be used. */
-int mx_rows(const void *x, int wide, int64_t rows, int64_t extent, const uint8_t *byte_of, const uint8_t *bytes,
-            const held_in *f, int64_t *blocks, double *sums) {
+int mx_rows(const void *x, int wide, int64_t rows, int64_t extent, const held_in *f, int64_t *blocks, double *sums) {
   const tally none = {{0}, {0}, {0}, {0}, {0}, {0}};
   tally t = none;
   double judged = 0, joined[6] = {0};
@@ -278,80 +275,59 @@ int mx_rows(const void *x, int wide, int64_t rows, int64_t extent, const uint8_t
   for (int64_t row = 0; row < rows; row++) {
     for (int64_t b = 0; b < extent; b += BLOCK) {
       int64_t n = extent - b < BLOCK ? extent - b : BLOCK, at = row * extent + b;
-      const uint16_t *half = (const uint16_t *)x + at;
-      int32_t byte = wide ? *bytes++ : byte_of[n == BLOCK ? amax32(half) : amax_short(half, n)];
+      floats v[BLOCK / LANES] = {{0}};
+      for (int64_t k = 0; k * LANES < n; k++)
+        v[k] = load(x, wide, at + k * LANES, n - k * LANES < LANES ? n - k * LANES : LANES);
+      words most = {0};
+      for (int k = 0; k < BLOCK / LANES; k++) most = larger(most, (words)v[k] & 0x7fffffffu);
+      uint32_t amax = largest_lane(most);
+      int32_t byte = byte_of(amax, f);
+      if (amax != 0 && (byte < LEAST_BYTE || (byte > MOST_BYTE && byte != NAN_BYTE))) return 1;
       blocks[byte]++;
       if (byte == NAN_BYTE) continue;
       judged += (double)n;
-      if (byte < LEAST_BYTE) {
-        for (int64_t k = 0; k < n; k++)
-          if (wide ? ((const float *)x)[at + k] != 0 : (half[k] & 0x7fff) != 0) return 1;
-        continue;
-      }
-      if (byte > MOST_BYTE) return 1;
+      if (amax == 0) continue;
       floats inverse = (floats){0} + of_exponent(254 - byte), relative = (floats){0} + of_exponent(127 + byte - f->top);
-      for (int64_t k = 0; k < n; k += LANES)
-        take(&t, f, load(x, wide, at + k, n - k < LANES ? n - k : LANES), inverse, relative);
+      for (int k = 0; k < BLOCK / LANES; k++) take(&t, f, v[k], inverse, relative);
       if ((pending += BLOCK / LANES) >= PENDING) join(t, joined), t = none, pending = 0;
     }
   }
   return result(t, joined, f, judged, sums);
 }
 
-/* The same along an axis before the last: x is [outer, extent, inner], bytes [outer, ceil(extent / 32), inner]. */
-int mx_columns(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, const uint8_t *bytes,
-               const held_in *f, int64_t *blocks, double *sums) {
+/* The same along an axis before the last: x is [outer, extent, inner]. */
+int mx_columns(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, const held_in *f, int64_t *blocks,
+               double *sums) {
   const tally none = {{0}, {0}, {0}, {0}, {0}, {0}};
   tally t = none;
   double judged = 0, joined[6] = {0};
   int pending = 0;
   for (int64_t o = 0; o < outer; o++) {
-    for (int64_t b = 0; b < extent; b += BLOCK, bytes += inner) {
+    for (int64_t b = 0; b < extent; b += BLOCK) {
       int64_t depth = extent - b < BLOCK ? extent - b : BLOCK;
       for (int64_t w = 0; w < inner; w += LANES) {
-        int64_t lanes = inner - w < LANES ? inner - w : LANES;
+        int64_t lanes = inner - w < LANES ? inner - w : LANES, at = (o * extent + b) * inner + w;
+        words most = {0}, kept = {0};
+        for (int64_t row = 0; row < depth; row++)
+          most = larger(most, (words)load(x, wide, at + row * inner, lanes) & 0x7fffffffu);
         float inverse[LANES] = {0}, relative[LANES] = {0};
-        words kept = {0}, least = {0}, odd = {0};
         for (int64_t lane = 0; lane < lanes; lane++) {
-          int32_t byte = bytes[w + lane];
+          int32_t byte = byte_of(most[lane], f);
+          if (most[lane] != 0 && (byte < LEAST_BYTE || (byte > MOST_BYTE && byte != NAN_BYTE))) return 1;
           blocks[byte]++;
           if (byte == NAN_BYTE) continue;
-          if (byte > MOST_BYTE) return 1;
           judged += (double)depth;
+          if (most[lane] == 0) continue;
           kept[lane] = ~0u;
-          least[lane] = byte < LEAST_BYTE ? ~0u : 0;
           inverse[lane] = of_exponent(254 - byte);
           relative[lane] = of_exponent(127 + byte - f->top);
         }
         floats per_scale = load32(inverse), scale = load32(relative);
-        for (int64_t row = 0; row < depth; row++) {
-          words v = (words)load(x, wide, (o * extent + b + row) * inner + w, lanes) & kept;
-          odd |= v & least & 0x7fffffffu;
-          take(&t, f, (floats)v, per_scale, scale);
-        }
-        for (int lane = 0; lane < LANES; lane++)
-          if (odd[lane]) return 1;
+        for (int64_t row = 0; row < depth; row++)
+          take(&t, f, (floats)((words)load(x, wide, at + row * inner, lanes) & kept), per_scale, scale);
         if ((pending += BLOCK) >= PENDING) join(t, joined), t = none, pending = 0;
       }
     }
   }
   return result(t, joined, f, judged, sums);
-}
-
-/* The bits of each block's amax, of bfloat16 or of float: [outer, ceil(extent / 32), inner]. */
-void block_amax(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, uint32_t *amax) {
-  for (int64_t o = 0; o < outer; o++) {
-    for (int64_t b = 0; b < extent; b += BLOCK, amax += inner) {
-      memset(amax, 0, (size_t)inner * sizeof *amax);
-      for (int64_t row = b; row < extent && row < b + BLOCK; row++) {
-        int64_t at = (o * extent + row) * inner;
-        const uint32_t *full = (const uint32_t *)x + at;
-        const uint16_t *half = (const uint16_t *)x + at;
-        for (int64_t w = 0; w < inner; w++) {
-          uint32_t bits = wide ? full[w] & 0x7fffffffu : half[w] & 0x7fffu;
-          amax[w] = bits > amax[w] ? bits : amax[w];
-        }
-      }
-    }
-  }
 }
