@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from quantexp.analysis.draw.asked import NUMBERS, numbers
+from quantexp.analysis.draw.asked import NUMBERS, numbers, require_folders
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.requantise.source import foreign_files
 from quantexp.analysis.run_record import RunNames, read_names
@@ -39,6 +39,7 @@ def open_sources(folders: Sequence[str], filters: Mapping[str, str]) -> list[Sou
         ConfigError: a filter's value that no tensor has.
         RunError: a sweep's list, or a configuration, that cannot be read.
     """
+    require_folders(folders)
     found: dict[Path, Source] = {}
     for given in folders:
         for source in _opened(given):
@@ -60,8 +61,6 @@ def default_out(folders: Sequence[str], sources: Sequence[Source]) -> Path:
 
 def _opened(given: str) -> list[Source]:
     path = Path(given).expanduser()
-    if not path.exists():
-        raise CaptureError(f"there is no folder {given}; give a run, or a folder of tensors")
     if path.is_dir() and is_run(RunDir(path)):
         return [_of_run(RunDir(path))]
     if path.is_file() or _holds_runs(path):
