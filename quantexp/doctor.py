@@ -36,6 +36,7 @@ def checks() -> list[Check]:
         _torch,
         _device,
         _numerics,
+        _compiled,
         _transformer_engine,
         _megatron,
         _submitit,
@@ -91,6 +92,18 @@ def _numerics() -> Check:
     known = standing(cache_dir(None), "cuda" if torch.cuda.is_available() else "cpu")
     ok = {State.VERIFIED: True, State.FAILED: False}.get(known.state)
     return Check("numerics", ok, known.words)
+
+
+def _compiled() -> Check:
+    try:
+        from quantexp.capture.native import SOURCE
+    except (ImportError, OSError):
+        return Check("compiled code", None, "not looked at: torch cannot be imported")
+    from quantexp.compiled import compiled
+
+    found = compiled(SOURCE)
+    slower = "" if found.library else "; statistics are computed by torch, several times slower"
+    return Check("compiled code", None if slower else True, found.words + slower)
 
 
 def _transformer_engine() -> Check:

@@ -19,7 +19,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -249,7 +248,7 @@ class Worker:
 
     def captured(self, progress: Progress) -> None:
         """Tensors were captured: show it, but not too often."""
-        self.status.capture = asdict(progress)
+        self.status.capture = dict(vars(progress))
         if time.monotonic() - self._written > STATUS_INTERVAL_S:
             self.tell("capturing")
 

@@ -31,10 +31,26 @@ TINY = [
 ]
 
 
+SLURM_TESTS = Path(__file__).parent / "slurm"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What `pytest -n 2` keeps together: a file's tests, and all that share the SLURM clusters.
+
+    These begin: they take longest and mostly wait, so the other process has the cores meanwhile.
+    """
+    items.sort(key=lambda item: SLURM_TESTS not in item.path.parents)
+    for item in items:
+        shared = SLURM_TESTS in item.path.parents
+        group = "slurm" if shared else item.path.relative_to(SLURM_TESTS.parent).as_posix()
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of the old scripts leaks into a test."""
-    for name in ("CUSTOM_QUANT_TYPE", "TENSOR_SAVE_DIR", "TENSOR_SAVE_ENABLED"):
+    """No variable of the old scripts leaks into a test, nor how wide some terminal is."""
+    for name in ("CUSTOM_QUANT_TYPE", "TENSOR_SAVE_DIR", "TENSOR_SAVE_ENABLED", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -21,6 +21,7 @@ def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "torch",
         "device",
         "numerics",
+        "compiled code",
         "transformer-engine",
         "megatron-core",
         "SLURM",
@@ -78,3 +79,15 @@ def test_one_no_makes_the_whole_no() -> None:
 def test_checks_are_printed_with_their_marks(capsys: pytest.CaptureFixture[str]) -> None:
     print_doctor([Check("a", True, "[fine]"), Check("b", False, "broken")], Console())
     assert capsys.readouterr().out.split() == ["ok", "a", "[fine]", "no", "b", "broken"]
+
+
+def test_without_a_compiler_statistics_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTEXP_COMPILE", "0")
+    words = "not compiled, as QUANTEXP_COMPILE=0 says; statistics are computed by torch, several times slower"
+    assert doctor._compiled() == Check("compiled code", None, words)
+
+
+def test_the_compiler_is_named() -> None:
+    found = doctor._compiled()
+    assert found.ok
+    assert found.found

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -55,14 +54,20 @@ def test_killed_parent_takes_its_child_along(parent: subprocess.Popen[str]) -> N
     assert gone(child)
 
 
-def test_parent_that_was_gone_already_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reaped", [True, False])
+def test_parent_that_was_gone_already_is_noticed(reaped: bool) -> None:
+    """Also while its own parent has not yet asked how it ended, so that its process id is still taken."""
     dead = subprocess.Popen(["true"])
-    dead.wait()
+    if reaped:
+        dead.wait()
+    else:
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     start = time.monotonic()
     done = subprocess.run([sys.executable, "-I", "-S", SCRIPT, str(dead.pid), *command])
     assert done.returncode == -signal.SIGTERM
     assert time.monotonic() - start < 30
+    dead.wait()
 
 
 def test_command_finds_its_own_process_id_for_what_it_starts() -> None:

@@ -87,6 +87,11 @@ def _counts(x_N: Tensor) -> Tensor:
     return counts_V.scatter_add_(0, index_N, ones_N).to(torch.int64)
 
 
+def value_table(dtype: torch.dtype) -> Tensor:
+    """The value of each bit pattern of a 16-bit dtype, float64, on the CPU."""
+    return _kind(dtype, torch.device("cpu")).table
+
+
 @dataclass(frozen=True)
 class _Kind:
     """The bit patterns of a 16-bit dtype, sorted into finite ones by value, NaN and Inf."""

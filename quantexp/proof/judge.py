@@ -64,7 +64,7 @@ def judge(x: Tensor, operand: Operand, axis: int, source: Tensor | None = None) 
         axis: the dimension of x that the declared blocks run along.
         source: what it was made from, in x's shape, for an operand that cannot be judged by itself (see `origin`).
     """
-    amax = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32) if x.numel() else None
+    amax = _amax(x) if x.numel() else None
     if amax is None or amax == 0:
         return Finding(Status.INCONCLUSIVE, "all zero")
     if not torch.isfinite(amax):
@@ -96,6 +96,12 @@ def judge(x: Tensor, operand: Operand, axis: int, source: Tensor | None = None) 
     windows = _windows(x, axis, operand.block)
     with threads(1):
         return _which_grid(windows, amax, operand.format, declared, declared_amax)
+
+
+def _amax(x: Tensor) -> Tensor:
+    """The largest magnitude, float32; NaN where there is one. `torch.linalg.vector_norm` takes 20 times as long."""
+    low, high = torch.aminmax(x)
+    return torch.maximum(high, -low).to(torch.float32)
 
 
 def _which_grid(

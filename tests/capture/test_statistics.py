@@ -9,12 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantexp.capture import native
 from quantexp.capture.fidelity import chosen_for
 from quantexp.capture.statistics import HIGHEST_EXPONENT, LOWEST_EXPONENT, QUANTILES, statistics
 from quantexp.errors import ConfigError
 from quantexp.formats import encode, quantise
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here holds of the compiled code and of the torch code."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "kernels", lambda: None)
 
 
 def sample(dtype: torch.dtype, *shape: int, spread: float = 3.0) -> Tensor:
