@@ -74,7 +74,11 @@ def draw(asked: Asked, console: Console, complain: Callable[[str], None]) -> Out
         RunError: a run's configuration or a sweep's list that cannot be read.
     """
     wanted = _wanted(asked)
-    sources = open_sources(asked.folders, asked.filters)
+    sources = open_sources(
+        asked.folders,
+        asked.filters,
+        lambda line: console.print(line, soft_wrap=True, markup=False),
+    )
     out = asked.out if asked.out is not None else default_out(asked.folders, sources)
     problems = Problems(complain)
     for file, why in foreign(sources):
