@@ -32,7 +32,9 @@ _MOST_LISTED = 20
 
 
 def open_sources(
-    folders: Sequence[str], filters: Mapping[str, str], say: Callable[[str], None] = str
+    folders: Sequence[str],
+    filters: Mapping[str, str],
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[Source]:
     """Every source, in the order given, each once, its tensors filtered; runs of a sweep that have no folder are said.
 

@@ -135,12 +135,13 @@ def _drawn(
     about = [VERSION, asked.formats, [[piece.name, piece.key] for piece in pieces]]
     stamps = Stamps(out, force=asked.force)
     num_files = num_tensors = num_known = 0
+    chosen = [sorted(asked.filters.items()), [source.label for source in sources]]
     if QUICK in wanted:
         for source in sources:
             name = QUICK if len(sources) == 1 else f"{QUICK}/{source.label}"
             loss = None if source.run is None else _size_and_time(source.run.metrics)
             make = partial(save_quick_analysis, source, out / name, asked.formats)
-            num_files += stamps.kept_or(name, [about, loss], make, lambda: True)
+            num_files += stamps.kept_or(name, [about, chosen, loss], make, lambda: True)
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
         figures = [folder for folder in FIGURES if folder in wanted]
         journal = Journal(out, force=asked.force)
@@ -155,7 +156,9 @@ def _drawn(
         if chapter.folder in wanted:
             desk = ChapterDesk(out / chapter.folder, asked.formats, pool, problems, console)
             make = partial(chapter.draw, sources, desk)
-            num_files += stamps.kept_or(chapter.folder, about, make, lambda: not problems.found)
+            num_files += stamps.kept_or(
+                chapter.folder, [about, chosen], make, lambda: not problems.found
+            )
     return Outcome(out, num_tensors, num_known, problems.found, num_files)
 
 
