@@ -2,8 +2,8 @@
 
     python benchmarks/draw.py [--tensors 1000] [--mb 1] [--gb 2] [--plain 20] [--jobs 2] [--only statistics|figures]
 
-Collections of bfloat16 `.pt` files, with hashes and without, are made below TMPDIR and read once, so that they are in the
-system's cache.
+Collections of bfloat16 `.pt` files, with hashes and without, are made below TMPDIR and read once, so that they are in
+the system's cache.
 
 statistics: `quantexp draw --only statistics`, the whole command from the start of Python to its last line: count, mean,
 std, extremes, skew, kurtosis, eleven quantiles, zeros, NaN and Inf of each tensor, as text, CSV and JSON.
@@ -13,8 +13,8 @@ figures: the whole command with every figure as PNG and PDF.
 plain: torch.load, float32, numpy's mean, std and quantiles; a histogram, a box plot, a Q-Q plot and a heatmap by
 matplotlib, as PNG; the first tensors of the same collection, in one process, without its start.
 
-Processor time is that of `--jobs 1` for two parts of the collection, the difference: what the machine does beside it, and
-the start, are not in it. What two free cores take is half of it.
+Processor time is that of `--jobs 1` for two parts of the collection, the difference: what the machine does beside it,
+and the start, are not in it. What two free cores take is half of it.
 """
 
 from __future__ import annotations

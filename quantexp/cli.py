@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from quantexp.analysis.draw.asked import asked as asked_to_draw
+from quantexp.analysis.draw.asked import require_folders
 from quantexp.analysis.requantise.asked import asked
 from quantexp.arguments import LEDGER, STARTS, VERBS, parser_of
 from quantexp.errors import ConfigError, QuantexpError
@@ -247,7 +248,12 @@ def _requantise(arguments: argparse.Namespace) -> int:
 
 
 def _draw(arguments: argparse.Namespace) -> int:
+    from quantexp.analysis.draw.server import start_server
+
     wanted = asked_to_draw(arguments)
+    require_folders(wanted.folders)
+    if wanted.jobs != 1:
+        start_server()
     from quantexp.analysis.draw.verb import draw
 
     outcome = draw(wanted, Console(stderr=True, highlight=False), _complain)

@@ -69,12 +69,18 @@ def statistics(x: Tensor, chosen: Chosen | None = None) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def summarise(x: Tensor, chosen: Chosen | None = None, counted: Histogram | None = None) -> Summary:
+def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
     """The statistics of a tensor of any shape and layout, and of what a chosen format does to it.
 
     NaN and Inf are counted and left out of everything else. Other dtypes than bfloat16, float16 and float32 are taken
-    as float32. `counted` is its histogram, if that is at hand.
+    as float32.
     """
+    return summarise_counted(x, chosen)[0]
+
+
+@torch.no_grad()
+def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary, Histogram]:
+    """The same, with the count of each value that it follows from."""
     x = x.detach()
     x = x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
     kernel = native.kernels() if x.device.type == "cpu" else None
@@ -82,8 +88,8 @@ def summarise(x: Tensor, chosen: Chosen | None = None, counted: Histogram | None
         numbers, counted = native.described(kernel, x, QUANTILES, LOWEST_EXPONENT, HIGHEST_EXPONENT)
         if chosen is not None:
             numbers = torch.cat([numbers, fidelity(x, counted, chosen, kernel)])
-        return Summary(x.numel(), numbers, chosen)
-    counted = histogram(x) if counted is None else counted
+        return Summary(x.numel(), numbers, chosen), counted
+    counted = histogram(x)
     sums = power_sums(x, counted)
     zeros = _zeros(x, counted)
     num_nan, num_inf = _nonfinite(x, counted)
@@ -95,7 +101,7 @@ def summarise(x: Tensor, chosen: Chosen | None = None, counted: Histogram | None
     ]
     if chosen is not None:
         parts.append(fidelity(x, counted, chosen))
-    return Summary(x.numel(), torch.cat(parts), chosen)
+    return Summary(x.numel(), torch.cat(parts), chosen), counted
 
 
 def _zeros(x: Tensor, counted: Histogram) -> Tensor:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quantexp.errors import ConfigError
+from quantexp.errors import CaptureError, ConfigError
 
 #: What figures can be saved as.
 FORMATS = ("png", "pdf", "svg")
@@ -105,6 +105,19 @@ def asked(arguments: argparse.Namespace) -> Asked:
         arguments.force,
         arguments.jobs,
     )
+
+
+def require_folders(folders: Sequence[str]) -> None:
+    """Refuse a folder that is not there, before anything takes time.
+
+    Raises:
+        CaptureError: the first that is not.
+    """
+    for folder in folders:
+        if not Path(folder).expanduser().exists():
+            raise CaptureError(
+                f"there is no folder {folder}; give a run, or a folder of captured tensors"
+            )
 
 
 def numbers(name: str, text: str) -> list[range]:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.capture.histogram import Histogram, histogram
+from quantexp.capture.histogram import Histogram
 from quantexp.capture.operands import SCALE
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.safetensors import content_of
-from quantexp.capture.statistics import QUANTILES, summarise
+from quantexp.capture.statistics import QUANTILES, summarise_counted
 from quantexp.errors import CaptureError
 from quantexp.formats import get_format
 from quantexp.formats.decoding import scale_values
@@ -83,8 +83,8 @@ def look_at(entry: CapturedTensor) -> Looked:
         raise CaptureError(f"{entry.path} cannot be read: {error.strerror or error}") from error
     values = _numbers(entry, raw)
     usable = values if values.dtype in INPUT_DTYPES else values.to(torch.float32)
-    counted = histogram(usable)
-    record = summarise(usable, counted=counted).record()
+    summary, counted = summarise_counted(usable)
+    record = summary.record()
     if not counted.exact and record["quantiles"] is not None:
         record["quantiles"] = dict(
             zip(map(str, QUANTILES), exact_quantiles(usable, counted, QUANTILES), strict=True)

@@ -8,7 +8,6 @@ given back as the error; a worker that dies is an error of the whole.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections import deque
@@ -17,6 +16,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
+from quantexp.analysis.draw.server import context
 from quantexp.errors import CaptureError
 from quantexp.threads import threads
 from quantexp.with_parent import end_with_parent
@@ -26,8 +26,6 @@ Result = TypeVar("Result")
 
 #: Pieces of work for each process that are handed out ahead.
 _AHEAD = 3
-#: What the server imports before it starts workers, so that they need not.
-_PRELOAD = ["quantexp.analysis.draw.work"]
 
 
 class Pool:
@@ -77,9 +75,7 @@ class Pool:
 
     def _started(self) -> ProcessPoolExecutor:
         if self._executor is None:
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(_PRELOAD)
-            self._executor = ProcessPoolExecutor(self.jobs, context, _begin)
+            self._executor = ProcessPoolExecutor(self.jobs, context(), _begin)
         return self._executor
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from quantexp.analysis.draw.asked import NUMBERS, numbers
+from quantexp.analysis.draw.asked import NUMBERS, numbers, require_folders
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.requantise.source import foreign_files
 from quantexp.analysis.run_record import RunNames, read_names
@@ -31,17 +31,22 @@ _KEYS = {"type": ("quant_type", "layer_type")}
 _MOST_LISTED = 20
 
 
-def open_sources(folders: Sequence[str], filters: Mapping[str, str]) -> list[Source]:
-    """Every source, in the order given, each once, its tensors filtered.
+def open_sources(
+    folders: Sequence[str],
+    filters: Mapping[str, str],
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Source]:
+    """Every source, in the order given, each once, its tensors filtered; runs of a sweep that have no folder are said.
 
     Raises:
         CaptureError: a folder that is not there or holds nothing to draw; filters that leave nothing.
         ConfigError: a filter's value that no tensor has.
         RunError: a sweep's list, or a configuration, that cannot be read.
     """
+    require_folders(folders)
     found: dict[Path, Source] = {}
     for given in folders:
-        for source in _opened(given):
+        for source in _opened(given, say):
             place = (source.run.root if source.run else source.capture.folder).resolve()
             found.setdefault(place, source)
     sources = _told_apart(list(found.values()))
@@ -58,16 +63,16 @@ def default_out(folders: Sequence[str], sources: Sequence[Source]) -> Path:
     return given.with_suffix("") / "figures" if given.is_file() else given / "figures"
 
 
-def _opened(given: str) -> list[Source]:
+def _opened(given: str, say: Callable[[str], None]) -> list[Source]:
     path = Path(given).expanduser()
-    if not path.exists():
-        raise CaptureError(f"there is no folder {given}; give a run, or a folder of tensors")
     if path.is_dir() and is_run(RunDir(path)):
         return [_of_run(RunDir(path))]
     if path.is_file() or _holds_runs(path):
         scoped = scope(given, path.parent if path.is_file() else path)
         if not scoped.runs:
             raise CaptureError(f"{given}: none of its runs has a folder yet")
+        for missing in scoped.missing:
+            say(f"{missing.name}: {missing.reason}")
         return [_of_run(run) for run in scoped.runs]
     return [_of_folder(path)]
 

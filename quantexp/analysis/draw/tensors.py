@@ -69,7 +69,7 @@ def draw_tensors(
     num_known = len(rows)
     if num_known and missing:
         console.print(f"{num_known} of {len(pieces)} tensors were drawn before")
-    with progress_bar("tensors", len(missing), console) as advance:
+    with progress_bar("drawing", len(missing), console) as advance:
         for (place, task), found in pool.each(_do, missing):
             advance()
             piece = pieces[place]

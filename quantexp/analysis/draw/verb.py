@@ -74,7 +74,11 @@ def draw(asked: Asked, console: Console, complain: Callable[[str], None]) -> Out
         RunError: a run's configuration or a sweep's list that cannot be read.
     """
     wanted = _wanted(asked)
-    sources = open_sources(asked.folders, asked.filters)
+    sources = open_sources(
+        asked.folders,
+        asked.filters,
+        lambda line: console.print(line, soft_wrap=True, markup=False),
+    )
     out = asked.out if asked.out is not None else default_out(asked.folders, sources)
     problems = Problems(complain)
     for file, why in foreign(sources):
@@ -132,12 +136,13 @@ def _drawn(
     about = [VERSION, asked.formats, [[piece.name, piece.key] for piece in pieces], statistics]
     stamps = Stamps(out, force=asked.force)
     num_files = num_tensors = num_known = 0
+    chosen = [sorted(asked.filters.items()), [source.label for source in sources]]
     if QUICK in wanted:
         for source in sources:
             name = QUICK if len(sources) == 1 else f"{QUICK}/{source.label}"
             loss = None if source.run is None else _size_and_time(source.run.metrics)
             make = partial(save_quick_analysis, source, out / name, asked.formats)
-            num_files += stamps.kept_or(name, [about, loss], make, lambda: True)
+            num_files += stamps.kept_or(name, [about, chosen, loss], make, lambda: True)
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
         figures = [folder for folder in FIGURES if folder in wanted]
         journal = Journal(out, force=asked.force)
@@ -152,7 +157,9 @@ def _drawn(
         if chapter.folder in wanted:
             desk = ChapterDesk(out / chapter.folder, asked.formats, pool, problems, console)
             make = partial(chapter.draw, sources, desk)
-            num_files += stamps.kept_or(chapter.folder, about, make, lambda: not problems.found)
+            num_files += stamps.kept_or(
+                chapter.folder, [about, chosen], make, lambda: not problems.found
+            )
     return Outcome(out, num_tensors, num_known, problems.found, num_files)
 
 

@@ -56,6 +56,16 @@ def test_a_folder_of_runs_and_a_sweeps_list_are_all_their_runs(
     assert default_out(["a", "b"], below) == Path("figures")
 
 
+def test_runs_of_a_sweep_that_have_no_folder_are_said(run: Unhashed, tmp_path: Path) -> None:
+    listing = tmp_path / "sweeps" / "20260101_000000.json"
+    listing.parent.mkdir()
+    listing.write_text(json.dumps({"runs": [{"run": "gone-1a2b3c4d"}, {"run": run.run_dir.name}]}))
+    said: list[str] = []
+    assert len(open_sources([str(listing)], {}, said.append)) == 1
+    (line,) = said
+    assert line.startswith("gone-1a2b3c4d: its folder is gone")
+
+
 def test_a_sweeps_list_without_runs_is_refused(tmp_path: Path) -> None:
     listing = tmp_path / "sweeps" / "20260101_000000.json"
     listing.parent.mkdir()

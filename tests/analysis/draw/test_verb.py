@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +98,30 @@ def test_interrupted_work_goes_on_where_it_stopped(
     assert (outcome.num_tensors, outcome.num_known, len(again)) == (6, 2, 4)
     assert "2 of 6 tensors were drawn before" in said
     assert not set(looked) & set(again)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_one_goes_on(
+    run: Unhashed, tmp_path: Path
+) -> None:
+    """Figures of 60 tensors are many seconds of work for two processes."""
+    for place in range(60):
+        run.add(normal(8, 8, seed=place), "input", layer=2 + place)
+    words = [sys.executable, "-m", "quantexp", "draw", str(run.run_dir), f"out={tmp_path / 'draw'}"]
+    words += ["--jobs", "2", "--only", "heatmaps", "--formats", "png"]
+    journal = tmp_path / "draw/.drawn.jsonl"
+    first = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    while not (journal.is_file() and journal.stat().st_size):
+        assert first.poll() is None
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    _, told = first.communicate(timeout=60)
+    assert (first.returncode, told) == (130, "quantexp: interrupted\n")
+    known = len(journal.read_text().splitlines())
+    assert 0 < known < 66
+    again = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert f"{known} of 66 tensors were drawn before" in again.stderr
+    assert again.stdout.startswith(f"66 tensors ({known} were drawn before), 67 files in ")
 
 
 def test_what_is_done_is_not_done_again_unless_it_changed(
