@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 
 from quantexp import __version__
+from quantexp.analysis.draw.asked import USAGE as DRAW_USAGE
+from quantexp.analysis.draw.asked import add_arguments as add_draw_arguments
 from quantexp.analysis.requantise.asked import USAGE
 from quantexp.analysis.requantise.asked import add_arguments as add_requantise_arguments
 
@@ -23,6 +25,7 @@ VERBS = {
     "captures": "list, check or export captured tensors: DIR [key=pattern ...]",
     "compare": "hold runs against bf16: losses, gaps, speed, what differs: RUN ... [out=FOLDER]",
     "report": "one page of runs that works offline, report.html: DIR ... [out=PATH]",
+    "draw": "figures and statistics of captured tensors: DIR... [out=FOLDER]",
     "requantise": "score a capture under every format and recommend a scheme: DIR [key=pattern ...]",
 }
 
@@ -58,6 +61,8 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
         _captures_arguments(parser)
     elif verb == "requantise":
         add_requantise_arguments(parser)
+    elif verb == "draw":
+        add_draw_arguments(parser)
     elif verb in LEDGER:
         about = "a folder of runs (./runs), a run, a sweep's list, a submission; paths.root=FOLDER"
         parser.add_argument("words", nargs="*", metavar=LEDGER[verb].strip("[]"), help=about)
@@ -108,6 +113,8 @@ def _captures_arguments(parser: argparse.ArgumentParser) -> None:
 def _usage(verb: str) -> str:
     if verb == "requantise":
         return USAGE
+    if verb == "draw":
+        return DRAW_USAGE
     if verb == "captures":
         return "quantexp captures [--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]"
     if verb == "verify":

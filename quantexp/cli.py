@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from quantexp.analysis.draw.asked import asked as asked_to_draw
+from quantexp.analysis.draw.asked import require_folders
 from quantexp.analysis.requantise.asked import asked
 from quantexp.arguments import LEDGER, STARTS, VERBS, parser_of
 from quantexp.errors import ConfigError, QuantexpError
@@ -284,6 +286,25 @@ def _report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _draw(arguments: argparse.Namespace) -> int:
+    from quantexp.analysis.draw.server import start_server
+
+    wanted = asked_to_draw(arguments)
+    require_folders(wanted.folders)
+    if wanted.jobs != 1:
+        start_server()
+    from quantexp.analysis.draw.verb import draw
+
+    outcome = draw(wanted, Console(stderr=True, highlight=False), _complain)
+    _console().print(outcome.words, soft_wrap=True, markup=False)
+    if problems := len(outcome.problems):
+        several = problems > 1
+        _complain(
+            f"{problems} file{'s' * several} could not be used, {'they are' if several else 'it is'} named above"
+        )
+    return 1 if problems else 0
+
+
 def _resume(arguments: argparse.Namespace) -> int:
     from quantexp.resume import interrupted
 
@@ -360,6 +381,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "retry": _retry,
     "cancel": _cancel,
     "captures": _captures,
+    "draw": _draw,
     "requantise": _requantise,
     "compare": _compare,
     "report": _report,

@@ -57,6 +57,7 @@ def load(config: DictConfig) -> Experiment:
     """
     composition = _structured(_plain(config), Composition)
     _complete_dataset(composition)
+    composition.analysis.auto = composition.analysis.auto.lower()
     parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
     experiment = Experiment(**parts)
     validate(experiment)

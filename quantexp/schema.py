@@ -61,6 +61,14 @@ class StoreKind(Enum):
     safetensors = "safetensors"
 
 
+class AutoDraw(Enum):
+    """What is drawn after a run."""
+
+    everything = "true"
+    quick = "quick"
+    nothing = "false"
+
+
 class WandbMode(Enum):
     """Where Weights & Biases keeps a run."""
 
@@ -402,8 +410,18 @@ class TrainingConfig:
 class AnalysisConfig:
     """What is drawn after a run."""
 
-    #: Draw figures/quick_analysis.png at the end, and write report.html.
-    auto: bool = True
+    #: quick: figures/quick_analysis.png; true: the whole tree of `quantexp draw`, as PNG; false: nothing.
+    #: Unless false, report.html too.
+    auto: str = "quick"
+
+    @property
+    def drawing(self) -> AutoDraw:
+        """What `auto` says; it is a word for OmegaConf, since an enumeration takes no `true`.
+
+        Raises:
+            ValueError: anything else.
+        """
+        return AutoDraw(self.auto.lower())
 
 
 @dataclass

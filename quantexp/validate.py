@@ -16,6 +16,7 @@ from quantexp.quant.scoring import scored_operand
 from quantexp.quant.slots import resolve_site, site_configs
 from quantexp.ranges import at_least, not_negative, positive
 from quantexp.schema import (
+    AnalysisConfig,
     CaptureConfig,
     Experiment,
     ModelConfig,
@@ -42,6 +43,17 @@ def validate(experiment: Experiment) -> None:
     _scheme(experiment)
     validate_launcher(experiment)
     validate_tracking(experiment.tracking)
+    _analysis(experiment.analysis)
+
+
+def _analysis(analysis: AnalysisConfig) -> None:
+    try:
+        _ = analysis.drawing
+    except ValueError as error:
+        raise ConfigError(
+            "analysis.auto must be quick (one picture), true (all figures) or false (none), got "
+            f"{analysis.auto!r}"
+        ) from error
 
 
 def _model(model: ModelConfig) -> None:

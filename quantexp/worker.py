@@ -31,7 +31,7 @@ from quantexp.observer import RunObserver
 from quantexp.paths import RunDir, cache_dir
 from quantexp.provenance import add_what_ran
 from quantexp.ranks import Rank, RankRecord, ended, own_rank, write_record
-from quantexp.schema import Experiment
+from quantexp.schema import AutoDraw, Experiment
 from quantexp.source import require_snapshot
 from quantexp.start import TakenOverError, require_ours
 from quantexp.status import INTERRUPTED, State, Status, now, read_status, write_status
@@ -188,7 +188,10 @@ class Worker:
             self.tracking.end(state, reason)
             with contextlib.suppress(OSError):  # how the run ended has been told
                 self.tell("")
-        if state in (State.COMPLETED, State.FAILED) and self.experiment.analysis.auto:
+        if (
+            state in (State.COMPLETED, State.FAILED)
+            and self.experiment.analysis.drawing is not AutoDraw.nothing
+        ):
             self._report()
         return code
 
@@ -247,13 +250,18 @@ class Worker:
             with contextlib.closing(observer):
                 train(experiment, stream, observer, device)
                 observer.finish()
-        if experiment.analysis.auto and self.rank.leads:
+        if self.rank.leads and experiment.analysis.drawing is not AutoDraw.nothing:
             self._draw()
 
     def _draw(self) -> None:
+        self.tell("drawing")
+        if self.experiment.analysis.drawing is AutoDraw.everything:
+            from quantexp.analysis.draw.verb import draw_run
+
+            draw_run(self.folder)
+            return
         from quantexp.analysis.quick import draw_quick_analysis
 
-        self.tell("drawing")
         self.folder.figures.mkdir(exist_ok=True)
         draw_quick_analysis(self.folder.root, self.folder.figures)
 

@@ -108,6 +108,9 @@ def test_picture_is_named_where_it_was_drawn(ended: Callable[..., Outcome]) -> N
     (made.run.figures / "quick_analysis.png").write_bytes(b"")
     text = printed(lambda console: print_outcome(made, console), 400)
     assert "quick_analysis.png" in text
+    assert "figures  " not in text
+    (made.run.figures / "tensor_stats.txt").write_bytes(b"")
+    assert "figures  " in printed(lambda console: print_outcome(made, console), 400)
 
 
 def test_proof_counts_what_engaged_and_what_is_inconclusive() -> None:

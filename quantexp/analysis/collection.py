@@ -29,7 +29,7 @@ class Record:
     file: str | None
     #: qkv, proj, fc1, fc2, attention, expert7-fc1, ...
     module: str
-    #: Global, from 0.
+    #: Global, from 0; -1 where an old collection does not say it.
     layer: int
     #: attention or linear.
     layer_type: str
@@ -67,7 +67,30 @@ class Record:
     @property
     def label(self) -> str:
         """How messages and figures name the tensor: `fc1 L3 backward grad_output`."""
-        return f"{self.module} L{self.layer} {self.operation} {self.tensor}"
+        layer = f" L{self.layer}" if self.layer >= 0 else ""
+        return f"{self.module}{layer} {self.operation} {self.tensor}"
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Record:
+        """The record of a line that may lack fields, as what an old collection's file names say does.
+
+        The module is then the layer type, the layer -1, the iteration and rank 0, and there are no formats.
+        """
+        known: dict[str, Any] = {
+            field.name: value
+            for field in fields(cls)
+            if (value := metadata.get(field.name)) is not None
+        }
+        unknown: dict[str, Any] = {
+            **dict.fromkeys(("file", "micro_batch", "hash")),
+            **dict.fromkeys(
+                ("module", "layer_type", "operation", "phase", "component", "quant_type"), ""
+            ),
+            **{"tensor": "", "dtype": "", "layer": -1, "iteration": 0, "rank": 0, "bytes": 0},
+            **{"module": str(metadata.get("layer_type") or ""), "formats": {}},
+        }
+        shape = tuple(known.get("shape", ()))
+        return cls(**unknown | known | {"file": known.get("file") or None, "shape": shape})
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def _draw_dots(ax: Axes, columns: Mapping[int, Sequence[OperandFidelity]]) -> No
     for column, members in columns.items():
         for place, member in enumerate(members):
             x = column + 0.5 * ((place + 0.5) / len(members) - 0.5)
-            points.setdefault(_format(member), []).append((x, member.fidelity.sqnr_db))
+            points.setdefault(member.declared.name, []).append((x, member.fidelity.sqnr_db))
     for name, xy in points.items():
         xs, ys = zip(*xy, strict=True)
         ax.plot(xs, ys, "o", ms=4, mew=0, color=quant_colour(name), label=name)
@@ -91,16 +91,6 @@ def _draw_dots(ax: Axes, columns: Mapping[int, Sequence[OperandFidelity]]) -> No
         columnspacing=1.0,
         handletextpad=0.1,
     )
-
-
-def _format(member: OperandFidelity) -> str:
-    """The format's name, its scale rule or scaling, and what else is done to its operands."""
-    options = member.declared.options
-    rule = options.get("scale_rule") or options.get("scaling")
-    stochastic = "stochastic" if options.get("rounding") == "stochastic" else None
-    hadamard = "Hadamard" if member.declared.hadamard_block is not None else None
-    words = (member.declared.format.name, rule, stochastic, hadamard)
-    return " ".join(str(word) for word in words if word is not None)
 
 
 def _draw_medians(ax: Axes, columns: Mapping[int, Sequence[OperandFidelity]]) -> None:

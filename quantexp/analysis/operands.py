@@ -68,6 +68,15 @@ class DeclaredOperand:
         """`x fprop`."""
         return f"{self.operand} {self.product}"
 
+    @property
+    def name(self) -> str:
+        """The format's name, its scale rule or scaling, and what else is done: `mxfp4_e2m1 floor stochastic`."""
+        rule = self.options.get("scale_rule") or self.options.get("scaling")
+        stochastic = "stochastic" if self.options.get("rounding") == "stochastic" else None
+        transform = "Hadamard" if self.hadamard_block is not None else None
+        words = (self.format.name, rule, stochastic, transform)
+        return " ".join(str(word) for word in words if word is not None)
+
 
 def operand_of(record: Record) -> str | None:
     """The operand's name in its products; None for what is none (outputs, weight gradients)."""
@@ -77,6 +86,11 @@ def operand_of(record: Record) -> str | None:
 def operand_called(layer_type: str, tensor: str) -> str | None:
     """The operand that a captured tensor is in the products of its layer; None for what is none."""
     return _OPERANDS.get((layer_type, tensor))
+
+
+def tensor_called(operand: str) -> str:
+    """The captured tensor that an operand is: `input` of x; dO and g are grad_output. A name that is none is itself."""
+    return next((tensor for (_, tensor), name in _OPERANDS.items() if name == operand), operand)
 
 
 def dimension_of(axis: str, operand: str) -> int:

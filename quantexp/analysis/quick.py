@@ -13,6 +13,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from quantexp.analysis.collection import Collection, read_collection
+from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.fidelity_panel import draw_fidelity
 from quantexp.analysis.inventory import in_flow, module_of, tally
 from quantexp.analysis.panels import (
@@ -21,14 +22,15 @@ from quantexp.analysis.panels import (
     draw_loss,
     draw_magnitudes,
 )
-from quantexp.analysis.run_record import RunNames, read_losses, read_names
+from quantexp.analysis.run_record import LossCurve, RunNames, read_losses, read_names
 from quantexp.analysis.sample import SAMPLE_ELEMENTS
-from quantexp.analysis.style import INK, NOTE_PT, new_figure, save_png
+from quantexp.analysis.style import INK, NOTE_PT, new_figure, save_figure, save_png
 from quantexp.analysis.survey import Survey, survey_tensors
 from quantexp.capture.manifest import MANIFEST
 from quantexp.paths import RunDir
 
-FILE_NAME = "quick_analysis.png"
+QUICK = "quick_analysis"
+FILE_NAME = f"{QUICK}.png"
 _WIDTH_INCH = 14
 _HEIGHT_INCH = 9
 #: Names listed below the panels for one finding, unless there are more findings than lines.
@@ -53,13 +55,27 @@ def draw_quick_analysis(run_dir: Path, out: Path) -> Path:
     run = RunDir(run_dir)
     names = read_names(run)
     tensors_dir = run.captured(names.capture_dir)
-    collection = _collection(tensors_dir)
+    figure = _figure(_collection(tensors_dir), tensors_dir, names, run)
+    return save_png(figure, out if out.suffix == ".png" else out / FILE_NAME)
+
+
+def save_quick_analysis(source: Source, stem: Path, formats: Sequence[str]) -> list[Path]:
+    """The same of a source of `quantexp draw`: a run, a capture folder, an old collection, with its filters."""
+    folder = source.capture.folder
+    torn = _collection(folder).torn_lines if (folder / MANIFEST).is_file() else ()
+    collection = Collection(tuple(source.records), torn)
+    return save_figure(_figure(collection, folder, source.names, source.run), stem, formats)
+
+
+def _figure(
+    collection: Collection, tensors_dir: Path, names: RunNames, run: RunDir | None
+) -> Figure:
     survey = survey_tensors(tensors_dir, collection)
     figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH)
-    _draw_panels(figure, collection, survey, run)
+    _draw_panels(figure, collection, survey, LossCurve() if run is None else read_losses(run))
     _write_title(figure, names)
     _write_notes(figure, collection, survey)
-    return save_png(figure, out if out.suffix == ".png" else out / FILE_NAME)
+    return figure
 
 
 def _collection(tensors_dir: Path) -> Collection:
@@ -73,7 +89,7 @@ def _collection(tensors_dir: Path) -> Collection:
     return read_collection(tensors_dir)
 
 
-def _draw_panels(figure: Figure, collection: Collection, survey: Survey, run: RunDir) -> None:
+def _draw_panels(figure: Figure, collection: Collection, survey: Survey, curve: LossCurve) -> None:
     top = figure.add_gridspec(
         1, 3, left=0.06, right=0.985, top=0.875, bottom=0.58, wspace=0.3, width_ratios=[1.35, 1, 1]
     )
@@ -102,7 +118,7 @@ def _draw_panels(figure: Figure, collection: Collection, survey: Survey, run: Ru
         by_operation,
     )
     draw_fidelity(figure.add_subplot(bottom[1]), survey.operands, captured=bool(by_module))
-    draw_loss(figure.add_subplot(bottom[2]), read_losses(run))
+    draw_loss(figure.add_subplot(bottom[2]), curve)
 
 
 def _write_title(figure: Figure, names: RunNames) -> None:

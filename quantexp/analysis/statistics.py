@@ -26,6 +26,7 @@ from quantexp.formats.mx import PRE_SCALE
 CHUNK_ELEMENTS = 1 << 20
 #: The same for errors, of which three are in float64 at once: they fit the cache.
 _ERROR_CHUNK_ELEMENTS = 1 << 16
+_NUM_SUMS = 8
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class Fidelity(NamedTuple):
     underflow_share: float
     #: Share of the finite elements beyond the largest value at their block's scale.
     saturated_share: float
+    #: Mean of (x - q)^2, in the tensor's unit squared; NaN where nothing can be judged.
+    mse: float = math.nan
+    #: sum x q / sqrt(sum x^2 sum q^2); NaN where x or q has no non-zero element, or q is infinite.
+    cosine: float = math.nan
+    #: Mean of |x - q| / |x| over the non-zero elements: 1 for one that became zero.
+    relative_error: float = math.nan
 
 
 def tensor_statistics(x: Tensor) -> TensorStatistics:
@@ -105,9 +112,14 @@ def fidelity(x: Tensor, q: Tensor, limit: Tensor | None) -> Fidelity:
     nothing can saturate. All three are of any floating dtype, x and q of one shape.
     """
     sums = _sums(x, q) if limit is None else _sums(x, q, limit.expand_as(x))
-    signal, noise, finite, nonzero, underflowed, saturated = sums.tolist()
+    signal, noise, cross, relative, finite, nonzero, underflowed, saturated = sums.tolist()
     return Fidelity(
-        _decibel(signal, noise), _share(underflowed, nonzero), _share(saturated, finite)
+        _decibel(signal, noise),
+        _share(underflowed, nonzero),
+        _share(saturated, finite),
+        _share(noise, finite),
+        _cosine(signal, noise, cross),
+        _share(relative, nonzero),
     )
 
 
@@ -139,14 +151,14 @@ def _statistics(count: int, magnitudes: MagnitudeHistogram, moments: Moments) ->
 def _sums(*tensors: Tensor) -> Tensor:
     """`_chunk_sums` over whole tensors: x, q and, where anything can saturate, the limit."""
     parts = [torch.split(t.reshape(-1), _ERROR_CHUNK_ELEMENTS) for t in tensors]
-    sums = torch.zeros(6, dtype=torch.float64)
+    sums = torch.zeros(_NUM_SUMS, dtype=torch.float64)
     for chunk in zip(*parts, strict=True):
         sums += _chunk_sums(*chunk)
     return sums
 
 
 def _chunk_sums(x_N: Tensor, q_N: Tensor, limit_N: Tensor | None = None) -> Tensor:
-    """Signal, noise, finite, non-zero, underflowed and saturated elements of one chunk."""
+    """Sums over one chunk, e being q - x: x^2, e^2, x e, |e / x|; finite, non-zero, underflowed, saturated elements."""
     wide_N = x_N.double()
     error_N = q_N.double().sub_(wide_N)
     noise = torch.dot(error_N, error_N)
@@ -157,10 +169,15 @@ def _chunk_sums(x_N: Tensor, q_N: Tensor, limit_N: Tensor | None = None) -> Tens
         noise = torch.dot(error_N, error_N)
     nonzero, kept_nonzero = int(x_N.count_nonzero()), int(q_N.count_nonzero())
     saturated = 0 if limit_N is None else int((x_N.abs() > limit_N).sum())
+    signal, cross = torch.dot(wide_N, wide_N), torch.dot(wide_N, error_N)
+    if nonzero < x_N.numel():
+        wide_N.masked_fill_(wide_N == 0, math.inf)
     return torch.tensor(
         [
-            float(torch.dot(wide_N, wide_N)),
+            float(signal),
             float(noise),
+            float(cross),
+            float(error_N.div_(wide_N).abs_().sum()),
             x_N.numel(),
             nonzero,
             nonzero - kept_nonzero,
@@ -176,6 +193,14 @@ def _decibel(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf
     return -math.inf if math.isinf(noise) else 10 * math.log10(signal / noise)
+
+
+def _cosine(signal: float, noise: float, cross: float) -> float:
+    """From q = x + e: sum x q = signal + cross, sum q^2 = signal + 2 cross + noise."""
+    energy = signal + 2 * cross + noise
+    if not (signal > 0 and energy > 0 and math.isfinite(energy)):
+        return math.nan
+    return min(1.0, (signal + cross) / math.sqrt(signal * energy))
 
 
 def _share(part: float, whole: float) -> float:

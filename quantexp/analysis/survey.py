@@ -21,10 +21,11 @@ from quantexp.analysis.collection import Collection, Record, load_tensor
 from quantexp.analysis.inventory import Kind, kind_of, module_of
 from quantexp.analysis.magnitude import MagnitudeHistogram, magnitude_histogram
 from quantexp.analysis.operands import DeclaredOperand, declared_operands
+from quantexp.analysis.rounded import is_scaled, rounded_part
 from quantexp.analysis.sample import sample_blocks
 from quantexp.analysis.statistics import Fidelity, quantisation_error
 from quantexp.errors import CaptureError
-from quantexp.formats import finite_amax, hadamard
+from quantexp.formats import finite_amax
 
 _MX_BLOCK = 32
 
@@ -129,7 +130,7 @@ def _judge_operands(tensor: Tensor, records: Sequence[Record], survey: Survey) -
     except CaptureError:
         survey.note("declaration not understood", first.label)
         return
-    amax = finite_amax(tensor) if any(_is_scaled(slot) for slot in slots) else None
+    amax = finite_amax(tensor) if any(is_scaled(slot) for slot in slots) else None
     for slot in slots:
         fidelity = _fidelity(tensor, slot, amax)
         survey.operands.append(OperandFidelity(module_of(first), first.layer, slot, fidelity))
@@ -154,24 +155,6 @@ def _distinct_slots(records: Sequence[Record]) -> list[DeclaredOperand]:
     return list(slots.values())
 
 
-def _is_scaled(declared: DeclaredOperand) -> bool:
-    return declared.options.get("scaling") not in (None, "none")
-
-
 def _fidelity(tensor: Tensor, declared: DeclaredOperand, amax: Tensor | None) -> Fidelity:
-    block = int(declared.options.get("block") or declared.format.block or _MX_BLOCK)
-    part, dim = sample_blocks(tensor, declared.dim, max(block, declared.hadamard_block or 1))
-    if declared.hadamard_block is not None:
-        part = _transformed(part, declared, dim)
-        amax = finite_amax(part)
-    if declared.amax is not None:
-        amax = torch.tensor(declared.amax)
-    scaled = {"amax": amax} if _is_scaled(declared) else {}
-    return quantisation_error(part, declared.format, dim, {**declared.options, **scaled})
-
-
-def _transformed(part: Tensor, declared: DeclaredOperand, dim: int) -> Tensor:
-    """What is rounded in place of the tensor: rounding errs as much before as after the transform is undone."""
-    assert declared.hadamard_block is not None
-    signs = None if declared.signs is None else torch.tensor(declared.signs, dtype=torch.float32)
-    return hadamard(part, axis=dim, block=declared.hadamard_block, signs=signs)
+    part = rounded_part(tensor, declared, amax)
+    return quantisation_error(part.x, declared.format, part.dim, part.options)

@@ -171,6 +171,7 @@ def fidelity_record(chosen: Chosen, numbers: Sequence[float]) -> dict[str, Any]:
         "signal": _finite(signal),
         "noise": _finite(noise),
         "sqnr_db": _decibel(signal, noise),
+        "mse": _finite(noise / judged) if judged else None,
         "cosine": _cosine(signal, noise, energy),
         "underflow_share": underflowed / nonzero if nonzero else None,
         "saturated_share": saturated / judged if judged else None,

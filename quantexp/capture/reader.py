@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quantexp.capture.manifest import MANIFEST, lines_of
+from quantexp.capture.manifest import MANIFEST, STATISTICS, lines_of
 from quantexp.capture.old_names import metadata_of
 from quantexp.capture.values import identity, load_values, name_of, path_of
 from quantexp.errors import CaptureError
@@ -156,8 +156,10 @@ class Capture(Collection[CapturedTensor]):
         return pandas.DataFrame(self.rows())
 
 
-def open_capture(folder: str | Path) -> Capture:
+def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
     """The captured tensors of a folder: a run's `tensors/`, the run itself, or an old collection without a manifest.
+
+    With `statistics` also those of which statistics alone were kept, after the others; they have no values.
 
     Raises:
         CaptureError: no folder, or nothing captured in it.
@@ -170,12 +172,28 @@ def open_capture(folder: str | Path) -> Capture:
     lists = [folder / MANIFEST, *sorted(folder.glob("manifest.rank*.jsonl"))]
     lines = [line for file in lists for line in lines_of(file)]
     entries = lines or list(_of_names(folder))
+    if statistics:
+        entries = entries + list(_statistics_alone(folder, lines))
     if not entries:
         raise CaptureError(
             f"{folder} holds no captured tensors: neither a {MANIFEST} nor files with their names; run with "
             "capture=tensors"
         )
     return Capture(folder, [CapturedTensor(folder, entry) for entry in entries])
+
+
+def _statistics_alone(folder: Path, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The lines of statistics of what no manifest's line has."""
+    listed = {_which(line) for line in lines}
+    files = [folder / STATISTICS, *sorted(folder.glob("statistics.rank*.jsonl"))]
+    for line in (line for file in files for line in lines_of(file)):
+        if _which(line) not in listed:
+            yield {**line, "file": None, "bytes": 0, "hash": None}
+
+
+def _which(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    keys = ("module", "layer", "operation", "phase", "tensor", "iteration", "micro_batch", "rank")
+    return tuple(line.get(key) for key in keys)
 
 
 def _of_names(folder: Path) -> Iterator[dict[str, Any]]:

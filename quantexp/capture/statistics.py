@@ -76,6 +76,12 @@ def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
     NaN and Inf are counted and left out of everything else. Other dtypes than bfloat16, float16 and float32 are taken
     as float32.
     """
+    return summarise_counted(x, chosen)[0]
+
+
+@torch.no_grad()
+def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary, Histogram]:
+    """The same, with the count of each value that it follows from."""
     x = x.detach()
     x = x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
     kernel = native.kernels() if x.device.type == "cpu" and x.numel() < 1 << 32 else None
@@ -87,7 +93,7 @@ def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
             errors = found.errors
             errors = fidelity(x, found.histogram, chosen) if errors is None else errors
             numbers = torch.cat([numbers, errors])
-        return Summary(x.numel(), numbers, chosen)
+        return Summary(x.numel(), numbers, chosen), found.histogram
     counted = histogram(x)
     sums = power_sums(x, counted)
     zeros = _zeros(x, counted)
@@ -100,7 +106,7 @@ def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
     ]
     if chosen is not None:
         parts.append(fidelity(x, counted, chosen))
-    return Summary(x.numel(), torch.cat(parts), chosen)
+    return Summary(x.numel(), torch.cat(parts), chosen), counted
 
 
 def _zeros(x: Tensor, counted: Histogram) -> Tensor:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import cosine as cosine_distance
 
 from quantexp.analysis.statistics import CHUNK_ELEMENTS, quantisation_error, tensor_statistics
 
@@ -191,7 +193,7 @@ def test_a_scalar_is_a_block_of_one() -> None:
 def test_tiny_gradients_do_not_lose_their_squares() -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
     scaled = quantisation_error(x * 2.0**-90, "mxfp8")
-    assert scaled == quantisation_error(x, "mxfp8")
+    assert scaled._replace(mse=scaled.mse * 2.0**180) == quantisation_error(x, "mxfp8")
 
 
 def test_float64_is_judged_as_float32() -> None:
@@ -225,3 +227,45 @@ def test_three_quarters_are_held_against_three_quarters(name: str) -> None:
     scaled = quantisation_error(x, name, options={"pre_scale": True})
     assert plain.sqnr_db - 4 < scaled.sqnr_db < plain.sqnr_db
     assert scaled.saturated_share == 0.0
+
+
+def test_errors_are_those_that_numpy_and_scipy_take_from_the_rounded_values() -> None:
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(5)) * 2.0**-6
+    x[:3, ::7] = 0
+    n = x.double().numpy().ravel()
+    # A scale of 2^k a block of 32, and E2M1 to nearest, by ml_dtypes: floor(log2 amax) - 2, values up to 6.
+    blocks = x.numpy().astype(np.float32).reshape(-1, 32)
+    scale = np.exp2(np.floor(np.log2(np.abs(blocks).max(1, keepdims=True))) - 2)
+    q = (
+        (np.clip(blocks / scale, -6, 6).astype(ml_dtypes.float4_e2m1fn) * scale)
+        .astype(float)
+        .ravel()
+    )
+    measured = quantisation_error(x, "mxfp4", -1, {"scale_rule": "floor"})
+    nonzero = n != 0
+    # 1e-12: sums of 6144 float64 values in another order.
+    assert math.isclose(measured.mse, ((n - q) ** 2).mean(), rel_tol=1e-12)
+    assert math.isclose(1 - measured.cosine, cosine_distance(n, q), rel_tol=1e-9)
+    relative = np.abs(n - q)[nonzero] / np.abs(n)[nonzero]
+    assert math.isclose(measured.relative_error, relative.mean(), rel_tol=1e-12)
+
+
+def test_a_tensor_that_keeps_its_direction_has_cosine_one() -> None:
+    x = torch.full((2, 32), 7.0)  # at scale 1 all become 6
+    q = quantisation_error(x, "mxfp4", -1, {"scale_rule": "floor"})
+    assert q.cosine == 1
+    assert q.mse == 1
+    assert math.isclose(q.relative_error, 1 / 7, rel_tol=1e-15)
+
+
+def test_what_all_becomes_zero_has_relative_error_one_and_no_cosine() -> None:
+    q = quantisation_error(torch.full((4,), 2.0**-30), "hifp8")
+    assert (q.relative_error, q.underflow_share, q.sqnr_db) == (1, 1, 0)
+    assert q.mse == 2.0**-60
+    assert math.isnan(q.cosine)
+
+
+def test_what_becomes_infinite_has_infinite_errors() -> None:
+    q = quantisation_error(torch.tensor([50000.0, 1.0]), "hifp8", options={"saturate": False})
+    assert (q.sqnr_db, q.mse, q.relative_error) == (-math.inf, math.inf, math.inf)
+    assert math.isnan(q.cosine)

@@ -52,7 +52,7 @@ def assert_alike(compiled: dict[str, Any], by_torch: dict[str, Any]) -> None:
     for key in ("mean", "std", "skew", "kurtosis"):
         assert compiled.pop(key) == pytest.approx(by_torch.pop(key), rel=1e-9)
     assert compiled == by_torch
-    for key in ("signal", "noise"):
+    for key in ("signal", "noise", "mse"):
         assert of_compiled.pop(key) == pytest.approx(of_torch.pop(key), rel=1e-5)
     assert of_compiled.pop("sqnr_db") == pytest.approx(of_torch.pop("sqnr_db"), abs=2 * SQNR_DB)
     assert of_compiled.pop("cosine") == pytest.approx(of_torch.pop("cosine"), abs=1e-5)

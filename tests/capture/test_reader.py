@@ -225,3 +225,34 @@ def test_exports_hold_the_values_and_their_metadata(
     with np.load(tmp_path / "npz/mxfp8/3.npz") as arrays:
         np.testing.assert_array_equal(arrays["tensor"], value(3).float().numpy())
         assert json.loads(str(arrays["metadata"]))["layer"] == 1
+
+
+def statistics_line(**more: Any) -> str:
+    place = {"layer": 0, "module": "fc1", "tensor": "input", "operation": "forward", "iteration": 1}
+    return json.dumps({**place, "statistics": {"std": 1.0}, **more}) + "\n"
+
+
+def test_statistics_alone_can_be_opened_too(folder: Path) -> None:
+    known, more = statistics_line(), statistics_line(tensor="grad_output")
+    (folder / "statistics.jsonl").write_text(known + more)
+    (folder / "statistics.rank1.jsonl").write_text(statistics_line(rank=1))
+    plain = open_capture(folder)
+    found = open_capture(folder, statistics=True)
+    assert list(found)[: len(plain)] == list(plain)
+    added = list(found)[len(plain) :]
+    assert [(e.metadata["tensor"], e.metadata.get("rank")) for e in added] == [
+        ("grad_output", None),
+        ("input", 1),
+    ]
+    assert len(found.with_values()) == len(plain.with_values())
+
+
+def test_a_folder_of_statistics_alone_can_be_opened_where_they_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "statistics.jsonl").write_text(statistics_line())
+    (entry,) = open_capture(tmp_path, statistics=True)
+    with pytest.raises(CaptureError, match="has no values: only statistics were kept"):
+        entry.torch()
+    with pytest.raises(CaptureError, match="holds no captured tensors"):
+        open_capture(tmp_path)

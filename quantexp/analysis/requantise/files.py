@@ -27,7 +27,9 @@ from quantexp.status import write_whole
 
 _TENSOR = ("layer", "iteration", "micro_batch", "rank", "tensor", "file")
 _OPTIONS = ("scale_rule", "scaling", "rounding", "pre_scale", "hadamard")
-_SCORES = ("sqnr_db", "underflow_share", "saturated_share")
+_SCORES = Fidelity._fields
+#: Of which the outcome has the worst.
+_WORST = ("sqnr_db", "underflow_share", "saturated_share")
 COLUMNS = (
     *("module", "site", "product", "operand", "axis", *_TENSOR),
     *("format", *_OPTIONS, "bits", "elements", *_SCORES),
@@ -143,7 +145,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def _worst_json(worst: Worst) -> dict[str, Any]:
-    return {**{name: _number(getattr(worst, name)) for name in _SCORES}, "tensor": worst.tensor}
+    return {**{name: _number(getattr(worst, name)) for name in _WORST}, "tensor": worst.tensor}
 
 
 def _choice_json(choice: Choice) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""A chapter: a folder of figures and tables that look at many captured tensors together.
+
+    def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
+        for entry, found in desk.each(look_at_one, entries):    # in worker processes
+            ...
+        return desk.save(figure, "by_layer")
+
+    CHAPTER = Chapter("comparisons", "between quantisation types", draw)
+
+A chapter is given what the filters left, writes into `desk.out` alone (by `save` and `write_text`, which make the
+folder), says in words what it leaves out (`desk.say`), and returns what it wrote. One that has nothing to draw of these
+sources returns [] and writes nothing. `draw` catches nothing but what `desk.each` does: a bug keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from matplotlib.figure import Figure
+
+from quantexp.analysis.collection import Record
+from quantexp.analysis.run_record import RunNames
+from quantexp.capture.reader import Capture, CapturedTensor
+from quantexp.paths import RunDir
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One capture folder, opened and filtered."""
+
+    #: What figures call it, different for each source of one `draw`: the run's name, or the folder's.
+    label: str
+    #: The tensors that the filters left, lines without values included; `capture.folder` is where they are.
+    capture: Capture
+    #: What the run's configuration says; of a bare folder, the run is the folder's name and the rest None.
+    names: RunNames
+    #: The run folder; None for a bare capture folder.
+    run: RunDir | None = None
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the run, or else the quantisation types that the tensors name."""
+        types = {str(e.metadata.get("quant_type")) for e in self.capture}
+        return self.names.scheme or ", ".join(sorted(types))
+
+    @property
+    def entries(self) -> list[CapturedTensor]:
+        """The tensors with values, each stored value once: `entry.torch()`, `entry.metadata`, `entry.label`."""
+        return list(self.capture.with_values())
+
+    @property
+    def records(self) -> list[Record]:
+        """Every line as a record; what an old collection does not say is empty, None or -1 (`Record.from_metadata`)."""
+        return [Record.from_metadata(entry.metadata) for entry in self.capture]
+
+
+class Desk(Protocol):
+    """Where a chapter draws, and what it draws with."""
+
+    @property
+    def out(self) -> Path:
+        """The chapter's folder; it need not exist yet."""
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """What figures are saved as: png, pdf, svg."""
+
+    def say(self, line: str) -> None:
+        """A line for the person who waits, for what is named instead of drawn."""
+
+    def each(
+        self, look: Callable[[CapturedTensor], Result], entries: Iterable[CapturedTensor]
+    ) -> Iterator[tuple[CapturedTensor, Result]]:
+        """`look(entry)` of each entry, in order, by worker processes with one torch thread each, with a progress bar.
+
+        `look` is a function at the top level of a module, or `functools.partial` of one; its result must be small. An
+        entry for which it raises CaptureError or OSError is named, counted (exit code 1) and left out.
+        """
+
+    def save(self, figure: Figure, name: str) -> list[Path]:
+        """`out/name.png` and so on, for each of `formats`; `name` may hold folders."""
+
+    def write_text(self, name: str, text: str) -> Path:
+        """`out/name`, with its suffix, whole or not at all."""
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What `draw` calls once for all sources."""
+
+    #: Below the output folder; what `--only` calls it.
+    folder: str
+    #: A few words: what is to be seen.
+    title: str
+    draw: Callable[[Sequence[Source], Desk], list[Path]]

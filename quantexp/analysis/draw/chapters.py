@@ -1,0 +1,10 @@
+"""Every chapter that looks at many tensors together, in the order in which they are drawn."""
+
+from __future__ import annotations
+
+from quantexp.analysis.draw.chapter import Chapter
+from quantexp.analysis.numerics.attention_chapter import CHAPTER as ATTENTION_MAPS
+from quantexp.analysis.numerics.chapter import CHAPTER as NUMERICS
+from quantexp.analysis.numerics.comparison_chapter import CHAPTER as COMPARISONS
+
+CHAPTERS: tuple[Chapter, ...] = (NUMERICS, COMPARISONS, ATTENTION_MAPS)

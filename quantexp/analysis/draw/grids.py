@@ -1,0 +1,106 @@
+"""The magnitudes that a declared format can represent at the scales that one tensor's blocks get.
+
+A format under block scales has another grid in each block; what is shown is the grid of the largest block and that of
+the median block, of the blocks that a bounded sample holds. A format with one scale for the tensor, or none, has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantexp.analysis.collection import Record
+from quantexp.analysis.operands import DeclaredOperand, declared_operands
+from quantexp.analysis.sample import sample_blocks
+from quantexp.errors import CaptureError
+from quantexp.formats import Family, TwoLevelScales, scales_of
+from quantexp.formats.codes import code_values
+from quantexp.formats.decoding import scale_values
+from quantexp.formats.mx import PRE_SCALE
+
+#: Elements that the median block is found in.
+_SAMPLE_ELEMENTS = 1 << 17
+_MOST_ROWS = 4
+_SCALING = ("scale_rule", "scaling", "amax_target")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One row of representable magnitudes, or why there is none."""
+
+    #: `mxfp8_e4m3, largest block`; of what has the same magnitudes, all labels.
+    label: str
+    #: The format, by which it is coloured.
+    format: str
+    #: Ascending, without zero; empty where none can be drawn.
+    magnitudes: tuple[float, ...]
+
+
+def grids_of(metadata: Mapping[str, Any], x: Tensor, abs_max: float | None) -> list[Grid]:
+    """The rows for a tensor, at most four; none where no product quantises it, or it has no finite magnitude.
+
+    Raises:
+        CaptureError: a format or an axis of the manifest that is not known.
+    """
+    if not abs_max:
+        return []
+    rows: dict[tuple[str, tuple[float, ...]], list[str]] = {}
+    for declared in declared_operands(Record.from_metadata(metadata)):
+        for grid in _grids(declared, x, abs_max):
+            rows.setdefault((grid.format, grid.magnitudes), []).append(grid.label)
+    grids = [
+        Grid(", ".join(dict.fromkeys(labels)), fmt, magnitudes)
+        for (fmt, magnitudes), labels in rows.items()
+    ]
+    return grids[:_MOST_ROWS]
+
+
+def _grids(declared: DeclaredOperand, x: Tensor, abs_max: float) -> list[Grid]:
+    fmt = declared.format
+    if declared.hadamard_block is not None:
+        return [Grid(f"{declared.slot}: {fmt.name}, of its Hadamard transform", fmt.name, ())]
+    options: dict[str, Any] = {
+        key: declared.options[key] for key in _SCALING if key in declared.options
+    }
+    amax = abs_max if declared.amax is None else declared.amax
+    if fmt.family in (Family.HIF8, Family.FP8):
+        if options.get("scaling") not in (None, "none"):
+            options["amax"] = torch.tensor(amax)
+        scale = scales_of(x.new_tensor([abs_max]), fmt, **options)
+        assert isinstance(scale, Tensor)
+        return [Grid(fmt.name, fmt.name, _magnitudes(declared, 1 / float(scale)))]
+    options["block"] = declared.options.get("block") or fmt.block
+    if fmt.family is Family.NV:
+        options["amax"] = torch.tensor(amax)
+    if declared.dim >= x.ndim or -declared.dim > x.ndim:
+        raise CaptureError(f"{declared.slot}: the tensor has no axis {declared.dim}")
+    largest = _scales(declared, x.new_tensor([abs_max]), 0, options)
+    part, dim = sample_blocks(x, declared.dim, int(options["block"]), _SAMPLE_ELEMENTS)
+    scales = _scales(declared, part, dim, options)
+    known = scales[scales.isfinite() & (scales > 0)]
+    rows = [
+        Grid(f"{fmt.name} in the largest block", fmt.name, _magnitudes(declared, float(largest)))
+    ]
+    if known.numel():
+        middle = float(known.median())
+        label = f"median block of {declared.slot}"
+        rows.append(Grid(label, fmt.name, _magnitudes(declared, middle)))
+    return rows
+
+
+def _scales(declared: DeclaredOperand, x: Tensor, dim: int, options: Mapping[str, Any]) -> Tensor:
+    scales = scales_of(x, declared.format, axis=dim, **options)
+    if isinstance(scales, TwoLevelScales):
+        return scale_values(scales.block, scales.tensor, declared.format).reshape(-1)
+    return scale_values(scales, None, declared.format).reshape(-1)
+
+
+def _magnitudes(declared: DeclaredOperand, scale: float) -> tuple[float, ...]:
+    of_x = scale / PRE_SCALE if declared.options.get("pre_scale") else scale
+    values = code_values(declared.format.element)
+    return tuple(sorted({v * of_x for v in values if v > 0 and math.isfinite(v)}))

@@ -1,0 +1,142 @@
+"""One captured tensor, read once: its values, each of them counted, and the statistics that follow.
+
+Of bfloat16 and float16 all numbers are exact: the tensor has at most 65,536 different values, and they are counted. Of
+float32 (and of any other dtype, taken as float32) moments, extremes and counts are exact, and quantiles too, by a
+second look at the few elements whose upper sixteen bits are those of a quantile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantexp.capture.histogram import Histogram
+from quantexp.capture.operands import SCALE
+from quantexp.capture.reader import CapturedTensor
+from quantexp.capture.safetensors import content_of
+from quantexp.capture.statistics import QUANTILES, summarise_counted
+from quantexp.errors import CaptureError
+from quantexp.formats import get_format
+from quantexp.formats.decoding import scale_values
+from quantexp.formats.layout import INPUT_DTYPES, memory_order
+
+#: Elements that are looked at together; their float64 copies stay small.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A tensor and what was counted in it."""
+
+    entry: CapturedTensor
+    #: As captured, memory-mapped; the codes of block scales as the numbers they stand for.
+    values: Tensor
+    counted: Histogram
+    #: As `quantexp.capture.statistics` has it, with `shape` and `dtype`; None is what there is no number for.
+    record: dict[str, Any]
+
+    @property
+    def finding(self) -> str | None:
+        """What is odd enough to be said beside the figures; None for an ordinary tensor."""
+        record = self.record
+        finite = record["count"] - record["nonfinite"]
+        if not record["count"]:
+            return "empty"
+        if not finite:
+            return f"nothing finite: {nonfinite_words(record)}"
+        if record["zeros"] == record["count"]:
+            return "all zero"
+        odd = [nonfinite_words(record)] if record["nonfinite"] else []
+        if record["min"] == record["max"] and finite > 1:
+            odd.append(f"constant {record['min']:.6g}")
+        return ", ".join(odd) or None
+
+
+def nonfinite_words(record: dict[str, Any]) -> str:
+    """`3 NaN, 1 Inf`."""
+    counts = {"NaN": record["nan"], "Inf": record["inf"]}
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+
+
+@torch.no_grad()
+def look_at(entry: CapturedTensor) -> Looked:
+    """Read a tensor and count it.
+
+    Raises:
+        CaptureError: it is missing, damaged, other than its hash says, or holds no plain numbers.
+    """
+    try:
+        raw = entry.torch()
+        if raw.layout is not torch.strided or raw.is_complex() or raw.is_quantized:
+            raise CaptureError(
+                f"{entry.path} holds no plain numbers, got {raw.dtype}, {raw.layout}"
+            )
+        wanted = entry.metadata.get("hash")
+        if wanted is not None and hashlib.sha256(content_of(raw)).hexdigest() != wanted:
+            raise CaptureError(f"{entry.path} holds other values than the manifest's hash says")
+    except OSError as error:
+        raise CaptureError(f"{entry.path} cannot be read: {error.strerror or error}") from error
+    values = _numbers(entry, raw)
+    usable = values if values.dtype in INPUT_DTYPES else values.to(torch.float32)
+    summary, counted = summarise_counted(usable)
+    record = summary.record()
+    if not counted.exact and record["quantiles"] is not None:
+        record["quantiles"] = dict(
+            zip(map(str, QUANTILES), exact_quantiles(usable, counted, QUANTILES), strict=True)
+        )
+    about = {"shape": list(raw.shape), "dtype": str(raw.dtype).removeprefix("torch.")}
+    return Looked(entry, usable, counted, about | record)
+
+
+def _numbers(entry: CapturedTensor, raw: Tensor) -> Tensor:
+    """Block scales are stored as codes; what they stand for, an NVFP4 tensor's own scale left out."""
+    metadata = entry.metadata
+    if not str(metadata.get("tensor")).endswith(SCALE) or raw.dtype != torch.uint8:
+        return raw
+    declared = (metadata.get("formats") or {}).get(metadata.get("slot"), {})
+    try:
+        fmt = get_format(str(declared.get("format")))
+        return scale_values(raw, torch.ones(()), fmt)
+    except ValueError as error:
+        raise CaptureError(f"{entry.path}: scales of an unknown format: {error}") from error
+
+
+def exact_quantiles(x: Tensor, counted: Histogram, shares: Sequence[float]) -> list[float]:
+    """Quantiles of float32 values, linear between neighbours in order, as numpy's default.
+
+    `counted` tells in which of its bins each lies, and how many elements lie below the bin; the elements of those few
+    bins are then sorted.
+    """
+    cumulative = counted.counts.cumsum(0)
+    n = int(cumulative[-1])
+    position = torch.tensor(shares, dtype=torch.float64) * (n - 1)
+    ranks = torch.cat([position.floor(), position.ceil()]).to(torch.int64)
+    bins = torch.searchsorted(cumulative, ranks, right=True)
+    wanted = torch.zeros(1 << 16, dtype=torch.bool)
+    wanted[_upper(counted.values[bins].to(torch.float32))] = True
+    sorted_, _ = _chosen(x, wanted).sort()
+    chosen_bins = torch.unique(bins)
+    below = cumulative[chosen_bins] - counted.counts[chosen_bins]
+    starts = counted.counts[chosen_bins].cumsum(0) - counted.counts[chosen_bins]
+    place = torch.searchsorted(chosen_bins, bins)
+    values = sorted_[ranks - below[place] + starts[place]].to(torch.float64)
+    low, high = values.chunk(2)
+    found: list[float] = (low + (high - low) * (position - position.floor())).tolist()
+    return found
+
+
+def _upper(values_N: Tensor) -> Tensor:
+    """The upper half of float32 bits, as an index."""
+    return values_N.view(torch.uint16)[1::2].to(torch.int64)
+
+
+def _chosen(x: Tensor, wanted: Tensor) -> Tensor:
+    """The elements whose upper half is wanted."""
+    x_N = x.permute(memory_order(x)).reshape(-1)
+    parts = [part_N[wanted[_upper(part_N)]] for part_N in torch.split(x_N, _CHUNK)]
+    return torch.cat(parts)

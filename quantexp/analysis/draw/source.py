@@ -1,0 +1,200 @@
+"""What the command line's folders hold, opened and filtered.
+
+A DIR is a capture folder (a run's `tensors/`, or any folder with a manifest or with files named as captured tensors), a
+run, a folder of runs, or a sweep's list. A run that captured nothing is a source without tensors: its loss can be
+drawn all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from quantexp.analysis.draw.asked import NUMBERS, numbers, require_folders
+from quantexp.analysis.draw.chapter import Source
+from quantexp.analysis.requantise.source import foreign_files
+from quantexp.analysis.run_record import RunNames, read_names
+from quantexp.capture.manifest import MANIFEST
+from quantexp.capture.reader import Capture, open_capture
+from quantexp.errors import CaptureError, ConfigError
+from quantexp.ledger.scope import is_run, scope
+from quantexp.paths import RunDir
+
+#: What a filter looks at, where that is not the key of its name.
+_KEYS = {"type": ("quant_type", "layer_type")}
+#: Values that an error lists.
+_MOST_LISTED = 20
+
+
+def open_sources(
+    folders: Sequence[str],
+    filters: Mapping[str, str],
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Source]:
+    """Every source, in the order given, each once, its tensors filtered; runs of a sweep that have no folder are said.
+
+    Raises:
+        CaptureError: a folder that is not there or holds nothing to draw; filters that leave nothing.
+        ConfigError: a filter's value that no tensor has.
+        RunError: a sweep's list, or a configuration, that cannot be read.
+    """
+    require_folders(folders)
+    found: dict[Path, Source] = {}
+    for given in folders:
+        for source in _opened(given, say):
+            place = (source.run.root if source.run else source.capture.folder).resolve()
+            found.setdefault(place, source)
+    sources = _told_apart(list(found.values()))
+    return _filtered(sources, filters) if filters else sources
+
+
+def default_out(folders: Sequence[str], sources: Sequence[Source]) -> Path:
+    """Where figures go: into the run, or the folder that was given; of several, into `figures` here."""
+    if len(folders) > 1:
+        return Path("figures")
+    given = Path(folders[0]).expanduser()
+    if len(sources) == 1 and sources[0].run is not None:
+        return sources[0].run.figures
+    return given.with_suffix("") / "figures" if given.is_file() else given / "figures"
+
+
+def _opened(given: str, say: Callable[[str], None]) -> list[Source]:
+    path = Path(given).expanduser()
+    if path.is_dir() and is_run(RunDir(path)):
+        return [_of_run(RunDir(path))]
+    if path.is_file() or _holds_runs(path):
+        scoped = scope(given, path.parent if path.is_file() else path)
+        if not scoped.runs:
+            raise CaptureError(f"{given}: none of its runs has a folder yet")
+        for missing in scoped.missing:
+            say(f"{missing.name}: {missing.reason}")
+        return [_of_run(run) for run in scoped.runs]
+    return [_of_folder(path)]
+
+
+def _holds_runs(path: Path) -> bool:
+    return (
+        any(is_run(RunDir(folder)) for folder in path.glob("*-*"))
+        and not (path / MANIFEST).is_file()
+    )
+
+
+def _of_run(run: RunDir) -> Source:
+    names = read_names(run)
+    folder = run.captured(names.capture_dir)
+    try:
+        capture = open_capture(folder, statistics=True)
+    except CaptureError:
+        capture = Capture(folder, [])
+    return Source(names.run, capture, names, run)
+
+
+def _of_folder(path: Path) -> Source:
+    capture = open_capture(path, statistics=True)
+    run = RunDir(capture.folder.resolve().parent)
+    if is_run(run) and run.tensors.resolve() == capture.folder.resolve():
+        return Source((names := read_names(run)).run, capture, names, run)
+    name = capture.folder.resolve().name
+    return Source(name, capture, RunNames(name))
+
+
+def _told_apart(sources: list[Source]) -> list[Source]:
+    """Labels that are shared get the folder above in front, and where that is not enough, a number."""
+    seen: Counter[str] = Counter(source.label for source in sources)
+    labels = [
+        source.label
+        if seen[source.label] == 1
+        else f"{(source.run.root if source.run else source.capture.folder).resolve().parent.name}-{source.label}"
+        for source in sources
+    ]
+    again: Counter[str] = Counter()
+    told = []
+    for source, label in zip(sources, labels, strict=True):
+        again[label] += 1
+        told.append(
+            replace(source, label=label if again[label] == 1 else f"{label}-{again[label]}")
+        )
+    return told
+
+
+def _filtered(sources: list[Source], filters: Mapping[str, str]) -> list[Source]:
+    rows = [entry.metadata for source in sources for entry in source.capture]
+    for name, text in filters.items():
+        _require_known(name, text, rows)
+    kept = [
+        replace(
+            source,
+            capture=Capture(
+                source.capture.folder,
+                [entry for entry in source.capture if fits(entry.metadata, filters)],
+            ),
+        )
+        for source in sources
+    ]
+    if not any(len(source.capture) for source in kept):
+        alone = ", ".join(
+            f"{name}={text} {sum(fits(row, {name: text}) for row in rows)}"
+            for name, text in filters.items()
+        )
+        raise CaptureError(
+            f"no tensor fits all filters together; of {len(rows)} each alone leaves: {alone}"
+        )
+    return [source for source in kept if len(source.capture)]
+
+
+def fits(metadata: Mapping[str, Any], filters: Mapping[str, str]) -> bool:
+    """Whether a tensor passes all filters; what its metadata does not say fits none."""
+    return all(
+        any(_matches(value, name, part) for value in values_of(metadata, name) for part in parts)
+        for name, text in filters.items()
+        for parts in [text.split(",")]
+    )
+
+
+def values_of(metadata: Mapping[str, Any], name: str) -> list[Any]:
+    """What a filter looks at in a tensor's metadata."""
+    found = (metadata.get(key) for key in _KEYS.get(name, (name,)))
+    return [value for value in found if value is not None]
+
+
+def _matches(value: Any, name: str, part: str) -> bool:
+    if name in NUMBERS:
+        return any(value in numbers_ for numbers_ in numbers(name, part))
+    return fnmatchcase(str(value), part.strip())
+
+
+def _require_known(name: str, text: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a value that no tensor has."""
+    present = {value for row in rows for value in values_of(row, name)}
+    for part in text.split(","):
+        if any(_matches(value, name, part) for value in present):
+            continue
+        listed = [str(value) for value in sorted(present, key=lambda v: (str(type(v)), v))]
+        more = f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
+        there = ", ".join(listed[:_MOST_LISTED]) + more
+        said = (
+            f"there are: {there}"
+            if listed
+            else "these captures do not say it: no tensor can be chosen by it"
+        )
+        raise ConfigError(f"no {_called(name)} {part.strip()!r}; {said}")
+
+
+def _called(name: str) -> str:
+    if name in NUMBERS:
+        return name
+    return f"{'quantisation or layer type' if name == 'type' else name} called"
+
+
+def foreign(sources: Sequence[Source]) -> list[tuple[str, str]]:
+    """The .pt files in a source's folder that are none of its tensors, each with why."""
+    found = []
+    for folder in (source.capture.folder for source in sources):
+        with contextlib.suppress(CaptureError):  # nothing captured
+            found += foreign_files(str(folder), folder)
+    return found

@@ -1,0 +1,198 @@
+"""The statistics of all tensors, written: a table for the eye, details as text, CSV for programs, JSON with everything.
+
+    tensor_stats.txt            a line for each tensor
+    statistics/statistics.txt   a paragraph for each tensor
+    statistics/statistics.csv   a row for each tensor
+    statistics/statistics.json  a list with an object for each tensor: its metadata, its statistics, its finding
+
+Numbers are of the finite elements; std is that of the population (divided by n), kurtosis is 3 for a normal
+distribution, quantiles are linear between neighbours in order, as numpy's default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from quantexp.analysis.draw.work import Done
+from quantexp.capture.reader import CapturedTensor
+from quantexp.capture.statistics import QUANTILES
+from quantexp.progress import human_bytes
+
+STATISTICS = "statistics"
+TABLE = "tensor_stats.txt"
+_ABOUT = (
+    *("module", "layer", "layer_type", "operation", "phase", "component", "quant_type", "tensor"),
+    *("iteration", "micro_batch", "rank"),
+)
+_COUNTS = ("count", "zeros", "nan", "inf", "zero_share")
+_NUMBERS = ("mean", "std", "min", "max", "abs_max", "skew", "kurtosis")
+_DETAILS = ("mean", "std", "min", "max", "skew", "kurtosis")
+_PER_LINE = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor and what is known of it."""
+
+    source: str
+    entry: CapturedTensor
+    done: Done
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The statistics."""
+        return self.done.record
+
+    @property
+    def label(self) -> str:
+        """The tensor, and its iteration, micro-batch and rank where these are known."""
+        words = [self.entry.label]
+        for key, letter in (("iteration", "i"), ("micro_batch", "m"), ("rank", "r")):
+            value = self.entry.metadata.get(key)
+            words.append("" if value is None else f"{letter}{value}")
+        return " ".join(filter(None, words))
+
+
+def write_tables(
+    out: Path, rows: Sequence[Row], problems: Mapping[str, str], *, details: bool
+) -> list[Path]:
+    """Write `tensor_stats.txt`, and with `details` the folder; each file whole or not at all.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with _written(out / TABLE) as stream:
+        _write_table(stream, rows, problems)
+    if not details:
+        return [out / TABLE]
+    folder = out / STATISTICS
+    folder.mkdir(exist_ok=True)
+    written = [folder / f"statistics.{kind}" for kind in ("txt", "csv", "json")]
+    for path, write in zip(written, (_write_text, _write_csv, _write_json), strict=True):
+        with _written(path) as stream:
+            write(stream, rows)
+    return [out / TABLE, *written]
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[TextIO]:
+    """Beside, then renamed."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with part.open("w", encoding="utf-8", newline="") as stream:
+            yield stream
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_table(stream: TextIO, rows: Sequence[Row], problems: Mapping[str, str]) -> None:
+    num_bytes = sum(int(row.entry.metadata.get("bytes") or 0) for row in rows)
+    stream.write(f"{len(rows)} tensors, {human_bytes(num_bytes)}\n")
+    for source, count in Counter(row.source for row in rows).items():
+        stream.write(f"  {source}: {count}\n")
+    for finding, labels in _findings(rows).items():
+        stream.write(f"{finding}: {len(labels)}\n")
+        stream.writelines(f"  {label}\n" for label in labels)
+    if problems:
+        stream.write(f"files that could not be used: {len(problems)}\n")
+        stream.writelines(f"  {file}\n" for file in problems)
+    heads = (*("mean", "std", "min", "median", "max", "kurtosis"), "zero", "nonfinite")
+    several = len({row.source for row in rows}) > 1
+    labels = [f"{row.source}  {row.label}" if several else row.label for row in rows]
+    width = max((len(label) for label in labels), default=6)
+    shapes = ["x".join(map(str, row.record["shape"])) or "scalar" for row in rows]
+    wide = max((len(shape) for shape in shapes), default=5)
+    stream.write(f"\n{'tensor':{width}}  {'dtype':8}  {'shape':{wide}}")
+    stream.write("".join(f"  {head:>10}" for head in heads) + "\n")
+    for row, label, shape in zip(rows, labels, shapes, strict=True):
+        record = row.record
+        median = (record["quantiles"] or {}).get("0.5")
+        numbers = [record["mean"], record["std"], record["min"], median, record["max"]]
+        cells = [_number(value) for value in (*numbers, record["kurtosis"])]
+        cells += [_share(record["zero_share"]), f"{record['nonfinite']:,}"]
+        stream.write(f"{label:{width}}  {record['dtype']:8}  {shape:{wide}}")
+        stream.write("".join(f"  {cell:>10}" for cell in cells) + "\n")
+
+
+def _findings(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """What is odd -> the tensors; numbers are left to the labels."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.done.finding is not None:
+            kind = _kind(row.record)
+            found.setdefault(kind, []).append(f"{row.label}: {row.done.finding}")
+    return found
+
+
+def _kind(record: Mapping[str, Any]) -> str:
+    if not record["count"]:
+        return "empty tensors"
+    if record["nonfinite"]:
+        return "tensors with NaN or Inf"
+    return "tensors of zeros" if record["zeros"] == record["count"] else "constant tensors"
+
+
+def _write_text(stream: TextIO, rows: Sequence[Row]) -> None:
+    for row in rows:
+        record = row.record
+        shape = " x ".join(map(str, record["shape"])) or "scalar"
+        finding = "" if row.done.finding is None else f"  [{row.done.finding}]"
+        stream.write(f"{row.label}{finding}\n  {row.source}, {row.entry.metadata.get('file')}\n")
+        stream.write(f"  {record['dtype']} {shape}, {record['count']:,} elements, ")
+        stream.write(f"{record['zeros']:,} zero, {record['nan']:,} NaN, {record['inf']:,} Inf\n")
+        pairs = [f"{name} {_number(record[name])}" for name in _DETAILS]
+        stream.write("  " + "   ".join(pairs) + "\n")
+        quantiles = record["quantiles"] or {}
+        words = [f"{float(share):7.2%}: {_number(value):>10}" for share, value in quantiles.items()]
+        for start in range(0, len(words), _PER_LINE):
+            stream.write("  " + "   ".join(words[start : start + _PER_LINE]) + "\n")
+        stream.write("\n")
+
+
+def _write_csv(stream: TextIO, rows: Sequence[Row]) -> None:
+    names = [f"q{share}" for share in QUANTILES]
+    table = csv.writer(stream, lineterminator="\n")
+    table.writerow(
+        ["source", *_ABOUT, "file", "shape", "dtype", *_COUNTS, *_NUMBERS, *names, "finding"]
+    )
+    for row in rows:
+        metadata, record = row.entry.metadata, row.record
+        quantiles = record["quantiles"] or {}
+        table.writerow(
+            [
+                row.source,
+                *(metadata.get(key) for key in (*_ABOUT, "file")),
+                "x".join(map(str, record["shape"])),
+                record["dtype"],
+                *(record[key] for key in (*_COUNTS, *_NUMBERS)),
+                *(quantiles.get(str(share)) for share in QUANTILES),
+                row.done.finding,
+            ]
+        )
+
+
+def _write_json(stream: TextIO, rows: Sequence[Row]) -> None:
+    """An object a line, so that a list of any length takes no memory to write."""
+    for place, row in enumerate(rows):
+        metadata = {key: row.entry.metadata.get(key) for key in (*_ABOUT, "file")}
+        content = {"source": row.source, **metadata, **row.record, "finding": row.done.finding}
+        stream.write(("[\n" if place == 0 else ",\n") + json.dumps(content))
+    stream.write("\n]\n" if rows else "[]\n")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3%}"

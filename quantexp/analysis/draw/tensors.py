@@ -1,0 +1,91 @@
+"""Every tensor of the sources, looked at once: what an earlier draw has finished is known, the rest is handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from quantexp.analysis.draw.chapter import Source
+from quantexp.analysis.draw.desk import Problems, place_of, progress_bar
+from quantexp.analysis.draw.journal import Journal, key_of
+from quantexp.analysis.draw.pool import Pool
+from quantexp.analysis.draw.tables import Row
+from quantexp.analysis.draw.work import Done, Task, do
+from quantexp.capture.reader import CapturedTensor
+from quantexp.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of one source."""
+
+    source: str
+    entry: CapturedTensor
+    #: Different for every tensor of the sources; that of its figures, below each folder.
+    name: str
+    #: What its figures depend on.
+    key: list[Any]
+
+
+def pieces_of(sources: Sequence[Source], problems: Problems) -> Iterator[Piece]:
+    """Every stored tensor; a file that is listed and not there is named."""
+    for source in sources:
+        for entry in source.entries:
+            try:
+                name, key = entry.name, key_of(entry)
+            except (CaptureError, FileNotFoundError):
+                problems.add(place_of(entry), "is missing although it is listed; capture again")
+                continue
+            whole = name if len(sources) == 1 else f"{source.label}/{name}"
+            yield Piece(source.label, entry, whole, key)
+
+
+def draw_tensors(
+    pieces: Sequence[Piece],
+    figures: Sequence[str],
+    formats: tuple[str, ...],
+    journal: Journal,
+    pool: Pool,
+    problems: Problems,
+    console: Console,
+) -> tuple[list[Row], int]:
+    """A row for each tensor that could be read, in order, and how many were done before.
+
+    Raises:
+        OSError: a figure cannot be written.
+    """
+    rows: dict[int, Row] = {}
+    missing: list[tuple[int, Task]] = []
+    for place, piece in enumerate(pieces):
+        done = journal.find(piece.name, piece.key, _files(piece, figures, formats))
+        if done is None:
+            stems = {folder: journal.out / folder / piece.name for folder in figures}
+            missing.append((place, Task(piece.entry, piece.source, stems, formats)))
+        else:
+            rows[place] = Row(piece.source, piece.entry, done)
+    num_known = len(rows)
+    if num_known and missing:
+        console.print(f"{num_known} of {len(pieces)} tensors were drawn before")
+    with progress_bar("drawing", len(missing), console) as advance:
+        for (place, task), found in pool.each(_do, missing):
+            advance()
+            piece = pieces[place]
+            if isinstance(found, Done):
+                journal.add(piece.name, piece.key, _files(piece, figures, formats), found)
+                rows[place] = Row(piece.source, piece.entry, found)
+            elif isinstance(found, OSError):
+                raise found
+            else:
+                problems.add(place_of(task.entry), str(found))
+    return [rows[place] for place in sorted(rows)], num_known
+
+
+def _do(numbered: tuple[int, Task]) -> Done:
+    return do(numbered[1])
+
+
+def _files(piece: Piece, figures: Sequence[str], formats: Sequence[str]) -> list[str]:
+    return [f"{folder}/{piece.name}.{kind}" for folder in figures for kind in formats]

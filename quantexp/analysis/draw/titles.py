@@ -1,0 +1,29 @@
+"""The two lines above a figure of one tensor: what it is, and where it comes from."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from quantexp.analysis.draw.look import Looked
+from quantexp.analysis.style import INK
+
+
+def write_titles(figure: Figure, looked: Looked, source: str) -> None:
+    """Name, and run, iteration, rank, shape and dtype, with what is odd about it."""
+    metadata, record = looked.entry.metadata, looked.record
+    label = looked.entry.label
+    sample = metadata.get("sample")
+    words = [source]
+    for key, name in (("iteration", "iteration"), ("micro_batch", "micro-batch"), ("rank", "rank")):
+        if metadata.get(key) is not None:
+            words.append(f"{name} {metadata[key]}")
+    words.append(f"{record['dtype']} {' x '.join(map(str, record['shape'])) or 'scalar'}")
+    if metadata.get("quant_type"):
+        words.append(str(metadata["quant_type"]))
+    if isinstance(sample, dict):
+        words.append(f"{sample.get('of')} sampled of {' x '.join(map(str, sample['shape']))}")
+    if looked.finding:
+        words.append(looked.finding)
+    height = figure.get_figheight()
+    figure.text(0.02, 1 - 0.25 / height, label, fontsize=13, weight="bold", color=INK, va="center")
+    figure.text(0.02, 1 - 0.47 / height, "    ".join(words), fontsize=8, color=INK, va="center")

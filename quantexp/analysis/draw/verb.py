@@ -1,0 +1,180 @@
+"""`quantexp draw DIR...`: the whole tree of figures and statistics of captured tensors.
+
+    quick_analysis.png   one picture of each run or folder
+    tensor_stats.txt     a line for each tensor
+    distributions/       a figure for each tensor: histogram over the declared format's grid, box plots, Q-Q plot
+    heatmaps/            a figure for each tensor: where its magnitudes are
+    statistics/          text, CSV and JSON
+    ...                  a folder for each chapter (`chapters`)
+
+Each tensor is read once, by worker processes; what is done is noted (`journal`), so that an interrupted draw goes on.
+A file that cannot be used is named and counted, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from quantexp.analysis.draw.asked import Asked
+from quantexp.analysis.draw.chapter import Source
+from quantexp.analysis.draw.chapters import CHAPTERS
+from quantexp.analysis.draw.desk import ChapterDesk, Problems
+from quantexp.analysis.draw.journal import VERSION, Journal
+from quantexp.analysis.draw.pool import Pool, cores
+from quantexp.analysis.draw.source import default_out, foreign, open_sources
+from quantexp.analysis.draw.stamps import Stamps
+from quantexp.analysis.draw.tables import STATISTICS, write_tables
+from quantexp.analysis.draw.tensors import draw_tensors, pieces_of
+from quantexp.analysis.draw.work import FIGURES
+from quantexp.analysis.quick import QUICK, save_quick_analysis
+from quantexp.errors import CaptureError, ConfigError
+from quantexp.paths import RunDir
+from quantexp.summary import short_path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was drawn."""
+
+    out: Path
+    #: Tensors that were looked at, and those of them that an earlier draw had finished.
+    num_tensors: int
+    num_known: int
+    #: File -> why it could not be used.
+    problems: dict[str, str]
+    #: Figures and tables, those of an earlier draw included.
+    num_files: int
+
+    @property
+    def words(self) -> str:
+        """One line for a person."""
+        known = f" ({self.num_known} were drawn before)" if self.num_known else ""
+        tensors = f"{self.num_tensors} tensors{known}, " if self.num_tensors else ""
+        return f"{tensors}{self.num_files} files in {short_path(self.out)}"
+
+
+def parts() -> tuple[str, ...]:
+    """What `--only` takes."""
+    return (QUICK, *FIGURES, STATISTICS, *(chapter.folder for chapter in CHAPTERS))
+
+
+def draw(asked: Asked, console: Console, complain: Callable[[str], None]) -> Outcome:
+    """Draw what is asked for; each file that cannot be used is complained of.
+
+    Raises:
+        CaptureError: nothing to draw, filters that leave nothing, or a folder that cannot be written.
+        ConfigError: an unknown part, or a filter's value that no tensor has.
+        RunError: a run's configuration or a sweep's list that cannot be read.
+    """
+    wanted = _wanted(asked)
+    sources = open_sources(
+        asked.folders,
+        asked.filters,
+        lambda line: console.print(line, soft_wrap=True, markup=False),
+    )
+    out = asked.out if asked.out is not None else default_out(asked.folders, sources)
+    problems = Problems(complain)
+    for file, why in foreign(sources):
+        problems.add(file, why)
+    for source in sources:
+        _say_what_is_missing(source, console)
+    pool = Pool(asked.jobs or cores())
+    try:
+        with _writing(out):
+            return _drawn(asked, wanted, sources, out, pool, problems, console)
+    finally:
+        pool.close()
+
+
+def draw_run(run: RunDir) -> Outcome:
+    """What `analysis.auto=true` draws when a run has ended: everything, as PNG; said in the run's log."""
+    asked = Asked([str(run.root)], out=run.figures, formats=("png",))
+    log = Console(file=sys.stderr, highlight=False)
+    return draw(asked, log, lambda line: log.print(line, soft_wrap=True, markup=False))
+
+
+def _wanted(asked: Asked) -> tuple[str, ...]:
+    if asked.only is None:
+        return parts()
+    unknown = [name for name in asked.only if name not in parts()]
+    if unknown or not asked.only:
+        raise ConfigError(
+            f"--only must be of {', '.join(parts())}, got {', '.join(unknown) or 'nothing'}"
+        )
+    return asked.only
+
+
+def _say_what_is_missing(source: Source, console: Console) -> None:
+    words = None
+    if not len(source.capture):
+        words = "no tensors were captured"
+    elif not source.entries:
+        number = len(source.capture)
+        words = f"only statistics were kept of {number} tensors, no values to draw; run with capture=tensors"
+    if words is not None:
+        console.print(f"{source.label}: {words}", soft_wrap=True, markup=False)
+
+
+def _drawn(
+    asked: Asked,
+    wanted: Sequence[str],
+    sources: list[Source],
+    out: Path,
+    pool: Pool,
+    problems: Problems,
+    console: Console,
+) -> Outcome:
+    pieces = list(pieces_of(sources, problems))
+    statistics = [_size_and_time(s.capture.folder / "statistics.jsonl") for s in sources]
+    about = [VERSION, asked.formats, [[piece.name, piece.key] for piece in pieces], statistics]
+    stamps = Stamps(out, force=asked.force)
+    num_files = num_tensors = num_known = 0
+    chosen = [sorted(asked.filters.items()), [source.label for source in sources]]
+    if QUICK in wanted:
+        for source in sources:
+            name = QUICK if len(sources) == 1 else f"{QUICK}/{source.label}"
+            loss = None if source.run is None else _size_and_time(source.run.metrics)
+            make = partial(save_quick_analysis, source, out / name, asked.formats)
+            num_files += stamps.kept_or(name, [about, chosen, loss], make, lambda: True)
+    if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
+        figures = [folder for folder in FIGURES if folder in wanted]
+        journal = Journal(out, force=asked.force)
+        rows, num_known = draw_tensors(
+            pieces, figures, asked.formats, journal, pool, problems, console
+        )
+        num_tensors = len(rows)
+        details = STATISTICS in wanted
+        num_files += len(write_tables(out, rows, problems.found, details=details))
+        num_files += num_tensors * len(figures) * len(asked.formats)
+    for chapter in CHAPTERS:
+        if chapter.folder in wanted:
+            desk = ChapterDesk(out / chapter.folder, asked.formats, pool, problems, console)
+            make = partial(chapter.draw, sources, desk)
+            num_files += stamps.kept_or(
+                chapter.folder, [about, chosen], make, lambda: not problems.found
+            )
+    return Outcome(out, num_tensors, num_known, problems.found, num_files)
+
+
+def _size_and_time(file: Path) -> list[int] | None:
+    if not file.is_file():
+        return None
+    stat = file.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CaptureError(
+            f"{out} cannot be written: {error.strerror or error}; give another with out=FOLDER"
+        ) from error

@@ -1,0 +1,59 @@
+"""What a worker process does with one tensor: reads it once, draws its figures, gives back its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantexp.analysis.draw.distribution import draw_distribution
+from quantexp.analysis.draw.grids import grids_of
+from quantexp.analysis.draw.heatmap import draw_heatmap
+from quantexp.analysis.draw.look import look_at
+from quantexp.analysis.style import save_figure
+from quantexp.capture.reader import CapturedTensor
+
+DISTRIBUTIONS = "distributions"
+HEATMAPS = "heatmaps"
+#: Folders with a figure for each tensor.
+FIGURES = (DISTRIBUTIONS, HEATMAPS)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One tensor, and what is wanted of it."""
+
+    entry: CapturedTensor
+    #: The run's or folder's name.
+    source: str
+    #: Without a suffix, by the folder that it belongs to; empty for statistics alone.
+    stems: Mapping[str, Path]
+    formats: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What is kept of a tensor."""
+
+    #: Statistics, shape and dtype.
+    record: dict[str, Any]
+    #: `empty`, `all zero`, ...; None for an ordinary tensor.
+    finding: str | None
+
+
+def do(task: Task) -> Done:
+    """Read, count, draw.
+
+    Raises:
+        CaptureError: the file cannot be used.
+        OSError: a figure cannot be written.
+    """
+    looked = look_at(task.entry)
+    if DISTRIBUTIONS in task.stems:
+        grids = grids_of(task.entry.metadata, looked.values, looked.record["abs_max"])
+        figure = draw_distribution(looked, grids, task.source)
+        save_figure(figure, task.stems[DISTRIBUTIONS], task.formats)
+    if HEATMAPS in task.stems:
+        save_figure(draw_heatmap(looked, task.source), task.stems[HEATMAPS], task.formats)
+    return Done(looked.record, looked.finding)

@@ -1,0 +1,173 @@
+"""Attention probabilities of a captured layer, by head, as captured or recomputed from query and key.
+
+    P = softmax(c q k^T + causal mask)      c = softmax_scale of the manifest, 1 / sqrt(head_dim) where it says none
+
+query [queries, sequences, heads, D] and key [keys, sequences, groups, D] are captured after rotary embedding and before
+groups are expanded; head h attends to group floor(h groups / heads). Recomputed probabilities are of values before
+quantisation, in float32, without dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
+
+from quantexp.analysis.numerics.place import Place
+from quantexp.capture.reader import CapturedTensor
+from quantexp.errors import CaptureError
+
+#: Queries and keys that a map has at most: larger ones are pooled.
+MOST_PIXELS = 256
+PROBABILITIES, GRADIENT = "attn_weights", "grad_attn_weights"
+
+
+@dataclass(frozen=True)
+class Maps:
+    """One sequence's maps of one layer; [heads, queries, keys]."""
+
+    place: Place
+    probabilities: Tensor
+    gradient: Tensor | None
+    recomputed: bool
+    #: Before pooling.
+    num_queries: int
+    num_keys: int
+    #: Its heads' numbers, which a sample of heads leaves out some of.
+    heads: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What was captured of one attention module in one micro-batch."""
+
+    place: Place
+    tensors: Mapping[str, CapturedTensor]
+
+    @property
+    def can_be_drawn(self) -> bool:
+        """Whether the probabilities are there, or query and key."""
+        return PROBABILITIES in self.tensors or {"query", "key"} <= set(self.tensors)
+
+
+def layers_of(entries: Iterable[CapturedTensor]) -> list[Layer]:
+    """Every attention module, iteration, micro-batch and rank with what was captured of it, in order."""
+    found: dict[tuple[Any, ...], dict[str, CapturedTensor]] = {}
+    places: dict[tuple[Any, ...], Place] = {}
+    for entry in entries:
+        place = Place.of(entry.metadata)
+        if place.layer_type == "attention":
+            key = (place.iteration, place.layer, place.micro_batch or 0, place.rank)
+            found.setdefault(key, {})[place.tensor] = entry
+            places.setdefault(key, place)
+    return [Layer(places[key], found[key]) for key in sorted(found)]
+
+
+def maps_of(layer: Layer, sequence: int = 0) -> Maps:
+    """The maps of one sequence, one head at a time in memory.
+
+    Raises:
+        CaptureError: tensors that cannot be read, or that do not fit together.
+    """
+    captured, gradient = layer.tensors.get(PROBABILITIES), layer.tensors.get(GRADIENT)
+    if captured is None:
+        heads = recomputed(layer.tensors["query"], layer.tensors["key"], sequence)
+    else:
+        heads = _heads_of(captured, sequence)
+    probabilities = []
+    num_queries = num_keys = 0
+    for head in heads:
+        num_queries, num_keys = head.shape
+        probabilities.append(pooled(head[None], MOST_PIXELS))
+    gradients = () if gradient is None else _heads_of(gradient, sequence)
+    means = [pooled_by_size(head[None], MOST_PIXELS) for head in gradients]
+    return Maps(
+        layer.place,
+        torch.cat(probabilities),
+        torch.cat(means) if means else None,
+        captured is None,
+        num_queries,
+        num_keys,
+        _numbers(captured or layer.tensors["query"], len(probabilities)),
+    )
+
+
+def recomputed(query: CapturedTensor, key: CapturedTensor, sequence: int) -> Iterator[Tensor]:
+    """P of one sequence, head by head, float32 [queries, keys].
+
+    Raises:
+        CaptureError: sampled tensors, or shapes that do not fit.
+    """
+    for entry in (query, key):
+        if entry.metadata.get("sample"):
+            raise CaptureError(f"{entry.label}: a sample, of which no attention can be recomputed")
+    q, k = query.torch(), key.torch()
+    fits = q.ndim == k.ndim == 4 and q.shape[1] == k.shape[1] and q.shape[3] == k.shape[3]
+    if not (fits and q.numel() and k.numel()) or q.shape[2] % k.shape[2]:
+        raise CaptureError(
+            f"{query.label}: query and key must be [tokens, sequences, heads, head_dim] of one width, the heads a "
+            f"multiple of the key's, got {list(q.shape)} and {list(k.shape)}"
+        )
+    told = query.metadata.get("softmax_scale")
+    scale = 1 / math.sqrt(q.shape[3]) if told is None else float(told)
+    for head in range(q.shape[2]):
+        group = head * k.shape[2] // q.shape[2]
+        yield probabilities(q[:, sequence, head].float(), k[:, sequence, group].float(), scale)
+
+
+def probabilities(q_QD: Tensor, k_KD: Tensor, scale: float) -> Tensor:
+    """Causal softmax attention of one head, [queries, keys]; the last query sees all keys."""
+    num_queries, num_keys = q_QD.shape[0], k_KD.shape[0]
+    hidden = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
+    return (scale * (q_QD @ k_KD.T)).masked_fill_(hidden, -math.inf).softmax(-1)
+
+
+def pooled(x_HQK: Tensor, most: int) -> Tensor:
+    """The largest probability of each cell of at most `most` x `most`: what attends is not averaged away."""
+    side = min(most, x_HQK.shape[-1])
+    rows = min(most, x_HQK.shape[-2])
+    if (rows, side) == tuple(x_HQK.shape[-2:]):
+        return x_HQK
+    return adaptive_max_pool2d(x_HQK, (rows, side))
+
+
+def pooled_by_size(x_HQK: Tensor, most: int) -> Tensor:
+    """The mean of each cell."""
+    side, rows = min(most, x_HQK.shape[-1]), min(most, x_HQK.shape[-2])
+    if (rows, side) == tuple(x_HQK.shape[-2:]):
+        return x_HQK
+    return adaptive_avg_pool2d(x_HQK, (rows, side))
+
+
+def future(num_queries: int, num_keys: int, most: int = MOST_PIXELS) -> Tensor:
+    """Which cells of a pooled map lie wholly behind the causal mask; bool [rows, columns].
+
+    Cell i of n holds the tokens floor(i N / n) to ceil((i + 1) N / n) - 1, as pooling has it.
+    """
+    rows, columns = min(most, num_queries), min(most, num_keys)
+    last_query = -(-(torch.arange(rows) + 1) * num_queries // rows) - 1
+    first_key = torch.arange(columns) * num_keys // columns
+    return first_key[None, :] > last_query[:, None] + num_keys - num_queries
+
+
+def _heads_of(entry: CapturedTensor, sequence: int) -> Iterator[Tensor]:
+    x = entry.torch()
+    if x.ndim != 4 or not x.numel():
+        raise CaptureError(
+            f"{entry.label} must be [sequences, heads, queries, keys], got the shape {list(x.shape)}"
+        )
+    for head in x[min(sequence, x.shape[0] - 1)]:
+        yield head.float()
+
+
+def _numbers(entry: CapturedTensor, num_heads: int) -> Sequence[int]:
+    """Those of the heads that were kept."""
+    sample = entry.metadata.get("sample")
+    if sample and sample.get("of") == "heads":
+        return tuple(sample["indices"])
+    return tuple(range(num_heads))

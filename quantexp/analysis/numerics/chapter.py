@@ -1,0 +1,111 @@
+"""The chapter `numerics`: the table of every measure, and the figures of each run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from quantexp.analysis.draw.chapter import Chapter, Desk, Source
+from quantexp.analysis.numerics.by_layer import (
+    between_ranks,
+    operand_heat,
+    over_iterations,
+    overflow,
+    tensor_heat,
+)
+from quantexp.analysis.numerics.directions import rows_and_columns
+from quantexp.analysis.numerics.exponents import scale_exponents
+from quantexp.analysis.numerics.gather import Run, gather
+from quantexp.analysis.numerics.hif8_figure import (
+    chosen,
+    fine_magnitudes,
+    hif8_of,
+    hif8_tiers,
+    hif8_values,
+)
+from quantexp.analysis.numerics.outlier_figure import channel_profile, heads, outliers_by_layer
+from quantexp.analysis.numerics.passes import forward_and_backward
+from quantexp.analysis.numerics.place import Place
+from quantexp.analysis.numerics.series import AS_DECLARED, Judged, groups_of, slug
+from quantexp.analysis.numerics.table import csv_text, json_text
+
+#: A figure's name, and the figure or why there is none.
+Drawn = tuple[str, Figure | str]
+
+
+def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
+    """The table of all sources, and the figures of each, in a folder of its own where there are several."""
+    runs = [run for run in gather(sources, desk) if run.tensors]
+    if not runs:
+        return []
+    by_label = {run.label: run.tensors for run in runs}
+    written = [desk.write_text("numerics.csv", csv_text(by_label))]
+    written.append(desk.write_text("numerics.json", json_text(by_label)))
+    for source in sources:
+        for run in runs:
+            if run.label == source.label:
+                folder = f"{slug(run.label)}/" if len(runs) > 1 else ""
+                written += _draw_run(run, source, desk, folder)
+    return written
+
+
+def _draw_run(run: Run, source: Source, desk: Desk, folder: str) -> list[Path]:
+    written: list[Path] = []
+    groups = groups_of(run)
+    for name, drawn in _figures(run, groups):
+        if isinstance(drawn, str):
+            desk.say(f"{run.label}: no {name}: {drawn}")
+        else:
+            written += desk.save(drawn, folder + name)
+    for group, judged in groups.items():
+        written += _draw_hif8(run, group, hif8_of(judged), source, desk, folder)
+    return written
+
+
+def _figures(run: Run, groups: dict[str, list[Judged]]) -> Iterator[Drawn]:
+    yield "tensors_by_layer", tensor_heat(run)
+    for group, judged in groups.items():
+        end = _end(group)
+        yield f"numerics_by_layer{end}", operand_heat(run, group, judged)
+        yield f"overflow{end}", overflow(run, group, judged)
+        yield f"scale_exponents{end}", scale_exponents(run, group, judged)
+    if not groups:
+        yield "numerics_by_layer", "no operand of a matrix product was judged"
+    for group, judged in (groups or {AS_DECLARED: []}).items():
+        figure = forward_and_backward(run, group, judged)
+        why = "no gradient beside its tensor was captured"
+        yield f"forward_against_backward{_end(group)}", figure or why
+    yield "iterations", over_iterations(run, groups) or "one iteration alone"
+    yield "ranks", between_ranks(run) or "one rank alone, nothing to compare"
+    yield "rows_against_columns", rows_and_columns(run) or "no tensor was judged along both axes"
+    yield "channels", outliers_by_layer(run) or "no tensor with channels was looked at"
+    yield "channel_profile", channel_profile(run) or "no tensor with channels was looked at"
+    yield "heads", heads(run) or "no tensor with heads was looked at"
+
+
+def _draw_hif8(
+    run: Run, group: str, judged: Sequence[Judged], source: Source, desk: Desk, folder: str
+) -> list[Path]:
+    if not judged:
+        return []
+    written = desk.save(hif8_tiers(run, group, judged), f"{folder}hif8_tiers{_end(group)}")
+    entries = {Place.of(entry.metadata): entry for entry in source.entries}
+    shown = {one.judged.place: one for one in chosen(judged)}
+    looked = desk.each(fine_magnitudes, [entries[place] for place in shown])
+    found = {
+        place.label: (shown[place], counts)
+        for entry, counts in looked
+        for place in [Place.of(entry.metadata)]
+    }
+    if found:
+        written += desk.save(hif8_values(run, group, found), f"{folder}hif8_values{_end(group)}")
+    return written
+
+
+def _end(group: str) -> str:
+    return "" if group == AS_DECLARED else f"_{slug(group)}"
+
+
+CHAPTER = Chapter("numerics", "what formats leave of the tensors, by layer, operand and rank", draw)

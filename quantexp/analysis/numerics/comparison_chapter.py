@@ -1,0 +1,74 @@
+"""The chapter `comparisons`: several schemes beside each other, or the formats that one run is judged under."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from quantexp.analysis.draw.chapter import Chapter, Desk, Source
+from quantexp.analysis.numerics.comparison import (
+    contestants,
+    fidelity_by_scheme,
+    labels_of,
+    magnitudes_by_scheme,
+)
+from quantexp.analysis.numerics.drift import drift_from
+from quantexp.analysis.numerics.gather import Run, gather
+from quantexp.analysis.numerics.heat import draw_heat
+from quantexp.analysis.numerics.place import Place
+from quantexp.analysis.numerics.series import Measure, Member, Scale, slug
+
+DRIFT = Measure("drift", "difference, of the reference's norm", Scale.PERCENT)
+
+
+def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
+    """What several schemes, or formats, leave of the same operands; nothing where there is one alone."""
+    runs = [run for run in gather(sources, desk) if run.tensors]
+    written: list[Path] = []
+    found = contestants(runs)
+    if len(found) > 1:
+        written += desk.save(fidelity_by_scheme(found), "error_by_scheme")
+    if len(runs) > 1:
+        figure = magnitudes_by_scheme(runs)
+        written += desk.save(figure, "magnitudes_by_scheme") if figure is not None else []
+        written += _draw_drift(sources, runs, desk)
+    return written
+
+
+def _draw_drift(sources: Sequence[Source], runs: Sequence[Run], desk: Desk) -> list[Path]:
+    """Every run against the first in bf16, or the first of all."""
+    reference = next((s for s in sources if s.scheme == "bf16"), sources[0])
+    names = labels_of(runs)
+    written: list[Path] = []
+    for source in sources:
+        if source is reference or source.label not in names:
+            continue
+        look = partial(drift_from, reference=str(reference.capture.folder))
+        members = [
+            Member(place, place.tensor, value)
+            for entry, value in desk.each(look, source.entries)
+            for place in [Place.of(entry.metadata)]
+            if value is not None and not place.is_scale
+        ]
+        if members:
+            name = f"difference_{slug(names[source.label])}"
+            written += desk.save(_drift_figure(names, source, reference, members), name)
+        else:
+            desk.say(
+                f"{source.label}: no tensor that {reference.label} has too, no difference drawn"
+            )
+    return written
+
+
+def _drift_figure(
+    names: dict[str, str], source: Source, reference: Source, members: Sequence[Member]
+) -> Figure:
+    title = f"{names[source.label]} against {names.get(reference.label, reference.label)}"
+    about = "the same tensor of both runs: |a - b| / |a|, a of the reference; values before quantisation"
+    return draw_heat(title, about, {DRIFT: members})
+
+
+CHAPTER = Chapter("comparisons", "schemes, or formats, beside each other", draw)

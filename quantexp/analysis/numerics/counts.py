@@ -1,0 +1,66 @@
+"""How many there are of each of several neighbouring integers: histograms of exponents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of `first`, `first + 1`, ...; no empty ones at the ends."""
+
+    first: int = 0
+    counts: tuple[int, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Of all."""
+        return sum(self.counts)
+
+    def items(self) -> Iterator[tuple[int, int]]:
+        """Each integer with its count, those without any between the ends too."""
+        return enumerate(self.counts, start=self.first)
+
+    def quantile(self, share: float) -> int | None:
+        """The smallest integer that at least that share does not exceed; None of none."""
+        needed, found = share * self.total, 0
+        for value, count in self.items():
+            found += count
+            if found >= needed and found:
+                return value
+        return None
+
+    def without(self, value: int) -> tuple[Counts, int]:
+        """The counts of all other integers, and that of this one."""
+        kept = [0 if v == value else count for v, count in self.items()]
+        return of_exponents(kept, self.first), self.total - sum(kept)
+
+    def __add__(self, other: Counts) -> Counts:
+        """Both together."""
+        if not (self.counts and other.counts):
+            return self if self.counts else other
+        first = min(self.first, other.first)
+        end = max(self.first + len(self.counts), other.first + len(other.counts))
+        sums = [0] * (end - first)
+        for one in (self, other):
+            for value, count in one.items():
+                sums[value - first] += count
+        return Counts(first, tuple(sums))
+
+
+def of_exponents(counts: Sequence[int], first: int) -> Counts:
+    """The same without empty ends."""
+    occurring = [place for place, count in enumerate(counts) if count]
+    if not occurring:
+        return Counts()
+    start, end = occurring[0], occurring[-1] + 1
+    return Counts(first + start, tuple(counts[start:end]))
+
+
+def from_json(found: Mapping[str, Any] | None) -> Counts:
+    """What `quantexp.capture.statistics.trimmed` wrote."""
+    if not found or found.get("first") is None:
+        return Counts()
+    return of_exponents([int(count) for count in found["counts"]], int(found["first"]))

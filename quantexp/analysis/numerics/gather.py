@@ -1,0 +1,65 @@
+"""The measures of every tensor of one or more captures, one tensor in memory at a time.
+
+What is kept of a tensor is a few hundred numbers, so that a collection may be larger than memory. Tensors of which
+only statistics were captured are taken from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from quantexp.analysis.draw.chapter import Desk, Source
+from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
+from quantexp.capture.reader import CapturedTensor
+
+#: What a run without any quantised operand is judged under.
+USUAL_FORMATS = ("mxfp8", "mxfp4", "hifp8")
+_UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse", None})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One source with its measures."""
+
+    label: str
+    scheme: str
+    tensors: tuple[Measured, ...]
+
+
+class _Last:
+    """The sources that were gathered last: chapters of one `draw` are given the same list, one after the other."""
+
+    sources: Sequence[Source] | None = None
+    runs: Sequence[Run] = ()
+
+
+def gather(sources: Sequence[Source], desk: Desk) -> Sequence[Run]:
+    """All sources, tensor by tensor; what could not be read is left out (and named by `desk.each`).
+
+    The same list of sources is gone through once.
+    """
+    if _Last.sources is not sources:
+        _Last.runs = tuple(_run(source, desk) for source in sources)
+        _Last.sources = sources
+    return _Last.runs
+
+
+def _run(source: Source, desk: Desk) -> Run:
+    stored = source.entries
+    asked = () if any(map(is_quantised, source.capture)) else USUAL_FORMATS
+    look = partial(measure, asked=Asked(asked))
+    found = [one for _, one in desk.each(look, stored)]
+    bare = [
+        of_statistics(entry.metadata)
+        for entry in source.capture
+        if not entry.metadata.get("file") and entry.metadata.get("statistics")
+    ]
+    return Run(source.label, source.scheme, tuple(found + bare))
+
+
+def is_quantised(entry: CapturedTensor) -> bool:
+    """Whether any slot of the tensor's module has a format."""
+    slots = (entry.metadata.get("formats") or {}).values()
+    return any(slot.get("format") not in _UNQUANTISED for slot in slots)

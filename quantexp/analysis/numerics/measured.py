@@ -1,0 +1,278 @@
+"""All measures of one captured tensor, from its values, or from the statistics that were captured of it.
+
+Moments are those of the whole tensor: the capture's, or else computed here. Operands are judged by at most about
+`Asked.num_elements` elements in whole blocks, spread over the tensor, under the formats that the run declared, and
+where it declared none under those that are asked for. Formats with blocks are judged along both dimensions of the
+matrix. Of statistics alone there is what the capture judged while the tensor passed (`capture.format`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from quantexp.analysis.collection import Record
+from quantexp.analysis.numerics.counts import from_json
+from quantexp.analysis.numerics.operand import UnderFormat, axis_of, under_format
+from quantexp.analysis.numerics.outliers import Outliers, channel_dims, head_dims, outliers
+from quantexp.analysis.numerics.place import Place
+from quantexp.analysis.operands import DeclaredOperand, declared_operands
+from quantexp.analysis.requantise.blocks import keeps_blocks
+from quantexp.analysis.requantise.slots import OperandSlot, check_layout, slots_of
+from quantexp.analysis.statistics import Fidelity
+from quantexp.capture.reader import CapturedTensor
+from quantexp.capture.statistics import statistics
+from quantexp.errors import CaptureError
+from quantexp.formats import finite_amax, get_format
+from quantexp.formats.layout import INPUT_DTYPES
+from quantexp.quant.choosing import chosen_options
+
+#: Elements of an operand that are looked at.
+NUM_ELEMENTS = 1 << 18
+_BLOCK = 32
+_MOMENTS = ("mean", "std", "abs_max", "skew", "kurtosis", "zero_share")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of every tensor."""
+
+    #: Formats for operands that the run held in its working precision, as schemes use them.
+    formats: tuple[str, ...] = ()
+    num_elements: int = NUM_ELEMENTS
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one tensor says; a number that there is not is NaN."""
+
+    place: Place
+    shape: tuple[int, ...]
+    dtype: str
+    #: Whether the values were looked at, not statistics alone.
+    from_values: bool
+    #: Elements of the whole tensor, and those of them that are NaN or Inf.
+    count: int
+    nonfinite: int
+    mean: float = math.nan
+    std: float = math.nan
+    abs_max: float = math.nan
+    skew: float = math.nan
+    #: 3 for a normal distribution.
+    kurtosis: float = math.nan
+    zero_share: float = math.nan
+    #: `below`, `above`, `first`, `counts`, as the capture's statistics have it.
+    log2_magnitude: Mapping[str, Any] | None = None
+    channels: Outliers | None = None
+    heads: Outliers | None = None
+    operands: tuple[UnderFormat, ...] = ()
+    #: What is odd: empty, all zero, constant, NaN or Inf, not judged and why.
+    notes: tuple[str, ...] = ()
+
+
+def measure(entry: CapturedTensor, asked: Asked) -> Measured:
+    """The measures of a tensor by its values.
+
+    Raises:
+        CaptureError: it has no values, or they cannot be read.
+    """
+    metadata = entry.metadata
+    x = entry.torch()
+    place = Place.of(metadata)
+    captured = metadata.get("statistics")
+    if place.is_scale or not x.is_floating_point():
+        bare = Measured(place, tuple(x.shape), _dtype(x), True, x.numel(), 0)
+        told = captured if isinstance(captured, Mapping) else {}
+        return _with_moments(bare, told, "codes of block scales, not judged")
+    found = captured if isinstance(captured, Mapping) else statistics(x)
+    whole = Measured(place, tuple(x.shape), _dtype(x), True, 0, 0)
+    whole = _with_moments(whole, found, *_oddities(found))
+    if x.numel() == 0 or whole.count == whole.nonfinite:
+        return whole
+    source = place.source
+    channels, heads = (
+        None if dims is None else outliers(x, dims)
+        for dims in (
+            channel_dims(place.layer_type, source, x.ndim),
+            head_dims(place.layer_type, source, x.ndim),
+        )
+    )
+    operands, notes = _operands(x, metadata, whole, asked)
+    return replace(
+        whole, channels=channels, heads=heads, operands=operands, notes=whole.notes + notes
+    )
+
+
+def of_statistics(metadata: Mapping[str, Any]) -> Measured:
+    """The measures that were captured of a tensor without its values."""
+    found = metadata.get("statistics") or {}
+    place = Place.of(metadata)
+    shape = tuple(metadata.get("shape") or ())
+    bare = Measured(place, shape, str(metadata.get("dtype", "")), False, 0, 0)
+    whole = _with_moments(bare, found, *_oddities(found))
+    judged = found.get("fidelity")
+    return whole if judged is None else replace(whole, operands=(_of_record(judged),))
+
+
+def _with_moments(bare: Measured, found: Mapping[str, Any], *notes: str) -> Measured:
+    mean, std, abs_max, skew, kurtosis, zero_share = (_number(found.get(n)) for n in _MOMENTS)
+    return replace(
+        bare,
+        count=int(found.get("count", bare.count)),
+        nonfinite=int(found.get("nonfinite", 0)),
+        log2_magnitude=found.get("log2_magnitude"),
+        mean=mean,
+        std=std,
+        abs_max=abs_max,
+        skew=skew,
+        kurtosis=kurtosis,
+        zero_share=zero_share,
+        notes=notes,
+    )
+
+
+def _oddities(found: Mapping[str, Any]) -> Iterator[str]:
+    count, nonfinite = int(found.get("count", 0)), int(found.get("nonfinite", 0))
+    if count == 0:
+        yield "empty"
+    elif nonfinite == count:
+        yield "nothing finite"
+    else:
+        if nonfinite:
+            yield f"{nonfinite} NaN or Inf"
+        if found.get("zeros") == count:
+            yield "all zero"
+        elif found.get("min") == found.get("max") and count > 1:
+            yield "constant"
+
+
+def _operands(
+    x: Tensor, metadata: Mapping[str, Any], whole: Measured, asked: Asked
+) -> tuple[tuple[UnderFormat, ...], tuple[str, ...]]:
+    """Every slot under its format, then the axis that no slot has, and why what is missing is missing."""
+    usable = x if x.dtype in INPUT_DTYPES else x.float()
+    notes: list[str] = []
+    try:
+        slots = slots_of(metadata)
+        if slots:
+            check_layout(tuple(x.shape), slots[0])
+        wanted = list(_wanted(metadata, slots, asked))
+    except CaptureError as error:
+        return (), (f"not judged: {error}",)
+    sampled = bool(metadata.get("sample"))
+    known = sampled and math.isfinite(whole.abs_max)
+    amax = usable.new_tensor(whole.abs_max).float() if known else finite_amax(usable)
+    judged: dict[object, UnderFormat] = {}
+    for slot, declared, is_declared in wanted:
+        block = int(declared.options.get("block") or declared.format.block or 1)
+        if not keeps_blocks(metadata, declared.dim, max(block, declared.hadamard_block or 1)):
+            notes.append(f"{slot or 'the other axis'} not judged: a sample without whole blocks")
+            continue
+        key = (declared.name, declared.dim, tuple(sorted(declared.options.items())))
+        if key not in judged:
+            try:
+                judged[key] = under_format(
+                    usable,
+                    declared,
+                    amax,
+                    slot=slot,
+                    is_declared=is_declared,
+                    limit=asked.num_elements,
+                )
+            except ValueError as error:  # options that the format does not have
+                notes.append(f"{slot or 'the other axis'} not judged: {error}")
+        elif slot:
+            again = replace(judged[key], slot=slot, declared=is_declared)
+            judged[(key, slot)] = again
+    return tuple(judged.values()), tuple(notes)
+
+
+def _wanted(
+    metadata: Mapping[str, Any], slots: list[OperandSlot], asked: Asked
+) -> Iterator[tuple[str, DeclaredOperand, bool]]:
+    """Slot, operand, and whether the run declared it."""
+    record = Record.from_metadata(metadata)
+    declared = declared_operands(record)
+    taken = {(one.product, one.operand) for one in declared}
+    found = [(f"{one.product}.{one.operand}", one, True) for one in declared]
+    for slot in slots:
+        if (slot.product.value, slot.operand) not in taken and not _reuses(record, slot):
+            found += [
+                (f"{slot.product.value}.{slot.operand}", as_schemes_hold(slot, name), False)
+                for name in asked.formats
+            ]
+    yield from found
+    if slots and slots[0].operand:
+        yield from (("", one, False) for one in _other_axes(slots[0].operand, found))
+
+
+def _reuses(record: Record, slot: OperandSlot) -> bool:
+    """Whether the slot takes the forward's copy again, which is judged as that."""
+    names = (
+        f"{slot.product.value}.{slot.operand}",
+        f"{slot.site.value}.{slot.product.value}.{slot.operand}",
+    )
+    return any(bool(record.formats.get(name, {}).get("reuse")) for name in names)
+
+
+def as_schemes_hold(slot: OperandSlot, format_name: str) -> DeclaredOperand:
+    """An operand in a format with the options that schemes give it where they say nothing else."""
+    fmt = get_format(format_name)
+    chosen = chosen_options(fmt, slot.operand, {})
+    options = {k: v for k, v in chosen.items() if k in fmt.options and v is not None}
+    dim = -1 if fmt.block is None else slot.dim
+    return DeclaredOperand(slot.product.value, slot.operand, fmt, dim, options)
+
+
+def _other_axes(
+    operand: str, found: list[tuple[str, DeclaredOperand, bool]]
+) -> Iterator[DeclaredOperand]:
+    """For each format with blocks the dimension of the matrix that none of its slots runs along."""
+    columns = -2 if operand in ("P", "dS") else 0
+    by_format: dict[str, list[DeclaredOperand]] = {}
+    for _, declared, _ in found:
+        if declared.format.block is not None:
+            by_format.setdefault(declared.name, []).append(declared)
+    for same in by_format.values():
+        dims = {one.dim for one in same}
+        for dim in {-1, columns} - dims:
+            yield replace(same[0], dim=dim)
+
+
+def _of_record(judged: Mapping[str, Any]) -> UnderFormat:
+    """What a capture judged while the tensor passed."""
+    fmt = get_format(str(judged["format"]))
+    options = {k: judged[k] for k in ("scale_rule", "scaling") if judged.get(k) is not None}
+    declared = DeclaredOperand("", "", fmt, int(judged["axis"]), options)
+    names = ("sqnr_db", "underflow_share", "saturated_share", "mse", "cosine")
+    numbers = {name: _number(judged.get(name)) for name in names}
+    if judged.get("noise") == 0 and judged.get("signal"):
+        numbers["sqnr_db"] = math.inf
+    exponents, zero_blocks = from_json(judged.get("scale_exponents")).without(_ZERO_BLOCK)
+    return UnderFormat(
+        "",
+        declared.name,
+        axis_of(declared),
+        False,
+        0,
+        Fidelity(**numbers),
+        exponents,
+        zero_blocks,
+        int(judged.get("nan_blocks") or 0),
+    )
+
+
+#: The exponent of E8M0's byte 0, which blocks of zeros have.
+_ZERO_BLOCK = -127
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

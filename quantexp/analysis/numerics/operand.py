@@ -1,0 +1,122 @@
+"""One operand under one format: what is lost, the exponents of the scales in force, and what codes are used.
+
+A value is its code times a scale; the exponent of the scale is
+
+    MX            s of the block's 2^s                                        one a block
+    nvfp4         floor(log2 b t), b the block's scale, t the tensor's        one a block
+    fp8, hifp8    -log2 m, rounded down, m what the tensor is multiplied by   one a tensor
+
+Blocks of zeros have no exponent and are counted apart, as are blocks with NaN or Inf, of which nothing is judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from quantexp.analysis.numerics.counts import Counts, of_exponents
+from quantexp.analysis.numerics.hif8 import code_counts
+from quantexp.analysis.operands import DeclaredOperand
+from quantexp.analysis.rounded import Rounded, rounded_part
+from quantexp.analysis.statistics import Fidelity, quantisation_error
+from quantexp.formats import Family, TwoLevelScales, scales_of
+from quantexp.formats.decoding import scale_values
+
+_E8M0_NAN, _E8M0_BIAS = 255, 127
+_DECIDE_SCALES = ("block", "scale_rule", "scaling", "amax_target", "amax")
+
+
+class Axis(StrEnum):
+    """Along what blocks run."""
+
+    #: The last dimension: input width of x and w, output width of g, head_dim, keys.
+    ROWS = "rows"
+    #: The other dimension of the matrix: tokens, the output width of w, queries.
+    COLUMNS = "columns"
+    #: No blocks.
+    TENSOR = "tensor"
+
+
+@dataclass(frozen=True)
+class UnderFormat:
+    """What a format makes of an operand."""
+
+    #: `fprop.x`; empty for an axis that no product reduces over in this format, for comparison.
+    slot: str
+    #: `mxfp4_e2m1 floor`, see `DeclaredOperand.name`.
+    format: str
+    axis: Axis
+    #: Whether the run held the operand so; else the format was asked for.
+    declared: bool
+    #: Elements that were looked at.
+    num_elements: int
+    fidelity: Fidelity
+    #: Of the blocks, or of the one tensor.
+    scale_exponents: Counts
+    #: Blocks of zeros, and blocks with NaN or Inf.
+    zero_blocks: int = 0
+    nan_blocks: int = 0
+    #: hifp8: how many values have each exponent after the scale, zeros apart (`quantexp.analysis.numerics.hif8`).
+    code_exponents: Counts | None = None
+
+
+def axis_of(declared: DeclaredOperand) -> Axis:
+    """Along what the operand's blocks run."""
+    if declared.format.block is None:
+        return Axis.TENSOR
+    return Axis.ROWS if declared.dim == -1 else Axis.COLUMNS
+
+
+def under_format(
+    x: Tensor,
+    declared: DeclaredOperand,
+    amax: Tensor,
+    *,
+    slot: str = "",
+    is_declared: bool = True,
+    limit: int = 0,
+) -> UnderFormat:
+    """Judge an operand by at most about `limit` elements in whole blocks (0: by all); `amax` is the whole tensor's."""
+    part = rounded_part(x, declared, amax, limit)
+    exponents, zero_blocks, nan_blocks = _scale_exponents(part, declared)
+    is_hif8 = declared.format.family is Family.HIF8
+    return UnderFormat(
+        slot,
+        declared.name,
+        axis_of(declared),
+        is_declared,
+        part.x.numel(),
+        quantisation_error(part.x, declared.format, part.dim, part.options),
+        exponents,
+        zero_blocks,
+        nan_blocks,
+        code_counts(part.x, part.options) if is_hif8 else None,
+    )
+
+
+def _scale_exponents(part: Rounded, declared: DeclaredOperand) -> tuple[Counts, int, int]:
+    """The exponents, and the numbers of blocks of zeros and of blocks with NaN or Inf."""
+    options = {k: v for k, v in part.options.items() if k in _DECIDE_SCALES}
+    if declared.format.family is Family.BF16 or part.x.numel() == 0:
+        return Counts(), 0, 0
+    scales = scales_of(part.x, declared.format, axis=part.dim, **options)
+    if isinstance(scales, TwoLevelScales):
+        values = scale_values(scales.block, scales.tensor, declared.format).reshape(-1)
+        nan, zero = values.isnan(), values == 0
+        return _of_values(values[~nan & ~zero]), int(zero.sum()), int(nan.sum())
+    if scales.is_floating_point():
+        return _of_values(1 / scales.double().reshape(1)), 0, 0
+    bytes_ = torch.bincount(scales.reshape(-1).long(), minlength=_E8M0_NAN + 1).tolist()
+    return of_exponents(bytes_[1:_E8M0_NAN], 1 - _E8M0_BIAS), bytes_[0], bytes_[_E8M0_NAN]
+
+
+def _of_values(values: Tensor) -> Counts:
+    """Floor(log2) of positive values; those that are not finite are left out."""
+    _, exponents = torch.frexp(values[values.isfinite()].double())
+    if exponents.numel() == 0:
+        return Counts()
+    first = int(exponents.min())
+    return of_exponents(torch.bincount((exponents - first).long()).tolist(), first - 1)

@@ -1,0 +1,67 @@
+"""Where a captured tensor belongs: what tables have in their first columns, and figures along their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantexp.analysis.collection import Record
+from quantexp.analysis.inventory import experts_as_one
+from quantexp.capture.operands import SCALE, source_of
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the manifest says of a tensor's place; see `Record.from_metadata` for what it does not say."""
+
+    module: str
+    layer: int
+    layer_type: str
+    operation: str
+    phase: str
+    tensor: str
+    quant_type: str
+    iteration: int
+    micro_batch: int | None
+    rank: int
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> Place:
+        """The place that a line of the manifest names."""
+        record = Record.from_metadata(metadata)
+        return cls(
+            record.module,
+            record.layer,
+            record.layer_type,
+            record.operation,
+            record.phase,
+            record.tensor,
+            record.quant_type,
+            record.iteration,
+            record.micro_batch,
+            record.rank,
+        )
+
+    @property
+    def kind(self) -> str:
+        """The module with its tensor, all experts as one: `fc1 input`; what is compared over layers."""
+        return f"{experts_as_one(self.module)} {self.tensor}"
+
+    @property
+    def source(self) -> str:
+        """The tensor that a quantised operand was made from; other tensors are their own."""
+        return source_of(self.tensor)
+
+    @property
+    def is_scale(self) -> bool:
+        """Whether the values are codes of block scales."""
+        return self.tensor.endswith(SCALE)
+
+    @property
+    def label(self) -> str:
+        """`fc1 L3 backward grad_output`."""
+        layer = f"L{self.layer}" if self.layer >= 0 else ""
+        return " ".join(w for w in (self.module, layer, self.operation, self.tensor) if w)

@@ -1,0 +1,153 @@
+"""Which numbers belong together: what a line, a row of a heat map or a bar is made of.
+
+Operands are judged as the run declared them, under formats that were asked for, or, of statistics alone, under
+`capture.format`; each of these is a group with figures of its own. Within a group a series is one operand of one
+product (`fprop.x`) of one module; of statistics, whose operands are judged along one axis alone, one tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from quantexp.analysis.inventory import experts_as_one, in_flow
+from quantexp.analysis.numerics.gather import Run
+from quantexp.analysis.numerics.measured import Measured
+from quantexp.analysis.numerics.operand import UnderFormat
+from quantexp.analysis.numerics.place import Place
+
+AS_DECLARED = "as declared"
+_PRODUCTS = ("fprop", "dgrad", "dgrad_q", "dgrad_k", "dgrad_p", "dgrad_v", "wgrad", "")
+
+
+class Scale(Enum):
+    """How an axis counts."""
+
+    LINEAR = "linear"
+    #: Of powers of two.
+    LOG2 = "log2"
+    #: Shares from 1e-6 to 1 by powers of ten, and 0.
+    SHARE = "share"
+    #: Shares, evenly.
+    PERCENT = "percent"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a tensor or of an operand, and how it is drawn."""
+
+    name: str
+    label: str
+    scale: Scale = Scale.LINEAR
+
+
+SQNR = Measure("sqnr_db", "SQNR (dB)")
+UNDERFLOW = Measure("underflow_share", "underflow (share of non-zero)", Scale.SHARE)
+SATURATED = Measure("saturated_share", "saturated (share)", Scale.SHARE)
+RELATIVE = Measure("relative_error", "mean relative error", Scale.PERCENT)
+OPERAND_MEASURES = (SQNR, UNDERFLOW, SATURATED, RELATIVE)
+
+AMAX = Measure("abs_max", "largest magnitude", Scale.LOG2)
+STD = Measure("std", "standard deviation", Scale.LOG2)
+KURTOSIS = Measure("kurtosis", "kurtosis (normal: 3)", Scale.LOG2)
+ZEROS = Measure("zero_share", "zeros (share)", Scale.SHARE)
+NONFINITE = Measure("nonfinite_share", "NaN and Inf (share)", Scale.SHARE)
+TENSOR_MEASURES = (AMAX, STD, KURTOSIS, ZEROS)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One number of one tensor, and the series that it belongs to."""
+
+    place: Place
+    #: `fprop.x`, or the tensor's name.
+    series: str
+    value: float
+    #: Where it is on an axis that is no part of its place.
+    at: int = 0
+
+    @property
+    def module(self) -> str:
+        """All experts as one."""
+        return experts_as_one(self.place.module)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One operand with its place."""
+
+    place: Place
+    series: str
+    operand: UnderFormat
+
+    @property
+    def module(self) -> str:
+        """All experts as one."""
+        return experts_as_one(self.place.module)
+
+
+def groups_of(run: Run) -> dict[str, list[Judged]]:
+    """The judged operands of a run by how they were judged: as declared, or the format's name."""
+    groups: dict[str, list[Judged]] = {}
+    for one in run.tensors:
+        for operand in one.operands:
+            if not operand.slot and one.from_values:
+                continue  # the axis that no product reduces over
+            group = AS_DECLARED if operand.declared else operand.format
+            series = operand.slot or one.place.tensor
+            groups.setdefault(group, []).append(Judged(one.place, series, operand))
+    return groups
+
+
+def operand_members(judged: Iterable[Judged], measure: Measure) -> list[Member]:
+    """One measure of the operands."""
+    return [Member(j.place, j.series, getattr(j.operand.fidelity, measure.name)) for j in judged]
+
+
+def tensor_members(tensors: Iterable[Measured], measure: Measure) -> list[Member]:
+    """One measure of the tensors; codes of scales are none."""
+    return [
+        Member(one.place, one.place.tensor, tensor_value(one, measure))
+        for one in tensors
+        if not one.place.is_scale
+    ]
+
+
+def tensor_value(one: Measured, measure: Measure) -> float:
+    """The number that a measure is of a tensor."""
+    if measure is NONFINITE:
+        return one.nonfinite / one.count if one.count else 0.0
+    return float(getattr(one, measure.name))
+
+
+def modules_of(members: Sequence[Member | Judged]) -> list[str]:
+    """Each module once, in the order of the forward pass."""
+    return in_flow(experts_as_one(m.place.module) for m in members)
+
+
+def in_order(series: Iterable[str]) -> list[str]:
+    """Each series once: forward products first, tensors by their names, gradients last."""
+
+    def rank(name: str) -> tuple[int, bool, str]:
+        product = name.rpartition(".")[0]
+        known = _PRODUCTS.index(product) if product in _PRODUCTS else len(_PRODUCTS)
+        return (known, "grad" in name, name)
+
+    return sorted(set(series), key=rank)
+
+
+def by_key(
+    members: Iterable[Member], key: Callable[[Member], int]
+) -> dict[str, dict[int, list[float]]]:
+    """Series -> layer, iteration or rank -> its numbers."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for member in members:
+        found.setdefault(member.series, {}).setdefault(key(member), []).append(member.value)
+    return found
+
+
+def slug(words: str) -> str:
+    """Words as a part of a file name."""
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", words).strip("-")

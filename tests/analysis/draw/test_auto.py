@@ -1,0 +1,79 @@
+"""What is drawn when a run has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quantexp.analysis.draw import verb
+from quantexp.analysis.draw.asked import Asked
+from quantexp.compose import compose
+from quantexp.errors import ConfigError
+from quantexp.load import plain, read, save
+from quantexp.paths import RunDir
+from quantexp.schema import AutoDraw, Experiment
+from quantexp.worker import Worker
+
+from .conftest import Unhashed
+
+
+def drawn(worker: Worker) -> set[str]:
+    worker._draw()
+    return {path.name for path in worker.folder.figures.iterdir() if path.name[0] != "."}
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker processes: they take seconds to start."""
+    monkeypatch.setattr(verb, "cores", lambda: 1)
+
+
+def test_auto_true_draws_the_whole_tree(
+    run: Unhashed, tiny: Callable[..., Experiment], one_process: None
+) -> None:
+    worker = Worker(RunDir(run.run_dir), tiny("analysis.auto=true"))
+    found = drawn(worker)
+    whole = {"quick_analysis.png", "tensor_stats.txt", "distributions", "heatmaps", "statistics"}
+    assert whole <= found
+    assert not list(worker.folder.figures.rglob("*.pdf"))
+    outcome = verb.draw(Asked([str(run.run_dir)], formats=("png",), jobs=1), *_nowhere())
+    assert outcome.num_known == outcome.num_tensors == 6
+
+
+def _nowhere() -> tuple[Any, Callable[[str], None]]:
+    from rich.console import Console
+
+    return Console(quiet=True), lambda line: None
+
+
+def test_auto_quick_draws_one_picture(run: Unhashed, tiny: Callable[..., Experiment]) -> None:
+    worker = Worker(RunDir(run.run_dir), tiny("analysis.auto=quick"))
+    assert drawn(worker) == {"quick_analysis.png"}
+
+
+@pytest.mark.parametrize(
+    ("given", "drawing"),
+    [
+        ("true", AutoDraw.everything),
+        ("True", AutoDraw.everything),
+        ("quick", AutoDraw.quick),
+        ("false", AutoDraw.nothing),
+    ],
+)
+def test_auto_takes_truth_values_and_quick(given: str, drawing: AutoDraw) -> None:
+    experiment = compose([f"analysis.auto={given}"])
+    assert experiment.analysis.drawing is drawing
+    assert plain(experiment)["analysis"]["auto"] == given.lower()
+
+
+def test_auto_is_read_again_as_it_was_written(tmp_path: Any) -> None:
+    save(compose(["analysis.auto=true"]), tmp_path / "config.yaml")
+    assert read(tmp_path / "config.yaml").analysis.drawing is AutoDraw.everything
+
+
+def test_another_word_for_auto_is_refused() -> None:
+    message = "analysis.auto must be quick .*, true .* or false .*, got 'some'"
+    with pytest.raises(ConfigError, match=message):
+        compose(["analysis.auto=some"])

@@ -1,0 +1,68 @@
+"""What workers do must be importable there, so these evaluate expressions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+
+import pytest
+import torch
+
+from quantexp.analysis.draw.pool import Pool
+from quantexp.errors import CaptureError
+
+PROCESS = "(__import__('os').getpid(), __import__('torch').get_num_threads())"
+MISSING = "__import__('os').stat('/nowhere')"
+DEATH = "__import__('os').kill(__import__('os').getpid(), 9)"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """Two workers; starting them takes seconds."""
+    both = Pool(2)
+    yield both
+    both.close()
+
+
+def test_results_come_in_order_and_errors_in_their_place(pool: Pool) -> None:
+    items = [f"{number}**2" for number in range(20)]
+    items[5] = MISSING
+    found = list(pool.each(eval, items))
+    assert [item for item, _ in found] == items
+    assert isinstance(found[5][1], FileNotFoundError)
+    assert [found[n][1] for n in range(20) if n != 5] == [n * n for n in range(20) if n != 5]
+
+
+def test_workers_are_other_processes_with_one_thread_each(pool: Pool) -> None:
+    for _, (process, num_threads) in pool.each(eval, [PROCESS] * 4):
+        assert process != os.getpid()
+        assert num_threads == 1
+
+
+def test_work_is_handed_out_only_a_few_pieces_ahead(pool: Pool) -> None:
+    taken = []
+
+    def items() -> Iterator[str]:
+        for number in range(1000):
+            taken.append(number)
+            yield str(number)
+
+    results = pool.each(eval, items())
+    next(results)
+    assert isinstance(results, Generator)
+    results.close()
+    assert len(taken) < 20
+
+
+def test_a_worker_that_dies_is_an_error_with_a_way_on(pool: Pool) -> None:
+    with pytest.raises(CaptureError, match=r"a worker process died.*try it with --jobs 1"):
+        list(pool.each(eval, ["1", DEATH, "2"]))
+    assert list(pool.each(eval, ["3"])) == [("3", 3)]
+
+
+def test_with_one_job_this_process_does_the_work_and_keeps_its_threads() -> None:
+    before = torch.get_num_threads()
+    found = list(Pool(1).each(eval, [PROCESS, MISSING]))
+    assert found[0][1] == (os.getpid(), 1)
+    assert isinstance(found[1][1], OSError)
+    assert torch.get_num_threads() == before

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+import torch
+
+from quantexp.analysis.draw.tables import Row, write_tables
+from quantexp.analysis.draw.work import Task, do
+from quantexp.capture.statistics import QUANTILES
+
+from .conftest import normal, stored
+
+
+def rows(folder: Path) -> list[Row]:
+    """An ordinary tensor, an empty one, and one with NaN."""
+    x = normal(8, 8)
+    x[0, 0] = math.nan
+    tensors = {"input": normal(32, 8), "output": torch.empty(0, 4), "grad_input": x}
+    found = []
+    for place, (name, tensor) in enumerate(tensors.items()):
+        about = {"tensor": name, "layer": place, "module": "fc1", "iteration": 5, "bytes": 1000}
+        entry = stored(folder, tensor, **about)
+        found.append(Row("my_run", entry, do(Task(entry, "my_run", {}, ()))))
+    return found
+
+
+def test_the_csv_and_the_json_hold_the_same_numbers_as_the_tensors(tmp_path: Path) -> None:
+    given = rows(tmp_path)
+    write_tables(tmp_path / "out", given, {}, details=True)
+    table = pd.read_csv(tmp_path / "out/statistics/statistics.csv")
+    listed = json.loads((tmp_path / "out/statistics/statistics.json").read_text())
+    x = given[0].entry.torch().double().numpy()
+    assert list(table["tensor"]) == [one["tensor"] for one in listed]
+    assert table["mean"][0] == listed[0]["mean"] == given[0].record["mean"]
+    assert abs(table["mean"][0] - x.mean()) < 1e-15
+    assert table["q0.5"][0] == listed[0]["quantiles"]["0.5"]
+    assert {f"q{share}" for share in QUANTILES} <= set(table.columns)
+    assert table["shape"][1] == "0x4"
+    assert math.isnan(table["mean"][1])
+    assert listed[1]["mean"] is None
+    assert list(table["finding"])[1:] == ["empty", "1 NaN"]
+
+
+def test_the_table_names_what_is_odd_and_what_could_not_be_used(tmp_path: Path) -> None:
+    write_tables(tmp_path, rows(tmp_path), {"a/b.pt": "torn"}, details=False)
+    text = (tmp_path / "tensor_stats.txt").read_text()
+    assert text.startswith("3 tensors, 3.0 kB\n  my_run: 3\n")
+    assert "empty tensors: 1\n  L1 fc1 output i5: empty\n" in text
+    assert "tensors with NaN or Inf: 1\n  L2 fc1 grad_input i5: 1 NaN\n" in text
+    assert "files that could not be used: 1\n  a/b.pt\n" in text
+    (line,) = (line for line in text.splitlines() if line.startswith("L0 fc1 input i5"))
+    assert line.split()[4:6] == ["bfloat16", "32x8"]
+    assert not (tmp_path / "statistics").exists()
+
+
+def test_several_sources_are_told_apart_and_the_text_has_every_quantile(tmp_path: Path) -> None:
+    first, *_ = rows(tmp_path)
+    other = Row("other_run", first.entry, first.done)
+    write_tables(tmp_path, [first, other], {}, details=True)
+    assert "\nother_run  L0 fc1 input i5" in (tmp_path / "tensor_stats.txt").read_text()
+    text = (tmp_path / "statistics/statistics.txt").read_text()
+    assert all(f"{share:7.2%}:" in text for share in QUANTILES)
+
+
+def test_no_tensor_is_an_empty_list(tmp_path: Path) -> None:
+    write_tables(tmp_path, [], {}, details=True)
+    assert json.loads((tmp_path / "statistics/statistics.json").read_text()) == []

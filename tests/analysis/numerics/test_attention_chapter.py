@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.captures import Capture
+from quantexp.analysis.numerics.attention_chapter import CHAPTER
+
+from .desks import MemoryDesk, add_run, normal, source_of
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> MemoryDesk:
+    return MemoryDesk(tmp_path / "out", lays_out=True)
+
+
+def words(desk: MemoryDesk, name: str) -> str:
+    return " ".join(text.get_text() for text in desk.figures[name].texts)
+
+
+def test_recomputed_maps_say_so_and_show_no_future(capture: Capture, desk: MemoryDesk) -> None:
+    add_run(capture, layers=2)
+    CHAPTER.draw([source_of(capture)], desk)
+    assert set(desk.figures) == {"L0", "L1"}
+    assert "P recomputed from query and key before quantisation" in words(desk, "L1")
+    maps = [ax for ax in desk.figures["L0"].axes if ax.get_title(loc="left").startswith("head")]
+    assert len(maps) == 4
+    shown = maps[0].images[0].get_array()
+    assert shown is not None
+    assert np.array_equal(np.ma.getmaskarray(shown), np.triu(np.ones((64, 64)), 1).astype(bool))
+
+
+def test_gradients_stand_beside_captured_maps(capture: Capture, desk: MemoryDesk) -> None:
+    capture.add(torch.softmax(normal(1, 2, 16, 16).float(), -1), "attn_weights", "attention", 0)
+    capture.add(normal(1, 2, 16, 16, scale=2.0**-10), "grad_attn_weights", "attention", 0)
+    CHAPTER.draw([source_of(capture)], desk)
+    figure = desk.figures["L0"]
+    assert sum(bool(ax.images) for ax in figure.axes) == 2 * 2
+    assert "P as captured" in words(desk, "L0")
+    assert "right of each map the gradient of P" in words(desk, "L0")
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_maps_of_nothing_are_drawn(capture: Capture, desk: MemoryDesk, value: float) -> None:
+    capture.add(torch.full((1, 1, 8, 8), value), "attn_weights", "attention", 0)
+    capture.add(torch.full((1, 1, 8, 8), value), "grad_attn_weights", "attention", 0)
+    CHAPTER.draw([source_of(capture)], desk)
+    assert ("white: NaN" in words(desk, "L0")) == (value != value)
+
+
+def test_the_first_and_the_last_iteration_are_drawn_and_what_is_left_out_is_said(
+    capture: Capture, desk: MemoryDesk
+) -> None:
+    add_run(capture, layers=1, iterations=3, ranks=2)
+    source = source_of(capture)
+    CHAPTER.draw([source], desk)
+    assert set(desk.figures) == {"L0_iteration1", "L0_iteration3"}
+    (said,) = desk.said
+    assert said.endswith("first micro-batch, rank 0, is drawn: 2 of 6")
+
+
+def test_a_long_sequence_says_what_a_pixel_is(capture: Capture, desk: MemoryDesk) -> None:
+    capture.add(torch.full((1, 1, 512, 512), 1 / 512), "attn_weights", "attention", 0)
+    CHAPTER.draw([source_of(capture)], desk)
+    assert "a pixel is the largest P (mean gradient) of 2 x 2 tokens" in words(desk, "L0")
+
+
+def test_what_cannot_be_drawn_is_said(capture: Capture, desk: MemoryDesk) -> None:
+    capture.add(normal(8, 1, 2, 16), "key", "attention", 0)
+    capture.add(normal(8, 8), "attn_weights", "attention", 1)
+    assert CHAPTER.draw([source_of(capture)], desk) == []
+    without, refused = sorted(desk.said, key=lambda line: "not drawn" in line)
+    assert "1 attention modules without maps: neither attn_weights nor query and key" in without
+    assert "attention of layer 1 not drawn" in refused

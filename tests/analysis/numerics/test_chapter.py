@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from analysis.captures import HIF8, MX4, Capture
+from quantexp.analysis.numerics.chapter import CHAPTER
+from quantexp.capture.fidelity import chosen_for
+from quantexp.capture.statistics import statistics
+
+from .desks import MemoryDesk, add_run, normal, of_entries, source_of
+
+EVERY_RUN = {"tensors_by_layer", "channels", "channel_profile", "heads"}
+EVERY_GROUP = {"numerics_by_layer", "overflow", "scale_exponents", "forward_against_backward"}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> MemoryDesk:
+    return MemoryDesk(tmp_path / "out")
+
+
+def rows(desk: MemoryDesk) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(desk.texts["numerics.csv"])))
+
+
+def test_a_run_has_its_table_and_its_figures(capture: Capture, desk: MemoryDesk) -> None:
+    desk.lays_out = True
+    add_run(capture, settings=MX4)
+    source = source_of(capture, "FA_linear_mxfp4")
+    written = CHAPTER.draw([source], desk)
+    assert set(desk.figures) == EVERY_RUN | EVERY_GROUP | {"rows_against_columns"}
+    assert len(written) == len(desk.figures) + 2
+    tensors = {(r["module"], r["layer"], r["tensor"]) for r in rows(desk)}
+    assert len(tensors) == len(source.entries)
+    (run,) = json.loads(desk.texts["numerics.json"]).values()
+    assert len(run) == len(source.entries)
+    label = source.label
+    assert f"{label}: no iterations: one iteration alone" in desk.said
+    assert f"{label}: no ranks: one rank alone, nothing to compare" in desk.said
+
+
+def test_several_iterations_and_ranks_have_their_figures(
+    capture: Capture, desk: MemoryDesk
+) -> None:
+    add_run(capture, settings=MX4, iterations=2, ranks=2)
+    CHAPTER.draw([source_of(capture)], desk)
+    assert {"iterations", "ranks"} <= set(desk.figures)
+    assert desk.said == []
+
+
+def test_hifp8_has_its_deep_analysis_and_no_axes(capture: Capture, desk: MemoryDesk) -> None:
+    desk.lays_out = True
+    add_run(capture, settings=HIF8, quant_type="hifp8")
+    source = source_of(capture)
+    CHAPTER.draw([source], desk)
+    assert {"hif8_tiers", "hif8_values"} <= set(desk.figures)
+    said = f"{source.label}: no rows_against_columns: no tensor was judged along both axes"
+    assert said in desk.said
+    assert all(r["tier_3_bits"] for r in rows(desk) if r["slot"])
+
+
+def test_a_bf16_run_is_drawn_under_the_usual_formats(capture: Capture, desk: MemoryDesk) -> None:
+    add_run(capture, layers=1, quant_type="bf16")
+    CHAPTER.draw([source_of(capture, "bf16")], desk)
+    ends = ("_mxfp8_e4m3-rceil", "_mxfp4_e2m1-floor", "_hifp8-current")
+    expected = {name + end for name in EVERY_GROUP for end in ends}
+    assert expected <= set(desk.figures)
+    assert {r["declared"] for r in rows(desk)} == {"False", ""}
+
+
+def test_several_runs_have_folders_of_their_own_and_one_table(
+    tmp_path: Path, desk: MemoryDesk
+) -> None:
+    captures = [Capture(tmp_path / name) for name in ("first run", "second")]
+    for one in captures:
+        add_run(one, layers=1, settings=MX4)
+    CHAPTER.draw([source_of(one) for one in captures], desk)
+    assert {name.partition("/")[0] for name in desk.figures} == {"first-run", "second"}
+    assert {r["run"] for r in rows(desk)} == {"first run", "second"}
+
+
+def test_statistics_alone_are_drawn_over_their_iterations(
+    capture: Capture, desk: MemoryDesk
+) -> None:
+    desk.lays_out = True
+    lines = []
+    for iteration in (1, 2, 3):
+        for name in ("input", "grad_output"):
+            x = normal(64, 64, seed=iteration, scale=2.0**-iteration)
+            line = {
+                **{"module": "fc1", "layer": 0, "layer_type": "linear", "phase": "pre"},
+                **{"operation": "backward" if "grad" in name else "forward", "tensor": name},
+                **{"iteration": iteration, "micro_batch": 0, "rank": 0, "quant_type": "mxfp4"},
+                "statistics": statistics(x, chosen_for("mxfp4", name)),
+            }
+            lines.append(json.dumps(line))
+    (capture.dir / "statistics.jsonl").write_text("\n".join(lines) + "\n")
+    source = source_of(capture)
+    assert source.entries == []
+    CHAPTER.draw([source], desk)
+    assert {"iterations", "numerics_by_layer_mxfp4_e2m1-floor"} <= set(desk.figures)
+    found = rows(desk)
+    assert [r["iteration"] for r in found] == ["1", "1", "2", "2", "3", "3"]
+    assert {r["source"] for r in found} == {"statistics"}
+    assert desk.num_looks == 0
+
+
+def test_tensors_that_are_no_operands_have_the_figures_of_tensors(
+    capture: Capture, desk: MemoryDesk
+) -> None:
+    desk.lays_out = True
+    for name in ("output", "grad_output"):
+        line = capture.add(normal(64, 1, 64), name, "fc1")
+        line["layer_type"] = "residual"
+    capture.write()
+    source = source_of(capture)
+    CHAPTER.draw([source], desk)
+    assert set(desk.figures) == {
+        *("tensors_by_layer", "forward_against_backward", "channels", "channel_profile"),
+    }
+    none = f"{source.label}: no numerics_by_layer: no operand of a matrix product was judged"
+    assert none in desk.said
+    assert f"{source.label}: no heads: no tensor with heads was looked at" in desk.said
+
+
+def test_odd_tensors_are_in_the_table_with_what_is_odd(capture: Capture, desk: MemoryDesk) -> None:
+    desk.lays_out = True
+    add_run(capture, layers=1, settings=MX4)
+    odd = {
+        "empty": torch.zeros(0, 1, 64),
+        "all zero": torch.zeros(64, 1, 64),
+        "constant": torch.full((64, 1, 64), 0.5),
+        "nothing finite": torch.full((64, 1, 64), math.nan),
+        "1 NaN or Inf": normal(64, 1, 64),
+    }
+    odd["1 NaN or Inf"][5, 0, 5] = math.inf
+    formats = capture.lines[0]["formats"]
+    for layer, x in enumerate(odd.values(), start=1):
+        for name in ("input", "grad_output", "grad_input"):
+            capture.add(x.to(torch.bfloat16), name, "fc1", layer, formats=formats)
+    CHAPTER.draw([source_of(capture)], desk)
+    found = {(int(r["layer"]), r["tensor"]): r["notes"] for r in rows(desk)}
+    for layer, note in enumerate(odd, start=1):
+        assert found[layer, "input"] == note
+    assert set(desk.figures) >= EVERY_RUN | EVERY_GROUP
+
+
+def test_nothing_but_odd_tensors_is_drawn_too(capture: Capture, desk: MemoryDesk) -> None:
+    desk.lays_out = True
+    formats = {"fprop.x": {**MX4, "axis": "input_width"}}
+    for layer, value in enumerate((0.0, math.nan)):
+        capture.add(torch.full((32, 1, 32), value), "input", "fc1", layer, formats=formats)
+    capture.add(torch.zeros(0, 1, 32), "input", "fc1", 2, formats=formats)
+    CHAPTER.draw([source_of(capture)], desk)
+    assert "numerics_by_layer" in desk.figures
+    assert [r["notes"] for r in rows(desk)] == ["all zero", "all zero", "nothing finite", "empty"]
+
+
+def test_old_collections_without_a_manifest_are_drawn(tmp_path: Path, desk: MemoryDesk) -> None:
+    folder = tmp_path / "old"
+    (folder / "mxfp8").mkdir(parents=True)
+    for counter, name in enumerate(("input", "weight")):
+        file = f"20250908_095220_{counter:04d}_linear_forward_mxfp8_{name}.pt"
+        torch.save({"tensor": normal(64, 64), "metadata": {}}, folder / "mxfp8" / file)
+    capture = Capture(tmp_path / "unused")
+    capture.dir, capture.run_dir = folder, folder
+    CHAPTER.draw([source_of(capture)], desk)
+    assert {"tensors_by_layer", "numerics_by_layer_mxfp8_e4m3-rceil"} <= set(desk.figures)
+    assert {r["layer"] for r in rows(desk)} == {"-1"}
+
+
+def test_a_file_that_cannot_be_read_is_left_out(capture: Capture, desk: MemoryDesk) -> None:
+    add_run(capture, layers=1, settings=MX4)
+    (capture.dir / capture.lines[0]["file"]).write_bytes(b"none")
+    CHAPTER.draw([source_of(capture)], desk)
+    assert len(desk.failed) == 1
+    assert "input" not in {r["tensor"] for r in rows(desk)}
+
+
+def test_of_nothing_nothing_is_written(capture: Capture, desk: MemoryDesk) -> None:
+    add_run(capture, layers=1)
+    source = source_of(capture)
+    assert CHAPTER.draw([of_entries(source, [])], desk) == []
+    assert desk.texts == {}
