@@ -23,12 +23,19 @@ VERBS = {
     "retry": "start again what failed: [DIR] [launcher.key=value ...]",
     "cancel": "end runs that wait or run: [DIR]",
     "captures": "list, check or export captured tensors: DIR [key=pattern ...]",
+<<<<<<< HEAD
     "draw": "figures and statistics of captured tensors: DIR... [out=FOLDER]",
+=======
+    "compare": "hold runs against bf16: losses, gaps, speed, what differs: RUN ... [out=FOLDER]",
+    "report": "one page of runs that works offline, report.html: DIR ... [out=PATH]",
+>>>>>>> main
     "requantise": "score a capture under every format and recommend a scheme: DIR [key=pattern ...]",
 }
 
 #: Verbs about runs that exist: they take folders, and of the overrides `paths.root=` alone, or the launcher's too.
 LEDGER = {"status": "[DIR]", "logs": "RUN", "resume": "[DIR]", "retry": "[DIR]", "cancel": "[DIR]"}
+#: Verbs about several runs, with what they write as `out=`.
+SIDE_BY_SIDE = {"compare": "RUN ... [out=FOLDER]", "report": "DIR ... [out=PATH]"}
 #: Those that start runs.
 STARTS = ("resume", "retry")
 
@@ -62,6 +69,10 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
     elif verb in LEDGER:
         about = "a folder of runs (./runs), a run, a sweep's list, a submission; paths.root=FOLDER"
         parser.add_argument("words", nargs="*", metavar=LEDGER[verb].strip("[]"), help=about)
+    elif verb in SIDE_BY_SIDE:
+        about = "runs, parts of their names, a sweep's list, a folder of runs; paths.root=FOLDER"
+        metavar = SIDE_BY_SIDE[verb].partition(" ")[0]
+        parser.add_argument("words", nargs="+", metavar=metavar, help=about)
     else:
         parser.add_argument(
             "words", nargs="*", metavar="key=value", help="choices and overrides (Hydra)"
@@ -80,7 +91,7 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
             action="store_true",
             help="a sweep over choices: a=x,y 'quant=glob(*)'",
         )
-    if verb in ("plan", "list", "doctor", "verify", "status", "captures", "requantise"):
+    if verb in ("plan", "list", "doctor", "verify", "status", "captures", "requantise", "compare"):
         parser.add_argument("--json", action="store_true", help="print JSON")
     if verb == "verify":
         parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
@@ -111,6 +122,8 @@ def _usage(verb: str) -> str:
         return "quantexp captures [--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]"
     if verb == "verify":
         return "quantexp verify [--device cpu|cuda] [--formats A,B] [--json] [paths.cache=FOLDER]"
+    if verb in SIDE_BY_SIDE:
+        return f"quantexp {verb} [flags] {SIDE_BY_SIDE[verb]} [paths.root=FOLDER]"
     if verb in LEDGER:
         more = " [launcher.key=value ...]" if verb in STARTS else ""
         return f"quantexp {verb} [flags] {LEDGER[verb]} [paths.root=FOLDER]{more}"

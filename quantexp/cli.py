@@ -247,6 +247,7 @@ def _requantise(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+<<<<<<< HEAD
 def _draw(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.draw.server import start_server
 
@@ -264,6 +265,45 @@ def _draw(arguments: argparse.Namespace) -> int:
             f"{problems} file{'s' * several} could not be used, {'they are' if several else 'it is'} named above"
         )
     return 1 if problems else 0
+=======
+def _compare(arguments: argparse.Namespace) -> int:
+    from quantexp.analysis.compare.asked import named_runs, out_and_rest
+    from quantexp.analysis.compare.comparison import compare, record
+    from quantexp.analysis.compare.side import read_side
+
+    root, words = _root_and_rest(arguments.words)
+    out, words = out_and_rest(words)
+    if not words:
+        parser_of("compare").error("compare takes runs: RUN ...")
+    named = named_runs(words, root)
+    compared = compare([read_side(run) for run in named.runs], named.missing)
+    if arguments.json:
+        _print_json(record(compared))
+    else:
+        from quantexp.analysis.compare.table import print_comparison
+
+        print_comparison(compared, _console())
+    if out is not None or not arguments.json:
+        from quantexp.analysis.compare.curves import draw_curves
+
+        files = draw_curves(compared, out or Path("compare"))
+        if not arguments.json:
+            written = " ".join(map(str, files))
+            _console().print(f"figure  {written}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from quantexp.analysis.compare.asked import out_and_rest
+    from quantexp.analysis.report.verb import run_report
+
+    root, words = _root_and_rest(arguments.words)
+    out, words = out_and_rest(words)
+    if not words:
+        parser_of("report").error("report takes runs: DIR ...")
+    _console().print(str(run_report(words, root, out)), soft_wrap=True, markup=False)
+    return 0
+>>>>>>> main
 
 
 def _resume(arguments: argparse.Namespace) -> int:
@@ -344,6 +384,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "captures": _captures,
     "draw": _draw,
     "requantise": _requantise,
+    "compare": _compare,
+    "report": _report,
 }
 
 

@@ -123,6 +123,11 @@ class RunDir:
         return self.root / "figures"
 
     @property
+    def report(self) -> Path:
+        """The page that shows the run; works offline."""
+        return self.root / "report.html"
+
+    @property
     def tensorboard(self) -> Path:
         """TensorBoard's event files."""
         return self.root / "tensorboard"

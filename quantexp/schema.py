@@ -410,6 +410,7 @@ class TrainingConfig:
 class AnalysisConfig:
     """What is drawn after a run."""
 
+<<<<<<< HEAD
     #: quick: figures/quick_analysis.png; true: the whole tree of `quantexp draw`, as PNG; false: nothing.
     auto: str = "quick"
 
@@ -421,6 +422,10 @@ class AnalysisConfig:
             ValueError: anything else.
         """
         return AutoDraw(self.auto.lower())
+=======
+    #: Draw figures/quick_analysis.png at the end, and write report.html.
+    auto: bool = True
+>>>>>>> main
 
 
 @dataclass

@@ -48,8 +48,16 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     picture = outcome.run.figures / "quick_analysis.png"
     if picture.exists():
         table.add_row("picture", escape(str(short_path(picture))))
+<<<<<<< HEAD
     if (outcome.run.figures / "tensor_stats.txt").exists():
         table.add_row("figures", escape(str(short_path(outcome.run.figures))))
+=======
+    if outcome.run.report.exists():
+        table.add_row("report", escape(str(short_path(outcome.run.report))))
+    elif experiment.analysis.auto:
+        why = short_path(outcome.run.rank_log(0))
+        table.add_row("report", escape(f"not written, see {why}; quantexp report writes it"))
+>>>>>>> main
     console.print(table)
 
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 JOB_PATIENCE_S = 60.0
 #: Seconds between two updates of status.json while tensors are captured.
 STATUS_INTERVAL_S = 0.2
+#: Seconds that the report at the end of a run may look at captured values.
+REPORT_LOOK_S = 1.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -186,7 +188,21 @@ class Worker:
             self.tracking.end(state, reason)
             with contextlib.suppress(OSError):  # how the run ended has been told
                 self.tell("")
+        if state in (State.COMPLETED, State.FAILED) and self.experiment.analysis.auto:
+            self._report()
         return code
+
+    def _report(self) -> None:
+        """Write report.html, which shows how the run ended; that it cannot be written changes nothing about that."""
+        if not self.rank.leads:
+            return
+        try:
+            from quantexp.analysis.report.write import write_report
+
+            write_report([self.folder.root], self.folder.root, REPORT_LOOK_S)
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+            sys.stderr.write(f"report.html was not written; quantexp report {self.folder.root}\n")
 
     def _record(self, record: RankRecord) -> None:
         if not self.rank.alone:

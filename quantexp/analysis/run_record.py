@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,7 @@ def read_names(run: RunDir) -> RunNames:
     if not run.root.is_dir():
         raise RunError(f"{run.root} is no run folder: there is no such folder; give one of runs/")
     name = run.root.resolve().name
-    if not run.config.is_file():
-        return RunNames(name)
-    config = _mapping(run.config)
+    config = read_config(run)
     dataset = _text(config, "dataset", "label") or _text(config, "dataset", "name")
     return RunNames(
         name,
@@ -64,11 +62,13 @@ def read_losses(run: RunDir) -> LossCurve:
 
     Torn lines, and lines without iteration or loss, are left out.
     """
-    if not run.metrics.is_file():
-        return LossCurve()
+    return losses_of(read_metrics(run))
+
+
+def losses_of(lines: Iterable[Mapping[str, Any]]) -> LossCurve:
+    """`read_losses` of lines that have been read."""
     losses: dict[int, float] = {}
-    for line in run.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-        values = _json_mapping(line)
+    for values in lines:
         iteration, loss = values.get("iteration"), values.get("loss")
         if isinstance(iteration, int) and "loss" in values and loss is None:
             losses[iteration] = math.nan  # how a loss that is not finite is written
@@ -77,6 +77,23 @@ def read_losses(run: RunDir) -> LossCurve:
     finite = {i: losses[i] for i in sorted(losses) if math.isfinite(losses[i])}
     nonfinite = tuple(i for i in sorted(losses) if i not in finite)
     return LossCurve(tuple(finite), tuple(finite.values()), nonfinite)
+
+
+def read_metrics(run: RunDir) -> list[Mapping[str, Any]]:
+    """The lines of metrics.jsonl, in the order in which they were written; torn ones are empty."""
+    if not run.metrics.is_file():
+        return []
+    lines = run.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [_json_mapping(line) for line in lines]
+
+
+def read_config(run: RunDir) -> Mapping[str, Any]:
+    """config.yaml as plain values; nothing where there is none.
+
+    Raises:
+        RunError: a config.yaml that is not a YAML mapping.
+    """
+    return _mapping(run.config) if run.config.is_file() else {}
 
 
 def _mapping(path: Path) -> Mapping[str, Any]:

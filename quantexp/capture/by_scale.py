@@ -107,12 +107,6 @@ def _amax(bits_NK: Tensor) -> Tensor:
 
 
 @cache
-def scale_bytes(operand: Operand, dtype: torch.dtype) -> Tensor:
-    """The E8M0 byte of a block by the bits of its amax, uint8."""
-    return _scales(operand, dtype)[0].to(torch.uint8)
-
-
-@cache
 def _scales(operand: Operand, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The E8M0 byte of a block by the bits of its amax; the largest such bits of each byte, 0 where there are none."""
     bits = torch.arange(_NUM_MAGNITUDES)

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.capture import native
 from quantexp.capture.by_scale import ByScale, by_scale, can_be_counted
 from quantexp.capture.histogram import Histogram
 from quantexp.formats import Family, ScaleRule, get_format, scales_of
@@ -51,33 +50,15 @@ def chosen_for(format_name: str, tensor_name: str) -> Chosen:
     return Chosen(operand, 0 if tensor_name == "value" else -1)
 
 
-def fidelity(
-    x: Tensor, counted: Histogram, chosen: Chosen, kernel: native.Kernels | None = None
-) -> Tensor:
-    """The sums, then for MX how many blocks have each E8M0 scale byte; float64, on x's device.
-
-    With compiled code where it takes the tensor and the format.
-    """
+def fidelity(x: Tensor, counted: Histogram, chosen: Chosen) -> Tensor:
+    """The sums, then for MX how many blocks have each E8M0 scale byte; float64, on x's device."""
     if get_format(chosen.operand.format).family is not Family.MX:
         return _of_values(x, counted, chosen.operand)
-    if kernel is not None and native.takes(x, chosen.operand):
-        amax = _amax(x, counted)
-        found = native.block_errors(kernel, x, amax, chosen.operand, chosen.axis)
-        if found is not None:
-            return found
     if can_be_counted(x, chosen.operand, chosen.axis):
         pairs = by_scale(x, chosen.operand, chosen.axis)
         zeros = (counted.counts * (counted.values == 0)).sum()
         return _of_pairs(pairs, x.numel() - zeros - pairs.num_left_out, chosen.operand)
     return _of_blocks(x, chosen)
-
-
-def _amax(x: Tensor, counted: Histogram) -> float:
-    """Of the finite elements; of float32 rounded up to the next value that the histogram tells apart."""
-    if counted.values.numel() == 0:
-        return 0.0
-    amax = max(-float(counted.values[0]), float(counted.values[-1]))
-    return amax if counted.exact else amax * (1 + 2**-7)
 
 
 def _of_values(x: Tensor, counted: Histogram, operand: Operand) -> Tensor:

@@ -11,18 +11,22 @@ format of another family, fp16 under MX, blocks whose scale lies at the ends of 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quantexp.capture.by_scale import scale_bytes
 from quantexp.capture.histogram import NUM_BINS, Histogram, value_table
 from quantexp.compiled import library
 from quantexp.formats import Family, encode, get_format
@@ -35,7 +39,7 @@ SOURCE = Path(__file__).with_name("statistics.c")
 #: Block size of the compiled MX code.
 _BLOCK = 32
 #: Elements that are worth another thread.
-_PER_THREAD = 1 << 19
+_PER_THREAD = 1 << 18
 _NUM_SUMS, _NUM_FLOAT_SUMS, _NUM_HELD, _NUM_BYTES = 11, 10, 7, 256
 
 # V the 65,536 bit patterns; N the elements of a tensor, in the order in which they lie in memory
@@ -46,7 +50,9 @@ class _Format(ctypes.Structure):
         ("mantissa_bits", ctypes.c_int32),
         ("emin", ctypes.c_int32),
         ("max", ctypes.c_float),
-        ("top", ctypes.c_int32),
+        ("zero", ctypes.c_int32),
+        ("one", ctypes.c_int32),
+        ("step", ctypes.c_uint32),
     )
 
 
@@ -54,8 +60,9 @@ class _Scratch(threading.local):
     """Memory of one thread."""
 
     def __init__(self) -> None:
-        self.tables = torch.zeros(2 * NUM_BINS, dtype=torch.int32)
-        self.ordered = torch.empty(2 * NUM_BINS, dtype=torch.float64)
+        #: Counts of patterns, zero between calls.
+        self.tables = np.zeros(2 * NUM_BINS, np.uint32)
+        self.ordered = np.empty((2, NUM_BINS))
 
 
 _scratch = _Scratch()
@@ -67,19 +74,17 @@ class Kernels:
     def __init__(self, compiled: ctypes.CDLL) -> None:
         pointer, whole, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self.count = compiled.count_patterns
-        self.count.argtypes, self.count.restype = (pointer, whole, whole, pointer, pointer), None
+        self.count.argtypes, self.count.restype = (pointer, whole, whole, pointer), None
         self.describe = compiled.describe_counts
-        self.describe.argtypes = (pointer, pointer, pointer, *[whole] * 3, pointer, pointer)
+        self.describe.argtypes = (pointer, whole, pointer, pointer, *[whole] * 3, pointer, pointer)
         self.describe.restype = whole
         self.float_sums = compiled.float_sums
         self.float_sums.argtypes = (pointer, whole, ctypes.c_double, pointer)
         self.float_sums.restype = None
-        self.rows = compiled.mx_rows
-        self.rows.argtypes = (pointer, flag, whole, whole, *[pointer] * 5)
+        self.rows = compiled.count_and_rows
+        self.rows.argtypes = (pointer, flag, whole, whole, *[pointer] * 4)
         self.columns = compiled.mx_columns
-        self.columns.argtypes = (pointer, flag, *[whole] * 3, *[pointer] * 4)
-        self.amax = compiled.block_amax
-        self.amax.argtypes, self.amax.restype = (pointer, flag, *[whole] * 3, pointer), None
+        self.columns.argtypes = (pointer, flag, *[whole] * 3, *[pointer] * 3)
 
 
 @cache
@@ -89,70 +94,133 @@ def kernels() -> Kernels | None:
     return None if found is None else Kernels(found)
 
 
-def described(
-    kernel: Kernels, x: Tensor, shares: Sequence[float], lowest: int, highest: int
-) -> tuple[Tensor, Histogram]:
-    """NaN, Inf, zeros, `power_sums`, quantiles and magnitudes by exponent; and the values that occur.
+@dataclass(frozen=True)
+class Counted:
+    """What one look at a tensor's elements gives."""
 
-    Of a bfloat16, float16 or float32 tensor on a CPU, of any shape and layout.
+    #: NaN, Inf, zeros, `power_sums`, quantiles and magnitudes by exponent, float64.
+    numbers: Tensor
+    histogram: Histogram
+    #: Of an MX format: signal, noise, energy, elements judged, non-zero, underflowed, saturated, and how many blocks
+    #: have each scale byte. None without one, or where a block's scale is beyond what is exact in this way.
+    errors: Tensor | None
+
+
+@dataclass(frozen=True)
+class Described:
+    """Which quantiles and exponents are wanted."""
+
+    shares: tuple[float, ...]
+    lowest: int
+    highest: int
+
+
+def counted(
+    kernel: Kernels, x: Tensor, wanted: Described, operand: Operand | None = None, axis: int = -1
+) -> Counted:
+    """Look at a bfloat16, float16 or float32 tensor on a CPU, of any shape and layout, and at its blocks along an axis.
+
+    Fewer than 2^32 elements.
     """
-    x_N = x.permute(memory_order(x)).reshape(-1)
-    is_wide = x.dtype == torch.float32
-    counts_V = _counts(kernel, x_N)
-    out = torch.empty(_NUM_SUMS + len(shares) + highest - lowest + 3, dtype=torch.float64)
-    table = value_table(torch.bfloat16 if is_wide else x.dtype)
+    x = x if x.ndim else x.reshape(1)
+    order = memory_order(x)
+    shape = [x.shape[dim] for dim in order]
+    x_N = x.permute(order).reshape(-1)
+    look = partial(_count, kernel, x_N)
+    outer, size = x_N.numel(), 1
+    if operand is not None and takes(x, operand):
+        at = order.index(axis % x.ndim)
+        outer, extent, inner = math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])
+        size = extent * inner
+        look = partial(_count_and_judge, kernel, x_N, _format(operand), extent, inner)
+    parts = _split(look, outer, size)
+    judged = [part.errors for part in parts if part.errors is not None]
+    errors = torch.from_numpy(np.stack(judged).sum(0)) if len(judged) == len(parts) else None
+    # A thread that took two parts counted both in its one pair of tables.
+    tables = list({id(part.tables): part.tables for part in parts}.values())
+    numbers, histogram = _described(kernel, x_N, tables, wanted)
+    return Counted(numbers, histogram, errors)
+
+
+@dataclass(frozen=True)
+class _Part:
+    tables: npt.NDArray[np.uint32]
+    errors: npt.NDArray[np.float64] | None = None
+
+
+def _count(kernel: Kernels, x_N: Tensor, start: int, stop: int) -> _Part:
+    """How often each pattern of 16 bits occurs; of float32 those of the upper halves."""
+    stride = x_N.element_size() // 2
+    tables = _scratch.tables
+    first = _at(x_N, start) + 2 * (stride - 1)  # every machine torch runs on is little-endian
+    kernel.count(first, stop - start, stride, tables.ctypes.data)
+    return _Part(tables)
+
+
+def _count_and_judge(
+    kernel: Kernels, x_N: Tensor, fmt: _Format, extent: int, inner: int, start: int, stop: int
+) -> _Part:
+    is_wide = x_N.dtype == torch.float32
+    # By numpy: torch's threads would wait for each other for longer than small work takes.
+    sums, blocks = np.zeros(_NUM_HELD), np.zeros(_NUM_BYTES, np.int64)
+    results = (blocks.ctypes.data, sums.ctypes.data)
+    first, told, count = _at(x_N, start * extent * inner), ctypes.addressof(fmt), stop - start
+    if inner == 1:
+        tables = _scratch.tables
+        odd = kernel.rows(first, is_wide, count, extent, told, tables.ctypes.data, *results)
+    else:
+        tables = _count(kernel, x_N, start * extent * inner, stop * extent * inner).tables
+        odd = kernel.columns(first, is_wide, count, extent, inner, told, *results)
+    return _Part(tables, None if odd else np.concatenate([sums, blocks]))
+
+
+def _described(
+    kernel: Kernels, x_N: Tensor, tables: list[npt.NDArray[np.uint32]], wanted: Described
+) -> tuple[Tensor, Histogram]:
+    is_wide = x_N.dtype == torch.float32
+    num_shares, num_bins = len(wanted.shares), wanted.highest - wanted.lowest + 3
+    out = np.empty(_NUM_SUMS + num_shares + num_bins)
+    pointers = (ctypes.c_void_p * len(tables))(*(table.ctypes.data for table in tables))
+    values = value_table(x_N.dtype).data_ptr() if x_N.dtype == torch.float16 else None
     found = kernel.describe(
-        counts_V.data_ptr(),
-        table.data_ptr(),
-        _doubles(tuple(shares)).data_ptr(),
-        len(shares),
-        lowest,
-        highest,
-        _scratch.ordered.data_ptr(),
-        out.data_ptr(),
+        ctypes.addressof(pointers),
+        len(tables),
+        values,
+        _doubles(wanted.shares).ctypes.data,
+        num_shares,
+        wanted.lowest,
+        wanted.highest,
+        _scratch.ordered.ctypes.data,
+        out.ctypes.data,
     )
-    values, counts = (part[:found].clone() for part in _scratch.ordered.view(2, NUM_BINS))
-    histogram = Histogram(values, counts.to(torch.int64), out[0], out[1], not is_wide)
+    occurring, counts = _scratch.ordered[:, :found]
     if is_wide:
         _of_elements(kernel, x_N, out)
-    bins = out[_NUM_SUMS + len(shares) :]
+    bins = out[_NUM_SUMS + num_shares :]
     bins[0] = out[3] - out[2] - bins[1:].sum()
-    return out, histogram
+    numbers = torch.from_numpy(out)
+    copies = torch.from_numpy(occurring.copy()), torch.from_numpy(counts.astype(np.int64))
+    return numbers, Histogram(*copies, numbers[0], numbers[1], not is_wide)
 
 
-def _of_elements(kernel: Kernels, x_N: Tensor, out: Tensor) -> None:
+def _of_elements(kernel: Kernels, x_N: Tensor, out: npt.NDArray[np.float64]) -> None:
     """Put float32's own counts and sums in the place of those of its upper halves."""
     pivot = float(out[4])
-    sums = torch.empty(_NUM_FLOAT_SUMS, dtype=torch.float64)
 
-    def add(start: int, stop: int) -> Tensor:
-        part = torch.empty_like(sums)
-        kernel.float_sums(_at(x_N, start), stop - start, pivot, part.data_ptr())
+    def add(start: int, stop: int) -> npt.NDArray[np.float64]:
+        part = np.empty(_NUM_FLOAT_SUMS)
+        kernel.float_sums(_at(x_N, start), stop - start, pivot, part.ctypes.data)
         return part
 
-    parts = torch.stack(_split(add, x_N.numel(), 1))
+    parts = np.stack(_split(add, x_N.numel(), 1))
     sums = parts.sum(0)
     out[0], out[1], out[2], out[3] = sums[7], sums[8], sums[9], sums[0]
     out[5:9] = sums[1:5]
-    out[9], out[10] = parts[:, 5].amin(), parts[:, 6].amax()
-
-
-def _counts(kernel: Kernels, x_N: Tensor) -> Tensor:
-    """How often each pattern of 16 bits occurs, int64; of float32 those of the upper halves."""
-    stride = x_N.element_size() // 2
-
-    def count(start: int, stop: int) -> Tensor:
-        counts_V = torch.zeros(NUM_BINS, dtype=torch.int64)
-        first = _at(x_N, start) + 2 * (stride - 1)  # every machine torch runs on is little-endian
-        kernel.count(first, stop - start, stride, _scratch.tables.data_ptr(), counts_V.data_ptr())
-        return counts_V
-
-    parts = _split(count, x_N.numel(), 1)
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    out[9], out[10] = parts[:, 5].min(), parts[:, 6].max()
 
 
 def takes(x: Tensor, operand: Operand) -> bool:
-    """Whether `block_errors` is for a tensor on a CPU under a format."""
+    """Whether the errors of a tensor's blocks on a CPU under a format are counted here."""
     return (
         get_format(operand.format).family is Family.MX
         and x.dtype in (torch.bfloat16, torch.float32)
@@ -161,80 +229,31 @@ def takes(x: Tensor, operand: Operand) -> bool:
     )
 
 
-def block_errors(
-    kernel: Kernels, x: Tensor, amax: float, operand: Operand, axis: int
-) -> Tensor | None:
-    """Signal, noise, energy, elements judged, non-zero, underflowed, saturated; how many blocks have each scale byte.
-
-    `amax` is that of the finite elements. None where a block's scale is beyond what is exact in this way.
-    """
-    x = x if x.ndim else x.reshape(1)
-    order = memory_order(x)
-    shape = [x.shape[dim] for dim in order]
-    x_N = x.permute(order).reshape(-1)
-    at = order.index(axis % x.ndim)
-    outer, extent, inner = math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])
+@cache
+def _format(operand: Operand) -> _Format:
     element = get_format(operand.format).element
-    top = _byte_of(amax, operand)
-    fmt = _Format(element.mantissa_bits, element.emin, element.max, top)
-    is_wide = x.dtype == torch.float32
-    table = None if is_wide else scale_bytes(operand, x.dtype)
-    bytes_: Tensor | None = None
-    if is_wide or inner > 1:
-        bytes_ = _block_bytes(kernel, x_N, (outer, extent, inner), operand, table)
-
-    def add(start: int, stop: int) -> Tensor | None:
-        blocks = torch.zeros(_NUM_BYTES, dtype=torch.int64)
-        sums = torch.empty(_NUM_HELD, dtype=torch.float64)
-        first, told = _at(x_N, start * extent * inner), ctypes.addressof(fmt)
-        given = None if bytes_ is None else _at(bytes_, start * (bytes_.numel() // outer))
-        results = (told, blocks.data_ptr(), sums.data_ptr())
-        if inner > 1:
-            odd = kernel.columns(first, is_wide, stop - start, extent, inner, given, *results)
-        else:
-            known = None if table is None else table.data_ptr()
-            odd = kernel.rows(first, is_wide, stop - start, extent, known, given, *results)
-        return None if odd else torch.cat([sums, blocks.to(torch.float64)])
-
-    parts = _split(add, outer, extent * inner)
-    whole = [part for part in parts if part is not None]
-    return torch.stack(whole).sum(0) if len(whole) == len(parts) else None
+    zero, one = _byte(0.0, operand), _byte(1.0, operand)
+    return _Format(element.mantissa_bits, element.emin, element.max, zero, one, _step(operand))
 
 
-def _block_bytes(
-    kernel: Kernels,
-    x_N: Tensor,
-    extents: tuple[int, int, int],
-    operand: Operand,
-    table: Tensor | None,
-) -> Tensor:
-    """The E8M0 byte of each block."""
-    outer, extent, inner = extents
-    per_outer = -(-extent // _BLOCK) * inner
-    amax = torch.empty(outer * per_outer, dtype=torch.int32)
-    is_wide = x_N.dtype == torch.float32
-
-    def look(start: int, stop: int) -> None:
-        first = _at(x_N, start * extent * inner)
-        kernel.amax(first, is_wide, stop - start, extent, inner, _at(amax, start * per_outer))
-
-    _split(look, outer, extent * inner)
-    if table is not None:
-        return torch.take(table, amax.to(torch.int64))
-    return _bytes_of(amax.view(torch.float32), operand)
+@cache
+def _step(operand: Operand) -> int:
+    """The smallest 23-bit mantissa of an amax whose block has a larger scale than the power of two below it."""
+    low, high = 0, 1 << 23
+    while low < high:  # the scale does not decrease with the amax
+        middle = (low + high) // 2
+        is_larger = _byte(1.0 + middle * 2.0**-23, operand) > _byte(1.0, operand)
+        low, high = (low, middle) if is_larger else (middle + 1, high)
+    return low
 
 
-def _byte_of(amax: float, operand: Operand) -> int:
-    """The E8M0 byte of a block with this amax, or, of a float32, with one that a bfloat16 holds and is close to it."""
-    bits = torch.tensor(amax).to(torch.bfloat16).view(torch.int16)
-    return int(scale_bytes(operand, torch.bfloat16)[int(bits)])
-
-
-def _bytes_of(amax: Tensor, operand: Operand) -> Tensor:
-    """The E8M0 byte of blocks with these amaxes."""
-    _, scales = encode(amax, operand.format, block=1, scale_rule=operand.scale_rule)
+@lru_cache(maxsize=1 << 12)
+def _byte(amax: float, operand: Operand) -> int:
+    """The E8M0 byte of a block with this float32 as its amax."""
+    x = torch.tensor([amax], dtype=torch.float32)
+    _, scales = encode(x, operand.format, block=1, scale_rule=operand.scale_rule)
     assert isinstance(scales, Tensor), "of one level: the MX family"
-    return scales.reshape(-1).contiguous()
+    return int(scales)
 
 
 def _at(x_N: Tensor, index: int) -> int:
@@ -242,19 +261,23 @@ def _at(x_N: Tensor, index: int) -> int:
 
 
 def _split(work: Callable[[int, int], T], count: int, size: int) -> list[T]:
-    """`work(start, stop)` over `count` pieces of some elements each, by torch's number of threads where that pays."""
+    """`work(start, stop)` over `count` pieces of some elements each, by as many threads as torch has, where that pays.
+
+    The caller's thread takes the first part.
+    """
     most = max(1, min(torch.get_num_threads(), count, count * size // _PER_THREAD))
     edges = [count * part // most for part in range(most + 1)]
     if most == 1:
         return [work(0, count)]
-    return list(_pool(torch.get_num_threads()).map(work, edges[:-1], edges[1:]))
+    others = [_pool().submit(work, *edge) for edge in itertools.pairwise(edges[1:])]
+    return [work(0, edges[1]), *(other.result() for other in others)]
 
 
 @cache
-def _pool(num_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(num_threads, "statistics")
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), "statistics")
 
 
 @cache
-def _doubles(values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+def _doubles(values: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    return np.array(values)

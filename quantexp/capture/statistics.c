@@ -8,9 +8,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#define INLINE static inline __attribute__((always_inline))
 #define PATTERNS 65536
 #define BLOCK 32
 #define LANES 16
+/* Elements of which the first half of a level-2 cache holds more than enough. */
+#define PART 32768
 /* Vectors whose float sums are added up before they join the double ones. */
 #define PENDING 64
 
@@ -18,66 +21,85 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-typedef uint16_t quarter __attribute__((vector_size(LANES)));
 typedef double doubles __attribute__((vector_size(64)));
 typedef int64_t longs __attribute__((vector_size(64)));
 typedef float narrow __attribute__((vector_size(32)));
 
-/* How often each pattern occurs among x[0], x[stride], ...; scratch holds two zeroed tables and is left zeroed. */
-void count_patterns(const uint16_t *x, int64_t n, int64_t stride, uint32_t *scratch, int64_t *counts) {
-  uint32_t *even = scratch, *odd = scratch + PATTERNS;
-  while (n > 0) {
-    /* No count of a table can pass 2^32. */
-    int64_t part = n < (1LL << 31) ? n : 1LL << 31, i = 0;
-    if (stride == 1) {
-      for (; i + 4 <= part; i += 4) {
-        uint64_t four;
-        memcpy(&four, x + i, 8);
-        even[four & 0xffff]++;
-        odd[four >> 16 & 0xffff]++;
-        even[four >> 32 & 0xffff]++;
-        odd[four >> 48]++;
-      }
+/* How often each pattern occurs among x[0], x[stride], ..., added to two tables; fewer than 2^32 in all. */
+void count_patterns(const uint16_t *x, int64_t n, int64_t stride, uint32_t *tables) {
+  uint32_t *even = tables, *odd = tables + PATTERNS;
+  int64_t i = 0;
+  if (stride == 1) {
+    for (; i + 4 <= n; i += 4) {
+      uint64_t four;
+      memcpy(&four, x + i, 8);
+      even[four & 0xffff]++;
+      odd[four >> 16 & 0xffff]++;
+      even[four >> 32 & 0xffff]++;
+      odd[four >> 48]++;
     }
-    for (; i < part; i++) even[x[i * stride]]++;
-    for (int v = 0; v < PATTERNS; v++) counts[v] += (int64_t)even[v] + odd[v];
-    memset(scratch, 0, 2 * PATTERNS * sizeof *scratch);
-    x += part * stride;
-    n -= part;
   }
+  for (; i < n; i++) even[x[i * stride]]++;
 }
 
-/* The patterns that occur, by ascending value, -0 before 0; NaN and Inf are counted apart. Returns how many there are.
-   `values` has the value of each pattern; totals gets NaN, Inf, zeros, finite. */
-static int64_t ordered(const int64_t *counts, const double *values, double *v, double *c, double *totals) {
+static double value_of(int pattern, const double *values) {
+  if (values) return values[pattern];
+  uint32_t bits = (uint32_t)pattern << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+/* The patterns that occur in any of the tables, by ascending value, -0 before 0; NaN and Inf are counted apart. Returns
+   how many there are. totals gets NaN, Inf, zeros, finite. The tables are left zeroed. */
+static int64_t ordered(uint32_t **tables, int64_t num_tables, const double *values, double *v, double *c, double *totals) {
   int64_t found = 0;
   double nan = 0, inf = 0, zeros = 0, finite = 0;
-  for (int k = 0; k < PATTERNS; k++) {
-    int pattern = k < PATTERNS / 2 ? PATTERNS - 1 - k : k - PATTERNS / 2;
-    if (counts[pattern] == 0) continue;
-    double value = values[pattern], count = (double)counts[pattern];
-    if (value != value) {
-      nan += count;
-    } else if (isinf(value)) {
-      inf += count;
-    } else {
-      zeros += value == 0 ? count : 0;
-      finite += count;
-      v[found] = value;
-      c[found++] = count;
+  for (int group = 0; group < PATTERNS / LANES; group++) {
+    int is_negative = group < PATTERNS / 2 / LANES;
+    int first = is_negative ? PATTERNS - (group + 1) * LANES : group * LANES - PATTERNS / 2;
+    words any = {0};
+    for (int64_t t = 0; t < 2 * num_tables; t++) {
+      words part;
+      memcpy(&part, tables[t / 2] + (t % 2) * PATTERNS + first, sizeof part);
+      any |= part;
     }
+    uint64_t eight[8], is_any = 0;
+    memcpy(eight, &any, sizeof any);
+    for (int k = 0; k < 8; k++) is_any |= eight[k];
+    if (!is_any) continue;
+    for (int k = 0; k < LANES; k++) {
+      int pattern = first + (is_negative ? LANES - 1 - k : k);
+      double count = 0;
+      for (int64_t t = 0; t < 2 * num_tables; t++) count += tables[t / 2][(t % 2) * PATTERNS + pattern];
+      if (count == 0) continue;
+      double value = value_of(pattern, values);
+      if (value != value) {
+        nan += count;
+      } else if (isinf(value)) {
+        inf += count;
+      } else {
+        zeros += value == 0 ? count : 0;
+        finite += count;
+        v[found] = value;
+        c[found++] = count;
+      }
+    }
+    for (int64_t t = 0; t < 2 * num_tables; t++)
+      memset(tables[t / 2] + (t % 2) * PATTERNS + first, 0, LANES * sizeof **tables);
   }
   totals[0] = nan, totals[1] = inf, totals[2] = zeros, totals[3] = finite;
   return found;
 }
 
-/* What follows from the counts of a dtype's patterns. `scratch` holds 2 * 65536 doubles.
+/* What follows from the counts of a dtype's patterns, and the tables zeroed. `values` has the value of each pattern; without it they
+   are bfloat16's. `scratch` holds 2 * 65536 doubles.
    Returns how many values occur: their values and counts are then in the halves of `scratch`.
    out: NaN, Inf, zeros | n, pivot, S1 .. S4, min, max about the pivot | quantiles | magnitudes by exponent. */
-int64_t describe_counts(const int64_t *counts, const double *values, const double *shares, int64_t num_shares,
+int64_t describe_counts(uint32_t **tables, int64_t num_tables, const double *values, const double *shares, int64_t num_shares,
                         int64_t lowest, int64_t highest, double *scratch, double *out) {
   double *v = scratch, *c = scratch + PATTERNS, totals[4], sum = 0;
-  int64_t found = ordered(counts, values, v, c, totals);
+  int64_t found = ordered(tables, num_tables, values, v, c, totals);
   double n = totals[3], s[4] = {0, 0, 0, 0};
   for (int64_t k = 0; k < found; k++) sum += v[k] * c[k];
   double pivot = sum / (n > 0 ? n : 1);
@@ -150,12 +172,13 @@ void float_sums(const float *x, int64_t n, double pivot, double *out) {
   memcpy(out, sums, sizeof sums);
 }
 
-/* An element format and the tensor's own scale: what blocks are held in. */
+/* An element format, and the E8M0 byte of a block by its amax, a float a:
+   0 where a is 0, 255 where it is not finite, else the byte of 1 + floor(log2 a) + (the mantissa of a >= step). */
 typedef struct {
   int32_t mantissa_bits, emin;
   float max;
-  /* The E8M0 byte that sums are relative to: that of the tensor's amax. */
-  int32_t top;
+  int32_t zero, one;
+  uint32_t step;
 } held_in;
 
 /* Sums of a lane; counts are of comparisons, whose true is -1. */
@@ -173,7 +196,7 @@ static __attribute__((noinline)) void join(tally t, double *sums) {
 }
 
 /* One vector of elements with the scales of their blocks: 1 / scale, and scale / the tensor's. */
-static inline __attribute__((always_inline)) void take(tally *t, const held_in *f, floats x, floats inverse, floats relative) {
+INLINE void take(tally *t, const held_in *f, floats x, floats inverse, floats relative) {
   floats a = (floats)((words)x & 0x7fffffffu) * inverse;
   words binade = (words)a & 0x7f800000u;
   words least = (words){0} + ((uint32_t)(127 + f->emin) << 23);
@@ -195,33 +218,33 @@ static inline __attribute__((always_inline)) void take(tally *t, const held_in *
   t->saturated += (ints)(a > max);
 }
 
-/* Blocks whose byte is below the first, unless they are all zero, or above the second hold values where bfloat16 itself has
-   gaps or ends, and are left to torch. */
+/* Blocks whose byte is below the first, unless they are all zero, or above the second hold values where bfloat16 itself
+   has gaps or ends, and are left to torch. */
 #define LEAST_BYTE 24
 #define MOST_BYTE 230
 #define NAN_BYTE 255
 
-static inline float of_exponent(int32_t biased) {
+INLINE float of_exponent(int32_t biased) {
   uint32_t bits = biased > 0 ? (uint32_t)biased << 23 : 0;
   float value;
   memcpy(&value, &bits, 4);
   return value;
 }
 
-static inline floats load16(const uint16_t *x) {
+INLINE floats load16(const uint16_t *x) {
   halves h;
   memcpy(&h, x, sizeof h);
   return (floats)(__builtin_convertvector(h, words) << 16);
 }
 
-static inline floats load32(const float *x) {
+INLINE floats load32(const float *x) {
   floats v;
   memcpy(&v, x, sizeof v);
   return v;
 }
 
 /* Some elements from x[at] on, zeros after them. */
-static inline floats load(const void *x, int wide, int64_t at, int64_t lanes) {
+INLINE floats load(const void *x, int wide, int64_t at, int64_t lanes) {
   if (lanes == LANES) return wide ? load32((const float *)x + at) : load16((const uint16_t *)x + at);
   float full[LANES] = {0};
   uint16_t half[LANES] = {0};
@@ -233,125 +256,148 @@ static inline floats load(const void *x, int wide, int64_t at, int64_t lanes) {
   return load16(half);
 }
 
-/* Amax of 32 patterns. */
-static inline uint32_t amax32(const uint16_t *x) {
-  halves a, b;
-  memcpy(&a, x, sizeof a);
-  memcpy(&b, x + LANES, sizeof b);
-  a &= 0x7fff, b &= 0x7fff;
-  halves larger = (halves)(a > b);
-  a = (a & larger) | (b & ~larger);
-  quarter c[2];
-  memcpy(c, &a, sizeof c);
-  quarter upper = (quarter)(c[0] > c[1]), d = (c[0] & upper) | (c[1] & ~upper);
-  uint16_t v[8];
-  memcpy(v, &d, sizeof v);
-  uint32_t most = 0;
-  for (int k = 0; k < 8; k++) most = v[k] > most ? v[k] : most;
-  return most;
+INLINE words larger(words a, words b) {
+  words first = (words)(a > b);
+  return (a & first) | (b & ~first);
 }
 
-static uint32_t amax_short(const uint16_t *x, int64_t n) {
-  uint32_t most = 0;
-  for (int64_t k = 0; k < n; k++) most = (x[k] & 0x7fffu) > most ? x[k] & 0x7fffu : most;
-  return most;
+#ifdef __clang__
+#define SWAP(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+#else
+#define SWAP(v, ...) __builtin_shuffle(v, (words){__VA_ARGS__})
+#endif
+
+INLINE uint32_t largest_lane(words v) {
+  v = larger(v, SWAP(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = larger(v, SWAP(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = larger(v, SWAP(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = larger(v, SWAP(v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return v[0];
 }
 
-static int result(tally t, double *joined, const held_in *f, double judged, double *sums) {
+INLINE int32_t byte_of(uint32_t amax, const held_in *f) {
+  if (amax == 0) return f->zero;
+  if (amax >= 0x7f800000u) return NAN_BYTE;
+  return f->one + (int32_t)(amax >> 23) - 127 + ((amax & 0x7fffffu) >= f->step);
+}
+
+/* Sums are relative to the largest scale so far, so that none of what counts is lost in float. */
+static void rise(int32_t byte, int32_t *top, tally t, double *joined) {
   join(t, joined);
-  double unit = ldexp(1, 2 * (f->top - 127));
-  double all[7] = {joined[0] * unit, joined[1] * unit, joined[2] * unit, judged, joined[3], joined[4], joined[5]};
-  memcpy(sums, all, sizeof all);
+  for (int k = 0; k < 3; k++) joined[k] = ldexp(joined[k], 2 * (*top - byte));
+  *top = byte;
+}
+
+static int result(tally t, double *joined, int32_t top, double judged, double *sums) {
+  join(t, joined);
+  for (int k = 0; k < 3; k++) sums[k] += ldexp(joined[k], 2 * (top - 127));
+  sums[3] += judged;
+  for (int k = 3; k < 6; k++) sums[k + 1] += joined[k];
   return 0;
 }
 
-/* MX along the last axis: x is [rows, extent] in memory, bfloat16 (wide = 0) or float (wide = 1). A block's E8M0 byte is
-   byte_of[the bits of its amax] for bfloat16, and bytes[rows, ceil(extent / 32)] for float; byte 255 leaves a block out.
-   sums: signal, noise, energy, judged, non-zero, underflowed, saturated.
+/* MX along the last axis: x is [rows, extent] in memory, bfloat16 (wide = 0) or float (wide = 1). Blocks with a NaN or Inf
+   are left out.
+   blocks: how many blocks have each byte. sums: signal, noise, energy, judged, non-zero, underflowed, saturated. Both are
+   added to what is there.
    Returns 0, or 1 where a block's scale is outside what is exact here, and nothing is to be used. */
-int mx_rows(const void *x, int wide, int64_t rows, int64_t extent, const uint8_t *byte_of, const uint8_t *bytes,
-            const held_in *f, int64_t *blocks, double *sums) {
+INLINE int rows_of(const void *x, int wide, int64_t rows, int64_t extent, const held_in *f, int64_t *blocks, double *sums) {
   const tally none = {{0}, {0}, {0}, {0}, {0}, {0}};
   tally t = none;
   double judged = 0, joined[6] = {0};
   int pending = 0;
+  int32_t top = 0;
   for (int64_t row = 0; row < rows; row++) {
     for (int64_t b = 0; b < extent; b += BLOCK) {
       int64_t n = extent - b < BLOCK ? extent - b : BLOCK, at = row * extent + b;
-      const uint16_t *half = (const uint16_t *)x + at;
-      int32_t byte = wide ? *bytes++ : byte_of[n == BLOCK ? amax32(half) : amax_short(half, n)];
+      floats v[BLOCK / LANES] = {{0}};
+      if (n == BLOCK) {
+        for (int k = 0; k < BLOCK / LANES; k++) v[k] = load(x, wide, at + k * LANES, LANES);
+      } else {
+        for (int64_t k = 0; k * LANES < n; k++)
+          v[k] = load(x, wide, at + k * LANES, n - k * LANES < LANES ? n - k * LANES : LANES);
+      }
+      words most = {0};
+      for (int k = 0; k < BLOCK / LANES; k++) most = larger(most, (words)v[k] & 0x7fffffffu);
+      uint32_t amax = largest_lane(most);
+      int32_t byte = byte_of(amax, f);
+      if (amax != 0 && (byte < LEAST_BYTE || (byte > MOST_BYTE && byte != NAN_BYTE))) return 1;
       blocks[byte]++;
       if (byte == NAN_BYTE) continue;
       judged += (double)n;
-      if (byte < LEAST_BYTE) {
-        for (int64_t k = 0; k < n; k++)
-          if (wide ? ((const float *)x)[at + k] != 0 : (half[k] & 0x7fff) != 0) return 1;
-        continue;
-      }
-      if (byte > MOST_BYTE) return 1;
-      floats inverse = (floats){0} + of_exponent(254 - byte), relative = (floats){0} + of_exponent(127 + byte - f->top);
-      for (int64_t k = 0; k < n; k += LANES)
-        take(&t, f, load(x, wide, at + k, n - k < LANES ? n - k : LANES), inverse, relative);
+      if (amax == 0) continue;
+      if (byte > top) rise(byte, &top, t, joined), t = none, pending = 0;
+      floats inverse = (floats){0} + of_exponent(254 - byte), relative = (floats){0} + of_exponent(127 + byte - top);
+      for (int k = 0; k < BLOCK / LANES; k++) take(&t, f, v[k], inverse, relative);
       if ((pending += BLOCK / LANES) >= PENDING) join(t, joined), t = none, pending = 0;
     }
   }
-  return result(t, joined, f, judged, sums);
+  return result(t, joined, top, judged, sums);
 }
 
-/* The same along an axis before the last: x is [outer, extent, inner], bytes [outer, ceil(extent / 32), inner]. */
-int mx_columns(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, const uint8_t *bytes,
-               const held_in *f, int64_t *blocks, double *sums) {
+/* The same along an axis before the last: x is [outer, extent, inner]. */
+INLINE int columns_of(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, const held_in *f, int64_t *blocks,
+               double *sums) {
   const tally none = {{0}, {0}, {0}, {0}, {0}, {0}};
   tally t = none;
   double judged = 0, joined[6] = {0};
   int pending = 0;
+  int32_t top = 0;
   for (int64_t o = 0; o < outer; o++) {
-    for (int64_t b = 0; b < extent; b += BLOCK, bytes += inner) {
+    for (int64_t b = 0; b < extent; b += BLOCK) {
       int64_t depth = extent - b < BLOCK ? extent - b : BLOCK;
       for (int64_t w = 0; w < inner; w += LANES) {
-        int64_t lanes = inner - w < LANES ? inner - w : LANES;
+        int64_t lanes = inner - w < LANES ? inner - w : LANES, at = (o * extent + b) * inner + w;
+        words most = {0}, kept = {0};
+        for (int64_t row = 0; row < depth; row++)
+          most = larger(most, (words)load(x, wide, at + row * inner, lanes) & 0x7fffffffu);
         float inverse[LANES] = {0}, relative[LANES] = {0};
-        words kept = {0}, least = {0}, odd = {0};
         for (int64_t lane = 0; lane < lanes; lane++) {
-          int32_t byte = bytes[w + lane];
+          int32_t byte = byte_of(most[lane], f);
+          if (byte != NAN_BYTE && byte > top) rise(byte, &top, t, joined), t = none, pending = 0;
+        }
+        for (int64_t lane = 0; lane < lanes; lane++) {
+          int32_t byte = byte_of(most[lane], f);
+          if (most[lane] != 0 && (byte < LEAST_BYTE || (byte > MOST_BYTE && byte != NAN_BYTE))) return 1;
           blocks[byte]++;
           if (byte == NAN_BYTE) continue;
-          if (byte > MOST_BYTE) return 1;
           judged += (double)depth;
+          if (most[lane] == 0) continue;
           kept[lane] = ~0u;
-          least[lane] = byte < LEAST_BYTE ? ~0u : 0;
           inverse[lane] = of_exponent(254 - byte);
-          relative[lane] = of_exponent(127 + byte - f->top);
+          relative[lane] = of_exponent(127 + byte - top);
         }
         floats per_scale = load32(inverse), scale = load32(relative);
-        for (int64_t row = 0; row < depth; row++) {
-          words v = (words)load(x, wide, (o * extent + b + row) * inner + w, lanes) & kept;
-          odd |= v & least & 0x7fffffffu;
-          take(&t, f, (floats)v, per_scale, scale);
-        }
-        for (int lane = 0; lane < LANES; lane++)
-          if (odd[lane]) return 1;
+        for (int64_t row = 0; row < depth; row++)
+          take(&t, f, (floats)((words)load(x, wide, at + row * inner, lanes) & kept), per_scale, scale);
         if ((pending += BLOCK) >= PENDING) join(t, joined), t = none, pending = 0;
       }
     }
   }
-  return result(t, joined, f, judged, sums);
+  return result(t, joined, top, judged, sums);
 }
 
-/* The bits of each block's amax, of bfloat16 or of float: [outer, ceil(extent / 32), inner]. */
-void block_amax(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, uint32_t *amax) {
-  for (int64_t o = 0; o < outer; o++) {
-    for (int64_t b = 0; b < extent; b += BLOCK, amax += inner) {
-      memset(amax, 0, (size_t)inner * sizeof *amax);
-      for (int64_t row = b; row < extent && row < b + BLOCK; row++) {
-        int64_t at = (o * extent + row) * inner;
-        const uint32_t *full = (const uint32_t *)x + at;
-        const uint16_t *half = (const uint16_t *)x + at;
-        for (int64_t w = 0; w < inner; w++) {
-          uint32_t bits = wide ? full[w] & 0x7fffffffu : half[w] & 0x7fffu;
-          amax[w] = bits > amax[w] ? bits : amax[w];
-        }
-      }
-    }
+int mx_columns(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, const held_in *f, int64_t *blocks,
+               double *sums) {
+  return wide ? columns_of(x, 1, outer, extent, inner, f, blocks, sums)
+              : columns_of(x, 0, outer, extent, inner, f, blocks, sums);
+}
+
+static int mx_rows(const void *x, int wide, int64_t rows, int64_t extent, const held_in *f, int64_t *blocks, double *sums) {
+  return wide ? rows_of(x, 1, rows, extent, f, blocks, sums) : rows_of(x, 0, rows, extent, f, blocks, sums);
+}
+
+/* The patterns of x counted and its blocks' errors summed, part by part, so that the second finds its part in the cache. */
+int count_and_rows(const void *x, int wide, int64_t rows, int64_t extent, const held_in *f, uint32_t *tables,
+                   int64_t *blocks, double *sums) {
+  int64_t part = PART / extent > 0 ? PART / extent : 1;
+  int odd = 0;
+  for (int64_t row = 0; row < rows; row += part) {
+    int64_t here = rows - row < part ? rows - row : part;
+    const uint16_t *start = (const uint16_t *)x + row * extent * (wide ? 2 : 1);
+    /* Of a float the upper half: every machine torch runs on is little-endian. */
+    count_patterns(start + wide, here * extent, wide ? 2 : 1, tables);
+    if (!odd) odd = mx_rows(start, wide, here, extent, f, blocks, sums);
   }
+  return odd;
 }

@@ -26,6 +26,7 @@ QUANTILES = (0.0001, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 0.99
 #: Exponents floor(log2 |x|) of the first and last bin; what lies outside is counted in two more.
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -64, 31
 
+_WANTED = native.Described(QUANTILES, LOWEST_EXPONENT, HIGHEST_EXPONENT)
 _NUM_BINS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 3
 _NUM_SUMS = 8
 _NO_MOMENTS = ("mean", "std", "min", "max", "abs_max", "skew", "kurtosis")
@@ -83,12 +84,21 @@ def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary,
     """The same, with the count of each value that it follows from."""
     x = x.detach()
     x = x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
-    kernel = native.kernels() if x.device.type == "cpu" else None
+    kernel = native.kernels() if x.device.type == "cpu" and x.numel() < 1 << 32 else None
     if kernel is not None:
-        numbers, counted = native.described(kernel, x, QUANTILES, LOWEST_EXPONENT, HIGHEST_EXPONENT)
+        operand, axis = (chosen.operand, chosen.axis) if chosen is not None else (None, -1)
+        found = native.counted(kernel, x, _WANTED, operand, axis)
+        numbers = found.numbers
         if chosen is not None:
+<<<<<<< HEAD
             numbers = torch.cat([numbers, fidelity(x, counted, chosen, kernel)])
         return Summary(x.numel(), numbers, chosen), counted
+=======
+            errors = found.errors
+            errors = fidelity(x, found.histogram, chosen) if errors is None else errors
+            numbers = torch.cat([numbers, errors])
+        return Summary(x.numel(), numbers, chosen)
+>>>>>>> main
     counted = histogram(x)
     sums = power_sums(x, counted)
     zeros = _zeros(x, counted)

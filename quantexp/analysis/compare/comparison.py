@@ -1,0 +1,211 @@
+"""Runs beside their baselines: the rows of a comparison, its warnings, and its JSON.
+
+The baseline of a run is the bf16 run that it is matched with; where none is, the one it differs least from, and then
+the difference is a warning. Without any bf16 run the first one stands in, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quantexp.analysis.compare.gap import Gap, gap_to
+from quantexp.analysis.compare.leaves import Difference, differing
+from quantexp.analysis.compare.matched import Mismatch, in_words, last_iteration, mismatches
+from quantexp.analysis.compare.precision import PrecisionChange, precision_changes
+from quantexp.analysis.compare.side import Side
+from quantexp.errors import RunError
+from quantexp.ledger.scope import Missing
+from quantexp.queueing.slots import ranges
+
+#: What makes no difference to what runs, or is told by the precision map.
+_NOT_COMPARED = ("quant", "paths", "tracking", "analysis", "dry_run", "force", "sweep")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run, and its baseline."""
+
+    #: What the run is called here: its scheme, and what tells it from the others.
+    label: str
+    side: Side
+    #: Its baseline's place among the rows; its own for a baseline.
+    baseline: int
+    mismatches: tuple[Mismatch, ...]
+    gap: Gap | None
+    config: tuple[Difference, ...]
+    precision: tuple[PrecisionChange, ...]
+
+    @property
+    def matched(self) -> bool:
+        """Whether the gap is the scheme's alone, but for chance."""
+        return not self.mismatches
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is compared."""
+
+    rows: tuple[Row, ...]
+    #: What has to be said before any number: runs that are missing, not matched, not over, not proved.
+    warnings: tuple[str, ...]
+    #: Whether gaps can be told from noise.
+    noise: str
+
+
+def compare(sides: Sequence[Side], missing: Sequence[Missing] = ()) -> Comparison:
+    """Hold runs against their baselines, in the order given.
+
+    Raises:
+        RunError: there is no run.
+    """
+    if not sides:
+        raise RunError("there is no run to compare; give runs, a sweep's list or a folder of runs")
+    baselines = [i for i, side in enumerate(sides) if side.is_baseline] or [0]
+    labels = labels_of(sides)
+    rows = tuple(_row(labels, sides, i, baselines) for i in range(len(sides)))
+    gone = [f"{_missing(one)}: {one.reason}" for one in missing]
+    return Comparison(rows, (*gone, *_warnings(rows)), _noise(rows))
+
+
+def labels_of(sides: Sequence[Side]) -> list[str]:
+    """The scheme of each, with model, data, seed or the folder's hash where they are needed to tell runs apart."""
+    parts = [
+        (s.scheme, s.names.model, s.names.dataset, None if s.seed is None else f"seed {s.seed}")
+        for s in sides
+    ]
+    shown = [i for i in range(4) if i == 0 or len({part[i] for part in parts}) > 1]
+    labels = [" ".join(str(part[i]) for i in shown if part[i] is not None) for part in parts]
+    return [
+        f"{label} {side.run.root.name.rpartition('-')[2]}" if labels.count(label) > 1 else label
+        for label, side in zip(labels, sides, strict=True)
+    ]
+
+
+def _row(labels: Sequence[str], sides: Sequence[Side], i: int, baselines: Sequence[int]) -> Row:
+    side = sides[i]
+    candidates = [i] if i in baselines else baselines
+    found = {j: mismatches(side, sides[j]) for j in candidates}
+    chosen = min(candidates, key=lambda j: len(found[j]))
+    baseline = sides[chosen]
+    return Row(
+        labels[i],
+        side,
+        chosen,
+        tuple(found[chosen]) if chosen != i else (),
+        gap_to(side.losses, baseline.losses),
+        tuple(_config(side, baseline)),
+        tuple(precision_changes(side.maps, baseline.maps)),
+    )
+
+
+def _config(side: Side, baseline: Side) -> list[Difference]:
+    return [
+        difference
+        for difference in differing(side.config, baseline.config)
+        if difference.key.partition(".")[0] not in _NOT_COMPARED
+    ]
+
+
+def _missing(one: Missing) -> str:
+    quant = (one.config or {}).get("quant")
+    scheme = quant.get("name") if isinstance(quant, dict) else None
+    return str(scheme or one.name)
+
+
+def _warnings(rows: Sequence[Row]) -> list[str]:
+    found = []
+    if len(rows) > 1 and not any(row.side.is_baseline for row in rows):
+        found.append(
+            f"there is no bf16 run among these: gaps are to the first, {rows[0].label}, which is quantised itself"
+        )
+    for row in rows:
+        found += [f"{row.label}: {words}" for words in row.side.trouble]
+        if row.side.state != "completed":
+            reason = row.side.status.reason if row.side.status else ""
+            at = f" at iteration {last_iteration(row.side)}"
+            found.append(f"{row.label} is {row.side.state}{at}{': ' if reason else ''}{reason}")
+        if not (row.side.precision or {}).get("proved"):
+            found.append(f"{row.label} has no proof that its precision map was in force")
+        if nonfinite := row.side.losses.nonfinite:
+            found.append(
+                f"{row.label}: iterations whose loss was not finite are left out: {ranges(nonfinite)}"
+            )
+    return [*found, *_unmatched(rows)]
+
+
+def _unmatched(rows: Sequence[Row]) -> list[str]:
+    """Each way of being unmatched once, with the runs that it is true of."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if not row.matched:
+            key = (rows[row.baseline].label, in_words(row.mismatches))
+            names.setdefault(key, []).append(row.label)
+    return [
+        f"{', '.join(labels)} and {baseline} are not a matched pair, so the gap is not the scheme's alone: {why}"
+        for (baseline, why), labels in names.items()
+    ]
+
+
+def _noise(rows: Sequence[Row]) -> str:
+    seeds = {row.side.seed for row in rows} - {None}
+    pairs = [row for row in rows if rows[row.baseline] is not row and row.matched and row.gap]
+    paired = {row.side.seed for row in pairs}
+    if len(seeds) < 2 or len(paired) < 2:
+        return "one seed for each scheme: no gap can be told from noise, whatever its size"
+    return (
+        f"{len(paired)} seeds, each paired with the bf16 run of its own seed: what the gaps of one scheme vary by is "
+        "noise, and a gap within it says nothing"
+    )
+
+
+def record(comparison: Comparison) -> dict[str, Any]:
+    """As `--json` prints it."""
+    rows = comparison.rows
+    return {
+        "noise": comparison.noise,
+        "warnings": list(comparison.warnings),
+        "runs": [_row_record(row, rows[row.baseline]) for row in rows],
+    }
+
+
+def _last_loss(side: Side) -> float | None:
+    """None where the last iteration's is not finite, or there is none."""
+    iterations = side.losses.iterations
+    at_the_end = iterations and iterations[-1] == last_iteration(side)
+    return side.losses.losses[-1] if at_the_end else None
+
+
+def _row_record(row: Row, baseline: Row) -> dict[str, Any]:
+    side, gap = row.side, row.gap
+    speed, other = side.speed.tokens_per_s, baseline.side.speed.tokens_per_s
+    return {
+        "label": row.label,
+        "run": side.run.root.name,
+        "path": str(side.run.root),
+        "model": side.names.model,
+        "dataset": side.names.dataset,
+        "scheme": side.names.scheme,
+        "seed": side.seed,
+        "state": side.state,
+        "iteration": last_iteration(side),
+        "loss": _last_loss(side),
+        "proved": (side.precision or {}).get("proved"),
+        "is_baseline": row is baseline,
+        "baseline": baseline.side.run.root.name,
+        "matched": row.matched,
+        "mismatches": [asdict(mismatch) for mismatch in row.mismatches],
+        "gap": None
+        if gap is None
+        else {
+            "iteration": gap.iteration,
+            "last": gap.last,
+            "late": gap.late,
+            "num_late": gap.num_late,
+        },
+        "speed": {**asdict(side.speed), "ratio": speed / other if speed and other else None},
+        "config": [difference._asdict() for difference in row.config],
+        "precision": [asdict(change) for change in row.precision],
+        "losses": asdict(side.losses),
+    }

@@ -1,0 +1,123 @@
+"""Whether two runs are a matched pair: alike in all that decides the numbers but the scheme.
+
+What decides them is recorded as the run's identity (`quantexp.identity`); every key of it outside the scheme belongs to
+one of the aspects below, so that no difference goes unsaid. The number of iterations is compared as it was asked for
+and as it was reached. Versions of packages are no part of an identity, and can change numbers all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantexp.analysis.compare.leaves import Difference, differing
+from quantexp.analysis.compare.side import Side
+
+DATA_ORDER = "data order"
+INITIALISATION = "initialisation"
+LENGTH = "length"
+TRAINING = "training"
+ARITHMETIC = "arithmetic"
+UNKNOWN = "unknown"
+
+#: Keys of an identity, or the sections they begin with -> what they decide; the longest that fits holds.
+_DECIDES = {
+    "data": (DATA_ORDER,),
+    "model": (INITIALISATION,),
+    "training": (TRAINING,),
+    "training.seed": (DATA_ORDER, INITIALISATION),
+    "training.seq_length": (DATA_ORDER,),
+    "training.global_batch_size": (DATA_ORDER,),
+    "training.iterations": (LENGTH,),
+    "training.micro_batch_size": (ARITHMETIC,),
+    "training.precision": (ARITHMETIC,),
+    "training.recompute": (ARITHMETIC,),
+    "training.deterministic": (ARITHMETIC,),
+    "attention_path": (ARITHMETIC,),
+    "device_class": (INITIALISATION, ARITHMETIC),
+    "data_parallel": (ARITHMETIC,),
+    "numerics": (ARITHMETIC,),
+    "packages": (ARITHMETIC,),
+}
+_ORDER = (DATA_ORDER, INITIALISATION, LENGTH, TRAINING, ARITHMETIC, UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One aspect in which a run differs from its baseline, and by what."""
+
+    aspect: str
+    why: str
+
+
+def mismatches(here: Side, baseline: Side) -> list[Mismatch]:
+    """Why the two are no matched pair; nothing where they are one."""
+    unknown = [
+        f"{side.run.provenance} does not say what the run was started with"
+        for side in (baseline, here)
+        if side.identity is None
+    ]
+    if unknown:
+        return [Mismatch(UNKNOWN, "; ".join(unknown))]
+    found: dict[str, list[str]] = {}
+    for difference in _differences(here, baseline):
+        for aspect in decides(difference.key):
+            found.setdefault(aspect, []).append(_words(difference))
+    if "training.iterations" not in {d.key for d in _differences(here, baseline)}:
+        _note_what_was_reached(here, baseline, found)
+    return [Mismatch(aspect, ", ".join(found[aspect])) for aspect in _ORDER if aspect in found]
+
+
+def decides(key: str) -> tuple[str, ...]:
+    """What a key of an identity decides."""
+    while key not in _DECIDES:
+        if "." not in key:
+            return (TRAINING,)
+        key = key.rpartition(".")[0]
+    return _DECIDES[key]
+
+
+def _differences(here: Side, baseline: Side) -> list[Difference]:
+    return [
+        *differing(_without_scheme(here), _without_scheme(baseline)),
+        *differing({"packages": _packages(here)}, {"packages": _packages(baseline)}),
+    ]
+
+
+def _without_scheme(side: Side) -> dict[str, Any]:
+    return {key: value for key, value in (side.identity or {}).items() if key != "scheme"}
+
+
+def _packages(side: Side) -> Mapping[str, Any]:
+    """What ran, or where that was not written, what was there at the start."""
+    provenance = side.provenance or {}
+    ran = provenance.get("ran")
+    packages = ran.get("packages") if isinstance(ran, dict) else provenance.get("packages")
+    if not isinstance(packages, dict):
+        return {}
+    return {key: packages.get(key) for key in ("torch", "megatron-core", "transformer-engine")}
+
+
+def _note_what_was_reached(here: Side, baseline: Side, found: dict[str, list[str]]) -> None:
+    reached, other = last_iteration(here), last_iteration(baseline)
+    if reached != other:
+        found.setdefault(LENGTH, []).append(f"iteration {reached} reached against {other}")
+
+
+def last_iteration(side: Side) -> int:
+    """The last iteration with a loss, finite or not; 0 where there is none."""
+    return max([*side.losses.iterations, *side.losses.nonfinite], default=0)
+
+
+def _words(difference: Difference) -> str:
+    return f"{difference.key} {_shown(difference.here)} against {_shown(difference.baseline)}"
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def in_words(found: Iterable[Mismatch]) -> str:
+    """`data order (training.seed 2 against 1), length (...)`."""
+    return "; ".join(f"{mismatch.aspect} ({mismatch.why})" for mismatch in found)

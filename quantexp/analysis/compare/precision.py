@@ -1,0 +1,110 @@
+"""Where two precision maps differ, slots of the same change together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantexp.queueing.slots import ranges
+
+#: Layer, module, site, product, operand.
+_Slot = tuple[int, str, str, str, str]
+_NAMES = ("layer", "module", "site", "product", "operand")
+#: What `settings` says without its name.
+_PLAIN = ("block", "scale_rule", "rounding", "scaling")
+#: What does not change a product's values.
+_TOLD = ("calls", "recomputed_calls", "quantised_calls", "status", "reason", "axis")
+
+
+@dataclass(frozen=True)
+class PrecisionChange:
+    """Slots that two maps hold in different ways, the same two ways for all of them."""
+
+    #: From which iteration on.
+    iteration: int
+    site: str
+    #: Products and operands: `fprop.x`.
+    slots: tuple[str, ...]
+    baseline: str
+    here: str
+    layers: str
+    modules: tuple[str, ...]
+    num_slots: int
+
+
+def precision_changes(
+    here: Mapping[int, Iterable[Mapping[str, Any]]],
+    baseline: Mapping[int, Iterable[Mapping[str, Any]]],
+) -> list[PrecisionChange]:
+    """What the maps, by the iterations at which they change, say differently."""
+    found: list[PrecisionChange] = []
+    last: list[tuple[_Slot, str, str]] = []
+    for iteration in sorted({*here, *baseline}):
+        now = _differing(_in_force(here, iteration), _in_force(baseline, iteration))
+        if now != last:
+            found += _grouped(iteration, now) or [_alike(iteration)]
+        last = now
+    return found
+
+
+def settings(entry: Mapping[str, Any]) -> str:
+    """A slot's format and options in a few words: `mxfp8_e4m3 32 rceil even`."""
+    words = [str(entry.get("format"))]
+    words += [str(entry[key]) for key in _PLAIN if entry.get(key) is not None]
+    if entry.get("reuse"):
+        words.append("(forward copy)")
+    known = {*_NAMES, *_PLAIN, *_TOLD, "format", "reuse"}
+    words += [f"{k}={v}" for k, v in entry.items() if k not in known and v is not None]
+    return " ".join(words)
+
+
+def _in_force(maps: Mapping[int, Iterable[Mapping[str, Any]]], iteration: int) -> dict[_Slot, str]:
+    earlier = [at for at in maps if at <= iteration]
+    entries = maps[max(earlier)] if earlier else ()
+    return {_slot(entry): settings(entry) for entry in entries}
+
+
+def _slot(entry: Mapping[str, Any]) -> _Slot:
+    layer, *names = (entry.get(name) for name in _NAMES)
+    module, site, product, operand = map(str, names)
+    return int(layer or 0), module, site, product, operand
+
+
+def _differing(
+    here: Mapping[_Slot, str], baseline: Mapping[_Slot, str]
+) -> list[tuple[_Slot, str, str]]:
+    slots = dict.fromkeys([*baseline, *here])
+    return [
+        (slot, baseline.get(slot, "no such slot"), here.get(slot, "no such slot"))
+        for slot in slots
+        if baseline.get(slot) != here.get(slot)
+    ]
+
+
+def _grouped(iteration: int, changes: list[tuple[_Slot, str, str]]) -> list[PrecisionChange]:
+    where: dict[tuple[str, str, str, str], list[tuple[int, str]]] = {}
+    for slot, before, after in changes:
+        layer, module, site, product, operand = slot
+        key = (site, f"{product}.{operand}", before, after)
+        where.setdefault(key, []).append((layer, module))
+    groups: dict[tuple[str, str, str, tuple[tuple[int, str], ...]], list[str]] = {}
+    for (site, slot_name, before, after), places in where.items():
+        groups.setdefault((site, before, after, tuple(places)), []).append(slot_name)
+    return [
+        PrecisionChange(
+            iteration,
+            site,
+            tuple(names),
+            before,
+            after,
+            ranges(sorted({layer for layer, _ in places})),
+            tuple(dict.fromkeys(module for _, module in places)),
+            len(places) * len(names),
+        )
+        for (site, before, after, places), names in groups.items()
+    ]
+
+
+def _alike(iteration: int) -> PrecisionChange:
+    return PrecisionChange(iteration, "all", (), "the same", "the same", "all", (), 0)

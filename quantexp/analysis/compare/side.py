@@ -1,0 +1,166 @@
+"""One side of a comparison: what a run folder says of its run. Whatever a folder lacks is empty here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from quantexp.analysis.run_record import (
+    LossCurve,
+    RunNames,
+    losses_of,
+    read_config,
+    read_metrics,
+    read_names,
+)
+from quantexp.errors import RunError
+from quantexp.paths import RunDir
+from quantexp.status import Status, read_json, read_status
+
+BASELINE = "bf16"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Medians over the iterations after the first, which also sets up; None where nothing says it."""
+
+    step_time_s: float | None = None
+    tokens_per_s: float | None = None
+    tflops: float | None = None
+    #: The largest, units of 1e9 bytes.
+    memory_gb: float | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """A run, as far as it can be read."""
+
+    run: RunDir
+    names: RunNames
+    config: Mapping[str, Any]
+    losses: LossCurve
+    speed: Speed
+    status: Status | None = None
+    provenance: Mapping[str, Any] | None = None
+    precision: Mapping[str, Any] | None = None
+    #: Files that are there and cannot be read, in words.
+    trouble: tuple[str, ...] = ()
+
+    @property
+    def scheme(self) -> str:
+        """The scheme's name, or the folder's where nothing says it."""
+        return self.names.scheme or self.names.run
+
+    @property
+    def state(self) -> str:
+        """As status.json says it."""
+        return "unknown" if self.status is None else self.status.state.value
+
+    @property
+    def last_loss(self) -> str:
+        """The loss of the last iteration, as it is shown; one that is not finite is called so."""
+        finite, nonfinite = self.losses.iterations, self.losses.nonfinite
+        if nonfinite and (not finite or nonfinite[-1] > finite[-1]):
+            return "not finite"
+        return f"{self.losses.losses[-1]:.4f}" if finite else "-"
+
+    @property
+    def identity(self) -> Mapping[str, Any] | None:
+        """What decides the run's numbers; None where provenance.json does not say it."""
+        content = (self.provenance or {}).get("identity")
+        return content if isinstance(content, dict) else None
+
+    @property
+    def seed(self) -> int | None:
+        """Of initial weights and data order."""
+        training = self.config.get("training")
+        seed = training.get("seed") if isinstance(training, dict) else None
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def maps(self) -> dict[int, list[Mapping[str, Any]]]:
+        """The precision map by the iterations at which it changes, as declared; empty where it is not known."""
+        declared = (self.identity or {}).get("scheme")
+        if isinstance(declared, list) and declared:
+            return {int(iteration): list(entries) for iteration, entries in declared}
+        entries = (self.precision or {}).get("entries")
+        return {1: list(entries)} if isinstance(entries, list) else {}
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether nothing is quantised: by the map where there is one, and only else by the name."""
+        maps = self.maps
+        if maps:
+            return all(e.get("format") == BASELINE for entries in maps.values() for e in entries)
+        return self.names.scheme == BASELINE
+
+
+def read_side(run: RunDir) -> Side:
+    """Read a run folder; a file that is broken is named in `trouble`.
+
+    Raises:
+        RunError: no such folder, or a config.yaml that is not YAML.
+    """
+    trouble: list[str] = []
+    names = read_names(run)
+    metrics = read_metrics(run)
+    return Side(
+        run,
+        names,
+        read_config(run),
+        losses_of(metrics),
+        speed_of(metrics),
+        _status(run, trouble),
+        _mapping(run.provenance, trouble),
+        _mapping(run.precision, trouble),
+        tuple(trouble),
+    )
+
+
+def speed_of(metrics: Sequence[Mapping[str, Any]]) -> Speed:
+    """The speed that the lines of metrics.jsonl show."""
+    lines = [line for line in metrics if isinstance(line.get("iteration"), int)]
+    later = lines[1:] or lines
+    memory = _numbers(lines, "memory_gb")
+    return Speed(
+        _median(later, "step_time_s"),
+        _median(later, "tokens_per_s"),
+        _median(later, "tflops"),
+        max(memory) if memory else None,
+    )
+
+
+def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    values = [line.get(key) for line in lines]
+    return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+
+
+def _median(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = _numbers(lines, key)
+    return median(values) if values else None
+
+
+def _status(run: RunDir, trouble: list[str]) -> Status | None:
+    try:
+        return read_status(run.status)
+    except RunError as error:
+        trouble.append(str(error))
+        return None
+
+
+def _mapping(file: Path, trouble: list[str]) -> Mapping[str, Any] | None:
+    if not file.exists():
+        return None
+    try:
+        content = read_json(file)
+    except RunError as error:
+        trouble.append(str(error))
+        return None
+    if not isinstance(content, dict):
+        trouble.append(f"{file} must hold a mapping, got {type(content).__name__}")
+        return None
+    return content

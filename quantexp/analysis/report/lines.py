@@ -1,0 +1,93 @@
+"""The lines of a manifest that a page has room for, without reading the others as JSON.
+
+A capture of a whole run has hundreds of thousands of lines with statistics. Each is looked at for its iteration alone,
+and those of the iterations that are shown are read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quantexp.analysis.compare.gap import milestones
+from quantexp.analysis.report.deadline import Deadline
+from quantexp.capture.manifest import MANIFEST
+from quantexp.capture.reader import CapturedTensor, open_capture
+
+#: The writer puts it before anything that is nested.
+_ITERATION = re.compile(rb'"iteration": ?(\d+)')
+#: Lines between two looks at the clock.
+_STRIDE = 2_000
+
+#: A file and where a line begins in it.
+_Place = tuple[Path, int]
+
+
+@dataclass
+class Lines:
+    """What of a capture is shown."""
+
+    entries: list[CapturedTensor] = field(default_factory=list)
+    #: Those that are shown, and all that were found; ascending.
+    shown: list[int] = field(default_factory=list)
+    found: list[int] = field(default_factory=list)
+    #: The time was over before the manifest was.
+    is_cut: bool = False
+
+
+def lines_with_room(folder: Path, max_lines: int, deadline: Deadline) -> Lines:
+    """The lines of as many iterations, evenly spread, as there is room for; of one in any case.
+
+    Raises:
+        CaptureError: nothing was captured.
+    """
+    places, is_cut = _index(folder, deadline)
+    if not places:
+        entries = list(open_capture(folder))
+        return Lines(entries, [0], [0])
+    found = tuple(sorted(places))
+    largest = max(map(len, places.values()))
+    count = max(1, max_lines // largest)
+    shown = milestones(found, count) if count > 1 else [found[0]]
+    chosen = sorted(place for iteration in shown for place in places[iteration])
+    return Lines(
+        [CapturedTensor(folder, line) for line in _read(chosen)], shown, list(found), is_cut
+    )
+
+
+def _index(folder: Path, deadline: Deadline) -> tuple[dict[int, list[_Place]], bool]:
+    """Where the lines of each iteration begin, and whether the time was over first."""
+    places: dict[int, list[_Place]] = {}
+    number = 0
+    for file in [folder / MANIFEST, *sorted(folder.glob("manifest.rank*.jsonl"))]:
+        if not file.is_file():
+            continue
+        offset = 0
+        with file.open("rb") as stream:
+            for line in stream:
+                number += 1
+                if number % _STRIDE == 0 and deadline.passed:
+                    return places, True
+                if found := _ITERATION.search(line):
+                    places.setdefault(int(found[1]), []).append((file, offset))
+                offset += len(line)
+    return places, False
+
+
+def _read(places: list[_Place]) -> list[dict[str, Any]]:
+    """The lines there; what a killed process left unfinished is not one."""
+    lines: list[dict[str, Any]] = []
+    for file in dict.fromkeys(file for file, _ in places):
+        with file.open("rb") as stream:
+            for offset in (offset for named, offset in places if named == file):
+                stream.seek(offset)
+                try:
+                    content = json.loads(stream.readline())
+                except ValueError:
+                    continue
+                if isinstance(content, dict):
+                    lines.append(content)
+    return lines

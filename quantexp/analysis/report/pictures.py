@@ -1,0 +1,68 @@
+"""The figures of runs, inside the page; those for which there is no room are named."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quantexp.paths import RunDir
+
+#: PNG files of all runs of a report together, in bytes; base64 makes a third more of them.
+MAX_BYTES = 3_000_000
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_FIRST = "quick_analysis.png"
+
+
+@dataclass
+class Pictures:
+    """The figures of one run."""
+
+    #: Name below the run's `figures/`, and the content in base64.
+    shown: list[tuple[str, str]] = field(default_factory=list)
+    #: Names of those that are in the folder only.
+    left_out: list[str] = field(default_factory=list)
+
+
+def pictures(runs: Sequence[RunDir], max_bytes: int = MAX_BYTES) -> list[Pictures]:
+    """The figures of each run, in turn until there is no room: the overview of every run first."""
+    found = [Pictures() for _ in runs]
+    room = max_bytes
+    for name, i, path in _in_turn(runs):
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= room else b""
+        if content.startswith(_SIGNATURE):
+            room -= size
+            found[i].shown.append((name, base64.b64encode(content).decode()))
+        else:
+            found[i].left_out.append(name)
+    return found
+
+
+def _in_turn(runs: Sequence[RunDir]) -> Iterator[tuple[str, int, Path]]:
+    """Each run's overview, then each run's second figure, and so on."""
+    listed = [_from_each_folder(_files(run)) for run in runs]
+    for turn in range(max(map(len, listed), default=0)):
+        for i, files in enumerate(listed):
+            if turn < len(files):
+                yield files[turn][0], i, files[turn][1]
+
+
+def _from_each_folder(files: Iterable[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """The overview, then the first of each folder, then the second of each: some of every kind."""
+    places: Counter[Path] = Counter()
+    ranked = []
+    for name, path in sorted(files):
+        ranked.append((name != _FIRST, places[path.parent], name, path))
+        places[path.parent] += 1
+    return [(name, path) for _, _, name, path in sorted(ranked)]
+
+
+def _files(run: RunDir) -> Iterator[tuple[str, Path]]:
+    """PNG files below the run's figures; what a link leads to elsewhere is not the run's."""
+    inside = run.figures.resolve()
+    for path in run.figures.rglob("*.png"):
+        if path.is_file() and path.resolve().is_relative_to(inside):
+            yield str(path.relative_to(run.figures)), path

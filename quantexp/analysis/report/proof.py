@@ -1,0 +1,98 @@
+"""The precision map with its proof, slots that are alike in one row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quantexp.analysis.compare.precision import settings
+from quantexp.analysis.inventory import experts_as_one
+from quantexp.queueing.slots import ranges
+
+#: Rows of a table; a map with a rule for each slot has more.
+MAX_ROWS = 400
+
+
+@dataclass(frozen=True)
+class ProofRow:
+    """Slots of one module and product, held and found alike."""
+
+    layers: str
+    module: str
+    site: str
+    slot: str
+    settings: str
+    is_quantised: bool
+    status: str
+    reason: str
+    calls: int
+    num_slots: int
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What precision.json says; `proved` is None where there is none."""
+
+    proved: bool | None
+    words: str
+    failures: tuple[str, ...] = ()
+    rows: tuple[ProofRow, ...] = ()
+    left_out: int = 0
+
+
+def proof(precision: Mapping[str, Any] | None, declared: Sequence[Mapping[str, Any]]) -> Proof:
+    """The proof, or where the run got not that far, the map as declared."""
+    if precision is None:
+        rows = _rows(declared)
+        words = "no proof: the run has no precision.json" + ("; the map as declared" * bool(rows))
+        return Proof(None, words, (), tuple(rows[:MAX_ROWS]), max(0, len(rows) - MAX_ROWS))
+    entries = [entry for entry in precision.get("entries") or () if isinstance(entry, dict)]
+    rows = _rows(entries)
+    return Proof(
+        bool(precision.get("proved")),
+        _words(precision, entries),
+        tuple(str(failure) for failure in precision.get("failures") or ()),
+        tuple(rows[:MAX_ROWS]),
+        max(0, len(rows) - MAX_ROWS),
+    )
+
+
+def _words(precision: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
+    quantised = [entry for entry in entries if entry.get("format") != "bf16"]
+    found = Counter(str(entry.get("status")) for entry in quantised)
+    engaged = found.pop("engaged", 0)
+    others = "".join(f", {count} {status}" for status, count in found.most_common())
+    return (
+        f"in iteration {precision.get('iteration')}: {engaged} of {len(quantised)} quantised slots engaged{others}, "
+        f"{len(entries) - len(quantised)} slots in the working precision, "
+        f"{precision.get('quantised_calls')} quantised operands seen at the matrix products"
+    )
+
+
+def _rows(entries: Sequence[Mapping[str, Any]]) -> list[ProofRow]:
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        module = experts_as_one(str(entry.get("module")))
+        slot = f"{entry.get('product')}.{entry.get('operand')}"
+        key = (module, str(entry.get("site")), slot, settings(entry))
+        found = (str(entry.get("status") or "declared"), str(entry.get("reason") or ""))
+        groups.setdefault((*key, *found), []).append(entry)
+    return [_row(key, alike) for key, alike in groups.items()]
+
+
+def _row(key: tuple[str, ...], alike: Sequence[Mapping[str, Any]]) -> ProofRow:
+    module, site, slot, how, status, reason = key
+    return ProofRow(
+        layers=ranges(sorted({int(entry.get("layer") or 0) for entry in alike})),
+        module=module,
+        site=site,
+        slot=slot,
+        settings=how,
+        is_quantised=alike[0].get("format") != "bf16",
+        status=status,
+        reason=reason,
+        calls=sum(int(entry.get("calls") or 0) for entry in alike),
+        num_slots=len(alike),
+    )

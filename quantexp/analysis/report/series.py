@@ -1,0 +1,64 @@
+"""Losses as the page draws them: thinned so that no spike is lost, and of long runs a running mean beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quantexp.analysis.compare.comparison import Comparison
+from quantexp.analysis.compare.look import look_of
+from quantexp.analysis.compare.smooth import running_mean, window_of
+
+#: Points of a line; more would be finer than a screen.
+MAX_POINTS = 800
+
+
+def series(comparison: Comparison) -> list[dict[str, Any]]:
+    """For each run its line, its gap, and how they are drawn."""
+    lines = []
+    for row in comparison.rows:
+        look = look_of(row.side.scheme)
+        losses, gap = row.side.losses, row.gap
+        is_baseline = comparison.rows[row.baseline] is row
+        lines.append(
+            {
+                "label": row.label,
+                "colour": look.colour,
+                "dash": list(look.dash),
+                "baseline": is_baseline,
+                "loss": _line(losses.iterations, losses.losses),
+                "gap": _line(gap.iterations, gap.gaps)
+                if gap and not is_baseline
+                else _line((), ()),
+            }
+        )
+    return lines
+
+
+def _line(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
+    """Points, and of many the mean over a window around each with the window's size; 1 is no mean."""
+    window = window_of(len(y))
+    mean = running_mean(y, window) if window > 1 else []
+    step = max(1, len(mean) // (MAX_POINTS // 2))
+    kept = [i for i in range(len(mean)) if i % step == 0 or i == len(mean) - 1]
+    return {
+        "points": thinned(x, y),
+        "mean": [[x[i] for i in kept], [_short(mean[i]) for i in kept]],
+        "window": window,
+    }
+
+
+def thinned(x: Sequence[int], y: Sequence[float], limit: int = MAX_POINTS) -> list[list[float]]:
+    """All points, or of each of `limit`/2 stretches the lowest and the highest, in order; first and last stay."""
+    if len(x) <= limit:
+        return [list(x), [_short(v) for v in y]]
+    kept = {0, len(x) - 1}
+    num_stretches = limit // 2 - 1
+    for i in range(num_stretches):
+        stretch = range(i * len(x) // num_stretches, (i + 1) * len(x) // num_stretches)
+        kept |= {min(stretch, key=y.__getitem__), max(stretch, key=y.__getitem__)}
+    return [[x[i] for i in sorted(kept)], [_short(y[i]) for i in sorted(kept)]]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.7g}")

@@ -1,0 +1,151 @@
+"""Writing report.html: one run or many, everything in the one file.
+
+The page's policy (Content-Security-Policy) allows its own style sheet and script, by their hashes, and images inside
+the file; nothing can be loaded from anywhere, and no other script runs, whatever a run folder holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from quantexp import __version__
+from quantexp.analysis.compare.asked import Runs, named_runs
+from quantexp.analysis.compare.comparison import Comparison, compare
+from quantexp.analysis.compare.side import read_side
+from quantexp.analysis.report.cells import MAX_CELLS, Numerics, numerics
+from quantexp.analysis.report.deadline import Deadline
+from quantexp.analysis.report.parts import Part, part
+from quantexp.analysis.report.pictures import pictures
+from quantexp.analysis.report.series import series
+from quantexp.errors import RunError
+from quantexp.ledger.scope import Missing
+from quantexp.paths import RunDir
+from quantexp.status import now, write_whole
+
+FILE_NAME = "report.html"
+_SCRIPTS = ("svg.js", "losses.js", "heatmap.js", "page.js")
+
+
+def write_report(sources: Sequence[Path], out: Path, look_s: float | None = None) -> Path:
+    """Write the report of runs, sweeps' lists or folders of runs; returns the file.
+
+    Args:
+        sources: what there is to report on; several runs become one report that compares them.
+        out: the file, if it ends in .html, else a folder for `report.html`.
+        look_s: seconds to spend on values whose statistics were not captured; None is as long as it takes.
+
+    Raises:
+        RunError: no such run, or a file that cannot be written.
+    """
+    found = [named_runs([str(source.expanduser().absolute())], source.parent) for source in sources]
+    runs = tuple(dict.fromkeys(run for one in found for run in one.runs))
+    missing = tuple(gone for one in found for gone in one.missing)
+    return write_page(Runs(runs, missing), out, look_s)
+
+
+def write_page(named: Runs, out: Path, look_s: float | None = None) -> Path:
+    """`write_report` for runs that have been found.
+
+    Raises:
+        RunError: as `write_report` does.
+    """
+    file = out if out.suffix == ".html" else out / FILE_NAME
+    page = render(named.runs, named.missing, look_s)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, page)
+    except OSError as error:
+        raise RunError(
+            f"the report cannot be written to {file}: {error.strerror}; give out=PATH elsewhere"
+        ) from error
+    return file
+
+
+def render(
+    runs: Sequence[RunDir], missing: Sequence[Missing] = (), look_s: float | None = None
+) -> str:
+    """The page.
+
+    Raises:
+        RunError: there is no run.
+    """
+    comparison = compare([read_side(run) for run in runs], missing)
+    deadline = Deadline(look_s)
+    max_cells = max(1, MAX_CELLS // len(runs))
+    cells = [
+        numerics(run, row.side.names.capture_dir, max_cells, deadline)
+        for run, row in zip(runs, comparison.rows, strict=True)
+    ]
+    shown = zip(comparison.rows, cells, pictures(runs), strict=True)
+    page = _page(comparison, [part(*each) for each in shown])
+    # Scripts and styles are ASCII as they are shipped; the same in whatever encoding it is written and read.
+    return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
+
+
+def _page(comparison: Comparison, parts: Sequence[Part]) -> str:
+    style = _text("page.css")
+    script = "\n".join(_text(name) for name in _SCRIPTS)
+    environment = Environment(
+        loader=PackageLoader("quantexp.analysis.report", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        title=_title(parts),
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        data=embedded(_data(comparison, [one.numerics for one in parts])),
+        comparison=comparison,
+        noise=comparison.noise[:1].upper() + comparison.noise[1:],
+        parts=parts,
+        is_sweep=len(parts) > 1,
+        version=__version__,
+        written=now()[:19].replace("T", " ") + " UTC",
+    )
+
+
+def _title(parts: Sequence[Part]) -> str:
+    if len(parts) == 1:
+        return parts[0].row.side.run.root.name
+    models = dict.fromkeys(str(one.row.side.names.model) for one in parts)
+    return f"{len(parts)} runs of {', '.join(models)}"
+
+
+def _data(comparison: Comparison, cells: Sequence[Numerics]) -> dict[str, Any]:
+    return {"series": series(comparison), "numerics": [asdict(one) for one in cells]}
+
+
+def embedded(content: Any) -> Markup:
+    """JSON that stands in a script element: no character in it can end the element or begin another."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _text(name: str) -> str:
+    return (files("quantexp.analysis.report") / "page" / name).read_text(encoding="utf-8")

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quantexp.analysis.compare.comparison import compare, record
+from quantexp.analysis.compare.side import read_side
+from quantexp.errors import RunError
+from quantexp.ledger.scope import Missing
+from quantexp.paths import RunDir
+from quantexp.status import State
+
+from .runs import BF16, MX8, Runs, change_json
+
+
+def compared(*folders: RunDir):  # type: ignore[no-untyped-def]
+    return compare([read_side(run) for run in folders])
+
+
+def test_gap_speed_and_memory_are_held_against_bf16(runs: Runs) -> None:
+    found = compared(runs.add("FA_linear_mxfp8", [6.0, 5.5, 4.0, 3.75]), runs.add())
+    quantised, baseline = record(found)["runs"]
+    assert quantised["baseline"] == baseline["run"]
+    assert baseline["is_baseline"]
+    assert quantised["gap"] == {"iteration": 4, "last": 0.25, "late": 0.25, "num_late": 1}
+    assert quantised["speed"]["ratio"] == 0.5
+    assert quantised["speed"]["memory_gb"] == 2.4
+    assert quantised["speed"]["step_time_s"] == 2.0, "the first iteration sets up"
+    assert found.warnings == ()
+    assert (
+        found.noise == "one seed for each scheme: no gap can be told from noise, whatever its size"
+    )
+    json.dumps(record(found), allow_nan=False)
+
+
+def test_a_baseline_is_known_by_its_map_and_not_by_its_name(runs: Runs) -> None:
+    not_one = runs.add("bf16", settings=MX8)
+    base = runs.add("mine", settings=BF16)
+    rows = compared(not_one, base).rows
+    assert [row.baseline for row in rows] == [1, 1]
+    not_one.provenance.unlink()
+    not_one.precision.unlink()
+    assert compared(not_one).rows[0].side.is_baseline, "nothing but the name is left"
+
+
+def test_each_run_is_paired_with_the_bf16_run_of_its_seed(runs: Runs) -> None:
+    first, second = runs.add(seed=1), runs.add(seed=2)
+    a, b = runs.add("FA_mxfp8", seed=1), runs.add("FA_mxfp8", seed=2)
+    found = compared(first, second, b, a)
+    assert [row.baseline for row in found.rows] == [0, 1, 1, 0]
+    assert [row.label for row in found.rows][2:] == ["FA_mxfp8 seed 2", "FA_mxfp8 seed 1"]
+    assert all(row.matched for row in found.rows)
+    assert found.noise.startswith("2 seeds, each paired with the bf16 run of its own seed")
+
+
+def test_runs_that_are_not_matched_are_warned_of_with_the_reason(runs: Runs) -> None:
+    found = compared(runs.add(), runs.add("FA_mxfp8", seed=2), runs.add("linear_mxfp8", seed=2))
+    (warning,) = found.warnings
+    assert warning == (
+        "FA_mxfp8 seed 2, linear_mxfp8 seed 2 and bf16 seed 1234 are not a matched pair, so the gap is not the "
+        "scheme's alone: data order (training.seed 2 against 1234); initialisation (training.seed 2 against 1234)"
+    )
+    assert "one seed" in found.noise, "what is not paired says nothing about seeds"
+
+
+def test_without_bf16_the_first_run_stands_in_and_that_is_said(runs: Runs) -> None:
+    found = compared(runs.add("FA_mxfp8"), runs.add("linear_mxfp8"))
+    assert found.warnings == (
+        "there is no bf16 run among these: gaps are to the first, FA_mxfp8, which is quantised itself",
+    )
+    assert found.rows[1].gap is not None
+
+
+def test_what_a_gap_must_not_be_read_without_is_a_warning(runs: Runs) -> None:
+    broken = runs.add("linear_mxfp8", proved=False)
+    change_json(broken.status, state="failed", reason="what ran is not what was declared")
+    running = runs.add("FA_mxfp8", [6.0, None, 4.0, 3.5], state=State.RUNNING)
+    missing = Missing("-", "did not start: no data", {"quant": {"name": "mxfp4"}})
+    found = compare([read_side(r) for r in (runs.add(), broken, running)], [missing])
+    assert found.warnings == (
+        "mxfp4: did not start: no data",
+        "linear_mxfp8 is failed at iteration 4: what ran is not what was declared",
+        "linear_mxfp8 has no proof that its precision map was in force",
+        "FA_mxfp8 is running at iteration 4",
+        "FA_mxfp8: iterations whose loss was not finite are left out: 2",
+    )
+
+
+def test_a_loss_that_ended_not_finite_is_not_hidden_behind_the_last_finite_one(runs: Runs) -> None:
+    diverged = runs.add("FA_mxfp8", [6.0, 5.0, None, None])
+    found = compared(runs.add(), diverged, runs.add("FA_mxfp4", []))
+    assert [row.side.last_loss for row in found.rows] == ["3.5000", "not finite", "-"]
+    assert [run["loss"] for run in record(found)["runs"]] == [3.5, None, None]
+    assert "FA_mxfp8: iterations whose loss was not finite are left out: 3-4" in found.warnings
+    assert record(found)["runs"][1]["gap"]["iteration"] == 2
+
+
+def test_a_broken_file_is_named_and_the_rest_is_compared(runs: Runs) -> None:
+    run = runs.add("FA_mxfp8")
+    run.provenance.write_text("{")
+    run.precision.write_text("[]")
+    run.status.write_text("{}")
+    side = read_side(run)
+    assert len(side.trouble) == 3
+    assert f"{run.provenance} cannot be read" in " ".join(side.trouble)
+    assert f"{run.precision} must hold a mapping, got list" in side.trouble
+    assert side.losses.losses
+    assert any(run.status.name in words for words in compare([side]).warnings)
+
+
+def test_a_folder_with_nothing_but_a_status_is_compared(runs: Runs) -> None:
+    empty = runs.add("FA_mxfp8")
+    for file in (empty.config, empty.metrics, empty.precision, empty.provenance):
+        file.unlink()
+    row = compared(runs.add(), empty).rows[1]
+    assert row.label.startswith(empty.root.name)
+    assert row.gap is None
+    assert not row.matched
+
+
+def test_configuration_is_compared_but_for_what_changes_nothing(runs: Runs) -> None:
+    found = compared(runs.add(), runs.add("FA_mxfp8", lr=1.0))
+    assert [tuple(d) for d in found.rows[1].config] == [("training.lr", 1e-4, 1.0)]
+
+
+def test_nothing_to_compare_is_an_error() -> None:
+    with pytest.raises(RunError, match="there is no run to compare; give runs"):
+        compare([])
+
+
+def test_a_run_twice_is_told_apart_by_its_hash(runs: Runs, tmp_path: Path) -> None:
+    found = compared(runs.add("FA_mxfp8"), runs.add("FA_mxfp8"))
+    assert [row.label for row in found.rows] == ["FA_mxfp8 00000000", "FA_mxfp8 00000001"]

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from quantexp.analysis.compare.leaves import leaves
+from quantexp.analysis.compare.matched import (
+    _DECIDES,
+    DATA_ORDER,
+    INITIALISATION,
+    LENGTH,
+    UNKNOWN,
+    decides,
+    in_words,
+    mismatches,
+)
+from quantexp.analysis.compare.side import read_side
+from quantexp.identity import identity
+from quantexp.schema import Experiment
+
+from .runs import Runs, change_json
+
+
+def aspects(runs: Runs, **training: object) -> dict[str, str]:
+    base = read_side(runs.add())
+    other = read_side(runs.add("FA_linear_mxfp8", **training))  # type: ignore[arg-type]
+    return {m.aspect: m.why for m in mismatches(other, base)}
+
+
+def test_runs_that_differ_in_their_scheme_alone_are_matched(runs: Runs) -> None:
+    assert aspects(runs) == {}
+
+
+def test_another_seed_changes_data_order_and_initialisation(runs: Runs) -> None:
+    why = "training.seed 7 against 1234"
+    assert aspects(runs, seed=7) == {DATA_ORDER: why, INITIALISATION: why}
+
+
+def test_another_length_is_named(runs: Runs) -> None:
+    assert aspects(runs, iterations=8) == {LENGTH: "training.iterations 8 against 4"}
+
+
+def test_a_run_that_ended_early_is_not_of_the_same_length(runs: Runs) -> None:
+    found = aspects(runs, losses=[6.0, 5.0])
+    assert found == {LENGTH: "iteration 2 reached against 4"}
+
+
+def test_other_data_is_another_data_order(runs: Runs) -> None:
+    assert aspects(runs, data="sample-2") == {DATA_ORDER: "data.tokens sample-2 against sample-1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "aspect"),
+    [({"lr": 1.0}, "training"), ({"precision": "fp32"}, "arithmetic")],
+)
+def test_whatever_else_decides_the_numbers_is_said(
+    runs: Runs, change: dict[str, object], aspect: str
+) -> None:
+    assert list(aspects(runs, **change)) == [aspect]
+
+
+def test_another_torch_is_said(runs: Runs) -> None:
+    base, other = runs.add(), runs.add("linear_mxfp8")
+    change_json(other.provenance, ran={"packages": {"torch": "2.9.0", "megatron-core": "0.16.1"}})
+    change_json(base.provenance, ran={"packages": {"torch": "2.13.0", "megatron-core": "0.16.1"}})
+    found = mismatches(read_side(other), read_side(base))
+    assert in_words(found) == "arithmetic (packages.torch 2.9.0 against 2.13.0)"
+
+
+def test_what_is_not_recorded_cannot_be_matched(runs: Runs) -> None:
+    base, other = runs.add(), runs.add("linear_mxfp8")
+    other.provenance.unlink()
+    (found,) = mismatches(read_side(other), read_side(base))
+    assert found.aspect == UNKNOWN
+    assert found.why == f"{other.provenance} does not say what the run was started with"
+
+
+def test_every_key_of_an_identity_decides_something_that_is_named(
+    tiny: Callable[..., Experiment],
+) -> None:
+    content = identity(tiny(), "cpu")
+    content.pop("scheme")
+    named = json.loads(json.dumps(content))
+    assert {key.partition(".")[0] for key in leaves(named)} <= set(_DECIDES)
+    assert decides("training.adam_beta1") == ("training",)
+    assert decides("model.num_layers") == (INITIALISATION,)
+    assert decides("something.of.a.later.version") == ("training",)

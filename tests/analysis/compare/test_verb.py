@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+from rich.console import Console
+
+from quantexp.analysis.compare.asked import named_runs, out_and_rest
+from quantexp.analysis.compare.comparison import compare
+from quantexp.analysis.compare.side import read_side
+from quantexp.analysis.compare.table import print_comparison
+from quantexp.cli import main
+from quantexp.errors import ConfigError
+
+from .runs import Runs
+
+
+def test_compare_prints_and_draws(
+    runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.add()
+    runs.add("FA_linear_mxfp8", [6.0, 5.5, 4.0, 3.75], seed=7)
+    assert main(["compare", "runs", "out=mine"]) == 0
+    shown = capsys.readouterr().out
+    assert "not a matched pair" in shown
+    assert "no gap can be told from noise" in shown
+    assert "+0.2500" in shown
+    assert "mxfp8_e4m3 32 rceil even" in shown
+    assert "mine/compare.png mine/compare.pdf" in shown
+    picture = matplotlib.image.imread(in_tmp / "mine" / "compare.png")
+    assert len({tuple(p) for p in picture.reshape(-1, picture.shape[-1])[::7]}) > 20
+    assert (in_tmp / "mine" / "compare.pdf").read_bytes().startswith(b"%PDF")
+    assert not list(in_tmp.rglob("*.part"))
+
+
+def test_json_writes_no_figure_unless_it_is_asked_for(
+    runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.add()
+    quantised = runs.add("FA_mxfp8")
+    assert main(["compare", quantised.root.name, "bf16", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [run["scheme"] for run in content["runs"]] == ["FA_mxfp8", "bf16"]
+    assert [path.name for path in in_tmp.iterdir()] == ["runs"]
+
+
+def test_a_sweeps_list_names_its_runs_and_what_never_started(runs: Runs, in_tmp: Path) -> None:
+    run = runs.add()
+    listing = in_tmp / "runs" / "sweeps" / "1.json"
+    listing.parent.mkdir()
+    lost = {"run": None, "reason": "no data", "config": {"quant": {"name": "mxfp4"}}}
+    listing.write_text(json.dumps({"runs": [{"run": run.root.name}, lost]}))
+    named = named_runs([str(listing), str(run.root)], in_tmp / "runs")
+    assert [r.root.name for r in named.runs] == [run.root.name]
+    assert [gone.reason for gone in named.missing] == ["did not start: no data"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_nothing_is_cut_in_a_narrow_terminal(runs: Runs, width: int) -> None:
+    sides = [read_side(runs.add()), read_side(runs.add("FA_linear_mxfp8", lr=1.0))]
+    console = Console(width=width, record=True, highlight=False, file=io.StringIO())
+    print_comparison(compare(sides), console)
+    text = console.export_text()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert "training.lr" in text.replace("\n", "")
+
+
+def test_names_are_not_taken_for_markup(runs: Runs) -> None:
+    sides = [read_side(runs.add()), read_side(runs.add("[red]x"))]
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_comparison(compare(sides), console)
+    assert "[red]x" in console.export_text()
+
+
+def test_out_needs_a_path() -> None:
+    assert out_and_rest(["a", "out=b"]) == (Path("b"), ["a"])
+    assert out_and_rest(["a"]) == (None, ["a"])
+    with pytest.raises(ConfigError, match="out must be a path, got nothing; give out=PATH"):
+        out_and_rest(["out="])
+
+
+def test_compare_without_runs_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "out=x"])
+    assert ended.value.code == 2
+    assert "compare takes runs: RUN ..." in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there_is_one_line(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "nowhere"]) == 1
+    assert "got nowhere, which is not there" in capsys.readouterr().err
+
+
+def test_json_needs_neither_torch_nor_matplotlib(runs: Runs, in_tmp: Path) -> None:
+    runs.add()
+    code = (
+        "import sys; from quantexp.cli import main; assert main(['compare', 'runs', '--json']) == 0; "
+        "assert not {'torch', 'matplotlib', 'megatron'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,69 @@
+"""A run's report, written when it ends."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from quantexp.errors import RunError
+from quantexp.execute import outcome
+from quantexp.paths import RunDir
+from quantexp.schema import Experiment
+from quantexp.status import State, read_status
+from quantexp.summary import print_outcome
+
+RunTiny = Callable[..., RunDir]
+
+
+def summary(experiment: Experiment, run: RunDir) -> str:
+    shown = io.StringIO()
+    print_outcome(outcome(experiment, run), Console(width=300, file=shown))
+    return shown.getvalue()
+
+
+def test_a_completed_run_has_a_report_that_says_so(
+    run_tiny: RunTiny, tiny: Callable[..., Experiment]
+) -> None:
+    run = run_tiny("analysis.auto=true", "quant=linear_mxfp8")
+    text = run.report.read_text()
+    assert "<dd>completed</dd>" in text
+    assert '"sqnr_db":' in text
+    assert str(run.report) in summary(tiny("analysis.auto=true", "quant=linear_mxfp8"), run)
+
+
+def test_a_report_that_cannot_be_written_is_told_and_the_run_is_completed(
+    run_tiny: RunTiny,
+    tiny: Callable[..., Experiment],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*words: object) -> None:
+        raise RunError("no room")
+
+    monkeypatch.setattr("quantexp.analysis.report.write.write_report", refuse)
+    run = run_tiny("analysis.auto=true")
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.COMPLETED
+    said = capsys.readouterr().err
+    assert "no room" in said
+    assert f"report.html was not written; quantexp report {run.root}" in said
+    shown = summary(tiny("analysis.auto=true"), run)
+    assert "not written, see" in shown
+    assert "quantexp report writes it" in shown
+
+
+def test_a_failed_run_has_a_report_with_its_reason(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*words: object, **options: object) -> None:
+        raise RunError("out of <luck>")
+
+    monkeypatch.setattr("quantexp.megatron.trainer.train", fail)
+    run = run_tiny("analysis.auto=true", expect=1)
+    assert "failed: out of &lt;luck&gt;" in run.report.read_text()
+    without = run_tiny("analysis.auto=false", "training.seed=2", expect=1)
+    assert not without.report.exists()

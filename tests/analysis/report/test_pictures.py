@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from analysis.compare.runs import Runs
+from quantexp.analysis.report.pictures import pictures
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_every_overview_comes_before_any_other_figure(runs: Runs) -> None:
+    made = [runs.add(), runs.add("FA_mxfp8")]
+    for run in made:
+        (run.figures / "heatmaps").mkdir(parents=True)
+        (run.figures / "quick_analysis.png").write_bytes(PNG + b"a" * 92)
+        (run.figures / "heatmaps" / "b.png").write_bytes(PNG + b"b" * 92)
+    first, second = pictures(made, 350)
+    assert [name for name, _ in first.shown] == ["quick_analysis.png", "heatmaps/b.png"]
+    assert [name for name, _ in second.shown] == ["quick_analysis.png"]
+    assert second.left_out == ["heatmaps/b.png"]
+    assert base64.b64decode(first.shown[0][1]) == PNG + b"a" * 92
+
+
+def test_what_is_no_png_or_leads_out_of_the_folder_is_not_shown(runs: Runs, tmp_path: Path) -> None:
+    run = runs.add()
+    run.figures.mkdir()
+    (run.figures / "a.png").write_text("<svg onload=alert(1)>")
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(PNG)
+    (run.figures / "b.png").symlink_to(secret)
+    (found,) = pictures([run])
+    assert (found.shown, found.left_out) == ([], ["a.png"])
+
+
+def test_some_of_every_folder_come_before_all_of_one(runs: Runs) -> None:
+    run = runs.add()
+    for name in ("a/1", "a/2", "a/3", "b/1", "quick_analysis"):
+        file = run.figures / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(PNG)
+    (found,) = pictures([run], 4 * len(PNG))
+    names = [name for name, _ in found.shown]
+    assert names == ["quick_analysis.png", "a/1.png", "b/1.png", "a/2.png"]
+    assert found.left_out == ["a/3.png"]

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from analysis.compare.runs import Runs
+from quantexp.analysis.compare.comparison import compare
+from quantexp.analysis.compare.side import read_side
+from quantexp.analysis.report.series import series, thinned
+
+
+def test_short_lines_stay_as_they_are() -> None:
+    assert thinned([1, 2], [0.5, 0.25]) == [[1, 2], [0.5, 0.25]]
+
+
+def test_spikes_first_and_last_survive_thinning() -> None:
+    y = [1.0] * 100_000
+    y[31_415] = 9.0
+    y[27_182] = -9.0
+    x = list(range(1, len(y) + 1))
+    shown_x, shown_y = thinned(x, y)
+    assert len(shown_x) == len(shown_y) <= 800
+    assert {9.0, -9.0} <= set(shown_y)
+    assert shown_x[shown_y.index(9.0)] == 31_416
+    assert (shown_x[0], shown_x[-1]) == (1, 100_000)
+    assert shown_x == sorted(shown_x)
+
+
+def test_long_runs_have_a_mean_and_short_ones_none(runs: Runs) -> None:
+    short, long = runs.add(), runs.add("FA_mxfp8", [float(i % 2) for i in range(5000)])
+    one, other = series(compare([read_side(short), read_side(long)]))
+    assert (one["loss"]["window"], one["loss"]["mean"]) == (1, [[], []])
+    assert other["loss"]["window"] == 100
+    x, y = other["loss"]["mean"]
+    assert 400 <= len(x) <= 420
+    assert (x[0], x[-1]) == (1, 5000)
+    assert all(0.48 < value < 0.52 for value in y), "around the mean of 0 and 1"
+    assert one["gap"] == {"points": [[], []], "mean": [[], []], "window": 1}

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from analysis.compare.runs import Runs, change_json
+from quantexp.analysis.report.write import embedded, write_report
+from quantexp.cli import main
+from quantexp.errors import RunError
+from quantexp.paths import conf_dir
+from quantexp.status import State
+
+from .captured import captured, write
+
+SCRIPT = "<script>alert(1)</script>"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class Page(HTMLParser):
+    """The elements of a page, the text that is read, and what scripts hold."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.scripts, self._inside = "", [], ""
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text += data
+
+
+def test_a_run_has_every_part(runs: Runs) -> None:
+    run = runs.add("FA_linear_mxfp8")
+    captured(run)
+    run.figures.mkdir()
+    (run.figures / "quick_analysis.png").write_bytes(PNG)
+    row = {
+        "format": "mxfp8",
+        "kernel": "reference",
+        "oracle": "gold",
+        "cases": 4096,
+        "mismatches": 0,
+    }
+    certificate = {"rows": [row], "torch": "2.13.0", "device": "cpu", "created": "2026-01-01"}
+    verified = {"state": "verified", "words": "verified on 2026", "certificate": certificate}
+    change_json(run.provenance, verified=verified)
+    file = write_report([run.root], run.root)
+    assert file == run.report
+    text = " ".join(Page(file).text.split())
+    for words in (
+        "completed",
+        "llama32-1b, 2 layers",
+        "wikipedia (built-in sample)",
+        "iteration 4, loss 3.5000, lowest 3.5000",
+        "8 of 8 quantised slots engaged",
+        "mxfp8_e4m3 32 rceil even",
+        "verified on 2026",
+        "The certificate: 1 comparisons, torch 2.13.0, cpu, 2026-01-01",
+        "4,096",
+        "quick_analysis.png",
+        "name: FA_linear_mxfp8",
+        "quantexp quant=FA_linear_mxfp8",
+        "identity.training.seed",
+        "abc123",
+        "on cpu of node2",
+    ):
+        assert words in text, words
+    assert "no bf16 run" not in text, "one run alone is not compared"
+
+
+def test_a_sweep_has_a_table_its_warnings_and_every_run(runs: Runs) -> None:
+    runs.add()
+    runs.add("FA_mxfp8", [6.0, 5.5, 4.5, 4.0])
+    runs.add("linear_mxfp8", [6.0, 5.5], state=State.FAILED, proved=False)
+    file = write_report([runs.root], runs.root / "sweep.html")
+    text = " ".join(Page(file).text.split())
+    assert "3 runs of llama32-1b" in text
+    assert "One seed for each scheme: no gap can be told from noise" in text
+    assert "+0.5000" in text
+    assert "linear_mxfp8 is failed at iteration 2" in text
+    assert "not a matched pair" in text
+    assert "L0 qkv fprop.x: 3 elements are off the grid" in text
+    assert text.count("Precision map and its proof") == 3
+
+
+def test_nothing_is_loaded_from_anywhere(runs: Runs) -> None:
+    run = runs.add("FA_mxfp8")
+    captured(run)
+    page = Page(write_report([run.root], run.root))
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "iframe", "object", "embed", "base", "form"), tag
+        for name in ("src", "href", "srcset", "action"):
+            value = attributes.get(name) or ""
+            assert not value or value.startswith(("#", "data:image/png;base64,")), value
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+    (policy,) = (a["content"] for _, a in page.tags if a.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert "url(" not in run.report.read_text().split("</style>")[0]
+
+
+def test_text_of_a_run_is_never_markup(runs: Runs) -> None:
+    run = runs.add(SCRIPT, name="run-<script>alert(1)<!--", settings={"format": SCRIPT})
+    lines = captured(run, layers=1)
+    lines[0]["module"] = lines[0]["tensor"] = SCRIPT + "<!--<script>"
+    write(run, lines)
+    source = {"commit": SCRIPT, "diff": f"+{SCRIPT}", "snapshot": "1"}
+    change_json(run.provenance, source=source, command=["quantexp", SCRIPT], host=SCRIPT)
+    run.config.write_text(run.config.read_text() + f"note: '{SCRIPT}'\n")
+    figures = run.figures / "<img src=x onerror=alert(1)>.png"
+    run.figures.mkdir()
+    figures.write_bytes(PNG)
+    for sources in ([run.root], [run.root, runs.add().root]):
+        page = Page(write_report(sources, runs.root / "page.html"))
+        assert len(page.scripts) == 2
+        assert "alert(1)" not in page.scripts[1]
+        assert json.loads(page.scripts[0])["numerics"][0]["rows"]
+        assert "<" not in page.scripts[0]
+        assert SCRIPT in page.text
+        assert all(a.get("src", "").startswith("data:") for t, a in page.tags if t == "img")
+
+
+def test_json_in_the_page_reads_back_and_holds_no_markup() -> None:
+    content = {"a": "</script><!-- & \u2028 é", "b": [1, None]}
+    text = str(embedded(content))
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == content
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        embedded({"a": float("nan")})
+
+
+def test_the_page_reads_the_same_in_any_encoding(runs: Runs) -> None:
+    file = write_report([runs.add("größe Δ").root], runs.root)
+    assert file.read_bytes().isascii()
+    assert "größe Δ" in Page(file).text
+
+
+def test_of_many_figures_one_is_open_and_what_has_no_room_is_named(runs: Runs) -> None:
+    run = runs.add()
+    run.figures.mkdir()
+    for i in range(3):
+        (run.figures / f"{i}.png").write_bytes(PNG)
+    for i in range(15):
+        (run.figures / f"bad{i:02}.png").write_bytes(b"no picture")
+    page = Page(write_report([run.root], run.root))
+    text = " ".join(page.text.split())
+    assert sum(tag == "img" for tag, _ in page.tags) == 3
+    assert "2 more" in text
+    assert "bad00.png, bad01.png" in text
+    assert "bad11.png, and 3 more." in text
+
+
+def test_folders_with_next_to_nothing_have_a_page(runs: Runs) -> None:
+    run = runs.add("FA_mxfp8")
+    for file in (run.config, run.metrics, run.precision, run.provenance):
+        file.unlink()
+    text = Page(write_report([run.root], run.root)).text
+    assert "no proof: the run has no precision.json" in text
+    assert "There is no provenance.json." in text
+    assert "Nothing was captured" in text
+
+
+def test_ten_schemes_of_many_layers_stay_below_ten_megabytes(runs: Runs) -> None:
+    names = [path.stem for path in (conf_dir() / "quant").glob("*.yaml")]
+    tensors = tuple(
+        (operation, f"{module}{i}", tensor)
+        for operation in ("forward", "backward")
+        for module in ("qkv", "proj", "fc1", "fc2")
+        for i in range(2)
+        for tensor in ("input", "weight")
+    )
+    lines = None
+    for name in names:
+        run = runs.add(name, [5.0 - i / 1e4 for i in range(2000)])
+        if lines is None:
+            lines = captured(run, 32, tensors=tensors)
+            manifest = (run.tensors / "manifest.jsonl").read_bytes()
+        run.tensors.mkdir(exist_ok=True)
+        (run.tensors / "manifest.jsonl").write_bytes(manifest)
+        run.figures.mkdir()
+        for i in range(4):
+            (run.figures / f"{i}.png").write_bytes(PNG + bytes(250_000))
+    file = write_report([runs.root], runs.root)
+    assert 4e6 < file.stat().st_size < 10e6
+    data = json.loads(Page(file).scripts[0])
+    assert all(800 < len(one["cells"]) <= 1000 for one in data["numerics"])
+
+
+@pytest.mark.parametrize("what", ["run", "folder", "sweep", "several", "out"])
+def test_the_page_lies_where_it_belongs(
+    runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    first, second = runs.add(), runs.add("FA_mxfp8")
+    sweep = in_tmp / "runs" / "sweeps" / "1.json"
+    sweep.parent.mkdir()
+    sweep.write_text(json.dumps({"runs": [{"run": first.root.name}, {"run": second.root.name}]}))
+    words, place = {
+        "run": (["FA_mxfp8"], second.report),
+        "folder": (["runs"], runs.root / "report.html"),
+        "sweep": ([str(sweep)], sweep.with_suffix(".html")),
+        "several": (["FA_mxfp8", "bf16"], in_tmp / "report.html"),
+        "out": (["FA_mxfp8", "out=a/b.html"], in_tmp / "a" / "b.html"),
+    }[what]
+    assert main(["report", *words]) == 0
+    assert place.is_file()
+    assert place.name in capsys.readouterr().out
+
+
+def test_report_without_runs_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "out=x"])
+    assert ended.value.code == 2
+    assert "report takes runs: DIR ..." in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_one_line(runs: Runs) -> None:
+    run = runs.add()
+    with pytest.raises(RunError, match=r"the report cannot be written to .*; give out=PATH"):
+        write_report([run.root], run.config / "report.html")
+
+
+def test_an_empty_sweep_is_refused(runs: Runs, tmp_path: Path) -> None:
+    sweep = tmp_path / "1.json"
+    sweep.write_text('{"runs": []}')
+    with pytest.raises(RunError, match="there is no run to compare"):
+        write_report([sweep], tmp_path)
+
+
+def test_ids_on_the_page_are_unique_and_every_link_has_its_place(runs: Runs) -> None:
+    runs.add()
+    runs.add("FA_mxfp8")
+    file = write_report([runs.root], runs.root)
+    ids = [a["id"] for _, a in Page(file).tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', file.read_text())) <= set(ids)
