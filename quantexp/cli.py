@@ -247,7 +247,6 @@ def _requantise(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-<<<<<<< HEAD
 def _draw(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.draw.server import start_server
 
@@ -265,7 +264,8 @@ def _draw(arguments: argparse.Namespace) -> int:
             f"{problems} file{'s' * several} could not be used, {'they are' if several else 'it is'} named above"
         )
     return 1 if problems else 0
-=======
+
+
 def _compare(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.compare.asked import named_runs, out_and_rest
     from quantexp.analysis.compare.comparison import compare, record
@@ -303,7 +303,6 @@ def _report(arguments: argparse.Namespace) -> int:
         parser_of("report").error("report takes runs: DIR ...")
     _console().print(str(run_report(words, root, out)), soft_wrap=True, markup=False)
     return 0
->>>>>>> main
 
 
 def _resume(arguments: argparse.Namespace) -> int:

@@ -410,8 +410,8 @@ class TrainingConfig:
 class AnalysisConfig:
     """What is drawn after a run."""
 
-<<<<<<< HEAD
-    #: quick: figures/quick_analysis.png; true: the whole tree of `quantexp draw`, as PNG; false: nothing.
+    #: quick: figures/quick_analysis.png and report.html; true: the whole tree of `quantexp draw`, as PNG, too;
+    #: false: nothing.
     auto: str = "quick"
 
     @property
@@ -422,10 +422,6 @@ class AnalysisConfig:
             ValueError: anything else.
         """
         return AutoDraw(self.auto.lower())
-=======
-    #: Draw figures/quick_analysis.png at the end, and write report.html.
-    auto: bool = True
->>>>>>> main
 
 
 @dataclass

@@ -13,7 +13,7 @@ from rich.table import Table
 from quantexp.execute import Outcome
 from quantexp.progress import human_bytes
 from quantexp.queueing.label import differences, names
-from quantexp.schema import Experiment
+from quantexp.schema import AutoDraw, Experiment
 from quantexp.status import State
 from quantexp.tracking.trackers import BACKENDS
 
@@ -48,16 +48,13 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     picture = outcome.run.figures / "quick_analysis.png"
     if picture.exists():
         table.add_row("picture", escape(str(short_path(picture))))
-<<<<<<< HEAD
     if (outcome.run.figures / "tensor_stats.txt").exists():
         table.add_row("figures", escape(str(short_path(outcome.run.figures))))
-=======
     if outcome.run.report.exists():
         table.add_row("report", escape(str(short_path(outcome.run.report))))
-    elif experiment.analysis.auto:
+    elif experiment.analysis.drawing is not AutoDraw.nothing:
         why = short_path(outcome.run.rank_log(0))
         table.add_row("report", escape(f"not written, see {why}; quantexp report writes it"))
->>>>>>> main
     console.print(table)
 
 

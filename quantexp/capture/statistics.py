@@ -90,15 +90,10 @@ def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary,
         found = native.counted(kernel, x, _WANTED, operand, axis)
         numbers = found.numbers
         if chosen is not None:
-<<<<<<< HEAD
-            numbers = torch.cat([numbers, fidelity(x, counted, chosen, kernel)])
-        return Summary(x.numel(), numbers, chosen), counted
-=======
             errors = found.errors
             errors = fidelity(x, found.histogram, chosen) if errors is None else errors
             numbers = torch.cat([numbers, errors])
-        return Summary(x.numel(), numbers, chosen)
->>>>>>> main
+        return Summary(x.numel(), numbers, chosen), found.histogram
     counted = histogram(x)
     sums = power_sums(x, counted)
     zeros = _zeros(x, counted)
