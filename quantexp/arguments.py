@@ -23,9 +23,9 @@ VERBS = {
     "retry": "start again what failed: [DIR] [launcher.key=value ...]",
     "cancel": "end runs that wait or run: [DIR]",
     "captures": "list, check or export captured tensors: DIR [key=pattern ...]",
+    "draw": "figures and statistics of captured tensors: DIR... [out=FOLDER]",
     "compare": "hold runs against bf16: losses, gaps, speed, what differs: RUN ... [out=FOLDER]",
     "report": "one page of runs that works offline, report.html: DIR ... [out=PATH]",
-    "draw": "figures and statistics of captured tensors: DIR... [out=FOLDER]",
     "requantise": "score a capture under every format and recommend a scheme: DIR [key=pattern ...]",
 }
 

@@ -247,6 +247,25 @@ def _requantise(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def _draw(arguments: argparse.Namespace) -> int:
+    from quantexp.analysis.draw.server import start_server
+
+    wanted = asked_to_draw(arguments)
+    require_folders(wanted.folders)
+    if wanted.jobs != 1:
+        start_server()
+    from quantexp.analysis.draw.verb import draw
+
+    outcome = draw(wanted, Console(stderr=True, highlight=False), _complain)
+    _console().print(outcome.words, soft_wrap=True, markup=False)
+    if problems := len(outcome.problems):
+        several = problems > 1
+        _complain(
+            f"{problems} file{'s' * several} could not be used, {'they are' if several else 'it is'} named above"
+        )
+    return 1 if problems else 0
+
+
 def _compare(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.compare.asked import named_runs, out_and_rest
     from quantexp.analysis.compare.comparison import compare, record
@@ -284,25 +303,6 @@ def _report(arguments: argparse.Namespace) -> int:
         parser_of("report").error("report takes runs: DIR ...")
     _console().print(str(run_report(words, root, out)), soft_wrap=True, markup=False)
     return 0
-
-
-def _draw(arguments: argparse.Namespace) -> int:
-    from quantexp.analysis.draw.server import start_server
-
-    wanted = asked_to_draw(arguments)
-    require_folders(wanted.folders)
-    if wanted.jobs != 1:
-        start_server()
-    from quantexp.analysis.draw.verb import draw
-
-    outcome = draw(wanted, Console(stderr=True, highlight=False), _complain)
-    _console().print(outcome.words, soft_wrap=True, markup=False)
-    if problems := len(outcome.problems):
-        several = problems > 1
-        _complain(
-            f"{problems} file{'s' * several} could not be used, {'they are' if several else 'it is'} named above"
-        )
-    return 1 if problems else 0
 
 
 def _resume(arguments: argparse.Namespace) -> int:

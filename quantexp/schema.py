@@ -410,8 +410,8 @@ class TrainingConfig:
 class AnalysisConfig:
     """What is drawn after a run."""
 
-    #: quick: figures/quick_analysis.png; true: the whole tree of `quantexp draw`, as PNG; false: nothing.
-    #: Unless false, report.html too.
+    #: quick: figures/quick_analysis.png and report.html; true: the whole tree of `quantexp draw`, as PNG, too;
+    #: false: nothing.
     auto: str = "quick"
 
     @property

@@ -188,10 +188,8 @@ class Worker:
             self.tracking.end(state, reason)
             with contextlib.suppress(OSError):  # how the run ended has been told
                 self.tell("")
-        if (
-            state in (State.COMPLETED, State.FAILED)
-            and self.experiment.analysis.drawing is not AutoDraw.nothing
-        ):
+        wanted = self.experiment.analysis.drawing is not AutoDraw.nothing
+        if state in (State.COMPLETED, State.FAILED) and wanted:
             self._report()
         return code
 

@@ -27,11 +27,11 @@ def summary(experiment: Experiment, run: RunDir) -> str:
 def test_a_completed_run_has_a_report_that_says_so(
     run_tiny: RunTiny, tiny: Callable[..., Experiment]
 ) -> None:
-    run = run_tiny("analysis.auto=true", "quant=linear_mxfp8")
+    run = run_tiny("analysis.auto=quick", "quant=linear_mxfp8")
     text = run.report.read_text()
     assert "<dd>completed</dd>" in text
     assert '"sqnr_db":' in text
-    assert str(run.report) in summary(tiny("analysis.auto=true", "quant=linear_mxfp8"), run)
+    assert str(run.report) in summary(tiny("analysis.auto=quick", "quant=linear_mxfp8"), run)
 
 
 def test_a_report_that_cannot_be_written_is_told_and_the_run_is_completed(
@@ -44,14 +44,14 @@ def test_a_report_that_cannot_be_written_is_told_and_the_run_is_completed(
         raise RunError("no room")
 
     monkeypatch.setattr("quantexp.analysis.report.write.write_report", refuse)
-    run = run_tiny("analysis.auto=true")
+    run = run_tiny("analysis.auto=quick")
     status = read_status(run.status)
     assert status is not None
     assert status.state is State.COMPLETED
     said = capsys.readouterr().err
     assert "no room" in said
     assert f"report.html was not written; quantexp report {run.root}" in said
-    shown = summary(tiny("analysis.auto=true"), run)
+    shown = summary(tiny("analysis.auto=quick"), run)
     assert "not written, see" in shown
     assert "quantexp report writes it" in shown
 
@@ -63,7 +63,7 @@ def test_a_failed_run_has_a_report_with_its_reason(
         raise RunError("out of <luck>")
 
     monkeypatch.setattr("quantexp.megatron.trainer.train", fail)
-    run = run_tiny("analysis.auto=true", expect=1)
+    run = run_tiny("analysis.auto=quick", expect=1)
     assert "failed: out of &lt;luck&gt;" in run.report.read_text()
     without = run_tiny("analysis.auto=false", "training.seed=2", expect=1)
     assert not without.report.exists()
