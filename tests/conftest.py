@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,15 +37,21 @@ SLURM_TESTS = Path(__file__).parent / "slurm"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What `pytest -n 2` keeps together: a file's tests, and all that share the SLURM clusters.
-
-    These begin: they take longest and mostly wait, so the other process has the cores meanwhile.
-    """
+    """What shares the SLURM clusters comes first: it takes longest and mostly waits."""
     items.sort(key=lambda item: SLURM_TESTS not in item.path.parents)
-    for item in items:
-        shared = SLURM_TESTS in item.path.parents
-        group = "slurm" if shared else item.path.relative_to(SLURM_TESTS.parent).as_posix()
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `pytest -n 2` a file's tests stay together, and all that share the SLURM clusters."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "slurm" if "slurm" in Path(file).parts else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from quantexp.compose import compose
 from quantexp.sweep.points import compose_points
 
 DOCS = Path(__file__).parent.parent / "docs"
 SWEEPS = (DOCS / "sweeps.md").read_text()
 COMMAND = re.compile(r"^quantexp -m (?P<words>.*?) +# (?P<number>\d+) points$", re.MULTILINE)
 FILE = re.compile(r"^<!-- (?P<name>\S+) -->\n```yaml\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+OLD = (DOCS / "migration.md").read_text()
+#: In backticks, with at least one group=choice or key=value, and nothing to be put in by the reader.
+RUNS = re.compile(r"`quantexp (?P<words>(?:-m |plan )?(?:'?[a-z][\w./]*=[^`\s]+ ?)+)`")
 
 
 PAGES = sorted([DOCS.parent / "README.md", *DOCS.rglob("*.md")])
@@ -44,3 +50,16 @@ def test_sweep_of_the_page_has_the_points_it_says(command: re.Match[str], in_tmp
     if words[0] == "--config-dir":
         config_dir, words = Path(words[1]), words[2:]
     assert len(compose_points(words, config_dir, {})) == int(command["number"])
+
+
+def test_every_run_of_the_migration_page_is_found() -> None:
+    assert len(RUNS.findall(OLD)) > 20
+
+
+@pytest.mark.parametrize("run", [*RUNS.finditer(OLD)], ids=lambda run: run["words"])
+def test_run_of_the_migration_page_is_one(run: re.Match[str], in_tmp: Path) -> None:
+    words = shlex.split(run["words"])
+    if words[0] == "-m":
+        assert len(compose_points(words[1:], None, {})) == 10
+    else:
+        compose(words[words[0] == "plan" :], None, {})
