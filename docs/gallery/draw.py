@@ -2,8 +2,8 @@
 
     python docs/gallery/draw.py [FOLDER]
 
-Some minutes on 2 cores. Runs and drawings are left in FOLDER, which is a temporary one by default; what is there already
-is not run again. The pictures beside this file are scaled down and reduced to 64 colours.
+Some minutes on 2 cores. Runs and drawings are left in FOLDER, which is a temporary one by default; a run that is there
+already is not run again. The pictures beside this file are scaled down and reduced to 64 colours.
 """
 
 from __future__ import annotations
