@@ -43,22 +43,18 @@ def _line(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
     kept = [i for i in range(len(mean)) if i % step == 0 or i == len(mean) - 1]
     return {
         "points": thinned(x, y),
-        "mean": [[x[i] for i in kept], [_short(mean[i]) for i in kept]],
+        "mean": [[x[i] for i in kept], [mean[i] for i in kept]],
         "window": window,
     }
 
 
 def thinned(x: Sequence[int], y: Sequence[float], limit: int = MAX_POINTS) -> list[list[float]]:
-    """All points, or of each of `limit`/2 stretches the lowest and the highest, in order; first and last stay."""
+    """All points as they are, or of each of `limit`/2 stretches the lowest and highest, in order; both ends stay."""
     if len(x) <= limit:
-        return [list(x), [_short(v) for v in y]]
+        return [list(x), list(y)]
     kept = {0, len(x) - 1}
     num_stretches = limit // 2 - 1
     for i in range(num_stretches):
         stretch = range(i * len(x) // num_stretches, (i + 1) * len(x) // num_stretches)
         kept |= {min(stretch, key=y.__getitem__), max(stretch, key=y.__getitem__)}
-    return [[x[i] for i in sorted(kept)], [_short(y[i]) for i in sorted(kept)]]
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.7g}")
+    return [[x[i] for i in sorted(kept)], [y[i] for i in sorted(kept)]]

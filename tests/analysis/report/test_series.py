@@ -10,6 +10,11 @@ def test_short_lines_stay_as_they_are() -> None:
     assert thinned([1, 2], [0.5, 0.25]) == [[1, 2], [0.5, 0.25]]
 
 
+def test_losses_are_not_rounded_before_they_are_shown() -> None:
+    """3.35135 would be 3.3514 with four decimals, and the table beside it says 3.3513."""
+    assert thinned([8], [3.3513495922088623]) == [[8], [3.3513495922088623]]
+
+
 def test_spikes_first_and_last_survive_thinning() -> None:
     y = [1.0] * 100_000
     y[31_415] = 9.0
