@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from megatron.core.distributed import (
@@ -28,12 +28,13 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
 from quantexp.errors import RunError
 from quantexp.megatron.memory import memory_gb
 from quantexp.megatron.model import DTYPES, build_model, set_precision
-from quantexp.megatron.specs import injected, stock_layer_spec
+from quantexp.megatron.specs import injected, stock_spec
 from quantexp.megatron.together import mean_over_data_parallel
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import PrecisionMap, changes, precision_map
@@ -41,6 +42,8 @@ from quantexp.schema import Experiment, Precision, TrainingConfig
 from quantexp.sizes import flops_per_iteration, num_micro_batches_each
 
 Batch = dict[str, Tensor]
+#: One layer for all, or the decoder's layers one by one.
+Spec: TypeAlias = ModuleSpec | TransformerBlockSubmodules
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def train(
     batches: Iterator[Batch],
     observer: Observer,
     device: torch.device,
-    layer_spec: ModuleSpec | None = None,
+    layer_spec: Spec | None = None,
 ) -> None:
     """Train as configured; inside `session`.
 
@@ -99,7 +102,7 @@ def train(
         batches: micro-batches as `quantexp.data.loader.batches` yields them.
         observer: told what happens.
         device: where the model goes.
-        layer_spec: another decoder layer than the stock one with the scheme injected (for tests and peers).
+        layer_spec: another decoder than the stock one with the scheme injected (for tests and peers).
 
     Raises:
         RunError: the loss or gradient was not finite for too many iterations in a row.
@@ -113,10 +116,10 @@ def _train(
     batches: Iterator[Batch],
     observer: Observer,
     device: torch.device,
-    layer_spec: ModuleSpec | None,
+    layer_spec: Spec | None,
     moment: Moment,
 ) -> None:
-    spec = layer_spec or injected(stock_layer_spec())
+    spec = layer_spec or injected(stock_spec(experiment.model))
     loop = _Loop(experiment, spec, device, observer, moment)
     observer.built(loop.gpt)
     starts = changes(experiment.quant)
@@ -151,7 +154,7 @@ class _Loop:
     def __init__(
         self,
         experiment: Experiment,
-        layer_spec: ModuleSpec,
+        layer_spec: Spec,
         device: torch.device,
         observer: Observer,
         moment: Moment,

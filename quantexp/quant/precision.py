@@ -11,16 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from quantexp.decoder import ATTENTION, layer_modules
 from quantexp.errors import ConfigError
 from quantexp.quant.choosing import Setting
 from quantexp.quant.sites import Product, Site, slots_of
 from quantexp.quant.slots import Key, Operand, resolve_site, site_configs
 from quantexp.schema import ModelConfig, QuantConfig, Rule
-
-#: The module that holds the sites qk and pv.
-ATTENTION = "attention"
-#: The decoder layer's linear modules, in the order of the forward pass.
-LINEAR_MODULES = ("qkv", "proj", "fc1", "fc2")
 
 
 @dataclass(frozen=True)
@@ -78,12 +74,11 @@ PrecisionMap = dict[ModuleId, ModulePrecision]
 
 def decoder_modules(model: ModelConfig) -> list[tuple[ModuleId, tuple[Site, ...]]]:
     """Every module of the decoder that multiplies, with its sites."""
-    modules: list[tuple[ModuleId, tuple[Site, ...]]] = []
-    for layer in range(model.num_layers):
-        modules.append((ModuleId(layer, "qkv"), (Site.LINEAR,)))
-        modules.append((ModuleId(layer, ATTENTION), (Site.QK, Site.PV)))
-        modules += [(ModuleId(layer, name), (Site.LINEAR,)) for name in LINEAR_MODULES[1:]]
-    return modules
+    return [
+        (ModuleId(layer, name), (Site.QK, Site.PV) if name == ATTENTION else (Site.LINEAR,))
+        for layer in range(model.num_layers)
+        for name in layer_modules(model, layer)
+    ]
 
 
 def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) -> PrecisionMap:
