@@ -25,7 +25,7 @@ from quantexp.capture.operands import (
 from quantexp.capture.rules import RESIDUAL_GRADS, RESIDUALS, ROUTER_LOGITS, Take, take
 from quantexp.capture.sample import sample_of, sampled_shape
 from quantexp.capture.schedule import captured_iterations
-from quantexp.decoder import ATTENTION, is_routed, linear_shapes, moe_of, value_head_dim
+from quantexp.decoder import ATTENTION, LinearShape, is_routed, linear_shapes, moe_of, value_head_dim
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
 from quantexp.sizes import element_bytes
@@ -82,11 +82,13 @@ def last_captured(experiment: Experiment) -> int:
 def expected_tensors(experiment: Experiment, iteration: int = 1) -> Iterator[Expected]:
     """Every tensor one captured micro-batch of an iteration gives."""
     declared = precision_map(experiment.model, experiment.quant, iteration)
+    layers = range(experiment.model.num_layers)
+    shapes = [linear_shapes(experiment.model, layer) for layer in layers]
     for module, precision in declared.items():
         tensors = (
             _attention(experiment, module)
             if module.name == ATTENTION
-            else _linear(experiment, module)
+            else _linear(experiment, module, shapes[module.layer][module.name])
         )
         yield from _taken(experiment, precision, list(tensors))
     for layer in range(experiment.model.num_layers):
@@ -144,8 +146,7 @@ def _held(precision: ModulePrecision, tensors: list[Expected]) -> Iterator[Expec
             )
 
 
-def _linear(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
-    shape = linear_shapes(experiment.model, module.layer)[module.name]
+def _linear(experiment: Experiment, module: ModuleId, shape: LinearShape) -> Iterator[Expected]:
     tokens = _tokens(experiment, module)
     x, y = (*tokens, shape.input_width), (*tokens, shape.output_width)
     w = (shape.output_width, shape.input_width)
