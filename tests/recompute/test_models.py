@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 
 from quantexp.paths import RunDir
 
@@ -37,13 +38,16 @@ BY_PV = CONTEXT.keys() - ATTENTION.keys()
 Run = Callable[..., RunDir]
 
 
-#: llama31-8b is built as llama32-1b is, in the ten schemes of `test_schemes`; the rest of its ten are slow.
+#: Those that always run; llama31-8b is built as llama32-1b is, which is in `test_schemes`.
+FAST = {
+    *(("deepseek2_lite", f"FA_linear_{fmt}") for fmt in ("mxfp8", "mxfp4", "hifp8")),
+    *(("deepseek2_lite", scheme) for scheme in ("bf16", "FA_mxfp4", "linear_mxfp8")),
+    ("llama31-8b", "FA_linear_mxfp4"),
+}
 EVERY = [
-    *(pytest.param("deepseek2_lite", scheme) for scheme in SCHEMES),
-    *(
-        pytest.param("llama31-8b", s, marks=[] if s.startswith("FA_linear") else pytest.mark.slow)
-        for s in SCHEMES
-    ),
+    pytest.param(model, scheme, marks=[] if (model, scheme) in FAST else pytest.mark.slow)
+    for model in ("deepseek2_lite", "llama31-8b")
+    for scheme in SCHEMES
 ]
 
 
@@ -111,6 +115,44 @@ def test_experts_rows_are_the_tokens_that_the_router_chose(
         module = modules[f"expert{expert}-fc1"]
         assert np.array_equal(module.forward("input"), hidden[tokens])
         assert module.row_sequences == (tokens % B).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "recompute"), [("sequence", "none"), ("sequence", "full"), ("batch", "none")]
+)
+def test_the_balancing_loss_follows_from_the_routers_logits(
+    run_tiny: Run, tiny_models: dict[str, list[str]], kind: str, recompute: str
+) -> None:
+    """arXiv 2405.04434, equations 23 to 25: alpha sum_i f_i P_i, in each sequence (or batch) by itself, then the mean.
+
+    The logits are float32, and so are softmax and sums: 1e-5 is some hundred roundings.
+    """
+    words = [
+        *("training.global_batch_size=4", "capture.collect_micro_batches=0"),
+        *(f"training.recompute={recompute}", f"model.moe.aux_loss={kind}", "capture=tensors"),
+        "capture.rules=[{level: 'off'}, {tensors: [router_logits], level: tensors}]",
+        *("training.iterations=1", "training.warmup_iterations=0", "model.init_std=0.15"),
+    ]
+    run = run_tiny(*tiny_models["deepseek2_lite"], *words)
+    losses = []
+    for line in map(json.loads, (run.tensors / "manifest.jsonl").read_text().splitlines()):
+        if line["tensor"] == "router_logits":
+            logits = torch.load(run.tensors / line["file"], weights_only=True)["tensor"]
+            groups = logits.double().numpy()
+            groups = groups.reshape(-1, 1, 4) if kind == "batch" else groups
+            losses += [_balancing_loss(groups[:, b], top_k=2) for b in range(groups.shape[1])]
+    assert len(losses) == (2 if kind == "batch" else 4)
+    told = json.loads(run.metrics.read_text().splitlines()[0])["aux_loss"]
+    assert told == pytest.approx(0.001 * np.mean(losses), rel=1e-5)
+
+
+def _balancing_loss(logits_TE: Array, top_k: int) -> float:
+    T, E = logits_TE.shape
+    scores = np.exp(logits_TE - logits_TE.max(axis=1, keepdims=True))
+    scores /= scores.sum(axis=1, keepdims=True)
+    chosen = np.argsort(-logits_TE, axis=1)[:, :top_k]
+    f = np.array([E / (top_k * T) * (chosen == expert).sum() for expert in range(E)])
+    return float((f * scores.mean(axis=0)).sum())
 
 
 def _follows(
