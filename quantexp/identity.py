@@ -20,7 +20,7 @@ from quantexp.data.sample import sample_fingerprint
 from quantexp.data.tokenizer import load_tokenizer
 from quantexp.errors import DataError
 from quantexp.quant.precision import changes, entry_record, precision_map
-from quantexp.schema import DatasetConfig, Experiment
+from quantexp.schema import DatasetConfig, Experiment, ModelConfig
 
 #: Raised whenever the values that a format or product gives change.
 NUMERICS_VERSION = 1
@@ -35,7 +35,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         DataError: a dataset or tokenizer that is missing.
     """
     training = dataclasses.asdict(experiment.training)
-    model = dataclasses.asdict(experiment.model)
+    model = _model(experiment.model)
     for part, label in ((training, "name"), (model, "name")):
         part.pop(label)
     return {
@@ -48,6 +48,17 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         "data_parallel": experiment.launcher.num_processes,
         "numerics": NUMERICS_VERSION,
     }
+
+
+def _model(model: ModelConfig) -> dict[str, Any]:
+    """The model's numbers; attention and experts of another kind only where it has them."""
+    numbers = dataclasses.asdict(model)
+    for part in ("mla", "moe"):
+        if numbers[part] is None:
+            numbers.pop(part)
+    if model.moe is not None:
+        numbers["moe"]["aux_loss"] = model.moe.aux_loss.value
+    return numbers
 
 
 def hash8(content: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from rich.rule import Rule
 from rich.table import Table
 
 from quantexp.capture.budget import price
+from quantexp.decoder import is_routed, linear_shapes, moe_of
 from quantexp.device import device_class
 from quantexp.errors import DataError, RunError
 from quantexp.formats.table import get_format
@@ -40,7 +41,7 @@ from quantexp.schema import (
 from quantexp.sizes import (
     element_bytes,
     flops_per_iteration,
-    linear_shapes,
+    num_linear_parameters,
     num_micro_batches_each,
     num_padding_parameters,
     num_parameters,
@@ -111,7 +112,7 @@ def make_plan(experiment: Experiment) -> Plan:
         padding_parameters=num_padding_parameters(model),
         memory_gb_per_gpu=round(sum(parts.values()), 3),
         memory_parts_gb={name: round(value, 3) for name, value in parts.items()},
-        linear_weight_bytes=_linear_weights(model) * element_bytes(training),
+        linear_weight_bytes=num_linear_parameters(model) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
         capture_bytes=captured.num_bytes,
         capture_tensors=captured.tensors,
@@ -192,36 +193,45 @@ def _activation_bytes(model: ModelConfig, training: TrainingConfig) -> int:
     """What is kept for the backward: by layer the inputs of every product, norm and activation; the logits in fp32."""
     tokens = training.seq_length * training.micro_batch_size
     size = element_bytes(training)
-    shapes = linear_shapes(model)
-    widths = sum(s.input_width + s.output_width for s in shapes.values())
-    scores = model.num_attention_heads * training.seq_length
-    layer = tokens * (size * (widths + 2 * model.hidden_size) + scores * (4 + 2 * size))
+    layers = [_layer_bytes(model, training, layer) for layer in range(model.num_layers)]
+    logits = _logit_bytes(model, tokens, size)
     if training.recompute is Recompute.full:
         inputs = model.num_layers * tokens * model.hidden_size * size
-        return inputs + layer + _logit_bytes(model, tokens, size)
-    return model.num_layers * layer + _logit_bytes(model, tokens, size)
+        return inputs + max(layers) + logits
+    return sum(layers) + logits
+
+
+def _layer_bytes(model: ModelConfig, training: TrainingConfig, layer: int) -> int:
+    tokens = training.seq_length * training.micro_batch_size
+    size = element_bytes(training)
+    widths = 0
+    for name, shape in linear_shapes(model, layer).items():
+        if not is_routed(name):
+            widths += shape.input_width + shape.output_width
+    if (moe := moe_of(model, layer)) is not None:  # every token passes top_k experts, alike in size
+        experts = (linear_shapes(model, layer)[f"expert0-{name}"] for name in ("fc1", "fc2"))
+        widths += moe.top_k * sum(s.input_width + s.output_width for s in experts)
+    scores = model.num_attention_heads * training.seq_length
+    return tokens * (size * (widths + 2 * model.hidden_size) + scores * (4 + 2 * size))
 
 
 def _logit_bytes(model: ModelConfig, tokens: int, size: int) -> int:
     return tokens * padded_vocab_size(model.vocab_size) * (size + 4 + 4)
 
 
-def _linear_weights(model: ModelConfig) -> int:
-    return model.num_layers * sum(shape.count for shape in linear_shapes(model).values())
-
-
 def _largest_linear(model: ModelConfig) -> int:
-    return max(shape.count for shape in linear_shapes(model).values())
+    layers = range(model.num_layers)
+    return max(s.count for layer in layers for s in linear_shapes(model, layer).values())
 
 
 def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingConfig) -> int:
     """The decoder's linear weights in the forward product's declared formats, block scales included."""
-    shapes = linear_shapes(model)
+    shapes = [linear_shapes(model, layer) for layer in range(model.num_layers)]
     total = 0.0
     for entry in entries:
         if (entry.site, entry.product, entry.name) != (Site.LINEAR, Product.FPROP, "w"):
             continue
-        count = shapes[entry.module.name].count
+        count = shapes[entry.module.layer][entry.module.name].count
         total += count * _bits_each(entry, training) / 8
     return round(total)
 
@@ -301,10 +311,21 @@ def precision_table(plan: Plan) -> Table:
         for module, layers in modules.items():
             by_layers.setdefault(_ranges(layers), []).append(module)
         for ranges, names in by_layers.items():
-            table.add_row(ranges, " ".join(names), slot, held_as)
+            table.add_row(ranges, escape(" ".join(_experts_together(names))), slot, held_as)
     if len(plan.map_changes_at) > 1:
         table.caption = f"rules change this map at iterations {plan.map_changes_at[1:]}"
     return table
+
+
+def _experts_together(names: list[str]) -> list[str]:
+    """`expert[0-63]-fc1` for the same module of many experts."""
+    together: dict[str, list[int]] = {}
+    for name in names:
+        expert, _, part = name.rpartition("-")
+        if is_routed(name):
+            together.setdefault(part, []).append(int(expert.removeprefix("expert")))
+    others = [name for name in names if not is_routed(name)]
+    return [*others, *(f"expert[{_ranges(n)}]-{part}" for part, n in together.items())]
 
 
 def _held_as(entry: dict[str, object]) -> str:

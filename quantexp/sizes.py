@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from quantexp.quant.precision import LINEAR_MODULES
+from quantexp.decoder import is_routed, linear_shapes, moe_of, other_parameters, value_head_dim
 from quantexp.schema import Experiment, ModelConfig, Precision, TrainingConfig
 
 #: Megatron pads the vocabulary to a multiple of this, so that it divides over tensor-parallel ranks.
@@ -23,37 +21,18 @@ def num_micro_batches_each(experiment: Experiment) -> int:
     return training.global_batch_size // together
 
 
-@dataclass(frozen=True)
-class LinearShape:
-    """A linear layer's weight is [output_width, input_width]."""
-
-    output_width: int
-    input_width: int
-
-    @property
-    def count(self) -> int:
-        """Elements of the weight."""
-        return self.output_width * self.input_width
-
-
-def linear_shapes(model: ModelConfig) -> dict[str, LinearShape]:
-    """The linear modules of one decoder layer; fc1 holds gate and up in one."""
-    query = model.num_attention_heads * model.head_dim
-    key_value = model.num_query_groups * model.head_dim
-    shapes = (
-        LinearShape(query + 2 * key_value, model.hidden_size),
-        LinearShape(model.hidden_size, query),
-        LinearShape(2 * model.ffn_hidden_size, model.hidden_size),
-        LinearShape(model.hidden_size, model.ffn_hidden_size),
-    )
-    return dict(zip(LINEAR_MODULES, shapes, strict=True))
-
-
 def num_parameters(model: ModelConfig) -> int:
     """Parameters, without Megatron's padding of the vocabulary."""
-    layer = sum(shape.count for shape in linear_shapes(model).values()) + 2 * model.hidden_size
+    layers = num_linear_parameters(model)
+    layers += sum(other_parameters(model, layer) for layer in range(model.num_layers))
     embeddings = (1 if model.tie_embeddings else 2) * model.vocab_size * model.hidden_size
-    return model.num_layers * layer + model.hidden_size + embeddings
+    return layers + model.hidden_size + embeddings
+
+
+def num_linear_parameters(model: ModelConfig) -> int:
+    """Elements of the decoder's linear weights."""
+    layers = range(model.num_layers)
+    return sum(s.count for layer in layers for s in linear_shapes(model, layer).values())
 
 
 def num_padding_parameters(model: ModelConfig) -> int:
@@ -67,13 +46,25 @@ def element_bytes(training: TrainingConfig) -> int:
     return 4 if training.precision is Precision.fp32 else 2
 
 
+def active_linear_parameters(model: ModelConfig, layer: int) -> int:
+    """Elements of the weights, router included, that one token is multiplied with in a layer."""
+    moe, shapes = moe_of(model, layer), linear_shapes(model, layer)
+    if moe is None:
+        return sum(shape.count for shape in shapes.values())
+    always = sum(shape.count for name, shape in shapes.items() if not is_routed(name))
+    routed = sum(shapes[f"expert0-{name}"].count for name in ("fc1", "fc2"))
+    return always + moe.top_k * routed + moe.num_experts * model.hidden_size
+
+
 def flops_per_iteration(model: ModelConfig, seq_length: int, num_sequences: int) -> float:
     """Model FLOPs of one optimizer step: 2 a multiply-add, the backward twice the forward.
 
-    The causal half of the attention products is not subtracted; recomputation and quantisation are not counted.
+    A token counts the weights of its own experts, of all shared ones and of the router. The causal half of the
+    attention products is not subtracted; norms, softmax and activations, recomputation and quantisation are not
+    counted.
     """
     tokens = seq_length * num_sequences
-    linear = model.num_layers * sum(shape.count for shape in linear_shapes(model).values())
+    linear = sum(active_linear_parameters(model, layer) for layer in range(model.num_layers))
     output = padded_vocab_size(model.vocab_size) * model.hidden_size
-    attention = 2 * model.num_layers * seq_length * model.num_attention_heads * model.head_dim
-    return 6.0 * tokens * (linear + output + attention)
+    heads = model.num_attention_heads * (model.head_dim + value_head_dim(model))
+    return 6.0 * tokens * (linear + output + model.num_layers * seq_length * heads)

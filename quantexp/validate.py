@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 
-from quantexp.capture.names import RESIDUAL
+from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.rules import check_capture_rules
 from quantexp.capture.schedule import check_schedule, ends_by_itself
 from quantexp.errors import ConfigError
@@ -23,6 +23,7 @@ from quantexp.schema import (
     TrainingConfig,
 )
 from quantexp.validate_launcher import validate_launcher
+from quantexp.validate_model import validate_model
 from quantexp.validate_tracking import validate_tracking
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]*")
@@ -34,7 +35,7 @@ def validate(experiment: Experiment) -> None:
     Raises:
         ConfigError: the first thing wrong.
     """
-    _model(experiment.model)
+    validate_model(experiment.model)
     _training(experiment.training)
     _capture(experiment.capture, experiment.model, experiment.training.iterations)
     _split(experiment.dataset.split)
@@ -54,34 +55,6 @@ def _analysis(analysis: AnalysisConfig) -> None:
             "analysis.auto must be quick (one picture), true (all figures) or false (none), got "
             f"{analysis.auto!r}"
         ) from error
-
-
-def _model(model: ModelConfig) -> None:
-    for key in (
-        "num_layers",
-        "hidden_size",
-        "ffn_hidden_size",
-        "num_attention_heads",
-        "num_query_groups",
-        "head_dim",
-        "vocab_size",
-        "max_sequence_length",
-        "rotary_base",
-    ):
-        at_least(f"model.{key}", getattr(model, key), 1)
-    positive("model.norm_epsilon", model.norm_epsilon)
-    positive("model.init_std", model.init_std)
-    if model.rope_scaling_factor is not None:
-        positive("model.rope_scaling_factor", model.rope_scaling_factor)
-    if model.num_attention_heads % model.num_query_groups:
-        raise ConfigError(
-            f"model.num_query_groups must divide model.num_attention_heads={model.num_attention_heads}, "
-            f"got {model.num_query_groups}"
-        )
-    if model.head_dim % 2:
-        raise ConfigError(
-            f"model.head_dim must be even for the rotary embedding, got {model.head_dim}"
-        )
 
 
 def _training(training: TrainingConfig) -> None:
@@ -122,7 +95,12 @@ def _capture(capture: CaptureConfig, model: ModelConfig, iterations: int) -> Non
     check_schedule(capture, iterations)
     at_least("capture.collect_micro_batches", capture.collect_micro_batches, 0)
     modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
-    check_capture_rules(capture, model.num_layers, [*modules, RESIDUAL])
+    routers = [] if model.moe is None else [ROUTER]
+    check_capture_rules(capture, model.num_layers, [*modules, RESIDUAL, *routers])
+    if capture.router_logits and model.moe is None:
+        raise ConfigError(
+            f"capture.router_logits needs a model with experts (model.moe), and {model.name} has none"
+        )
     positive("capture.queue_gb", capture.queue_gb)
     if capture.max_gb is not None:
         not_negative("capture.max_gb", capture.max_gb)

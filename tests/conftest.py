@@ -31,6 +31,25 @@ TINY = [
     "analysis.auto=false",
 ]
 
+#: What makes each of the shipped models tiny, after TINY. DeepSeek: one dense layer and one of experts, two of them
+#: shared; heads of unlike widths for keys and values; extents that leave short last blocks.
+TINY_MODELS = {
+    "llama32-1b": [],
+    "llama31-8b": ["model=llama31-8b", "model.num_query_groups=1"],
+    "deepseek2_lite": [
+        "model=deepseek2_lite",
+        "model.num_query_groups=4",
+        "model.head_dim=40",
+        "model.mla.kv_lora_rank=48",
+        "model.mla.qk_head_dim=24",
+        "model.mla.qk_pos_emb_head_dim=16",
+        "model.mla.v_head_dim=20",
+        "model.moe.num_experts=4",
+        "model.moe.top_k=2",
+        "model.moe.expert_ffn_hidden_size=40",
+    ],
+}
+
 
 SLURM_TESTS = Path(__file__).parent / "slurm"
 
@@ -71,6 +90,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_words(cache: Path) -> list[str]:
     """The overrides that make an experiment tiny, for tests that have their own folders or start a process."""
     return [*TINY, f"paths.cache={cache}"]
+
+
+@pytest.fixture(scope="session")
+def tiny_models() -> dict[str, list[str]]:
+    """By the names of the shipped models, what makes a tiny experiment one of them."""
+    return TINY_MODELS
 
 
 @pytest.fixture

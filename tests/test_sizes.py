@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from quantexp.compose import compose
+from quantexp.decoder import LinearShape, linear_shapes
 from quantexp.schema import ModelConfig
 from quantexp.sizes import (
-    LinearShape,
     flops_per_iteration,
-    linear_shapes,
     num_padding_parameters,
     num_parameters,
     padded_vocab_size,
@@ -28,15 +27,23 @@ SMALL = ModelConfig(
 )
 
 
-def test_llama_3_2_1b_has_the_published_count() -> None:
-    """1.23 billion in the model card; model.safetensors is two bytes a parameter and a header."""
-    model = compose([], None, {}).model
-    assert num_parameters(model) == 1_235_814_400
-    assert num_padding_parameters(model) == 0
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        ("llama31-8b", 8_030_261_248),
+        ("llama32-1b", 1_235_814_400),
+        ("deepseek2_lite", 15_706_484_224),
+    ],
+)
+def test_shipped_models_have_the_published_count(model: str, count: int) -> None:
+    """As the model cards say, and as the safetensors hold: two bytes a parameter and headers."""
+    config = compose([f"model={model}"], None, {}).model
+    assert num_parameters(config) == count
+    assert num_padding_parameters(config) == 0
 
 
 def test_shapes_are_output_by_input() -> None:
-    assert linear_shapes(SMALL) == {
+    assert linear_shapes(SMALL, 0) == {
         "qkv": LinearShape(16 + 2 * 8, 8),
         "proj": LinearShape(8, 16),
         "fc1": LinearShape(24, 8),
@@ -64,3 +71,30 @@ def test_flops_are_six_a_weight_and_token_and_twelve_a_score() -> None:
     scores = 2 * 10 * 4 * 4  # layers, keys, heads, head_dim; once for QK and once for PV
     expected = 6 * 30 * (linear + 256 * 8 + 2 * scores)
     assert flops_per_iteration(SMALL, 10, 3) == expected
+
+
+#: (model, attention's width over heads and both products, weights that a token meets) by hand, T = 4096.
+BY_HAND = {
+    "llama31-8b": (
+        32 * 32 * (128 + 128),
+        32 * (6144 * 4096 + 4096 * 4096 + 3 * 14336 * 4096) + 128256 * 4096,
+    ),
+    "llama32-1b": (
+        16 * 32 * (64 + 64),
+        16 * (3072 * 2048 + 2048 * 2048 + 3 * 8192 * 2048) + 128256 * 2048,
+    ),
+    "deepseek2_lite": (
+        27 * 16 * (192 + 128),
+        27 * (3072 * 2048 + 576 * 2048 + 4096 * 512 + 2048 * 2048)
+        + 3 * 10944 * 2048
+        + 26 * ((6 + 2) * 3 * 1408 * 2048 + 64 * 2048)
+        + 102400 * 2048,
+    ),
+}
+
+
+@pytest.mark.parametrize("model", BY_HAND)
+def test_flops_of_the_shipped_models_are_those_by_hand(model: str) -> None:
+    scores, weights = BY_HAND[model]
+    config = compose([f"model={model}"], None, {}).model
+    assert flops_per_iteration(config, 4096, 2) == 6 * 2 * 4096 * (weights + 4096 * scores)

@@ -1,6 +1,9 @@
 """Which tensors a configuration asks for, with their shapes: torch-free, so that `plan` knows the price beforehand.
 
-# T tokens, B micro-batch, H query heads, G key-value heads, D head_dim
+# T tokens, B micro-batch, H query heads, G key-value heads, D head_dim (E of a value head)
+
+How many tokens a routed expert gets is known only once it has them. Here they are spread evenly, so that the sum over a
+layer's experts is exact where all of them are captured alike and no sampling cuts some short.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from quantexp.capture.names import RESIDUAL
+from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.operands import (
     SCALE,
     Held,
@@ -19,12 +22,20 @@ from quantexp.capture.operands import (
     scale_shape,
     source_of,
 )
-from quantexp.capture.rules import RESIDUAL_GRADS, RESIDUALS, Take, take
+from quantexp.capture.rules import RESIDUAL_GRADS, RESIDUALS, ROUTER_LOGITS, Take, take
 from quantexp.capture.sample import sample_of, sampled_shape
 from quantexp.capture.schedule import captured_iterations
-from quantexp.quant.precision import ATTENTION, ModuleId, ModulePrecision, precision_map
+from quantexp.decoder import (
+    ATTENTION,
+    LinearShape,
+    is_routed,
+    linear_shapes,
+    moe_of,
+    value_head_dim,
+)
+from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
-from quantexp.sizes import element_bytes, linear_shapes
+from quantexp.sizes import element_bytes
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,8 @@ class Expected:
         if self.scales_of is not None:
             assert self.held is not None
             assert self.held.operand.block is not None
-            sample = scale_sample(sample, whole, self.held.dim, self.held.operand.block)
+            dim = self.held.dim(len(whole))
+            sample = scale_sample(sample, whole, dim, self.held.operand.block)
         return prod(sampled_shape(self.shape, sample)) * self.bytes_each
 
 
@@ -77,17 +89,23 @@ def last_captured(experiment: Experiment) -> int:
 def expected_tensors(experiment: Experiment, iteration: int = 1) -> Iterator[Expected]:
     """Every tensor one captured micro-batch of an iteration gives."""
     declared = precision_map(experiment.model, experiment.quant, iteration)
+    layers = range(experiment.model.num_layers)
+    shapes = [linear_shapes(experiment.model, layer) for layer in layers]
     for module, precision in declared.items():
         tensors = (
             _attention(experiment, module)
             if module.name == ATTENTION
-            else _linear(experiment, module)
+            else _linear(experiment, module, shapes[module.layer][module.name])
         )
         yield from _taken(experiment, precision, list(tensors))
     for layer in range(experiment.model.num_layers):
         module = ModuleId(layer, RESIDUAL)
         tensors = _residual(experiment, module)
         yield from _taken(experiment, ModulePrecision(module, {}), list(tensors))
+        if (moe := moe_of(experiment.model, layer)) is not None:
+            module = ModuleId(layer, ROUTER)
+            tensors = _router(experiment, module, moe.num_experts)
+            yield from _taken(experiment, ModulePrecision(module, {}), list(tensors))
 
 
 def _taken(
@@ -129,16 +147,15 @@ def _held(precision: ModulePrecision, tensors: list[Expected]) -> Iterator[Expec
             yield replace(
                 values,
                 tensor=held.tensor + SCALE,
-                shape=scale_shape(values.shape, held.dim, block),
+                shape=scale_shape(values.shape, held.dim(len(values.shape)), block),
                 bytes_each=1,
                 scales_of=values.shape,
             )
 
 
-def _linear(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
-    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
-    shape = linear_shapes(experiment.model)[module.name]
-    x, y = (T, B, shape.input_width), (T, B, shape.output_width)
+def _linear(experiment: Experiment, module: ModuleId, shape: LinearShape) -> Iterator[Expected]:
+    tokens = _tokens(experiment, module)
+    x, y = (*tokens, shape.input_width), (*tokens, shape.output_width)
     w = (shape.output_width, shape.input_width)
     size = element_bytes(experiment.training)
     yield Expected(module, "forward", "pre", "input", x, size)
@@ -151,22 +168,34 @@ def _linear(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
     yield Expected(module, "backward", "post", "main_grad", w, 4, once=True)
 
 
+def _tokens(experiment: Experiment, module: ModuleId) -> tuple[int, ...]:
+    """[T, B], or an even share of them for a routed expert, the first experts having the rest."""
+    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
+    moe = moe_of(experiment.model, module.layer)
+    if moe is None or not is_routed(module.name):
+        return (T, B)
+    expert = int(module.name.removeprefix("expert").partition("-")[0])
+    share, rest = divmod(T * B * moe.top_k, moe.num_experts)
+    return (share + (expert < rest),)
+
+
 def _attention(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
     T, B = experiment.training.seq_length, experiment.training.micro_batch_size
     model, size = experiment.model, element_bytes(experiment.training)
     H, G, D = model.num_attention_heads, model.num_query_groups, model.head_dim
-    q, kv, P, o = (T, B, H, D), (T, B, G, D), (B, H, T, T), (T, B, H * D)
+    E = value_head_dim(model)
+    q, k, v, P, o = (T, B, H, D), (T, B, G, D), (T, B, G, E), (B, H, T, T), (T, B, H * E)
     yield Expected(module, "forward", "pre", "query", q, size)
-    yield Expected(module, "forward", "pre", "key", kv, size)
-    yield Expected(module, "forward", "pre", "value", kv, size)
+    yield Expected(module, "forward", "pre", "key", k, size)
+    yield Expected(module, "forward", "pre", "value", v, size)
     yield Expected(module, "forward", "post", "attn_weights", P, size)
     yield Expected(module, "forward", "post", "output", o, size)
-    yield Expected(module, "backward", "pre", "grad_output", q, size)
+    yield Expected(module, "backward", "pre", "grad_output", (T, B, H, E), size)
     yield Expected(module, "backward", "pre", "grad_scores", P, size)
     yield Expected(module, "backward", "post", "grad_attn_weights", P, size)
     yield Expected(module, "backward", "post", "grad_query", q, size)
-    yield Expected(module, "backward", "post", "grad_key", kv, size)
-    yield Expected(module, "backward", "post", "grad_value", kv, size)
+    yield Expected(module, "backward", "post", "grad_key", k, size)
+    yield Expected(module, "backward", "post", "grad_value", v, size)
 
 
 def _residual(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
@@ -177,3 +206,11 @@ def _residual(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
         if not enters or module.layer == 0:
             yield Expected(module, "forward", "pre" if enters else "post", name, shape, size)
             yield Expected(module, "backward", "post" if enters else "pre", gradient, shape, size)
+
+
+def _router(experiment: Experiment, module: ModuleId, num_experts: int) -> Iterator[Expected]:
+    """The router works in float32 whatever the working precision."""
+    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
+    logits, gradient = ROUTER_LOGITS
+    yield Expected(module, "forward", "post", logits, (T, B, num_experts), 4)
+    yield Expected(module, "backward", "pre", gradient, (T, B, num_experts), 4)

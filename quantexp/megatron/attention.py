@@ -7,6 +7,7 @@ ours. It is the plain path: scores and probabilities are held whole.
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from megatron.core import tensor_parallel
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -18,10 +19,27 @@ from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.tap import FORWARD, POST, PRE, Tap, nobody
 
 
-class SchemeAttention(DotProductAttention):  # type: ignore[misc]
+class LatentCoreAttention(DotProductAttention):  # type: ignore[misc]
+    """Megatron's own core attention as latent attention builds it, with the widths of key and value heads told apart.
+
+    The stock class takes neither argument and has the value heads' width, all that it needs, from `kv_channels`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        assert v_channels in (None, self.hidden_size_per_attention_head)
+
+
+class SchemeAttention(LatentCoreAttention):
     """Scaled dot-product attention, multiplying as the scheme declares.
 
-    # T tokens, B sequences, H query heads, G key-value heads, D head_dim
+    # T tokens, B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
     """
 
     precision: ModulePrecision
@@ -37,7 +55,7 @@ class SchemeAttention(DotProductAttention):  # type: ignore[misc]
         attention_bias: Tensor | None = None,
         packed_seq_params: object = None,
     ) -> Tensor:
-        """The attention output [T, B, H*D] of query [T, B, H, D], key and value [T, B, G, D].
+        """The attention output [T, B, H*E] of query [T, B, H, D], key [T, B, G, D] and value [T, B, G, E].
 
         Raises:
             ConfigError: packed sequences or an attention bias, which the plain path has not.
@@ -48,7 +66,7 @@ class SchemeAttention(DotProductAttention):  # type: ignore[misc]
         self.tap(FORWARD, PRE, "key", key)
         self.tap(FORWARD, PRE, "value", value)
 
-        T, B, H, D = query.shape
+        T, B, H, _ = query.shape
         S = scores(self.precision, self.tap, query, key, self.softmax_scale)
         P = self.scale_mask_softmax(S.view(B, H, T, T), attention_mask, self.softmax_offset)
         with self._dropout_rng():
@@ -56,7 +74,7 @@ class SchemeAttention(DotProductAttention):  # type: ignore[misc]
         self.tap(FORWARD, POST, "attn_weights", P)
 
         o = context(self.precision, self.tap, P.reshape(B * H, T, T), value)
-        output = o.view(B, H, T, D).permute(2, 0, 1, 3).reshape(T, B, H * D)
+        output = o.view(B, H, T, -1).permute(2, 0, 1, 3).reshape(T, B, -1)
         self.tap(FORWARD, POST, "output", output)
         return output
 

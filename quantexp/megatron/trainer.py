@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from megatron.core.distributed import (
@@ -28,19 +28,23 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
 from quantexp.errors import RunError
+from quantexp.megatron.experts import take_balancing_loss
 from quantexp.megatron.memory import memory_gb
 from quantexp.megatron.model import DTYPES, build_model, set_precision
-from quantexp.megatron.specs import injected, stock_layer_spec
+from quantexp.megatron.specs import injected, stock_spec
 from quantexp.megatron.together import mean_over_data_parallel
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import PrecisionMap, changes, precision_map
-from quantexp.schema import Experiment, Precision, TrainingConfig
+from quantexp.schema import AuxLoss, Experiment, Precision, TrainingConfig
 from quantexp.sizes import flops_per_iteration, num_micro_batches_each
 
 Batch = dict[str, Tensor]
+#: One layer for all, or the decoder's layers one by one.
+Spec: TypeAlias = ModuleSpec | TransformerBlockSubmodules
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Metrics:
     #: fp16 only: whether the step was left out because a gradient overflowed; the scale then halves.
     skipped: bool = False
     loss_scale: float | None = None
+    #: Models with experts: what balancing them added to the loss, over all layers; `loss` is without it.
+    aux_loss: float | None = None
 
 
 class Observer(Protocol):
@@ -90,7 +96,7 @@ def train(
     batches: Iterator[Batch],
     observer: Observer,
     device: torch.device,
-    layer_spec: ModuleSpec | None = None,
+    layer_spec: Spec | None = None,
 ) -> None:
     """Train as configured; inside `session`.
 
@@ -99,7 +105,7 @@ def train(
         batches: micro-batches as `quantexp.data.loader.batches` yields them.
         observer: told what happens.
         device: where the model goes.
-        layer_spec: another decoder layer than the stock one with the scheme injected (for tests and peers).
+        layer_spec: another decoder than the stock one with the scheme injected (for tests and peers).
 
     Raises:
         RunError: the loss or gradient was not finite for too many iterations in a row.
@@ -113,10 +119,10 @@ def _train(
     batches: Iterator[Batch],
     observer: Observer,
     device: torch.device,
-    layer_spec: ModuleSpec | None,
+    layer_spec: Spec | None,
     moment: Moment,
 ) -> None:
-    spec = layer_spec or injected(stock_layer_spec())
+    spec = layer_spec or injected(stock_spec(experiment.model))
     loop = _Loop(experiment, spec, device, observer, moment)
     observer.built(loop.gpt)
     starts = changes(experiment.quant)
@@ -151,14 +157,15 @@ class _Loop:
     def __init__(
         self,
         experiment: Experiment,
-        layer_spec: ModuleSpec,
+        layer_spec: Spec,
         device: torch.device,
         observer: Observer,
         moment: Moment,
     ) -> None:
         training = experiment.training
         self.training, self.observer, self.device = training, observer, device
-        self.moment = moment
+        self.moment, self.moe = moment, experiment.model.moe
+        take_balancing_loss(device)  # what an earlier run of this process left
         self.gpt, config = build_model(experiment.model, training, layer_spec)
         model: Any = self.gpt.to(device)
         if training.precision is not Precision.fp32:
@@ -204,6 +211,7 @@ class _Loop:
                 seq_length=self.training.seq_length,
                 micro_batch_size=self.training.micro_batch_size,
             )
+        balancing = self._balancing_loss()
         self.observer.gradients(iteration, scale)
         self.moment.finish()
         self.scheduler.step(1)
@@ -226,7 +234,15 @@ class _Loop:
             memory_gb=memory_gb(self.device),
             skipped=not stepped,
             loss_scale=scale,
+            aux_loss=balancing,
         )
+
+    def _balancing_loss(self) -> float | None:
+        """Of this iteration, the mean over all micro-batches; None for a model that balances no experts."""
+        if self.moe is None or self.moe.aux_loss is AuxLoss.none:
+            return None
+        own = take_balancing_loss(self.device) * self.moe.aux_loss_coefficient
+        return float(mean_over_data_parallel(own / self.num_micro_batches))
 
     def _forward_step(self, iteration: int, scale: float | None) -> Callable[..., Any]:
         index = -1

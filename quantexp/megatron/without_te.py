@@ -4,6 +4,10 @@ Megatron-Core catches `ImportError` alone, and Transformer Engine without its CU
 `OSError` on import, so that `import megatron.core` fails too. `hide_broken_te()` tries the import once; if it
 fails in that way the name is marked as absent in `sys.modules`, which Megatron-Core understands. Where Transformer
 Engine works, or is not installed, nothing changes. Call it before the first import of `megatron.core`.
+
+Without Transformer Engine, Megatron-Core's latent attention and mixture of experts trip over names that only it brings:
+`complete_megatron()` gives them the values with which Megatron takes its own path. Where Megatron has the names (a
+Transformer Engine that works, or a version that needs none) it changes nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +15,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+
+
+def complete_megatron() -> None:
+    """Let latent attention and experts be built and run where there is no Transformer Engine."""
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.moe import moe_utils
+
+    if not isinstance(multi_latent_attention.TELinear, type):
+        multi_latent_attention.HAVE_TE = False  # or it asks isinstance of it
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None  # the router asks whether it is None
 
 
 def hide_broken_te() -> str | None:

@@ -11,16 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from quantexp.decoder import ATTENTION, layer_modules
 from quantexp.errors import ConfigError
 from quantexp.quant.choosing import Setting
 from quantexp.quant.sites import Product, Site, slots_of
 from quantexp.quant.slots import Key, Operand, resolve_site, site_configs
 from quantexp.schema import ModelConfig, QuantConfig, Rule
-
-#: The module that holds the sites qk and pv.
-ATTENTION = "attention"
-#: The decoder layer's linear modules, in the order of the forward pass.
-LINEAR_MODULES = ("qkv", "proj", "fc1", "fc2")
 
 
 @dataclass(frozen=True)
@@ -78,12 +74,11 @@ PrecisionMap = dict[ModuleId, ModulePrecision]
 
 def decoder_modules(model: ModelConfig) -> list[tuple[ModuleId, tuple[Site, ...]]]:
     """Every module of the decoder that multiplies, with its sites."""
-    modules: list[tuple[ModuleId, tuple[Site, ...]]] = []
-    for layer in range(model.num_layers):
-        modules.append((ModuleId(layer, "qkv"), (Site.LINEAR,)))
-        modules.append((ModuleId(layer, ATTENTION), (Site.QK, Site.PV)))
-        modules += [(ModuleId(layer, name), (Site.LINEAR,)) for name in LINEAR_MODULES[1:]]
-    return modules
+    return [
+        (ModuleId(layer, name), (Site.QK, Site.PV) if name == ATTENTION else (Site.LINEAR,))
+        for layer in range(model.num_layers)
+        for name in layer_modules(model, layer)
+    ]
 
 
 def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) -> PrecisionMap:
@@ -92,9 +87,11 @@ def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) ->
     Raises:
         ConfigError: a site or rule that cannot be, named by its full key.
     """
+    resolved: _Resolved = {}
     return {
         module: ModulePrecision(
-            module, {site: _operands(module, site, model, quant, iteration) for site in sites}
+            module,
+            {site: _operands(module, site, model, quant, iteration, resolved) for site in sites},
         )
         for module, sites in decoder_modules(model)
     }
@@ -161,19 +158,35 @@ def _known(key: str, given: list[str], allowed: list[str]) -> None:
             raise ConfigError(f"{key} must be among {', '.join(allowed)}, got {value!r}")
 
 
+#: What a site comes to, by the rules that apply to each of its slots: modules by the thousand are alike.
+_Resolved = dict[tuple[Site, tuple[tuple[int, ...], ...]], dict[Key, Operand]]
+
+
 def _operands(
-    module: ModuleId, site: Site, model: ModelConfig, quant: QuantConfig, iteration: int
+    module: ModuleId,
+    site: Site,
+    model: ModelConfig,
+    quant: QuantConfig,
+    iteration: int,
+    resolved: _Resolved,
 ) -> dict[Key, Operand]:
-    config = site_configs(quant)[site]
-    overlays: dict[Key, list[Setting]] = {}
-    for key in slots_of(site):
-        applying = [
-            Setting(f"quant.rules[{index}]", rule)
+    keys = slots_of(site)
+    applying = tuple(
+        tuple(
+            index
             for index, rule in enumerate(quant.rules)
             if _applies(rule, module, site, key, model.num_layers, iteration)
-        ]
-        overlays[key] = applying[::-1]
-    operands = resolve_site(site, config, overlays)
+        )
+        for key in keys
+    )
+    operands = resolved.get((site, applying))
+    if operands is None:
+        overlays = {
+            key: [Setting(f"quant.rules[{i}]", quant.rules[i]) for i in reversed(indices)]
+            for key, indices in zip(keys, applying, strict=True)
+        }
+        operands = resolve_site(site, site_configs(quant)[site], overlays)
+        resolved[site, applying] = operands
     return {key: _named(module, site, key, operand) for key, operand in operands.items()}
 
 

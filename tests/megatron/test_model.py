@@ -5,10 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from quantexp.compose import compose
+from quantexp.decoder import ATTENTION, linear_shapes
 from quantexp.errors import ConfigError
 from quantexp.megatron.model import build_model, scheme_modules, set_precision
 from quantexp.megatron.session import is_deterministic, session
-from quantexp.megatron.specs import injected, stock_layer_spec
+from quantexp.megatron.specs import injected, stock_layer_spec, stock_spec
 from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.schema import Experiment
 from quantexp.sizes import num_padding_parameters, num_parameters
@@ -23,6 +25,44 @@ def test_the_models_parameters_are_as_many_as_counted(tiny: Tiny) -> None:
             model, _ = build_model(experiment.model, experiment.training, stock_layer_spec())
         counted = num_parameters(experiment.model) + num_padding_parameters(experiment.model)
         assert sum(p.numel() for p in model.parameters()) == counted
+
+
+@pytest.mark.parametrize("name", ["llama31-8b", "llama32-1b", "deepseek2_lite"])
+def test_the_shipped_models_are_the_published_ones_as_megatron_builds_them(name: str) -> None:
+    """Every tensor of the whole model, without memory for any."""
+    experiment = compose([f"model={name}"], None, {})
+    with session(experiment.training), torch.device("meta"):
+        spec = injected(stock_spec(experiment.model))
+        model, _ = build_model(experiment.model, experiment.training, spec)
+    assert sum(p.numel() for p in model.parameters()) == num_parameters(experiment.model)
+    modules = scheme_modules(model)
+    assert modules.keys() == precision_map(experiment.model, experiment.quant).keys()
+    for module, built in modules.items():
+        if module.name != ATTENTION:
+            shape = linear_shapes(experiment.model, module.layer)[module.name]
+            assert built.weight.shape == (shape.output_width, shape.input_width), module
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.mla.q_lora_rank=24"],
+        ["model.moe.num_shared_experts=0", "model.moe.num_dense_layers=0"],
+        ["model.mla.yarn=null", "model.moe=null"],
+    ],
+    ids=str,
+)
+def test_other_numbers_of_that_family_are_counted_and_named_too(
+    tiny: Tiny, tiny_models: dict[str, list[str]], words: list[str]
+) -> None:
+    experiment = tiny(*tiny_models["deepseek2_lite"], *words)
+    with session(experiment.training):
+        spec = injected(stock_spec(experiment.model))
+        model, _ = build_model(experiment.model, experiment.training, spec)
+    counted = num_parameters(experiment.model) + num_padding_parameters(experiment.model)
+    assert sum(p.numel() for p in model.parameters()) == counted
+    declared = precision_map(experiment.model, experiment.quant)
+    assert scheme_modules(model).keys() == declared.keys()
 
 
 def test_every_module_of_the_map_is_found_and_told(tiny: Tiny) -> None:

@@ -1,0 +1,120 @@
+"""The decoder's modules that multiply, by layer, with their weights' shapes; from the configuration alone.
+
+    attention     qkv                             with latent attention q-proj (or q-down, q-up), kv-down, kv-up
+                  attention                       the core: scores, softmax, context; it has no weight
+                  proj
+    feed-forward  fc1, fc2                        fc1 holds gate and up in one
+    experts       shared-fc1, shared-fc2          all shared experts are one feed-forward
+                  expert0-fc1, expert0-fc2, ...   each routed expert by itself
+
+The names are those of the precision map, of the proof and of captured tensors. The router is none of them: it stays in
+high precision. Torch-free.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from quantexp.schema import MlaConfig, ModelConfig, MoeConfig
+
+#: The module that holds attention's two products.
+ATTENTION = "attention"
+_ROUTED = re.compile(r"expert\d+-fc[12]")
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """A linear layer's weight is [output_width, input_width]."""
+
+    output_width: int
+    input_width: int
+
+    @property
+    def count(self) -> int:
+        """Elements of the weight."""
+        return self.output_width * self.input_width
+
+
+def moe_of(model: ModelConfig, layer: int) -> MoeConfig | None:
+    """The mixture of experts of a layer (from 0), or None where it has a plain feed-forward."""
+    moe = model.moe
+    return None if moe is None or layer < moe.num_dense_layers else moe
+
+
+def is_routed(module: str) -> bool:
+    """Whether a module belongs to a routed expert, whose tokens are fewer than the micro-batch's, or none at all."""
+    return _ROUTED.fullmatch(module) is not None
+
+
+def layer_modules(model: ModelConfig, layer: int) -> dict[str, LinearShape | None]:
+    """The modules of a layer in the order of the forward pass; attention's core has no shape."""
+    attention = {**_projections(model), ATTENTION: None, "proj": _proj(model)}
+    return {**attention, **_feed_forward(model, layer)}
+
+
+def linear_shapes(model: ModelConfig, layer: int) -> dict[str, LinearShape]:
+    """The linear modules of a layer, in the order of the forward pass."""
+    modules = layer_modules(model, layer).items()
+    return {name: shape for name, shape in modules if shape is not None}
+
+
+def _projections(model: ModelConfig) -> dict[str, LinearShape]:
+    width, heads = model.hidden_size, model.num_attention_heads
+    if model.mla is None:
+        rows = (heads + 2 * model.num_query_groups) * model.head_dim
+        return {"qkv": LinearShape(rows, width)}
+    mla, query = model.mla, heads * model.head_dim
+    shapes: dict[str, LinearShape] = {}
+    if mla.q_lora_rank is None:
+        shapes["q-proj"] = LinearShape(query, width)
+    else:
+        shapes["q-down"] = LinearShape(mla.q_lora_rank, width)
+        shapes["q-up"] = LinearShape(query, mla.q_lora_rank)
+    shapes["kv-down"] = LinearShape(mla.kv_lora_rank + mla.qk_pos_emb_head_dim, width)
+    shapes["kv-up"] = LinearShape(heads * (mla.qk_head_dim + mla.v_head_dim), mla.kv_lora_rank)
+    return shapes
+
+
+def value_head_dim(model: ModelConfig) -> int:
+    """Elements of one value head."""
+    return model.head_dim if model.mla is None else model.mla.v_head_dim
+
+
+def _proj(model: ModelConfig) -> LinearShape:
+    return LinearShape(model.hidden_size, model.num_attention_heads * value_head_dim(model))
+
+
+def _feed_forward(model: ModelConfig, layer: int) -> dict[str, LinearShape]:
+    moe = moe_of(model, layer)
+    if moe is None:
+        return _gated("", model.hidden_size, model.ffn_hidden_size)
+    shapes: dict[str, LinearShape] = {}
+    if moe.num_shared_experts:
+        shapes |= _gated("shared-", model.hidden_size, shared_width(moe))
+    for expert in range(moe.num_experts):
+        shapes |= _gated(f"expert{expert}-", model.hidden_size, moe.expert_ffn_hidden_size)
+    return shapes
+
+
+def shared_width(moe: MoeConfig) -> int:
+    """Inner width of the shared experts together."""
+    return moe.num_shared_experts * moe.expert_ffn_hidden_size
+
+
+def _gated(prefix: str, width: int, inner: int) -> dict[str, LinearShape]:
+    return {
+        f"{prefix}fc1": LinearShape(2 * inner, width),
+        f"{prefix}fc2": LinearShape(width, inner),
+    }
+
+
+def other_parameters(model: ModelConfig, layer: int) -> int:
+    """Parameters of a layer that no module above holds: norms and the router."""
+    moe = moe_of(model, layer)
+    router = 0 if moe is None else moe.num_experts * model.hidden_size
+    return 2 * model.hidden_size + _latent_norms(model.mla) + router
+
+
+def _latent_norms(mla: MlaConfig | None) -> int:
+    return 0 if mla is None else mla.kv_lora_rank + (mla.q_lora_rank or 0)
