@@ -24,8 +24,6 @@ from quantexp.schema import DatasetConfig, Experiment, ModelConfig
 
 #: Raised whenever the values that a format or product gives change.
 NUMERICS_VERSION = 1
-#: The one way attention is computed; runs that are compared take the same.
-ATTENTION_PATH = "plain"
 
 
 def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
@@ -36,6 +34,8 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
     """
     training = dataclasses.asdict(experiment.training)
     model = _model(experiment.model)
+    attention_path = experiment.training.attention.value
+    training.pop("attention")
     for part, label in ((training, "name"), (model, "name")):
         part.pop(label)
     return {
@@ -43,7 +43,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         "data": data_identity(experiment.dataset, experiment.model.vocab_size),
         "scheme": _scheme(experiment),
         "training": {k: v.value if isinstance(v, Enum) else v for k, v in training.items()},
-        "attention_path": ATTENTION_PATH,
+        "attention_path": attention_path,
         "device_class": device_class,
         "data_parallel": experiment.launcher.num_processes,
         "numerics": NUMERICS_VERSION,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantexp.capture.ending import finish_capture
 from quantexp.errors import EngagementError
-from quantexp.schema import CaptureLevel
+from quantexp.schema import AttentionPath, CaptureLevel
 from quantexp.status import now, write_json
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class RunObserver:
     def built(self, model: GPTModel) -> None:
         """Connect the capture to the model's taps."""
         from quantexp.capture.held import HeldRecorder
+        from quantexp.megatron.attention import SchemeAttention
         from quantexp.megatron.experts import moe_layers
         from quantexp.megatron.model import scheme_modules
         from quantexp.quant.tap import operands_to
@@ -84,6 +85,8 @@ class RunObserver:
             if self.recorder is not None:
                 about = partial(_about, module)
                 module.tap = self.recorder.tap(name, lambda m=module: m.precision, about)  # type: ignore[misc]
+                if isinstance(module, SchemeAttention):
+                    module.asked = partial(self.recorder.passes, name)
         self._watch_what_is_not_quantised(model)
         self.worker.tell("training")
 
@@ -221,6 +224,8 @@ _BY_TOKEN = frozenset({"input", "output", "grad_output", "grad_input"})
 def _about(module: object, tensor: str) -> dict[str, object]:
     """What the metadata of a module's tensor says beside its formats."""
     about: dict[str, object] = {"softmax_scale": getattr(module, "softmax_scale", None)}
+    if getattr(module, "path", AttentionPath.plain) is AttentionPath.fused:
+        about["attention"] = AttentionPath.fused.value
     rows: Rows | None = getattr(module, "rows", None)
     if rows is not None and tensor in _BY_TOKEN:
         about["row_sequences"] = rows.sequence.tolist()

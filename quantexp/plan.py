@@ -31,6 +31,7 @@ from quantexp.quant.sites import Product, Site
 from quantexp.queueing.slots import slots_for
 from quantexp.record import root_of
 from quantexp.schema import (
+    AttentionPath,
     Experiment,
     LauncherKind,
     ModelConfig,
@@ -211,8 +212,13 @@ def _layer_bytes(model: ModelConfig, training: TrainingConfig, layer: int) -> in
     if (moe := moe_of(model, layer)) is not None:  # every token passes top_k experts, alike in size
         experts = (linear_shapes(model, layer)[f"expert0-{name}"] for name in ("fc1", "fc2"))
         widths += moe.top_k * sum(s.input_width + s.output_width for s in experts)
-    scores = model.num_attention_heads * training.seq_length
-    return tokens * (size * (widths + 2 * model.hidden_size) + scores * (4 + 2 * size))
+    if (
+        training.attention is AttentionPath.fused
+    ):  # q, k and v by query head as held, and a sum for each of its rows
+        attention = model.num_attention_heads * (3 * model.head_dim * size + 4)
+    else:  # scores in float32 and as rounded, probabilities
+        attention = model.num_attention_heads * training.seq_length * (4 + 2 * size)
+    return tokens * (size * (widths + 2 * model.hidden_size) + attention)
 
 
 def _logit_bytes(model: ModelConfig, tokens: int, size: int) -> int:

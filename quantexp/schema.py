@@ -31,6 +31,15 @@ class LrSchedule(Enum):
     cosine = "cosine"
 
 
+class AttentionPath(Enum):
+    """How attention is computed."""
+
+    #: Product by product: scores and probabilities are held whole.
+    plain = "plain"
+    #: By torch's fused kernel, where the scheme leaves P and the gradients in high precision.
+    fused = "fused"
+
+
 class Recompute(Enum):
     """Which activations are recomputed in the backward pass instead of stored."""
 
@@ -476,6 +485,8 @@ class TrainingConfig:
     #: fp16's first loss scale (a power of two); it adapts from there.
     initial_loss_scale: float = 65536.0
     recompute: Recompute = Recompute.none
+    #: plain holds T x T scores for each head and takes every scheme; fused does not and takes FA_* and linear_*.
+    attention: AttentionPath = AttentionPath.plain
     seed: int = 1234
     #: Bit-equal repeats. null: on a CPU yes, on a GPU no.
     deterministic: bool | None = None

@@ -10,13 +10,21 @@ import re
 from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.rules import check_capture_rules
 from quantexp.capture.schedule import check_schedule, ends_by_itself
+from quantexp.decoder import ATTENTION
 from quantexp.errors import ConfigError
-from quantexp.quant.precision import changes, check_rules, decoder_modules, precision_map
+from quantexp.quant.fusable import require_fused
+from quantexp.quant.precision import (
+    changes,
+    check_rules,
+    decoder_modules,
+    precision_map,
+)
 from quantexp.quant.scoring import scored_operand
 from quantexp.quant.slots import resolve_site, site_configs
 from quantexp.ranges import at_least, not_negative, positive
 from quantexp.schema import (
     AnalysisConfig,
+    AttentionPath,
     CaptureConfig,
     Experiment,
     ModelConfig,
@@ -153,4 +161,8 @@ def _scheme(experiment: Experiment) -> None:
         resolve_site(site, config)  # the site's own keys first, so that messages name them
     check_rules(experiment.model, quant)
     for iteration in changes(quant):
-        precision_map(experiment.model, quant, iteration)
+        declared = precision_map(experiment.model, quant, iteration)
+        if experiment.training.attention is AttentionPath.fused:
+            for module, precision in declared.items():
+                if module.name == ATTENTION:
+                    require_fused(precision)

@@ -153,6 +153,16 @@ def test_experts_that_are_alike_share_a_row() -> None:
     assert "expert[10-19]-fc2" in text
 
 
+def test_fused_attention_keeps_no_scores() -> None:
+    words = [*FULL, "training.seq_length=4096", "training.micro_batch_size=2"]
+    plain = planned(*words).memory_parts_gb["activations"]
+    fused = planned(*words, "training.attention=fused").memory_parts_gb["activations"]
+    layers, heads, T, sequences = 16, 32, 4096, 2
+    scores = layers * heads * T**2 * (4 + 2 * 2) * sequences
+    kept = layers * heads * T * (3 * 64 * 2 + 4) * sequences
+    assert plain - fused == pytest.approx((scores - kept) / 1e9, abs=0.002)
+
+
 def test_experts_weights_and_activations_are_counted_where_they_are() -> None:
     """By hand: all experts are held, and a token passes six of them."""
     words = ("model=deepseek2_lite", "model.num_layers=2", "training.seq_length=1024")

@@ -1,7 +1,8 @@
 """Megatron's core attention with the scheme's products in place of the stock ones.
 
-Softmax, mask, scale and dropout are the stock class's own modules; only the two matrix products and their backward are
-ours. It is the plain path: scores and probabilities are held whole.
+plain: softmax, mask, scale and dropout are the stock class's own modules; only the two matrix products and their
+       backward are ours. Scores and probabilities are held whole.
+fused: torch's fused kernel on quantised operands, where the scheme allows it (`quantexp.quant.fused`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from torch import Tensor
 
 from quantexp.errors import ConfigError
+from quantexp.quant import fused
 from quantexp.quant.attention import context, scores
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.tap import FORWARD, POST, PRE, Tap, nobody
+from quantexp.schema import AttentionPath
 
 
 class LatentCoreAttention(DotProductAttention):  # type: ignore[misc]
@@ -44,6 +47,9 @@ class SchemeAttention(LatentCoreAttention):
 
     precision: ModulePrecision
     tap: Tap = staticmethod(nobody)
+    #: Whether the tap wants what only the plain path holds.
+    asked: fused.Asked = staticmethod(fused.nobody_asks)
+    path: AttentionPath = AttentionPath.plain
 
     def forward(
         self,
@@ -58,15 +64,28 @@ class SchemeAttention(LatentCoreAttention):
         """The attention output [T, B, H*E] of query [T, B, H, D], key [T, B, G, D] and value [T, B, G, E].
 
         Raises:
-            ConfigError: packed sequences or an attention bias, which the plain path has not.
+            ConfigError: packed sequences or an attention bias, which neither path has.
         """
         if packed_seq_params is not None or attention_bias is not None:
-            raise ConfigError("the plain attention path has no packed sequences and no bias")
+            raise ConfigError("attention here has no packed sequences and no bias")
         self.tap(FORWARD, PRE, "query", query)
         self.tap(FORWARD, PRE, "key", key)
         self.tap(FORWARD, PRE, "value", value)
 
         T, B, H, _ = query.shape
+        if self.path is AttentionPath.fused:
+            output = fused.attention(
+                self.precision,
+                self.tap,
+                self.asked,
+                query,
+                key,
+                value,
+                self.softmax_scale,
+                attention_mask,
+            ).reshape(T, B, -1)
+            self.tap(FORWARD, POST, "output", output)
+            return output
         S = scores(self.precision, self.tap, query, key, self.softmax_scale)
         P = self.scale_mask_softmax(S.view(B, H, T, T), attention_mask, self.softmax_offset)
         with self._dropout_rng():

@@ -17,6 +17,7 @@ from quantexp.megatron.experts import moe_layers, tell_experts_their_rows
 from quantexp.megatron.linear import SchemeLinear
 from quantexp.quant.precision import ModuleId, PrecisionMap
 from quantexp.schema import (
+    AttentionPath,
     AuxLoss,
     MlaConfig,
     ModelConfig,
@@ -215,7 +216,9 @@ def _by_name(layer: Any) -> Iterator[tuple[str, Any]]:
             yield names[path], module
 
 
-def set_precision(model: GPTModel, precision: PrecisionMap) -> None:
+def set_precision(
+    model: GPTModel, precision: PrecisionMap, path: AttentionPath = AttentionPath.plain
+) -> None:
     """Tell every module what the map declares for it; again whenever the map changes.
 
     Raises:
@@ -228,3 +231,5 @@ def set_precision(model: GPTModel, precision: PrecisionMap) -> None:
         )
     for name, module in modules.items():
         module.precision = precision[name]
+        if isinstance(module, SchemeAttention):
+            module.path = path

@@ -131,7 +131,7 @@ def _train(
         if iteration in starts:
             declared = precision_map(experiment.model, experiment.quant, iteration)
             if layer_spec is None:
-                set_precision(loop.gpt, declared)
+                set_precision(loop.gpt, declared, experiment.training.attention)
         if iteration in starts or observer.unproved:
             proof = observer.proof(iteration, declared)
         else:

@@ -22,7 +22,7 @@ from quantexp.decoder import is_routed
 from quantexp.proof.judge import Finding, Status, judge
 from quantexp.proof.origin import needs_origin
 from quantexp.proof.owners import Owners
-from quantexp.quant.announce import Announcement, current
+from quantexp.quant.announce import OBSERVATION, Announcement, FusedAnnouncement, current
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
 from quantexp.quant.sites import PRODUCTS, Product, Site
 from quantexp.quant.slots import WORKING, Operand
@@ -47,6 +47,28 @@ NOT_CALLED = "no such product was called"
 NO_TOKENS = "no token was routed to this expert"
 #: Whatever precision a tensor comes in.
 _HIGH = Operand(WORKING, "any")
+
+#: The slots of a fused call, backward or not, and the argument that fills each; None is what the kernel keeps within.
+_FUSED_SLOTS: dict[bool, list[tuple[Site, Product, str, str | None]]] = {
+    False: [
+        (Site.QK, Product.FPROP, "q", "query"),
+        (Site.QK, Product.FPROP, "k", "key"),
+        (Site.PV, Product.FPROP, "P", None),
+        (Site.PV, Product.FPROP, "v", "value"),
+    ],
+    True: [
+        (Site.QK, Product.DGRAD_Q, "dS", None),
+        (Site.QK, Product.DGRAD_Q, "k", "key"),
+        (Site.QK, Product.DGRAD_K, "dS", None),
+        (Site.QK, Product.DGRAD_K, "q", "query"),
+        (Site.PV, Product.DGRAD_P, "dO", "grad_out"),
+        (Site.PV, Product.DGRAD_P, "v", "value"),
+        (Site.PV, Product.DGRAD_V, "P", None),
+        (Site.PV, Product.DGRAD_V, "dO", "grad_out"),
+    ],
+}
+#: Of what only exists inside a fused kernel.
+WITHIN = Finding(Status.INCONCLUSIVE, "within the fused kernel, in high precision")
 
 SlotKey = tuple[ModuleId, Site, Product, str]
 
@@ -101,13 +123,17 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = func.overloadpacket.__name__
-        if name in PAIRED or name in OTHER or name.startswith(FUSED_ATTENTION):
+        if name.startswith(FUSED_ATTENTION):
+            self._fused(func, args, kwargs or {})
+        elif name in PAIRED or name in OTHER:
             self._product(name, args)
         return func(*args, **(kwargs or {}))
 
     def _product(self, name: str, args: tuple[Any, ...]) -> None:
         announcement = current()
-        if announcement is not None and name in PAIRED:
+        if announcement is OBSERVATION:
+            return
+        if isinstance(announcement, Announcement) and name in PAIRED:
             left, right = (args[position] for position in PAIRED[name])
             self._announced(announcement, left, right)
             return
@@ -116,6 +142,43 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._high(self.routers[owner], [args[position] for position in PAIRED[name]])
         elif owner is not None:
             self.undeclared[owner, name] += 1
+
+    def _fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The products of attention that one call makes: what enters it is judged, what stays within cannot be."""
+        announcement, name = current(), func.overloadpacket.__name__
+        if not isinstance(announcement, FusedAnnouncement):
+            owner = self._owners.current()
+            if owner is not None:
+                self.undeclared[owner, name] += 1
+            return
+        tensors = {
+            argument.name.removesuffix("_"): value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+        } | kwargs
+        is_backward = name.endswith("_backward")
+        recomputed = not is_backward and torch._C._current_autograd_node() is not None
+        for site, product, operand, source in _FUSED_SLOTS[is_backward]:
+            declared = self.declared[announcement.module].operand(site, product, operand)
+            entry = Entry(announcement.module, site, product, operand, declared)
+            if source is None:
+                self._note(entry, WITHIN, recomputed)
+            else:
+                x = tensors[source].detach()
+                axis = -1 if declared.axis == "head_dim" else -2
+                sources = announcement.sources
+                before = sources()[operand] if sources and needs_origin(declared) else None
+                self._note(entry, judge(x, declared, axis, before), recomputed)
+
+    def _seen(self, entry: Entry) -> Seen:
+        return self.seen.setdefault((entry.module, entry.site, entry.product, entry.name), Seen())
+
+    def _note(self, entry: Entry, finding: Finding, recomputed: bool) -> None:
+        seen = self._seen(entry)
+        seen.recomputed_calls += recomputed
+        seen.calls += not recomputed
+        seen.quantised_calls += finding.quantised and not recomputed
+        if finding not in seen.findings:
+            seen.findings.append(finding)
 
     def _high(self, seen: Seen, operands: list[Tensor]) -> None:
         """A product outside of all schemes: neither operand may lie on a grid that its own dtype would not give."""
@@ -156,21 +219,13 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recomputed: bool,
         empty: bool,
     ) -> None:
-        seen = self.seen.setdefault((entry.module, entry.site, entry.product, entry.name), Seen())
         if is_routed(entry.module.name) and empty:
-            seen.empty_calls += 1
+            self._seen(entry).empty_calls += 1
             return
-        if recomputed:
-            seen.recomputed_calls += 1
-        else:
-            seen.calls += 1
         x, axis = _along_blocks(entry, x.detach(), reduced, sequences)
         if source is not None:
             source, _ = _along_blocks(entry, source.detach(), reduced, sequences)
-        finding = judge(x, entry.operand, axis, source)
-        seen.quantised_calls += finding.quantised and not recomputed
-        if finding not in seen.findings:
-            seen.findings.append(finding)
+        self._note(entry, judge(x, entry.operand, axis, source), recomputed)
 
 
 def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tuple[Tensor, int]:

@@ -33,20 +33,38 @@ class Announcement:
     sources: Callable[[], tuple[Tensor, Tensor]] | None = field(default=None, compare=False)
 
 
+@dataclass(frozen=True)
+class FusedAnnouncement:
+    """The next call is attention by a fused kernel, forward or backward, with every product of the module in it."""
+
+    module: ModuleId
+    #: q, k and v as they were before anything was done to them, as the kernel gets them; None where nobody needs them.
+    sources: Callable[[], dict[str, Tensor]] | None = field(default=None, compare=False)
+
+
+class _Observation:
+    """What is multiplied next is looked at and enters nothing."""
+
+
+OBSERVATION = _Observation()
+
+Said = Announcement | FusedAnnouncement | _Observation
+
+
 class _Current(threading.local):
-    announcement: Announcement | None = None
+    announcement: Said | None = None
 
 
 _current = _Current()
 
 
-def current() -> Announcement | None:
+def current() -> Said | None:
     """What this thread has announced, if anything."""
     return _current.announcement
 
 
 @contextlib.contextmanager
-def announce(announcement: Announcement) -> Iterator[None]:
+def announce(announcement: Said) -> Iterator[None]:
     """Say that the matrix product called inside is this one."""
     before = _current.announcement
     _current.announcement = announcement
@@ -54,3 +72,8 @@ def announce(announcement: Announcement) -> Iterator[None]:
         yield
     finally:
         _current.announcement = before
+
+
+def observing() -> contextlib.AbstractContextManager[None]:
+    """Around products made only to be captured: the forward and backward passes have no part in them."""
+    return announce(OBSERVATION)

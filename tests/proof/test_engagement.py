@@ -126,7 +126,7 @@ def test_a_weight_gradient_from_the_originals_fails(
 ) -> None:
     """Number 5: the weight gradient bypasses the scheme."""
 
-    def originals(precision: ModulePrecision, g: Tensor, x: Tensor) -> Tensor:
+    def originals(precision: ModulePrecision, g: Tensor, x: Tensor, rows: object) -> Tensor:
         with announce(Announcement(precision.module, Site.LINEAR, Product.WGRAD, g.shape[1])):
             return torch.matmul(g.reshape(-1, g.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
 

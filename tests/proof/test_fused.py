@@ -1,0 +1,140 @@
+"""The proof looks into fused attention: at what enters the one call that makes all products."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.capture import open_capture
+from quantexp.capture.reader import CapturedTensor
+from quantexp.paths import RunDir
+from quantexp.quant import fused
+from quantexp.status import State, read_status
+
+RunTiny = Callable[..., RunDir]
+FUSED = (
+    "training.attention=fused",
+    "training.iterations=1",
+    "training.warmup_iterations=0",
+    "capture=off",
+)
+WITHIN = "within the fused kernel, in high precision"
+
+
+def entries(run: RunDir) -> dict[tuple[int, str], dict[str, Any]]:
+    """The attention's entries by layer and slot."""
+    content = json.loads(run.precision.read_text())
+    return {
+        (e["layer"], f"{e['site']}.{e['product']}.{e['operand']}"): e
+        for e in content["entries"]
+        if e["site"] != "linear"
+    }
+
+
+def failure(run: RunDir) -> str:
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.FAILED
+    return status.reason
+
+
+def test_every_operand_that_enters_the_kernel_is_judged(run_tiny: RunTiny) -> None:
+    run = run_tiny("quant=FA_linear_mxfp8", *FUSED)
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.COMPLETED, status.reason
+    found = entries(run)
+    slots = {slot for _, slot in found}
+    within = {slot for slot in slots if slot.endswith((".P", ".dS"))}
+    assert len(within) == 4
+    for (_, slot), entry in found.items():
+        assert entry["calls"] == entries_of_linear(run)
+        if slot in within:
+            assert (entry["status"], entry["reason"]) == ("inconclusive", WITHIN)
+        else:
+            assert entry["status"] == "engaged", (slot, entry["reason"])
+            quantised = slot.startswith("qk.")
+            assert bool(entry["quantised_calls"]) == quantised, slot
+
+
+def entries_of_linear(run: RunDir) -> int:
+    """How often each linear product was called: once a micro-batch."""
+    content = json.loads(run.precision.read_text())
+    (calls,) = {e["calls"] for e in content["entries"] if e["site"] == "linear"}
+    return int(calls)
+
+
+def test_recomputed_calls_are_told_apart(run_tiny: RunTiny) -> None:
+    found = entries(run_tiny("quant=FA_mxfp8", "training.recompute=full", *FUSED))
+    for (_, slot), entry in found.items():
+        is_forward = ".fprop." in slot
+        assert entry["recomputed_calls"] == (entry["calls"] if is_forward else 0), slot
+
+
+def test_kernel_that_is_given_the_originals_fails_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "held", lambda x, operand, axis: x)
+    reason = failure(run_tiny("quant=FA_mxfp8", *FUSED, expect=1))
+    assert "qk.fprop.q: declared mxfp8_e4m3" in reason
+    assert "not on the grid" in reason
+
+
+def test_bf16_that_is_quantised_fails_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quantexp.formats import quantise
+
+    monkeypatch.setattr(fused, "held", lambda x, operand, axis: quantise(x, "mxfp8"))
+    assert "declared bf16, it lies on the grid of" in failure(
+        run_tiny("quant=bf16", *FUSED, expect=1)
+    )
+
+
+def test_fused_call_that_nobody_announced_fails_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = fused._kernel
+
+    def twice(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+        from quantexp.quant import announce
+
+        said, announce._current.announcement = announce._current.announcement, None
+        with torch.no_grad():
+            kernel(q, k, v, scale, mask)
+        announce._current.announcement = said
+        return kernel(q, k, v, scale, mask)
+
+    monkeypatch.setattr(fused, "_kernel", twice)
+    assert "that the precision map does not list" in failure(
+        run_tiny("quant=bf16", *FUSED, expect=1)
+    )
+
+
+def _which(entry: CapturedTensor) -> tuple[int, str, str]:
+    return entry.metadata["layer"], entry.metadata["operation"], entry.metadata["tensor"]
+
+
+def test_probabilities_are_captured_and_recomputation_counts_nothing_twice(
+    run_tiny: RunTiny,
+) -> None:
+    words = ("capture.attn_weights=true", "training.recompute=full", "quant=FA_mxfp8")
+    found = []
+    for path in ("fused", "plain"):
+        run = run_tiny(*words, f"training.attention={path}", "training.iterations=2")
+        capture = open_capture(run.tensors)
+        found.append({_which(e): e for e in capture.select(module="attention")})
+    ours, theirs = found
+    assert ours.keys() == theirs.keys()
+    assert {(0, "forward", "attn_weights"), (0, "backward", "grad_attn_weights")} <= ours.keys()
+    assert {(0, "backward", "grad_scores"), (0, "backward", "grad_query")} <= ours.keys()
+    for key, entry in ours.items():
+        one, other = entry.torch().double(), theirs[key].torch().double()
+        # bfloat16 in which the plain path rounds four times more, and what that makes of the layers between
+        assert float((one - other).norm() / other.norm()) < 0.02, key
+        assert entry.metadata["attention"] == "fused"
