@@ -94,11 +94,11 @@ def data_identity(dataset: DatasetConfig, vocab_size: int) -> dict[str, Any]:
             f"the tokenizer has {tokenizer.vocab_size} ids and model.vocab_size is {vocab_size}; give the "
             "model's tokenizer, or a larger model.vocab_size"
         )
-    found = {_pair(prefix, tokenizer, dataset): weight for prefix, weight in weights.items()}
+    pairs = [_pair(prefix, tokenizer, dataset) for prefix in weights]
     total = sum(weights.values())
-    alone = len(weights) == 1
+    blend = [[pair, w / total] for pair, w in zip(pairs, weights.values(), strict=True)]
     return {
-        "tokens": next(iter(found)) if alone else [[t, w / total] for t, w in found.items()],
+        "tokens": pairs[0] if len(pairs) == 1 else blend,
         "tokenizer": tokenizer.fingerprint(),
         **samples,
     }

@@ -82,7 +82,7 @@ def read_card(prefix: Path) -> Card | None:
     path = card_path(prefix)
     try:
         content = json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}); prepare the dataset again") from error

@@ -178,14 +178,14 @@ def _read_and_finish(job: Job, folder: PartialFolder, state: State, console: Con
 def _read(job: Job, writer: Writer, console: Console) -> None:
     """Reads all inputs from the writer's state on."""
     start, sizes = writer.state.reached, [item.num_bytes for item in job.inputs]
-    saved = time.monotonic()
+    saved, before = time.monotonic(), _counted(writer.state)[1]
     pool = workers(job.num_workers, job.choice, job.tokenizer, job.filters)
     with progress(sum(sizes), start.num_read, console) as told, pool as crew:
         for index, chunk, worked in crew.results(_all_chunks(job, start)):
             _refuse_too_many(job, writer, job.inputs[index], worked)
             reached = Reached(index, chunk.end, sum(sizes[:index]) + chunk.num_read)
             writer.append(job.inputs[index].name, worked, reached)
-            _tell(told, writer.state)
+            _tell(told, writer.state, before)
             if time.monotonic() - saved > SAVE_INTERVAL_S:
                 writer.save()
                 saved = time.monotonic()
@@ -211,9 +211,15 @@ def _refuse_too_many(job: Job, writer: Writer, item: Input, worked: Worked) -> N
         )
 
 
-def _tell(told: Told, state: State) -> None:
-    counts = state.tally.sources.values()
-    told(state.reached.num_read, sum(row[0] for row in counts), sum(row[1] for row in counts))
+def _tell(told: Told, state: State, tokens_before: int) -> None:
+    num_documents, num_tokens = _counted(state)
+    told(state.reached.num_read, num_documents, num_tokens - tokens_before)
+
+
+def _counted(state: State) -> tuple[int, int]:
+    """Returns how many documents and tokens there are so far."""
+    rows = state.tally.sources.values()
+    return sum(row[0] for row in rows), sum(row[1] for row in rows)
 
 
 def _bounds(split: str) -> tuple[float, float]:

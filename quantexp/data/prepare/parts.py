@@ -155,17 +155,22 @@ class Writer:
         """
         self.folder, self.state = folder, state
         self._files: dict[str, IO[bytes]] = {}
-        for path in folder.appended():
-            size = state.sizes.get(path.name, 0)
-            with writing(path):
-                stream = path.open("ab")
-                self._files[path.name] = stream
-                if stream.tell() < size:
-                    raise DataError(
-                        f"{path}: shorter than it was: delete {folder.root} and begin again"
-                    )
-                stream.truncate(size)
-                stream.seek(size)
+        try:
+            for path in folder.appended():
+                with writing(path):
+                    self._open(path, state.sizes.get(path.name, 0))
+        except DataError:
+            self.close()
+            raise
+
+    def _open(self, path: Path, size: int) -> None:
+        stream = self._files[path.name] = path.open("ab")
+        if stream.tell() < size:
+            raise DataError(
+                f"{path}: shorter than it was: delete {self.folder.root} and begin again"
+            )
+        stream.truncate(size)
+        stream.seek(size)
 
     def append(self, name: str, worked: Worked, reached: Reached) -> None:
         """Appends what a chunk of the input called `name` adds; then the state is one step further.

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 #: Seconds between two lines where there is no terminal.
 INTERVAL_S = 30.0
 
-#: Told: bytes read of all inputs, documents, tokens.
+#: Told: bytes read of all inputs, documents, and the tokens of this start alone.
 Told = Callable[[int, int, int], None]
 
 
