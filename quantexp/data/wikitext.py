@@ -11,7 +11,6 @@ expanded, so a sentence that gets its words from one (`{{convert|5|km}}`) loses 
 
 import re
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 _SWITCH = re.compile(r"__[A-Z]+__")
@@ -40,7 +39,7 @@ def to_plain_text(wikitext: str) -> str:
 
 
 @cache
-def _library() -> ModuleType:
+def _library() -> Any:
     """Imported by who needs it: it takes a tenth of a second."""
     import mwparserfromhell
 
