@@ -230,7 +230,7 @@ def main() -> None:
             for kind, rates in found.items():
                 median = statistics.median(rate[i] for rate in rates)
                 each = ", ".join(f"{rate[i] / 1e3:.0f}" for rate in rates)
-                print(
+                _say(
                     f"{what:18} {kind:15} {median / 1e3:6.0f} k tokens/s ({each}); ours {ours / median:.2f} x"
                 )
         _say(f"of a worker's time in the tokenizer: {share_in_tokenizer(source, tokenizer):.0%}")

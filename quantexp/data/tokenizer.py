@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from quantexp.data.words import Words, words_of
 from quantexp.errors import DataError
 
 #: What each kind reads.
@@ -117,6 +118,8 @@ class HuggingFaceTokenizer:
         self.eod = vocab[_eod_name(file, vocab) if eod is None else _given_eod(file, vocab, eod)]
         config = file.with_name("tokenizer_config.json")
         self.files = (file, config) if config.is_file() else (file,)
+        self._content, self._asked_for_words = content, False
+        self._words: Words | None = None
         self._fingerprint = hashlib.sha256(content + f"\neod {self.eod}".encode()).hexdigest()
 
     @property
@@ -129,9 +132,13 @@ class HuggingFaceTokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """Returns the ids of each text; the library leaves out what only offsets need."""
-        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        """Returns the ids of each text, word by word where the tokenizer works so (see `words`)."""
+        if not self._asked_for_words:
+            self._words, self._asked_for_words = words_of(self._tokenizer, self._content), True
+        found = [None if self._words is None else self._words.ids(text) for text in texts]
+        others = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        rest = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
+        return [next(rest).ids if ids is None else ids for ids in found]
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """Returns the text; `eod` and other special tokens are dropped."""
