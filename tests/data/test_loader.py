@@ -328,6 +328,19 @@ def test_a_blend_takes_from_each_pair_by_weight(
     assert shares.abs().max() <= 1
 
 
+def test_the_validation_samples_of_a_blend_are_of_other_documents(
+    build: Callable[..., Datasets], tmp_path: Path
+) -> None:
+    for letters in ("ab", "cd"):
+        documents = [Document(str(i), letters[i // 10] * 500, "test") for i in range(20)]
+        write_binary(documents, tmp_path / letters, ByteTokenizer())
+    both = {tmp_path / "ab": 0.5, tmp_path / "cd": 0.5}
+    data = build(both, num_samples_train=40, num_samples_valid=20, split="1,1")
+    assert data.valid is not None
+    for samples, own in ((data.train, "ac"), (data.valid, "bd")):
+        assert set(tokens_of(samples).flatten().tolist()) == {*map(ord, own), 256}
+
+
 def test_a_longer_blend_begins_with_the_samples_of_a_shorter_one(
     build: Callable[..., Datasets], letters: dict[Path, float], prefix: Path, plain: Path
 ) -> None:

@@ -129,7 +129,7 @@ def _pieces(item: Input, start: Position, mark: bytes) -> Iterator[tuple[bytes, 
 def _rows(item: Input, start: Position) -> Iterator[Chunk]:
     arrow, parquet = _arrow(item), importlib.import_module("pyarrow.parquet")
     try:
-        with parquet.ParquetFile(item.name) as file:
+        with parquet.ParquetFile(item.name, buffer_size=CHUNK_BYTES) as file:
             names = [name for name in _COLUMNS if name in file.schema_arrow.names]
             if "text" not in names:
                 raise DataError(

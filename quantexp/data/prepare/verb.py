@@ -24,7 +24,12 @@ def run_prepare(experiment: Experiment, console: Console) -> Prepared:
         )
     if dataset.blend:
         raise ConfigError("dataset.blend is for training; prepare each dataset by itself")
-    return prepare(make_job(dataset), console, force=experiment.force)
+    job = make_job(dataset)
+    try:
+        return prepare(job, console, force=experiment.force)
+    except KeyboardInterrupt:
+        console.print("what is done is kept: the same command goes on from there")
+        raise
 
 
 def print_prepared(prepared: Prepared, console: Console) -> None:

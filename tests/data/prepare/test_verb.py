@@ -18,6 +18,7 @@ from quantexp.data.binary import pair_paths
 from quantexp.data.prepare import pool, progress
 from quantexp.data.prepare.inputs import inputs_hash
 from quantexp.data.prepare.job import make_job, prepare
+from quantexp.data.prepare.parts import Writer
 from quantexp.data.prepared import read_card
 from quantexp.errors import DataError
 
@@ -82,6 +83,22 @@ def test_a_users_error_is_one_line_and_1(
     assert error.startswith(message)
     assert error.count("\n") == 1
     assert list(in_tmp.iterdir()) == []
+
+
+def test_an_interruption_says_that_it_can_go_on(
+    in_tmp: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    (in_tmp / "a.jsonl").write_bytes(lines(rows(texts(60))))
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer, "append", interrupted)
+        assert main(words(in_tmp / "a.jsonl")) == 130
+    error = capsys.readouterr().err
+    assert error.startswith("what is done is kept: the same command goes on from there\n")
+    assert error.endswith("quantexp: interrupted\n")
+    assert main(words(in_tmp / "a.jsonl")) == 0
 
 
 def test_killed_at_any_moment_it_goes_on_and_no_worker_stays(tmp_path: Path) -> None:
