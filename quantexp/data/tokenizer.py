@@ -113,6 +113,8 @@ class HuggingFaceTokenizer:
         file = path / "tokenizer.json" if path.is_dir() else path
         content = _read_tokenizer_json(file)
         self._tokenizer = _parse_tokenizer_json(file, content)
+        self._tokenizer.no_truncation()  # documents are whole, whatever the file was saved with
+        self._tokenizer.no_padding()
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.eod = vocab[_eod_name(file, vocab) if eod is None else _given_eod(file, vocab, eod)]

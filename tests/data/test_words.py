@@ -157,3 +157,15 @@ def test_a_pattern_that_regex_cannot_read_is_left_to_the_library(tmp_path: Path)
     content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "("
     library = Tokenizer.from_file(str(path))
     assert words_of(library, json.dumps(content).encode()) is None
+
+
+def test_a_saved_truncation_and_padding_do_not_touch_documents(tmp_path: Path) -> None:
+    path = trained(tmp_path, pre_tokenizers.Whitespace())
+    library = Tokenizer.from_file(str(path))
+    expected = library.encode("an owl hunts").ids
+    library.enable_truncation(2)
+    library.enable_padding(length=50)
+    library.save(str(path))
+    own = HuggingFaceTokenizer(path)
+    assert own.tokenize("an owl hunts") == list(own.tokenize_all(["an owl hunts"])[0]) == expected
+    assert len(expected) > 2
