@@ -15,6 +15,7 @@ VERBS = {
     "train": "run an experiment (the verb may be left out)",
     "plan": "show what would run: precision map, memory, bytes, commands; run nothing",
     "list": "list models, datasets, schemes, presets, captures, experiments, or runs",
+    "prepare": "raw text to the tokens that runs read: dataset=wikipedia dataset.source=FILES ...",
     "doctor": "check what this machine can run",
     "verify": "hold the number formats against exact arithmetic and other libraries, here",
     "status": "show what runs wait, run, have ended, and why: [DIR]",
@@ -44,6 +45,7 @@ examples:
   quantexp quant=FA_mxfp8 quant/pv=hifp8 training=fast
   quantexp plan quant=FA_linear_mxfp4 --json
   quantexp list schemes
+  quantexp prepare dataset=wikipedia dataset.source=dumps/ dataset.tokenizer_path=llama/
 """
 
 
@@ -88,7 +90,17 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
             action="store_true",
             help="a sweep over choices: a=x,y 'quant=glob(*)'",
         )
-    if verb in ("plan", "list", "doctor", "verify", "status", "captures", "requantise", "compare"):
+    if verb in (
+        "plan",
+        "list",
+        "doctor",
+        "verify",
+        "status",
+        "captures",
+        "requantise",
+        "compare",
+        "prepare",
+    ):
         parser.add_argument("--json", action="store_true", help="print JSON")
     if verb == "verify":
         parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
@@ -124,4 +136,6 @@ def _usage(verb: str) -> str:
     if verb in LEDGER:
         more = " [launcher.key=value ...]" if verb in STARTS else ""
         return f"quantexp {verb} [flags] {LEDGER[verb]} [paths.root=FOLDER]{more}"
+    if verb == "prepare":
+        return "quantexp prepare [flags] dataset=NAME dataset.source=FILES [dataset.key=value ...]"
     return f"quantexp [{'|'.join(VERBS)}] [flags] group=choice key=value ..."

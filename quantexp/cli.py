@@ -156,6 +156,19 @@ def _list(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _prepare(arguments: argparse.Namespace) -> int:
+    _check_overrides(arguments.words)
+    from quantexp.compose import compose
+    from quantexp.data.prepare.verb import print_prepared, report_json, run_prepare
+
+    prepared = run_prepare(compose(arguments.words, arguments.config_dir), Console(stderr=True))
+    if arguments.json:
+        _print_json(report_json(prepared.prefix, prepared.card))
+    else:
+        print_prepared(prepared, _console())
+    return 0
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
     from quantexp.doctor import checks, doctor_json, print_doctor
 
@@ -377,6 +390,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": _train,
     "plan": _plan,
     "list": _list,
+    "prepare": _prepare,
     "doctor": _doctor,
     "verify": _verify,
     "status": _status,

@@ -10,20 +10,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from quantexp.data.binary import fingerprint, pair_paths
+from quantexp.data.completed import paths, tokenizer_of
+from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.sample import sample_fingerprint
-from quantexp.data.tokenizer import load_tokenizer
+from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import DataError
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.schema import DatasetConfig, Experiment, ModelConfig
 
 #: Raised whenever the values that a format or product gives change.
 NUMERICS_VERSION = 1
+#: Raised whenever the same data and seed give another order of samples.
+ORDER_VERSION = 1
 
 
 def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
@@ -72,33 +77,50 @@ def folder_name(experiment: Experiment, content: dict[str, Any]) -> str:
     return f"{experiment.model.name}_{experiment.dataset.name}_{quant}-{hash8(content)}"
 
 
-def data_identity(dataset: DatasetConfig, vocab_size: int) -> dict[str, str]:
-    """Fingerprints of the tokens and the tokenizer, not their paths.
+def data_identity(dataset: DatasetConfig, vocab_size: int) -> dict[str, Any]:
+    """Fingerprints of the tokens and the tokenizer, not their paths, and how samples are made of them.
 
     Raises:
-        DataError: no data at all, files that are missing, or a tokenizer with more ids than the model has.
+        DataError: no data at all, files that are missing, a tokenizer that is not the data's or has more ids than the
+            model has.
     """
+    samples = {
+        "split": dataset.split,
+        "order": ORDER_VERSION,
+        "mask_documents": dataset.mask_documents,
+        "mask_eod_loss": dataset.mask_eod_loss,
+    }
     if dataset.sample:
-        return {"tokens": _sample_tokens(dataset.name), "split": dataset.split}
-    if dataset.path is None:
+        return {"tokens": _sample_tokens(dataset.name), **samples}
+    weights = paths(dataset)
+    if not weights:
         raise DataError(
-            f"dataset={dataset.name} has no data: give dataset.path=PREFIX of a Megatron .bin/.idx pair and "
-            "dataset.tokenizer_path=FOLDER, or training=fast for the built-in sample"
+            f"dataset={dataset.name} has no data: give dataset.path=PREFIX of a Megatron .bin/.idx pair (`quantexp "
+            "prepare` makes one of raw text) and dataset.tokenizer_path=FOLDER, or training=fast for the built-in "
+            "sample"
         )
-    kind, path = dataset.tokenizer.value, dataset.tokenizer_path
-    num_ids, tokenizer = _tokenizer(kind, path, _stamps(Path(path)) if path else ())
-    if num_ids > vocab_size:
+    tokenizer = _tokenizer(_TokenizerKey.of(dataset))
+    if tokenizer.vocab_size > vocab_size:
         raise DataError(
-            f"the tokenizer has {num_ids} ids and model.vocab_size is {vocab_size}; give the "
+            f"the tokenizer has {tokenizer.vocab_size} ids and model.vocab_size is {vocab_size}; give the "
             "model's tokenizer, or a larger model.vocab_size"
         )
-    prefix = Path(dataset.path).expanduser()
-    stamps = tuple(stamp for file in pair_paths(prefix) for stamp in _stamps(file))
+    pairs = [_pair(prefix, tokenizer, dataset) for prefix in weights]
+    total = sum(weights.values())
+    blend = [[pair, w / total] for pair, w in zip(pairs, weights.values(), strict=True)]
     return {
-        "tokens": _tokens(prefix, stamps),
-        "tokenizer": tokenizer,
-        "split": dataset.split,
+        "tokens": pairs[0] if len(pairs) == 1 else blend,
+        "tokenizer": tokenizer.fingerprint(),
+        **samples,
     }
+
+
+def _pair(prefix: Path, tokenizer: Tokenizer, dataset: DatasetConfig) -> str:
+    """The fingerprint of one pair's tokens."""
+    if (card := read_whole(prefix, tokenizer)) is not None:
+        check_split(prefix, card, str(dataset.split))
+    stamps = tuple(stamp for file in pair_paths(prefix) for stamp in _stamps(file))
+    return _tokens(prefix, stamps)
 
 
 #: A file, when it was last written, its size and inode: another one whenever the content may be another.
@@ -125,11 +147,25 @@ def _tokens(prefix: Path, stamps: tuple[_Stamp, ...]) -> str:
     return fingerprint(prefix)
 
 
+@dataclass(frozen=True)
+class _TokenizerKey:
+    """A tokenizer, known by its configuration and its files."""
+
+    stamps: tuple[_Stamp, ...]
+    dataset: DatasetConfig = dataclasses.field(compare=False)
+    named: tuple[str | None, ...] = ()
+
+    @classmethod
+    def of(cls, dataset: DatasetConfig) -> _TokenizerKey:
+        path = dataset.tokenizer_path
+        assert dataset.tokenizer is not None
+        named = (dataset.tokenizer.value, path, dataset.eod, dataset.tokenizer_pattern)
+        return cls(_stamps(Path(path).expanduser()) if path else (), dataset, named)
+
+
 @lru_cache(maxsize=16)
-def _tokenizer(kind: str, path: str | None, stamps: tuple[_Stamp, ...]) -> tuple[int, str]:
-    """How many ids a tokenizer has, and its fingerprint."""
-    tokenizer = load_tokenizer(kind, path)
-    return tokenizer.vocab_size, tokenizer.fingerprint()
+def _tokenizer(key: _TokenizerKey) -> Tokenizer:
+    return tokenizer_of(key.dataset)
 
 
 def _scheme(experiment: Experiment) -> list[Any]:

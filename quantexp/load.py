@@ -22,6 +22,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from quantexp.data.completed import complete
 from quantexp.errors import ConfigError
 from quantexp.schema import (
     CaptureConfig,
@@ -34,6 +35,7 @@ from quantexp.schema import (
 )
 from quantexp.status import write_whole
 from quantexp.validate import validate
+from quantexp.validate_data import validate_data
 
 #: How OmegaConf says that a value has the wrong type, and what the types are called here.
 _TYPE_ERROR = re.compile(
@@ -56,6 +58,7 @@ def load(config: DictConfig) -> Experiment:
         ConfigError: an unknown key, a value of the wrong type or out of range, by its full key.
     """
     composition = _structured(_plain(config), Composition)
+    validate_data(composition.dataset)
     _complete_dataset(composition)
     composition.analysis.auto = composition.analysis.auto.lower()
     parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
@@ -286,13 +289,15 @@ def _complete_dataset(experiment: Experiment) -> None:
         raise ConfigError(
             f"dataset.label follows from the dataset and cannot be set, got {dataset.label!r}"
         )
-    dataset.sample = dataset.sample and dataset.path is None
+    dataset.sample = dataset.sample and dataset.path is None and not dataset.blend
     if dataset.sample:
-        if dataset.tokenizer_path is not None:
-            raise ConfigError(
-                f"dataset.tokenizer_path={dataset.tokenizer_path} cannot hold with the built-in sample, which has a "
-                "byte tokenizer; give dataset.path too, or drop it"
-            )
+        for key in ("tokenizer_path", "tokenizer_pattern", "eod"):
+            if (given := getattr(dataset, key)) is not None:
+                raise ConfigError(
+                    f"dataset.{key}={given} cannot hold with the built-in sample, which has a "
+                    "byte tokenizer; give dataset.path too, or drop it"
+                )
         dataset.tokenizer = TokenizerKind.byte
         experiment.model.vocab_size = BYTE_VOCAB_SIZE
+    complete(dataset)
     dataset.label = f"{dataset.name} (built-in sample)" if dataset.sample else dataset.name

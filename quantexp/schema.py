@@ -14,6 +14,9 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from quantexp.schema_data import DatasetConfig as DatasetConfig
+from quantexp.schema_data import TokenizerKind as TokenizerKind
+
 
 class Precision(Enum):
     """The working precision of activations and weights."""
@@ -101,13 +104,6 @@ class AuxLoss(Enum):
     batch = "batch"
     #: Those of each sequence by itself.
     sequence = "sequence"
-
-
-class TokenizerKind(Enum):
-    """What turns text into token ids."""
-
-    byte = "byte"
-    huggingface = "huggingface"
 
 
 @dataclass
@@ -207,24 +203,6 @@ class ModelConfig:
     mla: MlaConfig | None = None
     #: A mixture of experts; null is a feed-forward in every layer.
     moe: MoeConfig | None = None
-
-
-@dataclass
-class DatasetConfig:
-    """Where the tokens come from."""
-
-    name: str = MISSING
-    #: Prefix of a Megatron .bin/.idx pair; a given path wins over the sample.
-    path: str | None = None
-    #: Use the text that ships with quantexp (byte tokenizer) where no path is given.
-    sample: bool = False
-    tokenizer: TokenizerKind = TokenizerKind.huggingface
-    #: Folder or tokenizer.json of a Hugging Face tokenizer.
-    tokenizer_path: str | None = None
-    #: Shares of train, validation and test documents.
-    split: str = "95,5,0"
-    #: What is shown: the name, or the name and "(built-in sample)"; filled in by `load`.
-    label: str | None = None
 
 
 @dataclass

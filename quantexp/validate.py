@@ -30,6 +30,7 @@ from quantexp.schema import (
     ModelConfig,
     TrainingConfig,
 )
+from quantexp.validate_data import validate_data
 from quantexp.validate_launcher import validate_launcher
 from quantexp.validate_model import validate_model
 from quantexp.validate_tracking import validate_tracking
@@ -46,7 +47,7 @@ def validate(experiment: Experiment) -> None:
     validate_model(experiment.model)
     _training(experiment.training)
     _capture(experiment.capture, experiment.model, experiment.training.iterations)
-    _split(experiment.dataset.split)
+    validate_data(experiment.dataset)
     _names(experiment)
     _fits(experiment)
     _scheme(experiment)
@@ -118,18 +119,6 @@ def _capture(capture: CaptureConfig, model: ModelConfig, iterations: int) -> Non
         raise ConfigError(
             "capture.stop_after_capture needs something that ends: capture=tensors or capture=stats, and "
             "capture.control_iter of at least 1 or capture.iterations"
-        )
-
-
-def _split(split: str) -> None:
-    try:
-        shares = [float(share) for share in split.split(",")]
-    except ValueError:
-        shares = []
-    if not 1 <= len(shares) <= 3 or min(shares) < 0 or not 0 < shares[0] < math.inf:
-        raise ConfigError(
-            "dataset.split must be one to three weights (training, validation, test) such as 95,5,0, "
-            f"training above 0, got {split!r}"
         )
 
 

@@ -222,20 +222,22 @@ class Worker:
         if self.experiment.launcher.num_threads is not None:
             torch.set_num_threads(self.experiment.launcher.num_threads)
         experiment, training = self.experiment, self.experiment.training
-        prefix, tokenizer = _data(experiment)
+        prefixes, tokenizer = _data(experiment)
         process = session(training, self.rank, experiment.launcher.timeout_min)
         with process as device, contextlib.redirect_stdout(sys.stderr):
             if self.rank.leads:
                 known = standing(cache_dir(experiment.paths.cache), device.type)
                 add_what_ran(self.folder.provenance, device_name(device), known.record())
             datasets = build_datasets(
-                prefix,
+                prefixes,
                 tokenizer,
                 seq_length=training.seq_length,
                 seed=training.seed,
                 num_samples_train=training.iterations * training.global_batch_size,
                 cache_dir=cache_dir(experiment.paths.cache),
-                split=experiment.dataset.split,
+                split=str(experiment.dataset.split),
+                mask_documents=experiment.dataset.mask_documents,
+                mask_eod_loss=experiment.dataset.mask_eod_loss,
             )
             stream = batches(
                 datasets.train,
@@ -276,15 +278,15 @@ def _lost_peer(error: BaseException) -> bool:
     return lost_peer(error)
 
 
-def _data(experiment: Experiment) -> tuple[Path, Tokenizer]:
+def _data(experiment: Experiment) -> tuple[dict[Path, float], Tokenizer]:
+    from quantexp.data.completed import paths, tokenizer_of
     from quantexp.data.sample import sample_prefix
-    from quantexp.data.tokenizer import load_tokenizer
 
     dataset = experiment.dataset
-    tokenizer = load_tokenizer(dataset.tokenizer.value, dataset.tokenizer_path)
     if dataset.sample:
-        return sample_prefix(dataset.name, cache_dir(experiment.paths.cache)), tokenizer
-    return Path(str(dataset.path)).expanduser(), tokenizer
+        cache = cache_dir(experiment.paths.cache)
+        return {sample_prefix(dataset.name, cache, str(dataset.split)): 1.0}, tokenizer_of(dataset)
+    return paths(dataset), tokenizer_of(dataset)
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ def test_word_that_is_neither_verb_nor_override_is_misuse(
 ) -> None:
     assert misuse(*words) == 2
     err = capsys.readouterr().err
-    assert "is neither a verb (train, plan, list, doctor" in err
+    assert "is neither a verb (train, plan, list, prepare, doctor" in err
     assert "nor key=value; see quantexp --help" in err
 
 
@@ -129,7 +129,8 @@ def test_missing_data_without_the_sample_says_what_to_give(capsys: Captured) -> 
     assert main(["dataset=dolma"]) == 1
     assert capsys.readouterr().err == (
         "quantexp: dataset=dolma has no data: give dataset.path=PREFIX of a Megatron .bin/.idx "
-        "pair and dataset.tokenizer_path=FOLDER, or training=fast for the built-in sample\n"
+        "pair (`quantexp prepare` makes one of raw text) and dataset.tokenizer_path=FOLDER, or "
+        "training=fast for the built-in sample\n"
     )
     assert not list(Path.cwd().iterdir())
 

@@ -186,7 +186,8 @@ def test_no_data_at_all_says_what_to_give(base: Experiment) -> None:
     with pytest.raises(
         DataError,
         match=r"dataset=wikipedia has no data: give dataset\.path=PREFIX of a Megatron \.bin/\.idx "
-        r"pair and dataset\.tokenizer_path=FOLDER, or training=fast for the built-in sample",
+        r"pair \(`quantexp prepare` makes one of raw text\) and dataset\.tokenizer_path=FOLDER, or "
+        r"training=fast for the built-in sample",
     ):
         identity(experiment, "cpu")
 

@@ -19,10 +19,10 @@ from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import DataError
 
 #: What an index of version 1 begins with.
-_INDEX_MAGIC = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1)
+INDEX_MAGIC = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1)
 #: The magic, the code of the ids' type, the number of sequences and of documents' ends. Then follow
 #: each sequence's length (int32) and place (int64), and where each document ends (int64).
-_INDEX_HEAD = struct.Struct("<17sBQQ")
+INDEX_HEAD = struct.Struct("<17sBQQ")
 _MIB = 1 << 20
 #: A `.bin` below this size is hashed whole.
 _WHOLE_BYTES = 64 * _MIB
@@ -169,11 +169,11 @@ def _check_index(idx_path: Path) -> None:
     collected.
     """
     with idx_path.open("rb") as stream:
-        head = stream.read(_INDEX_HEAD.size)
-    if len(head) < _INDEX_HEAD.size or not head.startswith(_INDEX_MAGIC):
+        head = stream.read(INDEX_HEAD.size)
+    if len(head) < INDEX_HEAD.size or not head.startswith(INDEX_MAGIC):
         raise DataError(f"{idx_path}: not an index of Megatron's; give another dataset.path")
-    _, _, num_sequences, num_documents = _INDEX_HEAD.unpack(head)
-    if idx_path.stat().st_size < _INDEX_HEAD.size + 12 * num_sequences + 8 * num_documents:
+    _, _, num_sequences, num_documents = INDEX_HEAD.unpack(head)
+    if idx_path.stat().st_size < INDEX_HEAD.size + 12 * num_sequences + 8 * num_documents:
         raise DataError(f"{idx_path}: cut short: copy or prepare the dataset again")
 
 
@@ -181,17 +181,19 @@ def _build(
     documents: Iterable[Document], bin_path: Path, idx_path: Path, tokenizer: Tokenizer
 ) -> tuple[int, int]:
     """Writes both files in place; returns how many documents and tokens."""
-    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+    import numpy as np
 
-    builder = IndexedDatasetBuilder(str(bin_path), dtype=DType.optimal_dtype(tokenizer.vocab_size))
+    from quantexp.data.prepare.index import id_type, write_index
+
+    dtype = id_type(tokenizer.vocab_size)
+    lengths_path = bin_path.with_suffix(".lengths")
     num_documents = num_tokens = 0
-    try:
+    with bin_path.open("wb") as ids_file, lengths_path.open("wb") as lengths_file:
         for document in documents:
-            ids = [*tokenizer.tokenize(document.text), tokenizer.eod]
-            builder.add_document(ids, [len(ids)])
+            ids = np.array([*tokenizer.tokenize(document.text), tokenizer.eod], dtype)
+            ids_file.write(ids.tobytes())
+            lengths_file.write(np.array([len(ids)], "<i4").tobytes())
             num_documents += 1
             num_tokens += len(ids)
-        builder.finalize(str(idx_path))
-    finally:
-        builder.data_file.close()
+    write_index(idx_path, [lengths_path], dtype)
     return num_documents, num_tokens

@@ -1,42 +1,44 @@
-"""Training samples from a .bin/.idx pair, by Megatron's GPTDataset, and micro-batches of them.
+"""Training samples from .bin/.idx pairs, by Megatron's GPTDataset, and micro-batches of them.
 
 A sample is `seq_length` consecutive tokens of the documents, which are shuffled and joined; its
-labels are the tokens one further on. The order follows from the seed, the pair's content,
-`seq_length`, `split` and the number of samples (which decides how many epochs are shuffled
-together): two runs that agree in these see the same samples.
-
-It materialises no attention mask (the model's is causal) and resets nothing at a document's end.
+labels are the tokens one further on. The order follows from the seed, the pair's content and its
+part, and `seq_length` (see `order`): two runs that agree in these see the same samples, and a
+longer one begins with those of a shorter one. Several pairs are blended by weight: Megatron's
+BlendedDataset takes the next sample from whichever pair is furthest behind its share.
 """
 
 # B micro-batch, T tokens of a sample
 
-import hashlib
-import json
+import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.blended_megatron_dataset_config import (
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
 from torch import Tensor
-from torch import distributed as dist
 
-from quantexp.data.binary import fingerprint, folder_beside, open_pair
+from quantexp.data.binary import fingerprint, open_pair
+from quantexp.data.order import OrderedConfig, OrderedDataset, part_bounds
+from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import DataError
+from quantexp.schema_data import DEFAULT_SPLIT
 
-#: The share of documents for training, validation and test.
-DEFAULT_SPLIT = "95,5,0"
 #: How many ids are looked at to find a dataset that belongs to another tokenizer.
 _NUM_CHECKED_IDS = 1 << 20
-#: The samples wanted for training, validation and test; None for a part that is not built.
-_Sizes = tuple[int, int | None, None]
+#: The samples wanted for training, validation and test; 0 for a part that is not built.
+_Sizes = tuple[int, int, int]
 #: Where a part of the split begins and ends, from 0 to 1.
 _Part = tuple[float, float] | None
-_KEYS = ("tokens", "labels", "loss_mask", "position_ids")
+_KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 
 
 class Samples(Protocol):
@@ -60,7 +62,7 @@ class Datasets:
 
 
 def build_datasets(
-    prefix: Path,
+    prefixes: Path | Mapping[Path, float],
     tokenizer: Tokenizer,
     *,
     seq_length: int,
@@ -69,44 +71,91 @@ def build_datasets(
     num_samples_valid: int = 0,
     cache_dir: Path,
     split: str = DEFAULT_SPLIT,
+    mask_documents: bool = False,
+    mask_eod_loss: bool = False,
 ) -> Datasets:
     """Returns the training samples, and the validation samples if any are asked for.
 
     Where torch.distributed is initialised every rank must call this, with the same arguments;
-    rank 0 writes the index into `cache_dir`, which all ranks must see. Runs may share
-    `cache_dir`: an index has its own folder, named after all that decides it, and appears there
-    complete. Documents go to training and validation by number in file order, as `split` says,
-    whether validation samples are asked for or not.
+    rank 0 writes the index into `cache_dir` first. Runs and hosts may share `cache_dir` or not.
+    The documents of a prepared pair are those that its card says; those of another pair go to
+    training and validation by number in file order, as `split` says, whether validation samples
+    are asked for or not.
+
+    Args:
+        prefixes: a pair, or several with their weights: so many of the samples come from each.
+        tokenizer: the one that the ids are of.
+        seq_length: T.
+        seed: decides the order.
+        num_samples_train: at least so many.
+        num_samples_valid: at least so many; 0 is no validation.
+        cache_dir: where indices are kept.
+        split: the weights of training, validation and test.
+        mask_documents: whether batches have an `attention_mask`, [1, T, T], True where a token
+            must not attend: to later ones and to those of another document.
+        mask_eod_loss: whether the loss mask is 0 where the token is an end of document.
 
     Raises:
-        DataError: the pair is missing, damaged or of another tokenizer, `split` is no list of
-            weights or leaves a wanted part without documents, or `cache_dir` cannot be written or
-            is not shared.
+        DataError: a pair is missing, damaged or of another tokenizer, `split` is no list of
+            weights, is not that of a prepared pair, or leaves a wanted part without documents, or
+            `cache_dir` cannot be written.
     """
     assert num_samples_train > 0
-    prefix = prefix.absolute()
-    sizes = (num_samples_train, num_samples_valid or None, None)
+    weights = {prefixes: 1.0} if isinstance(prefixes, Path) else prefixes
+    weights = {prefix.absolute(): weight for prefix, weight in weights.items()}
+    sizes = (num_samples_train, num_samples_valid, 0)
     _check_split(split)
-    pair = open_pair(prefix)
-    _check_ids(pair, prefix, tokenizer)
-    config = GPTDatasetConfig(
+    parts = {str(p): _wanted_parts(p, tokenizer, split, sizes) for p in weights}
+    blend = ([*parts], list(weights.values()) if len(weights) > 1 else None)
+    config = OrderedConfig(
         random_seed=seed,
         sequence_length=seq_length,
-        blend=([str(prefix)], None),
-        split=split,
+        blend=blend,
+        split="1,1,1",
         tokenizer=tokenizer,
         reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
+        reset_attention_mask=mask_documents,
+        eod_mask_loss=mask_eod_loss,
+        create_attention_mask=mask_documents,
+        path_to_cache=str(cache_dir),
+        fingerprints={str(prefix): fingerprint(prefix) for prefix in weights},
     )
-    config.split_matrix = _wanted_parts(config, sizes, pair, prefix)
-    identity = [str(prefix), fingerprint(prefix), tokenizer.fingerprint(), seq_length, seed, split]
-    index_dir = cache_dir / f"index-{_hash([*identity, *sizes])}"
-    _write_index_once(config, sizes, index_dir)
-    config.path_to_cache = str(index_dir)
-    train, valid, _ = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+    config.split_matrix = next(iter(parts.values()))
+    train, valid, _ = _Builder(sizes, config, parts).build()
     return Datasets(train, valid)
+
+
+class _Builder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
+    """Megatron's builder, where each pair has parts of its own, and blends of them are not kept."""
+
+    def __init__(self, sizes: _Sizes, config: OrderedConfig, parts: dict[str, list[_Part]]) -> None:
+        self.parts = parts
+        super().__init__(OrderedDataset, sizes, lambda: True, config)
+
+    def _build_megatron_dataset_splits(
+        self, dataset_path: str, split: Any, sizes: Any, synchronize_ranks: bool = True
+    ) -> list[Any]:
+        found: list[Any] = super()._build_megatron_dataset_splits(
+            dataset_path, self.parts[dataset_path], sizes, synchronize_ranks
+        )
+        return found
+
+    @staticmethod
+    def build_generic_dataset(
+        cls: Any,
+        is_built_on_rank: Any,
+        synchronize_ranks: bool,
+        *args: Any,
+    ) -> Any:
+        """Builds one dataset; the order in which a blend takes its samples is quickly found again."""
+        if cls is BlendedDataset:
+            *rest, config = args
+            config = copy.copy(config)
+            config.path_to_cache = None
+            args = (*rest, config)
+        return BlendedMegatronDatasetBuilder.build_generic_dataset(
+            cls, is_built_on_rank, synchronize_ranks, *args
+        )
 
 
 def batches(
@@ -119,6 +168,8 @@ def batches(
 ) -> Iterator[dict[str, Tensor]]:
     """Yields this rank's micro-batches: tokens, labels, loss_mask, position_ids, shape BT.
 
+    Where documents are masked there is an attention_mask too, shape [B, 1, T, T].
+
     Samples are dealt in the dataset's order, `micro_batch_size` to each rank in turn, from
     `start_sample` (the samples that all ranks together have consumed). So N consecutive
     micro-batches of every rank hold the same samples for any `data_parallel_size` that divides
@@ -130,7 +181,7 @@ def batches(
     own = data_parallel_rank * micro_batch_size
     for start in range(start_sample, len(dataset) - stride + 1, stride):
         samples = [dataset[start + own + i] for i in range(micro_batch_size)]
-        yield {key: torch.stack([sample[key] for sample in samples]) for key in _KEYS}
+        yield {key: torch.stack([s[key] for s in samples]) for key in samples[0] if key in _KEYS}
 
 
 def _check_ids(pair: Any, prefix: Path, tokenizer: Tokenizer) -> None:
@@ -156,55 +207,25 @@ def _check_split(split: str) -> None:
         )
 
 
-def _wanted_parts(config: GPTDatasetConfig, sizes: _Sizes, pair: Any, prefix: Path) -> list[_Part]:
-    """Returns the split's parts with None for those of which no sample is wanted.
+def _wanted_parts(prefix: Path, tokenizer: Tokenizer, split: str, sizes: _Sizes) -> list[_Part]:
+    """Returns where each part of a pair lies, with None for those of which no sample is wanted.
 
-    Megatron would build one epoch of every part, and never end where a part has no document.
+    Megatron would never end where a part has no document.
     """
-    num_documents = len(pair.sequence_lengths)
-    wanted = [part if size else None for part, size in zip(config.split_matrix, sizes, strict=True)]
-    for name, size, part in zip(("training", "validation", "test"), sizes, wanted, strict=True):
-        begin, end = (round(share * num_documents) for share in part or (0, 0))
+    card = read_whole(prefix, tokenizer)
+    pair = open_pair(prefix)
+    _check_ids(pair, prefix, tokenizer)
+    if card is not None:
+        check_split(prefix, card, split)
+        parts = card.parts()
+    else:
+        parts = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
+    bounds = part_bounds(parts, len(pair.sequence_lengths))
+    names = ("training", "validation", "test")
+    for name, size, (begin, end) in zip(names, sizes, bounds, strict=True):
         if size and begin == end:
             raise DataError(
-                f"{prefix} has {num_documents} documents, of which dataset.split={config.split} "
+                f"{prefix} has {len(pair.sequence_lengths)} documents, of which dataset.split={split} "
                 f"leaves none for {name}: give more documents or another split"
             )
-    return wanted
-
-
-def _hash(identity: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-
-
-def _write_index_once(config: GPTDatasetConfig, sizes: _Sizes, index_dir: Path) -> None:
-    """Makes rank 0 write the index, unless it is there, and all others wait for it."""
-    distributed = dist.is_available() and dist.is_initialized()
-    if (not distributed or dist.get_rank() == 0) and not index_dir.is_dir():
-        _write_index(config, sizes, index_dir)
-    if distributed:
-        dist.barrier()
-    if not index_dir.is_dir():
-        raise DataError(
-            f"{index_dir} was written by rank 0 but this process cannot see it: "
-            "give a cache folder that all hosts share"
-        )
-
-
-def _write_index(config: GPTDatasetConfig, sizes: _Sizes, index_dir: Path) -> None:
-    """Writes Megatron's index to a folder beside, then renames it; another run's equal one may win.
-
-    Megatron itself writes file by file into the place where another run looks for them.
-    """
-    with folder_beside(index_dir) as folder:
-        config.path_to_cache = str(folder / "index")
-        builder = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config)
-        # build() has barriers, which only rank 0 would reach here.
-        builder._build_megatron_dataset_splits(
-            config.blend[0][0], config.split_matrix, sizes, synchronize_ranks=False
-        )
-        try:
-            (folder / "index").rename(index_dir)
-        except OSError:
-            if not index_dir.is_dir():
-                raise
+    return [part if size else None for part, size in zip(parts, sizes, strict=True)]

@@ -1,37 +1,38 @@
 """The built-in samples: some 40 kB of text each, so that everything runs before data is prepared.
 
 `sample/wikipedia.xml` has the form of a MediaWiki export, `sample/dolma.jsonl` that of Dolma.
-Both were written for this project. They are tokenised by bytes and cached as a .bin/.idx pair.
+Both were written for this project. They are prepared as real data is (`prepare`), tokenised by
+bytes, and kept in the cache.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from quantexp.data.binary import folder_beside, pair_paths, write_binary
-from quantexp.data.sources import Document, read_dolma, read_wikipedia
+from quantexp.data.binary import folder_beside, pair_paths
+from quantexp.data.prepare.chunks import Position, chunks
+from quantexp.data.prepare.inputs import find_inputs
+from quantexp.data.prepare.records import records
+from quantexp.data.prepared import card_path
+from quantexp.data.sources import Document
 from quantexp.data.tokenizer import ByteTokenizer
 from quantexp.errors import DataError
+from quantexp.schema_data import DEFAULT_SPLIT, DatasetConfig, PrepareConfig, TokenizerKind
 
-_SAMPLES: dict[str, tuple[str, Callable[[Path], Iterator[Document]]]] = {
-    "wikipedia": ("wikipedia.xml", read_wikipedia),
-    "dolma": ("dolma.jsonl", read_dolma),
-}
+_SAMPLES = {"wikipedia": "wikipedia.xml", "dolma": "dolma.jsonl"}
 
 
 def read_sample(dataset_name: str) -> Iterator[Document]:
-    """Returns the documents of a built-in sample, through the reader that real data takes.
+    """Yields the documents of a built-in sample, through the readers that real data takes.
 
     Raises:
         DataError: there is no sample of that name.
     """
-    if dataset_name not in _SAMPLES:
-        raise DataError(
-            f"no built-in sample for dataset {dataset_name}, only for {', '.join(_SAMPLES)}; "
-            "give dataset.path"
-        )
-    file, read = _SAMPLES[dataset_name]
-    return read(Path(__file__).parent / "sample" / file)
+    for item in find_inputs(str(_sample_file(dataset_name))):
+        for chunk in chunks(item, Position()):
+            for record in records(chunk, dataset_name):
+                if isinstance(record, Document):
+                    yield record
 
 
 def sample_fingerprint(dataset_name: str) -> str:
@@ -43,37 +44,61 @@ def sample_fingerprint(dataset_name: str) -> str:
     return f"sample-{_content_hash(list(read_sample(dataset_name)), ByteTokenizer())}"
 
 
-def sample_prefix(dataset_name: str, cache_dir: Path) -> Path:
-    """Returns the prefix of the sample's .bin/.idx pair in `cache_dir`, written if missing.
+def sample_prefix(dataset_name: str, cache_dir: Path, split: str = DEFAULT_SPLIT) -> Path:
+    """Returns the prefix of the prepared sample in `cache_dir`, written if missing.
 
-    The name ends in a hash of the documents and of the tokenizer, so that another version of
-    either is another pair. Processes that start at the same time each write a pair of their own
-    and rename it over the others', which are equal byte for byte; whoever has opened one keeps
+    The name ends in a hash of the documents, the tokenizer and the split, so that another version
+    of any is another pair. Processes that start at the same time each write files of their own
+    and rename them over the others', which are equal byte for byte; whoever has opened one keeps
     what it opened.
 
     Raises:
         DataError: there is no sample of that name, or `cache_dir` cannot be written.
     """
-    documents = list(read_sample(dataset_name))
-    tokenizer = ByteTokenizer()
-    prefix = cache_dir / f"{dataset_name}-sample-{_content_hash(documents, tokenizer)}"
-    if not all(path.is_file() for path in pair_paths(prefix)):
-        _write(documents, prefix, tokenizer)
+    content = _content_hash(list(read_sample(dataset_name)), ByteTokenizer(), split)
+    prefix = cache_dir / f"{dataset_name}-sample-{content}"
+    if not all(path.is_file() for path in _files(prefix)):
+        _write(dataset_name, prefix, split)
     return prefix
 
 
-def _write(documents: list[Document], prefix: Path, tokenizer: ByteTokenizer) -> None:
-    """Writes the pair without ever taking an equal one away, as replacing a dataset would."""
+def _write(dataset_name: str, prefix: Path, split: str) -> None:
+    """Prepares the sample without ever taking an equal one away, as replacing a dataset would."""
+    from rich.console import Console
+
+    from quantexp.data.prepare.job import make_job, prepare
+
     with folder_beside(prefix) as folder:
         own = folder / "sample"
-        write_binary(documents, own, tokenizer)
-        for written, path in zip(pair_paths(own), pair_paths(prefix), strict=True):
+        config = DatasetConfig(
+            name=dataset_name,
+            path=str(own),
+            source=str(_sample_file(dataset_name)),
+            tokenizer=TokenizerKind.byte,
+            split=split,
+            prepare=PrepareConfig(max_rejected=0, num_workers=1),
+        )
+        prepare(make_job(config), Console(quiet=True))
+        for written, path in zip(_files(own), _files(prefix), strict=True):
             written.replace(path)
 
 
-def _content_hash(documents: list[Document], tokenizer: ByteTokenizer) -> str:
+def _files(prefix: Path) -> tuple[Path, ...]:
+    return (*pair_paths(prefix), card_path(prefix))
+
+
+def _sample_file(dataset_name: str) -> Path:
+    if dataset_name not in _SAMPLES:
+        raise DataError(
+            f"no built-in sample for dataset {dataset_name}, only for {', '.join(_SAMPLES)}; "
+            "give dataset.path"
+        )
+    return Path(__file__).parent / "sample" / _SAMPLES[dataset_name]
+
+
+def _content_hash(documents: list[Document], tokenizer: ByteTokenizer, split: str = "") -> str:
     """Returns 12 hex digits that stand for the ids in the pair and their order."""
-    digest = hashlib.sha256(tokenizer.fingerprint().encode())
+    digest = hashlib.sha256((tokenizer.fingerprint() + split).encode())
     for document in documents:
         digest.update(hashlib.sha256(document.text.encode("utf-8")).digest())
     return digest.hexdigest()[:12]

@@ -1,26 +1,24 @@
-"""Readers of raw text: a MediaWiki XML export (Wikipedia) and Dolma's JSON lines.
+"""Records of raw text, each one document or the reason why it is none.
 
-Both stream: memory is that of one article, whatever the size of the file. A file whose name ends
-in `.bz2` or `.gz`, as the dumps are published, is unpacked while it is read. A document without
-text is left out.
+What is read: pages of a MediaWiki XML export (Wikipedia's dumps), lines of JSON (Dolma: `id`,
+`text`, `source`; WikiExtractor: `id`, `title`, `text`) and rows of a table (`wikimedia/wikipedia` as
+parquet: `id`, `title`, `text`). Of all of them only the text is needed.
 
-They refuse, with the file and the line, what is not well-formed; they repair nothing.
+Nothing is repaired. A record that cannot be read is rejected, with its place and the reason; one
+that is no document of its kind (a redirect, a talk page, an empty text) is left out.
 """
 
-import bz2
-import gzip
 import json
 import xml.etree.ElementTree as ET
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import BufferedIOBase
-from pathlib import Path
+from typing import Any
 from xml.parsers import expat
 
 from quantexp.data.wikitext import to_plain_text
-from quantexp.errors import DataError
+
+#: Why a record is left out.
+REDIRECT, NAMESPACE, EMPTY = "redirect", "other namespace", "empty"
 
 
 @dataclass(frozen=True)
@@ -31,111 +29,106 @@ class Document:
     id: str
     #: Never empty.
     text: str
-    #: "wikipedia", or Dolma's `source`.
+    #: Dolma's `source`; the dataset's name where records have none.
     source: str
     #: Empty where the source has none.
     title: str = ""
 
 
-def read_wikipedia(path: Path) -> Iterator[Document]:
-    """Yields the articles of a MediaWiki XML export, in the file's order.
+@dataclass(frozen=True)
+class LeftOut:
+    """A record that can be read and is no document."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A record that cannot be read."""
+
+    #: The line it begins in, or the row, from 1.
+    place: int
+    reason: str
+
+
+Record = Document | LeftOut | Rejected
+
+
+def read_pages(data: bytes, first_line: int) -> Iterator[Record]:
+    """Yields a record for each whole `<page>` of a piece of an XML export.
 
     Articles are the pages of namespace 0 that are no redirects; of several revisions the last one
     counts.
-
-    Raises:
-        DataError: no such file, not well-formed XML (naming the line), or no MediaWiki export.
     """
-    with _opened(path) as stream:
+    line, begin = first_line, 0
+    while (start := data.find(b"<page>", begin)) >= 0:
+        end = data.index(b"</page>", start) + len(b"</page>")
+        line += data.count(b"\n", begin, start)
         try:
-            for page in _pages(path, stream):
-                document = _article(page)
-                if document is not None:
-                    yield document
+            yield _article(ET.fromstring(data[start:end]))
         except ET.ParseError as error:
-            raise DataError(
-                f"{path}, line {error.position[0]}: malformed XML: "
-                f"{expat.ErrorString(error.code)}; give a complete MediaWiki export "
-                "(pages-articles) as dataset.path"
-            ) from error
+            reason = f"malformed XML: {expat.ErrorString(error.code)}"
+            yield Rejected(line + error.position[0] - 1, reason)
+        except RecursionError:
+            yield Rejected(line, "wikitext nested too deeply")
+        line += data.count(b"\n", start, end)
+        begin = end
 
 
-def read_dolma(path: Path) -> Iterator[Document]:
-    """Yields the documents of a Dolma file: one JSON object a line with `id`, `text` and `source`.
-
-    Empty lines are skipped. The title is `metadata.title` where there is one.
-
-    Raises:
-        DataError: no such file, or a line (named) that is not such an object.
-    """
-    with _opened(path) as stream:
-        for number, line in enumerate(stream, start=1):
-            if line.strip():
-                document = _parse_dolma_line(line, f"{path}, line {number}")
-                if document.text.strip():
-                    yield document
+def read_lines(data: bytes, first_line: int, name: str) -> Iterator[Record]:
+    """Yields a record for each line that is not blank; `name` is the source of those without one."""
+    for number, line in enumerate(data.split(b"\n"), start=first_line):
+        if line.strip():
+            yield _json_record(line, number, name)
 
 
-def _pages(path: Path, stream: BufferedIOBase) -> Iterator[ET.Element]:
-    """Yields each `<page>` once it is complete and forgets it afterwards."""
-    root: ET.Element | None = None
-    for event, element in ET.iterparse(stream, events=("start", "end")):
-        if root is None:
-            root = element
-            if _local_name(root) != "mediawiki":
-                raise DataError(
-                    f"{path}: not a MediaWiki export: its root element is <{_local_name(root)}>, "
-                    "not <mediawiki>"
-                )
-        elif event == "end" and _local_name(element) == "page":
-            yield element
-            root.clear()
+def row_record(row: Mapping[str, Any], number: int, name: str) -> Record:
+    """Returns the record of a table's row, or of a JSON object."""
+    text = row.get("text")
+    if not isinstance(text, str):
+        found = "it is missing" if "text" not in row else f"got {text!r:.40}"
+        return Rejected(number, f"`text` must be a string, {found}")
+    if not _is_unicode(text):
+        return Rejected(number, "`text` has half a surrogate pair, which is no character")
+    if not text.strip():
+        return LeftOut(EMPTY)
+    source, title = row.get("source"), row.get("title", _title(row.get("metadata")))
+    return Document(
+        id=str(row.get("id", number)),
+        text=text,
+        source=source if isinstance(source, str) else name,
+        title=title if isinstance(title, str) else "",
+    )
 
 
-def _local_name(element: ET.Element) -> str:
-    """Returns the tag without its namespace, which names the export's version and so varies."""
-    return element.tag.rpartition("}")[2]
-
-
-def _article(page: ET.Element) -> Document | None:
-    """Returns the page's plain text, or None for a redirect, another namespace or an empty page."""
-    if page.findtext("{*}ns") != "0" or page.find("{*}redirect") is not None:
-        return None
-    revisions = page.findall("{*}revision/{*}text")
+def _article(page: ET.Element) -> Record:
+    if page.find("redirect") is not None:
+        return LeftOut(REDIRECT)
+    if page.findtext("ns") != "0":
+        return LeftOut(NAMESPACE)
+    revisions = page.findall("revision/text")
     text = to_plain_text(revisions[-1].text or "") if revisions else ""
     if not text:
-        return None
-    return Document(
-        id=page.findtext("{*}id", ""),
-        text=text,
-        source="wikipedia",
-        title=page.findtext("{*}title", ""),
-    )
+        return LeftOut(EMPTY)
+    return Document(page.findtext("id", ""), text, "wikipedia", page.findtext("title", ""))
 
 
-def _parse_dolma_line(line: bytes, where: str) -> Document:
+def _json_record(line: bytes, number: int, name: str) -> Record:
     try:
-        record = json.loads(line)
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Rejected(number, f"no UTF-8: byte {error.start + 1} of the line")
     except ValueError as error:
-        raise DataError(f"{where}: malformed JSON: {error}; Dolma has one object a line") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{where}: must be a JSON object, got {type(record).__name__}")
-    for key in ("id", "text", "source"):
-        if not isinstance(record.get(key), str):
-            raise DataError(f"{where}: `{key}` must be a string, got {record.get(key)!r:.40}")
-    if not _is_unicode(record["text"]):
-        raise DataError(f"{where}: `text` has half a surrogate pair, which is no character")
-    return Document(
-        id=record["id"],
-        text=record["text"],
-        source=record["source"],
-        title=_title(record.get("metadata")),
-    )
+        return Rejected(number, f"malformed JSON: {error}")
+    except RecursionError:
+        return Rejected(number, "malformed JSON: nested too deeply")
+    if not isinstance(row, dict):
+        return Rejected(number, f"must be a JSON object, got {type(row).__name__}")
+    return row_record(row, number, name)
 
 
-def _title(metadata: object) -> str:
-    title = metadata.get("title") if isinstance(metadata, dict) else None
-    return title if isinstance(title, str) else ""
+def _title(metadata: object) -> object:
+    return metadata.get("title") if isinstance(metadata, dict) else None
 
 
 def _is_unicode(text: str) -> bool:
@@ -145,27 +138,3 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BufferedIOBase]:
-    """Opens a file for reading, unpacked by its suffix.
-
-    Raises:
-        DataError: it cannot be opened, or its compressed data ends early or is damaged.
-    """
-    try:
-        with _open(path) as stream:
-            yield stream
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; give the raw text as dataset.path") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-
-
-def _open(path: Path) -> BufferedIOBase:
-    if path.suffix == ".bz2":
-        return bz2.open(path, "rb")
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    return path.open("rb")

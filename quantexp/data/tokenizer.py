@@ -1,19 +1,27 @@
 """Text to token ids: bytes, which need no download, or a Hugging Face tokenizer from disk.
 
-Nothing is ever downloaded. A tokenizer here is what `binary` and Megatron's GPTDataset ask for,
-and a fingerprint of what decides its ids, for a run's identity. Neither wraps text in special
-tokens: `eod` is appended by `binary`.
+Nothing is ever downloaded. A tokenizer here is what `prepare` and Megatron's GPTDataset ask for,
+and a fingerprint of what decides its ids, for a run's identity. None wraps text in special
+tokens: `eod` is appended where documents are written. tiktoken and SentencePiece files are in
+`model_files`.
 """
 
 import hashlib
 import importlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from quantexp.data.words import Words, words_of
 from quantexp.errors import DataError
 
+#: What each kind reads.
+_NEEDS = {
+    "huggingface": "a folder with tokenizer.json, or that file",
+    "tiktoken": "a file of ranks (cl100k_base.tiktoken, or Meta's tokenizer.model of Llama 3)",
+    "sentencepiece": "a SentencePiece model (tokenizer.model)",
+}
 #: What ends a document where no `tokenizer_config.json` says so.
 _EOD_NAMES = ("<|end_of_text|>", "<|endoftext|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>")
 
@@ -33,8 +41,15 @@ class Tokenizer(Protocol):
     def unique_identifiers(self) -> dict[str, str]:
         """What Megatron hashes to name its cached indices."""
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it was read from; a copy of these is the same tokenizer."""
+
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids, without `eod`."""
+
+    def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        """Returns the ids of each text as `tokenize` does, in one call, which is faster."""
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids; `eod` has none."""
@@ -48,15 +63,20 @@ class ByteTokenizer:
 
     vocab_size = 257
     eod = 256
+    files: tuple[Path, ...] = ()
 
     @property
     def unique_identifiers(self) -> dict[str, str]:
         """What Megatron hashes to name its cached indices."""
-        return _identifiers(self)
+        return identifiers(self)
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's UTF-8 bytes; the empty text has none."""
         return list(text.encode("utf-8"))
+
+    def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        """Returns the UTF-8 bytes of each text, as bytes."""
+        return [text.encode("utf-8") for text in texts]
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """Returns the text; `eod` is dropped, bytes that are no character become U+FFFD.
@@ -78,8 +98,13 @@ class HuggingFaceTokenizer:
             them. eod: the id of the token that ends a document.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, eod: str | None = None) -> None:
         """Reads a `tokenizer.json`, or a folder that has one.
+
+        Args:
+            path: the file or folder.
+            eod: the name of the token that ends a document; None goes by `eos_token` of a
+                `tokenizer_config.json` beside, else by the usual names.
 
         Raises:
             DataError: `tokenizers` is not installed, or the file is missing, unreadable or names
@@ -88,19 +113,34 @@ class HuggingFaceTokenizer:
         file = path / "tokenizer.json" if path.is_dir() else path
         content = _read_tokenizer_json(file)
         self._tokenizer = _parse_tokenizer_json(file, content)
+        self._tokenizer.no_truncation()  # documents are whole, whatever the file was saved with
+        self._tokenizer.no_padding()
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
-        self.eod = vocab[_eod_name(file, vocab)]
+        self.eod = vocab[_eod_name(file, vocab) if eod is None else _given_eod(file, vocab, eod)]
+        config = file.with_name("tokenizer_config.json")
+        self.files = (file, config) if config.is_file() else (file,)
+        self._content, self._asked_for_words = content, False
+        self._words: Words | None = None
         self._fingerprint = hashlib.sha256(content + f"\neod {self.eod}".encode()).hexdigest()
 
     @property
     def unique_identifiers(self) -> dict[str, str]:
         """What Megatron hashes to name its cached indices."""
-        return _identifiers(self)
+        return identifiers(self)
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids, without the special tokens a template would add."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        """Returns the ids of each text, word by word where the tokenizer works so (see `words`)."""
+        if not self._asked_for_words:
+            self._words, self._asked_for_words = words_of(self._tokenizer, self._content), True
+        found = [None if self._words is None else self._words.ids(text) for text in texts]
+        others = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        rest = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
+        return [next(rest).ids if ids is None else ids for ids in found]
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """Returns the text; `eod` and other special tokens are dropped."""
@@ -111,31 +151,52 @@ class HuggingFaceTokenizer:
         return self._fingerprint
 
 
-def load_tokenizer(name: str, path: str | None) -> Tokenizer:
-    """Returns the tokenizer called `byte` (which takes no path) or `huggingface` (which needs one).
+def load_tokenizer(
+    name: str, path: str | None, *, eod: str | None = None, pattern: str | None = None
+) -> Tokenizer:
+    """Returns the tokenizer called `byte` (which takes no path), or another (which needs one).
+
+    Args:
+        name: byte, huggingface, tiktoken or sentencepiece.
+        path: its file, or for huggingface a folder too.
+        eod: the name of the token that ends a document; None is the tokenizer's own.
+        pattern: how tiktoken cuts text into words.
 
     Raises:
-        DataError: another name, or a path that is missing, not needed or unreadable.
+        DataError: another name, a path that is missing, not needed or unreadable, an `eod` or a
+            pattern for a tokenizer that takes none.
     """
-    match name, path:
-        case "byte", None:
-            return ByteTokenizer()
-        case "byte", _:
-            raise DataError(
-                f"dataset.tokenizer=byte takes no path, got dataset.tokenizer_path={path}; "
-                "drop it, or set dataset.tokenizer=huggingface"
-            )
-        case "huggingface", None:
-            raise DataError(
-                "dataset.tokenizer=huggingface needs a path: give a folder with tokenizer.json, "
-                "or that file, as dataset.tokenizer_path=..."
-            )
-        case "huggingface", str():
-            return HuggingFaceTokenizer(Path(path))
-    raise DataError(f"dataset.tokenizer must be byte or huggingface, got {name}")
+    if pattern is not None and name != "tiktoken":
+        raise DataError(
+            f"dataset.tokenizer_pattern is for dataset.tokenizer=tiktoken, got {name}; drop it"
+        )
+    if name == "byte":
+        for key, given in (("tokenizer_path", path), ("eod", eod)):
+            if given is not None:
+                raise DataError(
+                    f"dataset.tokenizer=byte takes no {key.rpartition('_')[2]}, got "
+                    f"dataset.{key}={given}; drop it, or set dataset.tokenizer=huggingface"
+                )
+        return ByteTokenizer()
+    if name not in _NEEDS:
+        raise DataError(f"dataset.tokenizer must be byte or {', '.join(_NEEDS)}, got {name}")
+    if path is None:
+        raise DataError(
+            f"dataset.tokenizer={name} needs a path: give {_NEEDS[name]}, as "
+            "dataset.tokenizer_path=..."
+        )
+    file = Path(path).expanduser()
+    if name == "huggingface":
+        return HuggingFaceTokenizer(file, eod)
+    from quantexp.data.model_files import SentencePieceTokenizer, TiktokenTokenizer
+
+    if name == "tiktoken":
+        return TiktokenTokenizer(file, eod, pattern)
+    return SentencePieceTokenizer(file, eod)
 
 
-def _identifiers(tokenizer: Tokenizer) -> dict[str, str]:
+def identifiers(tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns what Megatron hashes to name its cached indices."""
     return {"class": type(tokenizer).__name__, "fingerprint": tokenizer.fingerprint()}
 
 
@@ -154,7 +215,7 @@ def _parse_tokenizer_json(file: Path, content: bytes) -> Any:
         library = importlib.import_module("tokenizers")
     except ImportError as error:
         raise DataError(
-            "dataset.tokenizer=huggingface needs the tokenizers library: pip install tokenizers"
+            "dataset.tokenizer=huggingface needs the tokenizers library: pip install 'quantexp[data]'"
         ) from error
     # The library raises a bare Exception for a file it cannot use.
     try:
@@ -175,6 +236,12 @@ def _eod_name(file: Path, vocab: dict[str, int]) -> str:
         f"{file}: no token ends a document: looked for {', '.join(names)}; name one of its tokens "
         f"as eos_token in {config}"
     )
+
+
+def _given_eod(file: Path, vocab: dict[str, int], name: str) -> str:
+    if name in vocab:
+        return name
+    raise DataError(f"{file}: has no token dataset.eod={name}; name one of its tokens")
 
 
 def _declared_eos(config: Path) -> str | None:

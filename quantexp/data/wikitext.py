@@ -1,34 +1,29 @@
-"""Wikitext to plain text, for the constructs that carry an encyclopedic article.
+"""Wikitext to plain text, by mwparserfromhell.
 
-What is dropped: comments, `<ref>`, `<gallery>`, `<math>` and `<timeline>` with their content,
-templates `{{...}}` (nested ones too), tables `{|...|}`, files, images and categories, behaviour
-switches such as `__NOTOC__`. What leaves its text: links, external links with a label, bold and
-italic, headings, list items, other HTML tags.
+What is dropped: comments, `<ref>`, `<gallery>`, `<math>`, `<timeline>` and their like with their
+content, templates `{{...}}` (nested ones too), tables `{|...|}`, files, images and categories,
+behaviour switches such as `__NOTOC__`. What leaves its text: links, external links with a label,
+bold and italic, headings, list items, other HTML tags.
 
-It refuses nothing: markup it does not know stays in the text as it is. Templates are never
+It refuses nothing: markup that is not closed stays in the text as it is. Templates are never
 expanded, so a sentence that gets its words from one (`{{convert|5|km}}`) loses them.
 """
 
-import html
 import re
+from functools import cache
+from typing import Any
 
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_EMPTY_REF = re.compile(r"<ref\b[^<>]*/>", re.IGNORECASE)
-_BLOCK = re.compile(r"<(ref|gallery|math|timeline)\b[^<>]*>.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
-_TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")
-_TABLE = re.compile(r"^\{\|.*?^\|\}", re.DOTALL | re.MULTILINE)
-_INNER_LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
-_OUTER_LINK = re.compile(r"\[(?:https?:)?//[^\s\]]+(?:\s+([^\]]*))?\]")
-_QUOTES = re.compile(r"'{2,5}")
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SWITCH = re.compile(r"__[A-Z]+__")
-_HEADING = re.compile(r"^(={1,6})[ \t]*(.+?)[ \t]*\1[ \t]*$", re.MULTILINE)
-_LIST_MARK = re.compile(r"^[*#:;]+[ \t]*", re.MULTILINE)
 _BLANKS = re.compile(r"[ \t\u00a0]+")
 _GAP = re.compile(r"\s*\n\s*\n\s*")
+_HEADING = re.compile(r"^(={1,6})([ \t]*[^\n]+?[ \t]*)\1[ \t]*$", re.MULTILINE)
 
+#: Tags that are dropped with their content, beside those that the library itself calls invisible.
+_NOT_TEXT_TAGS = frozenset({"ref", "references", "table", "ce", "chem", "hiero", "syntaxhighlight"})
 #: Links that show a picture or put the page into a category: no text of the article.
-_NOT_TEXT = ("file:", "image:", "category:")
+_NOT_TEXT_LINKS = ("file:", "image:", "category:")
+#: Bits of markup without which a text is its own plain text.
+_MARKS = ("{", "[", "<", "&", "''", "==", "__", "\n*", "\n#", "\n:", "\n;")
 
 
 def to_plain_text(wikitext: str) -> str:
@@ -36,38 +31,68 @@ def to_plain_text(wikitext: str) -> str:
 
     Text without markup comes back as it was but for its white space; the empty string stays empty.
     """
-    text = _COMMENT.sub("", wikitext)
-    text = _BLOCK.sub("", _EMPTY_REF.sub("", text))
-    text = _TABLE.sub("", _until_stable(_TEMPLATE, "", text))
-    text = _OUTER_LINK.sub(r"\1", _links_to_text(text))
-    text = _SWITCH.sub("", _QUOTES.sub("", _TAG.sub("", text)))
-    text = _LIST_MARK.sub("", _HEADING.sub(r"\n\2\n", text))
-    return _tidy(html.unescape(text))
+    if not any(mark in f"\n{wikitext}" for mark in _MARKS):
+        return _tidy(wikitext)
+    code = _library().parse(_HEADING.sub(r"\n\n\1\2\1\n\n", wikitext))
+    kept = [_text(node) for node in code.nodes]
+    return _tidy(_SWITCH.sub("", "".join(kept)))
 
 
-def _links_to_text(text: str) -> str:
-    """Replaces links from the innermost outwards, as a picture's caption may hold links."""
-    while True:
-        replaced = _INNER_LINK.sub(lambda link: _label(link[1]), text)
-        if replaced == text:
-            return text
-        text = replaced
+@cache
+def _library() -> Any:
+    """Imported by who needs it: it takes a tenth of a second."""
+    import mwparserfromhell
+
+    return mwparserfromhell
 
 
-def _label(link: str) -> str:
-    """Returns what a reader sees of `[[link]]`: the part after the last bar, else the target."""
-    if link.lstrip().lower().startswith(_NOT_TEXT):
+def _text(node: Any) -> str:
+    """Returns what a reader sees of one node."""
+    match type(node).__name__:
+        case "Text":
+            return str(node.value)
+        case "Wikilink":
+            return _link(node)
+        case "Tag":
+            return _tag(node)
+        case "Heading":
+            return _texts(node.title).strip()
+        case "ExternalLink":
+            return _texts(node.title) if node.title is not None or node.brackets else str(node.url)
+        case "HTMLEntity":
+            return _entity(node)
+        case _:
+            return ""
+
+
+def _entity(node: Any) -> str:
+    try:
+        return str(node.normalize())
+    except (ValueError, OverflowError):  # the number of no character
+        return str(node)
+
+
+def _texts(code: Any) -> str:
+    return "" if code is None else "".join(_text(node) for node in code.nodes)
+
+
+def _link(node: Any) -> str:
+    """Returns a link's label, else its target."""
+    target = str(node.title)
+    if target.lstrip().lower().startswith(_NOT_TEXT_LINKS):
         return ""
-    target, bar, label = link.rpartition("|")
-    return label if bar else (target or label).removeprefix(":")
+    if node.text is None:
+        return target.removeprefix(":")
+    return _texts(node.text)
 
 
-def _until_stable(pattern: re.Pattern[str], replacement: str, text: str) -> str:
-    """Replaces until nothing matches: a pattern for the innermost pair so removes nested ones."""
-    count = 1
-    while count:
-        text, count = pattern.subn(replacement, text)
-    return text
+def _tag(node: Any) -> str:
+    name = str(node.tag).strip().lower()
+    if name in _NOT_TEXT_TAGS or not _library().definitions.is_visible(name):
+        return ""
+    if name == "nowiki":
+        return "" if node.contents is None else str(node.contents)
+    return _texts(node.contents)
 
 
 def _tidy(text: str) -> str:

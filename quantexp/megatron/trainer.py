@@ -254,7 +254,8 @@ class _Loop:
             self.moment.begin(iteration, index * size + rank)
             self.observer.micro_batch(iteration, index, scale)
             batch = {key: value.to(self.device) for key, value in next(batches).items()}
-            losses_BT = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+            mask = batch.get("attention_mask")  # none: the model's own, causal
+            losses_BT = model(batch["tokens"], batch["position_ids"], mask, labels=batch["labels"])
             return losses_BT, lambda losses: _mean_loss(losses, batch["loss_mask"])
 
         return forward_step

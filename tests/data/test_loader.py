@@ -1,16 +1,19 @@
+import shutil
 import socket
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from quantexp.data import loader
-from quantexp.data.binary import write_binary
+from quantexp.data.binary import open_pair, pair_paths, write_binary
 from quantexp.data.loader import Datasets, batches, build_datasets
+from quantexp.data.prepared import card_path, read_card
 from quantexp.data.sample import read_sample, sample_prefix
 from quantexp.data.sources import Document
 from quantexp.data.tokenizer import ByteTokenizer
@@ -25,6 +28,14 @@ N = 48
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sample_prefix("wikipedia", tmp_path_factory.mktemp("sample"))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Megatron's own: a pair without a card."""
+    prefix = tmp_path_factory.mktemp("plain") / "wikipedia_text_document"
+    write_binary(read_sample("wikipedia"), prefix, ByteTokenizer())
+    return prefix
 
 
 @pytest.fixture
@@ -181,11 +192,11 @@ def test_a_split_that_is_no_list_of_weights_is_refused(
     ("split", "part"), [("0,1", "training"), ("999,1", "validation"), ("1", "validation")]
 )
 def test_a_split_that_leaves_a_wanted_part_empty_is_refused(
-    build: Callable[..., Datasets], split: str, part: str
+    build: Callable[..., Datasets], plain: Path, split: str, part: str
 ) -> None:
     words = rf"has 40 documents, of which dataset\.split={split} leaves none for {part}: give more"
     with pytest.raises(DataError, match=words):
-        build(split=split, num_samples_valid=1)
+        build(plain, split=split, num_samples_valid=1)
 
 
 def test_the_dataset_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -207,14 +218,152 @@ def test_a_cache_that_cannot_be_written_is_refused(
         build(cache_dir=tmp_path / "file")
 
 
-def test_a_cache_that_another_host_cannot_see_is_refused(
-    build: Callable[..., Datasets], monkeypatch: pytest.MonkeyPatch
+def test_a_longer_run_begins_with_the_samples_of_a_shorter_one(
+    build: Callable[..., Datasets],
 ) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
-    with pytest.raises(DataError, match="this process cannot see it: give a cache folder that all"):
-        build()
+    lengths = (1, N, 700, 2000)  # an epoch has some 540 samples
+    found = [tokens_of(build(num_samples_train=length).train) for length in lengths]
+    for tokens, length in zip(found, lengths, strict=True):
+        assert len(tokens) >= length
+        assert torch.equal(found[-1][: len(tokens)], tokens)
+
+
+def test_an_epoch_has_every_token_once_and_the_next_one_another_order(
+    build: Callable[..., Datasets], prefix: Path
+) -> None:
+    card = read_card(prefix)
+    assert card is not None
+    per_epoch = -(-card.num_tokens[0] // T)
+    two = tokens_of(build(num_samples_train=2 * per_epoch - 1).train)
+    first, second = two[:per_epoch], two[per_epoch:]
+    pair = open_pair(prefix)
+    whole = torch.from_numpy(pair.bin_reader.read(np.uint16, card.num_tokens[0], 0).astype(int))
+    # The last sample of an epoch goes on into the next one.
+    surplus = per_epoch * T - card.num_tokens[0]
+    counted = torch.bincount(first.flatten(), minlength=257)
+    assert (counted - torch.bincount(whole, minlength=257)).clamp(min=0).sum() <= surplus
+    assert not torch.equal(first[:8], second[:8])
+
+
+def test_training_and_validation_are_the_documents_that_the_card_says(
+    build: Callable[..., Datasets], prefix: Path
+) -> None:
+    data = build(num_samples_valid=20, num_samples_train=600)
+    pair = open_pair(prefix)
+    card = read_card(prefix)
+    assert card is not None
+    assert data.valid is not None
+    texts = [ByteTokenizer().detokenize(pair[i].tolist()) for i in range(len(pair))]
+    for part, own in (
+        (data.train, slice(0, card.num_documents[0])),
+        (data.valid, slice(card.num_documents[0], None)),
+    ):
+        inside = [text for text in texts[own] if len(text.encode()) > T]
+        whole = [row for row in tokens_of(part).tolist() if 256 not in row]
+        assert whole
+        for row in whole:
+            words = ByteTokenizer().detokenize(row).strip("\ufffd")
+            assert any(words in text for text in inside)
+
+
+def test_a_prepared_pair_has_its_own_split(build: Callable[..., Datasets]) -> None:
+    with pytest.raises(
+        DataError, match=r"was prepared with dataset\.split=95,5,0, got 90,10; drop"
+    ):
+        build(split="90,10")
+
+
+def test_a_pair_that_is_not_its_cards_is_refused(
+    build: Callable[..., Datasets], prefix: Path, tmp_path: Path
+) -> None:
+    for path in (*pair_paths(prefix), card_path(prefix)):
+        shutil.copy(path, tmp_path / f"own{path.suffix}")
+    with (tmp_path / "own.bin").open("ab") as stream:
+        stream.write(b"xx")
+    with pytest.raises(
+        DataError, match=r"own\.bin has .* bytes where .*own\.json says .*: copy or"
+    ):
+        build(tmp_path / "own")
+    (tmp_path / "own.json").write_text("{")
+    with pytest.raises(DataError, match=r"own\.json: cannot be read .*; prepare the dataset again"):
+        build(tmp_path / "own")
+    (tmp_path / "own.json").write_text('{"version": 0}')
+    with pytest.raises(
+        DataError, match=r"own\.json: no card of this version .*version 0.*; prepare"
+    ):
+        build(tmp_path / "own")
+
+
+def test_a_prepared_pair_is_refused_with_another_tokenizer(prefix: Path, tmp_path: Path) -> None:
+    class Other(ByteTokenizer):
+        def fingerprint(self) -> str:
+            return "f" * 64
+
+    with pytest.raises(
+        DataError, match=r"prepared with another tokenizer \(byte, 257 ids, 2a10.*fff"
+    ):
+        build_datasets(
+            prefix, Other(), seq_length=T, seed=1, num_samples_train=1, cache_dir=tmp_path
+        )
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> dict[Path, float]:
+    """Two pairs, one of the letter a and one of b, with weights."""
+    for letter in "ab":
+        documents = [Document(str(i), letter * 500, "test") for i in range(20)]
+        write_binary(documents, tmp_path / letter, ByteTokenizer())
+    return {tmp_path / "a": 3.0, tmp_path / "b": 1.0}
+
+
+def test_a_blend_takes_from_each_pair_by_weight(
+    build: Callable[..., Datasets], letters: dict[Path, float]
+) -> None:
+    rows = tokens_of(build(letters, num_samples_train=400, split="1").train)
+    assert len(rows) == 400
+    from_b = (rows == ord("b")).any(dim=1)
+    assert int(from_b.sum()) == 100
+    # Never far from its share: the next sample is of the pair that is furthest behind.
+    shares = from_b.cumsum(0) - torch.arange(1, 401) / 4
+    assert shares.abs().max() <= 1
+
+
+def test_the_validation_samples_of_a_blend_are_of_other_documents(
+    build: Callable[..., Datasets], tmp_path: Path
+) -> None:
+    for letters in ("ab", "cd"):
+        documents = [Document(str(i), letters[i // 10] * 500, "test") for i in range(20)]
+        write_binary(documents, tmp_path / letters, ByteTokenizer())
+    both = {tmp_path / "ab": 0.5, tmp_path / "cd": 0.5}
+    data = build(both, num_samples_train=40, num_samples_valid=20, split="1,1")
+    assert data.valid is not None
+    for samples, own in ((data.train, "ac"), (data.valid, "bd")):
+        assert set(tokens_of(samples).flatten().tolist()) == {*map(ord, own), 256}
+
+
+def test_a_longer_blend_begins_with_the_samples_of_a_shorter_one(
+    build: Callable[..., Datasets], letters: dict[Path, float], prefix: Path, plain: Path
+) -> None:
+    short, long = (
+        tokens_of(
+            build({prefix: 0.7, plain: 0.2, next(iter(letters)): 0.1}, num_samples_train=n).train
+        )
+        for n in (50, 900)
+    )
+    assert 50 <= len(short) < 60
+    assert torch.equal(long[: len(short)], short)
+
+
+def test_masked_documents_do_not_see_each_other(build: Callable[..., Datasets]) -> None:
+    train = build(mask_documents=True, mask_eod_loss=True).train
+    batch = next(batches(train, micro_batch_size=30, data_parallel_rank=0, data_parallel_size=1))
+    assert batch["attention_mask"].shape == (30, 1, T, T)
+    document = (batch["tokens"] == 256).cumsum(1) - (batch["tokens"] == 256).long()
+    assert document.max() >= 1
+    same = document[:, :, None] == document[:, None, :]
+    causal = torch.ones(T, T).tril().bool()
+    assert torch.equal(batch["attention_mask"][:, 0], ~(same & causal))
+    assert torch.equal(batch["loss_mask"], (batch["tokens"] != 256).float())
 
 
 BUILD = f"""

@@ -59,9 +59,9 @@ def test_the_pair_holds_the_documents_and_is_written_once(name: str, tmp_path: P
     prefix = sample_prefix(name, tmp_path / "cache")
     pair = IndexedDataset(str(prefix))
     texts = [ByteTokenizer().detokenize(int(i) for i in pair[n]) for n in range(len(pair))]
-    assert texts == [document.text for document in read_sample(name)]
+    assert sorted(texts) == sorted(document.text for document in read_sample(name))
     times = {path: path.stat().st_mtime_ns for path in prefix.parent.iterdir()}
-    assert len(times) == 2
+    assert len(times) == 3
     assert sample_prefix(name, tmp_path / "cache") == prefix
     assert {path: path.stat().st_mtime_ns for path in prefix.parent.iterdir()} == times
 
@@ -91,7 +91,7 @@ def test_four_processes_at_once_agree(tmp_path: Path) -> None:
         caches, side_by_side(FINGERPRINT, [[[cache]] * 4 for cache in caches]), strict=True
     ):
         assert len(set(found)) == 1
-        assert len(list(cache.iterdir())) == 2
+        assert len(list(cache.iterdir())) == 3
 
 
 def test_a_dataset_without_a_sample_is_refused(tmp_path: Path) -> None:

@@ -1,134 +1,111 @@
-import bz2
-import gzip
 import json
-from pathlib import Path
 
 import pytest
 
-from quantexp.data.sources import Document, read_dolma, read_wikipedia
-from quantexp.errors import DataError
-
-HEAD = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-{}/"><siteinfo/>'
+from quantexp.data.sources import (
+    EMPTY,
+    NAMESPACE,
+    REDIRECT,
+    Document,
+    LeftOut,
+    Rejected,
+    read_lines,
+    read_pages,
+    row_record,
+)
 
 
 def page(
     title: str = "Owl", ns: str = "0", page_id: str = "7", body: str = "", text: str = "An [[owl]]."
-) -> str:
+) -> bytes:
     return (
         f"<page><title>{title}</title><ns>{ns}</ns><id>{page_id}</id>{body}"
         f"<revision><id>99</id><text>{text}</text></revision></page>"
-    )
-
-
-def dump(*pages: str, version: str = "0.11") -> str:
-    return HEAD.format(version) + "".join(pages) + "</mediawiki>"
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
+    ).encode()
 
 
 def dolma(**fields: object) -> str:
     return json.dumps({"id": "a", "text": "b", "source": "c"} | fields)
 
 
-@pytest.mark.parametrize("version", ["0.10", "0.11"])
-def test_an_article_has_its_page_number_title_and_plain_text(tmp_path: Path, version: str) -> None:
-    path = write(tmp_path / "a.xml", dump(page(), version=version))
-    assert list(read_wikipedia(path)) == [Document("7", "An owl.", "wikipedia", "Owl")]
-
-
-def test_redirects_other_namespaces_and_empty_pages_are_left_out(tmp_path: Path) -> None:
-    pages = (
-        page(page_id="1", body='<redirect title="Owl"/>'),
-        page(page_id="2", ns="1"),
-        page(page_id="3", text=""),
-        page(page_id="4", text="{{only a template}}"),
-        "<page><title>no revision</title><ns>0</ns><id>5</id></page>",
-        page(page_id="6"),
-    )
-    documents = read_wikipedia(write(tmp_path / "a.xml", dump(*pages)))
-    assert [document.id for document in documents] == ["6"]
-
-
-def test_the_last_of_several_revisions_counts(tmp_path: Path) -> None:
-    older = "<revision><text>older</text></revision>"
-    path = write(tmp_path / "a.xml", dump(page(body=older, text="newer")))
-    assert [document.text for document in read_wikipedia(path)] == ["newer"]
-
-
-@pytest.mark.parametrize(("suffix", "compress"), [(".bz2", bz2.compress), (".gz", gzip.compress)])
-def test_a_compressed_file_is_unpacked_and_a_cut_one_refused(
-    tmp_path: Path, suffix: str, compress: object
-) -> None:
-    packed = compress((dolma() + "\n").encode() * 100)  # type: ignore[operator]
-    path = tmp_path / f"a.jsonl{suffix}"
-    path.write_bytes(packed)
-    assert len(list(read_dolma(path))) == 100
-    path.write_bytes(packed[:-10])
-    with pytest.raises(DataError, match=rf"a\.jsonl\{suffix}: cannot be read: .*end"):
-        list(read_dolma(path))
-
-
-def test_malformed_xml_is_refused_with_file_and_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.xml", dump("\n", page(), "\n<page></wrong>"))
-    reader = read_wikipedia(path)
-    assert next(reader).title == "Owl"
-    with pytest.raises(DataError, match=r"a\.xml, line 3: malformed XML: mismatched tag"):
-        next(reader)
-
-
-def test_a_dump_that_ends_early_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.xml", HEAD.format("0.11") + page())
-    with pytest.raises(DataError, match=r"line 1: malformed XML: no element found"):
-        list(read_wikipedia(path))
-
-
-def test_xml_that_is_no_export_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.xml", "<html><p/></html>")
-    with pytest.raises(DataError, match="not a MediaWiki export: its root element is <html>"):
-        list(read_wikipedia(path))
-
-
-@pytest.mark.parametrize("read", [read_wikipedia, read_dolma])
-def test_a_missing_file_is_refused_with_the_remedy(tmp_path: Path, read: object) -> None:
-    with pytest.raises(DataError, match=r"none: no such file; give the raw text as dataset\.path"):
-        list(read(tmp_path / "none"))  # type: ignore[operator]
-
-
-def test_a_folder_cannot_be_read_as_a_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
-        list(read_dolma(tmp_path))
-
-
-def test_dolma_lines_become_documents_and_empty_ones_are_skipped(tmp_path: Path) -> None:
-    lines = (dolma(), "", dolma(text=" "), dolma(id="d", metadata={"title": "e"}), "")
-    path = write(tmp_path / "a.jsonl", "\n".join(lines))
-    assert list(read_dolma(path)) == [Document("a", "b", "c"), Document("d", "b", "c", "e")]
+def test_an_article_has_its_page_number_title_and_plain_text() -> None:
+    assert list(read_pages(page(), 1)) == [Document("7", "An owl.", "wikipedia", "Owl")]
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("content", "reason"),
     [
-        ("{", "line 2: malformed JSON: .*; Dolma has one object a line"),
-        ("[]", "line 2: must be a JSON object, got list"),
-        (dolma(text=None), "line 2: `text` must be a string, got None"),
-        (dolma(id=5), "line 2: `id` must be a string, got 5"),
-        ('{"id": "a", "text": "b"}', "line 2: `source` must be a string, got None"),
-        (dolma(text="\ud800"), "line 2: `text` has half a surrogate pair"),
+        (page(body='<redirect title="Owl"/>'), REDIRECT),
+        (page(ns="1"), NAMESPACE),
+        (page(text=""), EMPTY),
+        (page(text="{{only a template}}"), EMPTY),
+        (b"<page><title>no revision</title><ns>0</ns><id>5</id></page>", EMPTY),
     ],
 )
-def test_a_bad_dolma_line_is_refused_with_file_and_line(
-    tmp_path: Path, line: str, words: str
+def test_a_page_that_is_no_article_is_left_out(content: bytes, reason: str) -> None:
+    assert list(read_pages(content, 1)) == [LeftOut(reason)]
+
+
+def test_the_last_of_several_revisions_counts() -> None:
+    older = "<revision><text>older</text></revision>"
+    (document,) = read_pages(page(body=older, text="newer"), 1)
+    assert isinstance(document, Document)
+    assert document.text == "newer"
+
+
+def test_a_malformed_page_is_rejected_with_its_line_and_the_next_is_read() -> None:
+    data = b"\n" + page() + b"\n<page>\n<ns>0</wrong></page>" + page(page_id="8")
+    first, second, third = read_pages(data, 10)
+    assert isinstance(first, Document)
+    assert second == Rejected(13, "malformed XML: mismatched tag")
+    assert isinstance(third, Document)
+
+
+def test_text_nested_beyond_all_measure_is_rejected_or_read(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path = write(tmp_path / "a.jsonl", f"{dolma()}\n{line}\n")
-    with pytest.raises(DataError, match=rf"a\.jsonl, {words}"):
-        list(read_dolma(path))
+    def deep(text: str) -> str:
+        raise RecursionError
+
+    monkeypatch.setattr("quantexp.data.sources.to_plain_text", deep)
+    assert list(read_pages(page(), 3)) == [Rejected(3, "wikitext nested too deeply")]
 
 
-def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"id": "\xff"}\n')
-    with pytest.raises(DataError, match=r"line 1: malformed JSON"):
-        list(read_dolma(path))
+def test_lines_become_documents_and_blank_ones_are_skipped() -> None:
+    lines = (dolma(), "", dolma(text=" "), dolma(id="d", metadata={"title": "e"}), "")
+    assert list(read_lines("\n".join(lines).encode(), 1, "x")) == [
+        Document("a", "b", "c"),
+        LeftOut(EMPTY),
+        Document("d", "b", "c", "e"),
+    ]
+
+
+def test_a_line_of_wikiextractor_is_of_the_dataset_and_has_its_title() -> None:
+    line = (
+        b'{"id": 12, "revid": 1, "url": "https://example.org", "title": "Owl", "text": "An owl."}'
+    )
+    assert list(read_lines(line, 1, "wikipedia")) == [Document("12", "An owl.", "wikipedia", "Owl")]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "malformed JSON: Expecting property name"),
+        (b"[" * 100_000, "malformed JSON: nested too deeply"),
+        (b"[]", "must be a JSON object, got list"),
+        (b'{"id": "a"}', "`text` must be a string, it is missing"),
+        (dolma(text=None).encode(), "`text` must be a string, got None"),
+        (dolma(text="\ud800").encode(), "`text` has half a surrogate pair"),
+        (b'{"text": "\xff"}', "no UTF-8: byte 11 of the line"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_rejected_with_its_number(line: bytes, reason: str) -> None:
+    _, rejected, last = read_lines(b"\n".join([dolma().encode(), line, dolma().encode()]), 4, "x")
+    assert isinstance(rejected, Rejected)
+    assert rejected.place == 5
+    assert rejected.reason.startswith(reason)
+    assert last == Document("a", "b", "c")
+
+
+def test_a_row_needs_only_text() -> None:
+    assert row_record({"text": "b"}, 9, "x") == Document("9", "b", "x")

@@ -126,7 +126,7 @@ def without_completed(plain: dict[Any, Any]) -> dict[Any, Any]:
     for section, keys in (
         ("quant", ["name"]),
         ("model", ["vocab_size"]),
-        ("dataset", ["label", "sample", "tokenizer"]),
+        ("dataset", ["label", "sample", "split", "tokenizer"]),
     ):
         for key in keys:
             plain[section].pop(key)

@@ -1,0 +1,49 @@
+"""What a dataset's configuration leaves open and its card knows: tokenizer and split."""
+
+from pathlib import Path
+
+from quantexp.data.prepared import read_card, tokenizer_folder
+from quantexp.data.tokenizer import Tokenizer, load_tokenizer
+from quantexp.schema_data import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
+
+
+def complete(dataset: DatasetConfig) -> None:
+    """Fills in tokenizer and split: those of the card beside the first path, else the defaults.
+
+    Raises:
+        DataError: a card that cannot be read.
+    """
+    prefix = next(iter(paths(dataset)), None)
+    card = read_card(prefix) if prefix is not None else None
+    if card is not None and dataset.tokenizer is None and dataset.tokenizer_path is None:
+        assert prefix is not None
+        dataset.tokenizer = TokenizerKind(card.tokenizer.kind)
+        if card.tokenizer.file is not None:
+            dataset.tokenizer_path = str(tokenizer_folder(prefix) / card.tokenizer.file)
+        dataset.eod = dataset.eod or card.tokenizer.eod_name
+        dataset.tokenizer_pattern = dataset.tokenizer_pattern or card.tokenizer.pattern
+    dataset.tokenizer = dataset.tokenizer or TokenizerKind.huggingface
+    if dataset.split is None:
+        dataset.split = DEFAULT_SPLIT if card is None else card.split
+
+
+def paths(dataset: DatasetConfig) -> dict[Path, float]:
+    """Returns the prefixes that a dataset consists of, with their weights; none for the sample."""
+    if dataset.path is not None:
+        return {Path(dataset.path).expanduser(): 1.0}
+    return {Path(path).expanduser(): weight for path, weight in (dataset.blend or {}).items()}
+
+
+def tokenizer_of(dataset: DatasetConfig) -> Tokenizer:
+    """Returns the tokenizer of a completed configuration.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    assert dataset.tokenizer is not None
+    return load_tokenizer(
+        dataset.tokenizer.value,
+        dataset.tokenizer_path,
+        eod=dataset.eod,
+        pattern=dataset.tokenizer_pattern,
+    )

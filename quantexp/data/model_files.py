@@ -1,0 +1,215 @@
+"""Tokenizers that are one model file: tiktoken's ranks and SentencePiece.
+
+A tiktoken file has lines of a token in base64 and its rank, and nothing else: how text is cut into
+words before ranks are applied, and which tokens are special, stands elsewhere. For the published
+vocabularies that is known by the number of ranks; for another one `dataset.tokenizer_pattern`
+says it, and the id after the last rank ends a document.
+"""
+
+import base64
+import hashlib
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantexp.data.tokenizer import identifiers
+from quantexp.errors import DataError
+
+#: How cl100k_base and Llama 3 cut text (tiktoken's openai_public, Meta's llama3).
+_CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+#: How GPT-2 does.
+_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True)
+class _Published:
+    """What a file of ranks leaves out."""
+
+    pattern: str
+    #: Special tokens and their ids.
+    special: dict[str, int]
+    #: The special token that ends a document.
+    eod: str
+    #: Ids, those reserved for special tokens included.
+    vocab_size: int
+
+
+#: By the number of ranks.
+_PUBLISHED = {
+    50_256: _Published(_GPT2, {"<|endoftext|>": 50_256}, "<|endoftext|>", 50_257),
+    100_256: _Published(_CL100K, {"<|endoftext|>": 100_257}, "<|endoftext|>", 100_277),
+    128_000: _Published(
+        _CL100K,
+        {"<|begin_of_text|>": 128_000, "<|end_of_text|>": 128_001, "<|eot_id|>": 128_009},
+        "<|end_of_text|>",
+        128_256,
+    ),
+}
+
+
+class TiktokenTokenizer:
+    """A file of ranks, run by the `tiktoken` library; special tokens in a text are plain text.
+
+    Attributes:
+        vocab_size: the published number of ids, else one more than `eod`. eod: the id that ends a
+            document. files: the file of ranks.
+    """
+
+    def __init__(self, path: Path, eod: str | None = None, pattern: str | None = None) -> None:
+        """Reads the file.
+
+        Raises:
+            DataError: `tiktoken` is not installed; the file cannot be read, is no file of ranks,
+                or has an unpublished number of them and there is no pattern; no such `eod`.
+        """
+        library = _library("tiktoken", "tiktoken")
+        content = _read(path)
+        ranks = _ranks(path, content)
+        known = _published(path, ranks, pattern)
+        name = known.eod if eod is None else eod
+        if name not in known.special:
+            raise DataError(
+                f"{path}: has no token dataset.eod={name}; it has {', '.join(known.special)}"
+            )
+        try:
+            self._encoding = library.Encoding(
+                path.name,
+                pat_str=known.pattern,
+                mergeable_ranks=ranks,
+                special_tokens=known.special,
+            )
+        except (ValueError, KeyError) as error:
+            raise DataError(
+                f"dataset.tokenizer_pattern={known.pattern}: not a pattern: {error}"
+            ) from error
+        self.eod, self.vocab_size, self.files = known.special[name], known.vocab_size, (path,)
+        decides = f"\npattern {known.pattern} eod {self.eod}".encode()
+        self._fingerprint = hashlib.sha256(content + decides).hexdigest()
+
+    @property
+    def unique_identifiers(self) -> dict[str, str]:
+        """What Megatron hashes to name its cached indices."""
+        return identifiers(self)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Returns the text's ids."""
+        return list(self._encoding.encode_ordinary(text))
+
+    def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        """Returns the ids of each text."""
+        return [self._encoding.encode_ordinary(text) for text in texts]
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """Returns the text of the ids; special tokens are dropped."""
+        special = self._encoding._special_tokens.values()
+        return str(self._encoding.decode([int(i) for i in ids if i not in special]))
+
+    def fingerprint(self) -> str:
+        """Returns the sha256, in hex, of the ranks, the pattern and `eod`."""
+        return self._fingerprint
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model, run by the `sentencepiece` library.
+
+    Attributes:
+        vocab_size: its pieces. eod: the id that ends a document, `</s>` unless another is named.
+            files: the model.
+    """
+
+    def __init__(self, path: Path, eod: str | None = None) -> None:
+        """Reads the model.
+
+        Raises:
+            DataError: `sentencepiece` is not installed, the file cannot be read or is no model, or
+                it has no such `eod`.
+        """
+        library = _library("sentencepiece", "sentencepiece")
+        content = _read(path)
+        try:
+            self._model = library.SentencePieceProcessor(model_proto=content)
+        except RuntimeError as error:
+            raise DataError(f"{path}: not a SentencePiece model: {error}") from error
+        self.vocab_size = int(self._model.get_piece_size())
+        self.eod, self.files = self._eod(path, eod), (path,)
+        self._fingerprint = hashlib.sha256(content + f"\neod {self.eod}".encode()).hexdigest()
+
+    def _eod(self, path: Path, name: str | None) -> int:
+        if name is None:
+            found = int(self._model.eos_id())
+            if found < 0:
+                raise DataError(f"{path}: no piece ends a document; name one as dataset.eod=...")
+            return found
+        found = int(self._model.piece_to_id(name))
+        if self._model.id_to_piece(found) != name:
+            raise DataError(f"{path}: has no token dataset.eod={name}; name one of its pieces")
+        return found
+
+    @property
+    def unique_identifiers(self) -> dict[str, str]:
+        """What Megatron hashes to name its cached indices."""
+        return identifiers(self)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Returns the text's ids."""
+        return list(self._model.encode(text))
+
+    def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        """Returns the ids of each text."""
+        return [self._model.encode(text) for text in texts]
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """Returns the text of the ids; control pieces such as `eod` have none."""
+        return str(self._model.decode([int(i) for i in ids]))
+
+    def fingerprint(self) -> str:
+        """Returns the sha256, in hex, of the model and `eod`."""
+        return self._fingerprint
+
+
+def _library(name: str, kind: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DataError(
+            f"dataset.tokenizer={kind} needs the {name} library: pip install 'quantexp[data]'"
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot read the tokenizer ({error.strerror}); give its model file as "
+            "dataset.tokenizer_path=..."
+        ) from error
+
+
+def _ranks(path: Path, content: bytes) -> dict[bytes, int]:
+    try:
+        lines = (line.split() for line in content.splitlines() if line)
+        return {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+    except ValueError as error:
+        raise DataError(
+            f"{path}: not a file of tiktoken's: a line must be a token in base64 and its rank "
+            f"({error})"
+        ) from error
+
+
+def _published(path: Path, ranks: dict[bytes, int], pattern: str | None) -> _Published:
+    known = _PUBLISHED.get(len(ranks))
+    if pattern is None and known is not None:
+        return known
+    if pattern is None:
+        raise DataError(
+            f"{path}: has {len(ranks):,} ranks, which is no published vocabulary known here; say how "
+            "it cuts text into words: dataset.tokenizer_pattern=REGULAR_EXPRESSION"
+        )
+    eod = max(ranks.values(), default=-1) + 1
+    return _Published(pattern, {"<|endoftext|>": eod}, "<|endoftext|>", eod + 1)

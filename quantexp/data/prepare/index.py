@@ -1,0 +1,53 @@
+"""Megatron's `.idx`, written from a file of lengths in bounded memory.
+
+Megatron's own builder keeps every length, offset and end as a Python number, some 100 bytes for a
+document. The layout (version 1): magic, type of the ids, number of sequences and of ends; then each
+sequence's length (int32) and offset in bytes (int64), and where each document ends (int64).
+One document is one sequence here.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantexp.data.binary import INDEX_HEAD, INDEX_MAGIC
+
+#: Megatron's codes of the types.
+_CODES = {"<u2": 8, "<i4": 4}
+#: Lengths that are held at a time.
+_BLOCK = 1 << 20
+
+
+def id_type(vocab_size: int) -> np.dtype[Any]:
+    """Returns the ids' type in a `.bin`, which is Megatron's rule: uint16 below 65,500, else int32."""
+    return np.dtype("<u2" if vocab_size < 65_500 else "<i4")
+
+
+def write_index(path: Path, lengths: Sequence[Path], dtype: np.dtype[Any]) -> None:
+    """Writes the index of the documents whose lengths (int32) the files hold, one file after another."""
+    total = sum(file.stat().st_size for file in lengths) // 4
+    with path.open("wb") as out:
+        out.write(
+            INDEX_HEAD.pack(INDEX_MAGIC, _CODES[dtype.newbyteorder("<").str], total, total + 1)
+        )
+        for block in blocks(lengths):
+            out.write(block.tobytes())
+        offset = 0
+        for block in blocks(lengths):
+            ends = offset + np.cumsum(block, dtype="<i8") * dtype.itemsize
+            out.write(
+                np.concatenate([np.array([offset], "<i8"), ends[:-1]]).astype("<i8").tobytes()
+            )
+            offset = int(ends[-1])
+        for start in range(0, total + 1, _BLOCK):
+            out.write(np.arange(start, min(start + _BLOCK, total + 1), dtype="<i8").tobytes())
+
+
+def blocks(lengths: Sequence[Path]) -> Iterator[np.ndarray]:
+    """Yields the lengths, some at a time."""
+    for file in lengths:
+        with file.open("rb") as stream:
+            while data := stream.read(4 * _BLOCK):
+                yield np.frombuffer(data, "<i4")

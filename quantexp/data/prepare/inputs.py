@@ -1,0 +1,110 @@
+"""Which files are read, in which order, and what is in them."""
+
+import glob
+import hashlib
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from quantexp.data.prepare.unpack import first_bytes
+from quantexp.errors import DataError
+
+#: What a Hugging Face dataset's name begins with.
+HUB = "hf:"
+#: Files that lie beside data and are none.
+_NOT_DATA = (".md5", ".sha1", ".sha256", ".idx", ".bin", ".md", ".py", ".yaml", ".html")
+#: Bytes in which a file must show what it is.
+_HEAD = 1 << 16
+
+
+class Kind(Enum):
+    """What a file holds, and so how it is cut into records."""
+
+    PAGES = "MediaWiki XML"
+    LINES = "JSON lines"
+    ROWS = "parquet"
+    HUB = "Hugging Face dataset"
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file, or one dataset of the Hub."""
+
+    name: str
+    kind: Kind
+    #: As stored, compressed or not; 0 where it is not known.
+    num_bytes: int = 0
+
+
+def find_inputs(source: object) -> list[Input]:
+    """Returns the files that `dataset.source` names, each once, those of a folder or pattern sorted.
+
+    A folder gives all files below it but hidden ones and those that are no data (checksums,
+    notes); Wikipedia's multistream index is left out too. What a file holds is seen from its
+    content, not from its name.
+
+    Raises:
+        DataError: nothing given, no file there, or a file that is none of the kinds.
+    """
+    words = [source] if isinstance(source, str) else source
+    if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
+        raise DataError(
+            "dataset.source must be the raw text to prepare: a file, a folder, a pattern, hf:NAME, "
+            f"or a list of them, got {source!r}"
+        )
+    found: dict[str, Input] = {}
+    for word in words:
+        for item in _hub(word) if word.startswith(HUB) else _files(word):
+            found.setdefault(item.name, item)
+    return list(found.values())
+
+
+def inputs_hash(inputs: list[Input]) -> str:
+    """Returns what stands for the input's content: names, sizes, and when files were written."""
+    digest = hashlib.sha256()
+    for item in inputs:
+        written = Path(item.name).stat().st_mtime_ns if item.kind is not Kind.HUB else 0
+        digest.update(f"{item.name}\0{item.num_bytes}\0{written}\n".encode())
+    return digest.hexdigest()
+
+
+def _hub(word: str) -> list[Input]:
+    return [Input(word, Kind.HUB)]
+
+
+def _files(word: str) -> list[Input]:
+    path = Path(word).expanduser()
+    if path.is_dir():
+        files = [p for p in sorted(path.rglob("*")) if p.is_file() and _is_data(p, path)]
+    elif path.is_file():
+        files = [path]
+    else:
+        files = sorted(Path(p) for p in glob.glob(str(path), recursive=True))  # noqa: PTH207  (absolute patterns too)
+        files = [p for p in files if p.is_file()]
+    if not files:
+        raise DataError(
+            f"dataset.source={word}: no such file, and no file in a folder or by a pattern of that "
+            "name; give the raw text"
+        )
+    return [Input(str(p.absolute()), _kind(p), p.stat().st_size) for p in files]
+
+
+def _is_data(path: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    index = "multistream-index" in path.name
+    return not (hidden or index or path.suffix.lower() in _NOT_DATA)
+
+
+def _kind(path: Path) -> Kind:
+    head = first_bytes(path, _HEAD)
+    stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if head.startswith(b"PAR1"):
+        return Kind.ROWS
+    if stripped.startswith(b"<") and b"<mediawiki" in stripped:
+        return Kind.PAGES
+    if stripped.startswith(b"{") or not stripped:
+        return Kind.LINES
+    raise DataError(
+        f"{path}: neither a MediaWiki XML export, JSON lines nor parquet (it begins with "
+        f"{stripped[:20]!r}); give another dataset.source"
+    )

@@ -1,0 +1,82 @@
+"""How far a preparation is: a live line on a terminal, else a line of text now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+#: Seconds between two lines where there is no terminal.
+INTERVAL_S = 30.0
+
+#: Told: bytes read of all inputs, documents, and the tokens of this start alone.
+Told = Callable[[int, int, int], None]
+
+
+@contextmanager
+def progress(total: int, already: int, console: Console) -> Iterator[Told]:
+    """Yields what is told how far it is.
+
+    Args:
+        total: bytes of all inputs as stored; 0 where that is not known.
+        already: bytes that an interrupted preparation had read.
+        console: where it is shown.
+    """
+    if console.is_terminal:
+        with _live(total, already, console) as told:
+            yield told
+    else:
+        yield _lines(total, already, console)
+
+
+@contextmanager
+def _live(total: int, already: int, console: Console) -> Iterator[Told]:
+    columns = (
+        TextColumn("preparing"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%" if total else "{task.fields[size]}"),
+        TextColumn("{task.fields[words]}"),
+        TimeRemainingColumn(),
+    )
+    start = time.monotonic()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total or None, completed=already, words="", size="")
+
+        def told(num_read: int, num_documents: int, num_tokens: int) -> None:
+            words = _words(num_read - already, num_documents, num_tokens, time.monotonic() - start)
+            bar.update(task, completed=num_read, words=words, size=decimal(num_read))
+
+        yield told
+
+
+def _lines(total: int, already: int, console: Console) -> Told:
+    start = last = time.monotonic()
+
+    def told(num_read: int, num_documents: int, num_tokens: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < INTERVAL_S:
+            return
+        last = now
+        words = _words(num_read - already, num_documents, num_tokens, now - start)
+        share = f"{num_read / total:.0%}, " if total else ""
+        left = ""
+        if total and num_read > already:
+            left = (
+                f", {(total - num_read) * (now - start) / (num_read - already) / 60:.0f} min left"
+            )
+        console.print(f"preparing: {share}{words}{left}", soft_wrap=True, markup=False)
+
+    return told
+
+
+def _words(num_read: int, num_documents: int, num_tokens: int, elapsed_s: float) -> str:
+    rate = max(elapsed_s, 1e-3)
+    return (
+        f"{num_documents:,} documents, {num_tokens / rate:,.0f} tokens/s, "
+        f"{decimal(int(num_read / rate))}/s"
+    )

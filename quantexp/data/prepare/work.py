@@ -1,0 +1,180 @@
+"""What a worker does with a chunk: parse its records, filter them, tokenise, deal them to the parts.
+
+All of it depends on the record alone, never on what came before: a document's part of the split and
+whether it is in the sampled share of its source follow from hashes of its text and its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quantexp.data.prepare.chunks import Chunk
+from quantexp.data.prepare.index import id_type
+from quantexp.data.prepare.records import records
+from quantexp.data.sources import Document, LeftOut, Rejected
+from quantexp.data.tokenizer import Tokenizer
+
+#: The parts of a dataset, in the order in which they lie in a pair.
+PARTS = ("train", "validation", "test")
+#: Bytes of a document's hash.
+HASH_BYTES = 16
+#: Sources that are counted by name; what else comes is counted together.
+MAX_SOURCES = 100
+OTHER_SOURCES = "(others)"
+#: Why a document is left out.
+NOT_CHOSEN, NOT_SAMPLED = "source not chosen", "not in the sampled share"
+SHORT, LONG = "shorter than min_chars", "longer than max_chars"
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which documents are kept, and how they are dealt to the parts."""
+
+    #: The source of records that name none.
+    name: str
+    #: Where validation and test begin, from 0 to 1.
+    bounds: tuple[float, float]
+    #: Source -> share; empty is all of all.
+    sources: dict[str, float] = field(default_factory=dict)
+    min_chars: int = 1
+    max_chars: int | None = None
+    #: Whether each document's hash is wanted.
+    hashes: bool = False
+
+
+@dataclass
+class Tally:
+    """What was found so far; `add` brings two together, in the order of the input."""
+
+    #: Characters and bytes (UTF-8) of the kept text.
+    num_chars: int = 0
+    num_text_bytes: int = 0
+    #: Reason -> records.
+    left_out: dict[str, int] = field(default_factory=dict)
+    num_rejected: int = 0
+    #: Source -> documents, tokens.
+    sources: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, other: Tally) -> None:
+        """Count what another one has, too."""
+        self.num_chars += other.num_chars
+        self.num_text_bytes += other.num_text_bytes
+        for reason, number in other.left_out.items():
+            self.leave_out(reason, number)
+        self.num_rejected += other.num_rejected
+        for name, (num_documents, num_tokens) in other.sources.items():
+            self.count(name, num_documents, num_tokens)
+
+    def leave_out(self, reason: str, number: int = 1) -> None:
+        """Count records that are left out."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + number
+
+    def count(self, source: str, num_documents: int, num_tokens: int) -> None:
+        """Count documents of a source."""
+        known = source in self.sources or len(self.sources) < MAX_SOURCES
+        row = self.sources.setdefault(source if known else OTHER_SOURCES, [0, 0])
+        row[0] += num_documents
+        row[1] += num_tokens
+
+
+@dataclass
+class Piece:
+    """What a chunk adds to one part."""
+
+    #: The documents' ids, one after the other, `eod` after each.
+    ids: bytes = b""
+    #: The documents' lengths, int32.
+    lengths: bytes = b""
+    #: The documents' hashes; empty where they are not wanted.
+    hashes: bytes = b""
+
+
+@dataclass
+class Worked:
+    """A chunk, done."""
+
+    pieces: tuple[Piece, ...]
+    tally: Tally
+    rejected: list[Rejected]
+
+
+def work(chunk: Chunk, tokenizer: Tokenizer, filters: Filters) -> Worked:
+    """Returns what a chunk adds to the dataset."""
+    tally, rejected = Tally(), []
+    kept: list[tuple[Document, bytes]] = []
+    for record in records(chunk, filters.name):
+        if isinstance(record, Rejected):
+            rejected.append(record)
+        elif isinstance(record, LeftOut):
+            tally.leave_out(record.reason)
+        elif (reason := left_out(record, filters)) is not None:
+            tally.leave_out(reason)
+        else:
+            content = record.text.encode("utf-8")
+            tally.num_chars += len(record.text)
+            tally.num_text_bytes += len(content)
+            kept.append((record, hashlib.blake2b(content, digest_size=HASH_BYTES).digest()))
+    tally.num_rejected = len(rejected)
+    found = tokenizer.tokenize_all([document.text for document, _ in kept])
+    dealt: tuple[list[int], ...] = ([], [], [])
+    for index, (document, digest) in enumerate(kept):
+        tally.count(document.source, 1, len(found[index]) + 1)
+        dealt[part_of(digest, filters.bounds)].append(index)
+    pieces = tuple(_piece(part, kept, found, tokenizer, filters.hashes) for part in dealt)
+    return Worked(pieces, tally, rejected)
+
+
+def left_out(document: Document, filters: Filters) -> str | None:
+    """Returns why a document is not kept, or None."""
+    if filters.sources:
+        share = filters.sources.get(document.source)
+        if share is None:
+            return NOT_CHOSEN
+        name = f"{document.source}\0{document.id}".encode(errors="surrogatepass")
+        if share < 1 and _uniform(hashlib.blake2b(name, digest_size=8).digest()) >= share:
+            return NOT_SAMPLED
+    if len(document.text) < filters.min_chars:
+        return SHORT
+    if filters.max_chars is not None and len(document.text) > filters.max_chars:
+        return LONG
+    return None
+
+
+def part_of(digest: bytes, bounds: tuple[float, float]) -> int:
+    """Returns the part (0, 1, 2) of a document by its hash: copies of it are in the same one."""
+    place = _uniform(digest)
+    return (place >= bounds[0]) + (place >= bounds[1])
+
+
+def _uniform(digest: bytes) -> float:
+    """Returns a number in [0, 1): the first 53 bits, so that it is exact."""
+    return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)
+
+
+def _piece(
+    part: list[int],
+    kept: list[tuple[Document, bytes]],
+    found: Sequence[Sequence[int]],
+    tokenizer: Tokenizer,
+    hashes: bool,
+) -> Piece:
+    dtype = id_type(tokenizer.vocab_size)
+    eod = np.array([tokenizer.eod], dtype)
+    arrays = []
+    for index in part:
+        ids = found[index]
+        if isinstance(ids, bytes):
+            arrays.append(np.frombuffer(ids, np.uint8).astype(dtype))
+        else:
+            arrays.append(np.array(ids, dtype))
+        arrays.append(eod)
+    lengths = np.array([len(found[index]) + 1 for index in part], "<i4")
+    return Piece(
+        ids=np.concatenate(arrays).tobytes() if arrays else b"",
+        lengths=lengths.tobytes(),
+        hashes=b"".join(kept[index][1] for index in part) if hashes else b"",
+    )

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quantexp.data.binary import pair_paths
+from quantexp.data.prepare import chunks
+from quantexp.data.prepare.parts import Writer
+from quantexp.data.prepared import read_card
+from quantexp.errors import DataError
+
+from .made import content_of, dump, lines, multistream, parquet, prepared, rows, texts, zstd
+
+GOOD = lines(rows(texts(3)))
+BAD = b'{"id": 1\n{"id": "b"}\n{"text": "\xff"}\n[1]\n'
+
+
+def nothing_whole(prefix: Path) -> bool:
+    """No file of a result is there."""
+    return not any(path.exists() for path in (*pair_paths(prefix), Path(f"{prefix}.json")))
+
+
+def test_records_that_cannot_be_read_are_counted_and_listed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD + BAD + GOOD)
+    card = prepared(tmp_path / "a.jsonl", tmp_path / "own", split="1", max_rejected=4).card
+    assert sum(card.num_documents) == 6
+    assert card.report["num_rejected"] == 4
+    listed = [json.loads(x) for x in (tmp_path / "own.rejected.jsonl").read_text().splitlines()]
+    assert [row["line"] for row in listed] == [4, 5, 6, 7]
+    assert {row["file"] for row in listed} == {str(tmp_path / "a.jsonl")}
+    assert listed[1]["reason"] == "`text` must be a string, it is missing"
+
+
+def test_more_than_the_limit_ends_it_and_a_higher_limit_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD + BAD + GOOD)
+    words = (
+        r"4 records cannot be read, more than dataset\.prepare\.max_rejected=3; the last: .*a\.jsonl, line 7: "
+        r"must be a JSON object, got list; all of them in .*too_many_rejected\.jsonl: mend the input"
+    )
+    with pytest.raises(DataError, match=words):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own", max_rejected=3)
+    assert nothing_whole(tmp_path / "own")
+    assert len((tmp_path / "own.partial" / "too_many_rejected.jsonl").read_text().splitlines()) == 4
+    prepared(tmp_path / "a.jsonl", tmp_path / "own", max_rejected=4)
+    assert not nothing_whole(tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "a.json.gz",
+            gzip.compress(GOOD)[:-9],
+            r"a\.json\.gz: cut short: its gzip data has no end",
+        ),
+        ("a.xml.bz2", bz2.compress(dump(texts(3)))[:-9], r"a\.xml\.bz2: cut short: its bzip2 data"),
+        ("a.jsonl.zst", zstd(GOOD)[:-3], r"a\.jsonl\.zst: cut short: its zstd data has no end"),
+        ("a.jsonl.zst", zstd(GOOD)[:-9] + bytes(9), r"damaged zstd data near byte .*: download or"),
+        ("a.xml.bz2", multistream(dump(texts(3)))[:-60], r"cut short: its bzip2 data has no end"),
+        (
+            "a.json.gz",
+            gzip.compress(GOOD)[:40] + bytes(60),
+            r"damaged gzip data near byte 100 of 100",
+        ),
+        (
+            "a.xml",
+            dump(texts(9))[:900],
+            r"a\.xml: cut short: the XML has no </mediawiki> after line",
+        ),
+        (
+            "a.xml",
+            dump(texts(3))[:-14],
+            r"a\.xml: cut short: the XML has no </mediawiki> after line",
+        ),
+    ],
+)
+def test_a_file_that_is_cut_short_or_damaged_ends_it(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        prepared(tmp_path / name, tmp_path / "own")
+    assert nothing_whole(tmp_path / "own")
+
+
+def test_a_cut_parquet_file_ends_it(tmp_path: Path) -> None:
+    parquet(texts(300), tmp_path / "a.parquet")
+    os.truncate(tmp_path / "a.parquet", 3000)
+    with pytest.raises(
+        DataError, match=r"a\.parquet: damaged or cut short \(.*\); download or copy"
+    ):
+        prepared(tmp_path / "a.parquet", tmp_path / "own")
+
+
+def test_a_table_without_text_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"id": ["1"], "body": ["x"]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: has no column `text`, only id, body; give"):
+        prepared(tmp_path / "a.parquet", tmp_path / "own")
+
+
+def test_a_record_of_many_mebibytes_is_refused_before_memory_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(chunks, "MAX_RECORD_BYTES", 1 << 20)
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "' + b"x" * (3 << 20))
+    with pytest.raises(
+        DataError, match=r"a\.jsonl: a record is longer than 1 MiB, .* not JSON lines"
+    ):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            "none.xml",
+            r"dataset\.source=.*none\.xml: no such file, and no file in a folder or by a pattern",
+        ),
+        ("*.gz", r"dataset\.source=.*\*\.gz: no such file"),
+        (
+            "other.html",
+            r"other\.html: neither a MediaWiki XML export, JSON lines nor parquet .*'<html>",
+        ),
+    ],
+)
+def test_a_source_that_is_nothing_to_read_is_refused(
+    tmp_path: Path, source: str, words: str
+) -> None:
+    (tmp_path / "other.html").write_text("<html></html>")
+    with pytest.raises(DataError, match=words):
+        prepared(tmp_path / source, tmp_path / "own")
+    assert not (tmp_path / "own.partial").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", lines(rows([" ", ""]))])
+def test_a_source_without_text_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    words = r"the input holds no document to keep \((it is empty|2 empty)\); see dataset\.prepare"
+    with pytest.raises(DataError, match=words):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own")
+    assert nothing_whole(tmp_path / "own")
+
+
+def test_text_that_leaves_nothing_for_training_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(["x"])))
+    with pytest.raises(DataError, match="no document fell to training, 1 to validation and test"):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own", split="0.000001,1")
+
+
+def test_a_full_disk_ends_it_and_with_space_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 500)
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(60))))
+    whole = prepared(tmp_path / "a.jsonl", tmp_path / "whole" / "x").prefix
+    append, count = Writer.append, 0
+
+    def full(self: Writer, *arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 4:
+            stream = self._files["train.bin"]
+
+            def write(data: bytes) -> int:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            self._files["train.bin"] = SimpleNamespace(  # type: ignore[assignment]
+                write=write, flush=stream.flush, fileno=stream.fileno, close=stream.close
+            )
+        append(self, *arguments)
+
+    monkeypatch.setattr(Writer, "append", full)
+    words = r"cannot write .*x\.partial: No space left on device; free space .*: it goes on where it was"
+    with pytest.raises(DataError, match=words):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own" / "x")
+    assert nothing_whole(tmp_path / "own" / "x")
+    monkeypatch.setattr(Writer, "append", append)
+    prepared(tmp_path / "a.jsonl", tmp_path / "own" / "x")
+    assert content_of(tmp_path / "own" / "x") == content_of(whole)
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot write .*file/own\.partial: Not a directory; free"):
+        prepared(tmp_path / "a.jsonl", tmp_path / "file" / "own")
+
+
+def test_a_file_that_became_shorter_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD + BAD)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 10)
+    with pytest.raises(DataError, match="records cannot be read"):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own", max_rejected=0)
+    os.truncate(tmp_path / "own.partial" / "train.bin", 1)
+    with pytest.raises(
+        DataError, match=r"train\.bin: shorter than it was: delete .*own\.partial and"
+    ):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own", max_rejected=9)
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "content"),
+    [("zstandard", "a.jsonl.zst", zstd(GOOD)), ("pyarrow", "a.parquet", b"PAR1")],
+)
+def test_a_missing_library_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(
+        DataError, match=rf"needs the {library} library: pip install 'quantexp\[data\]"
+    ):
+        prepared(tmp_path / name, tmp_path / "own")
+
+
+def test_a_dataset_of_the_hub_needs_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    words = r"source=hf:wikimedia/wikipedia needs the datasets library: .*quantexp\[huggingface\].*or download"
+    with pytest.raises(DataError, match=words):
+        prepared("hf:wikimedia/wikipedia", tmp_path / "own")
+
+
+class Rows(list[dict[str, Any]]):
+    """What `load_dataset(..., streaming=True)` gives, as far as it is used."""
+
+    def skip(self, count: int) -> list[dict[str, Any]]:
+        return self[count:]
+
+
+def test_a_dataset_of_the_hub_is_streamed_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def load_dataset(name: str, configuration: str | None, **options: object) -> Rows:
+        asked.append((name, configuration, options))
+        return Rows([{**row, "added": 5} for row in rows(texts(30))])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
+    monkeypatch.setattr(chunks, "_ROWS", 8)
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(30))))
+    local = prepared(tmp_path / "a.jsonl", tmp_path / "local").prefix
+    append, count = Writer.append, 0
+
+    def once(self: Writer, *arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        append(self, *arguments)
+        if count == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writer, "append", once)
+    with pytest.raises(KeyboardInterrupt):
+        prepared("hf:wikimedia/wikipedia:20231101.en", tmp_path / "own")
+    prepared("hf:wikimedia/wikipedia:20231101.en", tmp_path / "own")
+    assert asked[0] == ("wikimedia/wikipedia", "20231101.en", {"split": "train", "streaming": True})
+    assert pair_paths(tmp_path / "own")[0].read_bytes() == pair_paths(local)[0].read_bytes()
+    assert read_card(tmp_path / "own") is not None
+
+
+def test_what_the_hub_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*arguments: object, **options: object) -> None:
+        raise ConnectionError("Couldn't reach it\nmore")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
+    with pytest.raises(
+        DataError, match=r"hf:x: the Hub does not give it \(Couldn't reach it\); see"
+    ):
+        prepared("hf:x", tmp_path / "own")

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
+
+from quantexp.data.binary import pair_paths
+from quantexp.data.prepare import chunks, job
+from quantexp.data.prepare.parts import PartialFolder, Writer
+from quantexp.data.prepare.work import PARTS
+from quantexp.data.prepared import read_card
+from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.errors import DataError
+
+from .made import config, content_of, lines, prepared, rows, texts, write_forms
+
+
+def read(prefix: Path) -> list[str]:
+    """The texts of a pair, as Megatron reads it."""
+    pair = IndexedDataset(str(prefix))
+    return [ByteTokenizer().detokenize(pair[i].tolist()) for i in range(len(pair))]
+
+
+def part(text: str, bounds: tuple[float, float] = (0.95, 1.0)) -> int:
+    """Which part a text falls to, computed in another way than the package does."""
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    place = int(digest[:16], 16) / 2**64
+    return sum(place >= bound for bound in bounds)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(chunks, "_ROWS", 7)
+
+
+def test_every_form_of_the_same_texts_gives_the_same_tokens(
+    tmp_path: Path, small_chunks: None
+) -> None:
+    contents = texts(150)
+    expected = sorted(contents, key=part)  # stable: by part, then as they came
+    bins = set()
+    for name, path in write_forms(tmp_path / "raw", contents).items():
+        done = prepared(path, tmp_path / "out" / name)
+        assert read(done.prefix) == expected, name
+        bins.add(pair_paths(done.prefix)[0].read_bytes())
+        left_out = {"other namespace": 1, "redirect": 1} if ".xml" in name else {}
+        assert done.card.report["left_out"] == left_out
+        assert not PartialFolder(Path(f"{done.prefix}.partial")).root.exists()
+    assert len(bins) == 1
+
+
+def test_the_pair_is_byte_for_byte_what_megatrons_builder_writes(tmp_path: Path) -> None:
+    contents = texts(300)
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(contents)))
+    prepared(tmp_path / "a.jsonl", tmp_path / "own", split="8,1,1")
+    builder = IndexedDatasetBuilder(str(tmp_path / "megatron.bin"), DType.optimal_dtype(257))
+    for text in sorted(contents, key=lambda t: part(t, (0.8, 0.9))):
+        ids = [*text.encode(), 256]
+        builder.add_document(ids, [len(ids)])
+    builder.finalize(str(tmp_path / "megatron.idx"))
+    for own, megatrons in zip(
+        pair_paths(tmp_path / "own"), pair_paths(tmp_path / "megatron"), strict=True
+    ):
+        assert own.read_bytes() == megatrons.read_bytes()
+
+
+def test_the_card_counts_each_part_and_the_report_everything(tmp_path: Path) -> None:
+    contents = texts(300)
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(contents)))
+    card = prepared(tmp_path / "a.jsonl", tmp_path / "own", split="8,1,1").card
+    own = [[t for t in contents if part(t, (0.8, 0.9)) == i] for i in range(3)]
+    assert card.num_documents == tuple(map(len, own))
+    assert min(card.num_documents) > 10
+    assert card.num_tokens == tuple(sum(len(t.encode()) + 1 for t in p) for p in own)
+    report = card.report
+    assert report["num_chars"] == sum(map(len, contents))
+    assert report["num_text_bytes"] == sum(len(t.encode()) for t in contents)
+    assert report["num_input_bytes"] == (tmp_path / "a.jsonl").stat().st_size
+    assert report["sources"] == {"web": [300, sum(card.num_tokens)]}
+    bounds = [
+        1 << max(0, len(t.encode())).bit_length() for t in contents
+    ]  # n + 1 tokens, at most 2^k
+    assert {int(k): v for k, v in report["lengths"].items() if v} == {
+        bound: bounds.count(bound) for bound in sorted(set(bounds))
+    }
+
+
+def test_a_folder_and_a_pattern_are_read_in_order_without_what_is_no_data(tmp_path: Path) -> None:
+    contents = texts(40)
+    raw = tmp_path / "raw"
+    (raw / "b").mkdir(parents=True)
+    (raw / "b" / "2.jsonl").write_bytes(lines(rows(contents[20:])))
+    (raw / "a.jsonl").write_bytes(lines(rows(contents[:20])))
+    (raw / "a.jsonl.md5").write_text("0")
+    (raw / ".hidden").write_text("x")
+    (raw / "README.md").write_text("x")
+    folder = prepared(raw, tmp_path / "folder").prefix
+    pattern = prepared(f"{raw}/**/*.jsonl", tmp_path / "pattern").prefix
+    listed = prepared([raw / "a.jsonl", raw / "b"], tmp_path / "list").prefix
+    assert read(folder) == read(pattern) == read(listed) == sorted(contents, key=part)
+
+
+@pytest.mark.parametrize("form", ["pages-articles.xml.bz2", "shard.json.gz", "train-00000.parquet"])
+def test_the_bytes_do_not_depend_on_the_number_of_workers(
+    tmp_path: Path, small_chunks: None, form: str
+) -> None:
+    path = write_forms(tmp_path / "raw", texts(150))[form]
+    one, three = (
+        prepared(path, tmp_path / str(n) / "x", num_workers=n, deduplicate=True).prefix
+        for n in (1, 3)
+    )
+    assert content_of(one) == content_of(three)
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize(
+    "form", ["pages-articles.xml", "wiki_00.bz2", "shard.jsonl.zst", "train-00000.parquet"]
+)
+def test_interrupted_again_and_again_it_ends_with_the_same_bytes(
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    deduplicate: bool,
+) -> None:
+    contents = [*texts(150), *texts(20)]
+    path = write_forms(tmp_path / "raw", contents)[form]
+    done = prepared(path, tmp_path / "whole" / "x", deduplicate=deduplicate)
+    append, count = Writer.append, 0
+
+    def interrupted(self: Writer, *arguments: object) -> None:
+        nonlocal count
+        count += 1
+        if count % 3 == 0:  # in the middle: some of the chunk is written, the rest is not
+            for stream in self._files.values():
+                stream.write(b"half a chunk")
+            raise KeyboardInterrupt
+        append(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Writer, "append", interrupted)
+    prefix = tmp_path / "again" / "x"
+    rounds = 0
+    while read_card(prefix) is None:
+        rounds += 1
+        assert rounds < 100
+        try:
+            prepared(path, prefix, deduplicate=deduplicate)
+        except KeyboardInterrupt:
+            assert not any(p.exists() for p in pair_paths(prefix))
+    assert rounds > 3
+    assert content_of(prefix) == content_of(done.prefix)
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_the_end_can_be_interrupted_at_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deduplicate: bool
+) -> None:
+    """Every rename and removal of the last phase is once the one that does not happen any more."""
+    (tmp_path / "a.jsonl").write_bytes(b"{\n" + lines(rows([*texts(50), *texts(20)])))
+    fixed = {"deduplicate": deduplicate, "split": "8,1,1", "max_rejected": 5}
+    whole = content_of(prepared(tmp_path / "a.jsonl", tmp_path / "w" / "x", **fixed).prefix)
+    replace, rmtree = Path.replace, shutil.rmtree
+    steps, stop = 0, 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == stop:
+            raise KeyboardInterrupt
+
+    def counted(self: Path, target: Path) -> Path:
+        step()
+        return replace(self, target)
+
+    def removed(*arguments: object, **named: object) -> None:
+        step()
+        rmtree(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "replace", counted)
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    for stop in range(1, 100):
+        prefix, steps = tmp_path / f"n{stop}" / "x", 0
+        try:
+            prepared(tmp_path / "a.jsonl", prefix, **fixed)
+            break
+        except KeyboardInterrupt:
+            whole_there = read_card(prefix) is not None
+            if whole_there:
+                assert {k: v for k, v in content_of(prefix).items() if k in whole} == whole
+            prepared(tmp_path / "a.jsonl", prefix, **fixed)
+            assert content_of(prefix) == whole
+            assert not Path(f"{prefix}.partial").exists()
+    assert stop > 6
+    assert content_of(prefix) == whole
+
+
+def test_exact_duplicates_are_dropped_and_the_first_is_kept(tmp_path: Path) -> None:
+    once = texts(60)
+    contents = [*once[:40], *once[10:30], *once[40:], *once[:5]]
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(contents)))
+    card = prepared(tmp_path / "a.jsonl", tmp_path / "own", deduplicate=True).card
+    assert read(tmp_path / "own") == sorted(once, key=part)
+    assert card.report["left_out"]["duplicate"] == 25
+    assert sum(card.num_documents) == 60
+    assert sum(card.report["lengths"].values()) == 60
+    assert len(read(prepared(tmp_path / "a.jsonl", tmp_path / "all").prefix)) == 85
+
+
+def test_sources_are_chosen_and_sampled_by_share(tmp_path: Path) -> None:
+    names = ("web", "books", "code")
+    records = [r for name in names for r in rows([f"{name} {t}" for t in texts(400)], name)]
+    (tmp_path / "a.jsonl").write_bytes(lines(records))
+    shares = {"web": 1, "books": 0.25}
+    report = prepared(tmp_path / "a.jsonl", tmp_path / "own", sources=shares).card.report
+    assert report["left_out"]["source not chosen"] == 400
+    assert report["sources"]["web"][0] == 400
+    # 400 draws with probability 1/4: the standard deviation is 8.7.
+    assert abs(report["sources"]["books"][0] - 100) < 4 * 8.7
+    more = prepared(tmp_path / "a.jsonl", tmp_path / "more", sources={"books": 0.5})
+    quarter = {text for text in read(tmp_path / "own") if text.startswith("books")}
+    assert quarter <= set(read(more.prefix))  # a larger share has all of a smaller one
+    assert abs(more.card.report["sources"]["books"][0] - 200) < 4 * 10
+
+
+def test_texts_too_short_or_long_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(["a", "ab", "abc", "abcd", " "])))
+    card = prepared(
+        tmp_path / "a.jsonl", tmp_path / "own", min_chars=2, max_chars=3, split="1"
+    ).card
+    assert read(tmp_path / "own") == ["ab", "abc"]
+    assert card.report["left_out"] == {
+        "empty": 1,
+        "longer than max_chars": 1,
+        "shorter than min_chars": 1,
+    }
+
+
+def test_a_second_time_it_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(5))))
+    first = prepared(tmp_path / "a.jsonl", tmp_path / "own")
+    before = {p: p.stat().st_mtime_ns for p in pair_paths(first.prefix)}
+    again = prepared(tmp_path / "a.jsonl", tmp_path / "own")
+    assert again.found
+    assert again.card == first.card
+    assert {p: p.stat().st_mtime_ns for p in pair_paths(first.prefix)} == before
+
+
+def test_another_dataset_is_replaced_only_by_force(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(["old"])))
+    prepared(tmp_path / "a.jsonl", tmp_path / "own", split="1")
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(["newer"])))
+    with pytest.raises(
+        DataError, match=r"own has another preparation .*give another dataset\.path"
+    ):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own", split="1")
+    assert read(tmp_path / "own") == ["old"]
+    prepared(tmp_path / "a.jsonl", tmp_path / "own", split="1", force=True)
+    assert read(tmp_path / "own") == ["newer"]
+    (tmp_path / "own.json").unlink()
+    with pytest.raises(DataError, match=r"own has a pair that was not prepared here .*force=true"):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own", split="1")
+
+
+def test_another_job_does_not_go_on_from_what_was_begun(
+    tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(100))))
+    append = Writer.append
+
+    def once(self: Writer, *arguments: object) -> None:
+        append(self, *arguments)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writer, "append", once)
+    with pytest.raises(KeyboardInterrupt):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own", min_chars=5)
+    monkeypatch.undo()
+    card = prepared(tmp_path / "a.jsonl", tmp_path / "own").card
+    assert sum(card.num_documents) == 100
+
+
+def test_two_at_once_in_one_place_are_refused(tmp_path: Path) -> None:
+    from quantexp.data.prepare.parts import sole_user
+
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
+    with (
+        sole_user(PartialFolder(tmp_path / "own.partial")),
+        pytest.raises(
+            DataError, match=r"own\.partial: another process prepares there; wait for it"
+        ),
+    ):
+        prepared(tmp_path / "a.jsonl", tmp_path / "own")
+
+
+def test_many_sources_are_counted_together_beyond_a_hundred(tmp_path: Path) -> None:
+    records = [r for i in range(130) for r in rows(["a text"], f"s{i}")]
+    (tmp_path / "a.jsonl").write_bytes(lines(records))
+    sources = prepared(tmp_path / "a.jsonl", tmp_path / "own", split="1").card.report["sources"]
+    assert len(sources) == 101
+    assert sources["(others)"][0] == 30
+
+
+def test_the_defaults_follow_the_machine_and_the_input(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
+    made = job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", num_workers=None))
+    assert made.num_workers == 1  # too small for more
+    assert made.wanted.split == "95,5,0"
+    assert made.filters.bounds == (0.95, 1.0)
+    made = job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", split="3"))
+    assert made.filters.bounds == (1.0, 1.0)
+    assert np.allclose(
+        job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", split="8,1,1")).filters.bounds,
+        (0.8, 0.9),
+    )
+    assert len(PARTS) == 3
+    assert json.loads((tmp_path / "a.jsonl").read_bytes().splitlines()[0])["id"] == "web-0"
