@@ -34,6 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 from quantexp.errors import ConfigError
 from quantexp.load import load, load_sweep, located, unknown_key, wrong_type
 from quantexp.paths import conf_dir
+from quantexp.published_choice import with_published_choice, words_to_choose_by
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
 from quantexp.read_once import read_once
 from quantexp.redaction import refuse_secrets
@@ -83,7 +84,7 @@ def compose(
     with configuration(config_dir) as extra:
         words = [*overrides, *environment_overrides(overrides, environment)]
         _refuse_several_values(words)
-        config = hydra_compose("config", [*extra, *words], return_hydra_config=True)
+        config = composed([*extra, *words])
         _refuse_sweep(config)
         return finished(config)
 
@@ -128,6 +129,23 @@ def _refuse_what_the_sample_decides(experiment: Experiment, overrides: list[str]
                 f"{override} cannot hold with the built-in sample, which has a byte tokenizer of "
                 f"{experiment.model.vocab_size} ids; give dataset.path too, or drop it"
             )
+
+
+def composed(words: list[str]) -> DictConfig:
+    """What Hydra makes of some words; with `model.from_hf` its model stands where the chosen one stood.
+
+    So what is given for the model beside it, by a preset, an experiment or an override, holds as it does beside any
+    choice. Inside `configuration`.
+
+    Raises:
+        ConfigError: a published configuration that cannot be read, or another model chosen as well.
+    """
+    first = words_to_choose_by(words)
+    config = hydra_compose("config", first, return_hydra_config=True)
+    if config.model.get("from_hf") is None:
+        return config
+    chosen = with_published_choice(words, config)
+    return hydra_compose("config", chosen, return_hydra_config=True)
 
 
 def scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:

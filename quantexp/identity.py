@@ -19,6 +19,8 @@ from quantexp.data.binary import fingerprint, pair_paths
 from quantexp.data.sample import sample_fingerprint
 from quantexp.data.tokenizer import load_tokenizer
 from quantexp.errors import DataError
+from quantexp.huggingface.fit import fitting_weights
+from quantexp.huggingface.weights import open_weights
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.schema import DatasetConfig, Experiment, ModelConfig
 
@@ -32,7 +34,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
     """What is hashed, readable.
 
     Raises:
-        DataError: a dataset or tokenizer that is missing.
+        DataError: a dataset, tokenizer or weights that are missing, or weights of another model.
     """
     training = dataclasses.asdict(experiment.training)
     model = _model(experiment.model)
@@ -51,8 +53,17 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
 
 
 def _model(model: ModelConfig) -> dict[str, Any]:
-    """The model's numbers; attention and experts of another kind only where it has them."""
+    """The model's numbers; attention and experts of another kind, and published weights, only where it has them.
+
+    Published weights are in it by their content.
+
+    Raises:
+        DataError: weights that are missing, damaged or another model's.
+    """
     numbers = dataclasses.asdict(model)
+    numbers.pop("from_hf")
+    if numbers.pop("init_from") is not None:
+        numbers["initial_weights"] = weights_fingerprint(model)
     for part in ("mla", "moe"):
         if numbers[part] is None:
             numbers.pop(part)
@@ -130,6 +141,22 @@ def _tokenizer(kind: str, path: str | None, stamps: tuple[_Stamp, ...]) -> tuple
     """How many ids a tokenizer has, and its fingerprint."""
     tokenizer = load_tokenizer(kind, path)
     return tokenizer.vocab_size, tokenizer.fingerprint()
+
+
+@lru_cache(maxsize=16)
+def _weights(path: Path, stamps: tuple[_Stamp, ...]) -> str:
+    return open_weights(path).fingerprint()
+
+
+def weights_fingerprint(model: ModelConfig) -> str:
+    """The fingerprint of the published weights at `model.init_from`, which fit the model.
+
+    Raises:
+        DataError: weights that are missing, damaged or another model's.
+    """
+    weights = fitting_weights(model)
+    stamps = tuple(stamp for file in weights.files for stamp in _stamps(file))
+    return _weights(weights.path, stamps)
 
 
 def _scheme(experiment: Experiment) -> list[Any]:

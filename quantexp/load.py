@@ -293,6 +293,11 @@ def _complete_dataset(experiment: Experiment) -> None:
                 f"dataset.tokenizer_path={dataset.tokenizer_path} cannot hold with the built-in sample, which has a "
                 "byte tokenizer; give dataset.path too, or drop it"
             )
+        if experiment.model.init_from is not None:
+            raise ConfigError(
+                f"model.init_from={experiment.model.init_from} cannot hold with the built-in sample, whose byte "
+                "tokenizer has not the ids of published weights; give dataset.path and dataset.tokenizer_path too"
+            )
         dataset.tokenizer = TokenizerKind.byte
         experiment.model.vocab_size = BYTE_VOCAB_SIZE
     dataset.label = f"{dataset.name} (built-in sample)" if dataset.sample else dataset.name

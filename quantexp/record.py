@@ -223,6 +223,7 @@ def anywhere(experiment: Experiment) -> Experiment:
     copied = copy.deepcopy(experiment)
     for node, keys in (
         (copied.paths, ("root", "cache")),
+        (copied.model, ("from_hf", "init_from")),
         (copied.dataset, ("path", "tokenizer_path")),
         (copied.capture, ("dir",)),
     ):

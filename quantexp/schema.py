@@ -198,6 +198,10 @@ class ModelConfig:
     mla: MlaConfig | None = None
     #: A mixture of experts; null is a feed-forward in every layer.
     moe: MoeConfig | None = None
+    #: A published config.json, or the folder of one: all numbers above are its, unless they are given beside.
+    from_hf: str | None = None
+    #: Published weights to start with, a folder of safetensors; null is random weights of the seed.
+    init_from: str | None = None
 
 
 @dataclass

@@ -32,6 +32,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor
 
 from quantexp.errors import RunError
+from quantexp.huggingface.fit import fitting_weights
+from quantexp.huggingface.loading import load_weights
 from quantexp.megatron.memory import memory_gb
 from quantexp.megatron.model import DTYPES, build_model, set_precision
 from quantexp.megatron.specs import injected, stock_spec
@@ -163,6 +165,8 @@ class _Loop:
         self.training, self.observer, self.device = training, observer, device
         self.moment = moment
         self.gpt, config = build_model(experiment.model, training, layer_spec)
+        if experiment.model.init_from is not None:
+            load_weights(self.gpt, experiment.model, fitting_weights(experiment.model))
         model: Any = self.gpt.to(device)
         if training.precision is not Precision.fp32:
             model = Float16Module(config, model)
