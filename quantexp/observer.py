@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quantexp.capture.ending import finish_capture
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
     from quantexp.megatron.trainer import Metrics
     from quantexp.proof.verdict import Verdict
-    from quantexp.quant.precision import PrecisionMap
+    from quantexp.quant.precision import ModuleId, PrecisionMap
+    from quantexp.quant.rows import Rows
+    from quantexp.quant.tap import Tap
     from quantexp.worker import Worker
 
 #: Iterations watched in a row before a map that cannot be proved fails the run; fp16 needs one for each halving.
@@ -68,38 +71,48 @@ class RunObserver:
     def built(self, model: GPTModel) -> None:
         """Connect the capture to the model's taps."""
         from quantexp.capture.held import HeldRecorder
+        from quantexp.megatron.experts import moe_layers
         from quantexp.megatron.model import scheme_modules
         from quantexp.quant.tap import operands_to
 
         if self.recorder is not None:
             self._taps.enter_context(operands_to(HeldRecorder(self.recorder)))
         self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
+        self.routers = {f"layer {n} router": moe.router for n, moe in moe_layers(model).items()}
         self.modules = scheme_modules(model)
         for name, module in self.modules.items():
             if self.recorder is not None:
-                constants = {"softmax_scale": getattr(module, "softmax_scale", None)}
-                module.tap = self.recorder.tap(name, lambda m=module: m.precision, constants)  # type: ignore[misc]
-        self._watch_residual(model)
+                about = partial(_about, module)
+                module.tap = self.recorder.tap(name, lambda m=module: m.precision, about)  # type: ignore[misc]
+        self._watch_what_is_not_quantised(model)
         self.worker.tell("training")
 
-    def _watch_residual(self, model: GPTModel) -> None:
-        """Connect the capture to the residual stream, in the layers where any of it is asked for."""
+    def _watch_what_is_not_quantised(self, model: GPTModel) -> None:
+        """Connect the capture to the residual stream and the routers, in the layers where any of it is asked for."""
         from quantexp.capture.choice import expected_tensors
-        from quantexp.capture.names import RESIDUAL
+        from quantexp.capture.names import RESIDUAL, ROUTER
+        from quantexp.megatron.experts import moe_layers, watch_router
         from quantexp.megatron.residual import watch_residual
-        from quantexp.quant.precision import ModuleId, ModulePrecision
+        from quantexp.quant.precision import ModuleId
 
         if self.recorder is None:
             return
-        expected = expected_tensors(self.experiment)
-        asked = {each.module.layer for each in expected if each.module.name == RESIDUAL}
+        asked = {each.module for each in expected_tensors(self.experiment)}
         for layer in model.decoder.layers:
             module = ModuleId(layer.layer_number - 1, RESIDUAL)
-            if module.layer in asked:
-                nothing = ModulePrecision(module, {})
-                constants = {"softmax_scale": None}
-                tap = self.recorder.tap(module, lambda p=nothing: p, constants)  # type: ignore[misc]
-                watch_residual(layer, module.layer == 0, tap)
+            if module in asked:
+                watch_residual(layer, module.layer == 0, self._plain_tap(module))
+        for index, moe in moe_layers(model).items():
+            module = ModuleId(index, ROUTER)
+            if module in asked:
+                watch_router(moe, self._plain_tap(module))
+
+    def _plain_tap(self, module: ModuleId) -> Tap:
+        """The tap of a module that is no part of any scheme."""
+        from quantexp.quant.precision import ModulePrecision
+
+        assert self.recorder is not None
+        return self.recorder.tap(module, lambda: ModulePrecision(module, {}), partial(_about, None))
 
     @contextlib.contextmanager
     def proof(self, iteration: int, declared: PrecisionMap) -> Iterator[None]:
@@ -109,7 +122,7 @@ class RunObserver:
         from quantexp.proof.watch import ProductWatch
 
         self.worker.tell("proving the precision map")
-        watch = ProductWatch(declared, self.decoder)
+        watch = ProductWatch(declared, self.decoder, self.routers)
         with watch.watching():
             yield
         result = merged(gather(verdict(iteration, watch)))
@@ -198,6 +211,19 @@ class RunObserver:
         self._taps.close()
         if self.recorder is not None:
             self.recorder.store.close()
+
+
+#: A linear layer's tensors that have a row for each token.
+_BY_TOKEN = frozenset({"input", "output", "grad_output", "grad_input"})
+
+
+def _about(module: object, tensor: str) -> dict[str, object]:
+    """What the metadata of a module's tensor says beside its formats."""
+    about: dict[str, object] = {"softmax_scale": getattr(module, "softmax_scale", None)}
+    rows: Rows | None = getattr(module, "rows", None)
+    if rows is not None and tensor in _BY_TOKEN:
+        about["row_sequences"] = rows.sequence.tolist()
+    return about
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:

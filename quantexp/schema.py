@@ -355,7 +355,7 @@ class Rule(Slot):
 
     #: Layers, from 0; negative from the end.
     layers: list[int] = field(default_factory=list)
-    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention).
+    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention, kv-*, expert*).
     modules: list[str] = field(default_factory=list)
     #: linear, qk, pv.
     sites: list[str] = field(default_factory=list)
@@ -385,7 +385,7 @@ class CaptureRule:
 
     #: Layers, from 0; negative from the end.
     layers: list[int] = field(default_factory=list)
-    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention, residual).
+    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention, residual, router, expert*).
     modules: list[str] = field(default_factory=list)
     #: forward, backward.
     operations: list[str] = field(default_factory=list)
@@ -444,6 +444,8 @@ class CaptureConfig:
     weight_grads: bool = False
     #: The residual stream after the embedding and after each layer's attention and MLP, and its gradients.
     residual: bool = False
+    #: What each router scores the experts with, before softmax, and its gradients (models with experts).
+    router_logits: bool = False
     #: Elsewhere than in the run folder; the run's own folder is made below it.
     dir: str | None = None
 

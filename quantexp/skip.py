@@ -93,6 +93,7 @@ def covers(earlier: CaptureConfig, asked: CaptureConfig, iterations: int) -> boo
         and earlier.attn_weights >= asked.attn_weights
         and earlier.weight_grads >= asked.weight_grads
         and earlier.residual >= asked.residual
+        and earlier.router_logits >= asked.router_logits
         and earlier.values in (asked.values, CaptureValues.both)
         and _parts(earlier) == _parts(asked)
         and asked.format in (None, earlier.format)

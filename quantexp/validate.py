@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 
-from quantexp.capture.names import RESIDUAL
+from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.rules import check_capture_rules
 from quantexp.capture.schedule import check_schedule, ends_by_itself
 from quantexp.errors import ConfigError
@@ -95,7 +95,12 @@ def _capture(capture: CaptureConfig, model: ModelConfig, iterations: int) -> Non
     check_schedule(capture, iterations)
     at_least("capture.collect_micro_batches", capture.collect_micro_batches, 0)
     modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
-    check_capture_rules(capture, model.num_layers, [*modules, RESIDUAL])
+    routers = [] if model.moe is None else [ROUTER]
+    check_capture_rules(capture, model.num_layers, [*modules, RESIDUAL, *routers])
+    if capture.router_logits and model.moe is None:
+        raise ConfigError(
+            f"capture.router_logits needs a model with experts (model.moe), and {model.name} has none"
+        )
     positive("capture.queue_gb", capture.queue_gb)
     if capture.max_gb is not None:
         not_negative("capture.max_gb", capture.max_gb)

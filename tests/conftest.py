@@ -44,7 +44,7 @@ TINY_MODELS = {
         "model.mla.qk_head_dim=24",
         "model.mla.qk_pos_emb_head_dim=16",
         "model.mla.v_head_dim=20",
-        "model.moe.num_experts=6",
+        "model.moe.num_experts=4",
         "model.moe.top_k=2",
         "model.moe.expert_ffn_hidden_size=40",
     ],

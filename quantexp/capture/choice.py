@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from quantexp.capture.names import RESIDUAL
+from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.operands import (
     SCALE,
     Held,
@@ -22,10 +22,10 @@ from quantexp.capture.operands import (
     scale_shape,
     source_of,
 )
-from quantexp.capture.rules import RESIDUAL_GRADS, RESIDUALS, Take, take
+from quantexp.capture.rules import RESIDUAL_GRADS, RESIDUALS, ROUTER_LOGITS, Take, take
 from quantexp.capture.sample import sample_of, sampled_shape
 from quantexp.capture.schedule import captured_iterations
-from quantexp.decoder import ATTENTION, is_routed, linear_shapes, moe_of, value_head_dim
+from quantexp.decoder import ATTENTION, LinearShape, is_routed, linear_shapes, moe_of, value_head_dim
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
 from quantexp.sizes import element_bytes
@@ -63,7 +63,8 @@ class Expected:
         if self.scales_of is not None:
             assert self.held is not None
             assert self.held.operand.block is not None
-            sample = scale_sample(sample, whole, self.held.dim, self.held.operand.block)
+            dim = self.held.dim(len(whole))
+            sample = scale_sample(sample, whole, dim, self.held.operand.block)
         return prod(sampled_shape(self.shape, sample)) * self.bytes_each
 
 
@@ -81,17 +82,23 @@ def last_captured(experiment: Experiment) -> int:
 def expected_tensors(experiment: Experiment, iteration: int = 1) -> Iterator[Expected]:
     """Every tensor one captured micro-batch of an iteration gives."""
     declared = precision_map(experiment.model, experiment.quant, iteration)
+    layers = range(experiment.model.num_layers)
+    shapes = [linear_shapes(experiment.model, layer) for layer in layers]
     for module, precision in declared.items():
         tensors = (
             _attention(experiment, module)
             if module.name == ATTENTION
-            else _linear(experiment, module)
+            else _linear(experiment, module, shapes[module.layer][module.name])
         )
         yield from _taken(experiment, precision, list(tensors))
     for layer in range(experiment.model.num_layers):
         module = ModuleId(layer, RESIDUAL)
         tensors = _residual(experiment, module)
         yield from _taken(experiment, ModulePrecision(module, {}), list(tensors))
+        if (moe := moe_of(experiment.model, layer)) is not None:
+            module = ModuleId(layer, ROUTER)
+            tensors = _router(experiment, module, moe.num_experts)
+            yield from _taken(experiment, ModulePrecision(module, {}), list(tensors))
 
 
 def _taken(
@@ -133,14 +140,13 @@ def _held(precision: ModulePrecision, tensors: list[Expected]) -> Iterator[Expec
             yield replace(
                 values,
                 tensor=held.tensor + SCALE,
-                shape=scale_shape(values.shape, held.dim, block),
+                shape=scale_shape(values.shape, held.dim(len(values.shape)), block),
                 bytes_each=1,
                 scales_of=values.shape,
             )
 
 
-def _linear(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
-    shape = linear_shapes(experiment.model, module.layer)[module.name]
+def _linear(experiment: Experiment, module: ModuleId, shape: LinearShape) -> Iterator[Expected]:
     tokens = _tokens(experiment, module)
     x, y = (*tokens, shape.input_width), (*tokens, shape.output_width)
     w = (shape.output_width, shape.input_width)
@@ -193,3 +199,11 @@ def _residual(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
         if not enters or module.layer == 0:
             yield Expected(module, "forward", "pre" if enters else "post", name, shape, size)
             yield Expected(module, "backward", "post" if enters else "pre", gradient, shape, size)
+
+
+def _router(experiment: Experiment, module: ModuleId, num_experts: int) -> Iterator[Expected]:
+    """The router works in float32 whatever the working precision."""
+    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
+    logits, gradient = ROUTER_LOGITS
+    yield Expected(module, "forward", "post", logits, (T, B, num_experts), 4)
+    yield Expected(module, "backward", "pre", gradient, (T, B, num_experts), 4)

@@ -64,10 +64,11 @@ class HeldRecorder:
 
     def _keep(self, precision: ModulePrecision, what: Held, x: Tensor, values: Tensor) -> None:
         recorder, module = self.recorder, precision.module
-        found = scales(x, what.operand, what.dim)
+        dim = what.dim(x.ndim)
+        found = scales(x, what.operand, dim)
         taken = recorder.take(module, what.operation, what.tensor)
         sample = sample_of(tuple(x.shape), what.source, taken.sample_of, taken.sample_count)
-        about = {"slot": what.slot, "source": what.source, "dim": what.dim}
+        about = {"slot": what.slot, "source": what.source, "dim": dim}
 
         def named(tensor: str) -> TensorName:
             return TensorName(
@@ -86,7 +87,7 @@ class HeldRecorder:
         more = {**about, "values": "scale", "tensor_scale": None}
         summary = summarise(scale_values(codes, None, get_format(what.operand.format)))
         metadata = recorder.metadata(name, precision, codes, summary, more)
-        sample = scale_sample(sample, tuple(x.shape), what.dim, what.operand.block)
+        sample = scale_sample(sample, tuple(x.shape), dim, what.operand.block)
         recorder.keep(name, codes, metadata, taken, sample)
 
 

@@ -3,8 +3,9 @@
     {timestamp}_{counter}_{layer_type}_{layer_idx}_{operation}_{phase}_{component}_{quant_type}_{tensor_name}.pt
 
 `timestamp` is the run's start (YYYYmmdd_HHMMSS), `counter` counts the run's files, `layer_idx` is `L3-fc1` for a
-linear layer and `L3` for attention and the residual stream. `quant_type`, also the folder, is for a linear layer the
-format of fprop's input; for attention QK's format, or PV's where QK has none; the residual stream is never quantised.
+linear layer and `L3` for attention, the residual stream and the router. `quant_type`, also the folder, is for a linear
+layer the format of fprop's input; for attention QK's format, or PV's where QK has none; the residual stream and the
+router are never quantised.
 Nothing needs to parse a name: the manifest says it all.
 """
 
@@ -21,8 +22,10 @@ from quantexp.quant.slots import WORKING, Operand
 
 #: The module of the residual stream's tensors.
 RESIDUAL = "residual"
+#: The module of the tensors of a router of experts.
+ROUTER = "router"
 #: Modules that are a layer type of their own, and the components that their tensors belong to.
-_COMPONENTS = {ATTENTION: "FA", RESIDUAL: RESIDUAL}
+_COMPONENTS = {ATTENTION: "FA", RESIDUAL: RESIDUAL, ROUTER: ROUTER}
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,12 @@ class TensorName:
 
     @property
     def layer_type(self) -> str:
-        """`attention`, `residual` or `linear`."""
+        """`attention`, `residual`, `router` or `linear`."""
         return self.module if self.module in _COMPONENTS else "linear"
 
     @property
     def component(self) -> str:
-        """`FA` for attention, `residual` or `linear`."""
+        """`FA` for attention, `residual`, `router` or `linear`."""
         return _COMPONENTS.get(self.module, "linear")
 
     @property

@@ -73,10 +73,14 @@ class Held:
         """The pass that its product belongs to."""
         return operation_of(self.product)
 
-    @property
-    def dim(self) -> int:
-        """The dimension of the captured tensor that the product reduces over."""
+    def dim(self, ndim: int) -> int:
+        """The dimension of the captured tensor, of so many, that the product reduces over.
+
+        The rows of a routed expert have no dimension of sequences.
+        """
         dims = _DIMS.get(self.source) or _GRAD_OUTPUT_DIMS[self.site]
+        if ndim < len(dims):
+            dims = tuple(name for name in dims if name != "sequences")
         return dims.index(self.operand.axis)
 
     @property

@@ -99,7 +99,7 @@ class Recorder:
         #: Why nothing is captured any more.
         self.stopped = ""
         self._takes: dict[tuple[ModuleId, str, str], Take] = {}
-        self._constants: dict[ModuleId, Mapping[str, object]] = {}
+        self._about: dict[ModuleId, Callable[[str], Mapping[str, object]]] = {}
         self._last_stored: Stored | None = None
         self._weights: dict[tuple[ModuleId, str], _Weight] = {}
         self._last_iteration = max(iterations, default=0)
@@ -121,10 +121,10 @@ class Recorder:
         self,
         module: ModuleId,
         precision: Callable[[], ModulePrecision],
-        constants: Mapping[str, object],
+        about: Callable[[str], Mapping[str, object]],
     ) -> Tap:
-        """The tap of one module. `constants` (the softmax scale) join its metadata."""
-        self._constants[module] = constants
+        """The tap of one module. What `about` says of a tensor by its name (the softmax scale) joins its metadata."""
+        self._about[module] = about
 
         def look(operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
             if not self.passes(module, operation, name):
@@ -328,7 +328,7 @@ class Recorder:
             "shape": list(tensor.shape),
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "loss_scale": self._loss_scale,
-            **self._constants.get(precision.module, {}),
+            **self._about[precision.module](name.tensor),
             "formats": formats_record(precision, self._of_moment),
             "statistics": statistics,
         }

@@ -3,8 +3,8 @@
 A rule names layers, modules, operations and tensors, as the rules of a scheme do, and what it changes: `level` (off
 leaves out, stats keeps statistics, tensors keeps values too), `values` (before quantisation, after it, both) and the
 sample. A quantised operand is meant by its own name (`input_wgrad`) and by that of the tensor it is made from. What is
-kept only on request (attention probabilities, weight gradients, the residual stream) is taken by a rule that names it
-in `tensors`. With `capture.level=off` no rule takes anything.
+kept only on request (attention probabilities, weight gradients, the residual stream, router logits) is taken by a rule
+that names it in `tensors`. With `capture.level=off` no rule takes anything.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ WEIGHT_GRADS = frozenset({"grad_weight", "main_grad"})
 #: The residual stream, kept only with `capture.residual`: after the embedding, attention and the MLP.
 RESIDUALS = ("resid_pre", "resid_mid", "resid_post")
 RESIDUAL_GRADS = tuple(f"grad_{name}" for name in RESIDUALS)
+#: What a router scores the experts with before softmax, kept only with `capture.router_logits`.
+ROUTER_LOGITS = ("router_logits", "grad_router_logits")
 TENSORS = (
     *("input", "weight", "output", "query", "key", "value", "attn_weights"),
     *("grad_output", "grad_input", "grad_weight", "main_grad"),
     *("grad_query", "grad_key", "grad_value", "grad_attn_weights", "grad_scores"),
-    *(*RESIDUALS, *RESIDUAL_GRADS),
+    *(*RESIDUALS, *RESIDUAL_GRADS, *ROUTER_LOGITS),
 )
 OPERATIONS = ("forward", "backward")
 
@@ -78,6 +80,8 @@ def _asked_for(capture: CaptureConfig, tensor: str) -> bool:
         return capture.attn_weights
     if tensor in RESIDUALS or tensor in RESIDUAL_GRADS:
         return capture.residual
+    if tensor in ROUTER_LOGITS:
+        return capture.router_logits
     return capture.weight_grads if tensor in WEIGHT_GRADS else True
 
 

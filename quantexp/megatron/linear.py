@@ -19,15 +19,18 @@ from quantexp.errors import ConfigError
 from quantexp.quant.linear import dgrad, fprop, wgrad
 from quantexp.quant.operand import clipped
 from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.tap import BACKWARD, FORWARD, POST, PRE, Tap, nobody
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, precision: ModulePrecision, tap: Tap) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, precision: ModulePrecision, tap: Tap, rows: Rows | None
+    ) -> Tensor:
         ctx.save_for_backward(x, w)
-        ctx.precision, ctx.tap = precision, tap
+        ctx.precision, ctx.tap, ctx.rows = precision, tap, rows
         return fprop(precision, x, w)
 
     @staticmethod
@@ -35,18 +38,19 @@ class _Linear(torch.autograd.Function):
         (g,) = grads
         x, w = ctx.saved_tensors
         precision: ModulePrecision = ctx.precision
-        ctx.tap(BACKWARD, PRE, "grad_output", g)
-        ctx.tap(BACKWARD, PRE, "weight", w)
+        tap = ctx.tap if g.numel() else nobody
+        tap(BACKWARD, PRE, "grad_output", g)
+        tap(BACKWARD, PRE, "weight", w)
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = dgrad(precision, g, w)
             dx = clipped(dx, x, precision.operand(Site.LINEAR, Product.FPROP, "x"), -1)
-            ctx.tap(BACKWARD, POST, "grad_input", dx)
+            tap(BACKWARD, POST, "grad_input", dx)
         if ctx.needs_input_grad[1]:
-            dw = wgrad(precision, g, x)
+            dw = wgrad(precision, g, x, ctx.rows)
             dw = clipped(dw, w, precision.operand(Site.LINEAR, Product.FPROP, "w"), -1)
-            ctx.tap(BACKWARD, POST, "grad_weight", dw)
-        return dx, dw, None, None
+            tap(BACKWARD, POST, "grad_weight", dw)
+        return dx, dw, None, None, None
 
 
 class SchemeLinear:
@@ -54,6 +58,8 @@ class SchemeLinear:
 
     precision: ModulePrecision
     tap: Tap = staticmethod(nobody)
+    #: A routed expert's tokens of this micro-batch; None where they are of one sequence, or all of the micro-batch.
+    rows: Rows | None = None
 
     def _forward_impl(
         self,
@@ -71,10 +77,11 @@ class SchemeLinear:
                 f"fusion={gradient_accumulation_fusion}, tensor parallel={allreduce_dgrad}, "
                 f"sequence parallel={sequence_parallel}"
             )
-        self.tap(FORWARD, PRE, "input", input)
-        self.tap(FORWARD, PRE, "weight", weight)
-        output: Tensor = _Linear.apply(input, weight, self.precision, self.tap)  # type: ignore[no-untyped-call]
-        self.tap(FORWARD, POST, "output", output)
+        tap = self.tap if input.numel() else nobody  # an expert without tokens shows nothing
+        tap(FORWARD, PRE, "input", input)
+        tap(FORWARD, PRE, "weight", weight)
+        output: Tensor = _Linear.apply(input, weight, self.precision, self.tap, self.rows)  # type: ignore[no-untyped-call]
+        tap(FORWARD, POST, "output", output)
         return output if bias is None else output + bias
 
 

@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from quantexp.decoder import ATTENTION, is_routed, shared_width, value_head_dim
 from quantexp.megatron.attention import SchemeAttention
+from quantexp.megatron.experts import moe_layers, tell_experts_their_rows
 from quantexp.megatron.linear import SchemeLinear
 from quantexp.quant.precision import ModuleId, PrecisionMap
 from quantexp.schema import (
@@ -188,6 +189,8 @@ def build_model(
         rope_scaling=model.rope_scaling_factor is not None,
         rope_scaling_factor=model.rope_scaling_factor or 1.0,
     )
+    for moe in moe_layers(built).values():
+        tell_experts_their_rows(moe)
     return built, config
 
 

@@ -23,13 +23,13 @@ def watch_residual(layer: nn.Module, first: bool, tap: Tap) -> None:
     """Hand the stream in one of Megatron's transformer layers to `tap`, what enters it only of the first one."""
 
     def before_layer(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        _look(tap, "resid_pre", PRE, args[0] if args else kwargs["hidden_states"])
+        look_at(tap, "resid_pre", PRE, args[0] if args else kwargs["hidden_states"])
 
     def before_mlp(module: Any, args: tuple[Any, ...]) -> None:
-        _look(tap, "resid_mid", POST, args[0])
+        look_at(tap, "resid_mid", POST, args[0])
 
     def after_layer(module: Any, args: tuple[Any, ...], result: tuple[Any, ...]) -> None:
-        _look(tap, "resid_post", POST, result[0])
+        look_at(tap, "resid_post", POST, result[0])
 
     if first:
         layer.register_forward_pre_hook(before_layer, with_kwargs=True)
@@ -37,7 +37,7 @@ def watch_residual(layer: nn.Module, first: bool, tap: Tap) -> None:
     layer.register_forward_hook(after_layer)
 
 
-def _look(tap: Tap, name: str, phase: str, x: Tensor) -> None:
+def look_at(tap: Tap, name: str, phase: str, x: Tensor) -> None:
     """Hand over the tensor now, and its gradient once it is known; what leaves forward enters backward."""
     tap(FORWARD, phase, name, x)
     if torch.is_grad_enabled() and x.requires_grad:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quantexp.errors import EngagementError
 from quantexp.proof.judge import NOT_FINITE, Status
-from quantexp.proof.watch import ProductWatch, status_of
+from quantexp.proof.watch import NO_TOKENS, ProductWatch, status_of
 from quantexp.quant.precision import entry_record
 
 
@@ -20,6 +21,8 @@ class Verdict:
     entries: list[dict[str, object]]
     #: Everything that makes the run fail, in words that name the slot.
     failures: list[str]
+    #: Products of routers, which no scheme touches, by router.
+    router_calls: dict[str, int] = field(default_factory=dict)
 
     @property
     def quantised_calls(self) -> int:
@@ -39,6 +42,7 @@ class Verdict:
             "proved": self.proved,
             "quantised_calls": self.quantised_calls,
             "failures": self.failures,
+            **({"router_calls": self.router_calls} if self.router_calls else {}),
             "entries": self.entries,
         }
 
@@ -60,19 +64,25 @@ def verdict(iteration: int, watch: ProductWatch) -> Verdict:
                     "reason": reason,
                 }
             )
-            if status in (Status.MISMATCH, Status.NOT_REACHED):
+            if status in (Status.MISMATCH, Status.NOT_REACHED) and reason != NO_TOKENS:
                 failures.append(f"{entry.label}: declared {entry.operand.format}, {reason}")
     for (owner, operator), calls in watch.undeclared.items():
         failures.append(
             f"{owner}: {calls} matrix products (aten.{operator}) that the precision map does not list"
         )
-    return Verdict(iteration, entries, failures)
+    for router, seen in watch.routers.items():
+        status, reason = status_of(seen if seen.calls else None)
+        if status in (Status.MISMATCH, Status.NOT_REACHED):
+            failures.append(f"{router}: must be in high precision, {reason}")
+    router_calls = {router: seen.calls for router, seen in watch.routers.items()}
+    return Verdict(iteration, entries, failures, router_calls)
 
 
 def merged(verdicts: Sequence[Verdict]) -> Verdict:
     """One verdict over all ranks: each must have reached every slot, and one mismatch on any of them fails the run.
 
-    Calls add up. A slot that engaged on one rank and was inconclusive on another is engaged.
+    Calls add up. A slot that engaged on one rank and was inconclusive on another, or an expert without tokens there, is
+    engaged.
     """
     if len(verdicts) == 1:
         return verdicts[0]
@@ -82,7 +92,11 @@ def merged(verdicts: Sequence[Verdict]) -> Verdict:
         for failure in verdict.failures:
             ranks_by_failure.setdefault(failure, []).append(rank)
     failures = [f"{_named(ranks)}: {failure}" for failure, ranks in ranks_by_failure.items()]
-    return Verdict(verdicts[0].iteration, [_merged_entry(row) for row in rows], failures)
+    calls = Counter[str]()
+    for verdict in verdicts:
+        calls.update(verdict.router_calls)
+    entries = [_merged_entry(row) for row in rows]
+    return Verdict(verdicts[0].iteration, entries, failures, dict(calls))
 
 
 #: Of the statuses that ranks found for a slot, the first of these is the run's.
@@ -91,8 +105,11 @@ _WORST_FIRST = (Status.MISMATCH, Status.NOT_REACHED, Status.ENGAGED, Status.INCO
 
 def _merged_entry(row: Sequence[dict[str, object]]) -> dict[str, object]:
     statuses = [Status(entry["status"]) for entry in row]
-    status = next(status for status in _WORST_FIRST if status in statuses)
-    ranks = [rank for rank, found in enumerate(statuses) if found is status]
+    reached = [rank for rank, entry in enumerate(row) if entry["reason"] != NO_TOKENS] or list(
+        range(len(row))
+    )
+    status = next(s for s in _WORST_FIRST if any(statuses[rank] is s for rank in reached))
+    ranks = [rank for rank in reached if statuses[rank] is status]
     reason = str(row[ranks[0]]["reason"])
     everywhere = len(ranks) == len(row)
     counts = ("calls", "recomputed_calls", "quantised_calls")

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quantexp.decoder import is_routed
 from quantexp.proof.judge import Finding, Status, judge
 from quantexp.proof.origin import needs_origin
 from quantexp.proof.owners import Owners
 from quantexp.quant.announce import Announcement, current
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
 from quantexp.quant.sites import PRODUCTS, Product, Site
+from quantexp.quant.slots import WORKING, Operand
 
 #: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
 PAIRED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2)}
@@ -40,6 +42,12 @@ OTHER = (
 )
 FUSED_ATTENTION = "_scaled_dot_product"
 
+#: Why a slot was not reached: its product never ran, which fails the run, or had nothing to multiply.
+NOT_CALLED = "no such product was called"
+NO_TOKENS = "no token was routed to this expert"
+#: Whatever precision a tensor comes in.
+_HIGH = Operand(WORKING, "any")
+
 SlotKey = tuple[ModuleId, Site, Product, str]
 
 
@@ -48,6 +56,8 @@ class Seen:
     """What reached one slot, over all calls."""
 
     calls: int = 0
+    #: Calls with nothing in them: an expert without tokens.
+    empty_calls: int = 0
     recomputed_calls: int = 0
     quantised_calls: int = 0
     findings: list[Finding] = field(default_factory=list)
@@ -59,15 +69,23 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         declared: what every slot is held against; never what a module says of itself.
         decoder: the decoder's layers by name; a product inside them must be one of the map's.
+        routers: modules inside them, by name, whose products no scheme touches: they must be in high precision.
     """
 
-    def __init__(self, declared: PrecisionMap, decoder: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self,
+        declared: PrecisionMap,
+        decoder: Mapping[str, nn.Module],
+        routers: Mapping[str, nn.Module] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        #: What reached the routers' products, by router.
+        self.routers: dict[str, Seen] = {name: Seen() for name in routers or {}}
         self.declared = declared
         self.seen: dict[SlotKey, Seen] = {}
         #: Products that no announcement covers: (owner, operator) -> calls.
         self.undeclared: Counter[tuple[str, str]] = Counter()
-        self._owners = Owners(decoder)
+        self._owners = Owners({**decoder, **(routers or {})})
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -94,8 +112,19 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._announced(announcement, left, right)
             return
         owner = self._owners.current()
-        if owner is not None:
+        if owner in self.routers and name in PAIRED:
+            self._high(self.routers[owner], [args[position] for position in PAIRED[name]])
+        elif owner is not None:
             self.undeclared[owner, name] += 1
+
+    def _high(self, seen: Seen, operands: list[Tensor]) -> None:
+        """A product outside of all schemes: neither operand may lie on a grid that its own dtype would not give."""
+        seen.calls += 1
+        for x in operands:
+            finding = judge(x.detach(), _HIGH, -1)
+            seen.quantised_calls += finding.quantised
+            if finding not in seen.findings:
+                seen.findings.append(finding)
 
     def _announced(self, announced: Announcement, left: Tensor, right: Tensor) -> None:
         shape = PRODUCTS[announced.site][announced.product]
@@ -103,6 +132,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             announced.product is Product.FPROP and torch._C._current_autograd_node() is not None
         )
         sources = announced.sources
+        empty = left.numel() == 0 or right.numel() == 0
         for side, (name, x, reduced) in enumerate(
             ((shape.left, left, -1), (shape.right, right, -2))
         ):
@@ -114,7 +144,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.declared[announced.module].operand(announced.site, announced.product, name),
             )
             source = sources()[side] if sources and needs_origin(entry.operand) else None
-            self._look(entry, x, source, reduced, announced.sequences, recomputed)
+            self._look(entry, x, source, reduced, announced.sequences, recomputed, empty)
 
     def _look(
         self,
@@ -124,8 +154,12 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reduced: int,
         sequences: int,
         recomputed: bool,
+        empty: bool,
     ) -> None:
         seen = self.seen.setdefault((entry.module, entry.site, entry.product, entry.name), Seen())
+        if is_routed(entry.module.name) and empty:
+            seen.empty_calls += 1
+            return
         if recomputed:
             seen.recomputed_calls += 1
         else:
@@ -158,9 +192,9 @@ def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tupl
 def status_of(seen: Seen | None) -> tuple[Status, str]:
     """The status of a slot from all its calls: one mismatch decides, and one engaged call is enough."""
     if seen is None:
-        return Status.NOT_REACHED, "no such product was called"
+        return Status.NOT_REACHED, NOT_CALLED
     for status in (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE):
         for finding in seen.findings:
             if finding.status is status:
                 return status, finding.reason
-    return Status.NOT_REACHED, "no such product was called"
+    return Status.NOT_REACHED, NO_TOKENS if seen.empty_calls else NOT_CALLED

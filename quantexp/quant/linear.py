@@ -7,8 +7,9 @@
     # T tokens, B sequences, I input width, O output width; Megatron's layout is [T, B, width]
 
 Every operand is quantised from the high-precision tensor, so a layer keeps x and w as they came and quantises x and w
-a second time, along the other axis, in the backward. Results are in the working dtype; the products accumulate in fp32
-(in the matrix product itself). No communication happens here.
+a second time, along the other axis, in the backward. A routed expert's tokens are rows [n, width]; how their blocks
+along tokens lie, `quantexp.quant.rows` says. Results are in the working dtype; the products accumulate in fp32 (in the
+matrix product itself). No communication happens here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from quantexp.quant.announce import Announcement
 from quantexp.quant.multiply import multiply, post_scale
 from quantexp.quant.operand import held
 from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import Operand
 from quantexp.quant.tap import tell_operand
 
 
@@ -53,9 +56,16 @@ def dgrad(precision: ModulePrecision, g_TBO: Tensor, w_OI: Tensor) -> Tensor:
     return multiply(said, g, w, post_scale(left, right))
 
 
-def wgrad(precision: ModulePrecision, g_TBO: Tensor, x_TBI: Tensor) -> Tensor:
-    """Dw = g^T x, of shape [O, I]; a tensor of two dimensions ([tokens, width]) is one sequence."""
+def wgrad(
+    precision: ModulePrecision, g_TBO: Tensor, x_TBI: Tensor, rows: Rows | None = None
+) -> Tensor:
+    """Dw = g^T x, of shape [O, I].
+
+    Operands of two dimensions are the tokens of an expert, of the sequences that `rows` says; without it, of one.
+    """
     left, right = (precision.operand(Site.LINEAR, Product.WGRAD, name) for name in "gx")
+    if rows is not None and (_has_blocks(left) or _has_blocks(right)):
+        g_TBO, x_TBI = rows.laid_out(g_TBO), rows.laid_out(x_TBI)
     g, x = held(g_TBO, left, 0), held(x_TBI, right, 0)
     tell_operand(precision, Site.LINEAR, Product.WGRAD, "g", g_TBO, g)
     tell_operand(precision, Site.LINEAR, Product.WGRAD, "x", x_TBI, x)
@@ -69,3 +79,7 @@ def wgrad(precision: ModulePrecision, g_TBO: Tensor, x_TBI: Tensor) -> Tensor:
         lambda: (g_TBO.reshape(g.shape).t(), x_TBI.reshape(x.shape)),
     )
     return multiply(said, g.t(), x, post_scale(left, right))
+
+
+def _has_blocks(operand: Operand) -> bool:
+    return operand.block is not None or operand.hadamard_block is not None

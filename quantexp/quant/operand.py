@@ -22,14 +22,15 @@ from quantexp.quant.slots import Operand
 def held(x: Tensor, operand: Operand, axis: int) -> Tensor:
     """`x` on the operand's grid, in x's shape and dtype; `x` itself where the operand is the working precision.
 
-    With a Hadamard transform it is the transform that lies on the grid, rounded from float32.
+    With a Hadamard transform it is the transform that lies on the grid, rounded from float32. An empty
+    tensor (an expert without tokens) stays empty and enters no history of amax.
 
     Args:
         x: the operand from high precision, never one that was quantised before.
         operand: its declared format and options.
         axis: the dimension of x that the product reduces over: blocks run along it.
     """
-    if not operand.quantised:
+    if not operand.quantised or x.numel() == 0:
         return x
     if not operand.depends_on_moment:
         return quantise(x, operand.format, axis=axis, **operand.options)

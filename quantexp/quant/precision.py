@@ -87,9 +87,11 @@ def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) ->
     Raises:
         ConfigError: a site or rule that cannot be, named by its full key.
     """
+    resolved: _Resolved = {}
     return {
         module: ModulePrecision(
-            module, {site: _operands(module, site, model, quant, iteration) for site in sites}
+            module,
+            {site: _operands(module, site, model, quant, iteration, resolved) for site in sites},
         )
         for module, sites in decoder_modules(model)
     }
@@ -156,19 +158,35 @@ def _known(key: str, given: list[str], allowed: list[str]) -> None:
             raise ConfigError(f"{key} must be among {', '.join(allowed)}, got {value!r}")
 
 
+#: What a site comes to, by the rules that apply to each of its slots: modules by the thousand are alike.
+_Resolved = dict[tuple[Site, tuple[tuple[int, ...], ...]], dict[Key, Operand]]
+
+
 def _operands(
-    module: ModuleId, site: Site, model: ModelConfig, quant: QuantConfig, iteration: int
+    module: ModuleId,
+    site: Site,
+    model: ModelConfig,
+    quant: QuantConfig,
+    iteration: int,
+    resolved: _Resolved,
 ) -> dict[Key, Operand]:
-    config = site_configs(quant)[site]
-    overlays: dict[Key, list[Setting]] = {}
-    for key in slots_of(site):
-        applying = [
-            Setting(f"quant.rules[{index}]", rule)
+    keys = slots_of(site)
+    applying = tuple(
+        tuple(
+            index
             for index, rule in enumerate(quant.rules)
             if _applies(rule, module, site, key, model.num_layers, iteration)
-        ]
-        overlays[key] = applying[::-1]
-    operands = resolve_site(site, config, overlays)
+        )
+        for key in keys
+    )
+    operands = resolved.get((site, applying))
+    if operands is None:
+        overlays = {
+            key: [Setting(f"quant.rules[{i}]", quant.rules[i]) for i in reversed(indices)]
+            for key, indices in zip(keys, applying, strict=True)
+        }
+        operands = resolve_site(site, site_configs(quant)[site], overlays)
+        resolved[site, applying] = operands
     return {key: _named(module, site, key, operand) for key, operand in operands.items()}
 
 

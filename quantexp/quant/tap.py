@@ -88,6 +88,8 @@ def tell_operand(
     held: Tensor,
     layout: Layout = as_it_is,
 ) -> None:
-    """Hand one operand to whoever asked for them."""
+    """Hand one operand to whoever asked for them, unless there is nothing in it."""
+    if x.numel() == 0:
+        return
     for tap in _operand_taps:
         tap(precision, site, product, name, x, held, layout)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quantexp.megatron.session import session
-from quantexp.megatron.specs import stock_layer_spec
+from quantexp.megatron.specs import stock_spec
 from quantexp.megatron.trainer import Metrics, train
 from quantexp.paths import RunDir
 from quantexp.schema import Experiment
@@ -67,7 +67,7 @@ def tokens(experiment: Experiment) -> Iterator[dict[str, Tensor]]:
 def trained(experiment: Experiment, stock: bool = False) -> Keeps:
     keeps = Keeps()
     with session(experiment.training) as device:
-        spec = stock_layer_spec() if stock else None
+        spec = stock_spec(experiment.model) if stock else None
         train(experiment, tokens(experiment), keeps, device, spec)
     return keeps
 
@@ -87,6 +87,28 @@ def test_injected_bf16_equals_the_stock_classes_to_the_last_bit(
     stock, ours = trained(experiment, stock=True), trained(experiment)
     for a, b in zip(stock.metrics, ours.metrics, strict=True):
         assert (a.loss, a.grad_norm, a.lr) == (b.loss, b.grad_norm, b.lr)
+    for theirs, own in zip(stock.gradients_by_name, ours.gradients_by_name, strict=True):
+        assert theirs.keys() == own.keys()
+        assert all(torch.equal(theirs[name], own[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["training.recompute=full"],
+        ["model.mla.q_lora_rank=24", "model.mla.yarn=null", "model.moe.num_shared_experts=0"],
+    ],
+    ids=str,
+)
+def test_latent_attention_and_experts_equal_the_stock_classes_too(
+    tiny: Tiny, tiny_models: dict[str, list[str]], words: list[str]
+) -> None:
+    """Against Megatron's classes, its core attention told of the unlike widths of keys and values."""
+    experiment = tiny(*tiny_models["deepseek2_lite"], "training.global_batch_size=4", *words)
+    stock, ours = trained(experiment, stock=True), trained(experiment)
+    for a, b in zip(stock.metrics, ours.metrics, strict=True):
+        assert (a.loss, a.grad_norm) == (b.loss, b.grad_norm)
     for theirs, own in zip(stock.gradients_by_name, ours.gradients_by_name, strict=True):
         assert theirs.keys() == own.keys()
         assert all(torch.equal(theirs[name], own[name]) for name in theirs)

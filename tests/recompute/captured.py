@@ -34,6 +34,8 @@ class Module:
     dtype: str
     softmax_scale: float | None
     formats: dict[str, Slot]
+    #: Of which sequence each row is; None where the tensors have a dimension of sequences, or there is one alone.
+    row_sequences: list[int] | None = None
     #: (operation, tensor) -> values
     tensors: dict[tuple[str, str], Array] = field(default_factory=dict)
     #: (operation, tensor) -> file below the capture's folder
@@ -63,6 +65,11 @@ def read_capture(folder: Path, iteration: int = 1) -> list[Module]:
         layer_type, dtype, formats = _shared(line)
         assert (layer_type, formats) == (module.layer_type, module.formats)
         assert dtype == ("uint8" if line["values"] == "scale" else module.dtype)
+        rows = line.get("row_sequences")
+        if rows is not None:
+            assert len(rows) == line["shape"][0]
+            assert module.row_sequences in (None, rows)
+            module.row_sequences = rows
         key = (line["operation"], line["tensor"])
         assert key not in module.tensors, f"{module} {key} is listed twice"
         module.tensors[key] = _values(folder, line)

@@ -6,7 +6,10 @@
                dv = P^T dO    dq = a dS k         dk = a dS^T q
 
     # T tokens (queries or keys), B sequences, I input width, O output width
-    # H query heads, G key-value heads, D head_dim; Megatron's layouts are [T, B, I], [T, B, H, D], [T, B, G, D]
+    # H query heads, G key-value heads, D head_dim, E of values; Megatron's layouts are [T, B, I], [T, B, H, D],
+    # [T, B, G, D], [T, B, G, E]; a routed expert has rows [n, I]
+
+A routed expert's blocks along tokens are those of each sequence's rows by itself: `row_sequences` says which they are.
 
 Each operand of each product is held as its slot says. S, P, dP, dS and the products of the backward are rounded to the
 working dtype where they are stored; softmax and its derivative are in fp32, and the derivative sees P before rounding.
@@ -70,7 +73,18 @@ def operand(module: Module, formats: Formats, slot: str) -> Array:
     """A captured operand as one slot holds it."""
     name, x = slot.rpartition(".")[2], captured_operand(module, slot.rpartition(".")[2])
     counted = COUNTED.get(name, tuple(range(x.ndim)))
-    return held(x, formats[slot], DIMS[name], module.dtype, slot not in RIGHT, counted)
+    dims = DIMS[name]
+    if x.ndim < len(dims):
+        dims = tuple(dim for dim in dims if dim != "sequences")
+    declared = formats[slot]
+    if declared["axis"] != "tokens" or declared["block"] is None or module.row_sequences is None:
+        return held(x, declared, dims, module.dtype, slot not in RIGHT, counted)
+    assert declared["rounding"] == "even"
+    result, rows = np.empty_like(x), np.array(module.row_sequences)
+    for sequence in np.unique(rows):
+        own = rows == sequence
+        result[own] = held(x[own], declared, dims, module.dtype, slot not in RIGHT, counted)
+    return result
 
 
 def post_scale(formats: Formats, product_name: str) -> float:
@@ -81,9 +95,11 @@ def post_scale(formats: Formats, product_name: str) -> float:
 
 
 def captured_operand(module: Module, name: str) -> Array:
-    """An operand as it was captured; dO [T, B, H*D] by its heads."""
+    """An operand as it was captured; dO [T, B, H*E] by its heads."""
     values = module.tensors[CAPTURED[name]]
-    return values.reshape(module.forward("query").shape) if name == "dO" else values
+    if name != "dO":
+        return values
+    return values.reshape(*module.forward("query").shape[:3], -1)
 
 
 def linear_output(module: Module, formats: Formats) -> Value:
@@ -118,13 +134,13 @@ def probabilities(module: Module, formats: Formats) -> Value:
 
 
 def attention_output(module: Module, formats: Formats) -> Value:
-    """o [T, B, H*D] from query, key and value; P must be declared in the working precision, so that it has no scale."""
+    """o [T, B, H*E] from query, key and value; P must be declared in the working precision, so that it has no scale."""
     assert formats["pv.fprop.P"]["format"] == "bf16"
     return _context(module, formats, probabilities(module, formats).each(_round(module)))
 
 
 def output_of_weights(module: Module, formats: Formats) -> Value:
-    """o [T, B, H*D] from the captured P and value, P in whatever format."""
+    """o [T, B, H*E] from the captured P and value, P in whatever format."""
     return _context(module, formats, exact(operand(module, formats, "pv.fprop.P")))
 
 
@@ -142,7 +158,7 @@ def grad_attn_weights(module: Module, formats: Formats) -> Value:
 
 
 def grad_value(module: Module, formats: Formats) -> Value:
-    """dv [T, B, G, D]; P must be declared in the working precision."""
+    """dv [T, B, G, E]; P must be declared in the working precision."""
     assert formats["pv.dgrad_v.P"]["format"] == "bf16"
     P = probabilities(module, formats).each(_round(module))
     dO = _by_head(operand(module, formats, "pv.dgrad_v.dO"))
