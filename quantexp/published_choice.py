@@ -57,8 +57,8 @@ def _key(word: str) -> str:
 def _beside(config: DictConfig, words: list[str]) -> dict[str, Any]:
     """What the chosen model's own file says, where it is what names the published configuration."""
     name = f"model/{config.hydra.runtime.choices.get('model')}.yaml"
-    folders = [urlsplit(str(folder)).path for folder in config.hydra.searchpath]
-    files = (Path(folder) / name for folder in [*folders, conf_dir()])
+    folders = [Path(urlsplit(str(folder)).path) for folder in config.hydra.searchpath]
+    files = (folder / name for folder in [*folders, conf_dir()])
     file = next((file for file in files if file.is_file()), None)
     own = yaml.safe_load(file.read_text()) if file is not None else None
     if own and own.get("from_hf") is not None:

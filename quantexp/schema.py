@@ -488,6 +488,16 @@ class TrainingConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """When a run saves its model: as models are published, below the run folder's checkpoints/."""
+
+    #: After every so many iterations; null is none on the way.
+    every: int | None = None
+    #: After the last iteration, which `quantexp export` takes.
+    at_end: bool = False
+
+
+@dataclass
 class AnalysisConfig:
     """What is drawn after a run."""
 
@@ -652,6 +662,7 @@ class Experiment:
     quant: QuantConfig = field(default_factory=QuantConfig)
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)

@@ -25,7 +25,14 @@ from quantexp.capture.operands import (
 from quantexp.capture.rules import RESIDUAL_GRADS, RESIDUALS, ROUTER_LOGITS, Take, take
 from quantexp.capture.sample import sample_of, sampled_shape
 from quantexp.capture.schedule import captured_iterations
-from quantexp.decoder import ATTENTION, LinearShape, is_routed, linear_shapes, moe_of, value_head_dim
+from quantexp.decoder import (
+    ATTENTION,
+    LinearShape,
+    is_routed,
+    linear_shapes,
+    moe_of,
+    value_head_dim,
+)
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
 from quantexp.sizes import element_bytes
