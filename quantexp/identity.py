@@ -23,6 +23,7 @@ from quantexp.huggingface.fit import fitting_weights
 from quantexp.huggingface.weights import open_weights
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.schema import DatasetConfig, Experiment, ModelConfig
+from quantexp.start_from import recorded_data, start_point
 
 #: Raised whenever the values that a format or product gives change.
 NUMERICS_VERSION = 1
@@ -38,13 +39,22 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
     """
     training = dataclasses.asdict(experiment.training)
     model = _model(experiment.model)
-    for part, label in ((training, "name"), (model, "name")):
+    data = data_identity(experiment.dataset, experiment.model.vocab_size)
+    for part, label in (
+        (training, "name"),
+        (training, "start_from"),
+        (training, "start_optimizer"),
+        (model, "name"),
+    ):
         part.pop(label)
     return {
         "model": model,
-        "data": data_identity(experiment.dataset, experiment.model.vocab_size),
+        "data": data,
         "scheme": _scheme(experiment),
-        "training": {k: v.value if isinstance(v, Enum) else v for k, v in training.items()},
+        "training": {
+            **{k: v.value if isinstance(v, Enum) else v for k, v in training.items()},
+            **_start(experiment, data),
+        },
         "attention_path": ATTENTION_PATH,
         "device_class": device_class,
         "data_parallel": experiment.launcher.num_processes,
@@ -148,13 +158,39 @@ def _weights(path: Path, stamps: tuple[_Stamp, ...]) -> str:
     return open_weights(path).fingerprint()
 
 
-def weights_fingerprint(model: ModelConfig) -> str:
-    """The fingerprint of the published weights at `model.init_from`, which fit the model.
+def _start(experiment: Experiment, data: dict[str, str]) -> dict[str, Any]:
+    """What a run goes on from, by its content; nothing where it begins by itself.
+
+    Raises:
+        DataError: a checkpoint that is missing, of another model, or of a run with other data.
+    """
+    point, given = start_point(experiment), f"training.start_from={experiment.training.start_from}"
+    if point is None:
+        return {}
+    if recorded_data(point) != data:
+        raise DataError(
+            f"{given} has its place in other data than dataset={experiment.dataset.label}"
+        )
+    content = {
+        "iteration": point.iteration,
+        "weights": weights_fingerprint(experiment.model, point.weights, given),
+    }
+    if point.padding.is_file():
+        content["padding"] = open_weights(point.padding).fingerprint()
+    if experiment.training.start_optimizer:
+        content["optimizer"] = point.state_fingerprint()
+    return {"start": content}
+
+
+def weights_fingerprint(
+    model: ModelConfig, path: Path | None = None, given: str | None = None
+) -> str:
+    """The fingerprint of published weights, which fit the model; the arguments are those of `fitting_weights`.
 
     Raises:
         DataError: weights that are missing, damaged or another model's.
     """
-    weights = fitting_weights(model)
+    weights = fitting_weights(model, path, given)
     stamps = tuple(stamp for file in weights.files for stamp in _stamps(file))
     return _weights(weights.path, stamps)
 

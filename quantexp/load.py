@@ -22,6 +22,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from quantexp.checkpoints import first_iteration
 from quantexp.errors import ConfigError
 from quantexp.schema import (
     CaptureConfig,
@@ -57,6 +58,7 @@ def load(config: DictConfig) -> Experiment:
     """
     composition = _structured(_plain(config), Composition)
     _complete_dataset(composition)
+    _complete_start(composition)
     composition.analysis.auto = composition.analysis.auto.lower()
     parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
     experiment = Experiment(**parts)
@@ -278,6 +280,12 @@ def _message(error: OmegaConfBaseException) -> str:
     if "missing" in first.lower():
         return f"{key} has no value; give {key}=..."
     return f"{key}: {first}" if key else first
+
+
+def _complete_start(experiment: Experiment) -> None:
+    """A run that goes on from a checkpoint captures from its own first iteration on."""
+    capture = experiment.capture
+    capture.first_iteration = max(capture.first_iteration, first_iteration(experiment))
 
 
 def _complete_dataset(experiment: Experiment) -> None:

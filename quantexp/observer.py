@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quantexp.capture.ending import finish_capture
-from quantexp.checkpoints import folder_of
-from quantexp.errors import EngagementError, RunError
+from quantexp.errors import EngagementError
 from quantexp.schema import CaptureLevel
 from quantexp.status import now, write_json
 
@@ -76,7 +75,6 @@ class RunObserver:
         from quantexp.megatron.model import scheme_modules
         from quantexp.quant.tap import operands_to
 
-        self.model = model
         if self.recorder is not None:
             self._taps.enter_context(operands_to(HeldRecorder(self.recorder)))
         self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
@@ -179,38 +177,12 @@ class RunObserver:
         self.worker.status.iteration = metrics.iteration
         self.worker.tell("training")
         stop = self.experiment.capture.stop_after_capture
-        stop = stop and metrics.iteration >= self.last_captured > 0
-        self._save_where_asked(metrics.iteration, stop)
-        if stop:
+        if stop and metrics.iteration >= self.last_captured > 0:
             if self.recorder is not None:
                 self.recorder.flush()
             self.worker.status.reason = "stopped after capture, as configured"
             return False
         return True
-
-    def _save_where_asked(self, iteration: int, stops: bool) -> None:
-        """The model's checkpoint, if this iteration has one; every rank has the same model, rank 0 writes it.
-
-        Raises:
-            RunError: it cannot be written.
-        """
-        from quantexp.huggingface.saving import save_published
-        from quantexp.megatron.model import DTYPES
-
-        asked, training = self.experiment.checkpoint, self.experiment.training
-        last = stops or iteration == training.iterations
-        on_the_way = asked.every is not None and iteration % asked.every == 0
-        if not self.worker.rank.leads or not (on_the_way or (asked.at_end and last)):
-            return
-        self.worker.tell("saving the model")
-        folder = folder_of(self.folder, iteration)
-        try:
-            save_published(self.model, self.experiment.model, DTYPES[training.precision], folder)
-        except OSError as error:
-            raise RunError(
-                f"{folder} cannot be written ({error.strerror}); make room, or set paths.root to another disk"
-            ) from error
-        self.worker.tell("training")
 
     def finish(self) -> None:
         """Every rank is done; what they captured becomes one capture."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.capture.budget import require_affordable
-from quantexp.checkpoints import require_room
+from quantexp.checkpoints import named, require_room
 from quantexp.errors import RunError, RunInUseError
 from quantexp.identity import folder_name, identity
 from quantexp.ledger.standing import live_job
@@ -232,4 +232,8 @@ def anywhere(experiment: Experiment) -> Experiment:
         for key in keys:
             if getattr(node, key) is not None:
                 setattr(node, key, str(Path(getattr(node, key)).expanduser().absolute()))
+    if copied.training.start_from is not None:
+        name, iteration = named(copied.training.start_from)
+        if (run := Path(name).expanduser()).exists():
+            copied.training.start_from = f"{run.absolute()}@{iteration}"
     return copied

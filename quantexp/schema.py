@@ -480,6 +480,10 @@ class TrainingConfig:
     #: fp16's first loss scale (a power of two); it adapts from there.
     initial_loss_scale: float = 65536.0
     recompute: Recompute = Recompute.none
+    #: RUN@ITERATION: go on from that checkpoint of another run, at its place in the data.
+    start_from: str | None = None
+    #: And with the optimizer's state that the run kept (its checkpoint.optimizer=true).
+    start_optimizer: bool = False
     seed: int = 1234
     #: Bit-equal repeats. null: on a CPU yes, on a GPU no.
     deterministic: bool | None = None
@@ -495,6 +499,8 @@ class CheckpointConfig:
     every: int | None = None
     #: After the last iteration, which `quantexp export` takes.
     at_end: bool = False
+    #: Keep the optimizer's state beside it, about six times the weights in bf16, for training.start_optimizer.
+    optimizer: bool = False
 
 
 @dataclass

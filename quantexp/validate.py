@@ -10,7 +10,7 @@ import re
 from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.rules import check_capture_rules
 from quantexp.capture.schedule import check_schedule, ends_by_itself
-from quantexp.checkpoints import check_checkpoint
+from quantexp.checkpoints import check_checkpoint, check_start
 from quantexp.errors import ConfigError
 from quantexp.quant.precision import changes, check_rules, decoder_modules, precision_map
 from quantexp.quant.scoring import scored_operand
@@ -38,6 +38,7 @@ def validate(experiment: Experiment) -> None:
     """
     validate_model(experiment.model)
     _training(experiment.training)
+    check_start(experiment)
     check_checkpoint(experiment.checkpoint, experiment.training.iterations)
     _capture(experiment.capture, experiment.model, experiment.training.iterations)
     _split(experiment.dataset.split)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.analysis.compare.asked import named_runs, out_and_rest
-from quantexp.checkpoints import folder_of, saved_iterations
+from quantexp.checkpoints import PADDING, STATE, folder_of, saved_iterations
 from quantexp.data.tokenizer import ByteTokenizer, load_tokenizer
 from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.huggingface.weights import CONFIG
@@ -54,7 +54,8 @@ def export(words: Sequence[str], root: Path) -> Path:
         part.mkdir(parents=True)
         end = _write_tokenizer(experiment.dataset, _recorded(run), part)
         for file in sorted(folder_of(run, iteration).iterdir()):
-            shutil.copyfile(file, part / file.name)
+            if file.name not in (PADDING, STATE):
+                shutil.copyfile(file, part / file.name)
         content = json.loads((part / CONFIG).read_bytes())
         (part / CONFIG).write_text(json.dumps({**content, "eos_token_id": end}, indent=2) + "\n")
         part.rename(target)

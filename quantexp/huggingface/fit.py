@@ -21,17 +21,25 @@ _DERIVED = ".rotary_emb.inv_freq"
 _FREE = ("max_sequence_length", "init_std", "aux_loss", "aux_loss_coefficient")
 
 
-def fitting_weights(model: ModelConfig) -> Weights:
-    """The weights at `model.init_from`, which have every tensor of the model and no other.
+def fitting_weights(
+    model: ModelConfig, path: Path | None = None, given: str | None = None
+) -> Weights:
+    """The weights at a path, which have every tensor of the model and no other.
+
+    Args:
+        model: what they are to be of.
+        path: a folder or file; None is `model.init_from`.
+        given: the key and value that named it, for messages.
 
     Raises:
         DataError: they cannot be read, or are another model's.
         ConfigError: their config.json is none of a model that is built here.
     """
-    weights = open_weights(Path(str(model.init_from)).expanduser())
+    weights = open_weights(path or Path(str(model.init_from)).expanduser())
     if problems := [*_other_numbers(model, weights), *_other_tensors(model, weights)]:
         raise DataError(
-            f"model.init_from={model.init_from} does not hold the weights of this {model.name}: {'; '.join(problems)}"
+            f"{given or f'model.init_from={model.init_from}'} does not hold the weights of this {model.name}: "
+            f"{'; '.join(problems)}"
         )
     return weights
 

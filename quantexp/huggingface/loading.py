@@ -51,3 +51,23 @@ def published_tensors(gpt: GPTModel, model: ModelConfig) -> Iterator[tuple[str, 
             source = named[parameter.name][row : row + count]
             tensor[first : first + count] = source.to(tensor.dtype).cpu()
         yield name, tensor
+
+
+def padding_rows(gpt: GPTModel, model: ModelConfig) -> dict[str, Tensor]:
+    """The rows of Megatron's padding of the vocabulary, which are trained too and are no part of a published model."""
+    named = dict(gpt.named_parameters())
+    return {
+        each.name: named[each.name].detach()[-each.padding :].clone()
+        for each in mapping(model)
+        if each.padding
+    }
+
+
+def load_padding(gpt: GPTModel, model: ModelConfig, kept: Weights) -> None:
+    """Put back the padding's rows, by Megatron's names, after weights were loaded."""
+    named = dict(gpt.named_parameters())
+    with torch.no_grad(), mapped() as files:
+        for each in mapping(model):
+            if each.padding:
+                rows = files.rows(kept.tensors[each.name], 0, each.padding)
+                named[each.name][-each.padding :].copy_(rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ def save_published(
     dtype: torch.dtype,
     folder: Path,
     shard_bytes: int = SHARD_BYTES,
+    more: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> None:
     """Write a model into a new folder, beside its place, then renamed.
 
@@ -44,6 +45,7 @@ def save_published(
         dtype: the working dtype; what Megatron holds in fp32 meanwhile (norms) came from it and goes back to it.
         folder: must not exist.
         shard_bytes: at most so many bytes in a file.
+        more: other files of the folder, and what writes them.
 
     Raises:
         OSError: it cannot be written.
@@ -63,6 +65,8 @@ def save_published(
         _write_index(part / INDEX, names, shards, dtype.itemsize)
     words = config_json(model, str(dtype).removeprefix("torch."))
     (part / CONFIG).write_text(json.dumps(words, indent=2) + "\n")
+    for name, write in (more or {}).items():
+        write(part / name)
     part.rename(folder)
 
 

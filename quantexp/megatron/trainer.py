@@ -31,17 +31,21 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
+from quantexp.checkpoints import first_iteration
 from quantexp.errors import RunError
 from quantexp.huggingface.fit import fitting_weights
-from quantexp.huggingface.loading import load_weights
+from quantexp.huggingface.loading import load_padding, load_weights
+from quantexp.huggingface.weights import open_weights
 from quantexp.megatron.memory import memory_gb
 from quantexp.megatron.model import DTYPES, build_model, set_precision
 from quantexp.megatron.specs import injected, stock_spec
 from quantexp.megatron.together import mean_over_data_parallel
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import PrecisionMap, changes, precision_map
+from quantexp.saver import Saver
 from quantexp.schema import Experiment, Precision, TrainingConfig
 from quantexp.sizes import flops_per_iteration, num_micro_batches_each
+from quantexp.start_from import StartPoint, start_point
 
 Batch = dict[str, Tensor]
 #: One layer for all, or the decoder's layers one by one.
@@ -96,6 +100,7 @@ def train(
     observer: Observer,
     device: torch.device,
     layer_spec: Spec | None = None,
+    saver: Saver | None = None,
 ) -> None:
     """Train as configured; inside `session`.
 
@@ -105,12 +110,14 @@ def train(
         observer: told what happens.
         device: where the model goes.
         layer_spec: another decoder than the stock one with the scheme injected (for tests and peers).
+        saver: called after every iteration.
 
     Raises:
         RunError: the loss or gradient was not finite for too many iterations in a row.
+        DataError: weights to begin with that are not this model's.
     """
     with during(Moment(experiment.training.seed)) as moment:
-        _train(experiment, batches, observer, device, layer_spec, moment)
+        _train(experiment, batches, observer, device, layer_spec, moment, saver)
 
 
 def _train(
@@ -120,21 +127,23 @@ def _train(
     device: torch.device,
     layer_spec: Spec | None,
     moment: Moment,
+    saver: Saver | None,
 ) -> None:
     spec = layer_spec or injected(stock_spec(experiment.model))
     loop = _Loop(experiment, spec, device, observer, moment)
     observer.built(loop.gpt)
     starts = changes(experiment.quant)
     nonfinite = 0
-    for iteration in range(1, experiment.training.iterations + 1):
-        if iteration in starts:
+    first, last = first_iteration(experiment), experiment.training.iterations
+    for iteration in range(first, last + 1):
+        changed = iteration in starts or iteration == first
+        if changed:
             declared = precision_map(experiment.model, experiment.quant, iteration)
             if layer_spec is None:
                 set_precision(loop.gpt, declared)
-        if iteration in starts or observer.unproved:
+        proof: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if changed or observer.unproved:
             proof = observer.proof(iteration, declared)
-        else:
-            proof = contextlib.nullcontext()
         metrics = loop.step(iteration, batches, proof)
         finite = math.isfinite(metrics.loss) and (
             metrics.skipped or math.isfinite(metrics.grad_norm)
@@ -146,6 +155,8 @@ def _train(
                 f"stopped at iteration {iteration}: loss {metrics.loss}, gradient norm {metrics.grad_norm} in "
                 f"{nonfinite} iterations in a row (training.max_nonfinite_iterations)"
             )
+        if saver is not None:
+            saver(iteration, iteration == last or not goes_on, loop.gpt, loop.state)
         if not goes_on:
             return
 
@@ -165,7 +176,13 @@ class _Loop:
         self.training, self.observer, self.device = training, observer, device
         self.moment = moment
         self.gpt, config = build_model(experiment.model, training, layer_spec)
-        if experiment.model.init_from is not None:
+        start = start_point(experiment)
+        if start is not None:
+            weights = fitting_weights(experiment.model, start.weights)
+            load_weights(self.gpt, experiment.model, weights)
+            if start.padding.is_file():
+                load_padding(self.gpt, experiment.model, open_weights(start.padding))
+        elif experiment.model.init_from is not None:
             load_weights(self.gpt, experiment.model, fitting_weights(experiment.model))
         model: Any = self.gpt.to(device)
         if training.precision is not Precision.fp32:
@@ -181,6 +198,8 @@ class _Loop:
         )
         self.optimizer = get_megatron_optimizer(_optimizer_config(training), [self.model])
         self.scheduler = _scheduler(training, self.optimizer)
+        if start is not None:
+            self._go_on(start)
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self.optimizer.scale_loss
         self.forward_backward = get_forward_backward_func()
@@ -189,6 +208,27 @@ class _Loop:
         self.flops = flops_per_iteration(
             experiment.model, training.seq_length, training.global_batch_size
         )
+
+    def state(self) -> dict[str, Any]:
+        """What training goes on with, beside the weights as they are published: tensors and plain numbers."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self.scheduler.num_steps,
+            "moment": self.moment.state_dict(),
+        }
+
+    def _go_on(self, start: StartPoint) -> None:
+        """From a checkpoint's iteration on: the schedule, and the optimizer where it is asked for."""
+        if not self.training.start_optimizer:
+            self.scheduler.step(start.iteration)
+            return
+        state = torch.load(start.state, map_location=self.device, weights_only=True)
+        ours = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, configured in zip(self.optimizer.param_groups, ours, strict=True):
+            group |= configured  # rates, decay and betas are the configuration's
+        self.scheduler.step(state["steps"])
+        self.moment.load_state_dict(state["moment"], self.device)
 
     def step(
         self,

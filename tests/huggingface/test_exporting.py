@@ -103,7 +103,8 @@ def test_transformers_loads_what_is_exported(
 @pytest.fixture
 def llama(tmp_path: Path, cache: Path) -> RunDir:
     words = [*model_words(folder_of("llama31", tmp_path)), *data_words(tmp_path)]
-    return run_of([*words, "checkpoint.at_end=true"], tmp_path, cache)
+    kept = ["checkpoint.at_end=true", "checkpoint.optimizer=true"]
+    return run_of([*words, *kept], tmp_path, cache)
 
 
 def test_export_says_what_is_wrong_with_its_words(llama: RunDir, tmp_path: Path) -> None:
