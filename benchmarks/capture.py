@@ -2,10 +2,11 @@
 
     python benchmarks/capture.py [--repeats 3] [--iterations 24] [capture=stats ...]
 
-Only every second iteration is captured, so that each captured step has one without before and after it, in the same
-process on the same weights. Every repeat is a run of its own. Of wall time two ratios are given: of the quickest steps,
-as other processes on the machine can only add to them, and the median over neighbouring pairs; of processor time, which
-other processes change least, the median over neighbouring pairs.
+Blocks of five iterations with capture and without take turns, in the same process on the same weights: what is
+counted in the background while the step after a captured one runs is paid by a block with capture. Every repeat is a
+run of its own. Of wall time two ratios are given: of the quickest blocks, as other processes on the machine can only
+add to them, and the median over neighbouring blocks; of processor time, which other processes change least, the median
+over neighbours.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ MODEL = [
     "training.warmup_iterations=1",
     "analysis.auto=false",
 ]
+#: Iterations that follow each other with, or without, capture.
+BLOCK = 5
 CASES = {
     "statistics, one format": ["capture=stats", "capture.format=mxfp8"],
     "statistics": ["capture=stats"],
@@ -80,21 +83,29 @@ def run(script: str, *words: str) -> dict[str, Any]:
     return found
 
 
-def pairs(times: list[float]) -> tuple[list[float], list[float]]:
-    """The steps without and with capture, warm ones only."""
-    return times[2::2], times[3::2]
+def blocks(times: list[float]) -> tuple[list[float], list[float]]:
+    """A step's mean time in each block without capture, and in the one after it with; the first two are warm-up."""
+    starts = range(0, len(times), BLOCK)
+    means = [statistics.mean(times[start : start + BLOCK]) for start in starts]
+    return means[2::2], means[3::2]
 
 
 def median_ratio(times: list[float]) -> float:
-    """The median over neighbours of the step with over that without."""
-    return statistics.median(b / a for a, b in zip(*pairs(times), strict=False))
+    """The median over neighbours of the block with capture over that without."""
+    return statistics.median(b / a for a, b in zip(*blocks(times), strict=False))
+
+
+def captured(num_blocks: int) -> str:
+    """Every second block is captured."""
+    first = range(BLOCK + 1, num_blocks * BLOCK, 2 * BLOCK)
+    return "capture.iterations=[" + ",".join(f"{i}-{i + BLOCK - 1}" for i in first) + "]"
 
 
 def main() -> None:
     """Measure each case, by turns."""
     parser = argparse.ArgumentParser(description="The step time with capture over that without.")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=24)
+    parser.add_argument("--blocks", type=int, default=8, help="with and without capture, in all")
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help="one case of your own instead")
     arguments = parser.parse_intermixed_args()
@@ -108,10 +119,10 @@ def main() -> None:
     )
     for turn in range(arguments.repeats):
         for name, words in cases.items():
-            more = [f"training.iterations={arguments.iterations}", "capture.every=2"]
+            more = [f"training.iterations={arguments.blocks * BLOCK}", captured(arguments.blocks)]
             more += ["capture.collect_micro_batches=0", *words]
             found = run(__file__, *MODEL, *more)
-            without, with_ = (min(times) for times in pairs(found["wall"]))
+            without, with_ = (min(times) for times in blocks(found["wall"]))
             out(
                 f"{turn + 1}: {name}: {without:.3f} s without, {with_:.3f} s with, ratio {with_ / without:.2f} of the "
                 f"quickest, {median_ratio(found['wall']):.2f} of neighbours, "

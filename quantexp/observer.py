@@ -163,6 +163,7 @@ class RunObserver:
                 self.recorder.record(
                     name, module.precision, "backward", "post", "main_grad", weight.main_grad
                 )
+        self.recorder.settle()
 
     def iteration(self, metrics: Metrics) -> bool:
         """A line of metrics.jsonl, and a point for trackers; False once the run is to end with its capture."""

@@ -322,10 +322,21 @@ def precision_table(plan: Plan) -> Table:
         for module, layers in modules.items():
             by_layers.setdefault(_ranges(layers), []).append(module)
         for ranges, names in by_layers.items():
-            table.add_row(ranges, " ".join(names), slot, held_as)
+            table.add_row(ranges, escape(" ".join(_experts_together(names))), slot, held_as)
     if len(plan.map_changes_at) > 1:
         table.caption = f"rules change this map at iterations {plan.map_changes_at[1:]}"
     return table
+
+
+def _experts_together(names: list[str]) -> list[str]:
+    """`expert[0-63]-fc1` for the same module of many experts."""
+    together: dict[str, list[int]] = {}
+    for name in names:
+        expert, _, part = name.rpartition("-")
+        if is_routed(name):
+            together.setdefault(part, []).append(int(expert.removeprefix("expert")))
+    others = [name for name in names if not is_routed(name)]
+    return [*others, *(f"expert[{_ranges(n)}]-{part}" for part, n in together.items())]
 
 
 def _held_as(entry: dict[str, object]) -> str:

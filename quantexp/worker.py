@@ -121,7 +121,7 @@ class Worker:
             raise KeyboardInterrupt
 
     def warned(self, signum: int, frame: object) -> None:
-        """The scheduler's signal that the job will soon be ended: without a checkpoint to write, training goes on."""
+        """The scheduler's signal that the job will soon be ended; training goes on until then."""
         sys.stderr.write(
             f"the scheduler will end this job soon, says {signal.Signals(signum).name}\n"
         )

@@ -152,6 +152,32 @@ def test_layers_that_are_alike_share_a_row() -> None:
     assert "hifp8, one scale a tensor (current), amax to 224" in text
 
 
+def test_experts_that_are_alike_share_a_row() -> None:
+    rule = "quant.rules=[{modules: ['expert1?-fc2'], format: bf16}]"
+    words = ("model=deepseek2_lite", "model.num_layers=3", "quant=linear_mxfp8", rule)
+    text = " ".join(shown(planned(*words), 200).split())
+    assert "shared-fc1 shared-fc2 expert[0-63]-fc1" in text
+    assert "expert[0,1,2,3,4,5,6,7,8,9,20," in text
+    assert "expert[10-19]-fc2" in text
+
+
+def test_experts_weights_and_activations_are_counted_where_they_are() -> None:
+    """By hand: all experts are held, and a token passes six of them."""
+    words = ("model=deepseek2_lite", "model.num_layers=2", "training.seq_length=1024")
+    plan = planned(*words, "quant=linear_mxfp4")
+    attention = 3072 * 2048 + 576 * 2048 + 4096 * 512 + 2048 * 2048
+    weights = 2 * attention + 3 * 10944 * 2048 + (64 + 2) * 3 * 1408 * 2048
+    assert plan.linear_weight_bytes == 2 * weights
+    assert plan.packed_weight_bytes == weights * (4 + 8 / 32) / 8
+    widths = 2048 + 3072 + 2048 + 576 + 512 + 4096 + 2048 + 2048 + 2 * 2048
+    scores = 16 * 1024 * (4 + 2 * 2)
+    dense = 2048 + 3 * 10944 + 2048
+    routed = (2 + 6) * 3 * 1408 + (1 + 6) * 2 * 2048
+    logits = 102400 * (2 + 4 + 4)
+    activations = 1024 * (2 * (2 * widths + dense + routed) + 2 * scores + logits)
+    assert plan.memory_parts_gb["activations"] == round(activations / 1e9, 3)
+
+
 def test_unscaled_hifp8_says_so() -> None:
     text = shown(planned("quant=linear_hifp8", "quant.linear.scaling=none"))
     assert "hifp8, unscaled" in text

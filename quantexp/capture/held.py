@@ -77,7 +77,7 @@ class HeldRecorder:
 
         name = named(what.tensor)
         more = {**about, "values": "after", "tensor_scale": _of_tensor(found)}
-        metadata = recorder.metadata(name, precision, values, summarise(values), more)
+        metadata = recorder.metadata(name, precision, values, recorder.summary(values), more)
         recorder.keep(name, values, metadata, taken, sample)
         codes = _of_blocks(found)
         if codes is None:

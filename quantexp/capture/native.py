@@ -1,4 +1,4 @@
-"""A tensor's statistics by compiled code (`statistics.c`): the numbers of `summarise`, on a CPU, several times as fast.
+"""Tensors' statistics by compiled code (`statistics.c`): the numbers of `summarise`, on a CPU, several times as fast.
 
     counts of the 65,536 patterns -> moments, quantiles, magnitudes
     MX, in one more pass          -> amax, scale and error of each block
@@ -11,16 +11,12 @@ format of another family, fp16 under MX, blocks whose scale lies at the ends of 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
-import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +29,10 @@ from quantexp.formats import Family, encode, get_format
 from quantexp.formats.layout import memory_order
 from quantexp.quant.slots import Operand
 
-T = TypeVar("T")
-
 SOURCE = Path(__file__).with_name("statistics.c")
 #: Block size of the compiled MX code.
 _BLOCK = 32
-#: Elements that are worth another thread.
-_PER_THREAD = 1 << 18
-_NUM_SUMS, _NUM_FLOAT_SUMS, _NUM_HELD, _NUM_BYTES = 11, 10, 7, 256
+_NUM_SUMS, _NUM_HELD, _NUM_BYTES = 11, 7, 256
 
 # V the 65,536 bit patterns; N the elements of a tensor, in the order in which they lie in memory
 
@@ -56,12 +48,31 @@ class _Format(ctypes.Structure):
     )
 
 
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("wide", ctypes.c_int64),
+        ("values", ctypes.c_void_p),
+        ("format", ctypes.c_void_p),
+        ("outer", ctypes.c_int64),
+        ("extent", ctypes.c_int64),
+        ("inner", ctypes.c_int64),
+        ("numbers", ctypes.c_void_p),
+        ("blocks", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("odd", ctypes.c_int64),
+        ("found", ctypes.c_int64),
+    )
+
+
 class _Scratch(threading.local):
     """Memory of one thread."""
 
     def __init__(self) -> None:
         #: Counts of patterns, zero between calls.
         self.tables = np.zeros(2 * NUM_BINS, np.uint32)
+        #: The values that occur in the tensor looked at last, ascending, and how often.
         self.ordered = np.empty((2, NUM_BINS))
 
 
@@ -69,41 +80,20 @@ _scratch = _Scratch()
 
 
 class Kernels:
-    """The compiled functions."""
+    """The compiled function."""
 
     def __init__(self, compiled: ctypes.CDLL) -> None:
-        pointer, whole, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self.count = compiled.count_patterns
-        self.count.argtypes, self.count.restype = (pointer, whole, whole, pointer), None
-        self.describe = compiled.describe_counts
-        self.describe.argtypes = (pointer, whole, pointer, pointer, *[whole] * 3, pointer, pointer)
-        self.describe.restype = whole
-        self.float_sums = compiled.float_sums
-        self.float_sums.argtypes = (pointer, whole, ctypes.c_double, pointer)
-        self.float_sums.restype = None
-        self.rows = compiled.count_and_rows
-        self.rows.argtypes = (pointer, flag, whole, whole, *[pointer] * 4)
-        self.columns = compiled.mx_columns
-        self.columns.argtypes = (pointer, flag, *[whole] * 3, *[pointer] * 3)
+        pointer, whole = ctypes.c_void_p, ctypes.c_int64
+        self.summarise = compiled.summarise
+        self.summarise.argtypes = (pointer, whole, pointer, *[whole] * 3, pointer, pointer)
+        self.summarise.restype = None
 
 
 @cache
 def kernels() -> Kernels | None:
-    """The compiled functions; None where there is no compiler."""
+    """The compiled function; None where there is no compiler."""
     found = library(SOURCE).library
     return None if found is None else Kernels(found)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What one look at a tensor's elements gives."""
-
-    #: NaN, Inf, zeros, `power_sums`, quantiles and magnitudes by exponent, float64.
-    numbers: Tensor
-    histogram: Histogram
-    #: Of an MX format: signal, noise, energy, elements judged, non-zero, underflowed, saturated, and how many blocks
-    #: have each scale byte. None without one, or where a block's scale is beyond what is exact in this way.
-    errors: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -115,108 +105,94 @@ class Described:
     highest: int
 
 
-def counted(
-    kernel: Kernels, x: Tensor, wanted: Described, operand: Operand | None = None, axis: int = -1
-) -> Counted:
-    """Look at a bfloat16, float16 or float32 tensor on a CPU, of any shape and layout, and at its blocks along an axis.
+@dataclass(frozen=True)
+class Look:
+    """A tensor to look at, and the operand and axis under which its blocks are judged, if any."""
 
-    Fewer than 2^32 elements.
-    """
-    x = x if x.ndim else x.reshape(1)
-    order = memory_order(x)
-    shape = [x.shape[dim] for dim in order]
-    x_N = x.permute(order).reshape(-1)
-    look = partial(_count, kernel, x_N)
-    outer, size = x_N.numel(), 1
-    if operand is not None and takes(x, operand):
-        at = order.index(axis % x.ndim)
-        outer, extent, inner = math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])
-        size = extent * inner
-        look = partial(_count_and_judge, kernel, x_N, _format(operand), extent, inner)
-    parts = _split(look, outer, size)
-    judged = [part.errors for part in parts if part.errors is not None]
-    errors = torch.from_numpy(np.stack(judged).sum(0)) if len(judged) == len(parts) else None
-    # A thread that took two parts counted both in its one pair of tables.
-    tables = list({id(part.tables): part.tables for part in parts}.values())
-    numbers, histogram = _described(kernel, x_N, tables, wanted)
-    return Counted(numbers, histogram, errors)
+    x: Tensor
+    operand: Operand | None = None
+    axis: int = -1
 
 
 @dataclass(frozen=True)
-class _Part:
-    tables: npt.NDArray[np.uint32]
-    errors: npt.NDArray[np.float64] | None = None
+class Counted:
+    """What one look at a tensor's elements gives."""
+
+    #: NaN, Inf, zeros, `power_sums`, quantiles and magnitudes by exponent, float64.
+    numbers: Tensor
+    #: Of an MX format: signal, noise, energy, elements judged, non-zero, underflowed, saturated, and how many blocks
+    #: have each scale byte. None without one, or where a block's scale is beyond what is exact in this way.
+    errors: Tensor | None
+    #: How many different values occur; of float32, upper halves.
+    num_values: int
 
 
-def _count(kernel: Kernels, x_N: Tensor, start: int, stop: int) -> _Part:
-    """How often each pattern of 16 bits occurs; of float32 those of the upper halves."""
-    stride = x_N.element_size() // 2
-    tables = _scratch.tables
-    first = _at(x_N, start) + 2 * (stride - 1)  # every machine torch runs on is little-endian
-    kernel.count(first, stop - start, stride, tables.ctypes.data)
-    return _Part(tables)
+def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[Counted]:
+    """Look at bfloat16, float16 or float32 tensors on a CPU, of any shape and layout, in one call.
 
-
-def _count_and_judge(
-    kernel: Kernels, x_N: Tensor, fmt: _Format, extent: int, inner: int, start: int, stop: int
-) -> _Part:
-    is_wide = x_N.dtype == torch.float32
-    # By numpy: torch's threads would wait for each other for longer than small work takes.
-    sums, blocks = np.zeros(_NUM_HELD), np.zeros(_NUM_BYTES, np.int64)
-    results = (blocks.ctypes.data, sums.ctypes.data)
-    first, told, count = _at(x_N, start * extent * inner), ctypes.addressof(fmt), stop - start
-    if inner == 1:
-        tables = _scratch.tables
-        odd = kernel.rows(first, is_wide, count, extent, told, tables.ctypes.data, *results)
-    else:
-        tables = _count(kernel, x_N, start * extent * inner, stop * extent * inner).tables
-        odd = kernel.columns(first, is_wide, count, extent, inner, told, *results)
-    return _Part(tables, None if odd else np.concatenate([sums, blocks]))
-
-
-def _described(
-    kernel: Kernels, x_N: Tensor, tables: list[npt.NDArray[np.uint32]], wanted: Described
-) -> tuple[Tensor, Histogram]:
-    is_wide = x_N.dtype == torch.float32
+    Fewer than 2^32 elements each.
+    """
     num_shares, num_bins = len(wanted.shares), wanted.highest - wanted.lowest + 3
-    out = np.empty(_NUM_SUMS + num_shares + num_bins)
-    pointers = (ctypes.c_void_p * len(tables))(*(table.ctypes.data for table in tables))
-    values = value_table(x_N.dtype).data_ptr() if x_N.dtype == torch.float16 else None
-    found = kernel.describe(
-        ctypes.addressof(pointers),
-        len(tables),
-        values,
+    # By numpy: torch's threads would wait for each other for longer than small work takes.
+    numbers = np.empty((len(looks), _NUM_SUMS + num_shares + num_bins))
+    errors = np.zeros((len(looks), _NUM_HELD + _NUM_BYTES))
+    blocks = np.zeros((len(looks), _NUM_BYTES), np.int64)
+    jobs = (_Job * len(looks))()
+    held = [
+        _fill(job, look, numbers[row], errors[row], blocks[row])
+        for row, (job, look) in enumerate(zip(jobs, looks, strict=True))
+    ]
+    kernel.summarise(
+        ctypes.addressof(jobs),
+        len(looks),
         _doubles(wanted.shares).ctypes.data,
         num_shares,
         wanted.lowest,
         wanted.highest,
+        _scratch.tables.ctypes.data,
         _scratch.ordered.ctypes.data,
-        out.ctypes.data,
     )
-    occurring, counts = _scratch.ordered[:, :found]
-    if is_wide:
-        _of_elements(kernel, x_N, out)
-    bins = out[_NUM_SUMS + num_shares :]
-    bins[0] = out[3] - out[2] - bins[1:].sum()
-    numbers = torch.from_numpy(out)
-    copies = torch.from_numpy(occurring.copy()), torch.from_numpy(counts.astype(np.int64))
-    return numbers, Histogram(*copies, numbers[0], numbers[1], not is_wide)
+    del held
+    errors[:, _NUM_HELD:] = blocks
+    by_tensor = zip(jobs, torch.from_numpy(numbers), torch.from_numpy(errors), strict=True)
+    return [
+        Counted(of_tensor, of_blocks if job.format and not job.odd else None, job.found)
+        for job, of_tensor, of_blocks in by_tensor
+    ]
 
 
-def _of_elements(kernel: Kernels, x_N: Tensor, out: npt.NDArray[np.float64]) -> None:
-    """Put float32's own counts and sums in the place of those of its upper halves."""
-    pivot = float(out[4])
+def counted_values(kernel: Kernels, look: Look, wanted: Described) -> tuple[Counted, Histogram]:
+    """The same of one tensor, and how often each value occurs; of float32 its upper halves."""
+    found = counted(kernel, [look], wanted)[0]
+    values, counts = _scratch.ordered[:, : found.num_values]
+    copies = torch.from_numpy(values.copy()), torch.from_numpy(counts.astype(np.int64))
+    is_exact = look.x.dtype != torch.float32
+    return found, Histogram(*copies, found.numbers[0], found.numbers[1], is_exact)
 
-    def add(start: int, stop: int) -> npt.NDArray[np.float64]:
-        part = np.empty(_NUM_FLOAT_SUMS)
-        kernel.float_sums(_at(x_N, start), stop - start, pivot, part.ctypes.data)
-        return part
 
-    parts = np.stack(_split(add, x_N.numel(), 1))
-    sums = parts.sum(0)
-    out[0], out[1], out[2], out[3] = sums[7], sums[8], sums[9], sums[0]
-    out[5:9] = sums[1:5]
-    out[9], out[10] = parts[:, 5].min(), parts[:, 6].max()
+def _fill(
+    job: _Job,
+    look: Look,
+    numbers: npt.NDArray[np.float64],
+    errors: npt.NDArray[np.float64],
+    blocks: npt.NDArray[np.int64],
+) -> Tensor:
+    """Describe a tensor; gives the elements as they lie in memory, to be kept while they are looked at."""
+    x = look.x if look.x.ndim else look.x.reshape(1)
+    order = range(x.ndim) if x.is_contiguous() else memory_order(x)
+    x_N = x.permute(*order).reshape(-1)
+    job.x, job.n, job.wide = x_N.data_ptr(), x_N.numel(), x_N.dtype == torch.float32
+    job.values = value_table(x.dtype).data_ptr() if x.dtype == torch.float16 else None
+    job.numbers, job.sums, job.blocks = (a.ctypes.data for a in (numbers, errors, blocks))
+    if look.operand is not None and takes(x, look.operand):
+        job.format = ctypes.addressof(_format(look.operand))
+        shape, at = [x.shape[dim] for dim in order], list(order).index(look.axis % x.ndim)
+        job.outer, job.extent, job.inner = (
+            math.prod(shape[:at]),
+            shape[at],
+            math.prod(shape[at + 1 :]),
+        )
+    return x_N
 
 
 def takes(x: Tensor, operand: Operand) -> bool:
@@ -254,28 +230,6 @@ def _byte(amax: float, operand: Operand) -> int:
     _, scales = encode(x, operand.format, block=1, scale_rule=operand.scale_rule)
     assert isinstance(scales, Tensor), "of one level: the MX family"
     return int(scales)
-
-
-def _at(x_N: Tensor, index: int) -> int:
-    return x_N.data_ptr() + index * x_N.element_size()
-
-
-def _split(work: Callable[[int, int], T], count: int, size: int) -> list[T]:
-    """`work(start, stop)` over `count` pieces of some elements each, by as many threads as torch has, where that pays.
-
-    The caller's thread takes the first part.
-    """
-    most = max(1, min(torch.get_num_threads(), count, count * size // _PER_THREAD))
-    edges = [count * part // most for part in range(most + 1)]
-    if most == 1:
-        return [work(0, count)]
-    others = [_pool().submit(work, *edge) for edge in itertools.pairwise(edges[1:])]
-    return [work(0, edges[1]), *(other.result() for other in others)]
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), "statistics")
 
 
 @cache

@@ -7,11 +7,17 @@ ends the work: what is queued after it is dropped, and whoever calls next gets t
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+
+#: How much lower than the caller's the thread's priority is, on Linux.
+NICE = 10
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,18 @@ class WorkQueue:
             self._changed.wait_for(lambda: self._error is not None or self._done())
             self._raise()
 
+    def wait_for(self, is_done: Callable[[], bool]) -> None:
+        """Wait until what is queued has brought something about.
+
+        Raises:
+            BaseException: whatever earlier work raised.
+        """
+        start = time.perf_counter()
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or is_done())
+            self.waited_s += time.perf_counter() - start
+            self._raise()
+
     def close(self) -> None:
         """End the thread, once what is queued is done or has failed; says nothing of errors."""
         with self._changed:
@@ -87,6 +105,7 @@ class WorkQueue:
             raise self._error
 
     def _run(self) -> None:
+        _yield_to_others()
         while (piece := self._next()) is not None:
             start = time.perf_counter()
             try:
@@ -108,3 +127,11 @@ class WorkQueue:
                 return None
             self._idle = False
             return self._pieces.popleft()
+
+
+def _yield_to_others() -> None:
+    """Let this thread have what others leave of the processors; where that cannot be had, it is one among equals."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from quantexp.capture.choice import takes_micro_batch
+from quantexp.capture.deferred import Deferred, deferred
 from quantexp.capture.fidelity import Chosen, chosen_for
 from quantexp.capture.names import TensorName, formats_record, quant_type
 from quantexp.capture.operands import is_replaced
@@ -33,6 +34,10 @@ from quantexp.quant.slots import Operand
 from quantexp.quant.tap import FORWARD, Tap
 from quantexp.schema import CaptureConfig, CaptureLevel
 
+#: Slot -> format and options.
+Formats = dict[str, dict[str, object]]
+#: Seconds between two reports of progress.
+_TELL_S = 0.05
 #: Tensors that are the same on every rank that shares a batch.
 ALIKE = frozenset({"weight", "main_grad"})
 #: Of a tensor as it came: neither a quantised operand nor a scale.
@@ -66,7 +71,7 @@ class _Weight:
 
     iteration: int
     stored: Stored | None = None
-    statistics: Summary | None = None
+    statistics: Summary | Deferred | None = None
 
 
 class Recorder:
@@ -100,11 +105,16 @@ class Recorder:
         self.stopped = ""
         self._takes: dict[tuple[ModuleId, str, str], Take] = {}
         self._about: dict[ModuleId, Callable[[str], Mapping[str, object]]] = {}
+        self._declared: dict[ModuleId, tuple[ModulePrecision | None, Formats]] = {}
         self._last_stored: Stored | None = None
         self._weights: dict[tuple[ModuleId, str], _Weight] = {}
         self._last_iteration = max(iterations, default=0)
         self._comes_more = True
         self.seconds = 0.0
+        #: Statistics of tensors that the optimizer changes.
+        self._changing: list[Deferred] = []
+        self._latest: TensorName | None = None
+        self._told = 0.0
 
     def begin(
         self, iteration: int, micro_batch: int | None, loss_scale: float | None = None
@@ -167,6 +177,25 @@ class Recorder:
             else:
                 self._keep(name, tensor, precision)
 
+    def summary(
+        self, tensor: Tensor, chosen: Chosen | None = None, name: str = ""
+    ) -> Summary | Deferred:
+        """A tensor's statistics, counted while training goes on where nothing changes the tensor meanwhile."""
+        if name == "main_grad":  # the optimizer scales it as soon as it is captured
+            return summarise(tensor, chosen)
+        found = deferred(tensor, chosen)
+        if name == "weight" and isinstance(found, Deferred):
+            self._changing.append(found)
+        return found
+
+    def settle(self) -> None:
+        """The optimizer is about to step: wait until every weight is counted, and nothing waits for company."""
+        changing, self._changing = self._changing, []
+        if not self.stopped:
+            with self.recording():
+                self.store.send()
+                self.store.settle(changing)
+
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Around all that keeps a tensor: the time it takes, and what comes of a full disk."""
@@ -184,6 +213,7 @@ class Recorder:
         if not self.stopped:
             with self._stops_where_full():
                 self.store.flush()
+            self._tell()
 
     @contextlib.contextmanager
     def _stops_where_full(self) -> Iterator[None]:
@@ -196,7 +226,8 @@ class Recorder:
                 f"capture stopped in iteration {self.iteration}, training goes on: {error}"
             )
             sys.stderr.write(f"{self.stopped}\n")
-            self._tell("")
+            self._latest = None
+            self._tell()
 
     def wants(
         self, module: ModuleId, operation: str, tensor_name: str, alike: bool | None = None
@@ -224,8 +255,8 @@ class Recorder:
         name: TensorName,
         tensor: Tensor,
         precision: ModulePrecision,
-    ) -> Summary:
-        summary = summarise(tensor, self._chosen(name.tensor))
+    ) -> Summary | Deferred:
+        summary = self.summary(tensor, self._chosen(name.tensor), name.tensor)
         taken = self.take(ModuleId(name.layer, name.module), name.operation, name.tensor)
         sample = sample_of(tuple(tensor.shape), name.tensor, taken.sample_of, taken.sample_count)
         self.keep(name, tensor, self.metadata(name, precision, tensor, summary), taken, sample)
@@ -281,10 +312,14 @@ class Recorder:
 
     def _progress(self, name: TensorName) -> None:
         self.tensors += 1
-        self._tell(f"{name.layer_idx} {name.operation} {name.tensor}")
+        self._latest = name
+        if time.perf_counter() - self._told >= _TELL_S:
+            self._tell()
 
-    def _tell(self, current: str) -> None:
-        queue = self.store.queue
+    def _tell(self) -> None:
+        self._told = time.perf_counter()
+        queue, name = self.store.queue, self._latest
+        current = "" if name is None else f"{name.layer_idx} {name.operation} {name.tensor}"
         self.on_progress(
             Progress(
                 self.tensors,
@@ -297,6 +332,16 @@ class Recorder:
             )
         )
 
+    def _formats(self, precision: ModulePrecision) -> Formats:
+        """`formats_record`, kept of a module whose slots depend on nothing but what is declared."""
+        declared, record = self._declared.get(precision.module, (None, {}))
+        if declared is precision:
+            return record
+        record = formats_record(precision, self._of_moment)
+        if not any(entry.operand.depends_on_moment for entry in precision.entries()):
+            self._declared[precision.module] = precision, record
+        return record
+
     def _of_moment(self, operand: Operand) -> dict[str, object]:
         """What the slot's values depended on in this micro-batch; nothing of a whole iteration."""
         if self._micro_batch is None or not operand.depends_on_moment:
@@ -308,7 +353,7 @@ class Recorder:
         name: TensorName,
         precision: ModulePrecision,
         tensor: Tensor,
-        statistics: Summary,
+        statistics: Summary | Deferred,
         more: Mapping[str, object] = BEFORE,
     ) -> dict[str, Any]:
         """What is written of a tensor; `more` says which of its values these are."""
@@ -329,7 +374,7 @@ class Recorder:
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "loss_scale": self._loss_scale,
             **self._about[precision.module](name.tensor),
-            "formats": formats_record(precision, self._of_moment),
+            "formats": self._formats(precision),
             "statistics": statistics,
         }
 

@@ -26,7 +26,7 @@ typedef int64_t longs __attribute__((vector_size(64)));
 typedef float narrow __attribute__((vector_size(32)));
 
 /* How often each pattern occurs among x[0], x[stride], ..., added to two tables; fewer than 2^32 in all. */
-void count_patterns(const uint16_t *x, int64_t n, int64_t stride, uint32_t *tables) {
+static void count_patterns(const uint16_t *x, int64_t n, int64_t stride, uint32_t *tables) {
   uint32_t *even = tables, *odd = tables + PATTERNS;
   int64_t i = 0;
   if (stride == 1) {
@@ -50,28 +50,26 @@ static double value_of(int pattern, const double *values) {
   return value;
 }
 
-/* The patterns that occur in any of the tables, by ascending value, -0 before 0; NaN and Inf are counted apart. Returns
+/* The patterns that occur in either table, by ascending value, -0 before 0; NaN and Inf are counted apart. Returns
    how many there are. totals gets NaN, Inf, zeros, finite. The tables are left zeroed. */
-static int64_t ordered(uint32_t **tables, int64_t num_tables, const double *values, double *v, double *c, double *totals) {
+static int64_t ordered(uint32_t *tables, const double *values, double *v, double *c, double *totals) {
+  uint32_t *even = tables, *odd = tables + PATTERNS;
   int64_t found = 0;
   double nan = 0, inf = 0, zeros = 0, finite = 0;
   for (int group = 0; group < PATTERNS / LANES; group++) {
     int is_negative = group < PATTERNS / 2 / LANES;
     int first = is_negative ? PATTERNS - (group + 1) * LANES : group * LANES - PATTERNS / 2;
-    words any = {0};
-    for (int64_t t = 0; t < 2 * num_tables; t++) {
-      words part;
-      memcpy(&part, tables[t / 2] + (t % 2) * PATTERNS + first, sizeof part);
-      any |= part;
-    }
+    words any, more;
+    memcpy(&any, even + first, sizeof any);
+    memcpy(&more, odd + first, sizeof more);
+    any |= more;
     uint64_t eight[8], is_any = 0;
     memcpy(eight, &any, sizeof any);
     for (int k = 0; k < 8; k++) is_any |= eight[k];
     if (!is_any) continue;
     for (int k = 0; k < LANES; k++) {
       int pattern = first + (is_negative ? LANES - 1 - k : k);
-      double count = 0;
-      for (int64_t t = 0; t < 2 * num_tables; t++) count += tables[t / 2][(t % 2) * PATTERNS + pattern];
+      double count = (double)even[pattern] + odd[pattern];
       if (count == 0) continue;
       double value = value_of(pattern, values);
       if (value != value) {
@@ -85,8 +83,8 @@ static int64_t ordered(uint32_t **tables, int64_t num_tables, const double *valu
         c[found++] = count;
       }
     }
-    for (int64_t t = 0; t < 2 * num_tables; t++)
-      memset(tables[t / 2] + (t % 2) * PATTERNS + first, 0, LANES * sizeof **tables);
+    memset(even + first, 0, LANES * sizeof *even);
+    memset(odd + first, 0, LANES * sizeof *odd);
   }
   totals[0] = nan, totals[1] = inf, totals[2] = zeros, totals[3] = finite;
   return found;
@@ -96,10 +94,10 @@ static int64_t ordered(uint32_t **tables, int64_t num_tables, const double *valu
    are bfloat16's. `scratch` holds 2 * 65536 doubles.
    Returns how many values occur: their values and counts are then in the halves of `scratch`.
    out: NaN, Inf, zeros | n, pivot, S1 .. S4, min, max about the pivot | quantiles | magnitudes by exponent. */
-int64_t describe_counts(uint32_t **tables, int64_t num_tables, const double *values, const double *shares, int64_t num_shares,
-                        int64_t lowest, int64_t highest, double *scratch, double *out) {
+static int64_t describe_counts(uint32_t *tables, const double *values, const double *shares, int64_t num_shares, int64_t lowest,
+                               int64_t highest, double *scratch, double *out) {
   double *v = scratch, *c = scratch + PATTERNS, totals[4], sum = 0;
-  int64_t found = ordered(tables, num_tables, values, v, c, totals);
+  int64_t found = ordered(tables, values, v, c, totals);
   double n = totals[3], s[4] = {0, 0, 0, 0};
   for (int64_t k = 0; k < found; k++) sum += v[k] * c[k];
   double pivot = sum / (n > 0 ? n : 1);
@@ -136,7 +134,7 @@ int64_t describe_counts(uint32_t **tables, int64_t num_tables, const double *val
 }
 
 /* Of floats about a pivot: n, S1 .. S4, min, max of the finite; NaN, Inf, zeros. */
-void float_sums(const float *x, int64_t n, double pivot, double *out) {
+static void float_sums(const float *x, int64_t n, double pivot, double *out) {
   doubles s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0}, low = {0}, high = {0};
   low += INFINITY;
   high -= INFINITY;
@@ -184,38 +182,66 @@ typedef struct {
 /* Sums of a lane; counts are of comparisons, whose true is -1. */
 typedef struct {
   floats signal, noise, energy;
-  ints nonzero, underflowed, saturated;
+  ints nonzero, kept, saturated;
 } tally;
 
-/* Signal, noise, energy, non-zero, underflowed and saturated join the sums. */
+/* Signal, noise, energy, non-zero, kept (not made zero) and saturated join the sums. */
 static __attribute__((noinline)) void join(tally t, double *sums) {
   for (int lane = 0; lane < LANES; lane++) {
     sums[0] += t.signal[lane], sums[1] += t.noise[lane], sums[2] += t.energy[lane];
-    sums[3] -= t.nonzero[lane], sums[4] -= t.underflowed[lane], sums[5] -= t.saturated[lane];
+    sums[3] -= t.nonzero[lane], sums[4] -= t.kept[lane], sums[5] -= t.saturated[lane];
   }
 }
 
-/* One vector of elements with the scales of their blocks: 1 / scale, and scale / the tensor's. */
-INLINE void take(tally *t, const held_in *f, floats x, floats inverse, floats relative) {
+#ifdef __AVX512F__
+#include <immintrin.h>
+/* GCC makes several instructions of what is one here. */
+INLINE words larger(words a, words b) { return (words)_mm512_max_epu32((__m512i)a, (__m512i)b); }
+INLINE words lesser(words a, words b) { return (words)_mm512_min_epu32((__m512i)a, (__m512i)b); }
+INLINE ints less_where_above(ints count, floats a, floats b) {
+  __mmask16 above = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+  return (ints)_mm512_mask_sub_epi32((__m512i)count, above, (__m512i)count, _mm512_set1_epi32(1));
+}
+#else
+INLINE words larger(words a, words b) {
+  words first = (words)(a > b);
+  return (a & first) | (b & ~first);
+}
+INLINE words lesser(words a, words b) {
+  words first = (words)(a < b);
+  return (a & first) | (b & ~first);
+}
+INLINE ints less_where_above(ints count, floats a, floats b) { return count + (a > b); }
+#endif
+
+/* Sums of blocks at their own scale. */
+typedef struct {
+  floats signal, noise, energy;
+} at_scale;
+
+/* One vector of elements with 1 / the scales of their blocks. */
+INLINE void take(at_scale *s, tally *t, const held_in *f, floats x, floats inverse) {
   floats a = (floats)((words)x & 0x7fffffffu) * inverse;
-  words binade = (words)a & 0x7f800000u;
   words least = (words){0} + ((uint32_t)(127 + f->emin) << 23);
-  words smaller = (words)(binade < least);
-  binade = (binade & ~smaller) | (least & smaller);
+  words binade = larger((words)a & 0x7f800000u, least);
   /* a + 2^(e + 23 - m) has no bit below the last that the format keeps: the sum rounds to nearest even. */
   floats magic = (floats)(binade + ((uint32_t)(23 - f->mantissa_bits) << 23));
-  floats q = (a + magic) - magic;
   floats max = (floats){0} + f->max;
-  words beyond = (words)(q > max);
-  q = (floats)(((words)q & ~beyond) | ((words)max & beyond));
-  floats error = (a - q) * relative, signal = a * relative, energy = q * relative;
-  t->signal += signal * signal;
-  t->noise += error * error;
-  t->energy += energy * energy;
-  ints nonzero = a > 0;
-  t->nonzero += nonzero;
-  t->underflowed += nonzero & (ints)(q == 0);
-  t->saturated += (ints)(a > max);
+  floats q = (floats)lesser((words)((a + magic) - magic), (words)max); /* neither is negative */
+  floats error = a - q;
+  s->signal += a * a;
+  s->noise += error * error;
+  s->energy += q * q;
+  t->nonzero = less_where_above(t->nonzero, a, (floats){0});
+  t->kept = less_where_above(t->kept, q, (floats){0});
+  t->saturated = less_where_above(t->saturated, a, max);
+}
+
+/* `square` is (scale / the tensor's)^2. */
+INLINE void add(tally *t, at_scale s, floats square) {
+  t->signal += s.signal * square;
+  t->noise += s.noise * square;
+  t->energy += s.energy * square;
 }
 
 /* Blocks whose byte is below the first, unless they are all zero, or above the second hold values where bfloat16 itself
@@ -256,11 +282,6 @@ INLINE floats load(const void *x, int wide, int64_t at, int64_t lanes) {
   return load16(half);
 }
 
-INLINE words larger(words a, words b) {
-  words first = (words)(a > b);
-  return (a & first) | (b & ~first);
-}
-
 #ifdef __clang__
 #define SWAP(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
 #else
@@ -292,7 +313,9 @@ static int result(tally t, double *joined, int32_t top, double judged, double *s
   join(t, joined);
   for (int k = 0; k < 3; k++) sums[k] += ldexp(joined[k], 2 * (top - 127));
   sums[3] += judged;
-  for (int k = 3; k < 6; k++) sums[k + 1] += joined[k];
+  sums[4] += joined[3];
+  sums[5] += joined[3] - joined[4];
+  sums[6] += joined[5];
   return 0;
 }
 
@@ -327,8 +350,10 @@ INLINE int rows_of(const void *x, int wide, int64_t rows, int64_t extent, const 
       judged += (double)n;
       if (amax == 0) continue;
       if (byte > top) rise(byte, &top, t, joined), t = none, pending = 0;
-      floats inverse = (floats){0} + of_exponent(254 - byte), relative = (floats){0} + of_exponent(127 + byte - top);
-      for (int k = 0; k < BLOCK / LANES; k++) take(&t, f, v[k], inverse, relative);
+      at_scale s = {{0}, {0}, {0}};
+      floats inverse = (floats){0} + of_exponent(254 - byte);
+      for (int k = 0; k < BLOCK / LANES; k++) take(&s, &t, f, v[k], inverse);
+      add(&t, s, (floats){0} + of_exponent(127 + 2 * (byte - top)));
       if ((pending += BLOCK / LANES) >= PENDING) join(t, joined), t = none, pending = 0;
     }
   }
@@ -351,7 +376,7 @@ INLINE int columns_of(const void *x, int wide, int64_t outer, int64_t extent, in
         words most = {0}, kept = {0};
         for (int64_t row = 0; row < depth; row++)
           most = larger(most, (words)load(x, wide, at + row * inner, lanes) & 0x7fffffffu);
-        float inverse[LANES] = {0}, relative[LANES] = {0};
+        float inverse[LANES] = {0}, square[LANES] = {0};
         for (int64_t lane = 0; lane < lanes; lane++) {
           int32_t byte = byte_of(most[lane], f);
           if (byte != NAN_BYTE && byte > top) rise(byte, &top, t, joined), t = none, pending = 0;
@@ -365,11 +390,13 @@ INLINE int columns_of(const void *x, int wide, int64_t outer, int64_t extent, in
           if (most[lane] == 0) continue;
           kept[lane] = ~0u;
           inverse[lane] = of_exponent(254 - byte);
-          relative[lane] = of_exponent(127 + byte - top);
+          square[lane] = of_exponent(127 + 2 * (byte - top));
         }
-        floats per_scale = load32(inverse), scale = load32(relative);
+        floats per_scale = load32(inverse), squares = load32(square);
+        at_scale s = {{0}, {0}, {0}};
         for (int64_t row = 0; row < depth; row++)
-          take(&t, f, (floats)((words)load(x, wide, at + row * inner, lanes) & kept), per_scale, scale);
+          take(&s, &t, f, (floats)((words)load(x, wide, at + row * inner, lanes) & kept), per_scale);
+        add(&t, s, squares);
         if ((pending += BLOCK) >= PENDING) join(t, joined), t = none, pending = 0;
       }
     }
@@ -377,8 +404,8 @@ INLINE int columns_of(const void *x, int wide, int64_t outer, int64_t extent, in
   return result(t, joined, top, judged, sums);
 }
 
-int mx_columns(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, const held_in *f, int64_t *blocks,
-               double *sums) {
+static int mx_columns(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, const held_in *f, int64_t *blocks,
+                      double *sums) {
   return wide ? columns_of(x, 1, outer, extent, inner, f, blocks, sums)
               : columns_of(x, 0, outer, extent, inner, f, blocks, sums);
 }
@@ -387,17 +414,62 @@ static int mx_rows(const void *x, int wide, int64_t rows, int64_t extent, const 
   return wide ? rows_of(x, 1, rows, extent, f, blocks, sums) : rows_of(x, 0, rows, extent, f, blocks, sums);
 }
 
-/* The patterns of x counted and its blocks' errors summed, part by part, so that the second finds its part in the cache. */
-int count_and_rows(const void *x, int wide, int64_t rows, int64_t extent, const held_in *f, uint32_t *tables,
-                   int64_t *blocks, double *sums) {
-  int64_t part = PART / extent > 0 ? PART / extent : 1;
-  int odd = 0;
-  for (int64_t row = 0; row < rows; row += part) {
-    int64_t here = rows - row < part ? rows - row : part;
-    const uint16_t *start = (const uint16_t *)x + row * extent * (wide ? 2 : 1);
-    /* Of a float the upper half: every machine torch runs on is little-endian. */
-    count_patterns(start + wide, here * extent, wide ? 2 : 1, tables);
-    if (!odd) odd = mx_rows(start, wide, here, extent, f, blocks, sums);
+/* A tensor to look at: n elements, bfloat16 or float16 (wide = 0) or float (wide = 1). */
+typedef struct {
+  const void *x;
+  int64_t n, wide;
+  /* The value of each float16 pattern; none: bfloat16 or float. */
+  const double *values;
+  /* The format its blocks are judged under, along the middle one of [outer, extent, inner]; none: they are not. */
+  const held_in *format;
+  int64_t outer, extent, inner;
+  /* What was found: the numbers of `describe_counts`, those of `rows_of`, and how many values occur. */
+  double *numbers;
+  int64_t *blocks;
+  double *sums;
+  int64_t odd, found;
+} job;
+
+static void count(const job *j, const void *x, int64_t n, uint32_t *tables) {
+  /* Of a float the upper half: every machine torch runs on is little-endian. */
+  count_patterns((const uint16_t *)x + j->wide, n, j->wide ? 2 : 1, tables);
+}
+
+/* Part by part, so that the second look finds its part in the cache. */
+static void count_and_judge_rows(job *j, uint32_t *tables) {
+  int64_t part = PART / j->extent > 0 ? PART / j->extent : 1;
+  for (int64_t row = 0; row < j->outer; row += part) {
+    int64_t here = j->outer - row < part ? j->outer - row : part;
+    const char *start = (const char *)j->x + row * j->extent * (j->wide ? 4 : 2);
+    count(j, start, here * j->extent, tables);
+    if (!j->odd) j->odd = mx_rows(start, (int)j->wide, here, j->extent, j->format, j->blocks, j->sums);
   }
-  return odd;
+}
+
+/* Put float's own counts and sums in the place of those of its upper halves. */
+static void replace_by_floats(const job *j, int64_t num_shares, int64_t num_bins) {
+  double sums[10], *out = j->numbers;
+  float_sums(j->x, j->n, out[4], sums);
+  out[0] = sums[7], out[1] = sums[8], out[2] = sums[9], out[3] = sums[0];
+  for (int k = 0; k < 4; k++) out[5 + k] = sums[1 + k];
+  out[9] = sums[5], out[10] = sums[6];
+  double *bins = out + 11 + num_shares, above_zero = 0;
+  for (int64_t k = 1; k < num_bins; k++) above_zero += bins[k];
+  bins[0] = out[3] - out[2] - above_zero;
+}
+
+/* Look at all of them. `tables` holds 2 * 65536 counts, zero before and after; `scratch` as in `describe_counts`. */
+void summarise(job *jobs, int64_t num_jobs, const double *shares, int64_t num_shares, int64_t lowest, int64_t highest,
+               uint32_t *tables, double *scratch) {
+  for (job *j = jobs; j < jobs + num_jobs; j++) {
+    if (j->format && j->inner == 1) {
+      count_and_judge_rows(j, tables);
+    } else {
+      count(j, j->x, j->n, tables);
+      if (j->format)
+        j->odd = mx_columns(j->x, (int)j->wide, j->outer, j->extent, j->inner, j->format, j->blocks, j->sums);
+    }
+    j->found = describe_counts(tables, j->values, shares, num_shares, lowest, highest, scratch, j->numbers);
+    if (j->wide) replace_by_floats(j, num_shares, highest - lowest + 3);
+  }
 }

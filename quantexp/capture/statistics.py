@@ -76,24 +76,25 @@ def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
     NaN and Inf are counted and left out of everything else. Other dtypes than bfloat16, float16 and float32 are taken
     as float32.
     """
+    x = as_input(x)
+    kernel = kernel_for(x)
+    if kernel is not None:
+        return summarise_all(kernel, [(x, chosen)])[0]
     return summarise_counted(x, chosen)[0]
 
 
 @torch.no_grad()
 def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary, Histogram]:
     """The same, with the count of each value that it follows from."""
-    x = x.detach()
-    x = x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
-    kernel = native.kernels() if x.device.type == "cpu" and x.numel() < 1 << 32 else None
-    if kernel is not None:
-        operand, axis = (chosen.operand, chosen.axis) if chosen is not None else (None, -1)
-        found = native.counted(kernel, x, _WANTED, operand, axis)
+    x = as_input(x)
+    if (kernel := kernel_for(x)) is not None:
+        found, counted = native.counted_values(kernel, _look(x, chosen), _WANTED)
         numbers = found.numbers
         if chosen is not None:
             errors = found.errors
-            errors = fidelity(x, found.histogram, chosen) if errors is None else errors
+            errors = fidelity(x, counted, chosen) if errors is None else errors
             numbers = torch.cat([numbers, errors])
-        return Summary(x.numel(), numbers, chosen), found.histogram
+        return Summary(x.numel(), numbers, chosen), counted
     counted = histogram(x)
     sums = power_sums(x, counted)
     zeros = _zeros(x, counted)
@@ -107,6 +108,38 @@ def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary,
     if chosen is not None:
         parts.append(fidelity(x, counted, chosen))
     return Summary(x.numel(), torch.cat(parts), chosen), counted
+
+
+def summarise_all(
+    kernel: native.Kernels, tensors: Sequence[tuple[Tensor, Chosen | None]]
+) -> list[Summary]:
+    """`summarise` of tensors that `kernel_for` has a kernel for, in one call during which other threads go on."""
+    looks = [_look(x, chosen) for x, chosen in tensors]
+    summaries = []
+    for (x, chosen), found in zip(tensors, native.counted(kernel, looks, _WANTED), strict=True):
+        numbers = found.numbers
+        if chosen is not None:
+            if found.errors is None:
+                summaries.append(summarise_counted(x, chosen)[0])
+                continue
+            numbers = torch.cat([numbers, found.errors])
+        summaries.append(Summary(x.numel(), numbers, chosen))
+    return summaries
+
+
+def as_input(x: Tensor) -> Tensor:
+    """The tensor in a dtype whose statistics are taken."""
+    x = x.detach()
+    return x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
+
+
+def kernel_for(x: Tensor) -> native.Kernels | None:
+    """The compiled code, where it takes such a tensor."""
+    return native.kernels() if x.device.type == "cpu" and x.numel() < 1 << 32 else None
+
+
+def _look(x: Tensor, chosen: Chosen | None) -> native.Look:
+    return native.Look(x) if chosen is None else native.Look(x, chosen.operand, chosen.axis)
 
 
 def _zeros(x: Tensor, counted: Histogram) -> Tensor:

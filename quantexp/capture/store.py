@@ -15,12 +15,14 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from quantexp.capture.deferred import Deferred, count_all
 from quantexp.capture.files import PtFiles
 from quantexp.capture.host import HostCopy, HostMemory, host_copy
 from quantexp.capture.manifest import MANIFEST, STATISTICS, part_of
@@ -31,6 +33,10 @@ from quantexp.capture.statistics import Summary
 from quantexp.errors import CaptureError
 from quantexp.schema import StoreKind
 
+#: Statistics that are counted and written in one go, and the share of the queue that their tensors may take.
+_TOGETHER, _SHARE = 32, 8
+#: Why a tensor has no statistics.
+CHANGED = "it was changed in place before it was counted"
 #: Bytes that wait to be written, where nothing is configured.
 QUEUE_BYTES = 1 << 30
 
@@ -64,6 +70,8 @@ class CaptureStore:
         self.last: Stored | None = None
         self.queue = WorkQueue(queue_bytes)
         self.memory = HostMemory(queue_bytes)
+        self._gathered: list[dict[str, Any]] = []
+        self._gathered_bytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -79,6 +87,7 @@ class CaptureStore:
         """
         stored = Stored(tensor.numel() * tensor.element_size())
         values = host_copy(tensor, self.memory)
+        _look_at_copy(metadata, tensor, values)
         self.queue.put(lambda: self._write(name, stored, values, metadata), stored.num_bytes)
         self.num_bytes += stored.num_bytes
         self.last = stored
@@ -89,12 +98,27 @@ class CaptureStore:
 
     def leave_out(self, metadata: dict[str, Any]) -> None:
         """List a tensor without values; the metadata says why."""
-        nothing = {"file": None, "bytes": 0, "hash": None}
-        self.queue.put(lambda: self._append(MANIFEST, {**resolved(metadata), **nothing}))
+        self.queue.put(lambda: self._list_left_out(metadata), _held_bytes(metadata))
 
     def add_statistics(self, metadata: dict[str, Any]) -> None:
-        """Keep a tensor's statistics alone."""
-        self.queue.put(lambda: self._append(STATISTICS, resolved(metadata)))
+        """Keep a tensor's statistics alone; together with others, or with `send`."""
+        self._gathered.append(metadata)
+        self._gathered_bytes += _held_bytes(metadata)
+        most_bytes = self.queue.most_bytes // _SHARE
+        if len(self._gathered) >= _TOGETHER or self._gathered_bytes >= most_bytes:
+            self.send()
+
+    def send(self) -> None:
+        """Have statistics counted and written that were added and wait for others."""
+        if not self._gathered:
+            return
+        together, num_bytes = self._gathered, self._gathered_bytes
+        self._gathered, self._gathered_bytes = [], 0
+        self.queue.put(lambda: self._write_statistics(together), num_bytes)
+
+    def settle(self, held: Sequence[Deferred]) -> None:
+        """Wait until these, which were sent, are counted: their tensors are about to change."""
+        self.queue.wait_for(lambda: all(one.is_counted for one in held))
 
     def flush(self) -> None:
         """Wait until everything taken is on disk, in whole files.
@@ -102,16 +126,20 @@ class CaptureStore:
         Raises:
             CaptureError: something could not be written.
         """
+        self.send()
         self.queue.put(self._seal)
         self.queue.flush()
         self.memory.let_go()
 
     def let_go(self) -> None:
         """Nothing more comes: give back the memory of copies once they are written."""
+        self.send()
         self.queue.put(self.memory.let_go)
 
     def close(self) -> None:
         """Finish what is queued, whatever comes of it."""
+        with contextlib.suppress(CaptureError):
+            self.send()
         self.queue.close()
         with contextlib.suppress(CaptureError):
             self._seal()
@@ -138,13 +166,29 @@ class CaptureStore:
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 
+    def _write_statistics(self, together: list[dict[str, Any]]) -> None:
+        count_all(one for line in together if isinstance(one := line["statistics"], Deferred))
+        lines = []
+        for metadata in together:
+            line, statistics = resolved(metadata), metadata["statistics"]
+            if isinstance(statistics, Deferred) and statistics.changed:
+                self._list_left_out({**metadata, "left_out": CHANGED})
+            else:
+                lines.append(line)
+        if lines:
+            self._append(STATISTICS, *lines)
+
+    def _list_left_out(self, metadata: dict[str, Any]) -> None:
+        nothing = {"file": None, "bytes": 0, "hash": None}
+        self._append(MANIFEST, {**resolved(metadata), **nothing})
+
     def _list(self, stored: Stored, metadata: dict[str, Any]) -> None:
         place = {**stored.place, "bytes": stored.num_bytes, "hash": stored.hash}
         self._append(MANIFEST, {**resolved(metadata), **place})
 
-    def _append(self, name: str, line: dict[str, Any]) -> None:
+    def _append(self, name: str, *lines: dict[str, Any]) -> None:
         path = part_of(self.folder / name, self.rank)
-        content = (json.dumps(line) + "\n").encode()
+        content = "".join(json.dumps(line) + "\n" for line in lines).encode()
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -163,7 +207,7 @@ def resolved(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Summary):
+    if isinstance(value, Summary | Deferred):
         return value.record()
     return float(value) if isinstance(value, Tensor) else value
 
@@ -185,3 +229,16 @@ def _cannot_write(path: Path, error: Exception, wanted_bytes: int = 0) -> Captur
 
 def _free_bytes(path: Path) -> int:
     return shutil.disk_usage(path.parent).free
+
+
+def _held_bytes(metadata: dict[str, Any]) -> int:
+    """What is held in memory until its statistics are counted."""
+    statistics = metadata.get("statistics")
+    return statistics.num_bytes if isinstance(statistics, Deferred) else 0
+
+
+def _look_at_copy(metadata: dict[str, Any], tensor: Tensor, values: HostCopy) -> None:
+    """Count the copy instead of the tensor, if it is all of it, so that the tensor may change."""
+    statistics = metadata.get("statistics")
+    if isinstance(statistics, Deferred) and statistics.is_of(tensor):
+        statistics.look_at(values.wait())

@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_utils import (
+    clear_aux_losses_tracker,
+    get_moe_layer_wise_logging_tracker,
+)
 from torch import Tensor
 
 from quantexp.megatron.linear import SchemeLinear
@@ -48,6 +52,19 @@ def tell_experts_their_rows(moe: MoELayer) -> None:
 
     moe.register_forward_pre_hook(before_layer, with_kwargs=True)
     moe.experts.register_forward_pre_hook(before_experts)
+
+
+def take_balancing_loss(device: torch.device) -> Tensor:
+    """The balancing losses without their coefficient that Megatron has kept since the last call, added up.
+
+    Over all layers and this rank's micro-batches; the kept ones are 0 from then on. A recomputed forward pass counts
+    once.
+    """
+    total = torch.zeros((), device=device)
+    for kept in get_moe_layer_wise_logging_tracker().values():
+        total += kept["values"].sum()
+    clear_aux_losses_tracker()
+    return total
 
 
 def watch_router(moe: MoELayer, tap: Tap) -> None:

@@ -36,6 +36,7 @@ from quantexp.errors import RunError
 from quantexp.huggingface.fit import fitting_weights
 from quantexp.huggingface.loading import load_padding, load_weights
 from quantexp.huggingface.weights import open_weights
+from quantexp.megatron.experts import take_balancing_loss
 from quantexp.megatron.memory import memory_gb
 from quantexp.megatron.model import DTYPES, build_model, set_precision
 from quantexp.megatron.specs import injected, stock_spec
@@ -43,7 +44,7 @@ from quantexp.megatron.together import mean_over_data_parallel
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import PrecisionMap, changes, precision_map
 from quantexp.saver import Saver
-from quantexp.schema import Experiment, Precision, TrainingConfig
+from quantexp.schema import AuxLoss, Experiment, Precision, TrainingConfig
 from quantexp.sizes import flops_per_iteration, num_micro_batches_each
 from quantexp.start_from import StartPoint, start_point
 
@@ -68,6 +69,8 @@ class Metrics:
     #: fp16 only: whether the step was left out because a gradient overflowed; the scale then halves.
     skipped: bool = False
     loss_scale: float | None = None
+    #: Models with experts: what balancing them added to the loss, over all layers; `loss` is without it.
+    aux_loss: float | None = None
 
 
 class Observer(Protocol):
@@ -174,7 +177,8 @@ class _Loop:
     ) -> None:
         training = experiment.training
         self.training, self.observer, self.device = training, observer, device
-        self.moment = moment
+        self.moment, self.moe = moment, experiment.model.moe
+        take_balancing_loss(device)  # what an earlier run of this process left
         self.gpt, config = build_model(experiment.model, training, layer_spec)
         start = start_point(experiment)
         if start is not None:
@@ -251,6 +255,7 @@ class _Loop:
                 seq_length=self.training.seq_length,
                 micro_batch_size=self.training.micro_batch_size,
             )
+        balancing = self._balancing_loss()
         self.observer.gradients(iteration, scale)
         self.moment.finish()
         self.scheduler.step(1)
@@ -273,7 +278,15 @@ class _Loop:
             memory_gb=memory_gb(self.device),
             skipped=not stepped,
             loss_scale=scale,
+            aux_loss=balancing,
         )
+
+    def _balancing_loss(self) -> float | None:
+        """Of this iteration, the mean over all micro-batches; None for a model that balances no experts."""
+        if self.moe is None or self.moe.aux_loss is AuxLoss.none:
+            return None
+        own = take_balancing_loss(self.device) * self.moe.aux_loss_coefficient
+        return float(mean_over_data_parallel(own / self.num_micro_batches))
 
     def _forward_step(self, iteration: int, scale: float | None) -> Callable[..., Any]:
         index = -1

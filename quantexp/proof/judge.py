@@ -113,6 +113,8 @@ def _which_grid(
     for other in OTHERS:
         if declared is not None and other.format == declared.format:
             continue
+        if other.block is not None and windows.shape[-2 if other.across else -1] == 1:
+            continue  # a block of one element has it for its scale: on the grid by construction, no accident
         coarser_scales = declared is not None and has_coarser_scales(other, declared)
         if (
             not coarser_scales

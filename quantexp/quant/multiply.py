@@ -30,7 +30,7 @@ def multiply(announcement: Announcement, a: Tensor, b: Tensor, scale: float = 1.
         if scale == 1.0:
             return torch.matmul(a, b)
         if b.dim() == 2:
-            flat = a.reshape(-1, a.shape[-1])
+            flat = a.flatten(0, -2)
             unused = flat.new_empty(flat.shape[0], b.shape[1])
             product = torch.addmm(unused, flat, b, beta=0.0, alpha=scale)
             return product.view(*a.shape[:-1], b.shape[1])

@@ -118,6 +118,18 @@ def test_few_elements_prove_nothing() -> None:
     assert judge(q, BF16, -1).status is Status.ENGAGED
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
+def test_one_token_is_not_taken_for_blocks_of_one_element(fmt: str, axis: int) -> None:
+    """An expert with one token: across it every element is a block of its own, on any grid whose scales are its own."""
+    declared = DECLARED[fmt]
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        row = torch.randn(1, 192, generator=generator).bfloat16()
+        assert judge(made(fmt, row, axis), declared, axis).status is not Status.MISMATCH, seed
+    assert judge(row, declared, -1).status is Status.MISMATCH, "still held against its own grid"
+
+
 def test_a_quantised_part_of_a_large_tensor_does_not_hide_the_rest() -> None:
     x = torch.randn(512, 512, generator=torch.Generator().manual_seed(4), dtype=torch.bfloat16)
     q = made("mxfp8", x)

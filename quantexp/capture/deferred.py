@@ -1,0 +1,87 @@
+"""Statistics that are counted later, while training goes on: the tensor is held meanwhile, not copied.
+
+Held tensors are counted many in a call, during which Python goes on. Whoever holds one sees to it that it is counted
+before somebody changes it (a weight, before the optimizer steps). Where autograd's version counter says that it was
+changed all the same, there are no statistics, and `changed` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from quantexp.capture.fidelity import Chosen
+from quantexp.capture.statistics import (
+    Summary,
+    as_input,
+    kernel_for,
+    summarise,
+    summarise_all,
+)
+
+
+class Deferred:
+    """A tensor's statistics, which are to be counted."""
+
+    def __init__(self, x: Tensor, chosen: Chosen | None = None) -> None:
+        self.chosen = chosen
+        #: Whether the tensor was no longer what it had been when it was counted.
+        self.changed = False
+        self._x: Tensor | None = x.detach()
+        self._version = x._version
+        self._summary: Summary | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the tensor is held no longer."""
+        return self._x is None
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory is held."""
+        return 0 if self._x is None else self._x.numel() * self._x.element_size()
+
+    def is_of(self, x: Tensor) -> bool:
+        """Whether it is this tensor that is to be counted, whole."""
+        held = self._x
+        return held is not None and held.data_ptr() == x.data_ptr() and held.shape == x.shape
+
+    def look_at(self, copied: Tensor) -> None:
+        """Hold a copy instead."""
+        self._x, self._version = copied, copied._version
+
+    def record(self) -> dict[str, Any]:
+        """The statistics as JSON holds them; of a tensor that has changed none."""
+        count_all([self])
+        return {} if self._summary is None else self._summary.record()
+
+    def take(self) -> Tensor | None:
+        """The tensor, if it is still to be counted."""
+        return self._x
+
+    def end(self, summary: Summary) -> None:
+        """What was found; the tensor is let go."""
+        assert self._x is not None
+        self.changed = self._x._version != self._version
+        self._summary, self._x = None if self.changed else summary, None
+
+
+def deferred(x: Tensor, chosen: Chosen | None = None) -> Deferred | Summary:
+    """The statistics of a tensor that stays as it is, later if that is quicker."""
+    if x.device.type != "cpu" or kernel_for(x) is None or x.is_inference():
+        return summarise(x, chosen)
+    return Deferred(x, chosen)
+
+
+def count_all(all_deferred: Iterable[Deferred]) -> None:
+    """Count those that are not counted yet."""
+    held = [(one, x) for one in all_deferred if (x := one.take()) is not None]
+    if not held:
+        return
+    tensors = [(as_input(x), one.chosen) for one, x in held]
+    kernel = kernel_for(tensors[0][0])
+    assert kernel is not None, "deferred where there is one"
+    for (one, _), summary in zip(held, summarise_all(kernel, tensors), strict=True):
+        one.end(summary)

@@ -1,0 +1,135 @@
+"""Proof of engagement where experts have few tokens or none, and of the router, which no scheme touches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from megatron.core.transformer.moe import router
+from torch import Tensor
+
+from quantexp.formats import quantise
+from quantexp.paths import RunDir
+from quantexp.proof.judge import Status
+from quantexp.proof.verdict import Verdict, merged
+from quantexp.proof.watch import NO_TOKENS, NOT_CALLED, Seen, status_of
+from quantexp.status import State, read_status
+
+RunTiny = Callable[..., RunDir]
+#: Four tokens and one expert for each: twelve or more of sixteen have none.
+FEW = [
+    "training.seq_length=2",
+    "training.global_batch_size=2",
+    "training.micro_batch_size=2",
+    "model.moe.num_experts=16",
+    "model.moe.top_k=1",
+]
+
+
+def precision(run: RunDir) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(run.precision.read_text())
+    return content
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "FA_linear_mxfp8",
+        "more/linear_hifp8_delayed",
+        "more/linear_mxfp4_sr_rht",
+        "more/linear_nvfp4",
+    ],
+)
+def test_an_expert_without_tokens_is_not_reached_and_the_run_goes_on(
+    run_tiny: RunTiny, tiny_models: dict[str, list[str]], scheme: str
+) -> None:
+    run = run_tiny(f"quant={scheme}", *tiny_models["deepseek2_lite"], *FEW)
+    record = precision(run)
+    assert record["proved"]
+    empty = {e["module"] for e in record["entries"] if e["status"] == "not_reached"}
+    assert 24 <= len(empty) < 32
+    assert {e["reason"] for e in record["entries"] if e["module"] in empty} == {NO_TOKENS}
+    assert all(e["calls"] == 0 for e in record["entries"] if e["module"] in empty)
+    captured = {
+        json.loads(line)["module"]
+        for line in (run.tensors / "manifest.jsonl").read_text().splitlines()
+    }
+    assert captured.isdisjoint(empty)
+    assert captured >= {e["module"] for e in record["entries"]} - empty
+
+
+def test_every_product_of_latent_attention_and_experts_engages_or_has_no_tokens(
+    run_tiny: RunTiny, tiny_models: dict[str, list[str]]
+) -> None:
+    run = run_tiny("quant=FA_linear_mxfp4", *tiny_models["deepseek2_lite"], "capture=off")
+    entries = precision(run)["entries"]
+    quantised = [e for e in entries if e["format"] != "bf16"]
+    few = {e["module"] for e in quantised if e["status"] != "engaged"}
+    assert all(name.startswith("expert") for name in few), "with few tokens, or none"
+    engaged = {e["module"] for e in quantised} - few
+    assert engaged >= {"q-proj", "kv-down", "kv-up", "attention", "proj", "fc1", "fc2"}
+    assert engaged >= {"shared-fc1", "shared-fc2"}
+    assert any(name.startswith("expert") for name in engaged)
+
+
+def test_bf16_shows_no_quantised_operand_in_the_router_either(
+    run_tiny: RunTiny, tiny_models: dict[str, list[str]]
+) -> None:
+    run = run_tiny("quant=bf16", *tiny_models["deepseek2_lite"], "capture=off")
+    record = precision(run)
+    assert record["quantised_calls"] == 0
+    assert record["router_calls"] == {"layer 1 router": 3}, "forward, and two in the backward"
+
+
+def test_a_router_in_low_precision_fails(
+    run_tiny: RunTiny, tiny_models: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = router.router_gating_linear
+
+    def quantised(x: Tensor, w: Tensor, *rest: Any) -> Tensor:
+        result: Tensor = original(quantise(x, "mxfp8"), w, *rest)
+        return result
+
+    monkeypatch.setattr(router, "router_gating_linear", quantised)
+    words = ["quant=linear_mxfp8", *tiny_models["deepseek2_lite"], "capture=off"]
+    status = read_status(run_tiny(*words, expect=1).status)
+    assert status is not None
+    assert status.state is State.FAILED
+    assert "layer 1 router: must be in high precision, it lies on the grid of" in status.reason
+
+
+def test_recomputed_experts_are_counted_apart(
+    run_tiny: RunTiny, tiny_models: dict[str, list[str]]
+) -> None:
+    words = ["training.recompute=full", "training.iterations=1", "training.warmup_iterations=0"]
+    run = run_tiny("quant=FA_linear_hifp8", *tiny_models["deepseek2_lite"], *words)
+    for entry in precision(run)["entries"]:
+        if entry["status"] != "not_reached":
+            recomputed = 1 if entry["product"] == "fprop" else 0
+            assert (entry["calls"], entry["recomputed_calls"]) == (1, recomputed), entry
+
+
+def test_only_an_expert_that_was_called_for_nothing_may_be_left_out() -> None:
+    assert status_of(None) == (Status.NOT_REACHED, NOT_CALLED)
+    assert status_of(Seen(empty_calls=1)) == (Status.NOT_REACHED, NO_TOKENS)
+
+
+def of(status: str, reason: str, calls: int) -> Verdict:
+    counts = {"calls": calls, "recomputed_calls": 0, "quantised_calls": calls}
+    entry = {"layer": 0, **counts, "status": status, "reason": reason}
+    return Verdict(1, [entry], [], {"layer 1 router": 3})
+
+
+def test_an_expert_with_tokens_on_one_rank_alone_is_what_it_is_there() -> None:
+    result = merged([of("not_reached", NO_TOKENS, 0), of("engaged", "", 2)])
+    assert (result.entries[0]["status"], result.entries[0]["calls"]) == ("engaged", 2)
+    assert result.router_calls == {"layer 1 router": 6}
+    bad = merged([of("not_reached", NO_TOKENS, 0), of("mismatch", "off the grid", 2)])
+    assert (bad.entries[0]["status"], bad.entries[0]["reason"]) == (
+        "mismatch",
+        "rank 1: off the grid",
+    )
+    none = merged([of("not_reached", NO_TOKENS, 0)] * 2)
+    assert (none.entries[0]["status"], none.entries[0]["reason"]) == ("not_reached", NO_TOKENS)

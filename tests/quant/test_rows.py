@@ -1,0 +1,41 @@
+"""The layout of an expert's tokens for blocks along tokens, by hand and against one sequence at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from quantexp.formats import quantise
+from quantexp.quant.rows import Rows
+
+
+def test_rows_of_each_sequence_lie_one_below_the_other_with_zeros_below() -> None:
+    x = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]])
+    laid_out = Rows(torch.tensor([2, 0, 2, 2]), 3).laid_out(x)
+    expected = torch.zeros(3, 3, 2)
+    expected[:, 2] = x[[0, 2, 3]]
+    expected[0, 0] = x[1]
+    assert torch.equal(laid_out, expected)
+
+
+def test_no_rows_are_no_layout() -> None:
+    assert Rows(torch.zeros(0, dtype=torch.int64), 2).laid_out(torch.zeros(0, 5)).shape == (0, 2, 5)
+
+
+def test_blocks_are_those_of_each_sequence_by_itself() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sequence = torch.randint(0, 3, (150,), generator=generator)
+    x = torch.randn(150, 4, generator=generator) * 10
+    held = quantise(Rows(sequence, 3).laid_out(x), "mxfp4", axis=0)
+    for b in range(3):
+        own = x[sequence == b]
+        assert torch.equal(held[: len(own), b], quantise(own, "mxfp4", axis=0))
+        assert not held[len(own) :, b].any()
+
+
+def test_product_over_tokens_is_the_same() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sequence = torch.randint(0, 2, (9,), generator=generator)
+    g, x = torch.randn(2, 9, 3, generator=generator, dtype=torch.float64)
+    rows = Rows(sequence, 2)
+    product = rows.laid_out(g).reshape(-1, 3).t() @ rows.laid_out(x).reshape(-1, 3)
+    assert torch.allclose(product, g.t() @ x, rtol=1e-12)  # another order of float64's summands
