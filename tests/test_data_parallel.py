@@ -13,6 +13,7 @@ import torch
 from hydra_plugins.quantexp_launcher import local
 from rich.console import Console
 
+from quantexp.capture import open_capture
 from quantexp.capture.budget import price
 from quantexp.compose import compose
 from quantexp.execute import Outcome, execute
@@ -158,6 +159,37 @@ def test_weights_are_rank_0s_alone(outcomes: list[Outcome]) -> None:
     for line in lines(folder / "manifest.jsonl"):
         content = torch.load(folder / line["file"], weights_only=True)
         assert content["metadata"]["rank"] == line["rank"]
+
+
+def test_shards_of_two_processes_hold_the_same_tensors(
+    outcomes: list[Outcome], tiny_words: list[str], tmp_path: Path
+) -> None:
+    words = [*tiny_words, *SHARED, f"paths.root={tmp_path}", "launcher.num_processes=2"]
+    more = ["capture.store=safetensors", "capture.stop_after_capture=true"]
+    outcome = execute(compose([*words, *more]), QUIET)
+    assert outcome.state is State.COMPLETED
+
+    def held(folder: Path) -> list[tuple[object, ...]]:
+        keys = (
+            "rank",
+            "layer",
+            "module",
+            "operation",
+            "tensor",
+            "iteration",
+            "micro_batch",
+            "hash",
+        )
+        return sorted(
+            tuple(map(str, (line[k] for k in keys))) for line in lines(folder / "manifest.jsonl")
+        )
+
+    assert held(outcome.run.tensors) == held(outcomes[1].run.tensors)
+    shards = sorted(file.name for file in (outcome.run.tensors / "shards").iterdir())
+    assert shards == ["rank0-00001.safetensors", "rank1-00001.safetensors"]
+    capture = open_capture(outcome.run.tensors)
+    assert len(capture) == len(held(outcome.run.tensors))
+    assert all(entry.is_intact() for entry in capture)
 
 
 def test_each_rank_has_its_own_log_and_record(outcomes: list[Outcome]) -> None:
