@@ -137,6 +137,10 @@ def _show_plans(experiments: list[Experiment], as_json: bool, is_sweep: bool = F
     else:
         for plan in plans:
             print_plan(plan, _console())
+        if is_sweep:
+            from quantexp.sweep.total import print_total
+
+            print_total(experiments, _console())
     return 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
@@ -45,6 +46,11 @@ from quantexp.tracking.trackers import check_installed
 QUANT_TYPES = {f: f"FA_linear_{f}" for f in ("mxfp8", "mxfp4", "hifp8")}
 #: How Hydra says that a group has no choice yet.
 _APPEND = re.compile(r"To append to your default list use (\+([^=\s]+)\S*)")
+_NULL_SECTION = (
+    "the chosen model has no such part: model.mla, model.mla.yarn and model.moe are null where a model has none, and "
+    "keys below them cannot be set; choose another model, or give the whole part in a YAML file (model/NAME.yaml in a "
+    "--config-dir)"
+)
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -259,6 +265,18 @@ def clean_errors(config_dir: Path | None) -> Iterator[None]:
         raise ConfigError(f"{' '.join(str(error).split())}; mend the YAML") from error
     except (ConfigCompositionException, HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_composition(error, config_dir)) from error
+    except (
+        AssertionError,
+        AttributeError,
+    ) as error:  # how OmegaConf goes below a section that is null
+        if "NoneType" not in str(error) or not _raised_by("omegaconf", error):
+            raise
+        raise ConfigError(_NULL_SECTION) from error
+
+
+def _raised_by(package: str, error: BaseException) -> bool:
+    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
+    return str(frame.f_globals.get("__name__")).split(".")[0] == package
 
 
 def _missing_choice(error: MissingConfigException, config_dir: Path | None) -> str:

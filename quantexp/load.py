@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -173,12 +173,17 @@ def unknown_key(full_key: str, owner: Any = None) -> str:
         return _no_such_key(_RULES[owner], name, owner)
     node: Any = Experiment if owner is Experiment else Composition
     for part in filter(None, parent.split(".")):
-        fields = {f.name: f for f in dataclasses.fields(node)}
-        factory = fields[part].default_factory if part in fields else None
-        if not isinstance(factory, type) or not dataclasses.is_dataclass(factory):
+        node = _section_of(node, part)
+        if node is None:
             return f"unknown key {full_key}"
-        node = factory
     return _no_such_key(parent, name, node)
+
+
+def _section_of(owner: Any, name: str) -> Any:
+    """The dataclass that a field of a dataclass is, or may be; None where it is none."""
+    hint = get_type_hints(owner).get(name)
+    kinds = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
+    return kinds[0] if kinds and get_origin(hint) is not list else None
 
 
 def _no_such_key(parent: str, name: str, owner: Any) -> str:

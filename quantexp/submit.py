@@ -21,6 +21,7 @@ from hydra_plugins.quantexp_launcher.slurm import check, require_slurm, submit
 from rich.console import Console
 
 from quantexp.batch import Array, Batch, Ready, Sent, batches, dependency, in_lanes
+from quantexp.capture.budget import require_affordable_together
 from quantexp.device import device_class
 from quantexp.errors import ConfigError, RunError
 from quantexp.identity import folder_name, identity
@@ -108,6 +109,7 @@ def send(
         ConfigError: points with different paths.root, or one that cannot be.
         RunError: no SLURM here, or it refuses a request; then nothing was submitted.
         DataError: data that is missing.
+        CaptureError: together they would capture more than is free.
     """
     require_slurm()
     root = _common_root([experiment for experiment, _ in points])
@@ -119,6 +121,9 @@ def send(
         for folder in folders:
             if folder.notice is not None:
                 console.print(folder.notice, soft_wrap=True, markup=False)
+        require_affordable_together(
+            [(e, f.run.root) for (e, _), f in zip(points, folders, strict=True) if f.ready]
+        )
         prepared(_sent(points, folders, []))
         arrays = _send(root, points, folders)
     return _sent(points, folders, arrays), arrays

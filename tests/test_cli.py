@@ -165,6 +165,15 @@ def test_plan_of_a_sweep_is_a_list(capsys: Captured) -> None:
     assert not list(Path.cwd().iterdir())
 
 
+def test_plan_of_a_sweep_ends_with_what_all_capture(capsys: Captured) -> None:
+    assert main(["plan", "-m", "quant=bf16,FA_mxfp8", "training=fast"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(
+        "in all  2 runs capture 662.7 MB of values in 112 tensors, statistics of 112; "
+    )
+    assert last.endswith(f" are free in {Path.cwd()}")
+
+
 def test_plan_of_a_sweep_says_on_standard_error_what_was_merged(capsys: Captured) -> None:
     assert main(["plan", "-m", "quant=bf16,bf16", "training=fast", "--json"]) == 0
     captured = capsys.readouterr()

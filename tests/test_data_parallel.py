@@ -13,6 +13,7 @@ import torch
 from hydra_plugins.quantexp_launcher import local
 from rich.console import Console
 
+from quantexp.capture import open_capture
 from quantexp.capture.budget import price
 from quantexp.compose import compose
 from quantexp.execute import Outcome, execute
@@ -80,6 +81,24 @@ def test_random_numbers_do_not_depend_on_how_many_processes_share_a_batch(
     assert told[0] == told[1]
 
 
+def test_experts_train_as_in_one_process_too(
+    tiny_words: list[str], tiny_models: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """The same two sums as above. What is told of the balancing loss multiplies with its factor before or after."""
+    told = []
+    for processes in (1, 2):
+        words = [*tiny_words, *tiny_models["deepseek2_lite"], *SHARED, "capture=off"]
+        words += [f"paths.root={tmp_path / 'runs'}", f"launcher.num_processes={processes}"]
+        outcome = execute(compose(words), QUIET)
+        assert outcome.state is State.COMPLETED
+        assert outcome.precision is not None
+        assert outcome.precision["router_calls"] == {"layer 1 router": 6}
+        told.append(lines(outcome.run.metrics))
+    for one, two in zip(*told, strict=True):
+        assert (one["loss"], one["grad_norm"]) == (two["loss"], two["grad_norm"])
+        assert one["aux_loss"] == pytest.approx(two["aux_loss"], rel=2.0**-22)
+
+
 def test_reduced_gradients_are_those_of_one_process(outcomes: list[Outcome]) -> None:
     one, two = (
         {
@@ -140,6 +159,37 @@ def test_weights_are_rank_0s_alone(outcomes: list[Outcome]) -> None:
     for line in lines(folder / "manifest.jsonl"):
         content = torch.load(folder / line["file"], weights_only=True)
         assert content["metadata"]["rank"] == line["rank"]
+
+
+def test_shards_of_two_processes_hold_the_same_tensors(
+    outcomes: list[Outcome], tiny_words: list[str], tmp_path: Path
+) -> None:
+    words = [*tiny_words, *SHARED, f"paths.root={tmp_path}", "launcher.num_processes=2"]
+    more = ["capture.store=safetensors", "capture.stop_after_capture=true"]
+    outcome = execute(compose([*words, *more]), QUIET)
+    assert outcome.state is State.COMPLETED
+
+    def held(folder: Path) -> list[tuple[object, ...]]:
+        keys = (
+            "rank",
+            "layer",
+            "module",
+            "operation",
+            "tensor",
+            "iteration",
+            "micro_batch",
+            "hash",
+        )
+        return sorted(
+            tuple(map(str, (line[k] for k in keys))) for line in lines(folder / "manifest.jsonl")
+        )
+
+    assert held(outcome.run.tensors) == held(outcomes[1].run.tensors)
+    shards = sorted(file.name for file in (outcome.run.tensors / "shards").iterdir())
+    assert shards == ["rank0-00001.safetensors", "rank1-00001.safetensors"]
+    capture = open_capture(outcome.run.tensors)
+    assert len(capture) == len(held(outcome.run.tensors))
+    assert all(entry.is_intact() for entry in capture)
 
 
 def test_each_rank_has_its_own_log_and_record(outcomes: list[Outcome]) -> None:

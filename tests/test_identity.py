@@ -276,3 +276,24 @@ def test_data_is_read_once_for_all_points(
     experiment = with_data(base, prepared("shared", "one text"))
     assert len({digest(experiment) for _ in range(3)}) == 1
     assert len(read) == 1
+
+
+def test_parts_that_a_model_has_not_leave_its_hash_as_it_was(base: Experiment) -> None:
+    model = identity(base, "cpu")["model"]
+    assert "mla" not in model
+    assert "moe" not in model
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "model.moe.top_k=5",
+        "model.moe.aux_loss=batch",
+        "model.moe.num_experts=9",
+        "model.mla.q_lora_rank=64",
+        "model.mla.yarn.mscale=1",
+    ],
+)
+def test_attention_and_experts_decide_the_numbers(word: str) -> None:
+    words = ["training=fast", "model=deepseek2_lite"]
+    assert digest(compose([*words, word], None, {})) != digest(compose(words, None, {}))

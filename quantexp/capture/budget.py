@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -82,13 +82,43 @@ def require_affordable(experiment: Experiment, root: Path) -> None:
             f"the capture would take {asked.num_bytes / 1e9:.3g} GB in {asked.tensors} tensors, and capture.max_gb "
             f"allows {most:g}; {_REMEDY}, or raise capture.max_gb"
         )
-    folder = _existing(Path(experiment.capture.dir or root).expanduser().absolute())
-    free = shutil.disk_usage(folder).free
+    folder, free = free_where(experiment, root)
     if asked.on_disk > free:
         raise CaptureError(
             f"the capture would take {asked.on_disk / 1e9:.3g} GB with its lists, and {folder} has {free / 1e9:.3g} GB "
             f"free; {_REMEDY}, or set capture.dir to another disk"
         )
+
+
+def require_affordable_together(runs: Sequence[tuple[Experiment, Path]]) -> None:
+    """Refuse runs whose captures together are over what is free on a disk where they are to go.
+
+    Args:
+        runs: what is to run, each with the folder where its tensors go unless `capture.dir` says otherwise.
+
+    Raises:
+        CaptureError: with the price, what is free and what to change.
+    """
+    asked: dict[int, list[int]] = {}
+    where: dict[int, tuple[Path, int]] = {}
+    for experiment, root in runs:
+        folder, free = free_where(experiment, root)
+        disk = folder.stat().st_dev
+        where.setdefault(disk, (folder, free))
+        asked.setdefault(disk, []).append(price(experiment).on_disk)
+    for disk, (folder, free) in where.items():
+        total = sum(asked[disk])
+        if total > free:
+            raise CaptureError(
+                f"the captures of {len(asked[disk])} runs would take {total / 1e9:.3g} GB with their lists, and "
+                f"{folder} has {free / 1e9:.3g} GB free; {_REMEDY}, or set capture.dir to another disk"
+            )
+
+
+def free_where(experiment: Experiment, root: Path) -> tuple[Path, int]:
+    """The folder that exists nearest to where tensors go, and the bytes that are free there."""
+    folder = _existing(Path(experiment.capture.dir or root).expanduser().absolute())
+    return folder, shutil.disk_usage(folder).free
 
 
 _REMEDY = "capture fewer iterations or micro-batches, leave out tensors with capture.rules, set capture.sample_count"

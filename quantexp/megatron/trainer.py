@@ -39,6 +39,8 @@ from quantexp.huggingface.weights import open_weights
 from quantexp.megatron.experts import take_balancing_loss
 from quantexp.megatron.memory import memory_gb
 from quantexp.megatron.model import DTYPES, build_model, set_precision
+from quantexp.megatron.peak import peak_tflops
+from quantexp.megatron.session import device_name
 from quantexp.megatron.specs import injected, stock_spec
 from quantexp.megatron.together import mean_over_data_parallel
 from quantexp.quant.moment import Moment, during
@@ -71,6 +73,8 @@ class Metrics:
     loss_scale: float | None = None
     #: Models with experts: what balancing them added to the loss, over all layers; `loss` is without it.
     aux_loss: float | None = None
+    #: tflops over what all GPUs of the run could do at most, from 0 to 1; None where that is not known.
+    mfu: float | None = None
 
 
 class Observer(Protocol):
@@ -208,6 +212,8 @@ class _Loop:
         config.grad_scale_func = self.optimizer.scale_loss
         self.forward_backward = get_forward_backward_func()
         self.num_micro_batches = num_micro_batches_each(experiment)
+        each = peak_tflops(device_name(device), training.precision)
+        self.peak = None if each is None else each * torch.distributed.get_world_size()
         self.tokens = training.global_batch_size * training.seq_length
         self.flops = flops_per_iteration(
             experiment.model, training.seq_length, training.global_batch_size
@@ -279,6 +285,7 @@ class _Loop:
             skipped=not stepped,
             loss_scale=scale,
             aux_loss=balancing,
+            mfu=None if self.peak is None else self.flops / step_time_s / 1e12 / self.peak,
         )
 
     def _balancing_loss(self) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
+from quantexp.capture.budget import require_affordable_together
 from quantexp.device import device_class
 from quantexp.errors import ConfigError, QuantexpError, RunInUseError
 from quantexp.execute import outcome
@@ -26,6 +27,7 @@ def prepared(points: Sequence[tuple[Experiment, int]], console: Console) -> Shee
 
     Raises:
         ConfigError: the runs have different folders for run folders.
+        CaptureError: together they would capture more than is free.
     """
     experiments = [experiment for experiment, _ in points]
     roots = {root_of(experiment) for experiment in experiments}
@@ -41,6 +43,12 @@ def prepared(points: Sequence[tuple[Experiment, int]], console: Console) -> Shee
     with console.status(f"preparing {len(items)} runs"):
         for item in items:
             _prepare(item, sheet, console)
+    ready = [
+        (item.experiment, item.run.root)
+        for item in items
+        if item.run and item.place is Place.WAITING
+    ]
+    require_affordable_together(ready)
     return sheet
 
 

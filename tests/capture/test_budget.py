@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.capture.budget import price, require_affordable
+from quantexp.capture.budget import price, require_affordable, require_affordable_together
 from quantexp.errors import CaptureError
 from quantexp.paths import RunDir
 from quantexp.schema import Experiment
@@ -44,6 +44,25 @@ def test_a_capture_over_the_free_disk_is_refused(
     with pytest.raises(CaptureError, match=words):
         require_affordable(tiny(), tmp_path / "not" / "there")
     require_affordable(tiny("capture=off"), tmp_path)
+
+
+def test_runs_whose_captures_together_are_over_the_free_disk_are_refused(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tiny()
+    each = price(experiment).on_disk
+
+    class Usage:
+        free = 2 * each
+
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    runs = [(experiment, tmp_path / str(i)) for i in range(3)]
+    require_affordable_together(runs[:2])
+    with pytest.raises(
+        CaptureError, match=r"the captures of 3 runs would take .* GB with their lists"
+    ):
+        require_affordable_together(runs)
+    require_affordable_together([(tiny("capture=off"), tmp_path)] * 9)
 
 
 def test_statistics_alone_have_a_price_too(tiny: Tiny) -> None:

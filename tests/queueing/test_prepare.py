@@ -10,13 +10,14 @@ import pytest
 from rich.console import Console
 
 from quantexp import record
-from quantexp.errors import ConfigError, DataError
+from quantexp.capture.budget import price
+from quantexp.errors import CaptureError, ConfigError, DataError
 from quantexp.load import from_plain, read
 from quantexp.lock import take_lock
 from quantexp.queueing import prepare
 from quantexp.queueing.prepare import prepared
 from quantexp.queueing.sheet import Place
-from quantexp.schema import Experiment
+from quantexp.schema import CaptureLevel, Experiment
 from quantexp.status import State, read_json, read_status, write_json
 
 from .stand_in import Workers, put_status, told
@@ -127,6 +128,21 @@ def test_bug_in_one_point_does_not_take_the_others_away(
     (item,) = prepared([(make(1), 0)], console).items
     assert (item.place, item.reason) == (Place.OVER, "ZeroDivisionError: by nought")
     assert "Traceback" in capfd.readouterr().err
+
+
+def test_captures_that_together_are_over_the_free_disk_are_refused_before_any_run(
+    make: Callable[..., Experiment], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiments = [make(seed) for seed in (1, 2)]
+    for experiment in experiments:
+        experiment.capture.level = CaptureLevel.tensors
+
+    class Usage:
+        free = int(1.5 * price(experiments[0]).on_disk)
+
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    with pytest.raises(CaptureError, match="the captures of 2 runs would take"):
+        prepared([(experiment, 0) for experiment in experiments], console)
 
 
 def test_runs_in_two_places_are_refused(
