@@ -33,10 +33,8 @@ from torch import Tensor
 
 from quantexp.checkpoints import first_iteration
 from quantexp.errors import RunError
-from quantexp.huggingface.fit import fitting_weights
-from quantexp.huggingface.loading import load_padding, load_weights
-from quantexp.huggingface.weights import open_weights
 from quantexp.megatron.experts import take_balancing_loss
+from quantexp.megatron.first_weights import load_first_weights
 from quantexp.megatron.memory import memory_gb
 from quantexp.megatron.model import DTYPES, build_model, set_precision
 from quantexp.megatron.peak import peak_tflops
@@ -48,7 +46,7 @@ from quantexp.quant.precision import PrecisionMap, changes, precision_map
 from quantexp.saver import Saver
 from quantexp.schema import AuxLoss, Experiment, Precision, TrainingConfig
 from quantexp.sizes import flops_per_iteration, num_micro_batches_each
-from quantexp.start_from import StartPoint, start_point
+from quantexp.start_from import StartPoint
 
 Batch = dict[str, Tensor]
 #: One layer for all, or the decoder's layers one by one.
@@ -184,14 +182,7 @@ class _Loop:
         self.moment, self.moe = moment, experiment.model.moe
         take_balancing_loss(device)  # what an earlier run of this process left
         self.gpt, config = build_model(experiment.model, training, layer_spec)
-        start = start_point(experiment)
-        if start is not None:
-            weights = fitting_weights(experiment.model, start.weights)
-            load_weights(self.gpt, experiment.model, weights)
-            if start.padding.is_file():
-                load_padding(self.gpt, experiment.model, open_weights(start.padding))
-        elif experiment.model.init_from is not None:
-            load_weights(self.gpt, experiment.model, fitting_weights(experiment.model))
+        start = load_first_weights(self.gpt, experiment)
         model: Any = self.gpt.to(device)
         if training.precision is not Precision.fp32:
             model = Float16Module(config, model)
