@@ -27,6 +27,7 @@ VERBS = {
     "draw": "figures and statistics of captured tensors: DIR... [out=FOLDER]",
     "compare": "hold runs against bf16: losses, gaps, speed, what differs: RUN ... [out=FOLDER]",
     "report": "one page of runs that works offline, report.html: DIR ... [out=PATH]",
+    "export": "write a run's saved model as published ones are: RUN format=hf [iteration=N] [out=FOLDER]",
     "requantise": "score a capture under every format and recommend a scheme: DIR [key=pattern ...]",
 }
 
@@ -34,6 +35,8 @@ VERBS = {
 LEDGER = {"status": "[DIR]", "logs": "RUN", "resume": "[DIR]", "retry": "[DIR]", "cancel": "[DIR]"}
 #: Verbs about several runs, with what they write as `out=`.
 SIDE_BY_SIDE = {"compare": "RUN ... [out=FOLDER]", "report": "DIR ... [out=PATH]"}
+#: What `export` takes.
+EXPORT = "RUN format=hf [iteration=N] [out=FOLDER]"
 #: Those that start runs.
 STARTS = ("resume", "retry")
 
@@ -72,6 +75,9 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
         about = "runs, parts of their names, a sweep's list, a folder of runs; paths.root=FOLDER"
         metavar = SIDE_BY_SIDE[verb].partition(" ")[0]
         parser.add_argument("words", nargs="+", metavar=metavar, help=about)
+    elif verb == "export":
+        about = "a run, or a part of its name; format=hf; paths.root=FOLDER"
+        parser.add_argument("words", nargs="+", metavar="RUN", help=about)
     else:
         parser.add_argument(
             "words", nargs="*", metavar="key=value", help="choices and overrides (Hydra)"
@@ -131,6 +137,8 @@ def _usage(verb: str) -> str:
         return "quantexp captures [--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]"
     if verb == "verify":
         return "quantexp verify [--device cpu|cuda] [--formats A,B] [--json] [paths.cache=FOLDER]"
+    if verb == "export":
+        return f"quantexp export [flags] {EXPORT} [paths.root=FOLDER]"
     if verb in SIDE_BY_SIDE:
         return f"quantexp {verb} [flags] {SIDE_BY_SIDE[verb]} [paths.root=FOLDER]"
     if verb in LEDGER:

@@ -322,6 +322,14 @@ def _report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    from quantexp.huggingface.exporting import export
+
+    root, words = _root_and_rest(arguments.words)
+    _console().print(str(export(words, root)), soft_wrap=True, markup=False)
+    return 0
+
+
 def _resume(arguments: argparse.Namespace) -> int:
     from quantexp.resume import interrupted
 
@@ -403,6 +411,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "requantise": _requantise,
     "compare": _compare,
     "report": _report,
+    "export": _export,
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
@@ -34,6 +35,7 @@ from omegaconf.errors import OmegaConfBaseException
 from quantexp.errors import ConfigError
 from quantexp.load import load, load_sweep, located, unknown_key, wrong_type
 from quantexp.paths import conf_dir
+from quantexp.published_choice import with_published_choice, words_to_choose_by
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
 from quantexp.read_once import read_once
 from quantexp.redaction import refuse_secrets
@@ -44,6 +46,11 @@ from quantexp.tracking.trackers import check_installed
 QUANT_TYPES = {f: f"FA_linear_{f}" for f in ("mxfp8", "mxfp4", "hifp8")}
 #: How Hydra says that a group has no choice yet.
 _APPEND = re.compile(r"To append to your default list use (\+([^=\s]+)\S*)")
+_NULL_SECTION = (
+    "the chosen model has no such part: model.mla, model.mla.yarn and model.moe are null where a model has none, and "
+    "keys below them cannot be set; choose another model, or give the whole part in a YAML file (model/NAME.yaml in a "
+    "--config-dir)"
+)
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -83,7 +90,7 @@ def compose(
     with configuration(config_dir) as extra:
         words = [*overrides, *environment_overrides(overrides, environment)]
         _refuse_several_values(words)
-        config = hydra_compose("config", [*extra, *words], return_hydra_config=True)
+        config = composed([*extra, *words])
         _refuse_sweep(config)
         return finished(config)
 
@@ -128,6 +135,23 @@ def _refuse_what_the_sample_decides(experiment: Experiment, overrides: list[str]
                 f"{override} cannot hold with the built-in sample, which has a byte tokenizer of "
                 f"{experiment.model.vocab_size} ids; give dataset.path too, or drop it"
             )
+
+
+def composed(words: list[str]) -> DictConfig:
+    """What Hydra makes of some words; with `model.from_hf` its model stands where the chosen one stood.
+
+    So what is given for the model beside it, by a preset, an experiment or an override, holds as it does beside any
+    choice. Inside `configuration`.
+
+    Raises:
+        ConfigError: a published configuration that cannot be read, or another model chosen as well.
+    """
+    first = words_to_choose_by(words)
+    config = hydra_compose("config", first, return_hydra_config=True)
+    if config.model.get("from_hf") is None:
+        return config
+    chosen = with_published_choice(words, config)
+    return hydra_compose("config", chosen, return_hydra_config=True)
 
 
 def scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
@@ -241,6 +265,18 @@ def clean_errors(config_dir: Path | None) -> Iterator[None]:
         raise ConfigError(f"{' '.join(str(error).split())}; mend the YAML") from error
     except (ConfigCompositionException, HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_composition(error, config_dir)) from error
+    except (
+        AssertionError,
+        AttributeError,
+    ) as error:  # how OmegaConf goes below a section that is null
+        if "NoneType" not in str(error) or not _raised_by("omegaconf", error):
+            raise
+        raise ConfigError(_NULL_SECTION) from error
+
+
+def _raised_by(package: str, error: BaseException) -> bool:
+    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
+    return str(frame.f_globals.get("__name__")).split(".")[0] == package
 
 
 def _missing_choice(error: MissingConfigException, config_dir: Path | None) -> str:

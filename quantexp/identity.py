@@ -22,8 +22,11 @@ from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.sample import sample_fingerprint
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import DataError
+from quantexp.huggingface.fit import fitting_weights
+from quantexp.huggingface.weights import open_weights
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.schema import DatasetConfig, Experiment, ModelConfig
+from quantexp.start_from import recorded_data, start_point
 
 #: Raised whenever the values that a format or product gives change.
 NUMERICS_VERSION = 1
@@ -35,19 +38,28 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
     """What is hashed, readable.
 
     Raises:
-        DataError: a dataset or tokenizer that is missing.
+        DataError: a dataset, tokenizer or weights that are missing, or weights of another model.
     """
     training = dataclasses.asdict(experiment.training)
     model = _model(experiment.model)
     attention_path = experiment.training.attention.value
     training.pop("attention")
-    for part, label in ((training, "name"), (model, "name")):
+    data = data_identity(experiment.dataset, experiment.model.vocab_size)
+    for part, label in (
+        (training, "name"),
+        (training, "start_from"),
+        (training, "start_optimizer"),
+        (model, "name"),
+    ):
         part.pop(label)
     return {
         "model": model,
-        "data": data_identity(experiment.dataset, experiment.model.vocab_size),
+        "data": data,
         "scheme": _scheme(experiment),
-        "training": {k: v.value if isinstance(v, Enum) else v for k, v in training.items()},
+        "training": {
+            **{k: v.value if isinstance(v, Enum) else v for k, v in training.items()},
+            **_start(experiment, data),
+        },
         "attention_path": attention_path,
         "device_class": device_class,
         "data_parallel": experiment.launcher.num_processes,
@@ -56,8 +68,17 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
 
 
 def _model(model: ModelConfig) -> dict[str, Any]:
-    """The model's numbers; attention and experts of another kind only where it has them."""
+    """The model's numbers; attention and experts of another kind, and published weights, only where it has them.
+
+    Published weights are in it by their content.
+
+    Raises:
+        DataError: weights that are missing, damaged or another model's.
+    """
     numbers = dataclasses.asdict(model)
+    numbers.pop("from_hf")
+    if numbers.pop("init_from") is not None:
+        numbers["initial_weights"] = weights_fingerprint(model)
     for part in ("mla", "moe"):
         if numbers[part] is None:
             numbers.pop(part)
@@ -166,6 +187,48 @@ class _TokenizerKey:
 @lru_cache(maxsize=16)
 def _tokenizer(key: _TokenizerKey) -> Tokenizer:
     return tokenizer_of(key.dataset)
+
+
+@lru_cache(maxsize=16)
+def _weights(path: Path, stamps: tuple[_Stamp, ...]) -> str:
+    return open_weights(path).fingerprint()
+
+
+def _start(experiment: Experiment, data: dict[str, str]) -> dict[str, Any]:
+    """What a run goes on from, by its content; nothing where it begins by itself.
+
+    Raises:
+        DataError: a checkpoint that is missing, of another model, or of a run with other data.
+    """
+    point, given = start_point(experiment), f"training.start_from={experiment.training.start_from}"
+    if point is None:
+        return {}
+    if recorded_data(point) != data:
+        raise DataError(
+            f"{given} has its place in other data than dataset={experiment.dataset.label}"
+        )
+    content = {
+        "iteration": point.iteration,
+        "weights": weights_fingerprint(experiment.model, point.weights, given),
+    }
+    if point.padding.is_file():
+        content["padding"] = open_weights(point.padding).fingerprint()
+    if experiment.training.start_optimizer:
+        content["optimizer"] = point.state_fingerprint()
+    return {"start": content}
+
+
+def weights_fingerprint(
+    model: ModelConfig, path: Path | None = None, given: str | None = None
+) -> str:
+    """The fingerprint of published weights, which fit the model; the arguments are those of `fitting_weights`.
+
+    Raises:
+        DataError: weights that are missing, damaged or another model's.
+    """
+    weights = fitting_weights(model, path, given)
+    stamps = tuple(stamp for file in weights.files for stamp in _stamps(file))
+    return _weights(weights.path, stamps)
 
 
 def _scheme(experiment: Experiment) -> list[Any]:

@@ -1,7 +1,7 @@
 """The two ends of a SLURM job's script: `python -m quantexp.job begin|end FOLDER [CODE]`, FOLDER the submission's.
 
 `begin` makes sure that this is still what was submitted, and, where the scheduler has started the run before, sets
-aside what the earlier start left: there are no checkpoints yet, so it begins at its first iteration. `end` says how the
+aside what the earlier start left: a run begins again at its first iteration. `end` says how the
 run ended where the run could not: it knows the ranks' exit code, what each rank left, and, from its standard input
 (`scontrol show job`), what the scheduler is doing to the job. Neither calls SLURM's clients, which a container may not
 have: that a job is to be put back into the queue is said by the exit code.
@@ -180,7 +180,7 @@ def _again(task: Task, experiment: Experiment, before: Status) -> Status | None:
         conclude(task.run, State.FAILED, one_too_many([*reasons(before), why], most))
         return None
     sys.stderr.write(
-        f"started again by the scheduler ({why}); without a checkpoint it begins at its first iteration\n"
+        f"started again by the scheduler ({why}); it begins again at its first iteration\n"
     )
     if before.started is not None:
         run = task.run

@@ -16,12 +16,13 @@ from difflib import get_close_matches
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from quantexp.checkpoints import first_iteration
 from quantexp.data.completed import complete
 from quantexp.errors import ConfigError
 from quantexp.schema import (
@@ -60,6 +61,7 @@ def load(config: DictConfig) -> Experiment:
     composition = _structured(_plain(config), Composition)
     validate_data(composition.dataset)
     _complete_dataset(composition)
+    _complete_start(composition)
     composition.analysis.auto = composition.analysis.auto.lower()
     parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
     experiment = Experiment(**parts)
@@ -174,12 +176,17 @@ def unknown_key(full_key: str, owner: Any = None) -> str:
         return _no_such_key(_RULES[owner], name, owner)
     node: Any = Experiment if owner is Experiment else Composition
     for part in filter(None, parent.split(".")):
-        fields = {f.name: f for f in dataclasses.fields(node)}
-        factory = fields[part].default_factory if part in fields else None
-        if not isinstance(factory, type) or not dataclasses.is_dataclass(factory):
+        node = _section_of(node, part)
+        if node is None:
             return f"unknown key {full_key}"
-        node = factory
     return _no_such_key(parent, name, node)
+
+
+def _section_of(owner: Any, name: str) -> Any:
+    """The dataclass that a field of a dataclass is, or may be; None where it is none."""
+    hint = get_type_hints(owner).get(name)
+    kinds = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
+    return kinds[0] if kinds and get_origin(hint) is not list else None
 
 
 def _no_such_key(parent: str, name: str, owner: Any) -> str:
@@ -283,6 +290,12 @@ def _message(error: OmegaConfBaseException) -> str:
     return f"{key}: {first}" if key else first
 
 
+def _complete_start(experiment: Experiment) -> None:
+    """A run that goes on from a checkpoint captures from its own first iteration on."""
+    capture = experiment.capture
+    capture.first_iteration = max(capture.first_iteration, first_iteration(experiment))
+
+
 def _complete_dataset(experiment: Experiment) -> None:
     dataset = experiment.dataset
     if dataset.label is not None:
@@ -297,6 +310,11 @@ def _complete_dataset(experiment: Experiment) -> None:
                     f"dataset.{key}={given} cannot hold with the built-in sample, which has a "
                     "byte tokenizer; give dataset.path too, or drop it"
                 )
+        if experiment.model.init_from is not None:
+            raise ConfigError(
+                f"model.init_from={experiment.model.init_from} cannot hold with the built-in sample, whose byte "
+                "tokenizer has not the ids of published weights; give dataset.path and dataset.tokenizer_path too"
+            )
         dataset.tokenizer = TokenizerKind.byte
         experiment.model.vocab_size = BYTE_VOCAB_SIZE
     complete(dataset)

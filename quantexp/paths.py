@@ -118,6 +118,15 @@ class RunDir:
         return self.root / "tensors"
 
     @property
+    def checkpoints(self) -> Path:
+        """A folder for each iteration whose model was saved."""
+        return self.root / "checkpoints"
+
+    def exported(self, iteration: int) -> Path:
+        """A published model of one iteration, unless `out=` puts it elsewhere."""
+        return self.root / "export" / f"hf_iteration_{iteration:08d}"
+
+    @property
     def figures(self) -> Path:
         """Pictures."""
         return self.root / "figures"

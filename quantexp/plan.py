@@ -19,6 +19,7 @@ from rich.rule import Rule
 from rich.table import Table
 
 from quantexp.capture.budget import price
+from quantexp.checkpoints import checkpoint_bytes, iterations_saved
 from quantexp.decoder import is_routed, linear_shapes, moe_of
 from quantexp.device import device_class
 from quantexp.errors import DataError, RunError
@@ -79,6 +80,9 @@ class Plan:
     capture_statistics: int
     #: pt or safetensors.
     capture_store: str
+    #: What the models take that are saved on the way and at the end, and how many they are.
+    checkpoint_bytes: int
+    checkpoints: int
     tflop_per_iteration: float
     precision_map: list[dict[str, object]]
     #: Iterations at which rules change the map; the map above is the first one's.
@@ -101,6 +105,7 @@ def make_plan(experiment: Experiment) -> Plan:
     entries = [entry for module in declared.values() for entry in module.entries()]
     parts = memory_parts_gb(model, training)
     captured = price(experiment)
+    saved = iterations_saved(experiment.checkpoint, training.iterations)
     missing, folder = _folder(experiment)
     slots, too_small = _slots(experiment)
     return Plan(
@@ -119,6 +124,8 @@ def make_plan(experiment: Experiment) -> Plan:
         capture_tensors=captured.tensors,
         capture_statistics=captured.statistics,
         capture_store=experiment.capture.store.value,
+        checkpoint_bytes=len(saved) * checkpoint_bytes(experiment),
+        checkpoints=len(saved),
         tflop_per_iteration=flops_per_iteration(
             model, training.seq_length, training.global_batch_size
         )
@@ -289,6 +296,10 @@ def print_plan(plan: Plan, console: Console) -> None:
         + (f" ({_STORES[plan.capture_store]})" if plan.capture_tensors else "")
         + f", statistics of {plan.capture_statistics:,}",
     )
+    if plan.checkpoints:
+        table.add_row(
+            "checkpoints", f"{human_bytes(plan.checkpoint_bytes)} in {plan.checkpoints} of them"
+        )
     for name, destination in plan.tracking.items():
         table.add_row(name, escape(destination))
     table.add_row("command", escape(" ".join(plan.commands[0])))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.capture.budget import require_affordable
+from quantexp.checkpoints import named, require_room
 from quantexp.errors import RunError, RunInUseError
 from quantexp.identity import folder_name, identity
 from quantexp.ledger.standing import live_job
@@ -96,7 +97,7 @@ def opened(
 
     Raises:
         RunInUseError: another process starts it or runs in it.
-        RunError: the folder cannot be written.
+        RunError: the folder cannot be written, or the checkpoints are more than is free.
         DataError: data that is missing.
         CaptureError: the capture would take more than it may, or more than is free.
     """
@@ -119,6 +120,7 @@ def opened(
         )
         if folder.ready:
             require_affordable(experiment, run.root)
+            require_room(experiment, run.root)
             _prepare(experiment, run, provenance(content, command, snapshot, source))
         yield folder, lock
     finally:
@@ -223,10 +225,15 @@ def anywhere(experiment: Experiment) -> Experiment:
     copied = copy.deepcopy(experiment)
     for node, keys in (
         (copied.paths, ("root", "cache")),
+        (copied.model, ("from_hf", "init_from")),
         (copied.dataset, ("path", "tokenizer_path")),
         (copied.capture, ("dir",)),
     ):
         for key in keys:
             if getattr(node, key) is not None:
                 setattr(node, key, str(Path(getattr(node, key)).expanduser().absolute()))
+    if copied.training.start_from is not None:
+        name, iteration = named(copied.training.start_from)
+        if (run := Path(name).expanduser()).exists():
+            copied.training.start_from = f"{run.absolute()}@{iteration}"
     return copied

@@ -2,8 +2,8 @@
 
 resume takes what is missing or was interrupted: prepared and never started, cancelled, ended from outside, or listed by
 a sweep and gone. retry takes what failed. What waits, runs or has completed is left alone. The configuration is the
-run's own, so the run is the same; only how it is launched may be changed (`launcher.time_min=600`). Without checkpoints
-a run begins at its first iteration; what it had is kept in its `attempts/`.
+run's own, so the run is the same; only how it is launched may be changed (`launcher.time_min=600`). A run
+begins again at its first iteration; what it had, checkpoints included, is kept in its `attempts/`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def start_again(
         _require_same(each)
     begun = len(again)
     console.print(
-        f"{begun} {'run starts' if begun == 1 else 'runs start'} at the first iteration: there are no checkpoints yet",
+        f"{begun} {'run starts' if begun == 1 else 'runs start'} at the first iteration",
         soft_wrap=True,
     )
     return _launch(again, console)

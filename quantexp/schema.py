@@ -203,6 +203,10 @@ class ModelConfig:
     mla: MlaConfig | None = None
     #: A mixture of experts; null is a feed-forward in every layer.
     moe: MoeConfig | None = None
+    #: A published config.json, or the folder of one: all numbers above are its, unless they are given beside.
+    from_hf: str | None = None
+    #: Published weights to start with, a folder of safetensors; null is random weights of the seed.
+    init_from: str | None = None
 
 
 @dataclass
@@ -465,11 +469,27 @@ class TrainingConfig:
     recompute: Recompute = Recompute.none
     #: plain holds T x T scores for each head and takes every scheme; fused does not and takes FA_* and linear_*.
     attention: AttentionPath = AttentionPath.plain
+    #: RUN@ITERATION: go on from that checkpoint of another run, at its place in the data.
+    start_from: str | None = None
+    #: And with the optimizer's state that the run kept (its checkpoint.optimizer=true).
+    start_optimizer: bool = False
     seed: int = 1234
     #: Bit-equal repeats. null: on a CPU yes, on a GPU no.
     deterministic: bool | None = None
     #: Iterations in a row whose loss or gradient is not finite before the run stops.
     max_nonfinite_iterations: int = 3
+
+
+@dataclass
+class CheckpointConfig:
+    """When a run saves its model: as models are published, below the run folder's checkpoints/."""
+
+    #: After every so many iterations; null is none on the way.
+    every: int | None = None
+    #: After the last iteration, which `quantexp export` takes.
+    at_end: bool = False
+    #: Keep the optimizer's state beside it, about six times the weights in bf16, for training.start_optimizer.
+    optimizer: bool = False
 
 
 @dataclass
@@ -637,6 +657,7 @@ class Experiment:
     quant: QuantConfig = field(default_factory=QuantConfig)
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from quantexp import __version__
 from quantexp.capture.schedule import captured_iterations
+from quantexp.checkpoints import iterations_saved, saved_iterations
 from quantexp.errors import ConfigError, RunError
 from quantexp.load import read_capture
 from quantexp.paths import RunDir
@@ -59,6 +60,10 @@ def _why_skipped(experiment: Experiment, run: RunDir, since: str | None) -> str 
         return None
     if status.iteration < status.iterations and not experiment.capture.stop_after_capture:
         return None  # it ended with its capture, as it was asked to
+    if not set(iterations_saved(experiment.checkpoint, status.iteration)) <= set(
+        saved_iterations(run)
+    ):
+        return None
     if not covers(earlier, experiment.capture, experiment.training.iterations):
         return None
     if not _is_captured_there(run.captured(earlier.dir), experiment.capture.level):

@@ -96,7 +96,7 @@ def in_words(taken: TakenAway, status: Status, max_requeue: int) -> tuple[State,
     done = f"{taken.reason} at iteration {status.iteration} of {status.iterations}"
     if taken.state is State.CANCELLED:
         return taken.state, done
-    again = "it will begin again at its first iteration (there are no checkpoints yet)"
+    again = "it will begin again at its first iteration"
     if not taken.comes_back:
         more = ", so give launcher.time_min more to quantexp resume" if taken.too_short else ""
         return taken.state, f"{done}; {again}{more}"

@@ -10,6 +10,7 @@ import re
 from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.rules import check_capture_rules
 from quantexp.capture.schedule import check_schedule, ends_by_itself
+from quantexp.checkpoints import check_checkpoint, check_start
 from quantexp.decoder import ATTENTION
 from quantexp.errors import ConfigError
 from quantexp.quant.fusable import require_fused
@@ -46,6 +47,8 @@ def validate(experiment: Experiment) -> None:
     """
     validate_model(experiment.model)
     _training(experiment.training)
+    check_start(experiment)
+    check_checkpoint(experiment.checkpoint, experiment.training.iterations)
     _capture(experiment.capture, experiment.model, experiment.training.iterations)
     validate_data(experiment.dataset)
     _names(experiment)

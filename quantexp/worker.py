@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quantexp.checkpoints import first_iteration
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.ending import ENDED_FROM_OUTSIDE
 from quantexp.errors import QuantexpError
@@ -31,6 +32,7 @@ from quantexp.observer import RunObserver
 from quantexp.paths import RunDir, cache_dir
 from quantexp.provenance import add_what_ran
 from quantexp.ranks import Rank, RankRecord, ended, own_rank, write_record
+from quantexp.saver import saver_of
 from quantexp.schema import AutoDraw, Experiment
 from quantexp.source import require_snapshot
 from quantexp.start import TakenOverError, require_ours
@@ -119,7 +121,7 @@ class Worker:
             raise KeyboardInterrupt
 
     def warned(self, signum: int, frame: object) -> None:
-        """The scheduler's signal that the job will soon be ended: without a checkpoint to write, training goes on."""
+        """The scheduler's signal that the job will soon be ended; training goes on until then."""
         sys.stderr.write(
             f"the scheduler will end this job soon, says {signal.Signals(signum).name}\n"
         )
@@ -244,11 +246,12 @@ class Worker:
                 micro_batch_size=training.micro_batch_size,
                 data_parallel_rank=self.rank.rank,
                 data_parallel_size=self.rank.world_size,
+                start_sample=(first_iteration(experiment) - 1) * training.global_batch_size,
             )
             self.tell("building the model")
             observer = RunObserver(self)
             with contextlib.closing(observer):
-                train(experiment, stream, observer, device)
+                train(experiment, stream, observer, device, saver=saver_of(self))
                 observer.finish()
         if self.rank.leads and experiment.analysis.drawing is not AutoDraw.nothing:
             self._draw()

@@ -247,3 +247,29 @@ def test_bad_quant_type_lists_what_it_may_be() -> None:
 def test_bad_tensor_save_enabled_is_refused() -> None:
     with pytest.raises(ConfigError, match="TENSOR_SAVE_ENABLED must be 0 or 1, got 'maybe'"):
         environment_overrides([], {"TENSOR_SAVE_ENABLED": "maybe"})
+
+
+@pytest.mark.parametrize("word", ["model.mla.kv_lora_rank=3", "model.moe={num_experts: 4}"])
+def test_keys_of_a_part_that_the_model_has_not_are_refused(word: str) -> None:
+    message = (
+        r"the chosen model has no such part: model\.mla, model\.mla\.yarn and model\.moe are null"
+    )
+    with pytest.raises(ConfigError, match=message):
+        compose([word], None, {})
+
+
+def test_an_unknown_key_of_a_part_says_what_is_near() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown key model\.mla\.kv_lora_ranx; did you mean kv_lora_rank\? allowed in model\.mla: q_lora_rank, ",
+    ):
+        compose(["model=deepseek2_lite", "model.mla.kv_lora_ranx=3"], None, {})
+
+
+def test_a_model_of_ones_own_may_have_experts(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    text = "defaults: [llama32-1b]\nname: mine\nmoe: {num_experts: 4, top_k: 2, expert_ffn_hidden_size: 512}\n"
+    (tmp_path / "model" / "mine.yaml").write_text(text)
+    model = compose(["model=mine"], tmp_path, {}).model
+    assert model.moe is not None
+    assert (model.name, model.num_layers, model.moe.top_k, model.mla) == ("mine", 16, 2, None)

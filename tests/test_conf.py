@@ -22,6 +22,8 @@ from quantexp.validate import validate
 FILES = sorted(file.relative_to(conf_dir()).with_suffix("") for file in conf_dir().rglob("*.yaml"))
 #: A group below another one is chosen with slashes; quant/more is a folder of the group quant.
 SUBGROUPS = {f"quant/{site}" for site in ("linear", "qk", "pv")}
+#: What a preset cuts of a model: chosen with both.
+CUT = "model/cut"
 
 
 def choice(file: Path) -> list[str]:
@@ -29,6 +31,9 @@ def choice(file: Path) -> list[str]:
     group, name = str(file.parent), file.name
     if file == Path("config"):
         return []
+    if group == CUT:
+        training, _, model = name.partition("_")
+        return [f"training={training}", f"model={model}"]
     if group in SUBGROUPS:
         return [f"{group}={name}"]
     group, _, folder = group.partition("/")
@@ -42,8 +47,20 @@ def test_shipped_file_is_an_experiment_of_its_name(file: Path, tmp_path: Path) -
     save(experiment, tmp_path / "config.yaml")
     assert read(tmp_path / "config.yaml") == experiment
     group = file.parts[0]
-    if str(file.parent) not in SUBGROUPS and group != "config":
+    if str(file.parent) not in {*SUBGROUPS, CUT} and group != "config":
         assert getattr(experiment, group).name == file.name
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if str(f.parent) == CUT], ids=str)
+def test_what_a_preset_cuts_is_in_force(file: Path) -> None:
+    words = choice(file)
+    cut = OmegaConf.merge(
+        OmegaConf.structured(compose(words[1:], None, {}).model),
+        OmegaConf.load(conf_dir() / file.with_suffix(".yaml")),
+    )
+    assert OmegaConf.to_object(cut) == replace(
+        compose(words, None, {}).model, vocab_size=cut.vocab_size
+    )
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "experiment"], ids=str)

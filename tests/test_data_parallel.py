@@ -81,6 +81,24 @@ def test_random_numbers_do_not_depend_on_how_many_processes_share_a_batch(
     assert told[0] == told[1]
 
 
+def test_experts_train_as_in_one_process_too(
+    tiny_words: list[str], tiny_models: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """The same two sums as above. What is told of the balancing loss multiplies with its factor before or after."""
+    told = []
+    for processes in (1, 2):
+        words = [*tiny_words, *tiny_models["deepseek2_lite"], *SHARED, "capture=off"]
+        words += [f"paths.root={tmp_path / 'runs'}", f"launcher.num_processes={processes}"]
+        outcome = execute(compose(words), QUIET)
+        assert outcome.state is State.COMPLETED
+        assert outcome.precision is not None
+        assert outcome.precision["router_calls"] == {"layer 1 router": 6}
+        told.append(lines(outcome.run.metrics))
+    for one, two in zip(*told, strict=True):
+        assert (one["loss"], one["grad_norm"]) == (two["loss"], two["grad_norm"])
+        assert one["aux_loss"] == pytest.approx(two["aux_loss"], rel=2.0**-22)
+
+
 def test_reduced_gradients_are_those_of_one_process(outcomes: list[Outcome]) -> None:
     one, two = (
         {

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from quantexp.capture.safetensors import write_safetensors
 from quantexp.compose import compose
 from quantexp.data.binary import fingerprint, write_binary
 from quantexp.data.sources import Document
 from quantexp.data.tokenizer import ByteTokenizer
 from quantexp.errors import DataError
+from quantexp.huggingface.mapping import mapping, published
 from quantexp.identity import folder_name, hash8, identity
 from quantexp.schema import (
     CaptureLevel,
@@ -93,6 +96,7 @@ def test_what_decides_the_numbers_changes_the_hash(
     ("key", "value"),
     [
         ("model.name", "other"),
+        ("model.from_hf", "/elsewhere/config.json"),
         ("training.name", "other"),
         ("quant.name", "other"),
         ("dataset.label", "other"),
@@ -180,6 +184,50 @@ def test_datas_content_counts_and_its_path_does_not(
     assert digest(with_data(base, here)) != digest(base)
 
 
+@pytest.fixture
+def weights(base: Experiment, tmp_path: Path) -> Callable[[str, float], Path]:
+    """Writes weights of this value that fit a small model of the base's kind and returns their folder."""
+
+    def write(name: str, value: float) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        shapes = published(mapping(small(base).model))
+        tensors = {name: torch.full(shape, value) for name, shape in shapes.items()}
+        write_safetensors(folder / "model.safetensors", tensors, {})
+        return folder
+
+    return write
+
+
+def small(base: Experiment, init_from: Path | None = None) -> Experiment:
+    experiment = copy.deepcopy(base)
+    model = experiment.model
+    model.hidden_size, model.ffn_hidden_size, model.head_dim = 32, 32, 8
+    model.init_from = None if init_from is None else str(init_from)
+    return experiment
+
+
+def test_initial_weights_count_by_their_content(
+    base: Experiment, weights: Callable[[str, float], Path]
+) -> None:
+    here, there, other = weights("here", 1.0), weights("there", 1.0), weights("other", 2.0)
+    assert digest(small(base, here)) == digest(small(base, there))
+    assert len({digest(small(base, w)) for w in (here, other, None)}) == 3
+    assert "initial_weights" in identity(small(base, here), "cpu")["model"]
+    assert str(here) not in str(identity(small(base, here), "cpu"))
+
+
+def test_weights_of_another_model_have_no_identity(
+    base: Experiment, weights: Callable[[str, float], Path]
+) -> None:
+    experiment = small(base, weights("here", 1.0))
+    experiment.model.num_layers = 3
+    with pytest.raises(
+        DataError, match=r"9 tensors missing: model\.layers\.2\.input_layernorm\.weight, "
+    ):
+        identity(experiment, "cpu")
+
+
 def test_no_data_at_all_says_what_to_give(base: Experiment) -> None:
     experiment = copy.deepcopy(base)
     experiment.dataset.sample = False
@@ -229,3 +277,24 @@ def test_data_is_read_once_for_all_points(
     experiment = with_data(base, prepared("shared", "one text"))
     assert len({digest(experiment) for _ in range(3)}) == 1
     assert len(read) == 1
+
+
+def test_parts_that_a_model_has_not_leave_its_hash_as_it_was(base: Experiment) -> None:
+    model = identity(base, "cpu")["model"]
+    assert "mla" not in model
+    assert "moe" not in model
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "model.moe.top_k=5",
+        "model.moe.aux_loss=batch",
+        "model.moe.num_experts=9",
+        "model.mla.q_lora_rank=64",
+        "model.mla.yarn.mscale=1",
+    ],
+)
+def test_attention_and_experts_decide_the_numbers(word: str) -> None:
+    words = ["training=fast", "model=deepseek2_lite"]
+    assert digest(compose([*words, word], None, {})) != digest(compose(words, None, {}))

@@ -27,7 +27,7 @@ RUNS = {"JobState": "RUNNING", "Reason": "None", "Restarts": "0", "PreemptTime":
 CANCELLED = {**RUNS, "JobState": "COMPLETING"}
 LIMIT = {**RUNS, "JobState": "COMPLETING", "Reason": "TimeLimit", "TimeLimit": "01:00:00"}
 PREEMPTED = {**RUNS, "PreemptTime": "2026-11-21T05:45:54"}
-BEGINS_AGAIN = "it will begin again at its first iteration (there are no checkpoints yet)"
+BEGINS_AGAIN = "it will begin again at its first iteration"
 
 
 @dataclass

@@ -75,6 +75,14 @@ def test_the_plan_says_what_values_are_kept_in(store: str, words: str) -> None:
     assert plan_json(plan)["capture_store"] == store
 
 
+def test_checkpoints_are_the_published_tensors_in_the_working_dtype(full: Plan) -> None:
+    plan = planned("checkpoint.every=400", "checkpoint.at_end=true", *FULL)
+    assert (plan.checkpoints, plan.checkpoint_bytes) == (3, 3 * 2 * 1_235_814_400)
+    assert "checkpoints  7.4 GB in 3 of them" in shown(plan)
+    assert full.checkpoint_bytes == 0
+    assert "checkpoints" not in shown(full)
+
+
 def test_capture_bytes_are_the_tensors_by_hand(full: Plan) -> None:
     T, H, F, query, kv = 4096, 2048, 8192, 2048, 512
     inputs = outputs = weights = 0

@@ -153,8 +153,7 @@ def words(job: dict[str, str], restarts: int = 0, max_requeue: int = 3) -> tuple
 def test_run_that_comes_back_says_where_it_begins() -> None:
     assert words(said("PENDING", restarts=1)) == (
         State.PREEMPTED,
-        "put back into the queue at iteration 4 of 9; it will begin again at its first iteration (there are no "
-        "checkpoints yet)",
+        "put back into the queue at iteration 4 of 9; it will begin again at its first iteration",
     )
 
 

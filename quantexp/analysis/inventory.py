@@ -37,6 +37,7 @@ _KINDS = {
     "resid_pre": Kind.OUTPUT,
     "resid_mid": Kind.OUTPUT,
     "resid_post": Kind.OUTPUT,
+    "router_logits": Kind.OUTPUT,
 }
 #: The order of a decoder layer.
 _FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2", "residual")

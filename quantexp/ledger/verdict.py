@@ -29,8 +29,8 @@ def of_job(run: RunDir, status: Status, job: Job) -> Verdict:
         case JobState.TIMEOUT:
             limit = f" of {job.time_limit_min} min" if job.time_limit_min else ""
             return State.PREEMPTED, (
-                f"the time limit{limit} was reached at {progress(status)}; it will begin again at its first iteration "
-                "(there are no checkpoints yet), so give launcher.time_min more to quantexp resume"
+                f"the time limit{limit} was reached at {progress(status)}; it will begin again at its first iteration, "
+                "so give launcher.time_min more to quantexp resume"
             )
         case JobState.DEADLINE:
             return State.PREEMPTED, f"job {job.id} reached its deadline at {progress(status)}"

@@ -40,7 +40,7 @@ class _Linear(torch.autograd.Function):
         precision: ModulePrecision = ctx.precision
         tap = ctx.tap if g.numel() else nobody
         tap(BACKWARD, PRE, "grad_output", g)
-        tap(BACKWARD, PRE, "weight", w)
+        ctx.tap(BACKWARD, PRE, "weight", w)
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = dgrad(precision, g, w)
@@ -77,9 +77,11 @@ class SchemeLinear:
                 f"fusion={gradient_accumulation_fusion}, tensor parallel={allreduce_dgrad}, "
                 f"sequence parallel={sequence_parallel}"
             )
-        tap = self.tap if input.numel() else nobody  # an expert without tokens shows nothing
+        tap = (
+            self.tap if input.numel() else nobody
+        )  # an expert without tokens shows its weight alone
         tap(FORWARD, PRE, "input", input)
-        tap(FORWARD, PRE, "weight", weight)
+        self.tap(FORWARD, PRE, "weight", weight)
         output: Tensor = _Linear.apply(input, weight, self.precision, self.tap, self.rows)  # type: ignore[no-untyped-call]
         tap(FORWARD, POST, "output", output)
         return output if bias is None else output + bias

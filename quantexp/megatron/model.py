@@ -66,7 +66,8 @@ def transformer_config(model: ModelConfig, training: TrainingConfig) -> Transfor
     """Megatron's configuration of the decoder.
 
     Fusions are off: they need kernels that are not everywhere, and runs that are compared take one path. Weights are
-    initialised on the CPU, so that a seed gives the same weights on every device.
+    initialised on the CPU, so that a seed gives the same weights on every device; not at all where others are to be
+    loaded.
     """
     dtype = DTYPES[training.precision]
     kind = TransformerConfig if model.mla is None else MLATransformerConfig
@@ -91,6 +92,7 @@ def transformer_config(model: ModelConfig, training: TrainingConfig) -> Transfor
         params_dtype=dtype,
         pipeline_dtype=dtype,
         use_cpu_initialization=True,
+        perform_initialization=model.init_from is None and training.start_from is None,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,

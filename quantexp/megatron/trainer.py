@@ -31,16 +31,22 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
+from quantexp.checkpoints import first_iteration
 from quantexp.errors import RunError
 from quantexp.megatron.experts import take_balancing_loss
+from quantexp.megatron.first_weights import load_first_weights
 from quantexp.megatron.memory import memory_gb
 from quantexp.megatron.model import DTYPES, build_model, set_precision
+from quantexp.megatron.peak import peak_tflops
+from quantexp.megatron.session import device_name
 from quantexp.megatron.specs import injected, stock_spec
 from quantexp.megatron.together import mean_over_data_parallel
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import PrecisionMap, changes, precision_map
+from quantexp.saver import Saver
 from quantexp.schema import AuxLoss, Experiment, Precision, TrainingConfig
 from quantexp.sizes import flops_per_iteration, num_micro_batches_each
+from quantexp.start_from import StartPoint
 
 Batch = dict[str, Tensor]
 #: One layer for all, or the decoder's layers one by one.
@@ -65,6 +71,8 @@ class Metrics:
     loss_scale: float | None = None
     #: Models with experts: what balancing them added to the loss, over all layers; `loss` is without it.
     aux_loss: float | None = None
+    #: tflops over what all GPUs of the run could do at most, from 0 to 1; None where that is not known.
+    mfu: float | None = None
 
 
 class Observer(Protocol):
@@ -97,6 +105,7 @@ def train(
     observer: Observer,
     device: torch.device,
     layer_spec: Spec | None = None,
+    saver: Saver | None = None,
 ) -> None:
     """Train as configured; inside `session`.
 
@@ -106,12 +115,14 @@ def train(
         observer: told what happens.
         device: where the model goes.
         layer_spec: another decoder than the stock one with the scheme injected (for tests and peers).
+        saver: called after every iteration.
 
     Raises:
         RunError: the loss or gradient was not finite for too many iterations in a row.
+        DataError: weights to begin with that are not this model's.
     """
     with during(Moment(experiment.training.seed)) as moment:
-        _train(experiment, batches, observer, device, layer_spec, moment)
+        _train(experiment, batches, observer, device, layer_spec, moment, saver)
 
 
 def _train(
@@ -121,21 +132,23 @@ def _train(
     device: torch.device,
     layer_spec: Spec | None,
     moment: Moment,
+    saver: Saver | None,
 ) -> None:
     spec = layer_spec or injected(stock_spec(experiment.model))
     loop = _Loop(experiment, spec, device, observer, moment)
     observer.built(loop.gpt)
     starts = changes(experiment.quant)
     nonfinite = 0
-    for iteration in range(1, experiment.training.iterations + 1):
-        if iteration in starts:
+    first, last = first_iteration(experiment), experiment.training.iterations
+    for iteration in range(first, last + 1):
+        changed = iteration in starts or iteration == first
+        if changed:
             declared = precision_map(experiment.model, experiment.quant, iteration)
             if layer_spec is None:
                 set_precision(loop.gpt, declared, experiment.training.attention)
-        if iteration in starts or observer.unproved:
+        proof: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if changed or observer.unproved:
             proof = observer.proof(iteration, declared)
-        else:
-            proof = contextlib.nullcontext()
         metrics = loop.step(iteration, batches, proof)
         finite = math.isfinite(metrics.loss) and (
             metrics.skipped or math.isfinite(metrics.grad_norm)
@@ -147,6 +160,8 @@ def _train(
                 f"stopped at iteration {iteration}: loss {metrics.loss}, gradient norm {metrics.grad_norm} in "
                 f"{nonfinite} iterations in a row (training.max_nonfinite_iterations)"
             )
+        if saver is not None:
+            saver(iteration, iteration == last or not goes_on, loop.gpt, loop.state)
         if not goes_on:
             return
 
@@ -167,6 +182,7 @@ class _Loop:
         self.moment, self.moe = moment, experiment.model.moe
         take_balancing_loss(device)  # what an earlier run of this process left
         self.gpt, config = build_model(experiment.model, training, layer_spec)
+        start = load_first_weights(self.gpt, experiment)
         model: Any = self.gpt.to(device)
         if training.precision is not Precision.fp32:
             model = Float16Module(config, model)
@@ -181,14 +197,39 @@ class _Loop:
         )
         self.optimizer = get_megatron_optimizer(_optimizer_config(training), [self.model])
         self.scheduler = _scheduler(training, self.optimizer)
+        if start is not None:
+            self._go_on(start)
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self.optimizer.scale_loss
         self.forward_backward = get_forward_backward_func()
         self.num_micro_batches = num_micro_batches_each(experiment)
+        each = peak_tflops(device_name(device), training.precision)
+        self.peak = None if each is None else each * torch.distributed.get_world_size()
         self.tokens = training.global_batch_size * training.seq_length
         self.flops = flops_per_iteration(
             experiment.model, training.seq_length, training.global_batch_size
         )
+
+    def state(self) -> dict[str, Any]:
+        """What training goes on with, beside the weights as they are published: tensors and plain numbers."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self.scheduler.num_steps,
+            "moment": self.moment.state_dict(),
+        }
+
+    def _go_on(self, start: StartPoint) -> None:
+        """From a checkpoint's iteration on: the schedule, and the optimizer where it is asked for."""
+        if not self.training.start_optimizer:
+            self.scheduler.step(start.iteration)
+            return
+        state = torch.load(start.state, map_location=self.device, weights_only=True)
+        ours = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, configured in zip(self.optimizer.param_groups, ours, strict=True):
+            group |= configured  # rates, decay and betas are the configuration's
+        self.scheduler.step(state["steps"])
+        self.moment.load_state_dict(state["moment"], self.device)
 
     def step(
         self,
@@ -235,6 +276,7 @@ class _Loop:
             skipped=not stepped,
             loss_scale=scale,
             aux_loss=balancing,
+            mfu=None if self.peak is None else self.flops / step_time_s / 1e12 / self.peak,
         )
 
     def _balancing_loss(self) -> float | None:

@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hydra import compose as hydra_compose
 from omegaconf import DictConfig
 
-from quantexp.compose import clean_errors, configuration, finished
+from quantexp.compose import clean_errors, composed, configuration, finished
 from quantexp.errors import ConfigError
 from quantexp.schema import Experiment
 from quantexp.sweep.match import Selection
@@ -57,7 +56,7 @@ def compose_points(
         points: dict[str, Point] = {}
         for index, variant in enumerate(expansion.variants):
             with _naming(expansion, index), clean_errors(config_dir):
-                config = hydra_compose("config", [*extra, *variant], return_hydra_config=True)
+                config = composed([*extra, *variant])
                 _refuse_another_sweep(config, expansion)
                 if not exclude.takes(config):
                     stage = 0 if not first.patterns or first.takes(config) else 1

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from quantexp.compose import environment_overrides
 from quantexp.errors import ConfigError
 from quantexp.load import load_sweep
+from quantexp.published_choice import words_to_choose_by
 from quantexp.schema import SweepConfig
 from quantexp.sweep.axes import Axis, Variant, axes, bare, zipped
 from quantexp.sweep.listed import listed
@@ -122,7 +123,8 @@ def _base(overrides: list[Override], extra: list[str], more: Sequence[str] = ())
     """The composition of what is fixed; of a key that is given twice the last word counts."""
     last = {override.get_key_element(): override for override in overrides}
     fixed = [str(o.input_line) for o in last.values() if not o.is_sweep_override()]
-    return hydra_compose("config", [*extra, *fixed, *more], return_hydra_config=True)
+    words = words_to_choose_by([*extra, *fixed, *more])
+    return hydra_compose("config", words, return_hydra_config=True)
 
 
 def _replacing(about: list[Override]) -> list[str]:

@@ -21,7 +21,7 @@ from quantexp.status import State
 
 #: Keys of metrics.jsonl that are no curve: the axes.
 _AXES = ("iteration", "tokens", "time")
-_PERFORMANCE = ("step_time_s", "tokens_per_s", "tflops", "memory_gb")
+_PERFORMANCE = ("step_time_s", "tokens_per_s", "tflops", "mfu", "memory_gb")
 #: JSON's null for these is a number that was not finite; for others, that there is none.
 _NULL_IS_NAN = ("loss", "grad_norm")
 #: Tokens of all iterations up to this one: another x axis than the iteration.

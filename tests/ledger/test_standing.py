@@ -197,8 +197,8 @@ def test_run_that_was_put_back_waits(
         (
             {"state": "TIMEOUT", "limit": "4:00:00"},
             State.PREEMPTED,
-            "the time limit of 240 min was reached at iteration 3 of 8; it will begin again at its first iteration "
-            "(there are no checkpoints yet), so give launcher.time_min more to quantexp resume",
+            "the time limit of 240 min was reached at iteration 3 of 8; it will begin again at its first iteration, "
+            "so give launcher.time_min more to quantexp resume",
         ),
         (
             {"state": "DEADLINE"},

@@ -266,6 +266,16 @@ def test_the_learning_rate_warms_up_from_the_first_iteration_and_ends_at_its_min
     assert rates == pytest.approx([5e-4, 1e-3, 5.5e-4, 1e-4])
 
 
+def test_mfu_is_the_share_of_what_the_gpus_could_do(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantexp.megatron.trainer.peak_tflops", lambda name, precision: 0.5)
+    metrics = trained(tiny()).metrics[-1]
+    assert metrics.mfu == pytest.approx(metrics.tflops / 0.5)
+    monkeypatch.undo()
+    assert trained(tiny()).metrics[-1].mfu is None or torch.cuda.is_available()
+
+
 def test_every_metric_of_the_contract_is_there(tiny: Tiny) -> None:
     metrics = asdict(trained(tiny()).metrics[-1])
     wanted = [

@@ -60,8 +60,7 @@ def test_each_model_trains_is_proved_and_its_results_follow_from_the_captured_op
     _trained_and_proved(run, quantised=scheme != "bf16")
     modules = [m for m in read_capture(run.tensors) if m.name != "router"]
     layers = Counter(m.layer for m in modules)
-    assert layers[0] == (7 if model == "deepseek2_lite" else 5)
-    assert layers[1] == 5 or 9 < layers[1] <= 7 + 2 * 4
+    assert layers == ({0: 7, 1: 7 + 2 * 4} if model == "deepseek2_lite" else {0: 5, 1: 5})
     linear, qk = SCHEMES[scheme]
     for module in modules:
         if module.layer_type == "linear":
@@ -109,10 +108,10 @@ def test_experts_rows_are_the_tokens_that_the_router_chose(
     hidden = modules["shared-fc1"].forward("input").reshape(T * B, -1)
     for expert in range(E):
         tokens = np.flatnonzero((chosen == expert).any(axis=1))
-        if not len(tokens):
-            assert f"expert{expert}-fc1" not in modules
-            continue
         module = modules[f"expert{expert}-fc1"]
+        if not len(tokens):
+            assert {tensor for _, tensor in module.tensors} == {"weight"}
+            continue
         assert np.array_equal(module.forward("input"), hidden[tokens])
         assert module.row_sequences == (tokens % B).tolist()
 
@@ -175,6 +174,8 @@ def _follows(
 def _results(
     module: Module, layer_type: str
 ) -> Iterator[tuple[tuple[str, str], Array, Callable[..., Array]]]:
+    if ("forward", "input") not in module.tensors and layer_type == "linear":
+        return  # an expert without tokens
     recomputed = LINEAR if layer_type == "linear" else {**CONTEXT, **ATTENTION}
     for key, recompute in recomputed.items():
         yield key, module.tensors[key], recompute

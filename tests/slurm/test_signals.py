@@ -66,7 +66,7 @@ def test_ends_agree_in_status_and_accounting(
 def until_put_back(cluster: Cluster, run: RunDir, job_id: str) -> None:
     """Wait until the scheduler has put the run's job back and the run says so."""
     cluster.wait_state(job_id, "PENDING", 60)
-    words = "; it will begin again at its first iteration (there are no checkpoints yet)"
+    words = "; it will begin again at its first iteration"
     until(f"{words!r}", lambda: status_of(run).reason.endswith(words), 20)
     assert status_of(run).state is State.PREEMPTED
 

@@ -446,7 +446,7 @@ def test_each_point_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         composed.append(words)
         return hydra_compose(name, words, **options)
 
-    monkeypatch.setattr("quantexp.sweep.points.hydra_compose", counted)
+    monkeypatch.setattr("quantexp.compose.hydra_compose", counted)
     monkeypatch.setattr("quantexp.sweep.variants.hydra_compose", counted)
     assert len(points("quant=bf16,FA_mxfp8", "training.seed=range(1,4)")) == 6
     assert len(composed) == 1 + 6, "what all share, and every point"

@@ -29,6 +29,7 @@ _DECIDES = {
     "training.seed": (DATA_ORDER, INITIALISATION),
     "training.seq_length": (DATA_ORDER,),
     "training.global_batch_size": (DATA_ORDER,),
+    "training.start": (INITIALISATION,),
     "training.iterations": (LENGTH,),
     "training.micro_batch_size": (ARITHMETIC,),
     "training.precision": (ARITHMETIC,),

@@ -86,4 +86,5 @@ def test_every_key_of_an_identity_decides_something_that_is_named(
     assert {key.partition(".")[0] for key in leaves(named)} <= set(_DECIDES)
     assert decides("training.adam_beta1") == ("training",)
     assert decides("model.num_layers") == (INITIALISATION,)
+    assert decides("training.start.weights") == (INITIALISATION,)
     assert decides("something.of.a.later.version") == ("training",)

@@ -1,0 +1,1 @@
+"""Published models: their configurations, their tensors' names, their weights in and out."""

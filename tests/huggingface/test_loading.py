@@ -1,0 +1,130 @@
+"""Weights into a model and out again: bit for bit, and without holding them twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quantexp.capture.safetensors import write_safetensors
+from quantexp.huggingface.fit import fitting_weights
+from quantexp.huggingface.loading import load_weights, published_tensors
+from quantexp.huggingface.mapping import mapping, published
+from quantexp.huggingface.weights import open_weights
+from quantexp.megatron.model import DTYPES, build_model
+from quantexp.megatron.session import session
+from quantexp.megatron.specs import stock_spec
+from quantexp.schema import ModelConfig, Precision
+from tests.huggingface.published import (
+    FAMILIES,
+    LLAMA31,
+    as_model,
+    of_folder,
+    published_model,
+    training,
+    write,
+)
+
+
+def loaded(model: ModelConfig, precision: Precision, use: Callable[[Any], None]) -> None:
+    with session(training(precision)):
+        gpt, _ = build_model(model, training(precision), stock_spec(model))
+        load_weights(gpt, model, fitting_weights(model))
+        use(gpt)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp32])
+def test_round_trip_keeps_every_bit(family: str, precision: Precision, tmp_path: Path) -> None:
+    dtype = DTYPES[precision]
+    config = FAMILIES[family]
+    write(published_model(config).to(dtype), config, tmp_path, max_shard_size="50KB")
+    weights = open_weights(tmp_path)
+    expected = {}
+    for file in weights.files:
+        expected |= load_file(file)
+
+    def use(gpt: Any) -> None:
+        found = dict(published_tensors(gpt, of_folder(tmp_path)))
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert tensor.dtype == dtype
+            assert torch.equal(found[name], tensor), name
+
+    loaded(of_folder(tmp_path), precision, use)
+
+
+def test_other_dtypes_are_rounded_to_the_nearest(tmp_path: Path) -> None:
+    write(published_model(LLAMA31), LLAMA31, tmp_path)
+    expected = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+
+    def use(gpt: Any) -> None:
+        assert torch.equal(gpt.embedding.word_embeddings.weight[:201], expected.bfloat16())
+
+    loaded(of_folder(tmp_path), Precision.bf16, use)
+
+
+def test_padding_of_the_vocabulary_is_zero(tmp_path: Path) -> None:
+    write(published_model(LLAMA31), LLAMA31, tmp_path)
+
+    def use(gpt: Any) -> None:
+        for layer in (gpt.embedding.word_embeddings, gpt.output_layer):
+            assert layer.weight.shape[0] == 256
+            assert layer.weight[:201].count_nonzero() > 0
+            assert layer.weight[201:].count_nonzero() == 0
+
+    loaded(of_folder(tmp_path), Precision.fp32, use)
+
+
+def peak_bytes() -> int:
+    (line,) = (
+        x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")
+    )
+    return int(line.split()[1]) * 1024
+
+
+def test_weights_are_never_held_twice(tmp_path: Path) -> None:
+    """As the kernel counts it: the largest resident set, mapped pages of the files included.
+
+    The largest parameter is 6% of the model, and its pages are held beside it; 20% is allowed in all.
+    """
+    forget = Path("/proc/self/clear_refs")
+    if not forget.exists():
+        pytest.skip("the kernel does not tell the largest resident set")
+    config = {
+        **LLAMA31,
+        "vocab_size": 128,
+        "hidden_size": 576,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+    }
+    model = as_model(config)
+    index: dict[str, dict[str, torch.Tensor]] = {}
+    shapes, size = published(mapping(model)), 0
+    for number, (name, shape) in enumerate(shapes.items()):
+        file = f"model-{2 * number // len(shapes)}.safetensors"
+        index.setdefault(file, {})[name] = torch.ones(shape, dtype=torch.bfloat16)
+        size += index[file][name].nbytes
+    for file, tensors in index.items():
+        write_safetensors(tmp_path / file, tensors, {})
+    names = {name: file for file, tensors in index.items() for name in tensors}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    index.clear()
+    tensors.clear()
+    model.init_from = str(tmp_path)
+    weights = fitting_weights(model)
+    with session(training()):
+        before = psutil.Process().memory_info().rss
+        forget.write_text("5")
+        gpt, _ = build_model(model, training(Precision.bf16), stock_spec(model))
+        load_weights(gpt, model, weights)
+        grown = peak_bytes() - before
+    assert size > 110e6
+    assert all(bool((p == 1).all()) for p in gpt.parameters())
+    assert 0.5 * size < grown < 1.2 * size
