@@ -1,8 +1,8 @@
 """`quantexp export RUN format=hf`: a run's checkpoint as a published model, with config.json and tokenizer.
 
 What comes out is what transformers and other tools load by its folder. Weights are copied as they were saved, bit for
-bit. The tokenizer is the run's: a Hugging Face folder's files, the one file of another kind under its own name; the byte
-tokenizer is written as the tokenizer.json that gives the same ids.
+bit. The tokenizer is the run's: a Hugging Face folder's files, the one file of another kind under its own name; the
+byte tokenizer is written as the tokenizer.json that gives the same ids.
 """
 
 from __future__ import annotations
