@@ -1,9 +1,8 @@
 """What would run, from the configuration alone: precision map, parameters, memory, bytes to capture, commands.
 
-Memory is what the training state takes exactly (weights, main gradients, master weights, Adam's two moments) and an
-estimate of the activations, which holds the tensors that the layers keep for the backward. Quantisation here is
-emulation: operands lie on the format's grid but are stored in the working dtype, so it saves neither memory nor
-time; what packed hardware formats would hold is given beside.
+Memory is as `quantexp.footprint` counts it. Quantisation here is emulation: operands lie on the format's grid but are
+stored in the working dtype, so it saves neither memory nor time; what packed hardware formats would hold is given
+beside.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from rich.table import Table
 
 from quantexp.capture.budget import price
 from quantexp.checkpoints import checkpoint_bytes, iterations_saved
-from quantexp.decoder import is_routed, linear_shapes, moe_of
+from quantexp.decoder import is_routed, linear_shapes
 from quantexp.device import device_class
 from quantexp.errors import DataError, RunError
+from quantexp.footprint import memory_parts_gb
 from quantexp.formats.table import get_format
 from quantexp.identity import folder_name, identity
 from quantexp.paths import RunDir
@@ -32,12 +32,9 @@ from quantexp.quant.sites import Product, Site
 from quantexp.queueing.slots import slots_for
 from quantexp.record import root_of
 from quantexp.schema import (
-    AttentionPath,
     Experiment,
     LauncherKind,
     ModelConfig,
-    Precision,
-    Recompute,
     TrainingConfig,
 )
 from quantexp.sizes import (
@@ -47,7 +44,6 @@ from quantexp.sizes import (
     num_micro_batches_each,
     num_padding_parameters,
     num_parameters,
-    padded_vocab_size,
 )
 from quantexp.tracking.trackers import destinations
 
@@ -178,63 +174,6 @@ def _slots(experiment: Experiment) -> tuple[list[str], str | None]:
         return [str(slot) for slot in slots_for([experiment])], None
     except RunError as error:
         return [], str(error)
-
-
-def memory_parts_gb(model: ModelConfig, training: TrainingConfig) -> dict[str, float]:
-    """Training memory of one process by part, in units of 1e9 bytes.
-
-    # T tokens, B micro-batch, V padded vocabulary; s bytes of the working dtype
-    """
-    count = num_parameters(model) + num_padding_parameters(model)
-    size = element_bytes(training)
-    master = 0 if training.precision is Precision.fp32 else 4
-    return {
-        "weights": count * size / 1e9,
-        "main_gradients": count * 4 / 1e9,
-        "optimizer": count * (8 + master) / 1e9,
-        "activations": _activation_bytes(model, training) / 1e9,
-        "quantised_operands": _largest_linear(model) * (2 * size) / 1e9,
-    }
-
-
-def _activation_bytes(model: ModelConfig, training: TrainingConfig) -> int:
-    """What is kept for the backward: by layer the inputs of every product, norm and activation; the logits in fp32."""
-    tokens = training.seq_length * training.micro_batch_size
-    size = element_bytes(training)
-    layers = [_layer_bytes(model, training, layer) for layer in range(model.num_layers)]
-    logits = _logit_bytes(model, tokens, size)
-    if training.recompute is Recompute.full:
-        inputs = model.num_layers * tokens * model.hidden_size * size
-        return inputs + max(layers) + logits
-    return sum(layers) + logits
-
-
-def _layer_bytes(model: ModelConfig, training: TrainingConfig, layer: int) -> int:
-    tokens = training.seq_length * training.micro_batch_size
-    size = element_bytes(training)
-    widths = 0
-    for name, shape in linear_shapes(model, layer).items():
-        if not is_routed(name):
-            widths += shape.input_width + shape.output_width
-    if (moe := moe_of(model, layer)) is not None:  # every token passes top_k experts, alike in size
-        experts = (linear_shapes(model, layer)[f"expert0-{name}"] for name in ("fc1", "fc2"))
-        widths += moe.top_k * sum(s.input_width + s.output_width for s in experts)
-    if (
-        training.attention is AttentionPath.fused
-    ):  # q, k and v by query head as held, and a sum for each of its rows
-        attention = model.num_attention_heads * (3 * model.head_dim * size + 4)
-    else:  # scores in float32 and as rounded, probabilities
-        attention = model.num_attention_heads * training.seq_length * (4 + 2 * size)
-    return tokens * (size * (widths + 2 * model.hidden_size) + attention)
-
-
-def _logit_bytes(model: ModelConfig, tokens: int, size: int) -> int:
-    return tokens * padded_vocab_size(model.vocab_size) * (size + 4 + 4)
-
-
-def _largest_linear(model: ModelConfig) -> int:
-    layers = range(model.num_layers)
-    return max(s.count for layer in layers for s in linear_shapes(model, layer).values())
 
 
 def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingConfig) -> int:

@@ -17,7 +17,15 @@ from quantexp.quant.precision import (
 from quantexp.quant.sites import Product, Site
 from quantexp.schema import ModelConfig, QuantConfig, Rule
 
-MODEL = ModelConfig(name="m", num_layers=3)
+MODEL = ModelConfig(
+    name="m",
+    num_layers=3,
+    hidden_size=8,
+    ffn_hidden_size=8,
+    num_attention_heads=1,
+    num_query_groups=1,
+    head_dim=8,
+)
 
 
 def quant(*rules: Rule, linear: str = "mxfp8", qk: str | None = None) -> QuantConfig:

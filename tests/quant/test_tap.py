@@ -13,7 +13,15 @@ from quantexp.schema import ModelConfig, QuantConfig
 
 
 def test_operands_of_each_product_are_told_inside_alone() -> None:
-    declared = precision_map(ModelConfig(num_layers=1), QuantConfig())[ModuleId(0, "fc1")]
+    model = ModelConfig(
+        num_layers=1,
+        hidden_size=8,
+        ffn_hidden_size=3,
+        num_attention_heads=1,
+        num_query_groups=1,
+        head_dim=8,
+    )
+    declared = precision_map(model, QuantConfig())[ModuleId(0, "fc1")]
     x, w = torch.randn(4, 1, 8), torch.randn(6, 8)
     seen: list[tuple[str, str, bool]] = []
 
