@@ -44,6 +44,8 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
     model = _model(experiment.model)
     attention_path = experiment.training.attention.value
     training.pop("attention")
+    if experiment.training.decay_iterations is None:
+        training.pop("decay_iterations")
     data = data_identity(experiment.dataset, experiment.model.vocab_size)
     for part, label in (
         (training, "name"),

@@ -168,6 +168,11 @@ class RunObserver:
                 )
         self.recorder.settle()
 
+    def evaluation(self) -> None:
+        """What passes the taps now belongs to no iteration, and nothing of it is captured."""
+        if self.recorder is not None:
+            self.recorder.begin(0, None)
+
     def iteration(self, metrics: Metrics) -> bool:
         """A line of metrics.jsonl, and a point for trackers; False once the run is to end with its capture."""
         line = {**asdict(metrics), "time": now()}

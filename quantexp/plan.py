@@ -31,6 +31,7 @@ from quantexp.quant.precision import Entry, changes, entry_record, precision_map
 from quantexp.quant.sites import Product, Site
 from quantexp.queueing.slots import slots_for
 from quantexp.record import root_of
+from quantexp.room import room_gb, way_to_fit
 from quantexp.schema import (
     Experiment,
     LauncherKind,
@@ -67,6 +68,9 @@ class Plan:
     memory_gb_per_gpu: float
     #: The parts of it, in units of 1e9 bytes.
     memory_parts_gb: dict[str, float]
+    #: What a process may have here, None of a job that runs elsewhere; and what would make the run fit if it does not.
+    room_gb: float | None
+    to_fit: str | None
     #: What the decoder's linear weights hold here, and would hold in the declared formats on hardware.
     linear_weight_bytes: int
     packed_weight_bytes: int
@@ -100,6 +104,7 @@ def make_plan(experiment: Experiment) -> Plan:
     declared = precision_map(model, experiment.quant)
     entries = [entry for module in declared.values() for entry in module.entries()]
     parts = memory_parts_gb(model, training)
+    room = room_gb(experiment)
     captured = price(experiment)
     saved = iterations_saved(experiment.checkpoint, training.iterations)
     missing, folder = _folder(experiment)
@@ -114,6 +119,8 @@ def make_plan(experiment: Experiment) -> Plan:
         padding_parameters=num_padding_parameters(model),
         memory_gb_per_gpu=round(sum(parts.values()), 3),
         memory_parts_gb={name: round(value, 3) for name, value in parts.items()},
+        room_gb=None if room is None else round(room, 3),
+        to_fit=None if room is None else way_to_fit(experiment, room),
         linear_weight_bytes=num_linear_parameters(model) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
         capture_bytes=captured.num_bytes,
@@ -222,6 +229,8 @@ def print_plan(plan: Plan, console: Console) -> None:
         f"{name.replace('_', ' ')} {value:.2f}" for name, value in plan.memory_parts_gb.items()
     )
     table.add_row("memory", f"{plan.memory_gb_per_gpu:.1f} GB a process: {parts}")
+    if plan.to_fit is not None:
+        table.add_row("", f"[yellow]{plan.to_fit}[/]")
     table.add_row(
         "",
         "emulation: quantised operands are held in the working dtype, which saves neither memory nor time; linear "

@@ -32,6 +32,8 @@ class LrSchedule(Enum):
     constant = "constant"
     linear = "linear"
     cosine = "cosine"
+    #: Warm-up, stable, decay: constant until the last `training.decay_iterations`, then linear to min_lr.
+    wsd = "wsd"
 
 
 class AttentionPath(Enum):
@@ -457,6 +459,8 @@ class TrainingConfig:
     #: Steps in which the learning rate rises linearly from zero.
     warmup_iterations: int = 0
     lr_schedule: LrSchedule = LrSchedule.cosine
+    #: wsd only: iterations of the decay at the end.
+    decay_iterations: int | None = None
     weight_decay: float = 0.1
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
@@ -478,6 +482,16 @@ class TrainingConfig:
     deterministic: bool | None = None
     #: Iterations in a row whose loss or gradient is not finite before the run stops.
     max_nonfinite_iterations: int = 3
+
+
+@dataclass
+class EvaluationConfig:
+    """The loss of held-out samples while training; it changes nothing about the training."""
+
+    #: After every so many iterations, and after the last; null is never.
+    every: int | None = None
+    #: How many samples of the validation split, the same ones every time.
+    samples: int = 128
 
 
 @dataclass
@@ -657,6 +671,7 @@ class Experiment:
     quant: QuantConfig = field(default_factory=QuantConfig)
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -9,6 +9,7 @@ from quantexp import __version__
 from quantexp.capture.schedule import captured_iterations
 from quantexp.checkpoints import iterations_saved, saved_iterations
 from quantexp.errors import ConfigError, RunError
+from quantexp.evaluation import was_evaluated
 from quantexp.load import read_capture
 from quantexp.paths import RunDir
 from quantexp.provenance import versions
@@ -63,6 +64,8 @@ def _why_skipped(experiment: Experiment, run: RunDir, since: str | None) -> str 
     if not set(iterations_saved(experiment.checkpoint, status.iteration)) <= set(
         saved_iterations(run)
     ):
+        return None
+    if not was_evaluated(experiment, run):
         return None
     if not covers(earlier, experiment.capture, experiment.training.iterations):
         return None

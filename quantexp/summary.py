@@ -41,6 +41,10 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
             f"iteration {metrics['iteration']}, loss {metrics['loss']:.4f}, "
             f"{metrics['tokens_per_s']:,.0f} tokens/s, {metrics['memory_gb']:.1f} GB",
         )
+        if (held_out := metrics.get("validation_loss")) is not None:
+            perplexity = metrics["perplexity"]
+            words = "beyond all bounds" if perplexity is None else f"{perplexity:,.2f}"
+            table.add_row("held out", f"loss {held_out:.4f}, perplexity {words}")
     table.add_row("captured", _captured(outcome))
     for name, text in tracking_lines(outcome).items():
         table.add_row(name, escape(text))

@@ -13,6 +13,7 @@ from quantexp.capture.schedule import check_schedule, ends_by_itself
 from quantexp.checkpoints import check_checkpoint, check_start
 from quantexp.decoder import ATTENTION
 from quantexp.errors import ConfigError
+from quantexp.evaluation import check_evaluation
 from quantexp.quant.fusable import require_fused
 from quantexp.quant.precision import (
     changes,
@@ -28,6 +29,7 @@ from quantexp.schema import (
     AttentionPath,
     CaptureConfig,
     Experiment,
+    LrSchedule,
     ModelConfig,
     TrainingConfig,
 )
@@ -48,6 +50,7 @@ def validate(experiment: Experiment) -> None:
     validate_model(experiment.model)
     _training(experiment.training)
     check_start(experiment)
+    check_evaluation(experiment)
     check_checkpoint(experiment.checkpoint, experiment.training.iterations)
     _capture(experiment.capture, experiment.model, experiment.training.iterations)
     validate_data(experiment.dataset)
@@ -85,6 +88,7 @@ def _training(training: TrainingConfig) -> None:
             "training.global_batch_size must be a multiple of training.micro_batch_size="
             f"{training.micro_batch_size}, got {training.global_batch_size}"
         )
+    _decay(training)
     positive("training.lr", training.lr)
     for key in ("min_lr", "weight_decay", "clip_grad"):
         not_negative(f"training.{key}", getattr(training, key))
@@ -100,6 +104,21 @@ def _training(training: TrainingConfig) -> None:
     if not (scale >= 1 and math.isfinite(scale) and math.frexp(scale)[0] == 0.5):
         raise ConfigError(
             f"training.initial_loss_scale must be a power of two of at least 1, got {scale}"
+        )
+
+
+def _decay(training: TrainingConfig) -> None:
+    decay, stable = training.decay_iterations, training.iterations - training.warmup_iterations
+    if training.lr_schedule is not LrSchedule.wsd:
+        if decay is not None:
+            raise ConfigError(
+                f"training.decay_iterations is for training.lr_schedule=wsd, got {decay} with "
+                f"{training.lr_schedule.value}"
+            )
+    elif decay is None or not 1 <= decay <= stable:
+        raise ConfigError(
+            f"training.decay_iterations must lie between 1 and {stable} (all but the warm-up) with "
+            f"training.lr_schedule=wsd, got {decay}"
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import platform
 import signal
@@ -26,6 +27,7 @@ from quantexp.checkpoints import first_iteration
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.ending import ENDED_FROM_OUTSIDE
 from quantexp.errors import QuantexpError
+from quantexp.evaluation import num_samples
 from quantexp.load import read
 from quantexp.lock import take_lock
 from quantexp.observer import RunObserver
@@ -236,22 +238,39 @@ class Worker:
                 seq_length=training.seq_length,
                 seed=training.seed,
                 num_samples_train=training.iterations * training.global_batch_size,
+                num_samples_valid=num_samples(experiment),
                 cache_dir=cache_dir(experiment.paths.cache),
                 split=str(experiment.dataset.split),
                 mask_documents=experiment.dataset.mask_documents,
                 mask_eod_loss=experiment.dataset.mask_eod_loss,
             )
+            share: dict[str, int] = {
+                "micro_batch_size": training.micro_batch_size,
+                "data_parallel_rank": self.rank.rank,
+                "data_parallel_size": self.rank.world_size,
+            }
             stream = batches(
                 datasets.train,
-                micro_batch_size=training.micro_batch_size,
-                data_parallel_rank=self.rank.rank,
-                data_parallel_size=self.rank.world_size,
+                **share,
                 start_sample=(first_iteration(experiment) - 1) * training.global_batch_size,
             )
+            each = num_samples(experiment) // (training.micro_batch_size * self.rank.world_size)
+
+            def held_out() -> Iterator[dict[str, torch.Tensor]]:
+                assert datasets.valid is not None, "asked for where anything is evaluated"
+                return itertools.islice(batches(datasets.valid, **share), each)
+
             self.tell("building the model")
             observer = RunObserver(self)
             with contextlib.closing(observer):
-                train(experiment, stream, observer, device, saver=saver_of(self))
+                train(
+                    experiment,
+                    stream,
+                    observer,
+                    device,
+                    saver=saver_of(self),
+                    held_out=held_out,
+                )
                 observer.finish()
         if self.rank.leads and experiment.analysis.drawing is not AutoDraw.nothing:
             self._draw()

@@ -10,9 +10,10 @@ reported to `Observer`, which knows nothing of Megatron.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from quantexp.checkpoints import first_iteration
 from quantexp.errors import RunError
+from quantexp.evaluation import is_evaluated
 from quantexp.megatron.experts import take_balancing_loss
 from quantexp.megatron.first_weights import load_first_weights
 from quantexp.megatron.memory import memory_gb
@@ -44,11 +46,15 @@ from quantexp.megatron.together import mean_over_data_parallel
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import PrecisionMap, changes, precision_map
 from quantexp.saver import Saver
-from quantexp.schema import AuxLoss, Experiment, Precision, TrainingConfig
+from quantexp.schema import AuxLoss, Experiment, LrSchedule, Precision, TrainingConfig
 from quantexp.sizes import flops_per_iteration, num_micro_batches_each
 from quantexp.start_from import StartPoint
 
 Batch = dict[str, Tensor]
+#: Megatron's name of a schedule, where it is another than ours.
+_DECAY_STYLES = {LrSchedule.wsd: "WSD"}
+#: The loss from which on e to its power is more than a float64 holds.
+_MOST_LOSS = 709.0
 #: One layer for all, or the decoder's layers one by one.
 Spec: TypeAlias = ModuleSpec | TransformerBlockSubmodules
 
@@ -73,6 +79,9 @@ class Metrics:
     aux_loss: float | None = None
     #: tflops over what all GPUs of the run could do at most, from 0 to 1; None where that is not known.
     mfu: float | None = None
+    #: Of held-out samples after the step, the mean over all tokens that count, and e to its power; None without.
+    validation_loss: float | None = None
+    perplexity: float | None = None
 
 
 class Observer(Protocol):
@@ -95,6 +104,9 @@ class Observer(Protocol):
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         """Forward and backward are done, the optimizer has not stepped."""
 
+    def evaluation(self) -> None:
+        """Forward passes follow that are no part of the training, until the next micro-batch begins."""
+
     def iteration(self, metrics: Metrics) -> bool:
         """An iteration is over; False ends the run here, as completed."""
 
@@ -106,6 +118,7 @@ def train(
     device: torch.device,
     layer_spec: Spec | None = None,
     saver: Saver | None = None,
+    held_out: Callable[[], Iterable[Batch]] | None = None,
 ) -> None:
     """Train as configured; inside `session`.
 
@@ -116,13 +129,14 @@ def train(
         device: where the model goes.
         layer_spec: another decoder than the stock one with the scheme injected (for tests and peers).
         saver: called after every iteration.
+        held_out: this rank's micro-batches of the evaluation, anew at each call.
 
     Raises:
         RunError: the loss or gradient was not finite for too many iterations in a row.
         DataError: weights to begin with that are not this model's.
     """
     with during(Moment(experiment.training.seed)) as moment:
-        _train(experiment, batches, observer, device, layer_spec, moment, saver)
+        _train(experiment, batches, observer, device, layer_spec, moment, saver, held_out)
 
 
 def _train(
@@ -133,6 +147,7 @@ def _train(
     layer_spec: Spec | None,
     moment: Moment,
     saver: Saver | None,
+    held_out: Callable[[], Iterable[Batch]] | None,
 ) -> None:
     spec = layer_spec or injected(stock_spec(experiment.model))
     loop = _Loop(experiment, spec, device, observer, moment)
@@ -150,6 +165,8 @@ def _train(
         if changed or observer.unproved:
             proof = observer.proof(iteration, declared)
         metrics = loop.step(iteration, batches, proof)
+        if held_out is not None and is_evaluated(experiment, iteration):
+            metrics = loop.evaluated(metrics, held_out())
         finite = math.isfinite(metrics.loss) and (
             metrics.skipped or math.isfinite(metrics.grad_norm)
         )
@@ -279,6 +296,31 @@ class _Loop:
             mfu=None if self.peak is None else self.flops / step_time_s / 1e12 / self.peak,
         )
 
+    @torch.no_grad()
+    def evaluated(self, metrics: Metrics, held_out: Iterable[Batch]) -> Metrics:
+        """The metrics of a step with the loss of held-out samples: every token that counts weighs the same."""
+        self.observer.evaluation()
+        self.model.eval()
+        self.moment.observing = False
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for micro_batch in held_out:
+            batch = {key: value.to(self.device) for key, value in micro_batch.items()}
+            losses_BT = self._losses(self.model, batch).double()
+            sums += torch.stack([(losses_BT * batch["loss_mask"]).sum(), batch["loss_mask"].sum()])
+        self.moment.observing = True
+        self.model.train()
+        total, count = mean_over_data_parallel(sums).tolist()
+        loss = total / count if count else math.nan
+        perplexity = math.exp(loss) if loss < _MOST_LOSS else math.inf
+        return dataclasses.replace(metrics, validation_loss=loss, perplexity=perplexity)
+
+    def _losses(self, model: Any, batch: Batch) -> Tensor:
+        mask = batch.get("attention_mask")  # none: the model's own, causal
+        losses_BT: Tensor = model(
+            batch["tokens"], batch["position_ids"], mask, labels=batch["labels"]
+        )
+        return losses_BT
+
     def _balancing_loss(self) -> float | None:
         """Of this iteration, the mean over all micro-batches; None for a model that balances no experts."""
         if self.moe is None or self.moe.aux_loss is AuxLoss.none:
@@ -296,9 +338,7 @@ class _Loop:
             self.moment.begin(iteration, index * size + rank)
             self.observer.micro_batch(iteration, index, scale)
             batch = {key: value.to(self.device) for key, value in next(batches).items()}
-            mask = batch.get("attention_mask")  # none: the model's own, causal
-            losses_BT = model(batch["tokens"], batch["position_ids"], mask, labels=batch["labels"])
-            return losses_BT, lambda losses: _mean_loss(losses, batch["loss_mask"])
+            return self._losses(model, batch), lambda losses: _mean_loss(losses, batch["loss_mask"])
 
         return forward_step
 
@@ -335,7 +375,9 @@ def _scheduler(training: TrainingConfig, optimizer: Any) -> OptimizerParamSchedu
         min_lr=training.min_lr,
         lr_warmup_steps=training.warmup_iterations,
         lr_decay_steps=training.iterations,
-        lr_decay_style=training.lr_schedule.value,
+        lr_decay_style=_DECAY_STYLES.get(training.lr_schedule, training.lr_schedule.value),
+        wsd_decay_steps=training.decay_iterations,
+        lr_wsd_decay_style="linear",
         start_wd=training.weight_decay,
         end_wd=training.weight_decay,
         wd_incr_steps=training.iterations,

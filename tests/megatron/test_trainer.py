@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantexp.megatron import trainer
 from quantexp.megatron.session import session
 from quantexp.megatron.specs import stock_spec
 from quantexp.megatron.trainer import Metrics, train
@@ -45,6 +46,9 @@ class Keeps:
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         named = self.model.named_parameters()
         self.gradients_by_name.append({name: p.main_grad.clone() for name, p in named})
+
+    def evaluation(self) -> None:
+        pass
 
     def iteration(self, metrics: Metrics) -> bool:
         self.metrics.append(metrics)
@@ -264,6 +268,21 @@ def test_the_learning_rate_warms_up_from_the_first_iteration_and_ends_at_its_min
     )
     rates = [m.lr for m in trained(experiment).metrics]
     assert rates == pytest.approx([5e-4, 1e-3, 5.5e-4, 1e-4])
+
+
+def test_norms_have_no_weight_decay(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer.get_megatron_optimizer
+    groups: list[tuple[float, set[int]]] = []
+
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        optimizer = made(*args, **kwargs)
+        for group in optimizer.param_groups:
+            groups.append((group["wd_mult"], {p.dim() for p in group["params"]}))
+        return optimizer
+
+    monkeypatch.setattr(trainer, "get_megatron_optimizer", kept)
+    trained(tiny("training.iterations=2"))
+    assert sorted(groups) == [(0.0, {1}), (1.0, {2})]
 
 
 def test_mfu_is_the_share_of_what_the_gpus_could_do(

@@ -1,0 +1,102 @@
+"""Whether a run fits in the memory there is, and what would make it fit: from the configuration alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import psutil
+
+from quantexp.decoder import ATTENTION
+from quantexp.device import device_class
+from quantexp.errors import ConfigError
+from quantexp.footprint import memory_parts_gb
+from quantexp.quant.fusable import require_fused
+from quantexp.quant.precision import changes, precision_map
+from quantexp.schema import (
+    AttentionPath,
+    Experiment,
+    LauncherKind,
+    ModelConfig,
+    Recompute,
+    TrainingConfig,
+)
+
+
+def room_gb(experiment: Experiment) -> float | None:
+    """What a process may have on this machine, in units of 1e9 bytes; None where a job is to run elsewhere.
+
+    A GPU's memory, or without one an equal share of the machine's.
+    """
+    if experiment.launcher.kind is LauncherKind.slurm:
+        return None
+    if device_class(experiment.launcher) == "cpu":
+        return psutil.virtual_memory().total / experiment.launcher.num_processes / 1e9
+    import torch
+
+    return float(torch.cuda.get_device_properties(0).total_memory) / 1e9
+
+
+def way_to_fit(experiment: Experiment, room: float) -> str | None:
+    """What to change so that a run fits, as the words that do it; None where it does as it is.
+
+    Tried are fused attention, recomputation and a micro-batch of one sequence, each alone, then one on top of the
+    other, then fewer layers beside all of them.
+    """
+    model, training = experiment.model, experiment.training
+    needed = _total_gb(model, training)
+    if needed <= room:
+        return None
+    begins = f"{needed:.1f} GB do not fit in {room:.1f} GB"
+    ways = list(_ways(experiment))
+    for key, value in ways:
+        changed = dataclasses.replace(training, **{key: value})
+        if (total := _total_gb(model, changed)) <= room:
+            return f"{begins}: {_word(key, value)} takes {total:.1f} GB"
+    together: list[str] = []
+    for key, value in ways:
+        together.append(_word(key, value))
+        training = dataclasses.replace(training, **{key: value})
+        if (total := _total_gb(model, training)) <= room:
+            return f"{begins}: {' '.join(together)} takes {total:.1f} GB"
+    for num_layers in range(model.num_layers - 1, 0, -1):
+        fewer = dataclasses.replace(model, num_layers=num_layers)
+        if (total := _total_gb(fewer, training)) <= room:
+            words = " ".join([*together, f"model.num_layers={num_layers}"])
+            return f"{begins}: {words} takes {total:.1f} GB"
+    least = f"still takes {_total_gb(dataclasses.replace(model, num_layers=1), training):.1f} GB"
+    return f"{begins}: {' '.join([*together, 'model.num_layers=1'])} {least}; take a smaller model or another machine"
+
+
+def _total_gb(model: ModelConfig, training: TrainingConfig) -> float:
+    return sum(memory_parts_gb(model, training).values())
+
+
+def _ways(experiment: Experiment) -> Iterator[tuple[str, Any]]:
+    """Keys of the training and their values that take less memory."""
+    training = experiment.training
+    if training.attention is AttentionPath.plain and _is_fusable(experiment):
+        yield "attention", AttentionPath.fused
+    if training.recompute is Recompute.none:
+        yield "recompute", Recompute.full
+    if training.micro_batch_size > 1:
+        yield "micro_batch_size", 1
+
+
+def _word(key: str, value: Any) -> str:
+    return f"training.{key}={value.value if isinstance(value, Enum) else value}"
+
+
+def _is_fusable(experiment: Experiment) -> bool:
+    try:
+        for iteration in changes(experiment.quant):
+            for module, declared in precision_map(
+                experiment.model, experiment.quant, iteration
+            ).items():
+                if module.name == ATTENTION:
+                    require_fused(declared)
+    except ConfigError:
+        return False
+    return True
