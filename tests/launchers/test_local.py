@@ -282,6 +282,7 @@ def test_interrupt_ends_every_rank_as_cancelled(started: Callable[..., Started])
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_second_interrupt_gives_a_hanging_rank_no_more_time(
     started: Callable[..., Started],
 ) -> None:
@@ -307,6 +308,7 @@ def test_killed_torchrun_leaves_no_rank(started: Callable[..., Started]) -> None
     assert not run.left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("also_torchrun", [False, True])
 def test_killed_quantexp_leaves_nothing(
     started: Callable[..., Started], also_torchrun: bool
@@ -325,6 +327,7 @@ def test_killed_quantexp_leaves_nothing(
     os.close(take_lock(run.run, patience_s=10))
 
 
+@pytest.mark.slow
 def test_ranks_listen_at_the_loopback_address_alone(started: Callable[..., Started]) -> None:
     listening = {
         connection.laddr.ip

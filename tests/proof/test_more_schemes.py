@@ -174,6 +174,7 @@ def test_a_bf16_baseline_in_a_later_format_fails(
     assert "declared bf16" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheme", ["linear_mxfp4_sr_rht", "linear_nvfp4_recipe", "linear_hifp8_delayed"]
 )
