@@ -9,12 +9,10 @@ from typing import Any
 
 import psutil
 
-from quantexp.decoder import ATTENTION
 from quantexp.device import device_class
 from quantexp.errors import ConfigError
 from quantexp.footprint import memory_parts_gb
-from quantexp.quant.fusable import require_fused
-from quantexp.quant.precision import changes, precision_map
+from quantexp.quant.fusable import require_fused_attention
 from quantexp.schema import (
     AttentionPath,
     Experiment,
@@ -91,12 +89,7 @@ def _word(key: str, value: Any) -> str:
 
 def _is_fusable(experiment: Experiment) -> bool:
     try:
-        for iteration in changes(experiment.quant):
-            for module, declared in precision_map(
-                experiment.model, experiment.quant, iteration
-            ).items():
-                if module.name == ATTENTION:
-                    require_fused(declared)
+        require_fused_attention(experiment.model, experiment.quant)
     except ConfigError:
         return False
     return True

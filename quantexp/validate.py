@@ -11,10 +11,9 @@ from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.rules import check_capture_rules
 from quantexp.capture.schedule import check_schedule, ends_by_itself
 from quantexp.checkpoints import check_checkpoint, check_start
-from quantexp.decoder import ATTENTION
 from quantexp.errors import ConfigError
 from quantexp.evaluation import check_evaluation
-from quantexp.quant.fusable import require_fused
+from quantexp.quant.fusable import require_fused_attention
 from quantexp.quant.precision import (
     changes,
     check_rules,
@@ -172,8 +171,6 @@ def _scheme(experiment: Experiment) -> None:
         resolve_site(site, config)  # the site's own keys first, so that messages name them
     check_rules(experiment.model, quant)
     for iteration in changes(quant):
-        declared = precision_map(experiment.model, quant, iteration)
-        if experiment.training.attention is AttentionPath.fused:
-            for module, precision in declared.items():
-                if module.name == ATTENTION:
-                    require_fused(precision)
+        precision_map(experiment.model, quant, iteration)
+    if experiment.training.attention is AttentionPath.fused:
+        require_fused_attention(experiment.model, quant)

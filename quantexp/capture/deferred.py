@@ -31,12 +31,18 @@ class Deferred:
         self.changed = False
         self._x: Tensor | None = x.detach()
         self._version = x._version
+        self._is_copy = False
         self._summary: Summary | None = None
 
     @property
     def is_counted(self) -> bool:
         """Whether the tensor is held no longer."""
         return self._x is None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the tensor may change: it is counted, or a copy of it will be."""
+        return self._is_copy or self.is_counted
 
     @property
     def num_bytes(self) -> int:
@@ -50,7 +56,7 @@ class Deferred:
 
     def look_at(self, copied: Tensor) -> None:
         """Hold a copy instead."""
-        self._x, self._version = copied, copied._version
+        self._x, self._version, self._is_copy = copied, copied._version, True
 
     def record(self) -> dict[str, Any]:
         """The statistics as JSON holds them; of a tensor that has changed none."""

@@ -117,8 +117,8 @@ class CaptureStore:
         self.queue.put(lambda: self._write_statistics(together), num_bytes)
 
     def settle(self, held: Sequence[Deferred]) -> None:
-        """Wait until these, which were sent, are counted: their tensors are about to change."""
-        self.queue.wait_for(lambda: all(one.is_counted for one in held))
+        """Wait until the tensors of these, which were sent, may change."""
+        self.queue.wait_for(lambda: all(one.is_settled for one in held))
 
     def flush(self) -> None:
         """Wait until everything taken is on disk, in whole files.

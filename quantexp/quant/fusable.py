@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quantexp.decoder import ATTENTION
 from quantexp.errors import ConfigError
-from quantexp.quant.precision import Entry, ModulePrecision
+from quantexp.quant.precision import Entry, ModulePrecision, changes, precision_map
 from quantexp.quant.sites import Product
+from quantexp.schema import ModelConfig, QuantConfig
 
 
 def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
@@ -34,6 +36,18 @@ def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
             operand.quantised and not operand.reuse
         ):
             yield entry
+
+
+def require_fused_attention(model: ModelConfig, quant: QuantConfig) -> None:
+    """Refuse a scheme that in any layer, at any iteration, declares what the fused kernel cannot do.
+
+    Raises:
+        ConfigError: with the first slot that stands in the way.
+    """
+    for iteration in changes(quant):
+        for module, declared in precision_map(model, quant, iteration).items():
+            if module.name == ATTENTION:
+                require_fused(declared)
 
 
 def require_fused(precision: ModulePrecision) -> None:

@@ -134,6 +134,20 @@ def test_settle_waits_until_they_are_counted(tmp_path: Path) -> None:
     assert lines(tmp_path / "statistics.jsonl")[0]["statistics"]["mean"] == 1.0
 
 
+def test_settle_does_not_wait_for_a_tensor_whose_copy_is_counted(tmp_path: Path) -> None:
+    store, gate = CaptureStore(tmp_path), threading.Event()
+    store.queue.put(gate.wait)  # type: ignore[arg-type]
+    x = torch.ones(64, 1024)
+    held = Deferred(x)
+    store.add("bf16/x.pt", x, metadata(held))
+    store.settle([held])  # the queue stands still: this would not return
+    assert not held.is_counted
+    gate.set()
+    store.flush()
+    store.close()
+    assert held.is_counted
+
+
 def test_what_is_held_counts_in_the_queue_and_goes_before_it_is_too_much(tmp_path: Path) -> None:
     store, gate = CaptureStore(tmp_path, queue_bytes=8000), threading.Event()
     store.queue.put(gate.wait)  # type: ignore[arg-type]

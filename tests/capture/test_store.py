@@ -39,6 +39,11 @@ for turn in range(25):
     child = os.fork()
     if not child:
         write(Path(sys.argv[1]) / str(turn))
+    # The first five are killed at any moment from their start on, the others once they have listed something: the
+    # thread that writes gives way to others, and on a busy machine its start can take longer than any fixed time.
+    manifest = Path(sys.argv[1]) / str(turn) / "manifest.jsonl"
+    while turn >= 5 and (not manifest.exists() or manifest.read_bytes().count(b"\\n") < 2):
+        time.sleep(0.001)
     time.sleep(generator.uniform(0.005, 0.05))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
