@@ -22,6 +22,7 @@ from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.sample import sample_fingerprint
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import DataError
+from quantexp.formats.types import Rounding
 from quantexp.huggingface.fit import fitting_weights
 from quantexp.huggingface.weights import open_weights
 from quantexp.quant.precision import changes, entry_record, precision_map
@@ -46,6 +47,8 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
     training.pop("attention")
     if experiment.training.decay_iterations is None:
         training.pop("decay_iterations")
+    if not _shares_draws(experiment):
+        training.pop("weight_cache")
     data = data_identity(experiment.dataset, experiment.model.vocab_size)
     for part, label in (
         (training, "name"),
@@ -231,6 +234,26 @@ def weights_fingerprint(
     weights = fitting_weights(model, path, given)
     stamps = tuple(stamp for file in weights.files for stamp in _stamps(file))
     return _weights(weights.path, stamps)
+
+
+def _shares_draws(experiment: Experiment) -> bool:
+    """Whether the micro-batches of a step multiply one stochastic rounding of a weight, where each had its own.
+
+    That alone changes a number: a kept copy of anything else is the same bits made again. Without, and for a step of
+    one micro-batch over all processes, which is the first, a run has the identity it had before there were kept copies.
+    """
+    training = experiment.training
+    return (
+        training.weight_cache
+        and training.global_batch_size > training.micro_batch_size
+        and any(
+            entry.operand.once_a_step and entry.operand.rounding is Rounding.STOCHASTIC
+            for iteration in changes(experiment.quant)
+            if iteration <= training.iterations
+            for declared in precision_map(experiment.model, experiment.quant, iteration).values()
+            for entry in declared.entries()
+        )
+    )
 
 
 def _scheme(experiment: Experiment) -> list[Any]:

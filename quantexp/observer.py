@@ -77,7 +77,8 @@ class RunObserver:
         from quantexp.quant.tap import operands_to
 
         if self.recorder is not None:
-            self._taps.enter_context(operands_to(HeldRecorder(self.recorder)))
+            held = HeldRecorder(self.recorder)
+            self._taps.enter_context(operands_to(held, held.asks))
         self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
         self.routers = {f"layer {n} router": moe.router for n, moe in moe_layers(model).items()}
         self.modules = scheme_modules(model)

@@ -473,6 +473,8 @@ class TrainingConfig:
     recompute: Recompute = Recompute.none
     #: plain holds T x T scores for each head and takes every scheme; fused does not and takes FA_* and linear_*.
     attention: AttentionPath = AttentionPath.plain
+    #: Linear weights are quantised once a step for all micro-batches, and the copies kept; false: for each product.
+    weight_cache: bool = True
     #: RUN@ITERATION: go on from that checkpoint of another run, at its place in the data.
     start_from: str | None = None
     #: And with the optimizer's state that the run kept (its checkpoint.optimizer=true).

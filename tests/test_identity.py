@@ -298,3 +298,16 @@ def test_parts_that_a_model_has_not_leave_its_hash_as_it_was(base: Experiment) -
 def test_attention_and_experts_decide_the_numbers(word: str) -> None:
     words = ["training=fast", "model=deepseek2_lite"]
     assert digest(compose([*words, word], None, {})) != digest(compose(words, None, {}))
+
+
+def test_kept_copies_of_weights_count_where_they_share_a_draw_alone(base: Experiment) -> None:
+    """Made again, a copy is the same bits, unless each micro-batch rounded it stochastically by itself."""
+    assert after(base, "training.weight_cache", False) == digest(base)
+    words = ["quant=linear_mxfp4", "quant.linear.dgrad.w.rounding=stochastic"]
+    drawn = compose(["training=fast", "training.micro_batch_size=1", *words], None, {})
+    assert "weight_cache" in identity(drawn, "cpu")["training"]
+    assert after(drawn, "training.weight_cache", False) != digest(drawn)
+    for key, value in (("training.global_batch_size", 1), ("quant.linear.hadamard", "random")):
+        alone = copy.deepcopy(drawn)
+        setting(key, value)(alone)
+        assert after(alone, "training.weight_cache", False) == digest(alone), key

@@ -115,6 +115,26 @@ def test_fp32_keeps_no_second_master_weights() -> None:
     assert parts["optimizer"] == round(1.2358144 * 8, 3)
 
 
+@pytest.mark.parametrize(
+    ("words", "copies"),
+    [
+        (["quant=linear_mxfp8"], 2),
+        (["quant=linear_hifp8"], 1),
+        (["quant=linear_mxfp8", "training.global_batch_size=1"], 1),
+        (["quant=linear_mxfp8", "training.weight_cache=false"], 0),
+        (["quant=linear_mxfp8", "quant.rules=[{format:bf16,iterations:[1,10]}]"], 2),
+        (["quant=FA_mxfp8"], 0),
+    ],
+    ids=str,
+)
+def test_quantised_weights_that_are_kept_take_memory(words: list[str], copies: int) -> None:
+    plan = planned("training=default", *words)
+    assert plan.memory_parts_gb["weight_copies"] == round(
+        copies * plan.linear_weight_bytes / 1e9, 3
+    )
+    assert f"weight copies {plan.memory_parts_gb['weight_copies']:.2f}" in shown(plan, 400)
+
+
 def test_recomputing_takes_less_memory_for_activations() -> None:
     kept = planned().memory_parts_gb["activations"]
     assert planned("training.recompute=full").memory_parts_gb["activations"] < kept

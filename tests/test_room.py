@@ -17,7 +17,7 @@ LARGE = ["training=default", "model=llama32-1b", "training.micro_batch_size=2", 
 
 def needed(*words: str) -> float:
     experiment = compose([*LARGE, *words], None, {})
-    return sum(memory_parts_gb(experiment.model, experiment.training).values())
+    return sum(memory_parts_gb(experiment).values())
 
 
 def way(room: float, *words: str) -> str | None:
@@ -72,3 +72,10 @@ def test_plan_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.room_gb == 2.0
     assert plan.to_fit is not None
     assert plan.to_fit.startswith("2.4 GB do not fit in 2.0 GB: ")
+
+
+def test_weights_that_are_not_kept_come_first_where_any_are() -> None:
+    scheme = ["quant=linear_mxfp8", "training.global_batch_size=4"]
+    room = needed("training.weight_cache=false", *scheme) + 0.01
+    assert ": training.weight_cache=false takes" in str(way(room, *scheme))
+    assert "weight_cache" not in str(way(1.0)), "attention alone keeps no weights"

@@ -56,6 +56,13 @@ class HeldRecorder:
         with self.recorder.recording():
             self._keep(precision, what, layout(x), layout(values))
 
+    def asks(self, precision: ModulePrecision, site: Site, product: Product, name: str) -> bool:
+        """Whether an operand of the micro-batch at work is to be taken."""
+        what = held(site, product, name, precision.operand(site, product, name))
+        return what is not None and self.recorder.wants(
+            precision.module, what.operation, what.tensor, alike=what.once
+        )
+
     def _is_first(self, module: ModuleId, what: Held) -> bool:
         key, iteration = (module, what.tensor), self.recorder.iteration
         first = self._taken.get(key) != iteration

@@ -16,6 +16,7 @@ from quantexp.megatron.attention import SchemeAttention
 from quantexp.megatron.experts import moe_layers, tell_experts_their_rows
 from quantexp.megatron.linear import SchemeLinear
 from quantexp.quant.precision import ModuleId, PrecisionMap
+from quantexp.quant.weights import WeightCopies
 from quantexp.schema import (
     AttentionPath,
     AuxLoss,
@@ -235,3 +236,11 @@ def set_precision(
         module.precision = precision[name]
         if isinstance(module, SchemeAttention):
             module.path = path
+
+
+def share_weight_copies(model: GPTModel, copies: WeightCopies) -> None:
+    """Let every linear layer of the decoder take its quantised weights from `copies`, which loaded weights empty."""
+    for module in scheme_modules(model).values():
+        if isinstance(module, SchemeLinear):
+            module.copies = copies
+    model.register_load_state_dict_post_hook(lambda *_: copies.drop())

@@ -38,15 +38,16 @@ from quantexp.evaluation import is_evaluated
 from quantexp.megatron.experts import take_balancing_loss
 from quantexp.megatron.first_weights import load_first_weights
 from quantexp.megatron.memory import memory_gb
-from quantexp.megatron.model import DTYPES, build_model, set_precision
+from quantexp.megatron.model import DTYPES, build_model, set_precision, share_weight_copies
 from quantexp.megatron.peak import peak_tflops
 from quantexp.megatron.session import device_name
 from quantexp.megatron.specs import injected, stock_spec
 from quantexp.megatron.together import mean_over_data_parallel
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import PrecisionMap, changes, precision_map
+from quantexp.quant.weights import WeightCopies
 from quantexp.saver import Saver
-from quantexp.schema import AuxLoss, Experiment, LrSchedule, Precision, TrainingConfig
+from quantexp.schema import AuxLoss, Experiment, LrSchedule, Precision, Recompute, TrainingConfig
 from quantexp.sizes import flops_per_iteration, num_micro_batches_each
 from quantexp.start_from import StartPoint
 
@@ -135,7 +136,8 @@ def train(
         RunError: the loss or gradient was not finite for too many iterations in a row.
         DataError: weights to begin with that are not this model's.
     """
-    with during(Moment(experiment.training.seed)) as moment:
+    training = experiment.training
+    with during(Moment(training.seed, weights_once=training.weight_cache)) as moment:
         _train(experiment, batches, observer, device, layer_spec, moment, saver, held_out)
 
 
@@ -199,6 +201,8 @@ class _Loop:
         self.moment, self.moe = moment, experiment.model.moe
         take_balancing_loss(device)  # what an earlier run of this process left
         self.gpt, config = build_model(experiment.model, training, layer_spec)
+        self.copies = WeightCopies()
+        share_weight_copies(self.gpt, self.copies)
         start = load_first_weights(self.gpt, experiment)
         model: Any = self.gpt.to(device)
         if training.precision is not Precision.fp32:
@@ -260,7 +264,7 @@ class _Loop:
         scale = float(self.optimizer.get_loss_scale()) if fp16 else None
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        with proof:
+        with proof, self._weights_stay(several=self.num_micro_batches > 1):
             losses = self.forward_backward(
                 forward_step_func=self._forward_step(iteration, scale),
                 data_iterator=batches,
@@ -303,16 +307,24 @@ class _Loop:
         self.model.eval()
         self.moment.observing = False
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for micro_batch in held_out:
-            batch = {key: value.to(self.device) for key, value in micro_batch.items()}
-            losses_BT = self._losses(self.model, batch).double()
-            sums += torch.stack([(losses_BT * batch["loss_mask"]).sum(), batch["loss_mask"].sum()])
+        with self._weights_stay(several=True):
+            for micro_batch in held_out:
+                batch = {key: value.to(self.device) for key, value in micro_batch.items()}
+                losses_BT = self._losses(self.model, batch).double()
+                mask_BT = batch["loss_mask"]
+                sums += torch.stack([(losses_BT * mask_BT).sum(), mask_BT.sum()])
         self.moment.observing = True
         self.model.train()
         total, count = mean_over_data_parallel(sums).tolist()
         loss = total / count if count else math.nan
         perplexity = math.exp(loss) if loss < _MOST_LOSS else math.inf
         return dataclasses.replace(metrics, validation_loss=loss, perplexity=perplexity)
+
+    def _weights_stay(self, several: bool) -> contextlib.AbstractContextManager[None]:
+        """Around passes between which no weight changes: quantised copies serve again, unless that is switched off."""
+        if not self.training.weight_cache:
+            return contextlib.nullcontext()
+        return self.copies.step(several, self.training.recompute is Recompute.full)
 
     def _losses(self, model: Any, batch: Batch) -> Tensor:
         mask = batch.get("attention_mask")  # none: the model's own, causal

@@ -7,7 +7,7 @@ the offset that of the iteration and the micro-batch.
             as `layer 0 fc1 linear.wgrad.g`, and for the signs of a product's Hadamard transform the product's,
             `layer 0 fc1 linear.wgrad`
     offset  iteration 2^32 + micro-batch; micro-batches are counted over all processes, so that a run draws the same
-            numbers however many share it
+            numbers however many share it; 0 for a weight of which one copy serves the whole step
 
 So a forward pass that is recomputed, and a forward copy that the backward makes again, repeat the forward's numbers.
 A slot under delayed scaling keeps the history of its amax here (`state_dict` is for a checkpoint); it moves on once an
@@ -40,6 +40,8 @@ class Moment:
     #: Of this iteration, over all processes.
     micro_batch: int = 0
     observing: bool = True
+    #: Whether a weight is quantised once a step (`quantexp.quant.weights`), with the first micro-batch's numbers.
+    weights_once: bool = False
     histories: dict[str, AmaxHistory] = field(default_factory=dict)
 
     @property
@@ -85,7 +87,9 @@ class Moment:
         """The seed and offset that `quantise` is told; nothing where rounding is not stochastic."""
         if operand.rounding is not Rounding.STOCHASTIC:
             return {}
-        return {"seed": seed_of(self.seed, operand.stream), "offset": self.offset}
+        once = self.weights_once and operand.once_a_step
+        offset = self.iteration << 32 if once else self.offset
+        return {"seed": seed_of(self.seed, operand.stream), "offset": offset}
 
     def record(self, operand: Operand) -> dict[str, object]:
         """What the moment adds to an operand's options, for a capture: seed, offset, signs, amax."""

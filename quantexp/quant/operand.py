@@ -15,6 +15,7 @@ from quantexp.formats import (
     saturated,
     scales_of,
 )
+from quantexp.quant.kept import shares_read
 from quantexp.quant.moment import current
 from quantexp.quant.slots import Operand
 
@@ -40,6 +41,27 @@ def held(x: Tensor, operand: Operand, axis: int) -> Tensor:
     if operand.scaling is Scaling.DELAYED:
         options["amax"] = moment.amax_for(operand, v)
     return quantise(v, operand.format, axis=axis, **options).to(x.dtype)
+
+
+def held_by_two(
+    x: Tensor, first: Operand, second: Operand, axes: tuple[int, int]
+) -> tuple[Tensor, Tensor | None]:
+    """`x` as two products hold it, each as `held` gives it; None for the second where it takes a read of its own.
+
+    It takes none where both are one tensor (a forward copy used again, a format without blocks), and where they differ
+    in the axis of their blocks alone.
+    """
+    copy = held(x, first, axes[0])
+    if not shares_read(first, second):
+        return copy, x if not second.quantised else None
+    if second.reuse or not first.has_blocks:
+        return copy, copy
+    return copy, held(x, second, axes[1])
+
+
+def linear_dim(operand: Operand) -> int:
+    """Where the blocks of a linear layer's x or w run: the last dimension is the input width."""
+    return -1 if operand.axis == "input_width" else 0
 
 
 def clipped(gradient: Tensor, x: Tensor, operand: Operand, axis: int) -> Tensor:

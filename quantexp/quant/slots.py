@@ -54,6 +54,8 @@ class Operand:
     hadamard_block: int | None = None
     #: Whether it is the left operand of its product.
     left: bool = field(default=True, compare=False)
+    #: Whether it is a layer's weight, which every micro-batch of a step multiplies.
+    weight: bool = field(default=False, compare=False)
     #: Whose random numbers and history of amax it takes: the slot's label; the forward slot's for `reuse`.
     stream: str = field(default="", compare=False)
 
@@ -76,6 +78,19 @@ class Operand:
             or self.scaling is Scaling.DELAYED
             or self.hadamard is not None
         )
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether its values depend on the axis: it has blocks, or a transform."""
+        return self.block is not None or self.hadamard_block is not None
+
+    @property
+    def once_a_step(self) -> bool:
+        """Whether every micro-batch of a step may multiply one copy of it.
+
+        Random signs are the product's, and the other operand's are drawn for each micro-batch.
+        """
+        return self.weight and self.hadamard is not Hadamard.RANDOM
 
 
 def format_choices() -> str:
@@ -143,6 +158,7 @@ def _operand(site: Site, key: Key, settings: list[Setting]) -> Operand:
         axis,
         **chosen_options(format_, name, options),
         left=name == PRODUCTS[site][product].left,
+        weight=name == "w",
     )
     clipped = _clip_gradient(options.get("clip_gradient"), operand, site, key)
     return replace(operand, clip_gradient=clipped)

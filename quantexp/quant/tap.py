@@ -66,17 +66,34 @@ class OperandTap(Protocol):
         """
 
 
-_operand_taps: list[OperandTap] = []
+#: Whether a tap looks at an operand that a product of the micro-batch at work multiplies, now or in its backward.
+Asks = Callable[[ModulePrecision, Site, Product, str], bool]
+
+
+def for_all(precision: ModulePrecision, site: Site, product: Product, name: str) -> bool:
+    """Of a tap that looks at every operand."""
+    return True
+
+
+_operand_taps: list[tuple[OperandTap, Asks]] = []
 
 
 @contextlib.contextmanager
-def operands_to(tap: OperandTap) -> Iterator[None]:
-    """Hand the operands of every product called inside to `tap`, backward passes on other threads too."""
-    _operand_taps.append(tap)
+def operands_to(tap: OperandTap, asks: Asks = for_all) -> Iterator[None]:
+    """Hand the operands of every product called inside to `tap`, backward passes on other threads too.
+
+    Of an operand for which it does not ask, `tap` may be given the copy in the place of what that was made from.
+    """
+    _operand_taps.append((tap, asks))
     try:
         yield
     finally:
-        _operand_taps.remove(tap)
+        _operand_taps.remove((tap, asks))
+
+
+def is_asked(precision: ModulePrecision, site: Site, product: Product, name: str) -> bool:
+    """Whether anybody looks at an operand."""
+    return any(asks(precision, site, product, name) for _, asks in _operand_taps)
 
 
 def tell_operand(
@@ -91,5 +108,5 @@ def tell_operand(
     """Hand one operand to whoever asked for them, unless there is nothing in it."""
     if x.numel() == 0:
         return
-    for tap in _operand_taps:
+    for tap, _ in _operand_taps:
         tap(precision, site, product, name, x, held, layout)

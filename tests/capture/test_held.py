@@ -15,6 +15,7 @@ import torch
 from quantexp.capture import open_capture
 from quantexp.capture.budget import price
 from quantexp.capture.choice import expected_tensors
+from quantexp.formats import quantise
 from quantexp.paths import RunDir
 from quantexp.plan import make_plan
 from quantexp.schema import Experiment
@@ -211,3 +212,26 @@ def _statistics_are_those_of_the_values(run: RunDir) -> None:
         first = counted["first"] or 0
         for exponent in range(first, first + len(counted["counts"])):
             assert counted["counts"][exponent - first] == (exponents == exponent).sum()
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_weight_drawn_once_a_step_says_whose_numbers_it_has(
+    run_tiny: RunTiny, cache: bool
+) -> None:
+    """With seed and offset of its metadata, each micro-batch's copy is made again to the last bit."""
+    words = [f"quant.linear.{product}.w.rounding=stochastic" for product in ("fprop", "dgrad")]
+    words += [f"training.weight_cache={str(cache).lower()}", "capture.values=both"]
+    run = run_tiny("quant=linear_mxfp4", *words, *ONE_LAYER, *SEVERAL)
+    lines = [m for m in lines_of(run) if m["module"] == "fc1"]
+    (w,) = (m["file"] for m in lines if (m["tensor"], m["operation"]) == ("weight", "forward"))
+    weight = torch.load(run.tensors / w, weights_only=True)["tensor"]
+    offsets = []
+    for m in lines:
+        if m["tensor"] in ("weight_fprop", "weight_dgrad"):
+            slot = m["formats"][m["slot"]]
+            drawn = {"seed": slot["seed"], "offset": slot["offset"], "rounding": "stochastic"}
+            copy = torch.load(run.tensors / m["file"], weights_only=True)["tensor"]
+            assert torch.equal(copy, quantise(weight, "mxfp4", axis=m["dim"], **drawn))
+            offsets.append(slot["offset"])
+    first = 1 << 32
+    assert sorted(offsets) == [first] * 4 if cache else [first, first, first + 1, first + 1]

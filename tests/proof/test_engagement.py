@@ -19,11 +19,13 @@ import quantexp.megatron.linear
 import quantexp.observer
 import quantexp.quant.attention
 import quantexp.quant.linear
+import quantexp.quant.weights
 from quantexp.formats import quantise
 from quantexp.paths import RunDir
 from quantexp.quant.announce import Announcement, announce
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import Operand
 from quantexp.status import State, read_status
 
 RunTiny = Callable[..., RunDir]
@@ -58,6 +60,21 @@ LINEAR = {
 QK = {("qk", slot) for slot in ("fprop.q", "fprop.k", "dgrad_q.k", "dgrad_k.q")}
 
 
+def hold_linear_operands(
+    monkeypatch: pytest.MonkeyPatch, how: Callable[[Tensor, Operand, int], Tensor]
+) -> None:
+    """Hold every operand of the linear layers in another way, those too that share a read with another."""
+
+    def by_two(
+        x: Tensor, first: Operand, second: Operand, axes: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        return how(x, first, axes[0]), how(x, second, axes[1])
+
+    for module in (quantexp.quant.linear, quantexp.quant.weights):
+        monkeypatch.setattr(module, "held", how)
+        monkeypatch.setattr(module, "held_by_two", by_two)
+
+
 @pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "hifp8"])
 @pytest.mark.parametrize(
     ("kind", "slots"), [("FA", QK), ("linear", LINEAR), ("FA_linear", QK | LINEAR)]
@@ -83,7 +100,7 @@ def test_a_bf16_baseline_that_still_quantises_fails(
 ) -> None:
     """Number 2: what the last edit left behind quantises, the label says bf16."""
 
-    def left_behind(precision: ModulePrecision, x: Tensor, w: Tensor) -> Tensor:
+    def left_behind(precision: ModulePrecision, x: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
         with announce(Announcement(precision.module, Site.LINEAR, Product.FPROP)):
             return torch.matmul(quantise(x, "mxfp4"), w.t())
 
@@ -126,7 +143,9 @@ def test_a_weight_gradient_from_the_originals_fails(
 ) -> None:
     """Number 5: the weight gradient bypasses the scheme."""
 
-    def originals(precision: ModulePrecision, g: Tensor, x: Tensor, rows: object) -> Tensor:
+    def originals(
+        precision: ModulePrecision, g: Tensor, x: Tensor, rows: object, **copies: Tensor
+    ) -> Tensor:
         with announce(Announcement(precision.module, Site.LINEAR, Product.WGRAD, g.shape[1])):
             return torch.matmul(g.reshape(-1, g.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
 
@@ -152,7 +171,7 @@ def test_a_backward_of_attention_from_the_originals_fails(
 def test_a_layer_that_quantises_and_multiplies_the_originals_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def looks_right(precision: ModulePrecision, x: Tensor, w: Tensor) -> Tensor:
+    def looks_right(precision: ModulePrecision, x: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
         quantexp.quant.linear.fprop(precision, x, w)
         with announce(Announcement(precision.module, Site.LINEAR, Product.FPROP)):
             return torch.matmul(x, w.t())
@@ -167,7 +186,7 @@ def test_a_layer_that_multiplies_the_originals_without_a_word_fails(
 ) -> None:
     """The announced products are all in order; the ones whose results are used are hidden."""
 
-    def hidden(precision: ModulePrecision, x: Tensor, w: Tensor) -> Tensor:
+    def hidden(precision: ModulePrecision, x: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
         quantexp.quant.linear.fprop(precision, x, w)
         return torch.matmul(x, w.t())
 
@@ -179,7 +198,7 @@ def test_a_layer_that_multiplies_the_originals_without_a_word_fails(
 def test_a_hidden_product_in_the_backward_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hidden(precision: ModulePrecision, g: Tensor, w: Tensor) -> Tensor:
+    def hidden(precision: ModulePrecision, g: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
         quantexp.quant.linear.dgrad(precision, g, w)
         return torch.matmul(g, w)
 
@@ -210,10 +229,24 @@ def test_fused_attention_behind_the_scheme_fails(
 def test_a_run_whose_proof_fails_takes_no_optimizer_step(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantexp.quant.linear, "held", lambda x, operand, axis: x)
+    hold_linear_operands(monkeypatch, lambda x, operand, axis: x)
     run = run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1)
     assert not run.metrics.exists()
     assert "what ran is not what was declared, in iteration 1" in failure(run)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "hifp8"])
+def test_forward_copies_of_a_linear_layer_engage_in_the_backward(
+    run_tiny: RunTiny, fmt: str
+) -> None:
+    """Their blocks lie along the forward's axis, of every micro-batch."""
+    words = [f"quant.linear.{slot}.format=reuse" for slot in ("dgrad.w", "wgrad.x")]
+    run = run_tiny(f"quant=linear_{fmt}", *words, *ONE_STEP, "training.global_batch_size=4")
+    assert precision(run)["proved"]
+    assert engaged(run) == LINEAR
+    for entry in precision(run)["entries"]:
+        if entry["site"] == "linear":
+            assert (entry["status"], entry["calls"]) == ("engaged", 2)
 
 
 def test_every_full_backward_scheme_engages(run_tiny: RunTiny) -> None:

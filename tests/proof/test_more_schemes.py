@@ -18,7 +18,7 @@ from quantexp.quant.moment import Moment
 from quantexp.quant.operand import held
 from quantexp.quant.slots import Operand
 
-from .test_engagement import failure, precision
+from .test_engagement import failure, hold_linear_operands, precision
 
 RunTiny = Callable[..., RunDir]
 SCHEMES = sorted(file.stem for file in (conf_dir() / "quant" / "more").glob("*.yaml"))
@@ -96,7 +96,7 @@ def without_transform(x: Tensor, operand: Operand, axis: int) -> Tensor:
 def test_an_operand_without_its_transform_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(quantexp.quant.linear, "held", without_transform)
+    hold_linear_operands(monkeypatch, without_transform)
     words = [f"quant.linear.wgrad.{name}.hadamard={kind}" for name in "gx"]
     reason = failure(run_tiny("quant=linear_mxfp4", *words, *ONE_STEP, expect=1))
     assert "linear.wgrad.g: declared mxfp4_e2m1, it is not the" in reason
@@ -106,15 +106,13 @@ def test_an_operand_without_its_transform_fails(
 def test_a_transform_with_other_signs_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = quantexp.quant.linear.held
-
     def other_signs(x: Tensor, operand: Operand, axis: int) -> Tensor:
         flipped = x.clone()
         flipped.select(axis, 0).neg_()
         flipped.select(axis, 1).neg_()
-        return original(-x if operand.left else flipped, operand, axis)
+        return held(-x if operand.left else flipped, operand, axis)
 
-    monkeypatch.setattr(quantexp.quant.linear, "held", other_signs)
+    hold_linear_operands(monkeypatch, other_signs)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
     assert "it is not the random Hadamard transform of what was to be multiplied" in reason
 
@@ -139,7 +137,7 @@ def test_the_originals_in_place_of_stochastic_operands_fail(
     def original_of(x: Tensor, operand: Operand, axis: int) -> Tensor:
         return x if operand.stream.endswith(slot) else held(x, operand, axis)
 
-    monkeypatch.setattr(quantexp.quant.linear, "held", original_of)
+    hold_linear_operands(monkeypatch, original_of)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
     assert f"linear.{slot}: declared mxfp4_e2m1" in reason
     assert "are not on the grid of mxfp4_e2m1" in reason
@@ -156,9 +154,7 @@ def test_the_originals_in_place_of_stochastic_operands_fail(
 def test_another_format_than_the_declared_one_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, scheme: str, declared: str, other: str
 ) -> None:
-    monkeypatch.setattr(
-        quantexp.quant.linear, "held", lambda x, operand, axis: quantise(x, other, axis=axis)
-    )
+    hold_linear_operands(monkeypatch, lambda x, operand, axis: quantise(x, other, axis=axis))
     reason = failure(run_tiny(f"quant=more/{scheme}", *ONE_STEP, expect=1))
     assert f"linear.fprop.w: declared {declared}" in reason
 

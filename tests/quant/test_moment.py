@@ -78,6 +78,21 @@ def test_each_micro_batch_has_numbers_of_its_own_and_repeats_them() -> None:
     assert not torch.equal(first, other)
 
 
+def test_a_weight_that_is_quantised_once_a_step_has_the_first_micro_batchs_numbers() -> None:
+    """Of any process, and so for captures, which tell seed and offset."""
+    weight = Operand(**{**STOCHASTIC.__dict__, "weight": True})
+    signed = Operand(**{**RANDOM.__dict__, "weight": True, "rounding": Rounding.STOCHASTIC})
+    for once, operand, offset in (
+        (True, weight, 3 << 32),
+        (False, weight, (3 << 32) + 5),
+        (True, STOCHASTIC, (3 << 32) + 5),
+        (True, signed, (3 << 32) + 5),
+    ):
+        moment = Moment(9, weights_once=once)
+        moment.begin(3, 5)
+        assert moment.record(operand)["offset"] == moment.draw(operand)["offset"] == offset
+
+
 def test_both_operands_of_a_product_have_the_same_signs() -> None:
     moment = Moment(9)
     right = Operand(**{**RANDOM.__dict__, "left": False, "stream": "layer 0 fc1 linear.wgrad.x"})

@@ -8,20 +8,22 @@ import torch
 
 from quantexp.quant.linear import fprop, wgrad
 from quantexp.quant.precision import ModuleId, precision_map
-from quantexp.quant.tap import operands_to
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.tap import is_asked, operands_to
 from quantexp.schema import ModelConfig, QuantConfig
+
+MODEL = ModelConfig(
+    num_layers=1,
+    hidden_size=8,
+    ffn_hidden_size=3,
+    num_attention_heads=1,
+    num_query_groups=1,
+    head_dim=8,
+)
 
 
 def test_operands_of_each_product_are_told_inside_alone() -> None:
-    model = ModelConfig(
-        num_layers=1,
-        hidden_size=8,
-        ffn_hidden_size=3,
-        num_attention_heads=1,
-        num_query_groups=1,
-        head_dim=8,
-    )
-    declared = precision_map(model, QuantConfig())[ModuleId(0, "fc1")]
+    declared = precision_map(MODEL, QuantConfig())[ModuleId(0, "fc1")]
     x, w = torch.randn(4, 1, 8), torch.randn(6, 8)
     seen: list[tuple[str, str, bool]] = []
 
@@ -36,3 +38,22 @@ def test_operands_of_each_product_are_told_inside_alone() -> None:
     fprop(declared, x, w)
     names = [("fprop", "x"), ("fprop", "w"), ("wgrad", "g"), ("wgrad", "x")]
     assert seen == [(*name, True) for name in names]
+
+
+def test_a_tap_asks_for_all_unless_it_says_for_what() -> None:
+    declared = precision_map(MODEL, QuantConfig())[ModuleId(0, "fc1")]
+
+    def tap(*operand: Any) -> None:
+        pass
+
+    def asked(name: str) -> bool:
+        return is_asked(declared, Site.LINEAR, Product.WGRAD, name)
+
+    assert not asked("x")
+    with operands_to(tap, lambda precision, site, product, name: name == "g"):
+        assert asked("g")
+        assert not asked("x")
+        with operands_to(tap):
+            assert asked("x")
+        assert not asked("x")
+    assert not asked("g")

@@ -1,0 +1,124 @@
+"""The operands that two products take from one tensor, against each made by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.megatron.linear import SchemeLinear
+from quantexp.quant.linear import backward_asks_for_input, gradient_copies, input_copies, wgrad
+from quantexp.quant.moment import Moment, during
+from quantexp.quant.operand import held
+from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
+from quantexp.quant.rows import Rows
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.tap import operands_to
+from quantexp.schema import LinearSite, LinearWgrad, ModelConfig, QuantConfig, Slot
+
+MODEL = ModelConfig(
+    num_layers=1,
+    hidden_size=64,
+    ffn_hidden_size=48,
+    num_attention_heads=1,
+    num_query_groups=1,
+    head_dim=64,
+)
+
+
+def declared(fmt: str, x: Slot | None = None, **options: Any) -> ModulePrecision:
+    site = LinearSite(format=fmt, wgrad=LinearWgrad(x=x or Slot()), **options)
+    return precision_map(MODEL, QuantConfig(linear=site))[ModuleId(0, "fc1")]
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "hifp8", "nvfp4", "fp8_e4m3", "mxfp6_e2m3"])
+@pytest.mark.parametrize("shape", [(80, 2, 64), (80, 1, 64), (33, 64), (0, 64)])
+def test_copies_of_one_read_are_those_of_two(fmt: str, shape: tuple[int, ...]) -> None:
+    precision, x = declared(fmt), normal(*shape)
+    for copies, name, first in (
+        (input_copies, "x", Product.FPROP),
+        (gradient_copies, "g", Product.DGRAD),
+    ):
+        one, two = copies(precision, x, None)
+        assert two is not None
+        assert torch.equal(one, held(x, precision.operand(Site.LINEAR, first, name), -1))
+        operand = precision.operand(Site.LINEAR, Product.WGRAD, name)
+        assert torch.equal(two, held(x, operand, 0))
+
+
+def test_an_operand_that_differs_by_more_than_its_axis_is_made_by_itself() -> None:
+    x = normal(64, 1, 64)
+    for other in (Slot(format="mxfp4"), Slot(scale_rule="floor"), Slot(block=16)):
+        assert input_copies(declared("mxfp8", other), x, None)[1] is None
+    assert input_copies(declared("mxfp8", Slot(format="bf16")), x, None)[1] is x
+    forward, again = input_copies(declared("mxfp8", Slot(format="reuse")), x, None)
+    assert again is forward
+    for options in ({"rounding": "stochastic"}, {"hadamard": "deterministic"}):
+        with during(Moment(1)):
+            assert input_copies(declared("mxfp4", **options), x, None)[1] is None
+
+
+def test_blocks_of_an_experts_rows_are_made_by_sequence() -> None:
+    x, rows = normal(40, 64), Rows(torch.arange(40) % 2, 2)
+    assert input_copies(declared("mxfp8"), x, rows)[1] is None
+    assert gradient_copies(declared("mxfp8"), x, rows)[1] is None
+    for precision in (declared("hifp8"), declared("mxfp8", Slot(format="reuse"))):
+        forward, again = input_copies(precision, x, rows)
+        assert again is forward
+    g = normal(40, 96)
+    precision = declared("mxfp8", Slot(format="reuse"))
+    _, held_x = input_copies(precision, x, rows)
+    assert torch.equal(wgrad(precision, g, x, rows, held_x=held_x), wgrad(precision, g, x, rows)), (
+        "laid out by sequence, before or after"
+    )
+
+
+def test_the_backward_asks_for_the_input_only_where_somebody_looks() -> None:
+    assert not backward_asks_for_input(declared("mxfp8"))
+    assert not backward_asks_for_input(declared("hifp8"))
+    assert backward_asks_for_input(declared("mxfp8", scale_rule="floor", clip_gradient=True))
+    assert backward_asks_for_input(declared("nvfp4", pre_scale=True))
+    assert backward_asks_for_input(declared("hifp8", Slot(format="reuse"), scaling="delayed"))
+    with operands_to(lambda *_: None):
+        assert backward_asks_for_input(declared("mxfp8"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "kept"),
+    [
+        (declared("bf16"), 1),
+        (declared("mxfp8"), 1),
+        (declared("hifp8"), 1),
+        (declared("mxfp8", Slot(format="mxfp4")), 1),
+        (declared("mxfp8", scale_rule="floor", clip_gradient=True), 2),
+    ],
+    ids=["bf16", "blocks", "no blocks", "two formats", "clipped"],
+)
+def test_what_is_kept_for_the_backward_is_one_tensor_of_the_inputs_size(
+    precision: ModulePrecision, kept: int
+) -> None:
+    class Layer(SchemeLinear):
+        pass
+
+    layer = Layer()
+    layer.precision = precision
+    x, w = normal(64, 1, 64).requires_grad_(), normal(96, 64).requires_grad_()
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = layer._forward_impl(x, w)
+    inputs = {tensor.data_ptr() for tensor in saved if tensor.shape == x.shape}
+    assert len(inputs) == kept
+    y.sum().backward()
+    assert x.grad is not None
+    assert w.grad is not None
