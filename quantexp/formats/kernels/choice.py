@@ -6,6 +6,9 @@ CUDA    Triton
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from typing import Protocol
@@ -37,18 +40,40 @@ class Kernel(Protocol):
         """Write the contiguous x with blocks along `axis`, not the last, and along the last axis, from one read."""
 
 
+_torch_alone: ContextVar[bool] = ContextVar("torch_alone", default=False)
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Without kernels: everything is done by the torch code, the reference."""
+    token = _torch_alone.set(True)
+    try:
+        yield
+    finally:
+        _torch_alone.reset(token)
+
+
 def kernel_for(x: Tensor, options: Options) -> Kernel | None:
     """The kernel for a tensor; None: the torch code, which is also what torch.compile traces."""
-    if torch.compiler.is_compiling():
-        return None
-    kernel = _of_device(x.device.type)
+    kernel = _kernel(x)
     return kernel if kernel is not None and kernel.claims(x, options) else None
 
 
 def kernel_for_both(x: Tensor, options: Options) -> Kernel | None:
     """The kernel that makes both copies from one read; None: they are made one by one."""
-    kernel = _of_device(x.device.type)
+    kernel = _kernel(x)
     return kernel if kernel is not None and kernel.claims_both(x, options) else None
+
+
+def compiled_amax(x: Tensor) -> bool:
+    """Whether `cpu.finite_amax` takes such a tensor; else it is the torch code's to find."""
+    return _kernel(x) is cpu and cpu.reads(x)
+
+
+def _kernel(x: Tensor) -> Kernel | None:
+    if torch.compiler.is_compiling() or _torch_alone.get():
+        return None
+    return _of_device(x.device.type)
 
 
 @cache

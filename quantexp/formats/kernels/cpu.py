@@ -29,7 +29,8 @@ SOURCE = Path(__file__).with_name("cpu.c")
 #: What torch code costs in its place.
 SLOWER = "tensors are quantised by torch, many times slower"
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-_FAMILIES = {Family.MX: 0, Family.FP8: 1, Family.HIF8: 2}
+#: What it takes formats of, with the number each has in the compiled code.
+FAMILIES = {Family.MX: 0, Family.FP8: 1, Family.HIF8: 2}
 #: Largest blocks of which the tile of the compiled code holds two vectors' columns.
 _MAX_BLOCK = 256
 #: Largest blocks of which one tile holds both a column and a row.
@@ -95,24 +96,22 @@ def functions() -> Compiled | None:
     return None if found is None else Compiled(found)
 
 
-def reads(x: Tensor) -> Compiled | None:
-    """The compiled functions, if they take such a tensor, be it laid out as it may."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu":
-        return None
+def reads(x: Tensor) -> bool:
+    """Whether the compiled code takes such a tensor, be it laid out as it may."""
     if x.dtype not in _DTYPES or type(x) not in (Tensor, torch.nn.Parameter):
-        return None
-    found = functions()
-    return found if found is not None and x.dtype in found.dtypes else None
+        return False
+    found = functions() if x.device.type == "cpu" else None
+    return found is not None and x.dtype in found.dtypes
 
 
 def claims(x: Tensor, options: Options) -> bool:
     """Whether `quantise` gives the exact result for such a tensor."""
     return (
-        options.fmt.family in _FAMILIES
+        options.fmt.family in FAMILIES
         and options.rounding is not Rounding.STOCHASTIC
         and not options.pre_scale
         and options.block <= _MAX_BLOCK
-        and reads(x) is not None
+        and reads(x)
     )
 
 
@@ -195,7 +194,7 @@ def _grid(options: Options, scale: float) -> _Grid:
         max=element.max,
         offset=rule_offset(element, options.scale_rule) if is_mx else 0,
         away=options.rounding is Rounding.AWAY,
-        family=_FAMILIES[options.fmt.family],
+        family=FAMILIES[options.fmt.family],
         beyond=0 if is_mx or options.saturate else infinite,
         scale=scale,
         is_power=math.frexp(scale)[0] == 0.5,

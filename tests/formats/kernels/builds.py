@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from quantexp.formats import quantise
-from quantexp.formats.kernels import cpu
+from quantexp.formats.kernels.choice import torch_alone
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 def by_torch(x: Tensor, name: str, **options: object) -> Tensor:
     """What `quantise` gives where there is no kernel."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "functions", lambda: None)
+    with torch_alone():
         return quantise(x, name, **options)
 
 
