@@ -253,7 +253,8 @@ UNIT(amax_of_unit, find_largest(j, D, unit))
 extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
 
 int32_t shares_work(void) { return GOMP_parallel != 0; }
-int32_t has_fp16(void) { return LANES > 4; }
+/* Floats of a vector; there are vectors of float16 from 8 on. */
+int32_t num_lanes(void) { return LANES; }
 
 static void take_units(void *p) {
   job *j = p;

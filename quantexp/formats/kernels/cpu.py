@@ -82,11 +82,16 @@ class Compiled:
         self.quantise.argtypes, self.quantise.restype = arguments, None
         self.largest_finite = found.largest_finite
         self.largest_finite.argtypes, self.largest_finite.restype = arguments, ctypes.c_uint32
+        num_lanes = found.num_lanes()
         self.dtypes = frozenset(
-            dtype for dtype in _DTYPES if dtype is not torch.float16 or found.has_fp16()
+            dtype for dtype in _DTYPES if dtype is not torch.float16 or num_lanes > 4
         )
         #: Whether torch's threads share the work.
         self.shares_work = bool(found.shares_work())
+        vectors = {16: "AVX-512", 8: "AVX2"}.get(num_lanes, "vectors of 128 bits")
+        threads = "torch's threads" if self.shares_work else "one thread"
+        #: How it works, for a person.
+        self.words = f"{vectors}, {threads}"
 
 
 @cache
@@ -138,7 +143,17 @@ def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, ax
 
     x is read once. Neither copy may be x.
     """
-    _run(x, columns, rows, (*_extents(x.shape, axis), x.shape[-1]), options, None)
+    outer, extent, inner = _extents(x.shape, axis)
+    width = x.shape[-1]
+    # Rows without a short block follow each other as one does.
+    _run(
+        x,
+        columns,
+        rows,
+        (outer, extent, inner, width if width % options.block else inner),
+        options,
+        None,
+    )
 
 
 def finite_amax(x_N: Tensor) -> Tensor:
