@@ -1,10 +1,14 @@
 """Forward and backward of Llama 3.2 1B under each scheme, beside Megatron-Core's own classes, interleaved.
 
-    python benchmarks/steps.py [--repeats 20] [--layers 2] [--tokens 512] [quant=... ...]
+    python benchmarks/steps.py [--repeats 20] [--layers 2] [--tokens 512] [--micro-batches 1]
+                               [--attention plain|fused] [--all] [quant=... ...]
 
-One program holds a model for each case; they take turns on the same tokens, so that what else the machine does falls on
-all of them. `megatron` is the stock layer spec: no class of quantexp. Optimizer, data and reporting are no part of it.
-Given are the median, and the median over turns of the ratio to `megatron` of the same turn.
+One program holds two models, one of the stock layer spec (`megatron`, no class of quantexp) and one of ours, which
+takes each scheme's precision map in turn: the cases alternate on the same tokens, so that what else the machine does
+falls on all of them. Optimizer, data and reporting are no part of a step. Given are the median, the median over turns
+of the ratio to `megatron` and to `bf16` of the same turn (bf16 has the schemes' attention path), and what a step takes
+of memory at its peak beyond what is held before it: the device's own count on a GPU, the resident set on a CPU.
+`--all` is all ten schemes. Whether torch counts on a GPU or a CPU decides where it runs.
 """
 
 from __future__ import annotations
@@ -16,47 +20,122 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-SCHEMES = [
-    "bf16",
-    "linear_mxfp8",
-    "FA_linear_mxfp8",
-    "FA_linear_mxfp4",
-    "FA_linear_hifp8",
-]
+SCHEMES = ["bf16", "linear_mxfp8", "FA_linear_mxfp8", "FA_linear_mxfp4", "FA_linear_hifp8"]
+STOCK = "megatron"
+#: Turns that are not counted.
+WARM_UP = 2
+
+Step = Callable[[], None]
 
 
-def prepared(words: list[str], layers: int, tokens: int, stock: bool) -> Callable[[], None]:
-    """A function that goes forward and backward once."""
+def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
+    """By name, a function that goes forward and backward once for each micro-batch."""
     import torch
 
     from quantexp.compose import compose
-    from quantexp.megatron.model import build_model, set_precision
+    from quantexp.megatron.model import build_model, set_precision, share_weight_copies
     from quantexp.megatron.specs import injected, stock_spec
     from quantexp.quant.precision import precision_map
+    from quantexp.quant.weights import WeightCopies
 
-    sizes = [f"model.num_layers={layers}", f"training.seq_length={tokens}"]
-    batch = ["training.micro_batch_size=1", "training.global_batch_size=1"]
-    experiment = compose(["training=fast", *sizes, *batch, *words])
-    spec = stock_spec(experiment.model)
-    gpt, _ = build_model(experiment.model, experiment.training, spec if stock else injected(spec))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any = gpt.to(device).bfloat16()
-    if not stock:
-        declared = precision_map(experiment.model, experiment.quant)
-        set_precision(gpt, declared, experiment.training.attention)
+    T, number = arguments.tokens, arguments.micro_batches
+    sizes = [f"model.num_layers={arguments.layers}", f"training.seq_length={T}"]
+    sizes += [
+        "training.micro_batch_size=1",
+        f"training.global_batch_size={number}",
+    ]
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(256, (1, tokens), generator=generator).to(device)
-    positions = torch.arange(tokens, device=device)[None]
+    ids = torch.randint(256, (1, T), generator=generator).to(device)
+    positions = torch.arange(T, device=device)[None]
 
-    def step() -> None:
-        model(ids, positions, None, labels=ids).mean().backward()
+    def passes(model: Any) -> None:
+        for _ in range(number):
+            model(ids, positions, None, labels=ids).mean().backward()
         model.zero_grad(set_to_none=True)
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    return step
+    def built(spec: Any) -> Any:
+        experiment = compose(["training=fast", *sizes])
+        gpt, _ = build_model(experiment.model, experiment.training, spec)
+        return gpt.to(device).bfloat16()
+
+    model = compose(["training=fast", *sizes]).model
+    stock, ours, copies = (
+        built(stock_spec(model)),
+        built(injected(stock_spec(model))),
+        WeightCopies(),
+    )
+    share_weight_copies(ours, copies)
+
+    def scheme(word: str) -> Step:
+        path = f"training.attention={arguments.attention}"
+        experiment = compose(["training=fast", *sizes, path, word])
+        declared = precision_map(experiment.model, experiment.quant)
+
+        def step() -> None:
+            with copies.step(several=number > 1):
+                passes(ours)
+
+        def prepared() -> Step:
+            set_precision(ours, declared, experiment.training.attention)
+            return step
+
+        return lambda: prepared()()
+
+    found: dict[str, Step] = {STOCK: lambda: passes(stock)}
+    return found | {word.removeprefix("quant="): scheme(word) for word in words}
+
+
+def peak_bytes(step: Step) -> int:
+    """What one step takes at its peak beyond what is held before it."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _resident("VmRSS")
+    step()
+    return _resident("VmHWM") - before
+
+
+def _resident(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
+
+
+def measured(found: dict[str, Step], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each case, turn by turn."""
+    times: dict[str, list[float]] = {name: [] for name in found}
+    for turn in range(repeats + WARM_UP):
+        for name, step in found.items():
+            start = time.perf_counter()
+            step()
+            if turn >= WARM_UP:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def report(times: dict[str, list[float]], peaks: dict[str, int]) -> None:
+    """A line for each case."""
+
+    def ratio(name: str, base: str) -> float:
+        pairs = zip(times[name], times[base], strict=True)
+        return statistics.median(one / other for one, other in pairs)
+
+    for name, taken in times.items():
+        beside = f"   {ratio(name, 'bf16'):.3f} of bf16" if "bf16" in times else ""
+        sys.stdout.write(
+            f"{name:18} {statistics.median(taken) * 1e3:7.1f} ms   quickest {min(taken) * 1e3:7.1f} ms   "
+            f"{ratio(name, STOCK):.3f} of {STOCK}{beside}   peak {peaks[name] / 1e9:.2f} GB\n"
+        )
 
 
 def main() -> None:
@@ -65,41 +144,32 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--attention", choices=["plain", "fused"], default="plain")
+    parser.add_argument("--all", action="store_true", help="all ten schemes")
     parser.add_argument("words", nargs="*", help="schemes instead of the usual ones: quant=...")
     arguments = parser.parse_args()
 
     import torch
 
     from quantexp.compose import compose
-    from quantexp.megatron.session import session
+    from quantexp.megatron.session import device_name, session
     from quantexp.quant.moment import Moment, during
+    from quantexp.quant.scheme import SCHEMES as TEN
 
-    out = sys.stdout.write
-    schemes = arguments.words or [f"quant={scheme}" for scheme in SCHEMES]
-    sizes = (arguments.layers, arguments.tokens)
-    training = compose(["training=fast"]).training
-    with session(training), during(Moment(1)):
-        cases = {"megatron": prepared([], *sizes, stock=True)}
-        cases |= {
-            word.removeprefix("quant="): prepared([word], *sizes, stock=False) for word in schemes
-        }
-        times: dict[str, list[float]] = {name: [] for name in cases}
-        for turn in range(arguments.repeats + 2):
-            for name, step in cases.items():
-                start = time.perf_counter()
-                step()
-                if turn > 1:
-                    times[name].append(time.perf_counter() - start)
-    out(
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} threads, load "
-        f"{os.getloadavg()[0]:.1f}; {arguments.layers} layers, {arguments.tokens} tokens\n"
+    names = list(TEN) if arguments.all else SCHEMES
+    words = arguments.words or [f"quant={name}" for name in names]
+    with session(compose(["training=fast"]).training) as device, during(Moment(1)):
+        found = cases(arguments, words)
+        times = measured(found, arguments.repeats)
+        peaks = {name: peak_bytes(step) for name, step in found.items()}
+        on = device_name(device)
+    sys.stdout.write(
+        f"{platform.machine()}, {on}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} threads, load "
+        f"{os.getloadavg()[0]:.1f}; {arguments.layers} layers, {arguments.tokens} tokens, micro-batches "
+        f"{arguments.micro_batches}, attention {arguments.attention}\n"
     )
-    for name, taken in times.items():
-        ratios = [t / stock for t, stock in zip(taken, times["megatron"], strict=True)]
-        out(
-            f"{name:20} {statistics.median(taken) * 1e3:7.0f} ms   {statistics.median(ratios):.3f} of megatron's, "
-            f"quickest {min(taken) * 1e3:.0f} ms\n"
-        )
+    report(times, peaks)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class _Linear(torch.autograd.Function):
         x_fprop: Tensor | None = None
         x_wgrad: Tensor | None = None
         if needs_dw:
-            x_fprop, x_wgrad = input_copies(precision, x, call.rows)
+            x_fprop, x_wgrad = input_copies(precision, x, call.rows, call.copies.buffers)
         w_fprop = call.copies.for_fprop(precision, w, needs_dx)
         keeps_x = x_wgrad is None or backward_asks_for_input(precision)
         ctx.save_for_backward(x if keeps_x else None, x_wgrad, w)
@@ -71,7 +71,7 @@ class _Linear(torch.autograd.Function):
         call.tap(BACKWARD, PRE, "weight", w)
         dx = dw = g_dgrad = g_wgrad = None
         if ctx.needs_input_grad[0] and ctx.needs_input_grad[1]:
-            g_dgrad, g_wgrad = gradient_copies(precision, g, call.rows)
+            g_dgrad, g_wgrad = gradient_copies(precision, g, call.rows, call.copies.buffers)
         if ctx.needs_input_grad[0]:
             w_dgrad = call.copies.for_dgrad(precision, w)
             dx = dgrad(precision, g, w, held_g=g_dgrad, held_w=w_dgrad)

@@ -30,6 +30,11 @@ def shares_read(first: Operand, second: Operand) -> bool:
     return not depend and first.format == second.format and first.options == second.options
 
 
+def is_one_tensor(first: Operand, second: Operand) -> bool:
+    """Whether two products that share a read multiply the same copy."""
+    return second.reuse or not first.has_blocks
+
+
 @lru_cache(maxsize=4096)
 def form(operand: Operand, stream: str) -> Hashable:
     """What two operands made from one tensor share exactly where their values do; without blocks the axis is none."""

@@ -31,6 +31,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quantexp.quant.announce import Announcement
+from quantexp.quant.buffers import Buffers
 from quantexp.quant.multiply import multiply, post_scale
 from quantexp.quant.operand import held, held_by_two, linear_dim
 from quantexp.quant.precision import ModulePrecision
@@ -121,25 +122,52 @@ def wgrad(
 
 
 def input_copies(
-    precision: ModulePrecision, x_TBI: Tensor, rows: Rows | None
+    precision: ModulePrecision, x_TBI: Tensor, rows: Rows | None, buffers: Buffers
 ) -> tuple[Tensor, Tensor | None]:
-    """X as fprop and as wgrad multiply it, the second where it takes no read of its own; of x's shape."""
+    """X as fprop and as wgrad multiply it, the second where it takes no read of its own; of x's shape.
+
+    The first is overwritten by the next call with these buffers, unless it is the second too.
+    """
     first = precision.operand(Site.LINEAR, Product.FPROP, "x")
     second = precision.operand(Site.LINEAR, Product.WGRAD, "x")
+    room = _room(precision, (Product.FPROP,), "x", x_TBI, buffers)
     if _lies_by_sequence(second, rows):
-        return held(x_TBI, first, -1), None
-    return held_by_two(x_TBI, first, second, (-1, linear_dim(second)))
+        return held(x_TBI, first, -1, room), None
+    return held_by_two(x_TBI, first, second, (-1, linear_dim(second)), (room, None))
 
 
 def gradient_copies(
-    precision: ModulePrecision, g_TBO: Tensor, rows: Rows | None
+    precision: ModulePrecision, g_TBO: Tensor, rows: Rows | None, buffers: Buffers
 ) -> tuple[Tensor, Tensor | None]:
-    """G as dgrad and as wgrad multiply it, the second where it takes no read of its own; of g's shape."""
+    """G as dgrad and as wgrad multiply it, the second where it takes no read of its own; of g's shape.
+
+    Both are overwritten by the next call with these buffers.
+    """
     first = precision.operand(Site.LINEAR, Product.DGRAD, "g")
     second = precision.operand(Site.LINEAR, Product.WGRAD, "g")
+    room = _room(precision, (Product.DGRAD, Product.WGRAD), "g", g_TBO, buffers)
     if _lies_by_sequence(second, rows):
-        return held(g_TBO, first, -1), None
-    return held_by_two(g_TBO, first, second, (-1, 0))
+        return held(g_TBO, first, -1, room), None
+    other = _room(precision, (Product.WGRAD, Product.DGRAD), "g", g_TBO, buffers)
+    return held_by_two(g_TBO, first, second, (-1, 0), (room, other))
+
+
+def _room(
+    precision: ModulePrecision,
+    products: tuple[Product, ...],
+    name: str,
+    x: Tensor,
+    buffers: Buffers,
+) -> Tensor | None:
+    """Where to write the operand of the first product; None is fresh memory.
+
+    It is fresh where a tap, which may hold on to it, looks at it, or at that of another product, which may be the same.
+    """
+    quantised = precision.operand(Site.LINEAR, products[0], name).quantised
+    asked = any(is_asked(precision, Site.LINEAR, product, name) for product in products)
+    if not quantised or asked:
+        return None
+    return buffers.until_the_next(f"{products[0].value}.{name}", x)
 
 
 def backward_asks_for_input(precision: ModulePrecision) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quantexp.formats import (
@@ -12,15 +13,16 @@ from quantexp.formats import (
     finite_amax,
     hadamard,
     quantise,
+    quantise_both,
     saturated,
     scales_of,
 )
-from quantexp.quant.kept import shares_read
+from quantexp.quant.kept import is_one_tensor, shares_read
 from quantexp.quant.moment import current
 from quantexp.quant.slots import Operand
 
 
-def held(x: Tensor, operand: Operand, axis: int) -> Tensor:
+def held(x: Tensor, operand: Operand, axis: int, out: Tensor | None = None) -> Tensor:
     """`x` on the operand's grid, in x's shape and dtype; `x` itself where the operand is the working precision.
 
     With a Hadamard transform it is the transform that lies on the grid, rounded from float32. An empty
@@ -30,11 +32,12 @@ def held(x: Tensor, operand: Operand, axis: int) -> Tensor:
         x: the operand from high precision, never one that was quantised before.
         operand: its declared format and options.
         axis: the dimension of x that the product reduces over: blocks run along it.
+        out: where to write it, of x's shape and dtype, of an operand that does not depend on the moment.
     """
     if not operand.quantised or x.numel() == 0:
         return x
     if not operand.depends_on_moment:
-        return quantise(x, operand.format, axis=axis, **operand.options)
+        return quantise(x, operand.format, axis=axis, out=out, **operand.options)
     moment = current()
     v = transformed(x, operand, axis)
     options = {**operand.options, **moment.draw(operand)}
@@ -44,19 +47,31 @@ def held(x: Tensor, operand: Operand, axis: int) -> Tensor:
 
 
 def held_by_two(
-    x: Tensor, first: Operand, second: Operand, axes: tuple[int, int]
+    x: Tensor,
+    first: Operand,
+    second: Operand,
+    axes: tuple[int, int],
+    out: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor | None]:
     """`x` as two products hold it, each as `held` gives it; None for the second where it takes a read of its own.
 
     It takes none where both are one tensor (a forward copy used again, a format without blocks), and where they differ
     in the axis of their blocks alone.
+
+    Args:
+        x: as `held` takes it.
+        first: the operand of one product.
+        second: of the other.
+        axes: the dimension that each reduces over.
+        out: where to write each, None is fresh memory; what is one tensor is written to the second.
     """
-    copy = held(x, first, axes[0])
     if not shares_read(first, second):
-        return copy, x if not second.quantised else None
-    if second.reuse or not first.has_blocks:
+        return held(x, first, axes[0], out[0]), x if not second.quantised else None
+    if is_one_tensor(first, second) or x.numel() == 0:
+        copy = held(x, first, axes[0], out[1])
         return copy, copy
-    return copy, held(x, second, axes[1])
+    both = [torch.empty_like(x) if each is None else each for each in out]
+    return quantise_both(x, first.format, axes=axes, out=(both[0], both[1]), **first.options)
 
 
 def linear_dim(operand: Operand) -> int:

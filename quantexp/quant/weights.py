@@ -26,11 +26,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantexp.quant.kept import form, shares_read
+from quantexp.quant.buffers import Buffers
+from quantexp.quant.kept import form, is_one_tensor, shares_read
 from quantexp.quant.operand import held, held_by_two, linear_dim
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand
+from quantexp.quant.tap import is_asked
 
 #: Elements of a weight that are compared at the end of a step, at most twice as many.
 SAMPLE = 1024
@@ -62,6 +64,8 @@ class WeightCopies:
         self._again: dict[Product, bool] | None = None
         self._copies: dict[tuple[int, ModuleId, Hashable], Tensor] = {}
         self._weights: dict[ModuleId, _Weight] = {}
+        #: Memory for these copies and for those of a product's other operand.
+        self.buffers = Buffers()
 
     @contextlib.contextmanager
     def step(self, several: bool, recomputed: bool = False) -> Iterator[None]:
@@ -77,12 +81,14 @@ class WeightCopies:
         self.drop()
         self.number += 1
         self._again = {Product.FPROP: several or recomputed, Product.DGRAD: several}
+        self.buffers.begin_step()
         try:
             yield
             self._check()
         finally:
             self._again = None
             self.drop()
+            self.buffers.end_step()
 
     def drop(self) -> None:
         """Forget every copy: the weights are about to change, or have."""
@@ -102,16 +108,18 @@ class WeightCopies:
         first, second = weight_operands(precision)
         if self._again is None:
             return held(w_OI, first, -1)
-        kept = self._take(precision.module, Product.FPROP, first, w_OI)
+        kept = self._take(precision, Product.FPROP, first, w_OI)
         if kept is not None:
             return kept
+        is_kept = self._again[Product.FPROP]
         if dgrad_follows and shares_read(first, second):
-            copy, other = held_by_two(w_OI, first, second, (-1, linear_dim(second)))
+            both = self._room_for_both(precision, w_OI, is_kept)
+            copy, other = held_by_two(w_OI, first, second, (-1, linear_dim(second)), both)
             assert other is not None
             self._keep(precision.module, second, w_OI, other)
         else:
-            copy = held(w_OI, first, -1)
-        if self._again[Product.FPROP]:
+            copy = held(w_OI, first, -1, self._room(precision, first, w_OI, is_kept))
+        if is_kept:
             self._keep(precision.module, first, w_OI, copy)
         return copy
 
@@ -124,18 +132,39 @@ class WeightCopies:
         _, operand = weight_operands(precision)
         if self._again is None:
             return held(w_OI, operand, linear_dim(operand))
-        copy = self._take(precision.module, Product.DGRAD, operand, w_OI)
+        copy = self._take(precision, Product.DGRAD, operand, w_OI)
         if copy is None:
-            copy = held(w_OI, operand, linear_dim(operand))
-            if self._again[Product.DGRAD]:
+            is_kept = self._again[Product.DGRAD]
+            room = self._room(precision, operand, w_OI, is_kept)
+            copy = held(w_OI, operand, linear_dim(operand), room)
+            if is_kept:
                 self._keep(precision.module, operand, w_OI, copy)
         return copy
 
+    def _room(
+        self, precision: ModulePrecision, operand: Operand, w: Tensor, is_kept: bool
+    ) -> Tensor | None:
+        """Where to write a copy; None is fresh memory, and so it is where a tap may hold on to the copy."""
+        if not operand.quantised or operand.depends_on_moment or _is_shown(precision):
+            return None
+        buffers = self.buffers
+        return buffers.until_the_step_ends(w) if is_kept else buffers.until_the_next("w", w)
+
+    def _room_for_both(
+        self, precision: ModulePrecision, w: Tensor, is_kept: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Where to write the two copies of one read, the second of which is kept; where they are one, to that alone."""
+        first, second = weight_operands(precision)
+        one = is_one_tensor(first, second)
+        room = None if one else self._room(precision, first, w, is_kept)
+        return room, self._room(precision, second, w, is_kept=True)
+
     def _take(
-        self, module: ModuleId, product: Product, operand: Operand, w: Tensor
+        self, precision: ModulePrecision, product: Product, operand: Operand, w: Tensor
     ) -> Tensor | None:
         """The copy that is kept, and from now on no more where the product has no further use for it."""
         assert self._again is not None
+        module = precision.module
         key = (self.number, module, form(operand, operand.stream))
         kept = self._copies.get(key)
         if kept is None:
@@ -144,6 +173,8 @@ class WeightCopies:
             raise _stale(module)
         if not self._again[product]:
             del self._copies[key]
+        if _is_shown(precision):
+            self.buffers.give_away(kept)
         return kept
 
     def _keep(self, module: ModuleId, operand: Operand, w: Tensor, copy: Tensor) -> None:
@@ -172,6 +203,12 @@ def weight_operands(precision: ModulePrecision) -> tuple[Operand, Operand]:
         precision.operand(Site.LINEAR, Product.FPROP, "w"),
         precision.operand(Site.LINEAR, Product.DGRAD, "w"),
     )
+
+
+def _is_shown(precision: ModulePrecision) -> bool:
+    """Whether a tap looks at a copy of the weight, and may hold on to it."""
+    products = (Product.FPROP, Product.DGRAD)
+    return any(is_asked(precision, Site.LINEAR, product, "w") for product in products)
 
 
 def _sample(w: Tensor) -> Tensor:

@@ -235,3 +235,33 @@ def test_a_weight_drawn_once_a_step_says_whose_numbers_it_has(
             offsets.append(slot["offset"])
     first = 1 << 32
     assert sorted(offsets) == [first] * 4 if cache else [first, first, first + 1, first + 1]
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
+def test_captured_copies_are_not_written_again_by_what_follows(run_tiny: RunTiny, fmt: str) -> None:
+    """Copies of weights and gradients have memory that is used again, but for those that are captured."""
+    words = ["capture.values=both", "capture.control_iter=0", "training.iterations=3"]
+    run = run_tiny(f"quant=linear_{fmt}", *words, "training.global_batch_size=4")
+    lines = [m for m in lines_of(run) if m["layer_type"] == "linear"]
+    before = {}
+    for m in lines:
+        if m["values"] == "before":
+            key = (m["layer"], m["module"], m["iteration"], m["micro_batch"], m["tensor"])
+            before[key] = m["file"]
+    checked = Counter[str]()
+    for m in lines:
+        if m["values"] != "after":
+            continue
+        place = (m["layer"], m["module"], m["iteration"])
+        source = before[*place, m["micro_batch"], m["source"]]
+        x, copy = (
+            torch.load(run.tensors / file, weights_only=True)["tensor"]
+            for file in (source, m["file"])
+        )
+        slot = m["formats"][m["slot"]]
+        names = ("scale_rule", "scaling", "amax_target", "rounding")
+        options = {name: slot[name] for name in names if slot[name] is not None}
+        assert torch.equal(copy, quantise(x, fmt, axis=m["dim"], **options)), m["file"]
+        checked[m["tensor"]] += 1
+    assert set(checked) == LINEAR
+    assert min(checked.values()) == 3 * 8, "three iterations of eight layers"

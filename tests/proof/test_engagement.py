@@ -65,13 +65,16 @@ def hold_linear_operands(
 ) -> None:
     """Hold every operand of the linear layers in another way, those too that share a read with another."""
 
+    def by_one(x: Tensor, operand: Operand, axis: int, out: object = None) -> Tensor:
+        return how(x, operand, axis)
+
     def by_two(
-        x: Tensor, first: Operand, second: Operand, axes: tuple[int, int]
+        x: Tensor, first: Operand, second: Operand, axes: tuple[int, int], out: object
     ) -> tuple[Tensor, Tensor]:
         return how(x, first, axes[0]), how(x, second, axes[1])
 
     for module in (quantexp.quant.linear, quantexp.quant.weights):
-        monkeypatch.setattr(module, "held", how)
+        monkeypatch.setattr(module, "held", by_one)
         monkeypatch.setattr(module, "held_by_two", by_two)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quantexp.megatron.linear import SchemeLinear
+from quantexp.quant.buffers import Buffers
 from quantexp.quant.linear import backward_asks_for_input, gradient_copies, input_copies, wgrad
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.operand import held
@@ -45,35 +46,61 @@ def test_copies_of_one_read_are_those_of_two(fmt: str, shape: tuple[int, ...]) -
         (input_copies, "x", Product.FPROP),
         (gradient_copies, "g", Product.DGRAD),
     ):
-        one, two = copies(precision, x, None)
+        one, two = copies(precision, x, None, Buffers())
         assert two is not None
         assert torch.equal(one, held(x, precision.operand(Site.LINEAR, first, name), -1))
         operand = precision.operand(Site.LINEAR, Product.WGRAD, name)
         assert torch.equal(two, held(x, operand, 0))
 
 
+@pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
+def test_written_to_memory_that_is_used_again_they_are_the_same(fmt: str) -> None:
+    """And what the backward keeps, or a tap sees, is memory of its own."""
+    precision, buffers = declared(fmt), Buffers()
+    buffers.begin_step()
+    wide, x = normal(80, 2, 96), normal(80, 2, 64)
+    for copies in (input_copies, gradient_copies):
+        kept = copies(precision, x, None, Buffers())
+        copies(precision, wide, None, buffers)
+        first, second = copies(precision, x, None, buffers)
+        assert torch.equal(first, kept[0])
+        assert second is not None
+        assert kept[1] is not None
+        assert torch.equal(second, kept[1])
+        third, fourth = copies(precision, -x, None, buffers)
+        assert fourth is not None
+        overwritten = first.data_ptr() == third.data_ptr(), second.data_ptr() == fourth.data_ptr()
+        if copies is gradient_copies:
+            assert overwritten == (True, True)
+        else:
+            assert overwritten == (fmt == "mxfp8", False)
+        with operands_to(lambda *_: None):
+            seen, _ = copies(precision, x, None, buffers)
+        assert seen.data_ptr() != third.data_ptr()
+
+
 def test_an_operand_that_differs_by_more_than_its_axis_is_made_by_itself() -> None:
     x = normal(64, 1, 64)
     for other in (Slot(format="mxfp4"), Slot(scale_rule="floor"), Slot(block=16)):
-        assert input_copies(declared("mxfp8", other), x, None)[1] is None
-    assert input_copies(declared("mxfp8", Slot(format="bf16")), x, None)[1] is x
-    forward, again = input_copies(declared("mxfp8", Slot(format="reuse")), x, None)
+        assert input_copies(declared("mxfp8", other), x, None, Buffers())[1] is None
+    assert input_copies(declared("mxfp8", Slot(format="bf16")), x, None, Buffers())[1] is x
+    forward, again = input_copies(declared("mxfp8", Slot(format="reuse")), x, None, Buffers())
     assert again is forward
     for options in ({"rounding": "stochastic"}, {"hadamard": "deterministic"}):
         with during(Moment(1)):
-            assert input_copies(declared("mxfp4", **options), x, None)[1] is None
+            assert input_copies(declared("mxfp4", **options), x, None, Buffers())[1] is None
 
 
 def test_blocks_of_an_experts_rows_are_made_by_sequence() -> None:
     x, rows = normal(40, 64), Rows(torch.arange(40) % 2, 2)
-    assert input_copies(declared("mxfp8"), x, rows)[1] is None
-    assert gradient_copies(declared("mxfp8"), x, rows)[1] is None
+    assert input_copies(declared("mxfp8"), x, rows, Buffers())[1] is None
+    assert gradient_copies(declared("mxfp8"), x, rows, Buffers())[1] is None
     for precision in (declared("hifp8"), declared("mxfp8", Slot(format="reuse"))):
-        forward, again = input_copies(precision, x, rows)
+        forward, again = input_copies(precision, x, rows, Buffers())
         assert again is forward
     g = normal(40, 96)
     precision = declared("mxfp8", Slot(format="reuse"))
-    _, held_x = input_copies(precision, x, rows)
+    _, held_x = input_copies(precision, x, rows, Buffers())
     assert torch.equal(wgrad(precision, g, x, rows, held_x=held_x), wgrad(precision, g, x, rows)), (
         "laid out by sequence, before or after"
     )

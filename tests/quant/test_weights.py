@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from quantexp.formats import quantise
 from quantexp.quant import operand, weights
 from quantexp.quant.moment import Moment, during, seed_of
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
+from quantexp.quant.tap import operands_to
 from quantexp.quant.weights import WeightCopies
 from quantexp.schema import LinearDgrad, LinearSite, ModelConfig, QuantConfig, Slot
 
@@ -41,15 +43,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
 
     def counted(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def count(x: Tensor, op: object, axis: int) -> Tensor:
+        def count(x: Tensor, op: object, axis: int, out: Tensor | None = None) -> Tensor:
             made.append(axis)
-            return of(x, op, axis)
+            return of(x, op, axis, out)
 
         return count
 
-    def by_two(x: Tensor, first: object, second: object, axes: tuple[int, int]) -> object:
+    def by_two(x: Tensor, first: object, second: object, axes: Any, out: Any) -> object:
         made.append(sum(axes))
-        return both(x, first, second, axes)  # type: ignore[arg-type]
+        return both(x, first, second, axes, out)  # type: ignore[arg-type]
 
     both = operand.held_by_two
     monkeypatch.setattr(weights, "held", counted(operand.held))
@@ -79,7 +81,7 @@ def test_a_format_without_blocks_has_one_copy_for_both_products(w: Tensor, made:
     copies, precision = WeightCopies(), declared("hifp8")
     for several in (True, False):
         with copies.step(several):
-            forward = copies.for_fprop(precision, w, True)
+            forward = copies.for_fprop(precision, w, dgrad_follows=True)
             assert copies.num_bytes() == w.nbytes
             assert copies.for_dgrad(precision, w) is forward
             assert copies.num_bytes() == (w.nbytes if several else 0)
@@ -219,3 +221,34 @@ def test_nan_in_a_weight_is_no_change(w: Tensor) -> None:
     w[0] = torch.nan
     with copies.step(several=True):
         copies.for_fprop(precision, w, dgrad_follows=True)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
+@pytest.mark.parametrize("several", [True, False])
+def test_steps_write_to_the_same_memory_and_the_copies_stay_right(fmt: str, several: bool) -> None:
+    """Weights of two layers at once; what a tap saw is never written again."""
+    copies, precision = WeightCopies(), declared(fmt)
+    other = ModulePrecision(ModuleId(1, "fc1"), precision.sites)
+    generator = torch.Generator().manual_seed(1)
+    places, seen = [], []
+    for step in range(3):
+        pair = [torch.randn(96, 64, generator=generator).bfloat16() for _ in range(2)]
+        with copies.step(several):
+            expected, taken = [], set[int]()
+            for each, w in zip((precision, other), pair, strict=True):
+                first, second = weights.weight_operands(each)
+                rows = copies.for_fprop(each, w, dgrad_follows=True)
+                assert torch.equal(rows, operand.held(w, first, -1))
+                taken.add(rows.data_ptr())
+                expected.append(operand.held(w, second, 0))
+            columns = [
+                copies.for_dgrad(p, w) for p, w in zip((precision, other), pair, strict=True)
+            ]
+            assert all(torch.equal(*both) for both in zip(columns, expected, strict=True))
+            places.append(taken | {x.data_ptr() for x in columns})
+            if step == 1:
+                with operands_to(lambda *_: None):
+                    shown = copies.for_fprop(precision, pair[0], dgrad_follows=True)
+                    seen = [(shown, shown.clone())]
+    assert places[0] == places[1]
+    assert all(torch.equal(x, then) for x, then in seen)
