@@ -17,6 +17,8 @@
 #define GROUP 16
 /* Elements that a thread takes at a time, about. */
 #define SHARE 65536
+/* Elements between what is worked on and what is fetched to the cache. */
+#define AHEAD 512
 /* Bytes of a result from which it is written past the caches, which then need not read it first. */
 #define STREAMED (32 << 20)
 
@@ -83,6 +85,7 @@ INLINE floats in_block(floats x, floats inverse, floats scale, const grid *g) {
 INLINE uint32_t amax_of(const void *x, enum dtype dtype, int64_t at, int64_t n) {
   words most = {0};
   for (int64_t k = 0; k < n; k += PAIR) {
+    fetch(x, dtype, at + k + AHEAD);
     pair v = load_some(x, dtype, at + k, n - k);
     most = larger(most, larger(magnitude(v.a), magnitude(v.b)));
   }
@@ -143,8 +146,7 @@ INLINE void tile(const job *j, enum dtype dtype, int64_t unit) {
   for (int64_t r = 0; r < depth; r++) {
     int64_t at = start + r * j->inner;
     for (int64_t k = 0; k < wide; k += PAIR) {
-      for (int64_t ahead = 0; ahead < PAIR * bytes_of(dtype); ahead += 64) /* of the next tile */
-        __builtin_prefetch((const char *)j->x + (at + wide + k) * bytes_of(dtype) + ahead);
+      fetch(j->x, dtype, at + wide + k); /* of the next tile */
       pair v = load_some(j->x, dtype, at + k, wide - k);
       words a = larger(words_at(amax + k), magnitude(v.a)), b = larger(words_at(amax + k + LANES), magnitude(v.b));
       memcpy(amax + k, &a, sizeof a);
@@ -205,6 +207,7 @@ INLINE void flat(const job *j, enum dtype dtype, int hif8, int exact, int64_t un
   int64_t end = least((unit + 1) * SHARE, j->inner);
   floats scale = every(g.scale), inverse = every(1 / g.scale);
   for (int64_t at = unit * SHARE; at < end; at += PAIR) {
+    fetch(j->x, dtype, at + AHEAD);
     pair v = load_some(j->x, dtype, at, end - at);
     floats a = on_flat(v.a * scale, &g, hif8), b = on_flat(v.b * scale, &g, hif8);
     v = exact ? (pair){a * inverse, b * inverse} : (pair){a / scale, b / scale};
@@ -218,6 +221,7 @@ INLINE void find_largest(job *j, enum dtype dtype, int64_t unit) {
   int64_t end = least((unit + 1) * SHARE, j->inner);
   words most = {0};
   for (int64_t at = unit * SHARE; at < end; at += PAIR) {
+    fetch(j->x, dtype, at + AHEAD);
     pair v = load_some(j->x, dtype, at, end - at);
     most = larger(most, larger(if_finite(v.a), if_finite(v.b)));
   }

@@ -13,7 +13,7 @@ from quantexp.formats import quantise
 from quantexp.formats.kernels import choice, cpu
 from quantexp.formats.options import resolve
 
-from .builds import assert_same_bits, by_torch, wild
+from .builds import DTYPES, assert_same_bits, by_torch, wild
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,17 @@ def test_without_a_compiler_torch_does_it_and_it_is_said_once(
     assert capsys.readouterr().err == (
         "cpu.c: not compiled, as QUANTEXP_COMPILE=0 says; tensors are quantised by torch, many times slower\n"
     )
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "hifp8", "fp8_e5m2"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_torch_code_may_write_over_its_input(name: str, dtype: torch.dtype) -> None:
+    x = wild(dtype, 40, 90)
+    for axis in (0, 1):
+        held = x.clone()
+        with choice.torch_alone():
+            quantise(held, name, axis=axis, out=held)
+        assert_same_bits(held, by_torch(x, name, axis=axis))
 
 
 def test_another_header_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
