@@ -1,0 +1,189 @@
+"""The GPU kernels against the torch code, bit for bit, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.formats.options import Options, resolve
+from quantexp.formats.quantising import quantise_dense
+from quantexp.formats.tensor_scale import tensor_scale
+
+from ..tensors import assert_same, every_value  # noqa: TID252
+from . import gpu_cases as cases
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+Call = Callable[..., tuple[Any, ...]]
+
+
+@pytest.fixture(scope="module")
+def call() -> Iterator[Call]:
+    """Call a function of the kernels' module in the interpreter, and get its arguments as it left them."""
+    program = Path(__file__).with_name("interpreter.py")
+    root = Path(__file__).parents[3]
+    paths = [str(root), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-W", "ignore::RuntimeWarning", str(program)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def request(name: str, *arguments: object, grid_limit: int = 65535) -> tuple[Any, ...]:
+        pickle.dump((name, arguments, grid_limit), process.stdin)
+        process.stdin.flush()
+        return tuple(pickle.load(process.stdout))
+
+    yield request
+    process.stdin.close()
+    assert process.wait(20) == 0
+    process.stdout.close()
+
+
+def reference(x: Tensor, options: Options, axis: int, scale: Tensor | None = None) -> Tensor:
+    y = torch.empty_like(x)
+    quantise_dense(x, y, options, axis, scale, None)
+    return y
+
+
+def check(call: Call, x: Tensor, options: Options, axis: int, amax: Tensor | None = None) -> None:
+    scale = tensor_scale(x, options, amax)
+    poison = torch.full_like(x, 3.0)
+    y = call("quantise", x, poison, options, axis, scale)[1]
+    assert y.dtype == x.dtype
+    assert_same(y, reference(x, options, axis, scale))
+
+
+def check_both(
+    call: Call, x: Tensor, options: Options, axis: int = 0, grid_limit: int = 65535
+) -> None:
+    poison = torch.full_like(x, 3.0)
+    arguments = (x, poison, poison.clone(), options, axis)
+    _, columns, rows, _, _ = call("quantise_both", *arguments, grid_limit=grid_limit)
+    assert_same(columns, reference(x, options, axis))
+    assert_same(rows, reference(x, options, x.ndim - 1))
+
+
+@pytest.mark.parametrize("rule", cases.RULES)
+@pytest.mark.parametrize("fmt", cases.MX)
+def test_every_bfloat16_value_in_rows_and_columns(call, fmt, rule):
+    check_both(call, cases.spread(torch.bfloat16), cases.mx(fmt, rule))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", ["even", "away"])
+@pytest.mark.parametrize("rule", cases.RULES)
+@pytest.mark.parametrize("fmt", cases.MX)
+def test_every_16_bit_value_alone_in_either_direction(call, fmt, rule, rounding):
+    options = cases.mx(fmt, rule, rounding)
+    for dtype in (torch.bfloat16, torch.float16):
+        for x in (cases.spread(dtype), cases.mixed(dtype), every_value(dtype).view(64, 1024)):
+            check_both(call, x, options)
+            check(call, x, options, 0)
+            check(call, x, options, 1)
+
+
+@pytest.mark.parametrize("fmt", cases.MX)
+def test_float32_at_ties_and_ends_under_every_rule(call, fmt):
+    x = torch.cat([cases.hard_float32(64), cases.amax_at_ends()[::23]])
+    for rule in cases.RULES:
+        check_both(call, x, cases.mx(fmt, rule))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", ["even", "away"])
+@pytest.mark.parametrize("rule", cases.RULES)
+@pytest.mark.parametrize("fmt", cases.MX)
+def test_much_float32_under_every_rule(call, fmt, rule, rounding):
+    options = cases.mx(fmt, rule, rounding)
+    check_both(call, torch.cat([cases.hard_float32(8192), cases.amax_at_ends()]), options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "axis"), cases.SHAPES)
+def test_every_shape_and_axis(call, shape, axis, dtype):
+    check(call, cases.noise(shape, dtype), cases.mx("mxfp8", "rceil", "away"), axis)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "axis"), cases.BOTH_SHAPES)
+def test_both_copies_of_every_shape(call, shape, axis, dtype):
+    check_both(call, cases.noise(shape, dtype), cases.mx("mxfp4", "floor"), axis)
+
+
+@pytest.mark.parametrize("options", cases.HIF8, ids=str)
+def test_every_bfloat16_value_becomes_hifloat8(call, options):
+    # amax is not the tensor's largest by far, so that most of its values lie in the middle of the format
+    for amax in (None, torch.tensor(3.0)) if options.scaling.value != "none" else (None,):
+        check(call, every_value(torch.bfloat16), options, 0, amax)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", cases.HIF8, ids=str)
+def test_every_16_bit_value_and_hard_float32_become_hifloat8(call, options):
+    scaled = options.scaling.value != "none"
+    x32 = cases.hard_float32(2048)
+    for x in (every_value(torch.bfloat16), every_value(torch.float16), x32, x32.exp2().pow(5)):
+        for amax in (None, torch.tensor(3.0), torch.tensor(2.0**-30)) if scaled else (None,):
+            check(call, x, options, 0, amax)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scaling", ["none", "current", "exact"])
+def test_hifloat8_of_an_odd_number_of_elements(call, scaling, dtype):
+    for saturate in (True, False):
+        options = resolve("hifp8", scaling=scaling, saturate=saturate)
+        check(call, cases.noise((3, 1367), dtype), options, 1)
+
+
+@pytest.mark.parametrize("amax", [1e-38, 2.0**-133, 3e38, 0.0, torch.nan])
+def test_hifloat8_under_scales_at_the_ends_of_their_range_keeps_zeros(call, amax):
+    x = torch.tensor([0.0, -0.0, 2.0**-133, -(2.0**-130), 1e-38, -3e-39, 1.0, 3e38, -3e38] * 2)
+    for dtype in DTYPES:
+        for scaling in ("current", "exact"):
+            options = resolve("hifp8", scaling=scaling)
+            check(call, x.to(dtype), options, 0, torch.tensor(amax))
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
+@pytest.mark.parametrize(("shape", "axis"), [((40, 64), 1), ((40, 70), 1), ((40, 70), 0)])
+def test_in_place(call, fmt, shape, axis):
+    x, options = cases.noise(shape, torch.bfloat16), resolve(fmt)
+    assert_same(call("quantise", x, x, options, axis, None)[0], reference(x, options, axis))
+
+
+@pytest.mark.parametrize("which", ["columns", "rows"])
+def test_either_copy_may_take_the_place_of_the_original(call, which):
+    x, options = cases.noise((40, 70), torch.bfloat16), resolve("mxfp8")
+    other = torch.empty_like(x)
+    columns, rows = (x, other) if which == "columns" else (other, x)
+    _, columns, rows, _, _ = call("quantise_both", x, columns, rows, options, 0)
+    assert_same(columns, reference(x, options, 0))
+    assert_same(rows, reference(x, options, 1))
+
+
+def test_a_tensor_that_starts_between_pairs(call):
+    memory = cases.noise((64 * 33 + 1,), torch.bfloat16)
+    x = memory[1:].view(33, 64)
+    assert x.data_ptr() % 4 == 2
+    for fmt, axis in (("mxfp8", 0), ("mxfp8", 1), ("hifp8", 0)):
+        check(call, x, resolve(fmt), axis)
+    check_both(call, x, resolve("mxfp8"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((5, 40, 70), 1), ((200, 45), 0), ((3, 200, 2, 45), 1)]
+)
+def test_a_grid_that_is_too_small_for_one_launch(call, shape, axis):
+    x = cases.noise(shape, torch.bfloat16)
+    check_both(call, x, cases.mx("mxfp8", "floor"), axis, grid_limit=2)
