@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from quantexp.formats.options import Options, resolve
+from quantexp.formats.quantising import quantise_dense
+from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import ScaleRule
 
-from ..tensors import every_value  # noqa: TID252
+from ..tensors import assert_same, every_value  # noqa: TID252
 
+#: Calls a function of `kernels.gpu` somewhere, and gives its arguments as it left them, on the CPU.
+Call = Callable[..., tuple[Any, ...]]
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 MX = ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e2m1"]
 RULES = [rule.value for rule in ScaleRule]
 HIF8 = [
@@ -118,3 +127,24 @@ def noise(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def mx(fmt: str, rule: str, rounding: str = "even") -> Options:
     return resolve(fmt, scale_rule=rule, rounding=rounding)
+
+
+def reference(x: Tensor, options: Options, axis: int, scale: Tensor | None = None) -> Tensor:
+    y = torch.empty_like(x)
+    quantise_dense(x, y, options, axis, scale, None)
+    return y
+
+
+def check(call: Call, x: Tensor, options: Options, axis: int, amax: Tensor | None = None) -> None:
+    scale = tensor_scale(x, options, amax)
+    poison = torch.full_like(x, 3.0)
+    y = call("quantise", x, poison, options, axis, scale)[1]
+    assert y.dtype == x.dtype
+    assert_same(y, reference(x, options, axis, scale))
+
+
+def check_both(call: Call, x: Tensor, options: Options, axis: int = 0) -> None:
+    poison = torch.full_like(x, 3.0)
+    _, columns, rows, *_ = call("quantise_both", x, poison, poison.clone(), options, axis)
+    assert_same(columns, reference(x, options, axis))
+    assert_same(rows, reference(x, options, x.ndim - 1))

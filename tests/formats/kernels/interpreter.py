@@ -15,12 +15,13 @@ from quantexp.formats.kernels import gpu
 def main() -> None:
     answers = sys.stdout.buffer
     sys.stdout = sys.stderr
+    grid_limit = gpu._GRID_LIMIT
     while True:
         try:
-            name, arguments, grid_limit = pickle.load(sys.stdin.buffer)
+            name, arguments, limit = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        gpu._GRID_LIMIT = grid_limit
+        gpu._GRID_LIMIT = grid_limit if limit is None else limit
         getattr(gpu, name)(*arguments)
         pickle.dump(arguments, answers)
         answers.flush()
