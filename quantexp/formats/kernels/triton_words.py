@@ -66,6 +66,7 @@ def single(bits, dtype: tl.constexpr, IS_EXACT: tl.constexpr):
         if IS_EXACT:
             nearest = bits >> 16
         else:
+            # a GPU's NaN has all bits set: it would become -0
             even = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
             nearest = tl.where((bits & MAGNITUDE) > EXPONENT, BFLOAT16_NAN, even)
         return nearest.to(tl.int16)

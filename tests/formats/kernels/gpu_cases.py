@@ -148,3 +148,9 @@ def check_both(call: Call, x: Tensor, options: Options, axis: int = 0) -> None:
     _, columns, rows, *_ = call("quantise_both", x, poison, poison.clone(), options, axis)
     assert_same(columns, reference(x, options, axis))
     assert_same(rows, reference(x, options, x.ndim - 1))
+
+
+def words(options: Options) -> str:
+    """HiF8's options, for the name of a test."""
+    saturates = "saturating" if options.saturate else "infinite"
+    return f"{options.scaling}-{options.rounding}-{saturates}"

@@ -36,7 +36,7 @@ def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt, dtype):
         resolve("fp8_e4m3"),
         resolve("bf16"),
     ],
-    ids=str,
+    ids=lambda options: f"{options.fmt.name}-{options.rounding}-{options.block}",
 )
 def test_what_has_no_kernel_is_not_claimed(options):
     assert not gpu.claims_options(torch.bfloat16, options)

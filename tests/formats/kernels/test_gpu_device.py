@@ -57,7 +57,7 @@ def test_much_float32_under_every_rule(fmt, rule, rounding):
     check(call, x, options, 1)
 
 
-@pytest.mark.parametrize("options", cases.HIF8, ids=str)
+@pytest.mark.parametrize("options", cases.HIF8, ids=cases.words)
 def test_every_16_bit_value_and_hard_float32_become_hifloat8(options):
     scaled = options.scaling.value != "none"
     amaxes = [None, *map(torch.tensor, (3.0, 2.0**-30, 2.0**-133, 3e38))] if scaled else [None]

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from quantexp.formats.options import resolve
+from quantexp.formats.tensor_scale import tensor_scale
 
 from ..tensors import assert_same, every_value  # noqa: TID252
 from . import gpu_cases as cases
@@ -92,7 +93,7 @@ def test_both_copies_of_every_shape(call, shape, axis, dtype):
     check_both(call, cases.noise(shape, dtype), cases.mx("mxfp4", "floor"), axis)
 
 
-@pytest.mark.parametrize("options", cases.HIF8, ids=str)
+@pytest.mark.parametrize("options", cases.HIF8, ids=cases.words)
 def test_every_bfloat16_value_becomes_hifloat8(call, options):
     # amax is not the tensor's largest by far, so that most of its values lie in the middle of the format
     for amax in (None, torch.tensor(3.0)) if options.scaling.value != "none" else (None,):
@@ -100,7 +101,7 @@ def test_every_bfloat16_value_becomes_hifloat8(call, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", cases.HIF8, ids=str)
+@pytest.mark.parametrize("options", cases.HIF8, ids=cases.words)
 def test_every_16_bit_value_and_hard_float32_become_hifloat8(call, options):
     scaled = options.scaling.value != "none"
     x32 = cases.hard_float32(2048)
@@ -124,6 +125,16 @@ def test_hifloat8_under_scales_at_the_ends_of_their_range_keeps_zeros(call, amax
         for scaling in ("current", "exact"):
             options = resolve("hifp8", scaling=scaling)
             check(call, x.to(dtype), options, 0, torch.tensor(amax))
+
+
+@pytest.mark.parametrize(("halfway", "even"), [(257.0, 256.0), (259.0, 260.0)])
+def test_quotients_halfway_between_two_bfloat16_become_the_even_one(call, halfway, even):
+    """hif8 of x s is 1, and 1 / s in float32 has nine significant bits."""
+    x, options = torch.tensor([256.0, 258.0, 260.0]).bfloat16(), resolve("hifp8", scaling="exact")
+    scale = tensor_scale(x, options, torch.tensor(15 * halfway))
+    assert 1 / scale == halfway
+    y = call("quantise", x, torch.empty_like(x), options, 0, scale)[1]
+    assert_same(y, torch.full((3,), even))
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
