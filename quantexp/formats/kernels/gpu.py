@@ -46,6 +46,11 @@ def claims_both(x: Tensor, options: Options) -> bool:
     return options.fmt.family is Family.MX and claims(x, options)
 
 
+def reads(x: Tensor) -> bool:
+    """Whether `finite_amax` may be called for such a tensor."""
+    return x.is_cuda and obstacle(x.device) is None and x.dtype in INPUT_DTYPES
+
+
 def claims_options(dtype: torch.dtype, options: Options) -> bool:
     """Whether there is a kernel for this, on a device that has one."""
     if dtype not in INPUT_DTYPES or options.rounding is Rounding.STOCHASTIC or options.pre_scale:
@@ -116,6 +121,31 @@ def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, ax
     if last % MX_BLOCK == 0:
         last = inner
     _mx_tiles(x, rows, columns, (outer, along, inner // last, last), options)
+
+
+def finite_amax(x: Tensor) -> Tensor:
+    """The largest magnitude among the finite elements of x, contiguous, 0-dim float32; 0 where there is none."""
+    amax_bits = torch.zeros((), dtype=torch.int32, device=x.device)
+    if x.numel() > 0:
+        _raise_to_amax(x, amax_bits)
+    return amax_bits.view(torch.float32)
+
+
+def _raise_to_amax(x: Tensor, amax_bits: Tensor) -> None:
+    from quantexp.formats.kernels.triton_amax import amax_flat
+
+    (words,), is_pairs = _words((x,), x.numel())
+    launch = LAUNCHES["amax_flat", is_pairs]
+    size = launch.blocks * MX_BLOCK // (2 if is_pairs else 1)
+    with _on(x):
+        amax_flat[(-(-words.numel() // size),)](
+            words,
+            amax_bits,
+            words.numel(),
+            SIZE=size,
+            IS_PAIRS=is_pairs,
+            num_warps=launch.num_warps,
+        )
 
 
 def _mx_flat(x: Tensor, y: Tensor, options: Options) -> None:

@@ -30,6 +30,8 @@ LAUNCHES: dict[tuple[str, bool], Launch] = {
     ("mx_tile", False): Launch(4, 4),
     ("hif8_flat", True): Launch(64, 4),
     ("hif8_flat", False): Launch(64, 4),
+    ("amax_flat", True): Launch(128, 4),
+    ("amax_flat", False): Launch(128, 4),
 }
 
 #: What is worth trying for each kernel.
@@ -37,4 +39,5 @@ CANDIDATES: dict[str, tuple[Launch, ...]] = {
     "mx_flat": (Launch(32, 4), Launch(64, 4), Launch(128, 4), Launch(128, 8), Launch(256, 8)),
     "mx_tile": (Launch(2, 1), Launch(4, 2), Launch(4, 4), Launch(8, 4), Launch(8, 8)),
     "hif8_flat": (Launch(32, 4), Launch(64, 4), Launch(128, 4), Launch(128, 8), Launch(256, 8)),
+    "amax_flat": (Launch(64, 4), Launch(128, 4), Launch(256, 4), Launch(256, 8), Launch(512, 8)),
 }

@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.formats.flat import quantise_flat
+from quantexp.formats.layout import outer_axis_inner
+from quantexp.formats.mx import quantise_mx
 from quantexp.formats.options import Options, resolve
-from quantexp.formats.quantising import quantise_dense
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.formats.types import ScaleRule
+from quantexp.formats.types import Family, ScaleRule
 
 from ..tensors import assert_same, every_value  # noqa: TID252
 
-#: Calls a function of `kernels.gpu` somewhere, and gives its arguments as it left them, on the CPU.
-Call = Callable[..., tuple[Any, ...]]
+#: Calls a function of `kernels.gpu` somewhere; gives what it returns, or else its arguments as it left them.
+Call = Callable[..., Any]
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 MX = ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e2m1"]
@@ -113,6 +115,12 @@ def amax_at_ends() -> Tensor:
     return torch.cat([x, zeros])
 
 
+def much_float32() -> Tensor:
+    """The two above, 32 x 22976: as blocks along either axis."""
+    x = torch.cat([amax_at_ends(), hard_float32(8192)])
+    return x[: len(x) // 32 * 32].reshape(32, -1)
+
+
 def noise(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Normal numbers of magnitudes that vary from block to block, with a few NaN, Inf and -0."""
     generator = torch.Generator().manual_seed(len(shape) + sum(shape))
@@ -130,8 +138,13 @@ def mx(fmt: str, rule: str, rounding: str = "even") -> Options:
 
 
 def reference(x: Tensor, options: Options, axis: int, scale: Tensor | None = None) -> Tensor:
+    """What torch's own code gives, whichever kernels this machine has."""
     y = torch.empty_like(x)
-    quantise_dense(x, y, options, axis, scale, None)
+    if options.fmt.family is Family.MX:
+        extents = outer_axis_inner(x.shape, axis)
+        quantise_mx(x.view(extents), y.view(extents), options)
+    else:
+        quantise_flat(x.view(-1), y.view(-1), options, scale)
     return y
 
 

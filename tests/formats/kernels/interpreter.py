@@ -22,8 +22,8 @@ def main() -> None:
         except EOFError:
             return
         gpu._GRID_LIMIT = grid_limit if limit is None else limit
-        getattr(gpu, name)(*arguments)
-        pickle.dump(arguments, answers)
+        result = getattr(gpu, name)(*arguments)
+        pickle.dump(arguments if result is None else result, answers)
         answers.flush()
 
 

@@ -49,6 +49,7 @@ def test_other_dtypes_are_not_claimed():
 def test_tensors_that_are_not_on_a_gpu_are_not_claimed():
     assert not gpu.claims(torch.zeros(32), resolve("mxfp8"))
     assert not gpu.claims_both(torch.zeros(32), resolve("mxfp8"))
+    assert not gpu.reads(torch.zeros(32))
 
 
 def test_both_copies_are_claimed_for_blocks_alone(monkeypatch):
@@ -57,6 +58,7 @@ def test_both_copies_are_claimed_for_blocks_alone(monkeypatch):
     assert gpu.claims(x, resolve("hifp8"))
     assert gpu.claims_both(x, resolve("mxfp8"))
     assert not gpu.claims_both(x, resolve("hifp8")), "a scale of the tensor has no axis"
+    assert gpu.reads(x)
 
 
 @pytest.fixture

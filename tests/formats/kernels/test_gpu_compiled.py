@@ -40,10 +40,10 @@ def compiled(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from quantexp.formats.kernels import triton_hif8, triton_mx
+    from quantexp.formats.kernels import triton_amax, triton_hif8, triton_mx
 
-    module = triton_hif8 if name == "hif8_flat" else triton_mx
-    kernel = getattr(module, name)
+    modules = {"hif8_flat": triton_hif8, "amax_flat": triton_amax}
+    kernel = getattr(modules.get(name, triton_mx), name)
     known = dict(constants)
     signature, values, attributes = {}, {}, {}
     for position, argument in enumerate(kernel.arg_names):
@@ -54,8 +54,9 @@ def compiled(
             is_extent = argument in ("N", "M", "L", "num_blocks")
             signature[argument] = "i32" if is_extent else pointer
             attributes[(position,)] = ALIGNED
-            if argument == "scale":
-                signature[argument] = "*fp32"
+            signature[argument] = {"scale": "*fp32", "amax_bits": "*i32"}.get(
+                argument, signature[argument]
+            )
     source = ASTSource(kernel, signature=signature, constexprs=values, attrs=attributes)
     options = {"num_warps": launch.num_warps, "enable_fp_fusion": contracts}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -145,6 +146,17 @@ def test_every_access_has_16_bytes_a_thread(name):
     assert stores.pop("st.global.v4.b32") > 0
     assert sum(loads.values()) == scale, "the scale alone is loaded singly"
     assert not stores
+
+
+@pytest.mark.parametrize("pointer", ["*i32", "*fp32", "*fp16"])
+def test_amax_reads_16_bytes_a_thread(pointer):
+    is_pairs = pointer == "*i32"
+    launch = LAUNCHES["amax_flat", is_pairs]
+    constants = {"SIZE": launch.blocks * 32 // (2 if is_pairs else 1), "IS_PAIRS": is_pairs}
+    used = instructions(compiled("amax_flat", pointer, launch, tuple(constants.items())))
+    loads = {word for word in used if word.startswith("ld.global")}
+    assert loads == {"ld.global.v4.b32"}
+    assert not any(word.startswith("st.global") for word in used)
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -27,10 +27,12 @@ def _usable() -> None:
         assert gpu.obstacle(torch.device("cuda", torch.cuda.current_device())) is None
 
 
-def call(name: str, *arguments: object) -> tuple[Any, ...]:
-    """Call a function of the module on the device with what lies there of the arguments' tensors."""
+def call(name: str, *arguments: object) -> Any:
+    """Call a function of the module with its arguments' tensors on the device."""
     there = [one.cuda() if isinstance(one, torch.Tensor) else one for one in arguments]
-    getattr(gpu, name)(*there)
+    result = getattr(gpu, name)(*there)
+    if result is not None:
+        return result.cpu()
     return tuple(one.cpu() if isinstance(one, torch.Tensor) else one for one in there)
 
 
@@ -51,7 +53,7 @@ def test_every_16_bit_value_in_either_direction(fmt, rule, rounding):
 @pytest.mark.parametrize("fmt", cases.MX)
 def test_much_float32_under_every_rule(fmt, rule, rounding):
     options = cases.mx(fmt, rule, rounding)
-    x = torch.cat([cases.hard_float32(8192), cases.amax_at_ends()])
+    x = cases.much_float32()
     check_both(call, x, options)
     check(call, x, options, 0)
     check(call, x, options, 1)
@@ -79,9 +81,21 @@ def test_every_shape(dtype):
         check_both(call, cases.noise(shape, dtype), cases.mx("mxfp4", "floor"), axis)
 
 
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_amax_of_what_is_finite(dtype):
+    for x in (
+        cases.noise((9001,), dtype),
+        cases.noise((1 << 20,), dtype),
+        torch.empty(0).to(dtype),
+    ):
+        finite = x[x.isfinite()].float().abs()
+        assert_same(call("finite_amax", x), finite.amax() if finite.numel() else torch.tensor(0.0))
+
+
 def test_the_kernels_claim_tensors_of_the_device_and_no_others():
     x = torch.zeros(32)
     assert gpu.claims(x.cuda(), resolve("mxfp8"))
+    assert gpu.reads(x.cuda())
     assert gpu.claims_both(x.cuda(), resolve("mxfp8"))
     assert not gpu.claims(x, resolve("mxfp8"))
 
