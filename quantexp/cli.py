@@ -101,12 +101,14 @@ def _train_sweep(arguments: argparse.Namespace) -> int:
 
 
 def _execute(experiment: Experiment) -> int:
+    from quantexp.drawing import draw_skipped
     from quantexp.execute import execute
     from quantexp.status import State
     from quantexp.summary import print_outcome
 
     outcome = execute(experiment, _console())
     if outcome.state is State.COMPLETED:
+        draw_skipped(outcome, _console())
         print_outcome(outcome, _console())
         return 0
     _complain(f"{outcome.run.root.name} {outcome.state.value}: {outcome.reason}")
