@@ -53,7 +53,8 @@ def do(task: Task) -> Done:
     if DISTRIBUTIONS in task.stems:
         grids = grids_of(task.entry.metadata, looked.values, looked.record["abs_max"])
         figure = draw_distribution(looked, grids, task.source)
-        save_figure(figure, task.stems[DISTRIBUTIONS], task.formats)
+        save_figure(figure, task.stems[DISTRIBUTIONS], task.formats, one_of_many=True)
     if HEATMAPS in task.stems:
-        save_figure(draw_heatmap(looked, task.source), task.stems[HEATMAPS], task.formats)
+        figure = draw_heatmap(looked, task.source)
+        save_figure(figure, task.stems[HEATMAPS], task.formats, one_of_many=True)
     return Done(looked.record, looked.finding)
