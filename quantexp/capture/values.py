@@ -73,9 +73,21 @@ def load_values(path: Path, metadata: Mapping[str, Any]) -> Tensor:
     return _of_file(path) if metadata.get("key") is None else _of_shard(path, metadata)
 
 
-def _of_file(path: Path) -> Tensor:
+def metadata_in(path: Path) -> dict[str, Any]:
+    """What a file of its own says of its tensor beside the values; nothing where it says nothing.
+
+    Raises:
+        CaptureError: not a file of captured values.
+    """
+    content = _content(path)
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _content(path: Path) -> Any:
+    """What is in a file of its own, values memory-mapped."""
     try:
-        content = torch.load(
+        return torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except Exception as error:  # an unpickler that meets other bytes may raise anything
@@ -83,6 +95,10 @@ def _of_file(path: Path) -> Tensor:
             f"{path} is refused: it is no file of captured values, is damaged, or holds more than tensors and plain "
             "data"
         ) from error
+
+
+def _of_file(path: Path) -> Tensor:
+    content = _content(path)
     tensor = content.get("tensor") if isinstance(content, dict) else content
     if not isinstance(tensor, Tensor):
         raise CaptureError(f"{path} holds no tensor; was it captured?")
