@@ -268,11 +268,12 @@ def _requantise(arguments: argparse.Namespace) -> int:
 
 def _draw(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.draw.server import start_server
+    from quantexp.analysis.draw.tree import STATISTICS
 
     wanted = asked_to_draw(arguments)
     require_folders(wanted.folders)
     if wanted.jobs != 1:
-        start_server()
+        start_server(draws=wanted.only != (STATISTICS,))
     from quantexp.analysis.draw.verb import draw
 
     outcome = draw(wanted, Console(stderr=True, highlight=False), _complain)

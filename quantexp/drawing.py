@@ -18,9 +18,8 @@ from rich.markup import escape
 
 from quantexp.errors import QuantexpError
 from quantexp.execute import Outcome
-from quantexp.paths import RunDir
+from quantexp.paths import RunDir, short_path
 from quantexp.schema import AutoDraw
-from quantexp.summary import short_path
 
 #: Seconds that the report at the end of a run may look at captured values; that of a sweep as many for each run.
 REPORT_LOOK_S = 1.0

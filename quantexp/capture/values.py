@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,20 @@ def name_of(folder: Path, metadata: Mapping[str, Any]) -> str:
     """
     key = metadata.get("key")
     name = str(metadata["file"]).removesuffix(".pt") if key is None else str(key)
-    return str(_inside(folder, name).relative_to(folder.resolve()))
+    return str(_inside(folder, name).relative_to(_resolved(folder.absolute())))
 
 
 def _inside(folder: Path, name: str) -> Path:
     path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
+    if not path.is_relative_to(_resolved(folder.absolute())):
         raise CaptureError(f"{folder / MANIFEST} names {name}, which is outside the folder")
     return path
+
+
+@lru_cache(maxsize=64)
+def _resolved(folder: Path) -> Path:
+    """Where the folder is, found once: a collection has thousands of files."""
+    return folder.resolve()
 
 
 def load_values(path: Path, metadata: Mapping[str, Any]) -> Tensor:
