@@ -32,7 +32,7 @@ def completed(source: Source, filters: Iterable[str], say: Callable[[str], None]
     for name in filters:
         asked = [i for i, entry in enumerate(entries) if not values_of(entry.metadata, name)]
         for i in asked:
-            entries[i] = _with(entries[i], name)
+            entries[i] = _with(entries[i], name, say)
         unknown = sum(not values_of(entries[i].metadata, name) for i in asked)
         if unknown:
             say(
@@ -41,13 +41,14 @@ def completed(source: Source, filters: Iterable[str], say: Callable[[str], None]
     return replace(source, capture=Capture(source.capture.folder, entries))
 
 
-def _with(entry: CapturedTensor, name: str) -> CapturedTensor:
-    """The tensor with what its own file says; one that cannot be read is named where it is drawn."""
+def _with(entry: CapturedTensor, name: str, say: Callable[[str], None]) -> CapturedTensor:
+    """The tensor with what its own file says; one that cannot be read is named."""
     if not entry.metadata.get("file") or entry.metadata.get("key") is not None:
         return entry
     try:
         value: object = metadata_in(entry.path).get(name)
-    except (CaptureError, OSError):
+    except (CaptureError, OSError) as error:
+        say(str(error))
         return entry
     if name in NUMBERS:
         value = int(str(value)) if str(value).isdecimal() else None

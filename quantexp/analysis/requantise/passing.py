@@ -89,6 +89,9 @@ def score_file(entry: CapturedTensor, work: Work) -> FileScores:
     found = FileScores(entry)
     try:
         x = _values(entry)
+        if x.numel() == 0:
+            found.notes.append(f"{entry.label} is empty")
+            return found
         for slot in slots_of(entry.metadata):
             check_layout(tuple(x.shape), slot)
             _score_slot(found, x, slot, work)
@@ -112,9 +115,6 @@ def _values(entry: CapturedTensor) -> Tensor:
 
 def _score_slot(found: FileScores, x: Tensor, slot: OperandSlot, work: Work) -> None:
     metadata = found.entry.metadata
-    if x.numel() == 0:
-        found.notes.append(f"{found.entry.label} is empty")
-        return
     if not keeps_blocks(metadata, slot.dim, _BLOCK):
         found.notes.append(
             f"{found.entry.label} as {slot.label}: the capture is a sample in which blocks along {slot.axis} are not "

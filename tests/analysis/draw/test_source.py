@@ -166,6 +166,9 @@ def test_old_files_that_do_not_say_it_are_left_out_and_counted(tmp_path: Path) -
     said: list[str] = []
     (source,) = open_sources([str(tmp_path)], {"iteration": "4"}, said.append)
     assert [entry.metadata["tensor"] for entry in source.capture] == ["input"]
+    torn, *said = said
+    assert torn.endswith("damaged, or holds more than tensors and plain data")
+    assert old_name(4, "grad_output") in torn
     assert said == [
         f"{tmp_path.name}: 3 of 4 tensors do not say their iteration: they are left out"
     ]
