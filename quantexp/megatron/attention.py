@@ -50,6 +50,8 @@ class SchemeAttention(LatentCoreAttention):
     #: Whether the tap wants what only the plain path holds.
     asked: fused.Asked = staticmethod(fused.nobody_asks)
     path: AttentionPath = AttentionPath.plain
+    #: While a forward pass lasts, its mask: True where a query does not see a key, [B, 1, T, T]; None is causal.
+    mask: Tensor | None = None
 
     def forward(
         self,
@@ -68,6 +70,13 @@ class SchemeAttention(LatentCoreAttention):
         """
         if packed_seq_params is not None or attention_bias is not None:
             raise ConfigError("attention here has no packed sequences and no bias")
+        self.mask = attention_mask
+        try:
+            return self._attention(query, key, value)
+        finally:
+            self.mask = None
+
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self.tap(FORWARD, PRE, "query", query)
         self.tap(FORWARD, PRE, "key", key)
         self.tap(FORWARD, PRE, "value", value)
@@ -82,12 +91,12 @@ class SchemeAttention(LatentCoreAttention):
                 key,
                 value,
                 self.softmax_scale,
-                attention_mask,
+                self.mask,
             ).reshape(T, B, -1)
             self.tap(FORWARD, POST, "output", output)
             return output
         S = scores(self.precision, self.tap, query, key, self.softmax_scale)
-        P = self.scale_mask_softmax(S.view(B, H, T, T), attention_mask, self.softmax_offset)
+        P = self.scale_mask_softmax(S.view(B, H, T, T), self.mask, self.softmax_offset)
         with self._dropout_rng():
             P = self.attention_dropout(P)
         self.tap(FORWARD, POST, "attn_weights", P)
