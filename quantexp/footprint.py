@@ -7,6 +7,7 @@ estimate: the tensors that the layers keep for the backward.
 from __future__ import annotations
 
 from quantexp.decoder import is_routed, linear_shapes, moe_of
+from quantexp.quant.tiles import ROWS
 from quantexp.schema import AttentionPath, ModelConfig, Precision, Recompute, TrainingConfig
 from quantexp.sizes import (
     element_bytes,
@@ -38,11 +39,11 @@ def _activation_bytes(model: ModelConfig, training: TrainingConfig) -> int:
     tokens = training.seq_length * training.micro_batch_size
     size = element_bytes(training)
     layers = [_layer_bytes(model, training, layer) for layer in range(model.num_layers)]
-    logits = _logit_bytes(model, tokens, size)
+    logits, tile = _logit_bytes(model, tokens, size), _tile_bytes(model, training)
     if training.recompute is Recompute.full:
         inputs = model.num_layers * tokens * model.hidden_size * size
-        return inputs + max(layers) + logits
-    return sum(layers) + logits
+        return inputs + max(layers) + logits + tile
+    return sum(layers) + logits + tile
 
 
 def _layer_bytes(model: ModelConfig, training: TrainingConfig, layer: int) -> int:
@@ -55,12 +56,30 @@ def _layer_bytes(model: ModelConfig, training: TrainingConfig, layer: int) -> in
     if (moe := moe_of(model, layer)) is not None:  # every token passes top_k experts, alike in size
         experts = (linear_shapes(model, layer)[f"expert0-{name}"] for name in ("fc1", "fc2"))
         widths += moe.top_k * sum(s.input_width + s.output_width for s in experts)
-    if training.attention is AttentionPath.fused:
-        # q, k and v of each query head as they are held, and a sum for each row
-        attention = model.num_attention_heads * (3 * model.head_dim * size + 4)
-    else:  # scores in float32 and as rounded, probabilities
-        attention = model.num_attention_heads * training.seq_length * (4 + 2 * size)
-    return tokens * (size * (widths + 2 * model.hidden_size) + attention)
+    return tokens * (size * (widths + 2 * model.hidden_size) + _attention_bytes(model, training))
+
+
+def _attention_bytes(model: ModelConfig, training: TrainingConfig) -> int:
+    """What a layer's attention keeps of each token."""
+    size = element_bytes(training)
+    match training.attention:
+        case AttentionPath.plain:  # scores in float32 and as rounded, probabilities
+            return model.num_attention_heads * training.seq_length * (4 + 2 * size)
+        case (
+            AttentionPath.fused
+        ):  # q, k and v of each query head as they are held, and a sum for each row
+            return model.num_attention_heads * (3 * model.head_dim * size + 4)
+        case AttentionPath.tiled:  # q, k and v as they come
+            return (model.num_attention_heads + 2 * model.num_query_groups) * model.head_dim * size
+
+
+def _tile_bytes(model: ModelConfig, training: TrainingConfig) -> int:
+    """The tile of T x T at work: its softmax and the backward of that in float32, the rest in the working dtype."""
+    if training.attention is not AttentionPath.tiled:
+        return 0
+    rows = min(ROWS, training.seq_length)
+    scores = training.micro_batch_size * model.num_attention_heads * rows * training.seq_length
+    return scores * (4 * 4 + 6 * element_bytes(training))
 
 
 def _logit_bytes(model: ModelConfig, tokens: int, size: int) -> int:
