@@ -19,6 +19,8 @@ class Parts:
     """What the parts of one operand have shown so far."""
 
     quantised: bool = False
+    #: Whether the last part is still to come.
+    is_open: bool = False
     #: The largest amax of what they were made from, 0-dim float32.
     amax: Tensor | None = None
 
@@ -36,6 +38,10 @@ class Parts:
             f"its scale is that of an amax of {float(told):.4g}, and its parts have one of {float(self.amax):.4g}",
             quantised=True,
         )
+
+
+#: Of a product whose last part never came, so that nothing was held against what was told.
+CUT_SHORT = Finding(Status.MISMATCH, "the last part of its product was never multiplied")
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:

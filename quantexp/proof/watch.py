@@ -22,7 +22,7 @@ from quantexp.decoder import is_routed
 from quantexp.proof.judge import Finding, Status, judge
 from quantexp.proof.origin import needs_origin
 from quantexp.proof.owners import Owners
-from quantexp.proof.parts import Parts, narrowed
+from quantexp.proof.parts import CUT_SHORT, Parts, narrowed
 from quantexp.quant.announce import OBSERVATION, Announcement, FusedAnnouncement, Part, current
 from quantexp.quant.operand import own_amax
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
@@ -237,7 +237,10 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         seen = self._seen(entry)
         finding = judge(narrowed(x, part.dtype), entry.operand, axis, source, call.amax)
-        seen.parts = Parts() if part.index == 0 else seen.parts
+        if part.index == 0:
+            finding = CUT_SHORT if seen.parts.is_open else finding
+            seen.parts = Parts()
+        seen.parts.is_open = not part.last
         if call.amax is not None and source is not None:
             seen.parts.see(own_amax(source, entry.operand, axis))
             if part.last and finding.status is not Status.MISMATCH:
@@ -279,6 +282,8 @@ def status_of(seen: Seen | None) -> tuple[Status, str]:
     """The status of a slot from all its calls: one mismatch decides, and one engaged call is enough."""
     if seen is None:
         return Status.NOT_REACHED, NOT_CALLED
+    if seen.parts.is_open:
+        return CUT_SHORT.status, CUT_SHORT.reason
     for status in (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE):
         for finding in seen.findings:
             if finding.status is status:

@@ -9,7 +9,7 @@ where a scale of the whole follows from that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -52,17 +52,18 @@ class TileProducts:
         self,
         precision: ModulePrecision,
         q_TBHD: Tensor,
-        k_TBGD: Tensor,
-        v_TBGE: Tensor,
         softmax_scale: float,
         probabilities: Probabilities,
+        *,
+        can_shorten: bool,
     ) -> None:
         self.precision = precision
         self.softmax_scale = softmax_scale
         self.probabilities = probabilities
         self.T, self.B, self.H, _ = q_TBHD.shape
         self.dtype = q_TBHD.dtype
-        self.can_shorten = False
+        #: Whether keys after a tile's last query may be left out.
+        self.can_shorten = can_shorten
         #: What the operands of T x D are made from; only within a pass, as the graph keeps q, k and v.
         self.tensors: dict[str, Tensor] = {}
         #: Of P and dS over all tiles, where a scale follows from it.
@@ -95,13 +96,12 @@ class TileProducts:
         operand = self.operand(slot)
         return held(x_NRK, operand, dim_of(slot[2], operand), self.amaxes.get(slot))
 
-    def see(self, slots: Iterable[Slot], x_NRK: Tensor) -> None:
+    def see(self, slot: Slot, x_NRK: Tensor) -> None:
         """Take a tile of P or dS into account for the amax of the whole."""
-        for slot in slots:
-            operand = self.operand(slot)
-            amax = own_amax(x_NRK, operand, dim_of(slot[2], operand))
-            known = self.amaxes.get(slot)
-            self.amaxes[slot] = amax if known is None else torch.maximum(known, amax)
+        operand = self.operand(slot)
+        amax = own_amax(x_NRK, operand, dim_of(slot[2], operand))
+        known = self.amaxes.get(slot)
+        self.amaxes[slot] = amax if known is None else torch.maximum(known, amax)
 
     def scores(self, tile: Tile, q_NTD: Tensor, k_NTD: Tensor, *, again: bool = False) -> Tensor:
         """S of a tile, [N, R, K]."""

@@ -61,7 +61,7 @@ def attention(
     """The output o, [N, T, E], differentiable in q, k and v.
 
     Args:
-        precision: the module's slots, as `require_tiled` lets pass.
+        precision: the module's slots, as `require_tiled_attention` lets pass.
         tap: is handed what `asked` says, and the gradients.
         asked: whether P, its gradient or that of the scores is looked at.
         q_TBHD: queries.
@@ -71,8 +71,8 @@ def attention(
         probabilities: the softmax with its mask.
         is_causal: whether the mask hides from a query all keys after it.
     """
-    work = TileProducts(precision, q_TBHD, k_TBGD, v_TBGE, softmax_scale, probabilities)
-    work.can_shorten = is_causal and q_TBHD.dtype != torch.float32
+    can_shorten = is_causal and q_TBHD.dtype != torch.float32
+    work = TileProducts(precision, q_TBHD, softmax_scale, probabilities, can_shorten=can_shorten)
     result: Tensor = _Tiled.apply(q_TBHD, k_TBGD, v_TBGE, work, tap, asked)  # type: ignore[no-untyped-call]
     return result
 
@@ -86,9 +86,6 @@ class _Gathered:
 
     def __bool__(self) -> bool:
         return bool(self._found)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._found
 
     def put(self, name: object, tile: Tile, x_NRK: Tensor) -> None:
         """Keep a tile, if anybody looks."""
@@ -132,7 +129,7 @@ class _Tiled(torch.autograd.Function):
         if follows_own_amax(work.operand(P_FORWARD)):
             for tile in spans:
                 P = work.softmax(work.scores(tile, q, k, again=True), tile)
-                work.see([P_FORWARD], P)
+                work.see(P_FORWARD, P)
         o = v.new_empty(v.shape)
         for tile in spans:
             P = work.softmax(work.scores(tile, q, k), tile)
@@ -237,8 +234,10 @@ class _Backward:
     def _see_all(self, spans: list[Tile]) -> None:
         """The amaxes that scales of P and dS follow from, over all tiles."""
         work = self.work
-        if work.operand(P_BACKWARD).reuse and P_FORWARD in work.amaxes:
-            work.amaxes[P_BACKWARD] = work.amaxes[P_FORWARD]
+        of_forward = work.amaxes.get(P_FORWARD)
+        work.amaxes = {} if of_forward is None else {P_FORWARD: of_forward}
+        if of_forward is not None and work.operand(P_BACKWARD).reuse:
+            work.amaxes[P_BACKWARD] = of_forward
         slots = [
             slot
             for slot in (P_BACKWARD, DS_BY_KEYS, DS_BY_QUERIES)
@@ -247,7 +246,7 @@ class _Backward:
         for tile in spans if slots else ():
             P, _, dS = self._tile(tile, again=True)
             for slot in slots:
-                work.see([slot], P if slot is P_BACKWARD else dS)
+                work.see(slot, P if slot is P_BACKWARD else dS)
 
     def _ended(
         self, dq_NTD: Tensor, dk_NTD: Tensor, dv_NTE: Tensor

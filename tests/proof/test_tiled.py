@@ -156,6 +156,29 @@ def test_scale_of_a_tile_in_place_of_the_tensors_fails_the_run(
     assert "and its parts have one of" in reason
 
 
+@pytest.mark.parametrize(
+    ("batch", "cut"), [(2, 2), (4, 2)], ids=["every micro-batch", "the first of two"]
+)
+def test_product_that_leaves_out_its_last_tile_fails_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, batch: int, cut: int
+) -> None:
+    """In the first so many passes; a micro-batch of the one layer makes two."""
+    original = tile_products.tiles
+    passes: list[int] = []
+
+    def cut_short(*args: Any, **rest: Any) -> list[tiles.Tile]:
+        found = original(*args, **rest)
+        passes.append(len(found))
+        return found[:-1] if len(passes) <= cut else found
+
+    monkeypatch.setattr(tile_products, "tiles", cut_short)
+    words = ("quant=bf16", f"training.global_batch_size={batch}")
+    assert "declared bf16, the last part of its product was never multiplied" in failure(
+        run_tiny(*words, *TILED, expect=1)
+    )
+    assert passes == [2] * batch
+
+
 def test_product_that_nobody_announced_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,8 @@ square is 2^-12. In float32 every product may be summed in another order: as in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -76,7 +77,6 @@ SCHEMES = {
     "blocks of 64": (*FULL_MXFP8, "quant.qk.block=64", "quant.pv.block=64"),
 }
 Result = tuple[Tensor, Tensor, Tensor, Tensor]
-Way = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +92,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "ROWS", 32)
 
 
+@cache
 def declared(*words: str) -> ModulePrecision:
     experiment = compose(["training=fast", *words], None, {})
     return precision_map(experiment.model, experiment.quant)[ModuleId(0, "attention")]
@@ -142,20 +143,29 @@ class Looks:
 def plain(
     precision: ModulePrecision, given: list[Tensor], mask: Tensor | None = None, tap: Any = nobody
 ) -> Result:
-    q, k, v = (x.clone().requires_grad_() for x in given)
+    return ended(plain_output(precision, *(leaves := fresh(given)), mask, tap), *leaves)
+
+
+def plain_output(
+    precision: ModulePrecision, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, tap: Any = nobody
+) -> Tensor:
     T, B, H, _ = q.shape
     S = scores(precision, tap, q, k, 0.2).view(B, H, T, T)
     P = softmax(S, mask)
     tap("forward", "post", "attn_weights", P)
-    o = context(precision, tap, P.reshape(B * H, T, T), v)
-    return ended(o, q, k, v)
+    return context(precision, tap, P.reshape(B * H, T, T), v)
 
 
 def by_tiles(
     precision: ModulePrecision, given: list[Tensor], mask: Tensor | None = None, tap: Any = nobody
 ) -> Result:
-    q, k, v = (x.clone().requires_grad_() for x in given)
-    o = tiled.attention(
+    return ended(tiled_output(precision, *(leaves := fresh(given)), mask, tap), *leaves)
+
+
+def tiled_output(
+    precision: ModulePrecision, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, tap: Any = nobody
+) -> Tensor:
+    return tiled.attention(
         precision,
         tap,
         getattr(tap, "asks", nobody_asks),
@@ -166,7 +176,11 @@ def by_tiles(
         lambda S, start: softmax(S, mask, start),
         is_causal=mask is None,
     )
-    return ended(o, q, k, v)
+
+
+def fresh(given: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (x.clone().requires_grad_() for x in given)
+    return q, k, v
 
 
 def ended(o: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Result:
@@ -235,6 +249,19 @@ def test_scale_of_a_tensor_is_that_of_all_tiles() -> None:
     found = by_tiles(precision, given)
     agree(found, plain(precision, given))
     assert not torch.equal(found[1][:64], alone[1])
+
+
+@pytest.mark.usefixtures("small")
+def test_second_backward_takes_its_own_scales() -> None:
+    precision, given = declared(*FULL_HIFP8), operands(torch.bfloat16, 64)
+    found = []
+    for output in (tiled_output, plain_output):
+        q, k, v = fresh(given)
+        o = output(precision, q, k, v)
+        dO = torch.randn(o.shape, generator=torch.Generator().manual_seed(4)).to(o.dtype)
+        torch.autograd.grad(o, (q, k, v), dO * 64, retain_graph=True)
+        found.append((o.detach(), *torch.autograd.grad(o, (q, k, v), dO)))
+    agree(*found)
 
 
 @pytest.mark.usefixtures("small")
