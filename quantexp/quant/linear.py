@@ -38,7 +38,7 @@ from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand
-from quantexp.quant.tap import is_asked, tell_operand
+from quantexp.quant.tap import tell_operand, wants_operand
 
 
 def fprop(
@@ -132,7 +132,7 @@ def input_copies(
     second = precision.operand(Site.LINEAR, Product.WGRAD, "x")
     room = _room(precision, (Product.FPROP,), "x", x_TBI, buffers)
     if _lies_by_sequence(second, rows):
-        return held(x_TBI, first, -1, room), None
+        return held(x_TBI, first, -1, out=room), None
     return held_by_two(x_TBI, first, second, (-1, linear_dim(second)), (room, None))
 
 
@@ -147,7 +147,7 @@ def gradient_copies(
     second = precision.operand(Site.LINEAR, Product.WGRAD, "g")
     room = _room(precision, (Product.DGRAD, Product.WGRAD), "g", g_TBO, buffers)
     if _lies_by_sequence(second, rows):
-        return held(g_TBO, first, -1, room), None
+        return held(g_TBO, first, -1, out=room), None
     other = _room(precision, (Product.WGRAD, Product.DGRAD), "g", g_TBO, buffers)
     return held_by_two(g_TBO, first, second, (-1, 0), (room, other))
 
@@ -164,7 +164,7 @@ def _room(
     It is fresh where a tap, which may hold on to it, looks at it, or at that of another product, which may be the same.
     """
     quantised = precision.operand(Site.LINEAR, products[0], name).quantised
-    asked = any(is_asked(precision, Site.LINEAR, product, name) for product in products)
+    asked = any(wants_operand(precision, Site.LINEAR, product, name) for product in products)
     if not quantised or asked:
         return None
     return buffers.until_the_next(f"{products[0].value}.{name}", x)
@@ -181,7 +181,7 @@ def backward_asks_for_input(precision: ModulePrecision) -> bool:
         bool(precision.operand(Site.LINEAR, Product.FPROP, "x").clip_gradient)
         or copy.depends_on_moment
         or bool(copy.pre_scale)
-        or is_asked(precision, Site.LINEAR, Product.WGRAD, "x")
+        or wants_operand(precision, Site.LINEAR, Product.WGRAD, "x")
     )
 
 

@@ -66,34 +66,33 @@ class OperandTap(Protocol):
         """
 
 
-#: Whether a tap looks at an operand that a product of the micro-batch at work multiplies, now or in its backward.
-Asks = Callable[[ModulePrecision, Site, Product, str], bool]
+#: Whether a tap looks at an operand if it is handed over now.
+Wants = Callable[[ModulePrecision, Site, Product, str], bool]
 
 
-def for_all(precision: ModulePrecision, site: Site, product: Product, name: str) -> bool:
-    """Of a tap that looks at every operand."""
+def _every(precision: ModulePrecision, site: Site, product: Product, name: str, /) -> bool:
     return True
 
 
-_operand_taps: list[tuple[OperandTap, Asks]] = []
+_operand_taps: list[tuple[OperandTap, Wants]] = []
 
 
 @contextlib.contextmanager
-def operands_to(tap: OperandTap, asks: Asks = for_all) -> Iterator[None]:
+def operands_to(tap: OperandTap, wants: Wants = _every) -> Iterator[None]:
     """Hand the operands of every product called inside to `tap`, backward passes on other threads too.
 
-    Of an operand for which it does not ask, `tap` may be given the copy in the place of what that was made from.
+    `wants` is asked where an operand would have to be put together first, and may say no to what the tap drops.
     """
-    _operand_taps.append((tap, asks))
+    _operand_taps.append((tap, wants))
     try:
         yield
     finally:
-        _operand_taps.remove((tap, asks))
+        _operand_taps.remove((tap, wants))
 
 
-def is_asked(precision: ModulePrecision, site: Site, product: Product, name: str) -> bool:
+def wants_operand(precision: ModulePrecision, site: Site, product: Product, name: str) -> bool:
     """Whether anybody looks at an operand."""
-    return any(asks(precision, site, product, name) for _, asks in _operand_taps)
+    return any(wants(precision, site, product, name) for _, wants in _operand_taps)
 
 
 def tell_operand(

@@ -32,7 +32,7 @@ from quantexp.quant.operand import held, held_by_two, linear_dim
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand
-from quantexp.quant.tap import is_asked
+from quantexp.quant.tap import wants_operand
 
 #: Elements of a weight that are compared at the end of a step, at most twice as many.
 SAMPLE = 1024
@@ -118,7 +118,7 @@ class WeightCopies:
             assert other is not None
             self._keep(precision.module, second, w_OI, other)
         else:
-            copy = held(w_OI, first, -1, self._room(precision, first, w_OI, is_kept))
+            copy = held(w_OI, first, -1, out=self._room(precision, first, w_OI, is_kept))
         if is_kept:
             self._keep(precision.module, first, w_OI, copy)
         return copy
@@ -136,7 +136,7 @@ class WeightCopies:
         if copy is None:
             is_kept = self._again[Product.DGRAD]
             room = self._room(precision, operand, w_OI, is_kept)
-            copy = held(w_OI, operand, linear_dim(operand), room)
+            copy = held(w_OI, operand, linear_dim(operand), out=room)
             if is_kept:
                 self._keep(precision.module, operand, w_OI, copy)
         return copy
@@ -208,7 +208,7 @@ def weight_operands(precision: ModulePrecision) -> tuple[Operand, Operand]:
 def _is_shown(precision: ModulePrecision) -> bool:
     """Whether a tap looks at a copy of the weight, and may hold on to it."""
     products = (Product.FPROP, Product.DGRAD)
-    return any(is_asked(precision, Site.LINEAR, product, "w") for product in products)
+    return any(wants_operand(precision, Site.LINEAR, product, "w") for product in products)
 
 
 def _sample(w: Tensor) -> Tensor:

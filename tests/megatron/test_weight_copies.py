@@ -90,9 +90,9 @@ def test_each_weight_is_read_once_a_step(
     reads: dict[int, int] = {}
 
     def counted(of: Callable[..., Any]) -> Callable[..., Any]:
-        def count(x: Tensor, *rest: Any) -> Any:
+        def count(x: Tensor, *rest: Any, **out: Any) -> Any:
             reads[x.data_ptr()] = reads.get(x.data_ptr(), 0) + 1
-            return of(x, *rest)
+            return of(x, *rest, **out)
 
         return count
 

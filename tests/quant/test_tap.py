@@ -9,7 +9,7 @@ import torch
 from quantexp.quant.linear import fprop, wgrad
 from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.quant.sites import Product, Site
-from quantexp.quant.tap import is_asked, operands_to
+from quantexp.quant.tap import operands_to, wants_operand
 from quantexp.schema import ModelConfig, QuantConfig
 
 MODEL = ModelConfig(
@@ -47,7 +47,7 @@ def test_a_tap_asks_for_all_unless_it_says_for_what() -> None:
         pass
 
     def asked(name: str) -> bool:
-        return is_asked(declared, Site.LINEAR, Product.WGRAD, name)
+        return wants_operand(declared, Site.LINEAR, Product.WGRAD, name)
 
     assert not asked("x")
     with operands_to(tap, lambda precision, site, product, name: name == "g"):

@@ -45,7 +45,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def counted(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def count(x: Tensor, op: object, axis: int, out: Tensor | None = None) -> Tensor:
             made.append(axis)
-            return of(x, op, axis, out)
+            return of(x, op, axis, out=out)
 
         return count
 

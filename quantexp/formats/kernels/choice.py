@@ -29,6 +29,12 @@ class Kernel(Protocol):
     def claims_both(self, x: Tensor, options: Options) -> bool:
         """Whether `quantise_both` does."""
 
+    def reads(self, x: Tensor) -> bool:
+        """Whether `finite_amax` takes such a tensor, be it laid out as it may."""
+
+    def finite_amax(self, x: Tensor) -> Tensor:
+        """The largest magnitude among the finite elements of the contiguous x, 0-dim float32 on its device; or 0."""
+
     def quantise(
         self, x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None
     ) -> None:
@@ -39,6 +45,9 @@ class Kernel(Protocol):
     ) -> None:
         """Write the contiguous x with blocks along `axis`, not the last, and along the last axis, from one read."""
 
+
+#: Subclasses have no memory of their own that a kernel could read (fake tensors, distributed ones).
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 _torch_alone: ContextVar[bool] = ContextVar("torch_alone", default=False)
 
@@ -65,13 +74,14 @@ def kernel_for_both(x: Tensor, options: Options) -> Kernel | None:
     return kernel if kernel is not None and kernel.claims_both(x, options) else None
 
 
-def compiled_amax(x: Tensor) -> bool:
-    """Whether `cpu.finite_amax` takes such a tensor; else it is the torch code's to find."""
-    return _kernel(x) is cpu and cpu.reads(x)
+def kernel_for_amax(x: Tensor) -> Kernel | None:
+    """The kernel that finds the amax of a tensor; None: the torch code."""
+    kernel = _kernel(x)
+    return kernel if kernel is not None and kernel.reads(x) else None
 
 
 def _kernel(x: Tensor) -> Kernel | None:
-    if torch.compiler.is_compiling() or _torch_alone.get():
+    if torch.compiler.is_compiling() or _torch_alone.get() or type(x) not in _PLAIN:
         return None
     return _of_device(x.device.type)
 
@@ -82,8 +92,5 @@ def _of_device(device: str) -> Kernel | None:
         return cpu
     if device != "cuda":
         return None
-    try:
-        gpu: Kernel = import_module("quantexp.formats.kernels.gpu")
-    except ImportError:  # no Triton
-        return None
+    gpu: Kernel = import_module("quantexp.formats.kernels.gpu")
     return gpu

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from quantexp import compiled
 from quantexp.formats import quantise
-from quantexp.formats.kernels import choice, cpu
+from quantexp.formats.kernels import choice, cpu, gpu
 from quantexp.formats.options import resolve
 
 from .builds import DTYPES, assert_same_bits, by_torch, wild
@@ -28,10 +27,9 @@ def test_a_cpu_has_the_compiled_kernel() -> None:
     assert choice.kernel_for_both(torch.ones(3, 3), resolve("hifp8")) is None
 
 
-def test_other_devices_have_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_has_its_own() -> None:
     assert choice.kernel_for(torch.ones(3, device="meta"), resolve("mxfp8")) is None
-    monkeypatch.setitem(sys.modules, "quantexp.formats.kernels.gpu", None)
-    assert choice._of_device("cuda") is None
+    assert choice._of_device("cuda") is gpu
 
 
 def test_without_a_compiler_torch_does_it_and_it_is_said_once(
