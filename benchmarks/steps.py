@@ -1,19 +1,21 @@
 """Forward and backward of Llama 3.2 1B under each scheme, beside Megatron-Core's own classes, interleaved.
 
     python benchmarks/steps.py [--repeats 20] [--layers 2] [--tokens 512] [--micro-batches 1]
-                               [--attention plain|fused] [--all] [quant=... ...]
+                               [--attention plain|tiled|fused] [--all] [quant=... ...]
 
 One program holds two models, one of the stock layer spec (`megatron`, no class of quantexp) and one of ours, which
 takes each scheme's precision map in turn: the cases alternate on the same tokens, so that what else the machine does
 falls on all of them. Optimizer, data and reporting are no part of a step. Given are the median, the median over turns
-of the ratio to `megatron` and to `bf16` of the same turn (bf16 has the schemes' attention path), and what a step takes
-of memory at its peak beyond what is held before it: the device's own count on a GPU, the resident set on a CPU.
+of the ratio to `megatron` and to `bf16` of the same turn (bf16 has the schemes' attention path), the same of processor
+time, which other programs change less, and what a step takes of memory at its peak beyond what is held before it: the
+device's own count on a GPU, the resident set on a CPU. Ctrl-C reports the turns until then.
 `--all` is all ten schemes. Whether torch counts on a GPU or a CPU decides where it runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import statistics
@@ -29,6 +31,7 @@ STOCK = "megatron"
 WARM_UP = 2
 
 Step = Callable[[], None]
+Times = dict[str, list[float]]
 
 
 def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
@@ -111,30 +114,39 @@ def _resident(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
 
 
-def measured(found: dict[str, Step], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each case, turn by turn."""
-    times: dict[str, list[float]] = {name: [] for name in found}
-    for turn in range(repeats + WARM_UP):
-        for name, step in found.items():
-            start = time.perf_counter()
-            step()
+def measured(found: dict[str, Step], repeats: int) -> tuple[Times, Times]:
+    """Seconds of each case, turn by turn: by the clock, and of processor time. Ctrl-C ends with the last whole turn."""
+    clock: Times = {name: [] for name in found}
+    processor: Times = {name: [] for name in found}
+    with contextlib.suppress(KeyboardInterrupt):
+        for turn in range(repeats + WARM_UP):
+            taken = {name: _timed(step) for name, step in found.items()}
             if turn >= WARM_UP:
-                times[name].append(time.perf_counter() - start)
-    return times
+                for name, (by_clock, by_processor) in taken.items():
+                    clock[name].append(by_clock)
+                    processor[name].append(by_processor)
+    return clock, processor
 
 
-def report(times: dict[str, list[float]], peaks: dict[str, int]) -> None:
+def _timed(step: Step) -> tuple[float, float]:
+    start, worked = time.perf_counter(), time.process_time()
+    step()
+    return time.perf_counter() - start, time.process_time() - worked
+
+
+def report(clock: Times, processor: Times, peaks: dict[str, int]) -> None:
     """A line for each case."""
 
-    def ratio(name: str, base: str) -> float:
+    def ratio(times: Times, name: str, base: str = STOCK) -> float:
         pairs = zip(times[name], times[base], strict=True)
         return statistics.median(one / other for one, other in pairs)
 
-    for name, taken in times.items():
-        beside = f"   {ratio(name, 'bf16'):.3f} of bf16" if "bf16" in times else ""
+    for name, taken in clock.items():
+        beside = f"   {ratio(clock, name, 'bf16'):.3f} of bf16" if "bf16" in clock else ""
         sys.stdout.write(
-            f"{name:18} {statistics.median(taken) * 1e3:7.1f} ms   quickest {min(taken) * 1e3:7.1f} ms   "
-            f"{ratio(name, STOCK):.3f} of {STOCK}{beside}   peak {peaks[name] / 1e9:.2f} GB\n"
+            f"{name:16} {statistics.median(taken) * 1e3:7.1f} ms   {ratio(clock, name):.3f} of {STOCK}{beside}   "
+            f"quickest {min(taken) * 1e3:7.1f} ms   processor time {statistics.median(processor[name]):.3f} s, "
+            f"{ratio(processor, name):.3f} of {STOCK}   peak {peaks[name] / 1e9:.2f} GB\n"
         )
 
 
@@ -145,7 +157,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--micro-batches", type=int, default=1)
-    parser.add_argument("--attention", choices=["plain", "fused"], default="plain")
+    parser.add_argument("--attention", choices=["plain", "tiled", "fused"], default="plain")
     parser.add_argument("--all", action="store_true", help="all ten schemes")
     parser.add_argument("words", nargs="*", help="schemes instead of the usual ones: quant=...")
     arguments = parser.parse_args()
@@ -161,15 +173,16 @@ def main() -> None:
     words = arguments.words or [f"quant={name}" for name in names]
     with session(compose(["training=fast"]).training) as device, during(Moment(1)):
         found = cases(arguments, words)
-        times = measured(found, arguments.repeats)
+        clock, processor = measured(found, arguments.repeats)
         peaks = {name: peak_bytes(step) for name, step in found.items()}
         on = device_name(device)
     sys.stdout.write(
         f"{platform.machine()}, {on}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} threads, load "
         f"{os.getloadavg()[0]:.1f}; {arguments.layers} layers, {arguments.tokens} tokens, micro-batches "
-        f"{arguments.micro_batches}, attention {arguments.attention}\n"
+        f"{arguments.micro_batches}, attention {arguments.attention}, "
+        f"{len(clock[STOCK])} turns\n"
     )
-    report(times, peaks)
+    report(clock, processor, peaks)
 
 
 if __name__ == "__main__":
