@@ -1,72 +1,77 @@
 """What a training takes of memory, by part, from the configuration alone.
 
-The training state is exact (weights, main gradients, master weights, Adam's two moments); the activations are an
-estimate: the tensors that the layers keep for the backward.
+The training state is exact (weights, main gradients, master weights, Adam's two moments); activations are counted
+tensor by tensor (`quantexp.activations`). `temporaries` is what comes on top of both at the worst moment of a step, and
+`heap`, on a CPU, what the C library keeps of tensors that were let go, with the scratch of the libraries.
 """
 
 from __future__ import annotations
 
-from quantexp.decoder import is_routed, linear_shapes, moe_of
-from quantexp.schema import AttentionPath, ModelConfig, Precision, Recompute, TrainingConfig
+from quantexp.activations import activation_bytes, largest_weight, passing_bytes
+from quantexp.capture.choice import expected_tensors, takes_micro_batch
+from quantexp.capture.schedule import captured_iterations
+from quantexp.device import device_class
+from quantexp.schema import Experiment, ModelConfig, Precision, TrainingConfig
 from quantexp.sizes import (
     element_bytes,
+    num_micro_batches_each,
     num_padding_parameters,
     num_parameters,
-    padded_vocab_size,
 )
 
+#: The C library hands tensors below 32 MiB back to its own heap, not to the system, and their sizes differ: over
+#: iterations of different models this much was resident beyond what torch had allocated (0.20 to 0.51).
+HEAP_GB = 0.35
+#: torch's Adam on a CPU works on one tensor at a time, with two more of its size in float32.
+_ADAM_TEMPORARIES = 2 * 4
 
-def memory_parts_gb(model: ModelConfig, training: TrainingConfig) -> dict[str, float]:
-    """Training memory of one process by part, in units of 1e9 bytes.
 
-    # T tokens, B micro-batch, V padded vocabulary; s bytes of the working dtype
-    """
+def memory_parts_gb(experiment: Experiment) -> dict[str, float]:
+    """Training memory of one process by part, in units of 1e9 bytes."""
+    model, training = experiment.model, experiment.training
+    is_cpu = device_class(experiment.launcher) == "cpu"
     count = num_parameters(model) + num_padding_parameters(model)
     size = element_bytes(training)
     master = 0 if training.precision is Precision.fp32 else 4
-    return {
+    activations = activation_bytes(model, training, is_cpu=is_cpu)
+    parts = {
         "weights": count * size / 1e9,
         "main_gradients": count * 4 / 1e9,
         "optimizer": count * (8 + master) / 1e9,
-        "activations": _activation_bytes(model, training) / 1e9,
-        "quantised_operands": _largest_linear(model) * (2 * size) / 1e9,
+        "activations": activations / 1e9,
+        "temporaries": _temporary_bytes(model, training, count, activations, is_cpu) / 1e9,
+        "capture": _capture_bytes(experiment, count * 8) / 1e9,
     }
+    return parts | ({"heap": HEAP_GB} if is_cpu else {})
 
 
-def _activation_bytes(model: ModelConfig, training: TrainingConfig) -> int:
-    """What is kept for the backward: by layer the inputs of every product, norm and activation; the logits in fp32."""
-    tokens = training.seq_length * training.micro_batch_size
-    size = element_bytes(training)
-    layers = [_layer_bytes(model, training, layer) for layer in range(model.num_layers)]
-    logits = _logit_bytes(model, tokens, size)
-    if training.recompute is Recompute.full:
-        inputs = model.num_layers * tokens * model.hidden_size * size
-        return inputs + max(layers) + logits
-    return sum(layers) + logits
+def _temporary_bytes(
+    model: ModelConfig, training: TrainingConfig, count: int, activations: int, is_cpu: bool
+) -> int:
+    """Beyond state and activations: of the backward, or of the optimizer, which no activation stands beside.
+
+    On a GPU torch's Adam works on all tensors at once, with one more of each in float32.
+    """
+    backward = passing_bytes(model, training)
+    optimizer = _ADAM_TEMPORARIES * largest_weight(model) if is_cpu else 4 * count
+    return max(backward, optimizer - activations)
 
 
-def _layer_bytes(model: ModelConfig, training: TrainingConfig, layer: int) -> int:
-    tokens = training.seq_length * training.micro_batch_size
-    size = element_bytes(training)
-    widths = 0
-    for name, shape in linear_shapes(model, layer).items():
-        if not is_routed(name):
-            widths += shape.input_width + shape.output_width
-    if (moe := moe_of(model, layer)) is not None:  # every token passes top_k experts, alike in size
-        experts = (linear_shapes(model, layer)[f"expert0-{name}"] for name in ("fc1", "fc2"))
-        widths += moe.top_k * sum(s.input_width + s.output_width for s in experts)
-    if training.attention is AttentionPath.fused:
-        # q, k and v of each query head as they are held, and a sum for each row
-        attention = model.num_attention_heads * (3 * model.head_dim * size + 4)
-    else:  # scores in float32 and as rounded, probabilities
-        attention = model.num_attention_heads * training.seq_length * (4 + 2 * size)
-    return tokens * (size * (widths + 2 * model.hidden_size) + attention)
+def _capture_bytes(experiment: Experiment, moments: int) -> int:
+    """Tensors of one iteration, which wait to be looked at and written, as far as the queue holds them.
 
-
-def _logit_bytes(model: ModelConfig, tokens: int, size: int) -> int:
-    return tokens * padded_vocab_size(model.vocab_size) * (size + 4 + 4)
-
-
-def _largest_linear(model: ModelConfig) -> int:
-    layers = range(model.num_layers)
-    return max(s.count for layer in layers for s in linear_shapes(model, layer).values())
+    In the first iteration there is room for them where Adam's two moments will be.
+    """
+    capture = experiment.capture
+    taken = captured_iterations(capture, experiment.training.iterations)
+    if not taken:
+        return 0
+    indices = range(num_micro_batches_each(experiment))
+    each = sum(takes_micro_batch(capture, index) for index in indices)
+    waiting = sum(
+        tensor.num_bytes * (1 if tensor.once else each)
+        for tensor in expected_tensors(experiment, taken[0])
+        if not tensor.shared
+    )
+    waiting = min(waiting, round(capture.queue_gb * 1e9))
+    return max(0, waiting - moments) if taken[-1] == 1 else waiting

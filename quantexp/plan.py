@@ -103,7 +103,7 @@ def make_plan(experiment: Experiment) -> Plan:
     model, training = experiment.model, experiment.training
     declared = precision_map(model, experiment.quant)
     entries = [entry for module in declared.values() for entry in module.entries()]
-    parts = memory_parts_gb(model, training)
+    parts = memory_parts_gb(experiment)
     room = room_gb(experiment)
     captured = price(experiment)
     saved = iterations_saved(experiment.checkpoint, training.iterations)

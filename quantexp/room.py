@@ -17,9 +17,7 @@ from quantexp.schema import (
     AttentionPath,
     Experiment,
     LauncherKind,
-    ModelConfig,
     Recompute,
-    TrainingConfig,
 )
 
 
@@ -43,33 +41,40 @@ def way_to_fit(experiment: Experiment, room: float) -> str | None:
     Tried are fused attention, recomputation and a micro-batch of one sequence, each alone, then one on top of the
     other, then fewer layers beside all of them.
     """
-    model, training = experiment.model, experiment.training
-    needed = _total_gb(model, training)
+    needed = _total_gb(experiment)
     if needed <= room:
         return None
     begins = f"{needed:.1f} GB do not fit in {room:.1f} GB"
     ways = list(_ways(experiment))
     for key, value in ways:
-        changed = dataclasses.replace(training, **{key: value})
-        if (total := _total_gb(model, changed)) <= room:
+        if (total := _total_gb(_with(experiment, key, value))) <= room:
             return f"{begins}: {_word(key, value)} takes {total:.1f} GB"
     together: list[str] = []
     for key, value in ways:
         together.append(_word(key, value))
-        training = dataclasses.replace(training, **{key: value})
-        if (total := _total_gb(model, training)) <= room:
+        experiment = _with(experiment, key, value)
+        if (total := _total_gb(experiment)) <= room:
             return f"{begins}: {' '.join(together)} takes {total:.1f} GB"
-    for num_layers in range(model.num_layers - 1, 0, -1):
-        fewer = dataclasses.replace(model, num_layers=num_layers)
-        if (total := _total_gb(fewer, training)) <= room:
+    for num_layers in range(experiment.model.num_layers - 1, 0, -1):
+        if (total := _total_gb(_with_layers(experiment, num_layers))) <= room:
             words = " ".join([*together, f"model.num_layers={num_layers}"])
             return f"{begins}: {words} takes {total:.1f} GB"
-    least = f"still takes {_total_gb(dataclasses.replace(model, num_layers=1), training):.1f} GB"
+    least = f"still takes {_total_gb(_with_layers(experiment, 1)):.1f} GB"
     return f"{begins}: {' '.join([*together, 'model.num_layers=1'])} {least}; take a smaller model or another machine"
 
 
-def _total_gb(model: ModelConfig, training: TrainingConfig) -> float:
-    return sum(memory_parts_gb(model, training).values())
+def _total_gb(experiment: Experiment) -> float:
+    return sum(memory_parts_gb(experiment).values())
+
+
+def _with(experiment: Experiment, key: str, value: Any) -> Experiment:
+    training = dataclasses.replace(experiment.training, **{key: value})
+    return dataclasses.replace(experiment, training=training)
+
+
+def _with_layers(experiment: Experiment, num_layers: int) -> Experiment:
+    model = dataclasses.replace(experiment.model, num_layers=num_layers)
+    return dataclasses.replace(experiment, model=model)
 
 
 def _ways(experiment: Experiment) -> Iterator[tuple[str, Any]]:
@@ -84,7 +89,8 @@ def _ways(experiment: Experiment) -> Iterator[tuple[str, Any]]:
 
 
 def _word(key: str, value: Any) -> str:
-    return f"training.{key}={value.value if isinstance(value, Enum) else value}"
+    shown = value.value if isinstance(value, Enum) else str(value).lower()
+    return f"training.{key}={shown}"
 
 
 def _is_fusable(experiment: Experiment) -> bool:

@@ -166,9 +166,10 @@ def test_fused_attention_keeps_no_scores() -> None:
     plain = planned(*words).memory_parts_gb["activations"]
     fused = planned(*words, "training.attention=fused").memory_parts_gb["activations"]
     layers, heads, T, sequences = 16, 32, 4096, 2
-    scores = layers * heads * T**2 * (4 + 2 * 2) * sequences
-    kept = layers * heads * T * (3 * 64 * 2 + 4) * sequences
-    assert plain - fused == pytest.approx((scores - kept) / 1e9, abs=0.002)
+    scores = layers * heads * T**2 * (4 + 2) * sequences
+    operands = layers * T * (3072 + 2048 + 512 + 2048) * 2 * sequences
+    kept = layers * heads * T * (4 * 64 * 2 + 4) * sequences
+    assert plain - fused == pytest.approx((scores + operands - kept) / 1e9, abs=0.002)
 
 
 def test_experts_weights_and_activations_are_counted_where_they_are() -> None:
@@ -179,12 +180,13 @@ def test_experts_weights_and_activations_are_counted_where_they_are() -> None:
     weights = 2 * attention + 3 * 10944 * 2048 + (64 + 2) * 3 * 1408 * 2048
     assert plan.linear_weight_bytes == 2 * weights
     assert plan.packed_weight_bytes == weights * (4 + 8 / 32) / 8
-    widths = 2048 + 3072 + 2048 + 576 + 512 + 4096 + 2048 + 2048 + 2 * 2048
-    scores = 16 * 1024 * (4 + 2 * 2)
-    dense = 2048 + 3 * 10944 + 2048
-    routed = (2 + 6) * 3 * 1408 + (1 + 6) * 2 * 2048
-    logits = 102400 * (2 + 4 + 4)
-    activations = 1024 * (2 * (2 * widths + dense + routed) + 2 * scores + logits)
+    heads = 16 * (2 * 192 + 128) + 16 * 128  # q, k and v; what proj multiplies
+    attention = 2 * (2048 + 512 + heads) + 16 * 1024 * (4 + 2) + 512 * 8
+    norms = 2 * 2048 * 8
+    dense = 2 * (2048 + 5 * 10944)
+    routed = 2 * (2048 + 5 * 2 * 1408 + 6 * (2 * 2048 + 6 * 1408))
+    last = 2048 * (8 + 2)
+    activations = 1024 * (2 * (attention + norms) + dense + routed + last)
     assert plan.memory_parts_gb["activations"] == round(activations / 1e9, 3)
 
 

@@ -1,0 +1,117 @@
+"""What the forward keeps, held against what autograd really holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from quantexp.activations import activation_bytes, largest_weight, passing_bytes
+from quantexp.compose import compose
+from quantexp.megatron.model import build_model, set_precision
+from quantexp.megatron.session import session
+from quantexp.megatron.specs import injected, stock_spec
+from quantexp.quant.moment import Moment, during
+from quantexp.quant.precision import precision_map
+from quantexp.schema import Experiment, Precision
+
+Tiny = Callable[..., Experiment]
+Q_LORA = "model.mla.q_lora_rank=24"
+
+
+def held_by_autograd(experiment: Experiment) -> int:
+    """Bytes of all storages that a forward saves, the parameters' own left out."""
+    training = experiment.training
+    T, B = training.seq_length, training.micro_batch_size
+    with session(training), during(Moment(1)):
+        spec = injected(stock_spec(experiment.model))
+        model, _ = build_model(experiment.model, training, spec)
+        if training.precision is not Precision.fp32:
+            model = model.bfloat16()  # type: ignore[no-untyped-call]
+        declared = precision_map(experiment.model, experiment.quant)
+        set_precision(model, declared, training.attention)
+        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def pack(x: torch.Tensor) -> torch.Tensor:
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in weights:
+                storages[storage.data_ptr()] = storage
+            return x
+
+        ids = torch.randint(256, (B, T), generator=torch.Generator().manual_seed(1))
+        positions = torch.arange(T).expand(B, T)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            loss = model(ids, positions, None, labels=ids)
+        logits = T * B * 384 * 4
+        del loss
+        return sum(storage.nbytes() for storage in storages.values()) - logits
+
+
+@pytest.mark.parametrize("path", ["plain", "fused"])
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("llama32-1b", []),
+        ("llama31-8b", ["training.precision=fp32"]),
+        ("deepseek2_lite", []),
+        ("deepseek2_lite", [Q_LORA]),
+        ("deepseek2_lite", ["model.moe.num_shared_experts=0", "model.moe.num_dense_layers=0"]),
+    ],
+    ids=str,
+)
+def test_what_is_kept_is_what_autograd_holds(
+    tiny: Tiny, tiny_models: dict[str, list[str]], model: str, words: list[str], path: str
+) -> None:
+    """Not counted are masks, rotary tables, indices and the router's own: under a twentieth even at this width."""
+    sizes = ["training.seq_length=256", "model.hidden_size=256", f"training.attention={path}"]
+    experiment = tiny(*tiny_models[model], *sizes, *words)
+    counted = activation_bytes(experiment.model, experiment.training, is_cpu=True)
+    held = held_by_autograd(experiment)
+    assert 0.95 * held < counted < 1.02 * held
+
+
+def test_on_a_gpu_a_norm_keeps_its_input_as_it_is(tiny: Tiny) -> None:
+    experiment = tiny()
+    model, training = experiment.model, experiment.training
+    cpu, gpu = (activation_bytes(model, training, is_cpu=is_cpu) for is_cpu in (True, False))
+    norms, tokens = 2 * 2 + 1, 64 * 2
+    assert cpu - gpu == norms * tokens * 128 * (2 * 4 - 2)
+
+
+def test_recomputation_keeps_the_inputs_and_one_layer(tiny: Tiny) -> None:
+    whole, again = tiny(), tiny("training.recompute=full")
+    kept = activation_bytes(whole.model, whole.training, is_cpu=True)
+    inputs, tokens, last = 2 * 128 * 2, 64 * 2, 128 * (8 + 2)
+    layer = (kept - tokens * last) // 2
+    counted = activation_bytes(again.model, again.training, is_cpu=True)
+    assert counted == tokens * (inputs + last) + layer
+
+
+def test_a_large_vocabulary_makes_the_peak_with_its_logits() -> None:
+    """Llama's 128,256 rows at 4,096 tokens: in bf16 and float32, or the gradient beside that of the output weight."""
+    experiment = compose(
+        ["training=default", "model=llama32-1b", "training.attention=fused"], None, {}
+    )
+    tokens = experiment.training.seq_length * experiment.training.micro_batch_size
+    logits, gradient = tokens * 128256 * 6, tokens * 128256 * 2 + 128256 * 2048 * 6
+    counted = passing_bytes(experiment.model, experiment.training)
+    assert counted == max(logits, gradient)
+    assert largest_weight(experiment.model) == 128256 * 2048
+
+
+def test_a_small_vocabulary_leaves_the_peak_to_the_largest_weights_gradient(tiny: Tiny) -> None:
+    experiment = tiny("training.attention=fused", "training.seq_length=32")
+    largest = 2 * 192 * 128
+    logits = 32 * 2 * 384
+    counted = passing_bytes(experiment.model, experiment.training)
+    assert counted == max(largest * 6, logits * 2 + 384 * 128 * 6)
+
+
+def test_scores_make_the_peak_where_they_are_larger_than_what_follows(tiny: Tiny) -> None:
+    experiment = tiny("training.seq_length=1024")
+    tokens, heads = 1024 * 2, 4
+    scores = tokens * heads * 1024 * (4 + 2)
+    feed_forward = tokens * 2 * (128 + 5 * 192)
+    assert passing_bytes(experiment.model, experiment.training) == scores - feed_forward
