@@ -1,9 +1,10 @@
-"""C compiled on first use and kept: `library(SOURCE)` compiles a file of this package for this machine and loads it.
+"""C compiled on first use and kept: `library` compiles a file of this package for this machine and loads it.
 
 The shared object lies in the user's cache (`$XDG_CACHE_HOME/quantexp/compiled/`) under a name that follows from the
-source, the compiler, its options and the processor, so that what was compiled for another machine is never loaded. It
-is written beside and renamed: processes that compile at once do not meet. The compiler is `$CC`, else cc, gcc or clang;
-without one, or with QUANTEXP_COMPILE=0, there is no library, and whoever asked falls back to torch.
+source, the headers beside it, the compiler, its options and the processor, so that what was compiled for another
+machine is never loaded. It is written beside and renamed: processes that compile at once do not meet. The compiler is
+`$CC`, else cc, gcc or clang; without one, or with QUANTEXP_COMPILE=0, there is no library, and whoever asked falls back
+to torch.
 """
 
 from __future__ import annotations
@@ -39,16 +40,15 @@ class Compiled:
 
 
 @cache
-def library(source: Path) -> Compiled:
+def library(source: Path, otherwise: str) -> Compiled:
     """The library of one C file; compiled if this machine has none of it yet.
 
-    Whatever stands in the way is said on stderr, once for each file and process, and is no error.
+    Whatever stands in the way is said on stderr, once for each file and process, and what happens `otherwise`; it is no
+    error.
     """
     found = compiled(source)
     if found.library is None:
-        sys.stderr.write(
-            f"{source.name}: {found.words}; torch does the same, several times slower\n"
-        )
+        sys.stderr.write(f"{source.name}: {found.words}; {otherwise}\n")
     return found
 
 
@@ -80,7 +80,9 @@ def compiled(source: Path) -> Compiled:
 
 
 def _path(source: Path, version: str) -> Path:
-    words = [source.read_text(), version, *FLAGS, platform.machine(), _processor()]
+    headers = sorted(source.parent.glob("*.h"))
+    texts = [file.read_text() for file in (source, *headers)]
+    words = [*texts, version, *FLAGS, platform.machine(), _processor()]
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
     return cache_dir(None) / "compiled" / f"{source.stem}-{key}.so"
 

@@ -96,14 +96,23 @@ def _numerics() -> Check:
 
 def _compiled() -> Check:
     try:
-        from quantexp.capture.native import SOURCE
+        from quantexp.capture import native
+        from quantexp.formats.kernels import cpu
     except (ImportError, OSError):
         return Check("compiled code", None, "not looked at: torch cannot be imported")
     from quantexp.compiled import compiled
 
-    found = compiled(SOURCE)
-    slower = "" if found.library else "; statistics are computed by torch, several times slower"
-    return Check("compiled code", None if slower else True, found.words + slower)
+    quantising, counting = compiled(cpu.SOURCE), compiled(native.SOURCE)
+    if quantising.library and counting.library:
+        how = cpu.Compiled(quantising.library).words
+        return Check("compiled code", True, f"{quantising.words}: quantisation ({how}), statistics")
+    missing = [
+        (found, slower)
+        for found, slower in ((quantising, cpu.SLOWER), (counting, native.SLOWER))
+        if not found.library
+    ]
+    reasons = dict.fromkeys(found.words for found, _ in missing)
+    return Check("compiled code", None, "; ".join([*reasons, *(slower for _, slower in missing)]))
 
 
 def _transformer_engine() -> Check:

@@ -20,6 +20,7 @@ from quantexp.status import now, write_json
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt.gpt_model import GPTModel
+    from torch import Tensor
 
     from quantexp.megatron.trainer import Metrics
     from quantexp.proof.verdict import Verdict
@@ -225,6 +226,8 @@ class RunObserver:
 
 #: A linear layer's tensors that have a row for each token.
 _BY_TOKEN = frozenset({"input", "output", "grad_output", "grad_input"})
+#: Attention's tensors to which the mask belongs.
+_OF_MASK = frozenset({"query", "attn_weights"})
 
 
 def _about(module: object, tensor: str) -> dict[str, object]:
@@ -236,6 +239,11 @@ def _about(module: object, tensor: str) -> dict[str, object]:
     rows: Rows | None = getattr(module, "rows", None)
     if rows is not None and tensor in _BY_TOKEN:
         about["row_sequences"] = rows.sequence.tolist()
+    mask: Tensor | None = getattr(module, "mask", None)
+    if mask is not None and tensor in _OF_MASK:
+        from quantexp.quant.documents import document_starts
+
+        about["document_starts"] = document_starts(mask)
     return about
 
 

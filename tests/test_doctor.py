@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import quantexp.compiled
 from quantexp import doctor
+from quantexp.compiled import Compiled
 from quantexp.doctor import Check, checks, doctor_json, print_doctor
 from quantexp.verify.certificate import Standing, State
 
@@ -81,13 +84,27 @@ def test_checks_are_printed_with_their_marks(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.split() == ["ok", "a", "[fine]", "no", "b", "broken"]
 
 
-def test_without_a_compiler_statistics_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_it_is_said_what_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTEXP_COMPILE", "0")
-    words = "not compiled, as QUANTEXP_COMPILE=0 says; statistics are computed by torch, several times slower"
+    words = (
+        "not compiled, as QUANTEXP_COMPILE=0 says; tensors are quantised by torch, many times slower; "
+        "statistics are computed by torch, several times slower"
+    )
     assert doctor._compiled() == Check("compiled code", None, words)
 
 
-def test_the_compiler_is_named() -> None:
+def test_one_file_that_does_not_compile_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(source: Path) -> Compiled:
+        return Compiled(None, "it is broken") if source.name == "statistics.c" else real(source)
+
+    real = quantexp.compiled.compiled
+    monkeypatch.setattr(quantexp.compiled, "compiled", compiled)
+    words = "it is broken; statistics are computed by torch, several times slower"
+    assert doctor._compiled() == Check("compiled code", None, words)
+
+
+def test_the_compiler_and_what_it_compiled_to_are_named() -> None:
     found = doctor._compiled()
     assert found.ok
-    assert found.found
+    vectors = "(AVX-512|AVX2|vectors of 128 bits)"
+    assert re.search(rf": quantisation \({vectors}, torch's threads\), statistics$", found.found)

@@ -23,6 +23,7 @@ from quantexp.formats.types import (
 )
 
 if TYPE_CHECKING:
+    from quantexp.formats.both import quantise_both
     from quantexp.formats.decoding import decode
     from quantexp.formats.encoding import Scales, TwoLevelScales, encode
     from quantexp.formats.grid import lies_on_grid, local_step
@@ -54,6 +55,7 @@ __all__ = [
     "lies_on_grid",
     "local_step",
     "quantise",
+    "quantise_both",
     "random_signs",
     "resolve",
     "saturated",
@@ -71,6 +73,7 @@ _NEEDS_TORCH = {
     "lies_on_grid": "grid",
     "local_step": "grid",
     "quantise": "quantising",
+    "quantise_both": "both",
     "random_signs": "transform",
     "saturated": "saturating",
     "scales_of": "scaling",

@@ -59,6 +59,20 @@ def allowed_dtypes() -> str:
     return ", ".join(str(dtype) for dtype in INPUT_DTYPES)
 
 
+def check_out(x: Tensor, out: Tensor | None) -> None:
+    """Refuse an `out` that cannot hold what x is quantised to.
+
+    Raises:
+        ValueError: if shape, dtype or device is not x's.
+    """
+    if out is None:
+        return
+    for name in ("shape", "dtype", "device"):
+        wanted, got = getattr(x, name), getattr(out, name)
+        if wanted != got:
+            raise ValueError(f"out must have x's {name} {wanted}, got {got}")
+
+
 def positive_axis(axis: int, ndim: int) -> int:
     """The axis counted from the front; a 0-dim tensor counts as one of a single element.
 
@@ -76,6 +90,29 @@ def memory_order(x: Tensor) -> list[int]:
     if x.is_contiguous():
         return list(range(x.ndim))
     return sorted(range(x.ndim), key=lambda axis: (-x.stride()[axis], axis))
+
+
+class Target:
+    """Where a result goes that is computed in the memory order of x: to `out`, or to a new tensor."""
+
+    def __init__(self, x_dense: Tensor, order: Sequence[int], out: Tensor | None) -> None:
+        """`x_dense` is x.permute(order), contiguous; `out` has x's shape and dtype."""
+        self._order, self._out = order, out
+        there = None if out is None else out.detach().permute(list(order))
+        self._is_there = there is not None and there.is_contiguous()
+        #: Contiguous, of `x_dense`'s shape: what is to be written.
+        self.dense = there if there is not None and self._is_there else torch.empty_like(x_dense)
+
+    def filled(self) -> Tensor:
+        """The result, in x's order of axes; `out` itself where there is one."""
+        if self._out is None:
+            return self.dense.permute(inverse(self._order))
+        if self._is_there:
+            # A kernel wrote where autograd did not see it.
+            torch.autograd.graph.increment_version(self._out)
+        else:
+            self._out.detach().copy_(self.dense.permute(inverse(self._order)))
+        return self._out
 
 
 def inverse(order: Sequence[int]) -> list[int]:

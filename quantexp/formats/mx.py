@@ -18,7 +18,6 @@ from torch import Tensor
 
 from quantexp.formats.bits import (
     MAGNITUDE_MASK,
-    SIGN_MASK,
     as_bits,
     inverse_power_of_two,
     power_of_two,
@@ -47,8 +46,7 @@ def quantise_mx(
         random = None if random_ONI is None else chunk.elements(random_ONI)
         q, sign, field = scaled_magnitudes(x_OBKI, options, random, scratch)
         q.mul_(power_of_two(field))
-        restore_sign(q, sign)
-        chunk.elements(y_ONI).copy_(q)
+        write_signed(q, sign, chunk.elements(y_ONI))
 
 
 def scratch_size(x_ONI: Tensor, block: int, limit: int) -> int:
@@ -61,12 +59,12 @@ def scaled_magnitudes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """|x| 2^-s on the element's grid, x in float32 for its sign, and the scales' exponent fields.
 
-    The first two are temporaries of the scratch; what they hold in a NaN block has no meaning.
-    The fields have extent 1 along K.
+    The first is a temporary of the scratch, the second another, or x itself; what they hold in a
+    NaN block has no meaning. The fields have extent 1 along K.
     """
     element = options.fmt.element
     x32, q, magic = scratch.of_shape(x_OBKI.shape)
-    x32.copy_(x_OBKI)
+    x32 = x_OBKI if x_OBKI.dtype == torch.float32 else x32.copy_(x_OBKI)
     amax_bits = block_amax_bits(x32, q)
     field = scale_field(amax_bits, element, options.scale_rule)
     q.mul_(inverse_power_of_two(field))
@@ -87,6 +85,9 @@ def block_amax_bits(x32_OBKI: Tensor, magnitude_OBKI: Tensor) -> Tensor:
     return as_bits(magnitude_OBKI).amax(dim=2, keepdim=True)
 
 
-def restore_sign(magnitude: Tensor, signed: Tensor) -> None:
-    """Give `magnitude` (in place) the signs of `signed`, which is overwritten."""
-    as_bits(magnitude).bitwise_or_(as_bits(signed).bitwise_and_(SIGN_MASK))
+def write_signed(magnitude: Tensor, signed: Tensor, y: Tensor) -> None:
+    """Write `magnitude`, which is overwritten, to y with the signs of `signed`, which may be y itself."""
+    if y.dtype == torch.float32:
+        torch.copysign(magnitude, signed, out=y)
+    else:
+        y.copy_(magnitude.copysign_(signed))

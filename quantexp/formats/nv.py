@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quantexp.formats.bits import EXPONENT_MASK, from_bits
 from quantexp.formats.layout import Scratch, chunk_limit, chunks
-from quantexp.formats.mx import PRE_SCALE, block_amax_bits, restore_sign, scratch_size
+from quantexp.formats.mx import PRE_SCALE, block_amax_bits, scratch_size, write_signed
 from quantexp.formats.options import Options
 from quantexp.formats.rounding import round_element, round_magnitudes
 from quantexp.formats.types import Element, Format
@@ -47,8 +47,7 @@ def quantise_nv(
             chunk.elements(x_ONI), options, scale, random, scratch
         )
         q.mul_(total_scale(block_scale, scale))
-        restore_sign(q, signed)
-        chunk.elements(y_ONI).copy_(q)
+        write_signed(q, signed, chunk.elements(y_ONI))
 
 
 def scaled_magnitudes(
@@ -60,12 +59,12 @@ def scaled_magnitudes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """|x| / d on the element's grid, x in float32 for its sign, and the block scales b.
 
-    The first two are temporaries of the scratch. b is float32, of extent 1 along K; NaN, and with
-    it the first, for a block with NaN or Inf.
+    The first is a temporary of the scratch, the second another, or x itself. b is float32, of
+    extent 1 along K; NaN, and with it the first, for a block with NaN or Inf.
     """
     element = options.fmt.element
     x32, q, magic = scratch.of_shape(x_OBKI.shape)
-    x32.copy_(x_OBKI)
+    x32 = x_OBKI if x_OBKI.dtype == torch.float32 else x32.copy_(x_OBKI)
     amax_bits = block_amax_bits(x32, q)
     block_scale = block_scales(amax_bits, options.fmt, scale)
     block_scale.masked_fill_(amax_bits >= EXPONENT_MASK, math.nan)

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.flat import quantise_flat
+from quantexp.formats.kernels.choice import kernel_for
 from quantexp.formats.layout import (
+    Target,
     check_input,
-    inverse,
+    check_out,
     memory_order,
     outer_axis_inner,
     positive_axis,
@@ -97,22 +99,16 @@ def quantise(
     )
     check_input(x)
     axis = positive_axis(axis, x.ndim)
-    _check_out(x, out)
+    check_out(x, out)
     x = x.detach()
     scale = tensor_scale(x, options, amax)
     order = memory_order(x)
     dense = x.permute(order).contiguous()
-    target = None if out is None else out.detach().permute(order)
-    in_place = target is not None and target.is_contiguous()
-    y = target if target is not None and in_place else torch.empty_like(dense)
+    target = Target(dense, order, out)
     random = random_numbers(x, options)
     random = None if random is None else random.permute(order).contiguous()
-    quantise_dense(dense, y, options, order.index(axis) if order else 0, scale, random)
-    if out is None:
-        return y.permute(inverse(order))
-    if not in_place:
-        out.detach().copy_(y.permute(inverse(order)))
-    return out
+    quantise_dense(dense, target.dense, options, order.index(axis) if order else 0, scale, random)
+    return target.filled()
 
 
 def quantise_dense(
@@ -128,6 +124,22 @@ def quantise_dense(
     `scale` is the tensor's (see `tensor_scale`), `random` what stochastic rounding takes (see `philox`), contiguous and
     of x's shape; None where the options ask for none.
     """
+    kernel = kernel_for(x, options)
+    if kernel is not None:
+        kernel.quantise(x, y, options, axis, scale)
+    else:
+        quantise_by_torch(x, y, options, axis, scale, random)
+
+
+def quantise_by_torch(
+    x: Tensor,
+    y: Tensor,
+    options: Options,
+    axis: int,
+    scale: Tensor | None,
+    random: Tensor | None,
+) -> None:
+    """The same by torch alone, on any device: the reference for all kernels."""
     extents = outer_axis_inner(x.shape, axis)
     match options.fmt.family:
         case Family.MX:
@@ -141,12 +153,3 @@ def quantise_dense(
             quantise_flat(x.view(-1), y.view(-1), options, scale, random)
         case Family.BF16:
             y.copy_(x.to(torch.bfloat16))
-
-
-def _check_out(x: Tensor, out: Tensor | None) -> None:
-    if out is None:
-        return
-    for name in ("shape", "dtype", "device"):
-        wanted, got = getattr(x, name), getattr(out, name)
-        if wanted != got:
-            raise ValueError(f"out must have x's {name} {wanted}, got {got}")

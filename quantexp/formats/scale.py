@@ -27,7 +27,7 @@ def scale_field(amax_bits: Tensor, element: Element, rule: ScaleRule) -> Tensor:
     with every rule and element it lies below the smallest scale.
     Source: OCP MX v1.0 sections 5.4.1 (E8M0) and 6.3 (conversion).
     """
-    field = (amax_bits + _offset(element, rule)).bitwise_and_(EXPONENT_MASK)
+    field = (amax_bits + rule_offset(element, rule)).bitwise_and_(EXPONENT_MASK)
     field.sub_(element.emax << MANTISSA_BITS).clamp_min_(0)
     return field.masked_fill_(amax_bits >= EXPONENT_MASK, EXPONENT_MASK)
 
@@ -40,7 +40,8 @@ def can_saturate(rule: ScaleRule) -> bool:
     return rule in (ScaleRule.FLOOR, ScaleRule.EVEN)
 
 
-def _offset(element: Element, rule: ScaleRule) -> int:
+def rule_offset(element: Element, rule: ScaleRule) -> int:
+    """What the rule adds to the bits of amax."""
     match rule:
         case ScaleRule.FLOOR:
             return 0

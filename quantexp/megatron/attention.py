@@ -53,6 +53,8 @@ class SchemeAttention(LatentCoreAttention):
     #: Whether the tap wants what only the plain path holds whole.
     asked: fused.Asked = staticmethod(fused.nobody_asks)
     path: AttentionPath = AttentionPath.plain
+    #: While a forward pass lasts, its mask: True where a query does not see a key, [B, 1, T, T]; None is causal.
+    mask: Tensor | None = None
 
     def forward(
         self,
@@ -71,6 +73,13 @@ class SchemeAttention(LatentCoreAttention):
         """
         if packed_seq_params is not None or attention_bias is not None:
             raise ConfigError("attention here has no packed sequences and no bias")
+        self.mask = attention_mask
+        try:
+            return self._attention(query, key, value)
+        finally:
+            self.mask = None
+
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self.tap(FORWARD, PRE, "query", query)
         self.tap(FORWARD, PRE, "key", key)
         self.tap(FORWARD, PRE, "value", value)
@@ -80,7 +89,7 @@ class SchemeAttention(LatentCoreAttention):
             AttentionPath.fused: self._fused,
             AttentionPath.tiled: self._tiled,
         }
-        o_TBHE = by_path[self.path](query, key, value, attention_mask)
+        o_TBHE = by_path[self.path](query, key, value, self.mask)
         output = o_TBHE.reshape(*query.shape[:2], -1)
         self.tap(FORWARD, POST, "output", output)
         return output

@@ -24,7 +24,7 @@ class Reply:
     """What a kernel gives for a case."""
 
     answer: Answer
-    #: what its own codes and scales are decoded to; None where the format has none.
+    #: what its own codes and scales are decoded to; None where the format, or the kernel, has none.
     decoded: Array | None
 
 
@@ -38,7 +38,7 @@ def ask(kernel: Kernel, device: str, case: Case) -> Reply:
     if "amax" in options:
         options["amax"] = torch.tensor(options["amax"], dtype=torch.float32, device=device)
     values = to_numpy(kernel.quantise(x, case.fmt, axis=case.axis, **options))
-    if case.fmt == "bf16":
+    if case.fmt == "bf16" or kernel.encode is None or kernel.decode is None:
         return Reply(Answer(values), None)
     packing = {"packed": True} if case.packed else {}
     codes, scales = kernel.encode(x, case.fmt, axis=case.axis, **packing, **options)

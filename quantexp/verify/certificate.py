@@ -24,6 +24,8 @@ from quantexp.status import now, write_json
 
 #: Hex digits of the digest of the formats' source.
 DIGITS = 16
+#: Endings of the files that are source.
+_SOURCES = {".py", ".c", ".h"}
 REMEDY = "run quantexp verify"
 
 
@@ -93,9 +95,9 @@ def formats_source() -> str:
 
     folder = Path(str(quantexp.formats.__file__)).parent
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.py")):
+    for file in sorted(f for f in folder.rglob("*") if f.suffix in _SOURCES):
         content = file.read_bytes()
-        digest.update(f"{file.name}\0{len(content)}\0".encode())
+        digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:DIGITS]
 

@@ -88,6 +88,7 @@ def _decode(
     block = None if block_scales is None else to_torch(block_scales, "uint8", device)
     scales = tensor if block is None else block if tensor is None else (block, tensor)
     given = {} if block is None else {"block": 1}
+    assert kernel.decode is not None
     y = kernel.decode(
         to_torch(codes, "uint8", device), scales, fmt, dtype=getattr(torch, dtype), **given
     )
@@ -103,6 +104,7 @@ def _decode_every_byte(
     one = 127 if KINDS[fmt][0] == "mx" else 0x38
     block = to_torch(np.full((32, 1), one, np.uint8), "uint8", device)
     scales = block if KINDS[fmt][0] == "mx" else (block, torch.ones((), device=device))
+    assert kernel.decode is not None
     got = kernel.decode(to_torch(bytes_, "uint8", device), scales, fmt, block=16, packed=True)
     tally.add(where, "decode", code_values("e2m1")[codes], to_numpy(got), asked="every byte")
 
@@ -118,6 +120,7 @@ def encode_every_code(
         # All codes of NaN are one; HiFloat8 has no other.
         expected = np.where(np.isnan(values), 0x80 if fmt == "hifp8" else 0x7F, codes)
         x = to_torch(values, "float32", device)
+        assert kernel.encode is not None
         got, _ = kernel.encode(x, fmt, scaling="none", saturate=False)
         tally.add(where, "encode", expected.astype(np.uint8), to_numpy(got), asked="every code")
         return
@@ -128,6 +131,7 @@ def encode_every_code(
     powers = np.exp2(scales.astype(float)) if kind == "mx" else code_values("e4m3")[scales]
     x = to_torch((beside[None] * powers[:, None, None]).astype(np.float32), "float32", device)
     given = {} if kind == "mx" else {"scaling": "none"}
+    assert kernel.encode is not None
     got, found = kernel.encode(x, fmt, block=2, **given)
     block_scales = to_numpy(found if kind == "mx" else found[0])
     shape = (len(scales), int(finite.sum()))

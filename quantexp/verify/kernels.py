@@ -8,12 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
-from quantexp.formats import FORMATS, decode, encode, hadamard, quantise
+from quantexp.formats import FORMATS, Format, decode, encode, hadamard, quantise
+from quantexp.formats.kernels import cpu
+from quantexp.formats.kernels.choice import torch_alone
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation of the formats, with the signatures of `quantexp.formats`."""
+    """One implementation of the formats, with the signatures of `quantexp.formats`.
+
+    A verb that it has not is None: nothing is asked of it.
+    """
 
     name: str
     #: types of device it runs on.
@@ -22,11 +27,26 @@ class Kernel:
     formats: frozenset[str]
     quantise: Callable[..., Tensor]
     #: codes and scales.
-    encode: Callable[..., tuple[Tensor, Any]]
-    decode: Callable[..., Tensor]
-    hadamard: Callable[..., Tensor]
+    encode: Callable[..., tuple[Tensor, Any]] | None = None
+    decode: Callable[..., Tensor] | None = None
+    hadamard: Callable[..., Tensor] | None = None
+    #: Whether this machine has it.
+    is_here: Callable[[], bool] = lambda: True
 
 
+def _by_torch(x: Tensor, fmt: str | Format, **options: Any) -> Tensor:
+    with torch_alone():
+        return quantise(x, fmt, **options)
+
+
+_ALL = frozenset(FORMATS)
 KERNELS = (
-    Kernel("reference", ("cpu", "cuda"), frozenset(FORMATS), quantise, encode, decode, hadamard),
+    Kernel("reference", ("cpu", "cuda"), _ALL, _by_torch, encode, decode, hadamard),
+    Kernel(
+        "compiled",
+        ("cpu",),
+        frozenset(name for name, fmt in FORMATS.items() if fmt.family in cpu.FAMILIES),
+        quantise,
+        is_here=lambda: cpu.functions() is not None,
+    ),
 )

@@ -53,7 +53,8 @@ def devices() -> tuple[str, ...]:
 
 def place(on: Iterable[str], kernels: Iterable[Kernel] = KERNELS) -> list[Placed]:
     """Every kernel on every one of these devices that it runs on."""
-    return [Placed(k, device) for k in kernels for device in on if device in k.devices]
+    here = [kernel for kernel in kernels if kernel.is_here()]
+    return [Placed(k, device) for k in here for device in on if device in k.devices]
 
 
 def verify(
@@ -86,7 +87,7 @@ def check_case(case: Case, placed: list[Placed], oracles: list[Oracle], tally: T
     mine = [p for p in placed if case.fmt in p.kernel.formats]
     replies = [(p, ask(p.kernel, p.device, case)) for p in mine]
     for one, reply in replies:
-        _against_gold((case.fmt, one.label, GOLD), case, gold, reply, tally)
+        _against_gold(one, case, gold, reply, tally)
     for oracle in oracles:
         opinion = oracle.opinion(case, gold)
         if opinion is None:
@@ -102,12 +103,10 @@ def check_case(case: Case, placed: list[Placed], oracles: list[Oracle], tally: T
                 )
 
 
-def _against_gold(
-    where: tuple[str, str, str], case: Case, gold: Answer, reply: Reply, tally: Tally
-) -> None:
-    got = reply.answer
+def _against_gold(one: Placed, case: Case, gold: Answer, reply: Reply, tally: Tally) -> None:
+    where, got = (case.fmt, one.label, GOLD), reply.answer
     tally.add(where, "quantise", gold.values, got.values, case=case)
-    if gold.codes is None:
+    if gold.codes is None or one.kernel.encode is None:
         return
     codes = packed(gold.codes, case.axis) if case.packed else gold.codes
     tally.add(where, "encode", codes, _there(got.codes), case=case)
@@ -128,7 +127,7 @@ def _check_codes(fmt: str, placed: list[Placed], oracles: list[Oracle], tally: T
     if fmt == "bf16":
         return
     for one in placed:
-        if fmt in one.kernel.formats:
+        if fmt in one.kernel.formats and one.kernel.encode is not None:
             decode_every_code(fmt, one.kernel, one.device, one.label, oracles, tally)
             encode_every_code(fmt, one.kernel, one.device, (fmt, one.label, GOLD), tally)
 
@@ -136,6 +135,7 @@ def _check_codes(fmt: str, placed: list[Placed], oracles: list[Oracle], tally: T
 def _check_transform(placed: list[Placed], tally: Tally) -> None:
     """Whole numbers against Sylvester's matrix; all others against the stated order of additions, every bit."""
     rng = np.random.default_rng(5)
+    transforming = [one for one in placed if one.kernel.hadamard is not None]
     for block in (2, 4, 8, 16, 32, 64, 128):
         whole = rng.integers(-40, 41, (5, 3 * block)).astype(np.float32)
         x = (rng.standard_normal((3, 77, 40)) * np.exp(rng.standard_normal((3, 1, 40)))).astype(
@@ -148,12 +148,12 @@ def _check_transform(placed: list[Placed], tally: Tally) -> None:
             for axis in (0, 1, 2):
                 for given in (None, signs):
                     expected = walsh.transformed(x, axis, block, left=left, signs=given)
-                    for one in placed:
+                    for one in transforming:
                         asked = f"float32 3x77x40 axis={axis} block={block} left={left}"
                         got = _transform(one, x, axis, block, left, given)
                         where = (TRANSFORM, one.label, GOLD)
                         tally.add(where, "hadamard", expected, got, asked=asked)
-            for one in placed:
+            for one in transforming:
                 got = _transform(one, whole, 1, block, left, None)
                 asked = f"whole numbers 5x{3 * block} block={block} left={left}"
                 tally.add((TRANSFORM, one.label, GOLD), "hadamard", product, got, asked=asked)
@@ -164,6 +164,7 @@ def _transform(
 ) -> Array:
     given = None if signs is None else to_torch(signs, "float32", one.device)
     tensor = to_torch(x, "float32", one.device)
+    assert one.kernel.hadamard is not None
     with threads(1):
         y = one.kernel.hadamard(tensor, axis=axis, block=block, signs=given, left=left)
     return to_numpy(y)

@@ -183,7 +183,7 @@ def test_nan_and_inf_are_treated_as_by_every_rounding(name):
     y, even = quantise(x, name, **DRAW), quantise(x, name, rounding="even")
     assert torch.equal(y.isnan(), even.isnan())
     assert torch.equal(y == 0, even == 0)
-    assert torch.equal(torch.signbit(y), torch.signbit(even))
+    assert torch.equal(torch.signbit(y[~y.isnan()]), torch.signbit(even[~even.isnan()]))
 
 
 # Scaled by 3/4 beforehand.

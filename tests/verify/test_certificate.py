@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +109,22 @@ def test_the_digest_is_of_the_formats_source_and_of_nothing_else(
 
     before = formats_source()
     source = Path(str(quantexp.formats.__file__)).parent
-    for file in source.glob("*.py"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(quantexp.formats, "__file__", str(tmp_path / "__init__.py"))
     certificate.formats_source.cache_clear()
     try:
         assert formats_source() == before
-        (tmp_path / "nv.py").write_text("# changed")
+        for changed in ("nv.py", "kernels/cpu.py", "kernels/cpu.c", "kernels/lanes.h"):
+            file = tmp_path / changed
+            text = file.read_text()
+            file.write_text(f"{text}\n")
+            certificate.formats_source.cache_clear()
+            assert formats_source() != before
+            file.write_text(text)
+        (tmp_path / "kernels" / "__pycache__").mkdir(exist_ok=True)
+        (tmp_path / "kernels" / "__pycache__" / "cpu.pyc").write_text("not source")
         certificate.formats_source.cache_clear()
-        assert formats_source() != before
+        assert formats_source() == before
     finally:
         certificate.formats_source.cache_clear()
 

@@ -56,6 +56,14 @@ def test_the_reference_is_what_every_oracle_says(subject: str) -> None:
     assert all(row.cases > 1000 for row in found)
 
 
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("subject", ["mxfp4_e2m1", "fp8_e4m3", "hifp8"])
+def test_the_compiled_kernel_is_what_every_oracle_says(subject: str) -> None:
+    found = rows(subject, next(kernel for kernel in KERNELS if kernel.name == "compiled"))
+    assert wrong(found) == set()
+    assert all(row.cases > 1000 for row in found)
+
+
 def rounds_away(x: Tensor, fmt: str, **options: Any) -> Tensor:
     if options.get("rounding", "even") == "even" and fmt != "bf16":
         options["rounding"] = "away"
@@ -192,6 +200,12 @@ def test_kernels_are_placed_where_they_run() -> None:
     cpu_only = dataclasses.replace(GOOD, name="c", devices=("cpu",))
     placed = place(["cpu", "cuda"], [GOOD, cpu_only])
     assert [p.label for p in placed] == ["reference (cpu)", "reference (cuda)", "c (cpu)"]
+
+
+def test_a_kernel_that_is_not_here_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "compiled (cpu)" in [p.label for p in place(["cpu"])]
+    monkeypatch.setattr("quantexp.formats.kernels.cpu.functions", lambda: None)
+    assert "compiled (cpu)" not in [p.label for p in place(["cpu"])]
 
 
 @pytest.mark.gpu

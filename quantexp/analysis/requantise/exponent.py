@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quantexp.analysis.requantise.scoring import Looked
+from quantexp.analysis.rows import left_out
 from quantexp.analysis.statistics import Fidelity, fidelity, quantisation_error
 from quantexp.formats import Family, Format, ScaleRule
 from quantexp.formats.bits import (
@@ -28,7 +29,7 @@ from quantexp.formats.bits import (
     inverse_power_of_two,
     power_of_two,
 )
-from quantexp.formats.mx import block_amax_bits, restore_sign
+from quantexp.formats.mx import block_amax_bits
 from quantexp.formats.rounding import round_element
 from quantexp.formats.scale import scale_field
 
@@ -87,12 +88,14 @@ def _at_target(looked: Looked, fmt: Format, exponent: int) -> Fidelity:
         told["amax"] = looked.amax.double() * fmt.amax_target * 2.0**-exponent
     else:
         told["amax_target"] = 2.0**exponent
-    return quantisation_error(looked.x, fmt, looked.dim, told)
+    return quantisation_error(looked.x, fmt, looked.dim, told, looked.padding)
 
 
 def _at_offset(looked: Looked, fmt: Format, offset: int) -> Fidelity:
     x = looked.x.movedim(looked.dim, -1)
     q, limit = quantise_at_offset(x, fmt, offset)
+    padding = None if looked.padding is None else looked.padding.movedim(looked.dim, -1)
+    q = left_out(q, padding)
     return fidelity(x, q, limit)
 
 
@@ -105,8 +108,8 @@ def quantise_at_offset(x: Tensor, fmt: Format, offset: int) -> tuple[Tensor, Ten
     extent, element = x.shape[-1], fmt.element
     padded = pad(x.float(), (0, -extent % fmt.block))
     x_OBKI = padded.reshape(1, -1, fmt.block, 1)
-    signed, q, magic = x_OBKI.clone(), torch.empty_like(x_OBKI), torch.empty_like(x_OBKI)
-    floor = scale_field(block_amax_bits(signed, q), element, ScaleRule.FLOOR)
+    q, magic = torch.empty_like(x_OBKI), torch.empty_like(x_OBKI)
+    floor = scale_field(block_amax_bits(x_OBKI, q), element, ScaleRule.FLOOR)
     step = offset << MANTISSA_BITS
     moved = floor.clamp(max(0, -step), _LARGEST_FIELD - max(0, step)) + step
     field = moved.masked_fill_(floor == EXPONENT_MASK, EXPONENT_MASK)
@@ -114,7 +117,7 @@ def quantise_at_offset(x: Tensor, fmt: Format, offset: int) -> tuple[Tensor, Ten
     round_element(q, element, fmt.rounding, None, magic)
     scale = power_of_two(field)
     q.clamp_max_(element.max).mul_(scale)
-    restore_sign(q, signed)
+    q.copysign_(x_OBKI)
     limit = (element.max * scale).expand_as(q)
     whole = (t.reshape(padded.shape)[..., :extent] for t in (q, limit))
     values, limits = whole

@@ -1,0 +1,194 @@
+"""How close quantisation on a CPU comes to the memory: against copy_ of the same tensors, by turns in one run.
+
+    python benchmarks/quantise.py [--size 8192] [--threads 2] [--turns 12] [--slow-turns 1] [--compile]
+                                  [--flags=-mno-avx512f]
+
+A square tensor is quantised along its last axis, along its first, and along both from one read; outputs are reused,
+inputs alternate, and every turn runs each case once. Counted are the bytes that must move, each once: one tensor read
+and one written, two written for both axes. `of copy` is that bandwidth over copy_'s: medians, of the same turns. hifp8
+with its current scale reads the tensor twice, which is not counted.
+
+Slow cases run in the first `--slow-turns` turns: the torch code (what runs without a compiler), and torchao's eager
+code, to_mx and back (`of torchao`: how many times its time). `--compile` adds torch.compile of the torch code, whose
+compilation takes minutes. `--flags` are added to those that the C is compiled with: -mno-avx512f for older processors.
+
+On CUDA devices: benchmarks/quantise_gpu.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from quantexp import compiled
+from quantexp.formats import quantise, quantise_both
+from quantexp.formats.kernels import cpu
+from quantexp.formats.kernels.choice import torch_alone
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "mxfp8": {"scale_rule": "rceil"},
+    "mxfp4": {"scale_rule": "floor"},
+    "hifp8": {},
+    "hifp8 current": {"scaling": "current"},
+}
+MX = ("mxfp8", "mxfp4")
+
+
+@dataclass
+class Case:
+    """Something to time, given an input; `slow`: only in the first turns."""
+
+    kernel: str
+    format: str
+    axis: str
+    run: Callable[[Tensor], object]
+    slow: bool = False
+    transfers: int = 2
+    times_s: list[float] = field(default_factory=list)
+
+    @property
+    def time_s(self) -> float:
+        """The median."""
+        return statistics.median(self.times_s)
+
+
+def main() -> None:
+    """Measure each dtype by itself."""
+    parser = argparse.ArgumentParser(description="Quantisation's bandwidth beside copy_'s.")
+    parser.add_argument("--size", type=int, default=8192)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--slow-turns", type=int, default=1)
+    parser.add_argument("--flags", default="")
+    parser.add_argument("--compile", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    compiled.FLAGS = (*compiled.FLAGS, *asked.flags.split())
+    found = cpu.functions()
+    how = "no compiled kernel" if found is None else found.words
+    out = sys.stdout.write
+    out(f"{platform.machine()}, {asked.threads} threads, torch {torch.__version__}, {how}, ")
+    out(f"{asked.size} x {asked.size}, load {os.getloadavg()[0]:.1f}\n")
+    out(
+        "| kernel | format | dtype | axis | ms | GB/s | of copy | of torchao |\n|---|---|---|---|---|---|---|---|\n"
+    )
+    for dtype in (torch.bfloat16, torch.float32):
+        measure(dtype, asked)
+    out(f"load {os.getloadavg()[0]:.1f}\n")
+
+
+def measure(dtype: torch.dtype, asked: argparse.Namespace) -> None:
+    """Print a row for each case of a dtype."""
+    inputs = [torch.randn(asked.size, asked.size).to(dtype) for _ in range(2)]
+    outs = torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
+    every = [Case("copy_", "", "", outs[0].copy_), *cases(outs)]
+    if asked.slow_turns:
+        every += [*torch_cases(outs), *torchao_cases()]
+    if asked.compile:
+        every += traced_cases(outs, inputs[0])
+    for turn in range(asked.turns):
+        for case in every:
+            if case.slow and turn >= asked.slow_turns:
+                continue
+            start = time.perf_counter()
+            case.run(inputs[turn % 2])
+            case.times_s.append(time.perf_counter() - start)
+    torchao_s = {case.format: case.time_s for case in every if case.kernel == "torchao"}
+    copy_bandwidth = bandwidth(every[0], outs[0])
+    for case in every:
+        rate = bandwidth(case, outs[0])
+        theirs = torchao_s.get(case.format)
+        times = f"{theirs / case.time_s:.1f}" if theirs and case.axis == "last" else ""
+        sys.stdout.write(
+            f"| {case.kernel} | {case.format} | {str(dtype)[6:]} | {case.axis} | {case.time_s * 1e3:.1f} | "
+            f"{rate:.2f} | {rate / copy_bandwidth:.3f} | {times} |\n"
+        )
+        sys.stdout.flush()
+
+
+def bandwidth(case: Case, y: Tensor) -> float:
+    """GB/s."""
+    return case.transfers * y.nbytes / case.time_s / 1e9
+
+
+def cases(outs: tuple[Tensor, Tensor]) -> Iterator[Case]:
+    """What `quantise` and `quantise_both` do."""
+    for name, options in FORMATS.items():
+        fmt = name.split()[0]
+        for axis in ("last", "first") if fmt in MX else ("last",):
+            yield Case("compiled", name, axis, quantising(fmt, axis, outs[0], options))
+        if fmt in MX:
+
+            def both(x: Tensor, fmt: str = fmt, options: dict[str, Any] = options) -> object:
+                return quantise_both(x, fmt, axes=(0, 1), out=outs, **options)
+
+            yield Case("compiled", name, "both", both, transfers=3)
+
+
+def torch_cases(outs: tuple[Tensor, Tensor]) -> Iterator[Case]:
+    """The same without a compiler."""
+    for case in cases(outs):
+        yield Case("torch", case.format, case.axis, alone(case.run), True, case.transfers)
+
+
+def alone(run: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
+    """Without kernels."""
+
+    def by_torch(x: Tensor) -> object:
+        with torch_alone():
+            return run(x)
+
+    return by_torch
+
+
+def torchao_cases() -> Iterator[Case]:
+    """Blocks of 32 by torchao along the last axis, to codes and back to x's dtype."""
+    from quantexp.verify.oracles.torchao_oracle import TYPES, ScaleCalculationMode, mx_tensor
+
+    for name, full in (("mxfp8", "mxfp8_e4m3"), ("mxfp4", "mxfp4_e2m1")):
+        mode = ScaleCalculationMode(FORMATS[name]["scale_rule"])
+
+        def there_and_back(x: Tensor, element: Any = TYPES[full], mode: Any = mode) -> object:
+            scales, codes = mx_tensor.to_mx(x, element, 32, mode)
+            return mx_tensor.to_dtype(codes, scales, element, 32, x.dtype)
+
+        yield Case("torchao", name, "last", there_and_back, slow=True)
+
+
+def traced_cases(outs: tuple[Tensor, Tensor], x: Tensor) -> Iterator[Case]:
+    """torch.compile of the torch code, as one chunk: it fuses what chunks are for."""
+    for name, options in FORMATS.items():
+        fmt = name.split()[0]
+        for axis in ("last", "first") if fmt in MX else ("last",):
+            traced = torch.compile(quantising(fmt, axis, outs[0], options), dynamic=False)
+            start = time.perf_counter()
+            with (
+                patch("quantexp.formats.mx.chunk_limit", lambda device: 1 << 40),
+                patch("quantexp.formats.flat.chunk_limit", lambda device: 1 << 40),
+                patch("quantexp.formats.tensor_scale.chunk_limit", lambda device: 1 << 40),
+            ):
+                traced(x)
+            sys.stderr.write(f"{name} {axis} compiled in {time.perf_counter() - start:.0f} s\n")
+            yield Case("torch.compile", name, axis, traced, slow=True)
+
+
+def quantising(
+    fmt: str, axis: str, out: Tensor, options: dict[str, Any]
+) -> Callable[[Tensor], object]:
+    """`quantise` to one format along one axis."""
+    return lambda x: quantise(x, fmt, axis=-1 if axis == "last" else 0, out=out, **options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Tensors moved to a format's grid by compiled code (`cpu.c`): the reference's values, at about a CPU's memory limit.
+
+It takes rounding to nearest of bfloat16, float16 and float32 to MX, FP8 and HiF8. Left to torch: stochastic rounding,
+`pre_scale`, NVFP4, blocks above 256, subclasses of tensors and what torch.compile traces. Threads are torch's own, as
+many as `torch.get_num_threads()` says, where torch's are OpenMP's.
+
+Reads and writes of the memory, in tensors: 1 and 1 for MX and formats without a scale of the tensor; 1 more read where
+that scale follows from the tensor's amax; 1 and 2 for two copies along two axes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from functools import cache, lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quantexp.compiled import library
+from quantexp.formats.bits import EXPONENT_MASK, NAN_BITS
+from quantexp.formats.options import Options
+from quantexp.formats.scale import rule_offset
+from quantexp.formats.types import Family, Rounding
+
+SOURCE = Path(__file__).with_name("cpu.c")
+#: What torch code costs in its place.
+SLOWER = "tensors are quantised by torch, many times slower"
+_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+#: What it takes formats of, with the number each has in the compiled code.
+FAMILIES = {Family.MX: 0, Family.FP8: 1, Family.HIF8: 2}
+#: Largest blocks of which the tile of the compiled code holds two vectors' columns.
+_MAX_BLOCK = 256
+#: Largest blocks of which one tile holds both a column and a row.
+_MAX_BLOCK_OF_BOTH = 64
+
+
+class _Grid(ctypes.Structure):
+    _fields_ = (
+        ("mantissa_bits", ctypes.c_int32),
+        ("emin", ctypes.c_int32),
+        ("emax", ctypes.c_int32),
+        ("max", ctypes.c_float),
+        ("offset", ctypes.c_uint32),
+        ("away", ctypes.c_uint32),
+        ("family", ctypes.c_int32),
+        ("beyond", ctypes.c_uint32),
+        ("scale", ctypes.c_float),
+        ("is_power", ctypes.c_int32),
+    )
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("dtype", ctypes.c_int64),
+        ("outer", ctypes.c_int64),
+        ("extent", ctypes.c_int64),
+        ("inner", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("block", ctypes.c_int64),
+        ("grid", ctypes.POINTER(_Grid)),
+        ("past", ctypes.c_int64),
+        ("amax", ctypes.c_uint32),
+        ("units", ctypes.c_int64),
+        ("step", ctypes.c_int64),
+        ("next", ctypes.c_int64),
+        ("work", ctypes.c_void_p),
+    )
+
+
+class Compiled:
+    """The compiled functions, and what they can do on this machine."""
+
+    def __init__(self, found: ctypes.CDLL) -> None:
+        arguments = (ctypes.POINTER(_Job), ctypes.c_int64)
+        self.quantise = found.quantise
+        self.quantise.argtypes, self.quantise.restype = arguments, None
+        self.largest_finite = found.largest_finite
+        self.largest_finite.argtypes, self.largest_finite.restype = arguments, ctypes.c_uint32
+        num_lanes = found.num_lanes()
+        self.dtypes = frozenset(
+            dtype for dtype in _DTYPES if dtype is not torch.float16 or num_lanes > 4
+        )
+        #: Whether torch's threads share the work.
+        self.shares_work = bool(found.shares_work())
+        vectors = {16: "AVX-512", 8: "AVX2"}.get(num_lanes, "vectors of 128 bits")
+        threads = "torch's threads" if self.shares_work else "one thread"
+        #: How it works, for a person.
+        self.words = f"{vectors}, {threads}"
+
+
+@cache
+def functions() -> Compiled | None:
+    """The compiled functions; None, which is said once on stderr, where there is no compiler."""
+    found = library(SOURCE, otherwise=SLOWER).library
+    return None if found is None else Compiled(found)
+
+
+def reads(x: Tensor) -> bool:
+    """Whether the compiled code takes such a tensor, be it laid out as it may."""
+    if x.dtype not in _DTYPES:
+        return False
+    found = functions() if x.device.type == "cpu" else None
+    return found is not None and x.dtype in found.dtypes
+
+
+def claims(x: Tensor, options: Options) -> bool:
+    """Whether `quantise` gives the exact result for such a tensor."""
+    return (
+        options.fmt.family in FAMILIES
+        and options.rounding is not Rounding.STOCHASTIC
+        and not options.pre_scale
+        and options.block <= _MAX_BLOCK
+        and reads(x)
+    )
+
+
+def claims_both(x: Tensor, options: Options) -> bool:
+    """Whether `quantise_both` does."""
+    is_mx = options.fmt.family is Family.MX
+    return is_mx and options.block <= _MAX_BLOCK_OF_BOTH and claims(x, options)
+
+
+def quantise(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None) -> None:
+    """Write the contiguous x on the grid to the contiguous y, which may be x; both are claimed.
+
+    `scale` is the tensor's, a 0-dim float32; None for 1.
+    """
+    if options.fmt.family is Family.MX:
+        outer, extent, inner = _extents(x.shape, axis)
+    else:
+        outer, extent, inner = 1, 1, x.numel()
+    _run(x, y, None, (outer, extent, inner, inner), options, scale)
+
+
+def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, axis: int) -> None:
+    """Write two copies of the contiguous x: with blocks along `axis`, which is not the last, and along the last axis.
+
+    x is read once. Neither copy may be x.
+    """
+    outer, extent, inner = _extents(x.shape, axis)
+    width = x.shape[-1]
+    # Rows without a short block follow each other as one does.
+    _run(
+        x,
+        columns,
+        rows,
+        (outer, extent, inner, width if width % options.block else inner),
+        options,
+        None,
+    )
+
+
+def finite_amax(x_N: Tensor) -> Tensor:
+    """The largest magnitude among x's finite elements, 0-dim float32; 0 where there is none. x is contiguous."""
+    found = functions()
+    assert found is not None, "claimed"
+    job = _Job(x=x_N.data_ptr(), dtype=_DTYPES[x_N.dtype], inner=x_N.numel())
+    bits = found.largest_finite(job, torch.get_num_threads()) if x_N.numel() else 0
+    return torch.tensor(struct.unpack("<f", struct.pack("<I", bits))[0], dtype=torch.float32)
+
+
+def _extents(shape: torch.Size, axis: int) -> tuple[int, int, int]:
+    return math.prod(shape[:axis]), shape[axis] if shape else 1, math.prod(shape[axis + 1 :])
+
+
+def _run(
+    x: Tensor,
+    y: Tensor,
+    rows: Tensor | None,
+    extents: tuple[int, int, int, int],
+    options: Options,
+    scale: Tensor | None,
+) -> None:
+    found = functions()
+    assert found is not None, "claimed"
+    if x.numel() == 0:
+        return
+    grid = _grid(options, 1.0 if scale is None else float(scale))
+    outer, extent, inner, width = extents
+    job = _Job(
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        rows=None if rows is None else rows.data_ptr(),
+        dtype=_DTYPES[x.dtype],
+        outer=outer,
+        extent=extent,
+        inner=inner,
+        width=width,
+        block=options.block,
+        grid=ctypes.pointer(grid),
+    )
+    found.quantise(job, torch.get_num_threads())
+
+
+@lru_cache(maxsize=256)
+def _grid(options: Options, scale: float) -> _Grid:
+    element, is_mx = options.fmt.element, options.fmt.family is Family.MX
+    infinite = EXPONENT_MASK if element.inf_codes else NAN_BITS
+    return _Grid(
+        mantissa_bits=element.mantissa_bits,
+        emin=element.emin,
+        emax=element.emax,
+        max=element.max,
+        offset=rule_offset(element, options.scale_rule) if is_mx else 0,
+        away=options.rounding is Rounding.AWAY,
+        family=FAMILIES[options.fmt.family],
+        beyond=0 if is_mx or options.saturate else infinite,
+        scale=scale,
+        is_power=math.frexp(scale)[0] == 0.5,
+    )

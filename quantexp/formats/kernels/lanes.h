@@ -1,0 +1,169 @@
+/* Vectors of floats on any processor, and 16-bit tensors in them. The types are those of GCC and Clang (vector_size);
+   instructions are named where the compiler makes several of what is one. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#include <immintrin.h>
+#define LANES 16
+#elif defined(__AVX2__) && defined(__F16C__)
+#include <immintrin.h>
+#define LANES 8
+#else
+#define LANES 4
+#endif
+/* Elements of a pair of vectors. */
+#define PAIR (2 * LANES)
+
+#define INLINE static inline __attribute__((always_inline))
+#define SIGN 0x80000000u
+#define MAGNITUDE 0x7fffffffu
+#define EXPONENT 0x7f800000u
+#define NOT_A_NUMBER 0x7fc00000u
+#define MANTISSA_BITS 23
+#define BIAS 127
+#define ONE ((uint32_t)BIAS << MANTISSA_BITS)
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+
+/* 2 * LANES elements that lie side by side: of bfloat16 those at even places are in a, those at odd ones in b; of others
+   the first are in a. */
+typedef struct {
+  floats a, b;
+} pair;
+
+enum dtype { BF16, FP16, FP32 };
+
+INLINE int64_t bytes_of(enum dtype dtype) { return dtype == FP32 ? 4 : 2; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t parts_of(int64_t n, int64_t part) { return (n + part - 1) / part; }
+
+INLINE words all(uint32_t v) { return (words){0} + v; }
+INLINE floats every(float v) { return (floats){0} + v; }
+INLINE words magnitude(floats v) { return (words)v & MAGNITUDE; }
+INLINE words where(words mask, words a, words b) { return (a & mask) | (b & ~mask); }
+
+/* at_most: the lesser of v and a bound; NaN where v is NaN.
+   looked_up: of a table of 16 of which the first 8 count; every index is below 8. */
+#if LANES == 16
+INLINE words larger(words a, words b) { return (words)_mm512_max_epu32((__m512i)a, (__m512i)b); }
+INLINE words lesser(words a, words b) { return (words)_mm512_min_epu32((__m512i)a, (__m512i)b); }
+INLINE floats at_most(floats v, floats bound) { return (floats)_mm512_min_ps((__m512)bound, (__m512)v); }
+INLINE uint32_t largest_lane(words v) { return _mm512_reduce_max_epu32((__m512i)v); }
+INLINE words looked_up(words table, words at) { return (words)_mm512_permutexvar_epi32((__m512i)at, (__m512i)table); }
+INLINE pair from_fp16(const void *x) {
+  __m512i h = _mm512_loadu_si512(x);
+  return (pair){(floats)_mm512_cvtph_ps(_mm512_castsi512_si256(h)), (floats)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(h, 1))};
+}
+INLINE words to_fp16(pair v) {
+  __m256i a = _mm512_cvtps_ph((__m512)v.a, _MM_FROUND_TO_NEAREST_INT), b = _mm512_cvtps_ph((__m512)v.b, _MM_FROUND_TO_NEAREST_INT);
+  return (words)_mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+}
+INLINE void stream(void *y, words v) { _mm512_stream_si512(y, (__m512i)v); }
+#elif LANES == 8
+INLINE words larger(words a, words b) { return (words)_mm256_max_epu32((__m256i)a, (__m256i)b); }
+INLINE words lesser(words a, words b) { return (words)_mm256_min_epu32((__m256i)a, (__m256i)b); }
+INLINE floats at_most(floats v, floats bound) { return (floats)_mm256_min_ps((__m256)bound, (__m256)v); }
+INLINE uint32_t largest_lane(words v) {
+  __m128i m = _mm_max_epu32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+INLINE words looked_up(words table, words at) { return (words)_mm256_permutevar8x32_epi32((__m256i)table, (__m256i)at); }
+INLINE pair from_fp16(const void *x) {
+  __m256i h = _mm256_loadu_si256(x);
+  return (pair){(floats)_mm256_cvtph_ps(_mm256_castsi256_si128(h)), (floats)_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+}
+INLINE words to_fp16(pair v) {
+  __m128i a = _mm256_cvtps_ph((__m256)v.a, _MM_FROUND_TO_NEAREST_INT), b = _mm256_cvtps_ph((__m256)v.b, _MM_FROUND_TO_NEAREST_INT);
+  return (words)_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+}
+INLINE void stream(void *y, words v) { _mm256_stream_si256(y, (__m256i)v); }
+#else
+INLINE words larger(words a, words b) { return where((words)(a > b), a, b); }
+INLINE words lesser(words a, words b) { return where((words)(a < b), a, b); }
+INLINE floats at_most(floats v, floats bound) { return (floats)where((words)(v > bound), (words)bound, (words)v); }
+INLINE uint32_t largest_lane(words v) {
+  uint32_t most = 0;
+  for (int k = 0; k < LANES; k++) most = v[k] > most ? v[k] : most;
+  return most;
+}
+#endif
+
+INLINE floats floats_at(const float *x) {
+  floats v;
+  memcpy(&v, x, sizeof v);
+  return v;
+}
+INLINE words words_at(const uint32_t *x) {
+  words v;
+  memcpy(&v, x, sizeof v);
+  return v;
+}
+
+/* The pair from x[at] on. */
+INLINE pair load(const void *x, enum dtype dtype, int64_t at) {
+  const char *from = (const char *)x + at * bytes_of(dtype);
+  if (dtype == FP32) return (pair){floats_at((const float *)from), floats_at((const float *)from + LANES)};
+#if LANES > 4
+  if (dtype == FP16) return from_fp16(from);
+#endif
+  words both;
+  memcpy(&both, from, sizeof both);
+  return (pair){(floats)(both << 16), (floats)(both & 0xffff0000u)};
+}
+
+/* Have a pair brought to the cache that is wanted soon; it may lie beyond the end. Between writes past the caches the
+   processor does not see by itself what is read next. */
+INLINE void fetch(const void *x, enum dtype dtype, int64_t at) {
+  for (int64_t byte = 0; byte < PAIR * bytes_of(dtype); byte += 64)
+    __builtin_prefetch((const char *)x + at * bytes_of(dtype) + byte);
+}
+
+/* The first n of it, zeros after them. */
+INLINE pair load_some(const void *x, enum dtype dtype, int64_t at, int64_t n) {
+  if (n >= PAIR) return load(x, dtype, at);
+  char full[4 * PAIR] = {0};
+  memcpy(full, (const char *)x + at * bytes_of(dtype), (size_t)(n * bytes_of(dtype)));
+  return load(full, dtype, 0);
+}
+
+/* To nearest even. What is NaN came from a bfloat16, and its lower half is 0. */
+INLINE words nearest_bf16(floats v) { return (words)v + 0x7fffu + ((words)v >> 16 & 1u); }
+
+/* `exact`: bfloat16 holds all of these values. `past`: past the caches, to a multiple of 64 bytes. */
+INLINE void store(void *y, enum dtype dtype, int64_t at, pair v, int exact, int past) {
+  char *to = (char *)y + at * bytes_of(dtype);
+  words first = (words)v.a, second = (words)v.b;
+  if (dtype == BF16) {
+    if (!exact) first = nearest_bf16(v.a), second = nearest_bf16(v.b);
+    first = first >> 16 | (second & 0xffff0000u);
+  }
+#if LANES > 4
+  if (dtype == FP16) first = to_fp16(v);
+  if (past) {
+    stream(to, first);
+    if (dtype == FP32) stream(to + sizeof first, second);
+    return;
+  }
+#else
+  (void)past;
+#endif
+  memcpy(to, &first, sizeof first);
+  if (dtype == FP32) memcpy(to + sizeof first, &second, sizeof second);
+}
+
+/* The first n of the pair. */
+INLINE void store_some(void *y, enum dtype dtype, int64_t at, int64_t n, pair v, int exact, int past) {
+  if (n >= PAIR) {
+    store(y, dtype, at, v, exact, past);
+    return;
+  }
+  char full[4 * PAIR];
+  store(full, dtype, 0, v, exact, 0);
+  memcpy((char *)y + at * bytes_of(dtype), full, (size_t)(n * bytes_of(dtype)));
+}

@@ -1,0 +1,42 @@
+"""What tests of kernels share: the torch code in a kernel's place, and comparison by bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantexp.formats import quantise
+from quantexp.formats.kernels.choice import torch_alone
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def by_torch(x: Tensor, name: str, **options: object) -> Tensor:
+    """What `quantise` gives where there is no kernel."""
+    with torch_alone():
+        return quantise(x, name, **options)
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
+    """Compared as integers, a NaN being as good as any other."""
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    whole = torch.int32 if actual.dtype == torch.float32 else torch.int16
+    differs = actual.contiguous().view(whole) != expected.contiguous().view(whole)
+    differs &= ~(actual.isnan() & expected.isnan())
+    assert not differs.any(), (differs.sum(), actual[differs][:5], expected[differs][:5])
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def wild(dtype: torch.dtype, *shape: int, seed: int = 1, spread: float = 3.0) -> Tensor:
+    """Many binades, zeros of either sign, zero blocks, a few NaN and Inf."""
+    x = torch.randn(shape, generator=seeded(seed))
+    x *= torch.exp2(torch.randn(shape, generator=seeded(seed + 1)) * spread)
+    flat = x.view(-1)
+    flat[::19], flat[5::23] = 0.0, -0.0
+    flat[600:760] = -0.0
+    flat[::1997], flat[400::2999], flat[800::3999] = torch.nan, torch.inf, -torch.inf
+    return x.to(dtype)

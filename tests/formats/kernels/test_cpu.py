@@ -1,0 +1,235 @@
+"""The compiled kernel against the torch code, which `quantexp verify` and the other tests hold against oracles."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp import compiled
+from quantexp.formats import FORMATS, finite_amax, quantise, tensor_scale
+from quantexp.formats.kernels import cpu
+from quantexp.formats.kernels.choice import kernel_for, kernel_for_amax, torch_alone
+from quantexp.formats.options import resolve
+from quantexp.formats.types import Family, ScaleRule
+
+from .builds import DTYPES, assert_same_bits, by_torch, seeded, wild
+
+MX = [name for name, fmt in FORMATS.items() if fmt.family is Family.MX]
+#: Options of each format that change its arithmetic.
+CASES = [
+    *((name, {"scale_rule": rule.value}) for name in MX for rule in ScaleRule),
+    *((name, {"rounding": "away"}) for name in MX),
+    *(
+        (name, {"scaling": scaling, "saturate": saturate, "rounding": rounding})
+        for name in ("fp8_e4m3", "fp8_e5m2", "hifp8")
+        for scaling in ("none", "current", "exact")
+        for saturate in (True, False)
+        for rounding in ("even", "away")
+    ),
+]
+#: Flags after those that are used, by which older processors' code is compiled on any x86.
+BUILDS = {"native": (), "avx2": ("-mno-avx512f",), "sse": ("-march=x86-64",)}
+#: Elements from which results go past the caches, in bfloat16, and some more.
+STREAMED = 1 << 24
+
+every_build = pytest.mark.parametrize("build", BUILDS, indirect=True)
+
+
+@pytest.fixture
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The kernel as it is compiled for one kind of processor."""
+    if request.param != "native" and platform.machine() != "x86_64":
+        pytest.skip("flags of x86")
+    monkeypatch.setattr(compiled, "FLAGS", (*compiled.FLAGS, *BUILDS[request.param]))
+    for cached in (cpu.functions, compiled.library):
+        cached.cache_clear()
+    assert cpu.functions() is not None, "these tests need a C compiler"
+    yield request.param
+    for cached in (cpu.functions, compiled.library):
+        cached.cache_clear()
+
+
+def all_patterns(dtype: torch.dtype) -> Tensor:
+    """Every 16-bit value by magnitude, among neighbours; of float32 random bits beside them."""
+    values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    if dtype != torch.float32:
+        x = values.view(dtype)
+        return x[x.float().abs().argsort(stable=True)]
+    upper = values.view(torch.bfloat16).float()
+    random = torch.randint(-(1 << 31), 1 << 31, (1 << 17,), generator=seeded(2))
+    return torch.cat([upper[upper.abs().argsort(stable=True)], random.to(torch.int32).view(dtype)])
+
+
+@every_build
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_value_in_every_format_is_torchs(build: str, dtype: torch.dtype) -> None:
+    """In blocks of its neighbours in magnitude, alone in its block, beside another, and among strangers."""
+    x = all_patterns(dtype)
+    for name, options in CASES:
+        assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))
+    shuffled = x[torch.randperm(len(x), generator=seeded(3))]
+    for name, rule in itertools.product(MX, ScaleRule):
+        for given, block in ((x, 1), (shuffled, 2), (shuffled, 32)):
+            options = {"scale_rule": rule, "block": block}
+            assert_same_bits(quantise(given, name, **options), by_torch(given, name, **options))
+
+
+@pytest.mark.parametrize("name", MX)
+@pytest.mark.parametrize("rule", ScaleRule)
+def test_float32_around_every_change_of_a_scale_is_torchs(name: str, rule: ScaleRule) -> None:
+    """Amaxes one bit around powers of two and their mantissas' changes, in every binade."""
+    fields = torch.arange(256, dtype=torch.int64)[:, None] << 23
+    mantissas = torch.tensor([0, 1 << 19, 1 << 20, 1 << 21, 3 << 21, 1 << 22, 3 << 20, 7 << 20])
+    bits = (fields + mantissas)[..., None] + torch.arange(-2, 3)
+    amaxes = bits.clamp(0, (1 << 31) - 1).flatten().to(torch.int32).view(torch.float32)
+    below = torch.rand(len(amaxes), 31, generator=seeded(5))
+    x = torch.cat([amaxes[:, None], amaxes[:, None] * below], dim=1)
+    for given, axis in ((x, 1), (x.t().contiguous(), 0)):
+        got = quantise(given, name, scale_rule=rule, axis=axis)
+        assert_same_bits(got, by_torch(given, name, scale_rule=rule, axis=axis))
+        if rule is not ScaleRule.FLOOR:
+            assert got.isinf().any()
+
+
+@every_build
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_shape_axis_and_block_is_torchs(build: str, dtype: torch.dtype) -> None:
+    shapes = [(7, 100), (5, 33, 3), (1, 3000), (130, 17), (3, 70, 300), (64, 1), (2, 2, 40, 8)]
+    for shape, block in itertools.product(shapes, (1, 8, 32, 64, 256)):
+        x = wild(dtype, *shape)
+        for axis in range(len(shape)):
+            options = {"axis": axis, "block": block, "scale_rule": "rceil"}
+            expected = by_torch(x, "mxfp8", **options)
+            assert_same_bits(quantise(x, "mxfp8", **options), expected)
+            held = x.clone()
+            assert quantise(held, "mxfp8", out=held, **options) is held
+            assert_same_bits(held, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("extra", [0, 40, 33])
+def test_large_tensors_on_two_threads_are_torchs(
+    dtype: torch.dtype, axis: int, extra: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`extra` moves lines off the multiples of 64 bytes that are written past the caches."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    x = wild(dtype, 1 << 12, (STREAMED >> 12) + extra)
+    for name in ("mxfp8_e5m2", "hifp8"):
+        assert_same_bits(quantise(x, name, axis=axis), by_torch(x, name, axis=axis))
+
+
+def test_a_result_off_the_multiples_of_64_bytes_is_written() -> None:
+    x = wild(torch.bfloat16, STREAMED)
+    there = torch.empty(STREAMED + 1, dtype=x.dtype)
+    for name in ("mxfp4", "hifp8"):
+        quantise(x, name, out=there[1:])
+        assert_same_bits(there[1:], by_torch(x, name))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_largest_finite_magnitude_is_torchs(dtype: torch.dtype) -> None:
+    largest = torch.tensor(torch.finfo(dtype).max, dtype=dtype)
+    x = wild(dtype, 300, 700)
+    for given in (
+        x,
+        x.t(),
+        x[:, ::3],
+        -x[3, 5:8],
+        largest * -1,
+        x[:0],
+        x.new_full((40,), torch.nan),
+    ):
+        found = finite_amax(given)
+        with torch_alone():
+            assert_same_bits(found, finite_amax(given))
+    assert finite_amax(largest * -1) == largest.float()
+
+
+def test_a_scale_at_either_end_is_torchs() -> None:
+    """What multiplies has no inverse but a subnormal one, and the other way round."""
+    x = wild(torch.float32, 4096, spread=40.0)
+    for amax, target in itertools.product(
+        (2.0**-140, 2.0**-30, 2.0**120), (2.0**-60, 15.0, 2.0**60)
+    ):
+        for scaling in ("current", "exact"):
+            options = {"amax": torch.tensor(amax), "amax_target": target, "scaling": scaling}
+            for name in ("hifp8", "fp8_e5m2"):
+                assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("nvfp4", {}),
+        ("bf16", {}),
+        ("mxfp8", {"rounding": "stochastic", "seed": 1}),
+        ("mxfp4", {"pre_scale": True}),
+        ("mxfp8", {"block": 512}),
+    ],
+)
+def test_what_is_not_claimed_is_left_to_torch(name: str, options: dict[str, object]) -> None:
+    x = wild(torch.float32, 40, 1024)
+    assert not cpu.claims(x, resolve(name, **options))
+    assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))
+
+
+def test_tensors_that_hold_no_memory_of_a_cpu_are_not_claimed() -> None:
+    class Wrapped(torch.Tensor):
+        pass
+
+    options = resolve("mxfp8")
+    assert cpu.claims(torch.ones(3), options)
+    assert cpu.claims(torch.nn.Parameter(torch.ones(3)), options)
+    assert not cpu.claims(torch.ones(3, device="meta"), options)
+    assert kernel_for(torch.ones(3), options) is not None
+    assert kernel_for(torch.ones(3).as_subclass(Wrapped), options) is None
+    assert kernel_for_amax(torch.ones(3).as_subclass(Wrapped)) is None
+
+
+def test_two_threads_may_quantise_at_once() -> None:
+    tensors = [wild(torch.bfloat16, 512, 512, seed=seed) for seed in range(2)]
+    expected = [by_torch(x, "mxfp8") for x in tensors]
+    found: list[list[Tensor]] = [[], []]
+
+    def work(which: int) -> None:
+        found[which] = [quantise(tensors[which], "mxfp8") for _ in range(40)]
+
+    both = [threading.Thread(target=work, args=(which,)) for which in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    for which in range(2):
+        assert len(found[which]) == 40
+        for y in found[which]:
+            assert_same_bits(y, expected[which])
+
+
+def test_torchs_threads_share_the_work() -> None:
+    found = cpu.functions()
+    assert found is not None
+    assert found.shares_work
+
+
+def test_autograd_knows_of_what_is_overwritten() -> None:
+    x = torch.ones(64, requires_grad=True)
+    saved = x * 2
+    y = saved.square()
+    quantise(saved, "mxfp8", out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_scales_are_torchs_where_amax_is_compiled() -> None:
+    x = wild(torch.bfloat16, 5000)
+    options = resolve("hifp8", scaling="current")
+    assert tensor_scale.tensor_scale(x, options, None) == tensor_scale.tensor_scale(
+        x, options, x[x.isfinite()].abs().max().float()
+    )
