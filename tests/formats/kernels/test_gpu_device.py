@@ -16,16 +16,14 @@ from ..tensors import assert_same, every_value  # noqa: TID252
 from . import gpu_cases as cases
 from .gpu_cases import check, check_both, reference
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("there is no CUDA device", allow_module_level=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _usable() -> None:
-    if torch.cuda.is_available():
-        assert gpu.obstacle(torch.device("cuda", torch.cuda.current_device())) is None
+    assert gpu.obstacle(torch.device("cuda", torch.cuda.current_device())) is None
 
 
 def call(name: str, *arguments: object) -> Any:
