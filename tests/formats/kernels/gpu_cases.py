@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -19,6 +21,12 @@ from ..tensors import assert_same, every_value  # noqa: TID252
 
 #: Calls a function of `kernels.gpu` somewhere; gives what it returns, or else its arguments as it left them.
 Call = Callable[..., Any]
+
+#: Where the dev extra brings no Triton; where it does, a missing one is a failure.
+needs_triton = pytest.mark.skipif(
+    (platform.system(), platform.machine()) != ("Linux", "x86_64"),
+    reason="Triton is for Linux on x86-64",
+)
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 MX = ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e2m1"]

@@ -13,6 +13,8 @@ from quantexp.formats.kernels.launches import CANDIDATES, LAUNCHES
 from quantexp.formats.options import resolve
 from quantexp.formats.types import Family
 
+from .gpu_cases import needs_triton
+
 MX = [fmt.name for fmt in FORMATS.values() if fmt.family is Family.MX]
 DEVICE = torch.device("cuda", 0)
 
@@ -69,6 +71,7 @@ def obstacle() -> str | None:
     return gpu.obstacle.__wrapped__(DEVICE)
 
 
+@needs_triton
 def test_nothing_stands_in_the_way_on_a_hopper(hopper):
     assert obstacle() is None
 
@@ -88,6 +91,7 @@ def test_without_triton_there_is_no_kernel(hopper):
     assert obstacle().startswith("Triton cannot be imported: ")
 
 
+@needs_triton
 def test_a_triton_that_flushes_subnormals_is_not_used(hopper):
     import triton
 
@@ -97,6 +101,7 @@ def test_a_triton_that_flushes_subnormals_is_not_used(hopper):
     assert obstacle() is None
 
 
+@needs_triton
 def test_a_triton_that_cannot_compile_is_told_in_its_own_words(monkeypatch):
     def fails(*arguments: object) -> None:
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC.")

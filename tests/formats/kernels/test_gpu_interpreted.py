@@ -18,7 +18,9 @@ from quantexp.formats.tensor_scale import tensor_scale
 
 from ..tensors import assert_same, every_value  # noqa: TID252
 from . import gpu_cases as cases
-from .gpu_cases import Call, check, check_both, reference
+from .gpu_cases import Call, check, check_both, needs_triton, reference
+
+pytestmark = needs_triton
 
 
 @pytest.fixture(scope="module")
