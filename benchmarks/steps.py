@@ -1,10 +1,11 @@
 """Forward and backward of Llama 3.2 1B under each scheme, beside Megatron-Core's own classes, interleaved.
 
-    python benchmarks/steps.py [--repeats 20] [--layers 2] [--tokens 512] [quant=... ...]
+    python benchmarks/steps.py [--repeats 20] [--layers 2] [--tokens 512] [WORDS ...]
 
 One program holds a model for each case; they take turns on the same tokens, so that what else the machine does falls on
 all of them. `megatron` is the stock layer spec: no class of quantexp. Optimizer, data and reporting are no part of it.
-Given are the median, and the median over turns of the ratio to `megatron` of the same turn.
+WORDS are a case each: quant=linear_mxfp8, or quoted 'quant=bf16 training.attention=tiled'. Given are the median, and
+the median over turns of the ratio to `megatron` of the same turn.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("words", nargs="*", help="schemes instead of the usual ones: quant=...")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        help="schemes instead of the usual ones: quant=..., or quoted with more keys",
+    )
     arguments = parser.parse_args()
 
     import torch
@@ -81,7 +86,8 @@ def main() -> None:
     with session(training), during(Moment(1)):
         cases = {"megatron": prepared([], *sizes, stock=True)}
         cases |= {
-            word.removeprefix("quant="): prepared([word], *sizes, stock=False) for word in schemes
+            word.removeprefix("quant="): prepared(word.split(), *sizes, stock=False)
+            for word in schemes
         }
         times: dict[str, list[float]] = {name: [] for name in cases}
         for turn in range(arguments.repeats + 2):

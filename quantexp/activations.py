@@ -16,6 +16,7 @@ from quantexp.decoder import (
     shared_width,
     value_head_dim,
 )
+from quantexp.quant.tiles import ROWS
 from quantexp.schema import AttentionPath, ModelConfig, MoeConfig, Recompute, TrainingConfig
 from quantexp.sizes import element_bytes, padded_vocab_size
 
@@ -38,7 +39,7 @@ def passing_bytes(model: ModelConfig, training: TrainingConfig) -> int:
 
     One of: the logits as they are multiplied and in float32; the gradient of the logits beside that of the output
     layer's weight, which enters the float32 main gradient; the same of the largest weight of a layer; the scores of the
-    last layer's attention on their way to float32 and back, before its feed-forward has kept anything.
+    last layer's attention (or a tile of them) on their way to float32 and back, while its feed-forward keeps nothing.
     """
     size = element_bytes(training)
     tokens = training.seq_length * training.micro_batch_size
@@ -96,11 +97,8 @@ def _attention(model: ModelConfig, training: TrainingConfig, layer: int, is_cpu:
         # q, k, v and o of every query head, padded to head_dim, and a sum for each row; o is what proj multiplies
         own += heads * (4 * model.head_dim * size + _FP32)
         return own if model.mla is None else own + size * shapes["proj"].input_width
-    return (
-        own
-        + size * (_operand_width(model, shapes) + shapes["proj"].input_width)
-        + _scores(model, training)
-    )
+    own += size * (_operand_width(model, shapes) + shapes["proj"].input_width)
+    return own if training.attention is AttentionPath.tiled else own + _scores(model, training)
 
 
 def _operand_width(model: ModelConfig, shapes: dict[str, LinearShape]) -> int:
@@ -120,11 +118,30 @@ def _scores(model: ModelConfig, training: TrainingConfig) -> int:
 
 def _scores_passing(model: ModelConfig, training: TrainingConfig) -> int:
     """Scores as multiplied and in float32, less what the last layer's feed-forward keeps by then: nothing."""
-    if training.attention is AttentionPath.fused:
-        return 0
     tokens = training.seq_length * training.micro_batch_size
     later = tokens * _feed_forward(model, training, model.num_layers - 1)
-    return tokens * _scores(model, training) - later
+    match training.attention:
+        case AttentionPath.plain:
+            return tokens * _scores(model, training) - later
+        case AttentionPath.fused:
+            return 0
+        case AttentionPath.tiled:
+            return _tile(model, training) - later
+
+
+def _tile(model: ModelConfig, training: TrainingConfig) -> int:
+    """A tile in its backward, two tensors of which are in float32 beside five of the working dtype.
+
+    And the operands of every query head and dq, with dk and dv in float32. Held against torch's own count: 18 bytes for
+    each score of a tile in bf16; 20, or with a scale of the whole 31, in float32; 23 to 27 for the rest in bf16.
+    """
+    size, heads = element_bytes(training), model.num_attention_heads
+    tokens = training.seq_length * training.micro_batch_size
+    rows = min(ROWS, training.seq_length)
+    scores = training.micro_batch_size * heads * rows * training.seq_length
+    return scores * (2 * _FP32 + 5 * size) + tokens * heads * model.head_dim * (
+        4 * size + 2 * _FP32
+    )
 
 
 def _feed_forward(model: ModelConfig, training: TrainingConfig, layer: int) -> int:

@@ -101,12 +101,14 @@ def _train_sweep(arguments: argparse.Namespace) -> int:
 
 
 def _execute(experiment: Experiment) -> int:
+    from quantexp.drawing import draw_skipped
     from quantexp.execute import execute
     from quantexp.status import State
     from quantexp.summary import print_outcome
 
     outcome = execute(experiment, _console())
     if outcome.state is State.COMPLETED:
+        draw_skipped(outcome, _console())
         print_outcome(outcome, _console())
         return 0
     _complain(f"{outcome.run.root.name} {outcome.state.value}: {outcome.reason}")
@@ -266,11 +268,12 @@ def _requantise(arguments: argparse.Namespace) -> int:
 
 def _draw(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.draw.server import start_server
+    from quantexp.analysis.draw.tree import STATISTICS
 
     wanted = asked_to_draw(arguments)
     require_folders(wanted.folders)
     if wanted.jobs != 1:
-        start_server()
+        start_server(draws=wanted.only != (STATISTICS,))
     from quantexp.analysis.draw.verb import draw
 
     outcome = draw(wanted, Console(stderr=True, highlight=False), _complain)

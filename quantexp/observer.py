@@ -20,6 +20,7 @@ from quantexp.status import now, write_json
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt.gpt_model import GPTModel
+    from torch import Tensor
 
     from quantexp.megatron.trainer import Metrics
     from quantexp.proof.verdict import Verdict
@@ -77,7 +78,8 @@ class RunObserver:
         from quantexp.quant.tap import operands_to
 
         if self.recorder is not None:
-            self._taps.enter_context(operands_to(HeldRecorder(self.recorder)))
+            taker = HeldRecorder(self.recorder)
+            self._taps.enter_context(operands_to(taker, taker.wants))
         self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
         self.routers = {f"layer {n} router": moe.router for n, moe in moe_layers(model).items()}
         self.modules = scheme_modules(model)
@@ -224,16 +226,24 @@ class RunObserver:
 
 #: A linear layer's tensors that have a row for each token.
 _BY_TOKEN = frozenset({"input", "output", "grad_output", "grad_input"})
+#: Attention's tensors to which the mask belongs.
+_OF_MASK = frozenset({"query", "attn_weights"})
 
 
 def _about(module: object, tensor: str) -> dict[str, object]:
     """What the metadata of a module's tensor says beside its formats."""
     about: dict[str, object] = {"softmax_scale": getattr(module, "softmax_scale", None)}
-    if getattr(module, "path", AttentionPath.plain) is AttentionPath.fused:
-        about["attention"] = AttentionPath.fused.value
+    path = getattr(module, "path", AttentionPath.plain)
+    if path is not AttentionPath.plain:
+        about["attention"] = path.value
     rows: Rows | None = getattr(module, "rows", None)
     if rows is not None and tensor in _BY_TOKEN:
         about["row_sequences"] = rows.sequence.tolist()
+    mask: Tensor | None = getattr(module, "mask", None)
+    if mask is not None and tensor in _OF_MASK:
+        from quantexp.quant.documents import document_starts
+
+        about["document_starts"] = document_starts(mask)
     return about
 
 

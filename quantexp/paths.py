@@ -22,6 +22,11 @@ def cache_dir(configured: str | None) -> Path:
     return Path(home) / "quantexp"
 
 
+def short_path(path: Path) -> Path:
+    """The path below the working directory where it lies there."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 @dataclass(frozen=True)
 class RunsRoot:
     """The folder of the run folders, and what several runs share there."""

@@ -50,6 +50,12 @@ from quantexp.tracking.trackers import destinations
 
 #: What values are kept in, in a person's words.
 _STORES = {"pt": ".pt files", "safetensors": "safetensors shards"}
+#: The ways to attention, in the same.
+_PATHS = {
+    "plain": "plain: product by product, T x T of scores and probabilities kept for each head",
+    "fused": "fused: torch's kernel on quantised q, k and v, nothing of T x T kept",
+    "tiled": "tiled: product by product of a tile of queries at a time, nothing of T x T kept",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ class Plan:
     model: str
     dataset: str
     scheme: str
+    #: plain, fused or tiled.
+    attention: str
     #: Without Megatron's padding of the vocabulary.
     parameters: int
     #: Processes that share every global batch, and the micro-batches of it that each takes.
@@ -113,6 +121,7 @@ def make_plan(experiment: Experiment) -> Plan:
         model=model.name,
         dataset=str(experiment.dataset.label),
         scheme=str(experiment.quant.name),
+        attention=training.attention.value,
         parameters=num_parameters(model),
         num_processes=experiment.launcher.num_processes,
         num_micro_batches_each=num_micro_batches_each(experiment),
@@ -217,6 +226,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     table.add_row("model", f"{plan.model}, {plan.parameters:,} parameters{padding}")
     table.add_row("data", escape(plan.dataset))
     table.add_row("scheme", escape(plan.scheme))
+    table.add_row("attention", _PATHS[plan.attention])
     if plan.num_processes > 1:
         table.add_row(
             "processes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -13,10 +13,13 @@ from quantexp.device import device_class
 from quantexp.errors import ConfigError
 from quantexp.footprint import memory_parts_gb
 from quantexp.quant.fusable import require_fused_attention
+from quantexp.quant.tileable import require_tiled_attention
 from quantexp.schema import (
     AttentionPath,
     Experiment,
     LauncherKind,
+    ModelConfig,
+    QuantConfig,
     Recompute,
 )
 
@@ -38,8 +41,8 @@ def room_gb(experiment: Experiment) -> float | None:
 def way_to_fit(experiment: Experiment, room: float) -> str | None:
     """What to change so that a run fits, as the words that do it; None where it does as it is.
 
-    Tried are fused attention, recomputation and a micro-batch of one sequence, each alone, then one on top of the
-    other, then fewer layers beside all of them.
+    Tried are fused attention (in tiles, where the scheme forbids that), recomputation and a micro-batch of one
+    sequence, each alone, then one on top of the other, then fewer layers beside all of them.
     """
     needed = _total_gb(experiment)
     if needed <= room:
@@ -80,8 +83,14 @@ def _with_layers(experiment: Experiment, num_layers: int) -> Experiment:
 def _ways(experiment: Experiment) -> Iterator[tuple[str, Any]]:
     """Keys of the training and their values that take less memory."""
     training = experiment.training
-    if training.attention is AttentionPath.plain and _is_fusable(experiment):
-        yield "attention", AttentionPath.fused
+    if training.attention is AttentionPath.plain:
+        for path, require in (
+            (AttentionPath.fused, require_fused_attention),
+            (AttentionPath.tiled, require_tiled_attention),
+        ):
+            if _is_let_pass(require, experiment):
+                yield "attention", path
+                break
     if training.recompute is Recompute.none:
         yield "recompute", Recompute.full
     if training.micro_batch_size > 1:
@@ -93,9 +102,11 @@ def _word(key: str, value: Any) -> str:
     return f"training.{key}={shown}"
 
 
-def _is_fusable(experiment: Experiment) -> bool:
+def _is_let_pass(
+    require: Callable[[ModelConfig, QuantConfig], None], experiment: Experiment
+) -> bool:
     try:
-        require_fused_attention(experiment.model, experiment.quant)
+        require(experiment.model, experiment.quant)
     except ConfigError:
         return False
     return True

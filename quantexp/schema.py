@@ -43,6 +43,8 @@ class AttentionPath(Enum):
     plain = "plain"
     #: By torch's fused kernel, where the scheme leaves P and the gradients in high precision.
     fused = "fused"
+    #: Product by product as plain, of a tile of queries at a time: scores and probabilities are never held whole.
+    tiled = "tiled"
 
 
 class Recompute(Enum):
@@ -471,7 +473,8 @@ class TrainingConfig:
     #: fp16's first loss scale (a power of two); it adapts from there.
     initial_loss_scale: float = 65536.0
     recompute: Recompute = Recompute.none
-    #: plain holds T x T scores for each head and takes every scheme; fused does not and takes FA_* and linear_*.
+    #: plain holds T x T scores for each head and takes every scheme; fused does not and takes FA_* and linear_*; tiled
+    #: does not either and takes all but P or dS rounded stochastically.
     attention: AttentionPath = AttentionPath.plain
     #: RUN@ITERATION: go on from that checkpoint of another run, at its place in the data.
     start_from: str | None = None

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from quantexp.batch import Array, Sent
-from quantexp.summary import short_path
+from quantexp.paths import short_path
 
 #: Runs that are named one by one; of more, the array stands for them.
 FEW = 12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from quantexp.execute import Outcome
+from quantexp.paths import short_path
 from quantexp.progress import human_bytes
 from quantexp.queueing.label import differences, names
 from quantexp.schema import AutoDraw, Experiment
@@ -181,8 +181,3 @@ def _captured(outcome: Outcome) -> str:
 def _state(outcome: Outcome) -> str:
     word = "skipped" if outcome.skipped else outcome.state.value
     return f"[{_COLOURS.get(outcome.state, 'white')}]{word}[/]"
-
-
-def short_path(path: Path) -> Path:
-    """The path below the working directory where it lies there."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

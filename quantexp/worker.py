@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from quantexp.checkpoints import first_iteration
 from quantexp.data.tokenizer import Tokenizer
+from quantexp.drawing import REPORT_LOOK_S, draw_figures
 from quantexp.ending import ENDED_FROM_OUTSIDE
 from quantexp.errors import QuantexpError
 from quantexp.evaluation import num_samples
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 JOB_PATIENCE_S = 60.0
 #: Seconds between two updates of status.json while tensors are captured.
 STATUS_INTERVAL_S = 0.2
-#: Seconds that the report at the end of a run may look at captured values.
-REPORT_LOOK_S = 1.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -277,15 +276,7 @@ class Worker:
 
     def _draw(self) -> None:
         self.tell("drawing")
-        if self.experiment.analysis.drawing is AutoDraw.everything:
-            from quantexp.analysis.draw.verb import draw_run
-
-            draw_run(self.folder)
-            return
-        from quantexp.analysis.quick import draw_quick_analysis
-
-        self.folder.figures.mkdir(exist_ok=True)
-        draw_quick_analysis(self.folder.root, self.folder.figures)
+        draw_figures(self.folder, self.experiment.analysis.drawing)
 
     def captured(self, progress: Progress) -> None:
         """Tensors were captured: show it, but not too often."""

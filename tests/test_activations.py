@@ -49,7 +49,7 @@ def held_by_autograd(experiment: Experiment) -> int:
         return sum(storage.nbytes() for storage in storages.values()) - logits
 
 
-@pytest.mark.parametrize("path", ["plain", "fused"])
+@pytest.mark.parametrize("path", ["plain", "fused", "tiled"])
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -115,3 +115,12 @@ def test_scores_make_the_peak_where_they_are_larger_than_what_follows(tiny: Tiny
     scores = tokens * heads * 1024 * (4 + 2)
     feed_forward = tokens * 2 * (128 + 5 * 192)
     assert passing_bytes(experiment.model, experiment.training) == scores - feed_forward
+
+
+def test_a_tile_of_scores_makes_the_peak_where_it_is_larger_than_what_follows(tiny: Tiny) -> None:
+    experiment = tiny("training.attention=tiled", "training.seq_length=2048")
+    tokens, heads = 2048 * 2, 4
+    tile = 2 * heads * 128 * 2048 * (2 * 4 + 5 * 2)
+    operands = tokens * heads * 32 * (4 * 2 + 2 * 4)
+    feed_forward = tokens * 2 * (128 + 5 * 192)
+    assert passing_bytes(experiment.model, experiment.training) == tile + operands - feed_forward

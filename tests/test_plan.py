@@ -172,6 +172,25 @@ def test_fused_attention_keeps_no_scores() -> None:
     assert plain - fused == pytest.approx((scores + operands - kept) / 1e9, abs=0.002)
 
 
+def test_attention_in_tiles_keeps_no_scores() -> None:
+    words = [*FULL, "training.seq_length=4096", "training.micro_batch_size=2"]
+    plain, tiled = (
+        planned(*words, f"training.attention={path}").memory_parts_gb["activations"]
+        for path in ("plain", "tiled")
+    )
+    assert plain - tiled == pytest.approx(16 * 32 * 4096**2 * (4 + 2) * 2 / 1e9, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("plain", "T x T of scores"), ("fused", "torch's kernel"), ("tiled", "a tile of queries")],
+)
+def test_way_of_attention_is_said(path: str, words: str) -> None:
+    plan = planned("training=fast", f"training.attention={path}")
+    assert plan_json(plan)["attention"] == path
+    assert words in next(line for line in shown(plan).splitlines() if "attention  " in line)
+
+
 def test_experts_weights_and_activations_are_counted_where_they_are() -> None:
     """By hand: all experts are held, and a token passes six of them."""
     words = ("model=deepseek2_lite", "model.num_layers=2", "training.seq_length=1024")

@@ -41,9 +41,16 @@ def test_words_that_are_given_make_it_fit(share: float) -> None:
 def test_one_change_is_enough_where_it_is() -> None:
     assert "training.attention=fused takes" in str(way(needed("training.attention=fused") + 0.01))
     room = needed("training.recompute=full") + 0.01
-    words = str(way(room, "quant=more/FA_full_mxfp8"))
-    assert "training.attention" not in words, "its gradients are quantised"
+    stochastic = "quant.qk.dgrad_q.dS={format: mxfp4, rounding: stochastic}"
+    words = str(way(room, stochastic))
+    assert "training.attention" not in words, "no other way takes it"
     assert ": training.recompute=full takes" in words
+
+
+def test_attention_goes_in_tiles_where_the_fused_kernel_cannot() -> None:
+    room = needed("training.attention=tiled") + 0.01
+    words = str(way(room, "quant=more/FA_full_mxfp8"))
+    assert ": training.attention=tiled takes" in words
 
 
 def test_layers_go_last_and_what_never_fits_says_so() -> None:

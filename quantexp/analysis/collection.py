@@ -9,8 +9,8 @@ and left out. A line that is one but lacks a field was written by something else
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class Record:
     #: The tensor's key and bytes in a shard; None where it has a file of its own.
     key: str | None = None
     offsets: tuple[int, int] | None = None
+    #: Of which sequence of the micro-batch each row is; None where a dimension says it (a routed expert alone has it).
+    row_sequences: Sequence[int] | None = None
 
     @property
     def stored(self) -> str | None:
@@ -196,7 +198,7 @@ def _json_object(line: str) -> dict[str, Any] | None:
 def _record(values: dict[str, Any], where: str) -> Record:
     """The record; fields that a later version may add are ignored."""
     names = [field.name for field in fields(Record)]
-    required = [name for name in names if name not in ("key", "offsets")]
+    required = [field.name for field in fields(Record) if field.default is MISSING]
     absent = [name for name in required if name not in values]
     if absent:
         raise CaptureError(

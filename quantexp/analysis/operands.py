@@ -10,13 +10,14 @@ tensors lie as Megatron has them:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quantexp.analysis.collection import Record
 from quantexp.errors import CaptureError
 from quantexp.formats import Format, get_format
+from quantexp.quant.sites import PRODUCTS, Product
 
 #: The working precision, and the forward's copy: neither is a quantisation of its own.
 _UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse"})
@@ -53,7 +54,7 @@ class DeclaredOperand:
     #: x, w, g, q, k, v, P, dO, dS.
     operand: str
     format: Format
-    #: The dimension that blocks run along.
+    #: The dimension that blocks run along, those of a Hadamard transform where the format has none.
     dim: int
     #: What else `quantise` is told.
     options: Mapping[str, Any]
@@ -62,6 +63,14 @@ class DeclaredOperand:
     signs: tuple[int, ...] | None = None
     #: Under delayed scaling, the amax of the iterations before; None is the tensor's own.
     amax: float | None = None
+    #: Of a routed expert, the sequence of each row, by which blocks along tokens lie (`quantexp.analysis.rows`).
+    rows: Sequence[int] | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether it is the left operand of its product."""
+        shapes = (PRODUCTS[site].get(Product(self.product)) for site in PRODUCTS)
+        return any(shape is not None and shape.left == self.operand for shape in shapes)
 
     @property
     def slot(self) -> str:
@@ -124,7 +133,8 @@ def _declared(
         raise CaptureError(f"{record.label}, slot {slot} of the manifest: {error}") from error
     known = fmt.options - {"amax"}
     options = {k: v for k, v in settings.items() if k in known and v is not None}
-    dim = _dimension(record, slot, operand, settings.get("axis"), fmt)
+    is_blocked = fmt.block is not None or settings.get("hadamard_block") is not None
+    dim = _dimension(record, slot, operand, settings.get("axis")) if is_blocked else -1
     signs = settings.get("signs")
     return DeclaredOperand(
         product,
@@ -135,12 +145,11 @@ def _declared(
         hadamard_block=settings.get("hadamard_block"),
         signs=None if signs is None else tuple(signs),
         amax=settings.get("amax"),
+        rows=record.row_sequences,
     )
 
 
-def _dimension(record: Record, slot: str, operand: str, axis: object, fmt: Format) -> int:
-    if fmt.block is None:
-        return -1
+def _dimension(record: Record, slot: str, operand: str, axis: object) -> int:
     if isinstance(axis, int):
         return axis
     if axis not in _DIMENSIONS:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from quantexp.analysis.collection import Collection, read_collection
 from quantexp.analysis.draw.chapter import Source
+from quantexp.analysis.draw.tree import QUICK
 from quantexp.analysis.fidelity_panel import draw_fidelity
 from quantexp.analysis.inventory import in_flow, module_of, tally
 from quantexp.analysis.panels import (
@@ -29,7 +30,6 @@ from quantexp.analysis.survey import Survey, survey_tensors
 from quantexp.capture.manifest import MANIFEST
 from quantexp.paths import RunDir
 
-QUICK = "quick_analysis"
 FILE_NAME = f"{QUICK}.png"
 _WIDTH_INCH = 14
 _HEIGHT_INCH = 9

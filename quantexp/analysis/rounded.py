@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quantexp.analysis.operands import DeclaredOperand
+from quantexp.analysis.rows import laid_out, padding_of_transform
 from quantexp.analysis.sample import SAMPLE_ELEMENTS, sample_blocks
 from quantexp.formats import finite_amax, hadamard
 
@@ -28,6 +29,13 @@ class Rounded:
     dim: int
     #: All that `quantise` is told.
     options: dict[str, Any]
+    #: Elements of x that are none of the tensor; None where all are.
+    padding: Tensor | None = None
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the tensor."""
+        return self.x.numel() - (0 if self.padding is None else int(self.padding.sum()))
 
 
 def rounded_part(
@@ -35,18 +43,28 @@ def rounded_part(
 ) -> Rounded:
     """At most about `limit` elements of a tensor, in whole blocks; `amax` is the whole tensor's.
 
-    Without a limit (0) it is the whole tensor.
+    Without a limit (0) it is the whole tensor. An expert's rows lie by sequence where blocks are along tokens.
+
+    Raises:
+        CaptureError: an expert's tensor of other rows than the manifest says.
     """
     block = int(declared.options.get("block") or declared.format.block or _MX_BLOCK)
     whole = max(block, declared.hadamard_block or 1)
+    padding = None
+    if declared.rows is not None and declared.dim == 0:
+        laid = laid_out(tensor, declared.rows)
+        tensor = laid.x
+        padding, _ = sample_blocks(laid.padding, 0, whole, limit or max(1, tensor.numel()))
     part, dim = sample_blocks(tensor, declared.dim, whole, limit or max(1, tensor.numel()))
     if declared.hadamard_block is not None:
         part = _transformed(part, declared, dim)
         amax = finite_amax(part)
+        if padding is not None:
+            padding = padding_of_transform(padding, dim, declared.hadamard_block)
     if declared.amax is not None:
         amax = torch.tensor(declared.amax)
     scaled = {"amax": amax} if is_scaled(declared) else {}
-    return Rounded(part, dim, {**declared.options, **scaled})
+    return Rounded(part, dim, {**declared.options, **scaled}, padding)
 
 
 def is_scaled(declared: DeclaredOperand) -> bool:
@@ -58,4 +76,4 @@ def _transformed(part: Tensor, declared: DeclaredOperand, dim: int) -> Tensor:
     """What is rounded in place of the tensor: rounding errs as much before as after the transform is undone."""
     assert declared.hadamard_block is not None
     signs = None if declared.signs is None else torch.tensor(declared.signs, dtype=torch.float32)
-    return hadamard(part, axis=dim, block=declared.hadamard_block, signs=signs)
+    return hadamard(part, axis=dim, block=declared.hadamard_block, signs=signs, left=declared.left)

@@ -25,6 +25,8 @@ class RunNames:
     scheme: str | None = None
     #: Where the tensors are, if not in the run folder.
     capture_dir: str | None = None
+    #: Whether tokens attended to their own document alone.
+    mask_documents: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def read_names(run: RunDir) -> RunNames:
         dataset,
         _text(config, "quant", "name"),
         _text(config, "capture", "dir"),
+        _text(config, "dataset", "mask_documents") == "True",
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quantexp.analysis.magnitude import MagnitudeHistogram, magnitude_histogram
 from quantexp.analysis.moments import Moments, chunk_moments
+from quantexp.analysis.rows import left_out
 from quantexp.analysis.saturation import largest_representable
 from quantexp.formats import Format, get_format, quantise
 from quantexp.formats.layout import INPUT_DTYPES, memory_order
@@ -85,12 +86,14 @@ def quantisation_error(
     fmt: str | Format,
     axis: int = -1,
     options: Mapping[str, Any] | None = None,
+    padding: Tensor | None = None,
 ) -> Fidelity:
     """What `quantise(x, fmt, axis=axis, **options)` loses, where its result is not NaN.
 
     With `pre_scale` the result stands for 3/4 of x, and 4/3 of it is held against x.
     A NaN or Inf makes its whole MX block NaN: such a block is left out. Shares are NaN where
     there is nothing to take them of. Other dtypes than bf16, fp16 and fp32 are judged as fp32.
+    Elements that are `padding` (bool, of x's shape) are quantised with the others and not judged.
 
     Raises:
         ValueError: an unknown format or option, as `quantise` says it.
@@ -102,7 +105,7 @@ def quantisation_error(
     if options.get("pre_scale"):
         q = q.float() / PRE_SCALE
         limit = None if limit is None else limit / PRE_SCALE
-    return fidelity(x, q, limit)
+    return fidelity(x, left_out(q, padding), limit)
 
 
 def fidelity(x: Tensor, q: Tensor, limit: Tensor | None) -> Fidelity:

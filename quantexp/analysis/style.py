@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -45,6 +46,8 @@ _SAVING: dict[str, dict[str, Any]] = {
     "pdf": {"metadata": {"CreationDate": None}},
     "svg": {"metadata": {"Date": None}},
 }
+#: A PDF's fonts: TrueType, as publishers ask for, or Type 3, which takes a fifth of the time.
+_TRUETYPE, _TYPE3 = 42, 3
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 DPI = 130
@@ -95,13 +98,17 @@ def power_of_two(exponent: int) -> str:
     return "2" + str(exponent).translate(_SUPERSCRIPTS)
 
 
-def save_figure(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
+def save_figure(
+    figure: Figure, stem: Path, formats: Sequence[str], *, one_of_many: bool = False
+) -> list[Path]:
     """Write `stem.png` and so on, each beside its place, then renamed; folders are made.
 
-    Nothing in a file depends on when it was written.
+    The same figure gives the same bytes. A PDF has TrueType fonts, unless it is `one_of_many`.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
-    return [_save(figure, stem.with_name(f"{stem.name}.{kind}"), kind) for kind in formats]
+    fonts = _TYPE3 if one_of_many else _TRUETYPE
+    with rc_context({"pdf.fonttype": fonts, "svg.hashsalt": "quantexp"}):
+        return [_save(figure, stem.with_name(f"{stem.name}.{kind}"), kind) for kind in formats]
 
 
 def save_png(figure: Figure, path: Path) -> Path:

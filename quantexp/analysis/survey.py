@@ -157,4 +157,4 @@ def _distinct_slots(records: Sequence[Record]) -> list[DeclaredOperand]:
 
 def _fidelity(tensor: Tensor, declared: DeclaredOperand, amax: Tensor | None) -> Fidelity:
     part = rounded_part(tensor, declared, amax)
-    return quantisation_error(part.x, declared.format, part.dim, part.options)
+    return quantisation_error(part.x, declared.format, part.dim, part.options, part.padding)

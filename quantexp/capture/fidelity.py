@@ -3,8 +3,9 @@
     signal = sum x^2      noise = sum (x - q)^2      energy = sum q^2      sum x q = (signal + energy - noise) / 2
 
 Where each element is quantised by itself (HiF8, whose one scale follows from the histogram's amax) everything is that
-of the 65,536 values, weighted by their counts: nothing depends on the tensor's size. MX blocks need the tensor itself,
-or counts by block scale (`quantexp.capture.by_scale`). An MX block with NaN or Inf is NaN as a whole and left out.
+of the 65,536 values, weighted by their counts: nothing depends on the tensor's size. Blocks need the tensor itself, or,
+of MX, counts by block scale (`quantexp.capture.by_scale`). A block with NaN or Inf is NaN as a whole and left out. The
+scale of an NVFP4 block is the product of its own and the tensor's, of which the exponent is counted (floor of log2).
 Sums over a tensor's elements are of float32 squares in float64 chunks.
 """
 
@@ -21,7 +22,14 @@ from torch import Tensor
 
 from quantexp.capture.by_scale import ByScale, by_scale, can_be_counted
 from quantexp.capture.histogram import Histogram
-from quantexp.formats import Family, ScaleRule, get_format, scales_of
+from quantexp.formats import (
+    ScaleRule,
+    TwoLevelScales,
+    get_format,
+    scales_of,
+)
+from quantexp.formats import saturated as saturated_of
+from quantexp.formats.decoding import scale_values
 from quantexp.quant.operand import held
 from quantexp.quant.scoring import scored_operand
 from quantexp.quant.slots import Operand
@@ -51,8 +59,8 @@ def chosen_for(format_name: str, tensor_name: str) -> Chosen:
 
 
 def fidelity(x: Tensor, counted: Histogram, chosen: Chosen) -> Tensor:
-    """The sums, then for MX how many blocks have each E8M0 scale byte; float64, on x's device."""
-    if get_format(chosen.operand.format).family is not Family.MX:
+    """The sums, then for MX and NVFP4 how many blocks have each scale exponent, biased; float64, on x's device."""
+    if chosen.operand.block is None:
         return _of_values(x, counted, chosen.operand)
     if can_be_counted(x, chosen.operand, chosen.axis):
         pairs = by_scale(x, chosen.operand, chosen.axis)
@@ -107,37 +115,29 @@ def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
     if x.numel() == 0:
         return torch.zeros(_NUM_SUMS + _E8M0_NAN + 1, dtype=torch.float64, device=x.device)
     q = held(x, operand, chosen.axis)
-    scales = _scales(x, chosen)
-    saturated = _saturated(x, scales, chosen)
+    beyond = saturated_of(x, operand.format, axis=chosen.axis, **_options(operand)).sum()
     sums = _sums(x.reshape(-1), q.reshape(-1))
-    histogram = torch.bincount(scales.reshape(-1).to(torch.int64), minlength=_E8M0_NAN + 1)
-    return torch.cat([sums, saturated[None], histogram.to(torch.float64)])
+    bytes_ = _scale_bytes(x, chosen).reshape(-1).to(torch.int64)
+    histogram = torch.bincount(bytes_, minlength=_E8M0_NAN + 1)
+    return torch.cat([sums, beyond[None].to(torch.float64), histogram.to(torch.float64)])
 
 
-def _scales(x: Tensor, chosen: Chosen) -> Tensor:
-    """The E8M0 byte of each block."""
-    operand = chosen.operand
-    scales = scales_of(
-        x,
-        operand.format,
-        axis=chosen.axis,
-        block=operand.block,
-        scale_rule=operand.scale_rule,
-    )
-    assert isinstance(scales, Tensor), "of one level: the MX family"
-    return scales
+def _scale_bytes(x: Tensor, chosen: Chosen) -> Tensor:
+    """The exponent of each block's scale as E8M0 has it: biased, 0 for a block of zeros, 255 for NaN."""
+    scales = scales_of(x, chosen.operand.format, axis=chosen.axis, **_options(chosen.operand))
+    if not isinstance(scales, TwoLevelScales):
+        return scales
+    values = scale_values(scales.block, scales.tensor, get_format(chosen.operand.format))
+    _, exponents = torch.frexp(values.to(torch.float64))
+    bytes_ = (exponents - 1 + _E8M0_BIAS).clamp_(0, _E8M0_NAN - 1)
+    bytes_ = bytes_.masked_fill_(values == 0, 0)
+    return bytes_.masked_fill_(values.isnan(), _E8M0_NAN)
 
 
-def _saturated(x: Tensor, scales: Tensor, chosen: Chosen) -> Tensor:
-    """How many elements lie beyond the largest value at their block's scale."""
-    operand = chosen.operand
-    none = torch.zeros((), dtype=torch.float64, device=x.device)
-    if operand.scale_rule in _NEVER_SATURATES:
-        return none
-    axis, block = chosen.axis % x.ndim, int(operand.block or 1)
-    limit = torch.where(scales == _E8M0_NAN, torch.inf, _limit(operand, scales))
-    limit = limit.repeat_interleave(block, axis)
-    return (x.abs() > limit.narrow(axis, 0, x.shape[axis])).sum().to(torch.float64)
+def _options(operand: Operand) -> dict[str, Any]:
+    """The operand's options that decide its scales."""
+    deciding = ("block", "scale_rule", "scaling", "amax_target")
+    return {name: value for name, value in operand.options.items() if name in deciding}
 
 
 def _sums(x_N: Tensor, q_N: Tensor) -> Tensor:

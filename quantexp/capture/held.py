@@ -47,14 +47,20 @@ class HeldRecorder:
     ) -> None:
         """Take one operand, if it is quantised and asked for."""
         what = held(site, product, name, precision.operand(site, product, name))
-        if what is None or not self.recorder.passes(
-            precision.module, what.operation, what.tensor, alike=what.once
-        ):
+        if what is None or not self._passes(precision, what):
             return
         if what.once and not self._is_first(precision.module, what):
             return
         with self.recorder.recording():
             self._keep(precision, what, layout(x), layout(values))
+
+    def wants(self, precision: ModulePrecision, site: Site, product: Product, name: str, /) -> bool:
+        """Whether an operand is taken now."""
+        what = held(site, product, name, precision.operand(site, product, name))
+        return what is not None and self._passes(precision, what)
+
+    def _passes(self, precision: ModulePrecision, what: Held) -> bool:
+        return self.recorder.passes(precision.module, what.operation, what.tensor, alike=what.once)
 
     def _is_first(self, module: ModuleId, what: Held) -> bool:
         key, iteration = (module, what.tensor), self.recorder.iteration

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,20 @@ def name_of(folder: Path, metadata: Mapping[str, Any]) -> str:
     """
     key = metadata.get("key")
     name = str(metadata["file"]).removesuffix(".pt") if key is None else str(key)
-    return str(_inside(folder, name).relative_to(folder.resolve()))
+    return str(_inside(folder, name).relative_to(_resolved(folder.absolute())))
 
 
 def _inside(folder: Path, name: str) -> Path:
     path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
+    if not path.is_relative_to(_resolved(folder.absolute())):
         raise CaptureError(f"{folder / MANIFEST} names {name}, which is outside the folder")
     return path
+
+
+@lru_cache(maxsize=64)
+def _resolved(folder: Path) -> Path:
+    """Where the folder is, found once: a collection has thousands of files."""
+    return folder.resolve()
 
 
 def load_values(path: Path, metadata: Mapping[str, Any]) -> Tensor:
@@ -73,9 +80,21 @@ def load_values(path: Path, metadata: Mapping[str, Any]) -> Tensor:
     return _of_file(path) if metadata.get("key") is None else _of_shard(path, metadata)
 
 
-def _of_file(path: Path) -> Tensor:
+def metadata_in(path: Path) -> dict[str, Any]:
+    """What a file of its own says of its tensor beside the values; nothing where it says nothing.
+
+    Raises:
+        CaptureError: not a file of captured values.
+    """
+    content = _content(path)
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _content(path: Path) -> Any:
+    """What is in a file of its own, values memory-mapped."""
     try:
-        content = torch.load(
+        return torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except Exception as error:  # an unpickler that meets other bytes may raise anything
@@ -83,6 +102,10 @@ def _of_file(path: Path) -> Tensor:
             f"{path} is refused: it is no file of captured values, is damaged, or holds more than tensors and plain "
             "data"
         ) from error
+
+
+def _of_file(path: Path) -> Tensor:
+    content = _content(path)
     tensor = content.get("tensor") if isinstance(content, dict) else content
     if not isinstance(tensor, Tensor):
         raise CaptureError(f"{path} holds no tensor; was it captured?")

@@ -22,8 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quantexp.formats.kernels import cpu
-from quantexp.formats.kernels.choice import compiled_amax
+from quantexp.formats.kernels.choice import kernel_for_amax
 from quantexp.formats.layout import chunk_limit, memory_order
 from quantexp.formats.options import Options
 from quantexp.formats.types import Family, Scaling
@@ -81,8 +80,9 @@ def _power_of_two_below(target: float, amax: Tensor) -> Tensor:
 
 def finite_amax(x: Tensor) -> Tensor:
     """The largest magnitude among x's finite elements, 0-dim float32; 0 where there is none."""
-    if compiled_amax(x):
-        return cpu.finite_amax(x.detach().permute(memory_order(x)).contiguous())
+    kernel = kernel_for_amax(x)
+    if kernel is not None:
+        return kernel.finite_amax(x.detach().permute(memory_order(x)).contiguous())
     bits_dtype = torch.int32 if x.dtype == torch.float32 else torch.int16
     bits_N = x.detach().permute(memory_order(x)).reshape(-1).view(bits_dtype)
     bound = torch.tensor(torch.inf, dtype=x.dtype, device="cpu").view(bits_dtype).item()

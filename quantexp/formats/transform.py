@@ -67,7 +67,7 @@ def hadamard(
     signs_N = None if signs is None else _repeated(signs, y_ONI.shape[1])
     if signs_N is not None and not inverse:
         y_ONI.mul_(signs_N)
-    for start, stop, size in _pieces(y_ONI.shape[1], block):
+    for start, stop, size in pieces(y_ONI.shape[1], block):
         _transform(y_ONI[:, start:stop], size, left is not inverse)
     if signs_N is not None and inverse:
         y_ONI.mul_(signs_N)
@@ -95,17 +95,17 @@ def _repeated(signs: Tensor, extent: int) -> Tensor:
     return signs.repeat(-(-extent // signs.numel()))[:extent, None]
 
 
-def _pieces(extent: int, block: int) -> list[tuple[int, int, int]]:
-    """Start, stop and size of the blocks of each size: whole blocks, then the powers of two of the rest."""
+def pieces(extent: int, block: int) -> list[tuple[int, int, int]]:
+    """Start, stop and size of each size along an axis: whole blocks, then the powers of two of the rest."""
     whole = extent // block * block
-    pieces = [(0, whole, block)] if whole else []
+    found = [(0, whole, block)] if whole else []
     size, start = block // 2, whole
     while start < extent:
         if size <= extent - start:
-            pieces.append((start, start + size, size))
+            found.append((start, start + size, size))
             start += size
         size //= 2
-    return pieces
+    return found
 
 
 def _transform(x_ONI: Tensor, size: int, left: bool) -> None:

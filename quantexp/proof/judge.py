@@ -55,7 +55,13 @@ class Finding:
     quantised: bool = False
 
 
-def judge(x: Tensor, operand: Operand, axis: int, source: Tensor | None = None) -> Finding:
+def judge(
+    x: Tensor,
+    operand: Operand,
+    axis: int,
+    source: Tensor | None = None,
+    whole_amax: Tensor | None = None,
+) -> Finding:
     """Hold one operand against its declaration.
 
     Args:
@@ -63,6 +69,7 @@ def judge(x: Tensor, operand: Operand, axis: int, source: Tensor | None = None) 
         operand: what was declared for it.
         axis: the dimension of x that the declared blocks run along.
         source: what it was made from, in x's shape, for an operand that cannot be judged by itself (see `origin`).
+        whole_amax: where x is a part of a tensor whose scale follows from its amax, that of all of it.
     """
     amax = _amax(x) if x.numel() else None
     if amax is None or amax == 0:
@@ -76,7 +83,9 @@ def judge(x: Tensor, operand: Operand, axis: int, source: Tensor | None = None) 
     declared = declared_grid(operand)
     declared_amax = amax
     if declared is not None:
-        if source is not None and (known := scale_amax(operand, source, axis)) is not None:
+        if whole_amax is not None:
+            declared_amax = whole_amax
+        elif source is not None and (known := scale_amax(operand, source, axis)) is not None:
             declared_amax = known
         off = x.numel() - int(declared.holds(x, declared_amax, axis).sum())
         if off:

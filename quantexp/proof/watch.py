@@ -22,7 +22,9 @@ from quantexp.decoder import is_routed
 from quantexp.proof.judge import Finding, Status, judge
 from quantexp.proof.origin import needs_origin
 from quantexp.proof.owners import Owners
-from quantexp.quant.announce import OBSERVATION, Announcement, FusedAnnouncement, current
+from quantexp.proof.parts import CUT_SHORT, Parts, narrowed
+from quantexp.quant.announce import OBSERVATION, Announcement, FusedAnnouncement, Part, current
+from quantexp.quant.operand import own_amax
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
 from quantexp.quant.sites import PRODUCTS, Product, Site
 from quantexp.quant.slots import WORKING, Operand
@@ -83,6 +85,8 @@ class Seen:
     recomputed_calls: int = 0
     quantised_calls: int = 0
     findings: list[Finding] = field(default_factory=list)
+    #: Of the product that is being made in parts.
+    parts: Parts = field(default_factory=Parts)
 
 
 class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -172,11 +176,17 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _seen(self, entry: Entry) -> Seen:
         return self.seen.setdefault((entry.module, entry.site, entry.product, entry.name), Seen())
 
-    def _note(self, entry: Entry, finding: Finding, recomputed: bool) -> None:
+    def _note(
+        self, entry: Entry, finding: Finding, recomputed: bool, part: Part | None = None
+    ) -> None:
+        """A product in parts counts as one call, and as a quantised one if any of them was."""
         seen = self._seen(entry)
-        seen.recomputed_calls += recomputed
-        seen.calls += not recomputed
-        seen.quantised_calls += finding.quantised and not recomputed
+        if part is None or part.index == 0:
+            seen.recomputed_calls += recomputed
+            seen.calls += not recomputed
+        if finding.quantised and not recomputed and not (part and seen.parts.quantised):
+            seen.quantised_calls += 1
+        seen.parts.quantised |= finding.quantised
         if finding not in seen.findings:
             seen.findings.append(finding)
 
@@ -191,10 +201,10 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _announced(self, announced: Announcement, left: Tensor, right: Tensor) -> None:
         shape = PRODUCTS[announced.site][announced.product]
-        recomputed = (
+        recomputed = announced.again or (
             announced.product is Product.FPROP and torch._C._current_autograd_node() is not None
         )
-        sources = announced.sources
+        sources, part = announced.sources, announced.part
         empty = left.numel() == 0 or right.numel() == 0
         for side, (name, x, reduced) in enumerate(
             ((shape.left, left, -1), (shape.right, right, -2))
@@ -206,26 +216,50 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 name,
                 self.declared[announced.module].operand(announced.site, announced.product, name),
             )
-            source = sources()[side] if sources and needs_origin(entry.operand) else None
-            self._look(entry, x, source, reduced, announced.sequences, recomputed, empty)
+            amax = part.amax(name) if part else None
+            asks = needs_origin(entry.operand) or amax is not None
+            source = sources()[side] if sources and asks else None
+            if is_routed(entry.module.name) and empty:
+                self._seen(entry).empty_calls += 1
+                continue
+            self._look(
+                entry, _Call(x, source, reduced, announced.sequences, part, amax), recomputed
+            )
 
-    def _look(
-        self,
-        entry: Entry,
-        x: Tensor,
-        source: Tensor | None,
-        reduced: int,
-        sequences: int,
-        recomputed: bool,
-        empty: bool,
-    ) -> None:
-        if is_routed(entry.module.name) and empty:
-            self._seen(entry).empty_calls += 1
-            return
-        x, axis = _along_blocks(entry, x.detach(), reduced, sequences)
+    def _look(self, entry: Entry, call: _Call, recomputed: bool) -> None:
+        x, axis = _along_blocks(entry, call.x.detach(), call.reduced, call.sequences)
+        source = call.source
         if source is not None:
-            source, _ = _along_blocks(entry, source.detach(), reduced, sequences)
-        self._note(entry, judge(x, entry.operand, axis, source), recomputed)
+            source, _ = _along_blocks(entry, source.detach(), call.reduced, call.sequences)
+        part = call.part
+        if part is None:
+            self._note(entry, judge(x, entry.operand, axis, source), recomputed)
+            return
+        seen = self._seen(entry)
+        finding = judge(narrowed(x, part.dtype), entry.operand, axis, source, call.amax)
+        if part.index == 0:
+            finding = CUT_SHORT if seen.parts.is_open else finding
+            seen.parts = Parts()
+        seen.parts.is_open = not part.last
+        if call.amax is not None and source is not None:
+            seen.parts.see(own_amax(source, entry.operand, axis))
+            if part.last and finding.status is not Status.MISMATCH:
+                finding = seen.parts.held_against(call.amax) or finding
+        self._note(entry, finding, recomputed, part)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One operand of one announced call."""
+
+    x: Tensor
+    source: Tensor | None
+    #: The dimension that the product reduces.
+    reduced: int
+    sequences: int
+    part: Part | None
+    #: What the part says of the whole tensor.
+    amax: Tensor | None
 
 
 def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tuple[Tensor, int]:
@@ -248,6 +282,8 @@ def status_of(seen: Seen | None) -> tuple[Status, str]:
     """The status of a slot from all its calls: one mismatch decides, and one engaged call is enough."""
     if seen is None:
         return Status.NOT_REACHED, NOT_CALLED
+    if seen.parts.is_open:
+        return CUT_SHORT.status, CUT_SHORT.reason
     for status in (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE):
         for finding in seen.findings:
             if finding.status is status:

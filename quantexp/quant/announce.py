@@ -13,10 +13,23 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from quantexp.quant.precision import ModuleId
 from quantexp.quant.sites import Product, Site
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a product a call makes, where one product takes several calls (attention in tiles)."""
+
+    index: int
+    last: bool
+    #: The working dtype: a product that is summed over its parts multiplies in float32 what holds in this.
+    dtype: torch.dtype
+    #: By an operand's name, the amax of the whole tensor that it is a part of; None where no scale follows from that.
+    amax: Callable[[str], Tensor | None] = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,10 @@ class Announcement:
     #: Both operands as they were before anything was done to them, in the layout in which they are multiplied. Asked
     #: for only where the proof of engagement has to hold an operand against what it was made from.
     sources: Callable[[], tuple[Tensor, Tensor]] | None = field(default=None, compare=False)
+    #: None is the whole product.
+    part: Part | None = field(default=None, compare=False)
+    #: Whether the product was made before and is made again, for what follows from it.
+    again: bool = False
 
 
 @dataclass(frozen=True)

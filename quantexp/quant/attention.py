@@ -16,7 +16,8 @@ of every product is in the working dtype. The derivative of quantisation is the 
 saturated elements included unless the slot's `clip_gradient` says otherwise. `reuse` slots take the forward's copy. P
 is the probability after mask and dropout.
 Blocks of v along keys span future tokens, and so does one scale a tensor: what a token sees of the future through
-them is its share in a scale. This plain path holds S and P whole, T squared for each head.
+them is its share in a scale. This plain path holds S and P whole, T squared for each head, and is what the others are
+held against (`fused`, `tiled`).
 """
 
 from __future__ import annotations
@@ -61,21 +62,21 @@ def expanded(x_TBGD: Tensor, num_heads: int) -> Tensor:
     return x_TBGD if repeats == 1 else x_TBGD.repeat_interleave(repeats, dim=2)
 
 
-def _by_token(x_NTD: Tensor, sequences: int) -> Tensor:
+def by_token(x_NTD: Tensor, sequences: int) -> Tensor:
     """[N, T, D] as [T, B, H, D]: what `by_head` undoes."""
     N, T, D = x_NTD.shape
     return x_NTD.transpose(0, 1).reshape(T, sequences, N // sequences, D)
 
 
-def _summed_over_group(x_NTD: Tensor, sequences: int, groups: int) -> Tensor:
+def summed_over_group(x_NTD: Tensor, sequences: int, groups: int) -> Tensor:
     """The gradient of `expanded`, from [N, T, D] to [T, B, G, D]."""
-    x_TBHD = _by_token(x_NTD, sequences)
+    x_TBHD = by_token(x_NTD, sequences)
     if x_TBHD.shape[2] == groups:
         return x_TBHD
     return x_TBHD.reshape(*x_TBHD.shape[:2], groups, -1, x_TBHD.shape[3]).sum(dim=3)
 
 
-def _by_sequence(sequences: int) -> Layout:
+def by_sequence_layout(sequences: int) -> Layout:
     """[N, T, T] as [B, H, T, T], as P is captured."""
     return lambda x_NTT: x_NTT.view(sequences, -1, *x_NTT.shape[1:])
 
@@ -117,7 +118,8 @@ def _said(
     return Announcement(precision.module, site, product, sources=lambda: (left(), right()))
 
 
-def _post_scale(precision: ModulePrecision, site: Site, product: Product) -> float:
+def product_scale(precision: ModulePrecision, site: Site, product: Product) -> float:
+    """What a product is multiplied with for operands of which only 3/4 was rounded."""
     shape = PRODUCTS[site][product]
     return post_scale(
         *(precision.operand(site, product, name) for name in (shape.left, shape.right))
@@ -147,7 +149,7 @@ class _Scores(torch.autograd.Function):
             lambda: by_head(q_TBHD),
             lambda: by_head(expanded(k_TBGD, H)).transpose(1, 2),
         )
-        scale = softmax_scale * _post_scale(precision, Site.QK, Product.FPROP)
+        scale = softmax_scale * product_scale(precision, Site.QK, Product.FPROP)
         return multiply(said, q, k.transpose(1, 2), scale)
 
     @staticmethod
@@ -156,7 +158,7 @@ class _Scores(torch.autograd.Function):
         q_TBHD, k_TBGD = ctx.saved_tensors
         precision: ModulePrecision = ctx.precision
         T, B, H, D = q_TBHD.shape
-        by_sequence = _by_sequence(B)
+        by_sequence = by_sequence_layout(B)
         ctx.tap(BACKWARD, PRE, "grad_scores", by_sequence(dS))
 
         dS_q = _operand(precision, Site.QK, Product.DGRAD_Q, "dS", -1, dS, by_sequence)
@@ -168,7 +170,7 @@ class _Scores(torch.autograd.Function):
             lambda: dS,
             lambda: by_head(expanded(k_TBGD, H)),
         )
-        scale = _post_scale(precision, Site.QK, Product.DGRAD_Q)
+        scale = product_scale(precision, Site.QK, Product.DGRAD_Q)
         dq = multiply(said, dS_q, by_head(expanded(k, H)), scale)
         dq = (dq * ctx.softmax_scale).transpose(0, 1).reshape(T, B, H, D)
 
@@ -181,9 +183,9 @@ class _Scores(torch.autograd.Function):
             lambda: dS.transpose(1, 2),
             lambda: by_head(q_TBHD),
         )
-        scale = _post_scale(precision, Site.QK, Product.DGRAD_K)
+        scale = product_scale(precision, Site.QK, Product.DGRAD_K)
         dk = multiply(said, dS_k.transpose(1, 2), by_head(q), scale)
-        dk = _summed_over_group(dk * ctx.softmax_scale, B, k_TBGD.shape[2])
+        dk = summed_over_group(dk * ctx.softmax_scale, B, k_TBGD.shape[2])
 
         dq = clipped(dq, q_TBHD, precision.operand(Site.QK, Product.FPROP, "q"), -1)
         dk = clipped(dk, k_TBGD, precision.operand(Site.QK, Product.FPROP, "k"), -1)
@@ -201,7 +203,7 @@ class _Context(torch.autograd.Function):
         ctx.precision, ctx.tap = precision, tap
         B = v_TBGD.shape[1]
         H = P_NTT.shape[0] // B
-        P = _operand(precision, Site.PV, Product.FPROP, "P", -1, P_NTT, _by_sequence(B))
+        P = _operand(precision, Site.PV, Product.FPROP, "P", -1, P_NTT, by_sequence_layout(B))
         v = _operand(precision, Site.PV, Product.FPROP, "v", 0, v_TBGD)
         said = _said(
             precision,
@@ -210,7 +212,7 @@ class _Context(torch.autograd.Function):
             lambda: P_NTT,
             lambda: by_head(expanded(v_TBGD, H)),
         )
-        scale = _post_scale(precision, Site.PV, Product.FPROP)
+        scale = product_scale(precision, Site.PV, Product.FPROP)
         return multiply(said, P, by_head(expanded(v, H)), scale)
 
     @staticmethod
@@ -221,10 +223,10 @@ class _Context(torch.autograd.Function):
         _, B, G, _ = v_TBGD.shape
         H = P_NTT.shape[0] // B
 
-        def by_token(x_NTD: Tensor) -> Tensor:
-            return _by_token(x_NTD, B)
+        def told(x_NTD: Tensor) -> Tensor:
+            return by_token(x_NTD, B)
 
-        dO_p = _operand(precision, Site.PV, Product.DGRAD_P, "dO", -1, dO, by_token)
+        dO_p = _operand(precision, Site.PV, Product.DGRAD_P, "dO", -1, dO, told)
         v = _forward_or_own(precision, Site.PV, Product.DGRAD_P, "v", -1, 0, v_TBGD)
         said = _said(
             precision,
@@ -233,19 +235,21 @@ class _Context(torch.autograd.Function):
             lambda: dO,
             lambda: by_head(expanded(v_TBGD, H)).transpose(1, 2),
         )
-        scale = _post_scale(precision, Site.PV, Product.DGRAD_P)
+        scale = product_scale(precision, Site.PV, Product.DGRAD_P)
         dP = multiply(said, dO_p, by_head(expanded(v, H)).transpose(1, 2), scale)
 
-        P = _forward_or_own(precision, Site.PV, Product.DGRAD_V, "P", 1, -1, P_NTT, _by_sequence(B))
-        dO_v = _operand(precision, Site.PV, Product.DGRAD_V, "dO", 1, dO, by_token)
+        P = _forward_or_own(
+            precision, Site.PV, Product.DGRAD_V, "P", 1, -1, P_NTT, by_sequence_layout(B)
+        )
+        dO_v = _operand(precision, Site.PV, Product.DGRAD_V, "dO", 1, dO, told)
         said = _said(precision, Site.PV, Product.DGRAD_V, lambda: P_NTT.transpose(1, 2), lambda: dO)
-        scale = _post_scale(precision, Site.PV, Product.DGRAD_V)
+        scale = product_scale(precision, Site.PV, Product.DGRAD_V)
         dv = multiply(said, P.transpose(1, 2), dO_v, scale)
-        dv = _summed_over_group(dv, B, G)
+        dv = summed_over_group(dv, B, G)
 
         dP = clipped(dP, P_NTT, precision.operand(Site.PV, Product.FPROP, "P"), -1)
         dv = clipped(dv, v_TBGD, precision.operand(Site.PV, Product.FPROP, "v"), 0)
-        ctx.tap(BACKWARD, PRE, "grad_output", by_token(dO))
-        ctx.tap(BACKWARD, POST, "grad_attn_weights", _by_sequence(B)(dP))
+        ctx.tap(BACKWARD, PRE, "grad_output", told(dO))
+        ctx.tap(BACKWARD, POST, "grad_attn_weights", by_sequence_layout(B)(dP))
         ctx.tap(BACKWARD, POST, "grad_value", dv)
         return dP, dv, None, None

@@ -44,10 +44,16 @@ def require_fused_attention(model: ModelConfig, quant: QuantConfig) -> None:
     Raises:
         ConfigError: with the first slot that stands in the way.
     """
+    for declared in attentions(model, quant):
+        require_fused(declared)
+
+
+def attentions(model: ModelConfig, quant: QuantConfig) -> Iterator[ModulePrecision]:
+    """Every layer's attention, as it is declared at every iteration that changes something."""
     for iteration in changes(quant):
         for module, declared in precision_map(model, quant, iteration).items():
             if module.name == ATTENTION:
-                require_fused(declared)
+                yield declared
 
 
 def require_fused(precision: ModulePrecision) -> None:
@@ -59,7 +65,7 @@ def require_fused(precision: ModulePrecision) -> None:
     for entry in obstacles(precision):
         raise ConfigError(
             f"training.attention=fused cannot hold {entry.label} as {_words(entry)}: the kernel multiplies q, k "
-            "and v the same way forward and backward, all else in high precision; use training.attention=plain"
+            "and v the same way forward and backward, all else in high precision; use training.attention=tiled or plain"
         )
 
 

@@ -19,7 +19,7 @@ from quantexp.quant.moment import current
 from quantexp.quant.slots import Operand
 
 
-def held(x: Tensor, operand: Operand, axis: int) -> Tensor:
+def held(x: Tensor, operand: Operand, axis: int, amax: Tensor | None = None) -> Tensor:
     """`x` on the operand's grid, in x's shape and dtype; `x` itself where the operand is the working precision.
 
     With a Hadamard transform it is the transform that lies on the grid, rounded from float32. An empty
@@ -29,26 +29,46 @@ def held(x: Tensor, operand: Operand, axis: int) -> Tensor:
         x: the operand from high precision, never one that was quantised before.
         operand: its declared format and options.
         axis: the dimension of x that the product reduces over: blocks run along it.
+        amax: where x is part of a tensor whose scale follows from its amax (`follows_own_amax`), that of all of it.
     """
     if not operand.quantised or x.numel() == 0:
         return x
     if not operand.depends_on_moment:
-        return quantise(x, operand.format, axis=axis, **operand.options)
+        return quantise(x, operand.format, axis=axis, amax=amax, **operand.options)
     moment = current()
     v = transformed(x, operand, axis)
-    options = {**operand.options, **moment.draw(operand)}
+    options = {**operand.options, **moment.draw(operand), "amax": amax}
     if operand.scaling is Scaling.DELAYED:
-        options["amax"] = moment.amax_for(operand, v)
+        observed = moment.amax_for(operand, v)
+        options["amax"] = observed if amax is None else amax
     return quantise(v, operand.format, axis=axis, **options).to(x.dtype)
 
 
-def clipped(gradient: Tensor, x: Tensor, operand: Operand, axis: int) -> Tensor:
-    """The gradient of `x`, 0 where `x` saturated in the forward product, if the operand's derivative is clipped so."""
+def follows_own_amax(operand: Operand) -> bool:
+    """Whether a scale of the operand follows from the amax of its whole tensor, as it is now."""
+    if operand.scaling in (None, Scaling.NONE):
+        return False
+    return operand.scaling is not Scaling.DELAYED or current().amax(operand) is None
+
+
+def own_amax(x: Tensor, operand: Operand, axis: int) -> Tensor:
+    """The amax that such a scale follows from, after a Hadamard transform that of the transform; 0-dim float32."""
+    return finite_amax(transformed(x, operand, axis))
+
+
+def clipped(
+    gradient: Tensor, x: Tensor, operand: Operand, axis: int, amax: Tensor | None = None
+) -> Tensor:
+    """The gradient of `x`, 0 where `x` saturated in the forward product, if the operand's derivative is clipped so.
+
+    `amax` is as in `held`.
+    """
     if not operand.clip_gradient:
         return gradient
-    return gradient.masked_fill(
-        saturated(x, operand.format, axis=axis, **_scale_options(x, operand, "pre_scale")), 0.0
-    )
+    options = _scale_options(x, operand, "pre_scale")
+    if amax is not None:
+        options["amax"] = amax
+    return gradient.masked_fill(saturated(x, operand.format, axis=axis, **options), 0.0)
 
 
 def scales(x: Tensor, operand: Operand, axis: int) -> Scales:

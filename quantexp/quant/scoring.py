@@ -9,9 +9,6 @@ from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import WORKING, Operand, resolve_site
 from quantexp.schema import LinearSite
 
-#: Families whose statistics are written; the two scales of NVFP4 have none yet.
-_SCORED = (Family.MX, Family.FP8, Family.HIF8)
-
 
 def scored_operand(format_name: str, *, is_gradient: bool = False) -> Operand:
     """The operand with the scheme's own options for the format: rceil for mxfp8, a current scale for hifp8, ...
@@ -19,7 +16,7 @@ def scored_operand(format_name: str, *, is_gradient: bool = False) -> Operand:
     Raises:
         ConfigError: not a format that quantises.
     """
-    names = [name for name, fmt in FORMATS.items() if fmt.family in _SCORED]
+    names = [name for name, fmt in FORMATS.items() if fmt.family is not Family.BF16]
     try:
         name = get_format(format_name).name
     except ValueError:

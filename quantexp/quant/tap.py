@@ -66,17 +66,33 @@ class OperandTap(Protocol):
         """
 
 
-_operand_taps: list[OperandTap] = []
+#: Whether a tap looks at an operand if it is handed over now.
+Wants = Callable[[ModulePrecision, Site, Product, str], bool]
+
+
+def _every(precision: ModulePrecision, site: Site, product: Product, name: str, /) -> bool:
+    return True
+
+
+_operand_taps: list[tuple[OperandTap, Wants]] = []
 
 
 @contextlib.contextmanager
-def operands_to(tap: OperandTap) -> Iterator[None]:
-    """Hand the operands of every product called inside to `tap`, backward passes on other threads too."""
-    _operand_taps.append(tap)
+def operands_to(tap: OperandTap, wants: Wants = _every) -> Iterator[None]:
+    """Hand the operands of every product called inside to `tap`, backward passes on other threads too.
+
+    `wants` is asked where an operand would have to be put together first, and may say no to what the tap drops.
+    """
+    _operand_taps.append((tap, wants))
     try:
         yield
     finally:
-        _operand_taps.remove(tap)
+        _operand_taps.remove((tap, wants))
+
+
+def wants_operand(precision: ModulePrecision, site: Site, product: Product, name: str) -> bool:
+    """Whether anybody looks at an operand."""
+    return any(wants(precision, site, product, name) for _, wants in _operand_taps)
 
 
 def tell_operand(
@@ -91,5 +107,5 @@ def tell_operand(
     """Hand one operand to whoever asked for them, unless there is nothing in it."""
     if x.numel() == 0:
         return
-    for tap in _operand_taps:
+    for tap, _ in _operand_taps:
         tap(precision, site, product, name, x, held, layout)

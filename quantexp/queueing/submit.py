@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
+from quantexp.drawing import draw_skipped, report_sweep
 from quantexp.errors import ConfigError, RunError, RunInUseError
 from quantexp.execute import in_use_elsewhere
 from quantexp.queueing.detach import go_on_in_background
@@ -63,6 +64,7 @@ def detach_run(experiment: Experiment, console: Console) -> int:
     elif not item.completed:
         raise in_use_elsewhere(item.outcome.run, item.outcome.reason)
     else:
+        draw_skipped(item.outcome, console)
         print_outcome(item.outcome, console)
     return 0
 
@@ -94,4 +96,8 @@ def work_through(
     print_sweep(outcomes, failures, console)
     if stop.requested:
         raise KeyboardInterrupt
+    for outcome in outcomes:
+        draw_skipped(outcome, console)
+    drawings = [item.experiment.analysis.drawing for item in sheet.items]
+    report_sweep(sheet.files.listing, drawings, console)
     return 0 if all(item.completed for item in sheet.items) else 1

@@ -176,7 +176,8 @@ def test_a_transformed_operand_is_judged_as_it_was_transformed(capture: Capture)
     }
     capture.add(x, "input", formats=formats)
     _, wgrad = (o.fidelity for o in survey(capture).operands)
-    moved = hadamard(x, axis=0, signs=torch.tensor(signs, dtype=torch.float32))
+    signs_ = torch.tensor(signs, dtype=torch.float32)
+    moved = hadamard(x, axis=0, signs=signs_, left=False)  # of wgrad's g^T x
     assert wgrad == pytest.approx(quantisation_error(moved, "mxfp4", 0), rel=1e-12)
 
 

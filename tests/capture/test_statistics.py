@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ from quantexp.capture import native
 from quantexp.capture.fidelity import chosen_for
 from quantexp.capture.statistics import HIGHEST_EXPONENT, LOWEST_EXPONENT, QUANTILES, statistics
 from quantexp.errors import ConfigError
-from quantexp.formats import encode, quantise
+from quantexp.formats import TwoLevelScales, encode, quantise
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -174,6 +175,45 @@ def test_fidelity_is_that_of_quantising(dtype: torch.dtype, name: str, tensor: s
     assert histogram["counts"] == expected[first : first + len(histogram["counts"])].tolist()
     assert sum(histogram["counts"]) == scales.numel()
     assert found["nan_blocks"] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tensor", ["input", "value"])
+def test_fidelity_of_two_levels_of_scales(dtype: torch.dtype, tensor: str) -> None:
+    """nvfp4: the exponent of a block is that of the E4M3 scale, as ml_dtypes reads it, times the tensor's."""
+    x = sample(dtype, 70, 3, 100)
+    x[5] = 0
+    found = statistics(x, chosen_for("nvfp4", tensor))["fidelity"]
+    axis = 0 if tensor == "value" else -1
+    v, q = wide(x), wide(quantise(x, "nvfp4", axis=axis))
+    assert found["sqnr_db"] == pytest.approx(
+        float(10 * np.log10((v**2).sum() / ((v - q) ** 2).sum())), abs=10 * np.log10(1 + 2**-7)
+    )
+    assert found["underflow_share"] == ((v != 0) & (q == 0)).sum() / (v != 0).sum()
+    _, scales = encode(x, "nvfp4", axis=axis)
+    assert isinstance(scales, TwoLevelScales)
+    # A scale is the float32 product of the two, and so is the largest value that it gives.
+    block = scales.block.numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    value = block * np.float32(scales.tensor)
+    assert found["saturated_share"] == _share_beyond(
+        x.double().numpy(), np.float32(6) * value, axis
+    )
+    exponents = np.floor(np.log2(value[value > 0])).astype(int)
+    histogram = found["scale_exponents"]
+    counts = dict(enumerate(histogram["counts"], histogram["first"]))
+    zeros = int((value == 0).sum())
+    expected = np.unique_counts(exponents)
+    assert {k: n for k, n in counts.items() if n and k != -127} == dict(
+        zip(expected.values.tolist(), expected.counts.tolist(), strict=True)
+    )
+    assert counts.get(-127, 0) == zeros
+    assert found["nan_blocks"] == 0
+
+
+def _share_beyond(v: Any, limit: Any, axis: int) -> float:
+    """The share of elements beyond what is the largest of their block of 16."""
+    each = np.repeat(limit, 16, axis=axis)[tuple(slice(0, n) for n in v.shape)]
+    return float((np.abs(v) > each).mean())
 
 
 def test_saturated_elements_lie_beyond_the_largest_at_their_scale() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from quantexp.analysis.numerics.attention import layers_of, recomputed
+from quantexp.capture.reader import open_capture
 from quantexp.compose import compose
 from quantexp.data.binary import write_binary
 from quantexp.data.completed import paths
@@ -64,6 +66,18 @@ def test_masked_documents_are_hidden_from_each_other_in_the_attention(
         assert bool((below == 0).any()) is hidden
         assert (P[..., torch.ones(T, T).triu(1).bool()] == 0).all()
         assert torch.allclose(P.sum(-1), torch.ones(()), atol=2e-2)  # rounded to bf16
+        assert_recomputed_like(P, run)
+
+
+def assert_recomputed_like(P: torch.Tensor, run: RunDir) -> None:
+    """What is recomputed of query and key has the mask that P had, in every sequence."""
+    first = layers_of(open_capture(run.tensors))[0]
+    query, key = first.tensors["query"], first.tensors["key"]
+    for sequence in range(P.shape[0]):
+        heads = torch.stack(list(recomputed(query, key, sequence)))
+        assert torch.equal(heads == 0, P[sequence] == 0)
+        # Scores and P are rounded to bf16 in the run: 2^-8 of a score of a few units.
+        assert torch.allclose(heads, P[sequence], atol=3e-2)
 
 
 def test_a_blend_trains_and_its_weights_are_its_identity(run_tiny: RunTiny, prefix: Path) -> None:

@@ -35,7 +35,9 @@ def submit(experiments: list[Experiment], console: Console) -> int:
 
 
 def main(root: Path, num_submitters: int, num_runs: int, killed: int | None) -> None:
-    one = compose(["training=fast", "capture=off", f"paths.root={root}"], None, {})
+    one = compose(
+        ["training=fast", "capture=off", "analysis.auto=false", f"paths.root={root}"], None, {}
+    )
     # After composing: Hydra imports its plugins anew when it looks for them.
     from hydra_plugins.quantexp_launcher import local
 

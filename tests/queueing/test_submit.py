@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -218,3 +219,98 @@ def test_detached_run_goes_on_in_the_background(
 ) -> None:
     assert detach_run(make(1, detach=True), console) == 0
     assert len(detached[0].items) == 1
+
+
+def quick(experiment: Experiment) -> tuple[Experiment, int]:
+    experiment.analysis.auto = "quick"
+    return experiment, 0
+
+
+def pages(root: Path) -> list[Path]:
+    return sorted((root / "sweeps").glob("*.html"))
+
+
+@pytest.mark.parametrize("max_parallel", [1, 2])
+def test_sweep_ends_with_the_report_of_its_runs_beside_its_list(
+    workers: Workers,
+    make: Callable[..., Experiment],
+    console: Console,
+    tmp_path: Path,
+    max_parallel: int,
+) -> None:
+    points = [
+        quick(make(scheme=name, max_parallel=max_parallel)) for name in ("bf16", "linear_mxfp8")
+    ]
+    assert run_points(points, console) == 0
+    (page,) = pages(tmp_path / "runs")
+    (listing,) = (tmp_path / "runs" / "sweeps").glob("*.json")
+    assert page.stem == listing.stem
+    assert told(console).splitlines()[-1] == f"report  {page}"
+    text = page.read_text()
+    assert "<h2>bf16</h2>" in text
+    assert "<h2>linear_mxfp8</h2>" in text
+
+
+def test_runs_that_are_skipped_get_what_they_lack_and_are_in_the_sweeps_report(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    assert run_points([(make(1), 0), (make(2), 0)], console) == 0
+    assert pages(tmp_path / "runs") == []
+    assert not list((tmp_path / "runs").glob("*/report.html"))
+    assert run_points([quick(make(seed)) for seed in (1, 2, 3)], console) == 0
+    assert workers.started == [1, 2, 3]
+    (page,) = pages(tmp_path / "runs")
+    assert all(f"<h2>bf16 seed {seed}</h2>" in page.read_text() for seed in (1, 2, 3))
+    drawn = sorted((tmp_path / "runs").glob("*/report.html"))
+    assert len(drawn) == 2, "of the third its worker would have"
+    assert all((report.parent / "figures" / "quick_analysis.png").is_file() for report in drawn)
+
+
+def test_detached_run_that_is_skipped_is_drawn(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    assert run_points([(make(1), 0)], console) == 0
+    assert detach_run(quick(make(1, detach=True))[0], console) == 0
+    (report,) = (tmp_path / "runs").glob("*/report.html")
+    assert str(report) in told(console).replace("\n", "").replace(" ", "")
+
+
+def test_one_run_alone_has_its_own_report_only(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    assert run_points([quick(make(1))], console) == 0
+    assert pages(tmp_path / "runs") == []
+
+
+def test_report_that_cannot_be_written_is_told_and_changes_nothing(
+    workers: Workers,
+    make: Callable[..., Experiment],
+    console: Console,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RunError("no room")
+
+    monkeypatch.setattr("quantexp.analysis.report.write.write_report", refuse)
+    assert run_points([(make(1), 0)], console) == 0
+    assert run_points([quick(make(seed)) for seed in (1, 2)], console) == 0
+    text = told(console)
+    assert " was not drawn: no room" in text
+    assert re.search(r"\.html was not written; quantexp report .*\.json: no room", text)
+
+
+def test_bug_in_drawing_keeps_its_traceback_and_changes_nothing(
+    workers: Workers,
+    make: Callable[..., Experiment],
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr("quantexp.analysis.report.write.write_report", fail)
+    assert run_points([quick(make(seed)) for seed in (1, 2)], console) == 0
+    assert "by nothing" in told(console)
+    assert "Traceback" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.look import look_of
 from quantexp.analysis.compare.smooth import running_mean, window_of
-from quantexp.analysis.style import INK, NOTE_PT, dress, new_figure, say_instead
+from quantexp.analysis.style import INK, NOTE_PT, dress, new_figure, save_figure, say_instead
 
 FILE_NAME = "compare"
 
@@ -40,14 +40,7 @@ def draw_curves(comparison: Comparison, folder: Path) -> list[Path]:
         say_instead(bottom, "no run has a baseline to be held against")
     figure.text(0.01, 0.008, comparison.noise, fontsize=NOTE_PT + 1, color=INK)
     figure.subplots_adjust(left=0.09, right=0.985, top=0.95, bottom=0.1, hspace=0.2)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for suffix in ("png", "pdf"):
-        path = folder / f"{FILE_NAME}.{suffix}"
-        beside = path.with_name(f".{path.name}.part")
-        figure.savefig(beside, format=suffix)
-        written.append(beside.replace(path))
-    return written
+    return save_figure(figure, folder / FILE_NAME, ("png", "pdf"))
 
 
 def _line(ax: Axes, row: Row, x: tuple[int, ...], y: tuple[float, ...]) -> None:

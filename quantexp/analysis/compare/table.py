@@ -40,7 +40,9 @@ def _results(comparison: Comparison, wide: bool) -> Table:
     for row in comparison.rows:
         table.add_row(*_cells(row, comparison, wide))
     late = {row.gap.num_late for row in comparison.rows if row.gap}
-    over = f"mean over the last {max(late)} iterations" if late else "mean over the last tenth"
+    over = "mean over the last tenth"
+    if late:
+        over += f" ({max(late)} iteration{'s' * (max(late) > 1)})"
     table.caption = (
         f"{comparison.noise}\n"
         f"gap: loss above bf16 in the last iteration both have; late gap: {over}\n"

@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from quantexp.analysis.collection import Record
 from quantexp.analysis.run_record import RunNames
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.paths import RunDir
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Result = TypeVar("Result")
 

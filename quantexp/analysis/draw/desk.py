@@ -6,18 +6,19 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from quantexp.analysis.draw.pool import Pool
-from quantexp.analysis.style import save_figure
 from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
 from quantexp.status import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Result = TypeVar("Result")
 
@@ -65,6 +66,8 @@ class ChapterDesk:
 
     def save(self, figure: Figure, name: str) -> list[Path]:
         """As `Desk` says."""
+        from quantexp.analysis.style import save_figure
+
         return save_figure(figure, self.out / name, self.formats)
 
     def write_text(self, name: str, text: str) -> Path:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quantexp.analysis.collection import Record
 from quantexp.analysis.operands import DeclaredOperand, declared_operands
+from quantexp.analysis.rows import laid_out
 from quantexp.analysis.sample import sample_blocks
 from quantexp.errors import CaptureError
 from quantexp.formats import Family, TwoLevelScales, scales_of
@@ -26,6 +27,8 @@ from quantexp.formats.mx import PRE_SCALE
 #: Elements that the median block is found in.
 _SAMPLE_ELEMENTS = 1 << 17
 _MOST_ROWS = 4
+#: The scale of an MX block of zeros, which has no magnitudes.
+_OF_ZEROS = 2.0**-127
 _SCALING = ("scale_rule", "scaling", "amax_target")
 
 
@@ -80,9 +83,11 @@ def _grids(declared: DeclaredOperand, x: Tensor, abs_max: float) -> list[Grid]:
     if declared.dim >= x.ndim or -declared.dim > x.ndim:
         raise CaptureError(f"{declared.slot}: the tensor has no axis {declared.dim}")
     largest = _scales(declared, x.new_tensor([abs_max]), 0, options)
+    if declared.rows is not None and declared.dim == 0:
+        x = laid_out(x, declared.rows).x
     part, dim = sample_blocks(x, declared.dim, int(options["block"]), _SAMPLE_ELEMENTS)
     scales = _scales(declared, part, dim, options)
-    known = scales[scales.isfinite() & (scales > 0)]
+    known = scales[scales.isfinite() & (scales > _OF_ZEROS)]
     rows = [
         Grid(f"{fmt.name} in the largest block", fmt.name, _magnitudes(declared, float(largest)))
     ]

@@ -17,6 +17,7 @@ from typing import Any
 
 from quantexp.analysis.draw.asked import NUMBERS, numbers, require_folders
 from quantexp.analysis.draw.chapter import Source
+from quantexp.analysis.draw.inside import completed, values_of
 from quantexp.analysis.requantise.source import foreign_files
 from quantexp.analysis.run_record import RunNames, read_names
 from quantexp.capture.manifest import MANIFEST
@@ -25,8 +26,6 @@ from quantexp.errors import CaptureError, ConfigError
 from quantexp.ledger.scope import is_run, scope
 from quantexp.paths import RunDir
 
-#: What a filter looks at, where that is not the key of its name.
-_KEYS = {"type": ("quant_type", "layer_type")}
 #: Values that an error lists.
 _MOST_LISTED = 20
 
@@ -50,7 +49,9 @@ def open_sources(
             place = (source.run.root if source.run else source.capture.folder).resolve()
             found.setdefault(place, source)
     sources = _told_apart(list(found.values()))
-    return _filtered(sources, filters) if filters else sources
+    if not filters:
+        return sources
+    return _filtered([completed(source, filters, say) for source in sources], filters)
 
 
 def default_out(folders: Sequence[str], sources: Sequence[Source]) -> Path:
@@ -156,12 +157,6 @@ def fits(metadata: Mapping[str, Any], filters: Mapping[str, str]) -> bool:
     )
 
 
-def values_of(metadata: Mapping[str, Any], name: str) -> list[Any]:
-    """What a filter looks at in a tensor's metadata."""
-    found = (metadata.get(key) for key in _KEYS.get(name, (name,)))
-    return [value for value in found if value is not None]
-
-
 def _matches(value: Any, name: str, part: str) -> bool:
     if name in NUMBERS:
         return any(value in numbers_ for numbers_ in numbers(name, part))
@@ -180,7 +175,7 @@ def _require_known(name: str, text: str, rows: Sequence[Mapping[str, Any]]) -> N
         said = (
             f"there are: {there}"
             if listed
-            else "these captures do not say it: no tensor can be chosen by it"
+            else "neither a manifest, nor the files' names, nor the files say it: no tensor can be chosen by it"
         )
         raise ConfigError(f"no {_called(name)} {part.strip()!r}; {said}")
 

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from quantexp.analysis.draw.tree import STATISTICS
 from quantexp.analysis.draw.work import Done
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics import QUANTILES
 from quantexp.progress import human_bytes
 
-STATISTICS = "statistics"
 TABLE = "tensor_stats.txt"
 _ABOUT = (
     *("module", "layer", "layer_type", "operation", "phase", "component", "quant_type", "tensor"),

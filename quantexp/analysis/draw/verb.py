@@ -23,20 +23,17 @@ from pathlib import Path
 from rich.console import Console
 
 from quantexp.analysis.draw.asked import Asked
-from quantexp.analysis.draw.chapter import Source
-from quantexp.analysis.draw.chapters import CHAPTERS
+from quantexp.analysis.draw.chapter import Chapter, Source
 from quantexp.analysis.draw.desk import ChapterDesk, Problems
 from quantexp.analysis.draw.journal import VERSION, Journal
 from quantexp.analysis.draw.pool import Pool, cores
 from quantexp.analysis.draw.source import default_out, foreign, open_sources
 from quantexp.analysis.draw.stamps import Stamps
-from quantexp.analysis.draw.tables import STATISTICS, write_tables
+from quantexp.analysis.draw.tables import write_tables
 from quantexp.analysis.draw.tensors import draw_tensors, pieces_of
-from quantexp.analysis.draw.work import FIGURES
-from quantexp.analysis.quick import QUICK, save_quick_analysis
+from quantexp.analysis.draw.tree import CHAPTER_FOLDERS, FIGURES, PARTS, QUICK, STATISTICS
 from quantexp.errors import CaptureError, ConfigError
-from quantexp.paths import RunDir
-from quantexp.summary import short_path
+from quantexp.paths import RunDir, short_path
 
 
 @dataclass(frozen=True)
@@ -58,11 +55,6 @@ class Outcome:
         known = f" ({self.num_known} were drawn before)" if self.num_known else ""
         tensors = f"{self.num_tensors} tensors{known}, " if self.num_tensors else ""
         return f"{tensors}{self.num_files} files in {short_path(self.out)}"
-
-
-def parts() -> tuple[str, ...]:
-    """What `--only` takes."""
-    return (QUICK, *FIGURES, STATISTICS, *(chapter.folder for chapter in CHAPTERS))
 
 
 def draw(asked: Asked, console: Console, complain: Callable[[str], None]) -> Outcome:
@@ -102,11 +94,11 @@ def draw_run(run: RunDir) -> Outcome:
 
 def _wanted(asked: Asked) -> tuple[str, ...]:
     if asked.only is None:
-        return parts()
-    unknown = [name for name in asked.only if name not in parts()]
+        return PARTS
+    unknown = [name for name in asked.only if name not in PARTS]
     if unknown or not asked.only:
         raise ConfigError(
-            f"--only must be of {', '.join(parts())}, got {', '.join(unknown) or 'nothing'}"
+            f"--only must be of {', '.join(PARTS)}, got {', '.join(unknown) or 'nothing'}"
         )
     return asked.only
 
@@ -138,6 +130,8 @@ def _drawn(
     num_files = num_tensors = num_known = 0
     chosen = [sorted(asked.filters.items()), [source.label for source in sources]]
     if QUICK in wanted:
+        from quantexp.analysis.quick import save_quick_analysis
+
         for source in sources:
             name = QUICK if len(sources) == 1 else f"{QUICK}/{source.label}"
             loss = None if source.run is None else _size_and_time(source.run.metrics)
@@ -153,14 +147,21 @@ def _drawn(
         details = STATISTICS in wanted
         num_files += len(write_tables(out, rows, problems.found, details=details))
         num_files += num_tensors * len(figures) * len(asked.formats)
-    for chapter in CHAPTERS:
-        if chapter.folder in wanted:
-            desk = ChapterDesk(out / chapter.folder, asked.formats, pool, problems, console)
-            make = partial(chapter.draw, sources, desk)
-            num_files += stamps.kept_or(
-                chapter.folder, [about, chosen], make, lambda: not problems.found
-            )
+    for chapter in _chapters(wanted):
+        desk = ChapterDesk(out / chapter.folder, asked.formats, pool, problems, console)
+        make = partial(chapter.draw, sources, desk)
+        num_files += stamps.kept_or(
+            chapter.folder, [about, chosen], make, lambda: not problems.found
+        )
     return Outcome(out, num_tensors, num_known, problems.found, num_files)
+
+
+def _chapters(wanted: Sequence[str]) -> list[Chapter]:
+    if set(CHAPTER_FOLDERS).isdisjoint(wanted):
+        return []
+    from quantexp.analysis.draw import chapters
+
+    return [chapter for chapter in chapters.CHAPTERS if chapter.folder in wanted]
 
 
 def _size_and_time(file: Path) -> list[int] | None:

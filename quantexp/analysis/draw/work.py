@@ -7,17 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantexp.analysis.draw.distribution import draw_distribution
-from quantexp.analysis.draw.grids import grids_of
-from quantexp.analysis.draw.heatmap import draw_heatmap
-from quantexp.analysis.draw.look import look_at
-from quantexp.analysis.style import save_figure
+from quantexp.analysis.draw.look import Looked, look_at
+from quantexp.analysis.draw.tree import DISTRIBUTIONS, HEATMAPS
 from quantexp.capture.reader import CapturedTensor
-
-DISTRIBUTIONS = "distributions"
-HEATMAPS = "heatmaps"
-#: Folders with a figure for each tensor.
-FIGURES = (DISTRIBUTIONS, HEATMAPS)
 
 
 @dataclass(frozen=True)
@@ -50,10 +42,22 @@ def do(task: Task) -> Done:
         OSError: a figure cannot be written.
     """
     looked = look_at(task.entry)
+    if task.stems:
+        _draw(task, looked)
+    return Done(looked.record, looked.finding)
+
+
+def _draw(task: Task, looked: Looked) -> None:
+    """Drawing is imported where anything is drawn: it takes as long to import as to count a thousand tensors."""
+    from quantexp.analysis.draw.distribution import draw_distribution
+    from quantexp.analysis.draw.grids import grids_of
+    from quantexp.analysis.draw.heatmap import draw_heatmap
+    from quantexp.analysis.style import save_figure
+
     if DISTRIBUTIONS in task.stems:
         grids = grids_of(task.entry.metadata, looked.values, looked.record["abs_max"])
         figure = draw_distribution(looked, grids, task.source)
-        save_figure(figure, task.stems[DISTRIBUTIONS], task.formats)
+        save_figure(figure, task.stems[DISTRIBUTIONS], task.formats, one_of_many=True)
     if HEATMAPS in task.stems:
-        save_figure(draw_heatmap(looked, task.source), task.stems[HEATMAPS], task.formats)
-    return Done(looked.record, looked.finding)
+        figure = draw_heatmap(looked, task.source)
+        save_figure(figure, task.stems[HEATMAPS], task.formats, one_of_many=True)

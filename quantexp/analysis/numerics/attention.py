@@ -1,6 +1,8 @@
 """Attention probabilities of a captured layer, by head, as captured or recomputed from query and key.
 
-    P = softmax(c q k^T + causal mask)      c = softmax_scale of the manifest, 1 / sqrt(head_dim) where it says none
+    P = softmax(c q k^T + mask)      c = softmax_scale of the manifest, 1 / sqrt(head_dim) where it says none
+
+The mask is causal, and within documents where the manifest says where they begin (`document_starts`).
 
 query [queries, sequences, heads, D] and key [keys, sequences, groups, D] are captured after rotary embedding and before
 groups are expanded; head h attends to group floor(h groups / heads). Recomputed probabilities are of values before
@@ -21,10 +23,12 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 from quantexp.analysis.numerics.place import Place
 from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
+from quantexp.quant.documents import hidden
 
 #: Queries and keys that a map has at most: larger ones are pooled.
 MOST_PIXELS = 256
 PROBABILITIES, GRADIENT = "attn_weights", "grad_attn_weights"
+STARTS = "document_starts"
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Maps:
     num_keys: int
     #: Its heads' numbers, which a sample of heads leaves out some of.
     heads: Sequence[int]
+    #: The first tokens of documents that do not see each other; None is one document.
+    starts: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,11 @@ class Layer:
     def can_be_drawn(self) -> bool:
         """Whether the probabilities are there, or query and key."""
         return PROBABILITIES in self.tensors or {"query", "key"} <= set(self.tensors)
+
+    @property
+    def lacks_mask(self) -> bool:
+        """Whether there is no telling which documents were kept apart, although P has to be recomputed."""
+        return PROBABILITIES not in self.tensors and STARTS not in self.tensors["query"].metadata
 
 
 def layers_of(entries: Iterable[CapturedTensor]) -> list[Layer]:
@@ -94,6 +105,7 @@ def maps_of(layer: Layer, sequence: int = 0) -> Maps:
         num_queries,
         num_keys,
         _numbers(captured or layer.tensors["query"], len(probabilities)),
+        _starts(captured or layer.tensors["query"], sequence),
     )
 
 
@@ -115,16 +127,25 @@ def recomputed(query: CapturedTensor, key: CapturedTensor, sequence: int) -> Ite
         )
     told = query.metadata.get("softmax_scale")
     scale = 1 / math.sqrt(q.shape[3]) if told is None else float(told)
+    starts = _starts(query, sequence)
     for head in range(q.shape[2]):
         group = head * k.shape[2] // q.shape[2]
-        yield probabilities(q[:, sequence, head].float(), k[:, sequence, group].float(), scale)
+        yield probabilities(
+            q[:, sequence, head].float(), k[:, sequence, group].float(), scale, starts
+        )
 
 
-def probabilities(q_QD: Tensor, k_KD: Tensor, scale: float) -> Tensor:
-    """Causal softmax attention of one head, [queries, keys]; the last query sees all keys."""
-    num_queries, num_keys = q_QD.shape[0], k_KD.shape[0]
-    hidden = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
-    return (scale * (q_QD @ k_KD.T)).masked_fill_(hidden, -math.inf).softmax(-1)
+def probabilities(
+    q_QD: Tensor, k_KD: Tensor, scale: float, starts: Sequence[int] | None = None
+) -> Tensor:
+    """Causal softmax attention of one head, [queries, keys]; the last query sees all keys of its document."""
+    mask = hidden(q_QD.shape[0], k_KD.shape[0], starts)
+    return (scale * (q_QD @ k_KD.T)).masked_fill_(mask, -math.inf).softmax(-1)
+
+
+def _starts(entry: CapturedTensor, sequence: int) -> Sequence[int] | None:
+    starts = entry.metadata.get(STARTS)
+    return None if starts is None else starts[min(sequence, len(starts) - 1)]
 
 
 def pooled(x_HQK: Tensor, most: int) -> Tensor:
@@ -144,15 +165,12 @@ def pooled_by_size(x_HQK: Tensor, most: int) -> Tensor:
     return adaptive_avg_pool2d(x_HQK, (rows, side))
 
 
-def future(num_queries: int, num_keys: int, most: int = MOST_PIXELS) -> Tensor:
-    """Which cells of a pooled map lie wholly behind the causal mask; bool [rows, columns].
-
-    Cell i of n holds the tokens floor(i N / n) to ceil((i + 1) N / n) - 1, as pooling has it.
-    """
-    rows, columns = min(most, num_queries), min(most, num_keys)
-    last_query = -(-(torch.arange(rows) + 1) * num_queries // rows) - 1
-    first_key = torch.arange(columns) * num_keys // columns
-    return first_key[None, :] > last_query[:, None] + num_keys - num_queries
+def masked(
+    num_queries: int, num_keys: int, starts: Sequence[int] | None = None, most: int = MOST_PIXELS
+) -> Tensor:
+    """Which cells of a pooled map lie wholly behind the mask; bool [rows, columns]."""
+    seen = (~hidden(num_queries, num_keys, starts)).float()
+    return pooled(seen[None], most)[0] == 0
 
 
 def _heads_of(entry: CapturedTensor, sequence: int) -> Iterator[Tensor]:

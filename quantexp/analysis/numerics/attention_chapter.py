@@ -18,15 +18,22 @@ def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
     for source in sources:
         found = layers_of(source.entries)
         drawable = [layer for layer in found if layer.can_be_drawn]
+        if source.names.mask_documents and any(layer.lacks_mask for layer in drawable):
+            desk.say(
+                f"{source.label}: attention of {sum(layer.lacks_mask for layer in drawable)} modules not drawn: "
+                "dataset.mask_documents kept documents apart, and the capture does not say where they begin; capture "
+                "again, or with capture.attn_weights=true"
+            )
+            drawable = [layer for layer in drawable if not layer.lacks_mask]
         chosen = _ends(drawable)
         if len(chosen) < len(drawable):
             desk.say(
                 f"{source.label}: attention of the first and the last captured iteration, first micro-batch, rank 0, "
                 f"is drawn: {len(chosen)} of {len(drawable)}"
             )
-        if len(drawable) < len(found):
+        if bare := sum(not layer.can_be_drawn for layer in found):
             desk.say(
-                f"{source.label}: {len(found) - len(drawable)} attention modules without maps: neither attn_weights "
+                f"{source.label}: {bare} attention modules without maps: neither attn_weights "
                 "nor query and key were captured"
             )
         folder = f"{slug(source.label)}/" if len(sources) > 1 else ""

@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm, SymLogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from quantexp.analysis.numerics.attention import Maps, future
+from quantexp.analysis.numerics.attention import Maps, masked
 from quantexp.analysis.numerics.lines import write_note, write_title
 from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, new_figure
 
@@ -34,7 +34,7 @@ def draw_maps(maps: Maps, label: str) -> Figure:
     width = max(6.5, _LEFT_INCH + across * _MAP_INCH + _BAR_INCH * (1 + with_gradient))
     height = _TOP_INCH + rows * (_MAP_INCH + 0.17) + _BOTTOM_INCH
     figure = new_figure(width, height)
-    hidden = future(maps.num_queries, maps.num_keys).numpy()
+    hidden = masked(maps.num_queries, maps.num_keys, maps.starts).numpy()
     images = {}
     for head in range(num_heads):
         row, column = divmod(head, columns)
@@ -120,7 +120,8 @@ def _write(figure: Figure, maps: Maps, label: str) -> None:
         about += "; right of each map the gradient of P"
     width, height = figure.get_size_inches()
     figure.text(0.12 / width, 1 - 0.5 / height, about, fontsize=TICK_PT, color=INK)
-    notes = [f"grey: keys behind the causal mask; P below {LEAST_PROBABILITY:g} has its colour"]
+    mask = "causal mask" if maps.starts is None else "mask, causal and within documents"
+    notes = [f"grey: keys behind the {mask}; P below {LEAST_PROBABILITY:g} has its colour"]
     side = maps.probabilities.shape[-1]
     if side < maps.num_keys:
         tokens = math.ceil(maps.num_keys / side)

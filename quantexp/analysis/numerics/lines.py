@@ -106,7 +106,7 @@ def draw_panel(
         if any(a < b for a, b in zip(low, high, strict=True)):
             ax.fill_between(xs, low, high, color=mark.colour, alpha=0.15, lw=0)
         draw_marked(ax, xs, middle, mark)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
 
 
 def draw_marked(ax: Axes, xs: Sequence[float], ys: Sequence[float], mark: Mark) -> None:

@@ -183,7 +183,10 @@ def _operands(
                     is_declared=is_declared,
                     limit=asked.num_elements,
                 )
-            except ValueError as error:  # options that the format does not have
+            except (
+                ValueError,
+                CaptureError,
+            ) as error:  # options that the format does not have, other rows
                 notes.append(f"{slot or 'the other axis'} not judged: {error}")
         elif slot:
             again = replace(judged[key], slot=slot, declared=is_declared)
@@ -202,7 +205,11 @@ def _wanted(
     for slot in slots:
         if (slot.product.value, slot.operand) not in taken and not _reuses(record, slot):
             found += [
-                (f"{slot.product.value}.{slot.operand}", as_schemes_hold(slot, name), False)
+                (
+                    f"{slot.product.value}.{slot.operand}",
+                    replace(as_schemes_hold(slot, name), rows=record.row_sequences),
+                    False,
+                )
                 for name in asked.formats
             ]
     yield from found

@@ -21,6 +21,7 @@ from quantexp.analysis.numerics.counts import Counts, of_exponents
 from quantexp.analysis.numerics.hif8 import code_counts
 from quantexp.analysis.operands import DeclaredOperand
 from quantexp.analysis.rounded import Rounded, rounded_part
+from quantexp.analysis.rows import num_blocks_of_padding
 from quantexp.analysis.statistics import Fidelity, quantisation_error
 from quantexp.formats import Family, TwoLevelScales, scales_of
 from quantexp.formats.decoding import scale_values
@@ -88,8 +89,8 @@ def under_format(
         declared.name,
         axis_of(declared),
         is_declared,
-        part.x.numel(),
-        quantisation_error(part.x, declared.format, part.dim, part.options),
+        part.num_elements,
+        quantisation_error(part.x, declared.format, part.dim, part.options, part.padding),
         exponents,
         zero_blocks,
         nan_blocks,
@@ -103,14 +104,18 @@ def _scale_exponents(part: Rounded, declared: DeclaredOperand) -> tuple[Counts, 
     if declared.format.family is Family.BF16 or part.x.numel() == 0:
         return Counts(), 0, 0
     scales = scales_of(part.x, declared.format, axis=part.dim, **options)
+    empty = 0
+    if part.padding is not None and declared.format.block is not None:
+        block = int(part.options.get("block") or declared.format.block)
+        empty = num_blocks_of_padding(part.padding, part.dim, block)
     if isinstance(scales, TwoLevelScales):
         values = scale_values(scales.block, scales.tensor, declared.format).reshape(-1)
         nan, zero = values.isnan(), values == 0
-        return _of_values(values[~nan & ~zero]), int(zero.sum()), int(nan.sum())
+        return _of_values(values[~nan & ~zero]), int(zero.sum()) - empty, int(nan.sum())
     if scales.is_floating_point():
         return _of_values(1 / scales.double().reshape(1)), 0, 0
     bytes_ = torch.bincount(scales.reshape(-1).long(), minlength=_E8M0_NAN + 1).tolist()
-    return of_exponents(bytes_[1:_E8M0_NAN], 1 - _E8M0_BIAS), bytes_[0], bytes_[_E8M0_NAN]
+    return of_exponents(bytes_[1:_E8M0_NAN], 1 - _E8M0_BIAS), bytes_[0] - empty, bytes_[_E8M0_NAN]
 
 
 def _of_values(values: Tensor) -> Counts:

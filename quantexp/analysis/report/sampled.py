@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from quantexp.analysis.collection import Record
@@ -49,7 +49,8 @@ def _record(metadata: Mapping[str, Any]) -> Record | None:
     """The manifest's line as the survey takes it; None for older collections, which declare no formats."""
     names = [field.name for field in fields(Record)]
     known = {name: metadata[name] for name in names if name in metadata}
-    if len(known) < len(names) - 2 or not isinstance(known.get("formats"), dict):
+    required = {field.name for field in fields(Record) if field.default is MISSING}
+    if not required <= known.keys() or not isinstance(known.get("formats"), dict):
         return None
     return Record(**{**known, "shape": tuple(known["shape"])})
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.analysis.rows import rows_of
 from quantexp.analysis.sample import evenly_spread
 
 
@@ -38,7 +39,8 @@ def spread_blocks(x: Tensor, dim: int, block: int, num_elements: int) -> tuple[T
 def keeps_blocks(metadata: Mapping[str, Any], dim: int, block: int) -> bool:
     """Whether blocks along a dimension are whole in what was kept of a tensor.
 
-    A capture of sampled rows or heads has lost the neighbours of each; one of sampled blocks of 32 has them.
+    A capture of sampled rows or heads has lost the neighbours of each; one of sampled blocks of 32 has them, but for
+    the rows of an expert, whose blocks along tokens are of other rows than its neighbours.
     """
     sample = metadata.get("sample")
     if not sample or block == 1:
@@ -46,6 +48,8 @@ def keeps_blocks(metadata: Mapping[str, Any], dim: int, block: int) -> bool:
     num_dims = len(sample["shape"])
     if sample["axis"] % num_dims != dim % num_dims:
         return True
+    if rows_of(metadata, dim) is not None:
+        return False
     indices, extent = sample["indices"], sample["shape"][sample["axis"]]
     return all(
         run[0] % block == 0 and run == list(range(run[0], min(run[0] + block, extent)))

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quantexp.analysis.requantise.scoring import Looked
+from quantexp.analysis.rows import left_out
 from quantexp.analysis.statistics import Fidelity, fidelity, quantisation_error
 from quantexp.formats import Family, Format, ScaleRule
 from quantexp.formats.bits import (
@@ -87,12 +88,14 @@ def _at_target(looked: Looked, fmt: Format, exponent: int) -> Fidelity:
         told["amax"] = looked.amax.double() * fmt.amax_target * 2.0**-exponent
     else:
         told["amax_target"] = 2.0**exponent
-    return quantisation_error(looked.x, fmt, looked.dim, told)
+    return quantisation_error(looked.x, fmt, looked.dim, told, looked.padding)
 
 
 def _at_offset(looked: Looked, fmt: Format, offset: int) -> Fidelity:
     x = looked.x.movedim(looked.dim, -1)
     q, limit = quantise_at_offset(x, fmt, offset)
+    padding = None if looked.padding is None else looked.padding.movedim(looked.dim, -1)
+    q = left_out(q, padding)
     return fidelity(x, q, limit)
 
 

@@ -19,6 +19,7 @@ from quantexp.analysis.requantise.candidates import Candidate
 from quantexp.analysis.requantise.exponent import Point, study
 from quantexp.analysis.requantise.scoring import Looked, scores
 from quantexp.analysis.requantise.slots import OperandSlot, check_layout, slots_of
+from quantexp.analysis.rows import laid_out, rows_of
 from quantexp.analysis.statistics import Fidelity
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.errors import CaptureError
@@ -88,6 +89,9 @@ def score_file(entry: CapturedTensor, work: Work) -> FileScores:
     found = FileScores(entry)
     try:
         x = _values(entry)
+        if x.numel() == 0:
+            found.notes.append(f"{entry.label} is empty")
+            return found
         for slot in slots_of(entry.metadata):
             check_layout(tuple(x.shape), slot)
             _score_slot(found, x, slot, work)
@@ -111,22 +115,25 @@ def _values(entry: CapturedTensor) -> Tensor:
 
 def _score_slot(found: FileScores, x: Tensor, slot: OperandSlot, work: Work) -> None:
     metadata = found.entry.metadata
-    if x.numel() == 0:
-        found.notes.append(f"{found.entry.label} is empty")
-        return
     if not keeps_blocks(metadata, slot.dim, _BLOCK):
         found.notes.append(
             f"{found.entry.label} as {slot.label}: the capture is a sample in which blocks along {slot.axis} are not "
             "whole"
         )
         return
+    amax = _amax(x, metadata.get("sample"), metadata.get("statistics"))
+    padding, rows = None, rows_of(metadata, slot.dim)
+    if rows is not None:
+        laid = laid_out(x, rows)
+        x = laid.x
+        padding, _ = spread_blocks(laid.padding, 0, _BLOCK, work.num_elements)
     blocks, dim = spread_blocks(x, slot.dim, _BLOCK, work.num_elements)
     usable = blocks if blocks.dtype in INPUT_DTYPES else blocks.float()
-    looked = Looked(usable, dim, _amax(x, metadata.get("sample"), metadata.get("statistics")))
+    looked = Looked(usable, dim, amax, padding)
     found.slots.append(
         SlotScores(
             slot,
-            usable.numel(),
+            looked.num_elements,
             list(scores(looked, slot, work.candidates)),
             list(study(looked, list(work.points))),
         )

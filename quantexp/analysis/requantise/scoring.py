@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quantexp.analysis.requantise.candidates import Candidate, Transform
 from quantexp.analysis.requantise.slots import OperandSlot
+from quantexp.analysis.rows import left_out, padding_of_transform
 from quantexp.analysis.saturation import largest_representable
 from quantexp.analysis.statistics import Fidelity, fidelity
 from quantexp.formats import (
@@ -50,6 +51,13 @@ class Looked:
     dim: int
     #: Of the whole tensor, 0-dim.
     amax: Tensor
+    #: Elements of x that are none of the tensor (`quantexp.analysis.rows`); None where all are.
+    padding: Tensor | None = None
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the tensor."""
+        return self.x.numel() - (0 if self.padding is None else int(self.padding.sum()))
 
 
 def scores(
@@ -79,7 +87,14 @@ class _Shared:
         limit = self._limit(v, candidate, told)
         if candidate.pre_scale:
             q = q.float() / PRE_SCALE
+        q = left_out(q, self._padding(candidate))
         return fidelity(v, q, None if limit is None else limit.expand_as(v))
+
+    def _padding(self, candidate: Candidate) -> Tensor | None:
+        padding, block = self._looked.padding, candidate.hadamard_block
+        if padding is None or block is None:
+            return padding
+        return padding_of_transform(padding, self._looked.dim, block)
 
     def _transformed(self, candidate: Candidate) -> tuple[Tensor, Tensor]:
         """What is rounded, contiguous, and its amax."""

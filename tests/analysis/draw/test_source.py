@@ -128,8 +128,50 @@ def test_long_lists_of_values_are_cut(run: Unhashed) -> None:
 
 def test_what_a_capture_does_not_say_cannot_be_asked_for(tmp_path: Path) -> None:
     torch.save({"tensor": normal(4, 4)}, tmp_path / old_name(1, "input"))
-    with pytest.raises(ConfigError, match="no iteration '1'; these captures do not say it"):
+    with pytest.raises(
+        ConfigError, match="no iteration '1'; neither a manifest, nor the files' names, nor"
+    ):
         open_sources([str(tmp_path)], {"iteration": "1"})
+
+
+def old(folder: Path, name: str, **metadata: object) -> None:
+    folder.mkdir(exist_ok=True)
+    torch.save({"tensor": normal(4, 4), "metadata": metadata}, folder / name)
+
+
+def test_old_files_are_filtered_by_what_their_names_and_they_themselves_say(tmp_path: Path) -> None:
+    for counter, layer in enumerate((0, 1, 3)):
+        old(tmp_path, old_name(counter, "input", layer), iteration=counter, rank=0)
+    six = "20250908_095220_0009_linear_forward_bf16_x.pt"
+    old(tmp_path, six, iteration="2", rank=1, layer=3)
+
+    def left(**filters: str) -> list[str]:
+        (source,) = open_sources([str(tmp_path)], filters)
+        return [entry.metadata["tensor"] for entry in source.capture]
+
+    assert left(layer="1-2") == ["input"]
+    assert left(type="mxfp8", module="fc1") == ["input"] * 3
+    assert left(iteration="2") == ["input", "x"]
+    assert left(rank="1") == ["x"]
+    assert left(layer="3", rank="0") == ["input"]
+    with pytest.raises(ConfigError, match=r"no iteration '7'; there are: 0, 1, 2$"):
+        left(iteration="7")
+
+
+def test_old_files_that_do_not_say_it_are_left_out_and_counted(tmp_path: Path) -> None:
+    old(tmp_path, old_name(1, "input"), iteration=4)
+    old(tmp_path, old_name(2, "weight"), iteration=None)
+    old(tmp_path, old_name(3, "output"), iteration="four")
+    (tmp_path / old_name(4, "grad_output")).write_bytes(b"torn")
+    said: list[str] = []
+    (source,) = open_sources([str(tmp_path)], {"iteration": "4"}, said.append)
+    assert [entry.metadata["tensor"] for entry in source.capture] == ["input"]
+    torn, *said = said
+    assert torn.endswith("damaged, or holds more than tensors and plain data")
+    assert old_name(4, "grad_output") in torn
+    assert said == [
+        f"{tmp_path.name}: 3 of 4 tensors do not say their iteration: they are left out"
+    ]
 
 
 def test_filters_that_leave_nothing_together_say_what_each_leaves(run: Unhashed) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.analysis.draw import verb
+from quantexp.analysis.draw import chapters
 from quantexp.analysis.draw.chapter import Chapter, Desk, Source
+from quantexp.analysis.draw.tree import CHAPTER_FOLDERS, PARTS
 from quantexp.analysis.draw.work import Done, Task, do
 from quantexp.analysis.style import new_figure
 from quantexp.capture.reader import CapturedTensor
@@ -256,24 +257,24 @@ def chapter(calls: list[int]) -> Chapter:
         text = desk.write_text("total.json", json.dumps(total))
         return [text, *desk.save(new_figure(2, 1), "by/layer")]
 
-    return Chapter("totals", "elements in all", drawn)
+    return Chapter("comparisons", "elements in all", drawn)
 
 
 def test_chapters_are_drawn_and_not_again_while_nothing_changed(
     run: Unhashed, draws: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(verb, "CHAPTERS", (chapter(calls),))
-    outcome, _, said = draws(run.run_dir, only=("totals",))
-    assert "totals: " in said
-    assert files(tmp_path / "draw") == {"totals/total.json", "totals/by/layer.png"}
+    monkeypatch.setattr(chapters, "CHAPTERS", (chapter(calls),))
+    outcome, _, said = draws(run.run_dir, only=("comparisons",))
+    assert "comparisons: " in said
+    assert files(tmp_path / "draw") == {"comparisons/total.json", "comparisons/by/layer.png"}
     assert (outcome.num_files, len(calls)) == (2, 1)
-    assert draws(run.run_dir, only=("totals",))[0].num_files == 2
+    assert draws(run.run_dir, only=("comparisons",))[0].num_files == 2
     assert len(calls) == 1
-    draws(run.run_dir, only=("totals",), filters={"layer": "0"})
-    draws(run.run_dir, only=("totals",), force=True)
-    (tmp_path / "draw/totals/total.json").unlink()
-    draws(run.run_dir, only=("totals",), force=False)
+    draws(run.run_dir, only=("comparisons",), filters={"layer": "0"})
+    draws(run.run_dir, only=("comparisons",), force=True)
+    (tmp_path / "draw/comparisons/total.json").unlink()
+    draws(run.run_dir, only=("comparisons",), force=False)
     assert len(calls) == 4
     assert calls[0] == calls[2] == 2 * calls[1]
 
@@ -282,9 +283,36 @@ def test_a_chapter_names_what_it_cannot_read_and_is_drawn_again(
     run: Unhashed, draws: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(verb, "CHAPTERS", (chapter(calls),))
+    monkeypatch.setattr(chapters, "CHAPTERS", (chapter(calls),))
     (run.dir / run.lines[0]["file"]).write_bytes(b"torn")
     for _ in range(2):
-        outcome, complaints, _ = draws(run.run_dir, only=("totals",))
+        outcome, complaints, _ = draws(run.run_dir, only=("comparisons",))
         assert len(outcome.problems) == len(complaints) == 1
     assert len(calls) == 2
+
+
+def test_the_parts_are_named_as_their_chapters() -> None:
+    assert tuple(chapter.folder for chapter in chapters.CHAPTERS) == CHAPTER_FOLDERS
+    assert PARTS[-len(CHAPTER_FOLDERS) :] == CHAPTER_FOLDERS
+
+
+def test_statistics_alone_need_no_matplotlib(run: Unhashed, tmp_path: Path) -> None:
+    words = ["draw", str(run.run_dir), f"out={tmp_path / 'o'}", *("--only", "statistics")]
+    code = (
+        "import sys; from quantexp.cli import main\n"
+        f"assert main({[*words, '--jobs', '1']}) == 0\n"
+        "print('matplotlib' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[-1] == "False"
+    assert (tmp_path / "o" / "statistics" / "statistics.csv").is_file()
+
+
+def test_a_torn_file_among_those_that_are_counted_together_is_named(
+    run: Unhashed, draws: Draw
+) -> None:
+    (run.dir / run.lines[2]["file"]).write_bytes(b"torn")
+    outcome, complaints, _ = draws(run.run_dir, only=("statistics",))
+    assert len(complaints) == 1
+    assert run.lines[2]["file"] in complaints[0]
+    assert outcome.num_tensors == 5

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from torch.nn.functional import adaptive_max_pool2d, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from analysis.captures import Capture
 from quantexp.analysis.numerics.attention import (
-    future,
     layers_of,
     maps_of,
+    masked,
     pooled,
     pooled_by_size,
     probabilities,
@@ -86,15 +88,49 @@ def test_large_maps_keep_the_largest_probability_of_each_cell_and_the_mean_gradi
     assert pooled_by_size(x, 8) is x
 
 
+@pytest.mark.parametrize("starts", [None, [0, 3, 4, 7]])
 @pytest.mark.parametrize(
     ("side", "queries", "keys"), [(8, 8, 8), (4, 8, 8), (5, 12, 12), (4, 6, 9)]
 )
 def test_a_cell_is_behind_the_mask_only_if_all_of_its_tokens_are(
-    side: int, queries: int, keys: int
+    side: int, queries: int, keys: int, starts: list[int] | None
 ) -> None:
-    visible = torch.tril(torch.ones(1, queries, keys), keys - queries)
-    expected = adaptive_max_pool2d(visible, (side, side))[0] == 0
-    assert torch.equal(future(queries, keys, side), expected)
+    def sees(query: int, key: int) -> bool:
+        return key <= query + keys - queries and (starts is None or key >= start(query))
+
+    def start(query: int) -> int:
+        assert starts is not None
+        return max(first for first in starts if first <= query + keys - queries)
+
+    def tokens(cell: int, extent: int) -> range:
+        cells = min(side, extent)
+        return range(cell * extent // cells, -(-(cell + 1) * extent // cells))
+
+    found = masked(queries, keys, starts, side)
+    for row, column in itertools.product(range(min(side, queries)), range(min(side, keys))):
+        all_ = itertools.product(tokens(row, queries), tokens(column, keys))
+        assert found[row, column] == (not any(sees(*pair) for pair in all_))
+
+
+def test_documents_do_not_see_each_other(capture: Capture) -> None:
+    """Each document's P is that of its own tokens alone, by torch."""
+    q, k = add_attention(capture)
+    capture.lines[0]["document_starts"] = [[0, 5, 6, 20], [0]]
+    capture.write()
+    (layer,) = layers_of(open_capture(capture.dir))
+    maps = maps_of(layer)
+    assert maps.starts == [0, 5, 6, 20]
+    for begin, end in ((0, 5), (5, 6), (6, 20), (20, T)):
+        rows = maps.probabilities[:, begin:end]
+        assert (rows[..., :begin] == 0).all()
+        assert (rows[..., end:] == 0).all()
+        for head in range(H):
+            own = q[begin:end, 0, head].float(), k[begin:end, 0, head // (H // G)].float()
+            identity = torch.eye(end - begin)
+            expected = scaled_dot_product_attention(*own, identity, is_causal=True)
+            # Sums of at most 16 products, rounded in another order: 2^-20.
+            assert torch.allclose(rows[head, :, begin:end], expected, atol=2.0**-20)
+    assert maps_of(layer, sequence=1).starts == [0]
 
 
 def test_sampled_heads_keep_their_numbers(capture: Capture) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from analysis.captures import Capture
+from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.numerics.attention_chapter import CHAPTER
 
 from .desks import MemoryDesk, add_run, normal, source_of
@@ -15,6 +17,11 @@ from .desks import MemoryDesk, add_run, normal, source_of
 @pytest.fixture
 def desk(tmp_path: Path) -> MemoryDesk:
     return MemoryDesk(tmp_path / "out", lays_out=True)
+
+
+def masked(source: Source) -> Source:
+    """Of a run whose tokens attend to their own document."""
+    return replace(source, names=replace(source.names, mask_documents=True))
 
 
 def words(desk: MemoryDesk, name: str) -> str:
@@ -31,6 +38,33 @@ def test_recomputed_maps_say_so_and_show_no_future(capture: Capture, desk: Memor
     shown = maps[0].images[0].get_array()
     assert shown is not None
     assert np.array_equal(np.ma.getmaskarray(shown), np.triu(np.ones((64, 64)), 1).astype(bool))
+
+
+def test_documents_that_were_kept_apart_are_grey(capture: Capture, desk: MemoryDesk) -> None:
+    add_run(capture, layers=1)
+    for line in capture.lines:
+        if line["tensor"] == "query":
+            line["document_starts"] = [[0, 10]]
+    capture.write()
+    CHAPTER.draw([masked(source_of(capture))], desk)
+    assert "grey: keys behind the mask, causal and within documents" in words(desk, "L0")
+    image = next(ax.images[0] for ax in desk.figures["L0"].axes if ax.images).get_array()
+    grey = np.ma.getmaskarray(image)
+    assert grey[10:, :10].all()
+    assert not grey[10:, 10:].diagonal().any()
+    assert desk.said == []
+
+
+def test_masks_that_are_not_known_are_said_and_no_triangle_is_drawn(
+    capture: Capture, desk: MemoryDesk
+) -> None:
+    add_run(capture, layers=2)
+    capture.add(torch.softmax(normal(1, 2, 16, 16).float(), -1), "attn_weights", "attention", 2)
+    CHAPTER.draw([masked(source_of(capture))], desk)
+    assert set(desk.figures) == {"L2"}, "P itself is what was captured"
+    (said,) = desk.said
+    assert "attention of 2 modules not drawn: dataset.mask_documents kept documents apart" in said
+    assert said.endswith("capture again, or with capture.attn_weights=true")
 
 
 def test_gradients_stand_beside_captured_maps(capture: Capture, desk: MemoryDesk) -> None:

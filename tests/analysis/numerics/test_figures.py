@@ -66,6 +66,16 @@ def test_a_cell_of_a_heat_map_is_the_median_over_iterations(run: Run) -> None:
     assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_layers_are_whole_numbers_on_an_axis(capture: Capture, layers: int) -> None:
+    add_run(capture, layers=layers, settings=MX4)
+    run = run_of(capture)
+    figure = overflow(run, AS_DECLARED, groups_of(run)[AS_DECLARED])
+    ax = figure.axes[-1]
+    low, high = ax.get_xlim()
+    assert [tick for tick in ax.get_xticks() if low <= tick <= high] == list(range(layers))
+
+
 def test_a_line_is_the_median_of_a_layer_with_a_band_around_it(run: Run) -> None:
     judged = groups_of(run)[AS_DECLARED]
     figure = overflow(run, AS_DECLARED, judged)

@@ -33,6 +33,17 @@ def test_what_is_no_png_or_leads_out_of_the_folder_is_not_shown(runs: Runs, tmp_
     assert (found.shown, found.left_out) == ([], ["a.png"])
 
 
+def test_a_large_figure_does_not_take_the_room_of_several(runs: Runs) -> None:
+    run = runs.add()
+    for name, size in (("a/1", 300), ("b/1", 50), ("c/1", 100)):
+        file = run.figures / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(PNG + b"a" * size)
+    (found,) = pictures([run], 330)
+    assert [name for name, _ in found.shown] == ["b/1.png", "c/1.png"]
+    assert found.left_out == ["a/1.png"]
+
+
 def test_some_of_every_folder_come_before_all_of_one(runs: Runs) -> None:
     run = runs.add()
     for name in ("a/1", "a/2", "a/3", "b/1", "quick_analysis"):

@@ -1,0 +1,288 @@
+"""The Triton kernels of NVIDIA GPUs: what they claim, and how they are called.
+
+They are bit-identical to the torch code for MX in blocks of 32 under every scale rule, and for HiF8 with and without a
+scale of the tensor; to nearest, ties to even or away; bfloat16, float16 and float32; short last blocks, NaN and Inf,
+signed zeros and subnormals included. Stochastic rounding, `pre_scale` and other blocks are not claimed. Each element
+is read once and written once, the scale of a tensor is read on the device, and nothing waits for the device.
+
+That (v + C) - C stays two roundings is made sure of twice: contraction is off at launch (`enable_fp_fusion`), and
+Triton emits additions with their rounding (`add.rn`), which the assembler must not contract. It emits no `.ftz`, so
+subnormals stay. Triton is imported when the first tensor is quantised; it comes with torch's CUDA builds.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+from subprocess import SubprocessError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.kernels.launches import LAUNCHES
+from quantexp.formats.layout import INPUT_DTYPES, outer_axis_inner
+from quantexp.formats.options import Options, resolve
+from quantexp.formats.scale import can_saturate, rule_offset
+from quantexp.formats.table import MX_BLOCK
+from quantexp.formats.types import Element, Family, Rounding, ScaleRule, Scaling
+
+#: What there are kernels for.
+FAMILIES = (Family.MX, Family.HIF8)
+#: The first that has the instructions which carry NaN through a maximum.
+_LEAST_CAPABILITY = (8, 0)
+#: The first whose `div_rn` keeps subnormals.
+_LEAST_TRITON = (3, 6)
+#: CUDA's limit for the second and third extent of a grid.
+_GRID_LIMIT = 65535
+
+
+def reads(x: Tensor) -> bool:
+    """Whether the kernels take such a tensor, be it laid out as it may."""
+    is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype in INPUT_DTYPES
+    return is_plain and x.is_cuda and obstacle(x.device) is None
+
+
+def claims(x: Tensor, options: Options) -> bool:
+    """Whether `quantise` gives the exact result for such a tensor."""
+    return claims_options(options) and reads(x)
+
+
+def claims_both(x: Tensor, options: Options) -> bool:
+    """Whether `quantise_both` does."""
+    return options.fmt.family is Family.MX and claims(x, options)
+
+
+def claims_options(options: Options) -> bool:
+    """Whether there is a kernel for this, on a device that has any."""
+    if options.rounding is Rounding.STOCHASTIC or options.pre_scale:
+        return False
+    is_mx = options.fmt.family is Family.MX
+    return options.fmt.family in FAMILIES and (options.block == MX_BLOCK or not is_mx)
+
+
+@cache
+def obstacle(device: torch.device) -> str | None:
+    """Why there is no kernel on this CUDA device, in words; None where there is one."""
+    if torch.version.hip is not None:
+        return "the kernels are not checked on AMD GPUs"
+    if (capability := torch.cuda.get_device_capability(device)) < _LEAST_CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
+    try:
+        import triton
+    except ImportError as error:
+        return f"Triton cannot be imported: {error}"
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < _LEAST_TRITON:
+        return f"Triton {triton.__version__} is older than 3.6: its divisions flush subnormals"
+    return _refusal(device)
+
+
+def _refusal(device: torch.device) -> str | None:
+    """What keeps Triton from compiling a kernel, found by compiling one: it needs a C compiler, for one."""
+    from triton import TritonError
+
+    x = torch.zeros(MX_BLOCK, dtype=torch.bfloat16, device=device)
+    try:
+        quantise(x, x, resolve("hifp8"), 0, None)
+    except (TritonError, RuntimeError, OSError, ImportError, SubprocessError) as error:
+        return f"Triton does not compile: {(str(error).strip().splitlines() or [repr(error)])[0]}"
+    return None
+
+
+def quantise(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None) -> None:
+    """Write x on the format's grid to y, which may be x itself.
+
+    Both are contiguous, of one shape, dtype and device; blocks lie along `axis`, counted from the front. `scale` is the
+    tensor's (see `tensor_scale`), on the same device, None where the options ask for none.
+    """
+    if x.numel() == 0:
+        return
+    if options.fmt.family is Family.HIF8:
+        _hif8(x, y, options, scale)
+        return
+    outer, along, inner = outer_axis_inner(x.shape, axis)
+    if inner > 1:
+        _mx_tiles(x, None, y, (outer, along, 1, inner), options)
+    elif along % MX_BLOCK:
+        _mx_tiles(x, y, None, (1, outer, 1, along), options)
+    else:
+        _mx_flat(x, y, options)
+
+
+def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, axis: int) -> None:
+    """Write x with blocks along `axis` to `columns` and with blocks along its last axis to `rows`, from one read.
+
+    MX only. All are contiguous, of one shape, dtype and device; `axis`, counted from the front, is not the last. One of
+    the two may be x.
+    """
+    if x.numel() == 0:
+        return
+    outer, along, inner = outer_axis_inner(x.shape, axis)
+    last = x.shape[-1]
+    if last % MX_BLOCK == 0:
+        last = inner
+    _mx_tiles(x, rows, columns, (outer, along, inner // last, last), options)
+
+
+def finite_amax(x: Tensor) -> Tensor:
+    """The largest magnitude among the finite elements of x, contiguous, 0-dim float32; 0 where there is none."""
+    amax_bits = torch.zeros((), dtype=torch.int32, device=x.device)
+    if x.numel() > 0:
+        _raise_to_amax(x, amax_bits)
+    return amax_bits.view(torch.float32)
+
+
+def _raise_to_amax(x: Tensor, amax_bits: Tensor) -> None:
+    from quantexp.formats.kernels.triton_amax import amax_flat
+
+    (words,), is_pairs = _words((x,), x.numel())
+    launch = LAUNCHES["amax_flat", is_pairs]
+    size = launch.blocks * MX_BLOCK // (2 if is_pairs else 1)
+    with _on(x):
+        amax_flat[(-(-words.numel() // size),)](
+            words,
+            amax_bits,
+            words.numel(),
+            SIZE=size,
+            IS_PAIRS=is_pairs,
+            num_warps=launch.num_warps,
+        )
+
+
+def _mx_flat(x: Tensor, y: Tensor, options: Options) -> None:
+    from quantexp.formats.kernels.triton_mx import mx_flat
+
+    (words, to), is_pairs = _words((x, y), x.numel())
+    launch = LAUNCHES["mx_flat", is_pairs]
+    blocks = x.numel() // MX_BLOCK
+    grid = (-(-blocks // launch.blocks),)
+    with _on(x):
+        mx_flat[grid](
+            words,
+            to,
+            blocks,
+            BLOCKS=launch.blocks,
+            IS_PAIRS=is_pairs,
+            num_warps=launch.num_warps,
+            **_mx_constants(options),
+        )
+
+
+def _mx_tiles(
+    x: Tensor,
+    rows: Tensor | None,
+    columns: Tensor | None,
+    extents: tuple[int, int, int, int],
+    options: Options,
+) -> None:
+    """Tiles of x as [O, N, M, L]: blocks along L go to `rows`, blocks along N to `columns`.
+
+    One launch, unless a grid's extents are too small for it.
+    """
+    num_outer, along, middle, last = extents
+    tensors = (x, x if rows is None else rows, x if columns is None else columns)
+    flat, is_pairs = _words(tensors, last)
+    last = last // 2 if is_pairs else last
+    words = [tensor.view(num_outer, along, middle * last) for tensor in flat]
+    constants = {
+        "HAS_ROWS": rows is not None,
+        "HAS_COLUMNS": columns is not None,
+        "IS_PAIRS": is_pairs,
+        **_mx_constants(options),
+    }
+    step = _GRID_LIMIT * MX_BLOCK
+    step_outer = _GRID_LIMIT if along <= step else 1
+    with _on(x):
+        for o in range(0, num_outer, step_outer):
+            for n in range(0, along, step):
+                parts = [part[o : o + step_outer, n : n + step] for part in words]
+                _launch_tiles(parts, middle, last, constants)
+
+
+def _launch_tiles(
+    words: list[Tensor], middle: int, last: int, constants: dict[str, object]
+) -> None:
+    from quantexp.formats.kernels.triton_mx import mx_tile
+
+    num_outer, along, _ = words[0].shape
+    is_pairs = bool(constants["IS_PAIRS"])
+    launch = LAUNCHES["mx_tile", is_pairs]
+    block_words = MX_BLOCK // 2 if is_pairs else MX_BLOCK
+    groups = min(launch.blocks, _power_of_two_from(-(-last // block_words)))
+    tiles = -(-last // (groups * block_words))
+    mx_tile[tiles * middle, -(-along // MX_BLOCK), num_outer](
+        *words,
+        along,
+        middle,
+        last,
+        GROUPS=groups,
+        HAS_MIDDLE=middle > 1,
+        num_warps=launch.num_warps,
+        **constants,
+    )
+
+
+def _hif8(x: Tensor, y: Tensor, options: Options, scale: Tensor | None) -> None:
+    from quantexp.formats.kernels.triton_hif8 import hif8_flat
+
+    is_power = options.scaling is not Scaling.EXACT
+    (words, to), is_pairs = _words((x, y), x.numel() if is_power else 1)
+    launch = LAUNCHES["hif8_flat", is_pairs]
+    size = launch.blocks * MX_BLOCK // (2 if is_pairs else 1)
+    with _on(x):
+        hif8_flat[(-(-words.numel() // size),)](
+            words,
+            to,
+            scale,
+            words.numel(),
+            SIZE=size,
+            IS_PAIRS=is_pairs,
+            HAS_SCALE=scale is not None,
+            IS_POWER=is_power,
+            IS_AWAY=options.rounding is Rounding.AWAY,
+            SATURATES=options.saturate,
+            num_warps=launch.num_warps,
+            enable_fp_fusion=False,
+        )
+
+
+def _words(tensors: tuple[Tensor, ...], extent: int) -> tuple[list[Tensor], bool]:
+    """The tensors, flat, as the kernels read them (see `triton_words`), and whether that is in pairs.
+
+    Pairs need an even extent, so that none lies in two rows, and addresses that are multiples of four.
+    """
+    flat = [tensor.view(-1) for tensor in tensors]
+    if flat[0].dtype != torch.bfloat16:
+        return flat, False
+    is_pairs = extent % 2 == 0 and all(
+        tensor.storage_offset() % 2 == 0 and tensor.data_ptr() % 4 == 0 for tensor in flat
+    )
+    return [tensor.view(torch.int32 if is_pairs else torch.int16) for tensor in flat], is_pairs
+
+
+@cache
+def mx_constants(element: Element, rule: ScaleRule, rounding: Rounding) -> dict[str, object]:
+    """What the MX kernels are compiled for."""
+    return {
+        "OFFSET": rule_offset(element, rule),
+        "EMAX": element.emax,
+        "EMIN": element.emin,
+        "MANTISSA_BITS": element.mantissa_bits,
+        "MAX": element.max if can_saturate(rule) else None,
+        "IS_AWAY": rounding is Rounding.AWAY,
+    }
+
+
+def _mx_constants(options: Options) -> dict[str, Any]:
+    constants = mx_constants(options.fmt.element, options.scale_rule, options.rounding)
+    return {**constants, "enable_fp_fusion": False}
+
+
+def _on(x: Tensor) -> Any:
+    """Triton launches on the current device."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def _power_of_two_from(n: int) -> int:
+    """The least power of two of at least n >= 1."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,33 @@
+"""Where the documents of a sequence begin, when attention is kept within each: the mask in a few numbers.
+
+A query then sees the keys from its document's first token up to itself, so the first key that it sees is where its
+document begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def document_starts(mask_B1TT: Tensor) -> list[list[int]]:
+    """For each sequence the first tokens of its documents, ascending, of a mask that is True where a key is hidden."""
+    first_BT = (~mask_B1TT).view(torch.uint8).argmax(-1).flatten(1)
+    return [torch.unique(first_T).tolist() for first_T in first_BT]
+
+
+def hidden(num_queries: int, num_keys: int, starts: Sequence[int] | None = None) -> Tensor:
+    """True where a query does not see a key, [queries, keys]; the last query is as late as the last key.
+
+    Args:
+        num_queries: fewer than keys where they are the last of a sequence.
+        num_keys: of the whole sequence.
+        starts: the first tokens of documents that are kept apart; None is one document.
+    """
+    later = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
+    if starts is None:
+        return later
+    document_K = torch.bucketize(torch.arange(num_keys), torch.tensor(starts), right=True)
+    return later | (document_K[num_keys - num_queries :, None] != document_K[None])

@@ -1,0 +1,113 @@
+"""What the GPU kernels claim, and the words for why there are none."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from quantexp.formats import FORMATS
+from quantexp.formats.kernels import gpu
+from quantexp.formats.kernels.launches import CANDIDATES, LAUNCHES
+from quantexp.formats.options import resolve
+from quantexp.formats.types import Family
+
+MX = [fmt.name for fmt in FORMATS.values() if fmt.family is Family.MX]
+DEVICE = torch.device("cuda", 0)
+
+
+class Marked(torch.Tensor):
+    """A subclass, which may hold anything."""
+
+
+@pytest.mark.parametrize("rounding", ["even", "away"])
+@pytest.mark.parametrize("fmt", [*MX, "hifp8"])
+def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt, rounding):
+    assert gpu.claims_options(resolve(fmt, rounding=rounding))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        resolve("mxfp8", rounding="stochastic", seed=1),
+        resolve("hifp8", rounding="stochastic", seed=1),
+        resolve("mxfp4", pre_scale=True),
+        resolve("mxfp8", block=16),
+        resolve("nvfp4"),
+        resolve("fp8_e4m3"),
+        resolve("bf16"),
+    ],
+    ids=lambda options: f"{options.fmt.name}-{options.rounding}-{options.block}",
+)
+def test_what_has_no_kernel_is_not_claimed(options):
+    assert not gpu.claims_options(options)
+
+
+def test_plain_tensors_of_the_three_dtypes_on_a_gpu_are_read(monkeypatch):
+    assert not gpu.reads(torch.zeros(32)), "it is not on a GPU"
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(gpu, "obstacle", lambda device: None)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert gpu.reads(torch.zeros(32, dtype=dtype))
+    assert gpu.reads(torch.nn.Parameter(torch.zeros(32)))
+    assert not gpu.reads(torch.zeros(32, dtype=torch.float64))
+    assert not gpu.reads(torch.zeros(32).as_subclass(Marked))
+    monkeypatch.setattr(gpu, "obstacle", lambda device: "for a reason")
+    assert not gpu.reads(torch.zeros(32))
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """A machine with an H100 and a Triton that compiles."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(gpu, "_refusal", lambda device: None)
+    return monkeypatch
+
+
+def obstacle() -> str | None:
+    return gpu.obstacle.__wrapped__(DEVICE)
+
+
+def test_nothing_stands_in_the_way_on_a_hopper(hopper):
+    assert obstacle() is None
+
+
+def test_an_amd_gpu_has_no_kernel(hopper):
+    hopper.setattr(torch.version, "hip", "7.0")
+    assert obstacle() == "the kernels are not checked on AMD GPUs"
+
+
+def test_an_old_gpu_has_no_kernel(hopper):
+    hopper.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert obstacle() == "compute capability 7.5 is below 8.0"
+
+
+def test_without_triton_there_is_no_kernel(hopper):
+    hopper.setitem(sys.modules, "triton", None)
+    assert obstacle().startswith("Triton cannot be imported: ")
+
+
+def test_a_triton_that_flushes_subnormals_is_not_used(hopper):
+    import triton
+
+    hopper.setattr(triton, "__version__", "3.5.1")
+    assert obstacle() == "Triton 3.5.1 is older than 3.6: its divisions flush subnormals"
+    hopper.setattr(triton, "__version__", "3.10.0+git1")
+    assert obstacle() is None
+
+
+def test_a_triton_that_cannot_compile_is_told_in_its_own_words(monkeypatch):
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC.")
+
+    monkeypatch.setattr(gpu, "quantise", fails)
+    assert (
+        gpu._refusal(torch.device("cpu")) == "Triton does not compile: Failed to find C compiler."
+    )
+
+
+def test_every_kernel_has_a_launch_among_those_worth_trying():
+    assert {name for name, _ in LAUNCHES} == set(CANDIDATES)
+    for (name, _), launch in LAUNCHES.items():
+        assert launch in CANDIDATES[name]

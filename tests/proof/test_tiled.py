@@ -1,0 +1,194 @@
+"""The proof looks into attention in tiles: at the operands of every call, of which a product makes several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.paths import RunDir
+from quantexp.quant import tile_products, tiles
+from quantexp.status import State, read_status
+
+RunTiny = Callable[..., RunDir]
+TILED = (
+    "training.attention=tiled",
+    "model.num_layers=1",
+    "training.iterations=1",
+    "training.warmup_iterations=0",
+    "capture=off",
+)
+FULL_MXFP8 = (
+    "quant=more/FA_full_mxfp8",
+    "quant/pv=mxfp8",
+    "quant.pv.dgrad_p.dO.format=mxfp8",
+    "quant.pv.dgrad_v.P.format=mxfp8",
+    "quant.pv.dgrad_v.dO.format=mxfp8",
+)
+FULL_HIFP8 = tuple(word.replace("mxfp8", "hifp8") for word in FULL_MXFP8)
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them for the tiny experiment's 64 tokens."""
+    monkeypatch.setattr(tiles, "ROWS", 32)
+
+
+def entries(run: RunDir) -> dict[tuple[int, str], dict[str, Any]]:
+    """The attention's entries by layer and slot."""
+    content = json.loads(run.precision.read_text())
+    return {
+        (e["layer"], f"{e['site']}.{e['product']}.{e['operand']}"): e
+        for e in content["entries"]
+        if e["site"] != "linear"
+    }
+
+
+def failure(run: RunDir) -> str:
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.FAILED
+    return status.reason
+
+
+def completed(run: RunDir) -> RunDir:
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.COMPLETED, status.reason
+    return run
+
+
+@pytest.mark.parametrize("words", [FULL_MXFP8, FULL_HIFP8], ids=["mxfp8", "hifp8"])
+def test_every_operand_of_every_tile_is_judged(run_tiny: RunTiny, words: tuple[str, ...]) -> None:
+    found = entries(completed(run_tiny(*words, *TILED)))
+    assert len(found) == 12
+    for (_, slot), entry in found.items():
+        assert entry["status"] == "engaged", (slot, entry["reason"])
+        assert entry["calls"] == entry["quantised_calls"] == 1, slot
+
+
+def test_products_that_are_made_again_are_told_apart(run_tiny: RunTiny) -> None:
+    """S once more in the backward; for the scales of P and dS, S once more in both passes and dP in the backward."""
+    of_blocks, of_tensor = (entries(run_tiny(*words, *TILED)) for words in (FULL_MXFP8, FULL_HIFP8))
+    for (layer, slot), entry in of_blocks.items():
+        is_score = slot.startswith("qk.fprop")
+        assert entry["recomputed_calls"] == (1 if is_score else 0), slot
+        again = {"qk.fprop": 3, "pv.dgrad_p": 1}.get(slot.rpartition(".")[0], 0)
+        assert of_tensor[layer, slot]["recomputed_calls"] == again, slot
+
+
+def test_bf16_shows_zero_quantised_operands(run_tiny: RunTiny) -> None:
+    found = entries(completed(run_tiny("quant=bf16", *TILED)))
+    assert {entry["quantised_calls"] for entry in found.values()} == {0}
+    assert {entry["calls"] for entry in found.values()} == {1}
+
+
+def lies_within(name: str) -> Callable[..., Tensor]:
+    """A `held` that returns P or dS as it came."""
+    original = tile_products.TileProducts.within
+
+    def within(self: Any, slot: Any, x: Tensor) -> Tensor:
+        return x if slot[2] == name else original(self, slot, x)
+
+    return within
+
+
+@pytest.mark.parametrize(("name", "slot"), [("P", "pv.fprop.P"), ("dS", "qk.dgrad_q.dS")])
+def test_tiles_that_multiply_the_originals_fail_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, name: str, slot: str
+) -> None:
+    monkeypatch.setattr(tile_products.TileProducts, "within", lies_within(name))
+    reason = failure(run_tiny(*FULL_MXFP8, *TILED, expect=1))
+    assert f"{slot}: declared mxfp8_e4m3" in reason
+    assert "not on the grid" in reason
+
+
+def test_one_tile_that_multiplies_the_originals_is_enough(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two: every tile is looked at, not the first for all."""
+    original = tile_products.TileProducts.within
+    calls: list[int] = []
+
+    def within(self: Any, slot: Any, x: Tensor) -> Tensor:
+        calls.append(x.shape[-1])
+        return (
+            x if slot == tile_products.P_FORWARD and x.shape[-1] > 32 else original(self, slot, x)
+        )
+
+    monkeypatch.setattr(tile_products.TileProducts, "within", within)
+    reason = failure(run_tiny(*FULL_MXFP8, *TILED, expect=1))
+    assert set(calls) == {32, 64}
+    assert "pv.fprop.P: declared mxfp8_e4m3" in reason
+
+
+def test_bf16_that_is_quantised_fails_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quantexp.formats import quantise
+
+    monkeypatch.setattr(
+        tile_products, "held", lambda x, operand, axis, amax=None: quantise(x, "mxfp8")
+    )
+    assert "declared bf16, it lies on the grid of" in failure(
+        run_tiny("quant=bf16", *TILED, expect=1)
+    )
+
+
+def test_scale_of_a_tile_in_place_of_the_tensors_fails_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each under its own amax, said to be the tensor's: every part is on its grid, and they do not agree."""
+
+    def within(self: Any, slot: Any, x: Tensor) -> Tensor:
+        operand = self.operand(slot)
+        axis = tile_products.dim_of(slot[2], operand)
+        self.amaxes[slot] = tile_products.own_amax(x, operand, axis)
+        return tile_products.held(x, operand, axis)
+
+    monkeypatch.setattr(tile_products.TileProducts, "within", within)
+    reason = failure(run_tiny(*FULL_HIFP8, *TILED, expect=1))
+    assert "its scale is that of an amax of" in reason
+    assert "and its parts have one of" in reason
+
+
+@pytest.mark.parametrize(
+    ("batch", "cut"), [(2, 2), (4, 2)], ids=["every micro-batch", "the first of two"]
+)
+def test_product_that_leaves_out_its_last_tile_fails_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, batch: int, cut: int
+) -> None:
+    """In the first so many passes; a micro-batch of the one layer makes two."""
+    original = tile_products.tiles
+    passes: list[int] = []
+
+    def cut_short(*args: Any, **rest: Any) -> list[tiles.Tile]:
+        found = original(*args, **rest)
+        passes.append(len(found))
+        return found[:-1] if len(passes) <= cut else found
+
+    monkeypatch.setattr(tile_products, "tiles", cut_short)
+    words = ("quant=bf16", f"training.global_batch_size={batch}")
+    assert "declared bf16, the last part of its product was never multiplied" in failure(
+        run_tiny(*words, *TILED, expect=1)
+    )
+    assert passes == [2] * batch
+
+
+def test_product_that_nobody_announced_fails_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiply = tile_products.multiply
+
+    def twice(said: Any, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        torch.matmul(a, b)
+        return multiply(said, a, b, scale)
+
+    monkeypatch.setattr(tile_products, "multiply", twice)
+    assert "that the precision map does not list" in failure(
+        run_tiny("quant=bf16", *TILED, expect=1)
+    )
