@@ -9,8 +9,9 @@ and one written, two written for both axes. `of copy` is that bandwidth over cop
 with its current scale reads the tensor twice, which is not counted.
 
 Slow cases run in the first `--slow-turns` turns: the torch code (what runs without a compiler), and torchao's eager
-code, to_mx and back (`of torchao`: how many times its time). `--compile` adds torch.compile of the torch code, whose
-compilation takes minutes. `--flags` are added to those that the C is compiled with: -mno-avx512f for older processors.
+code, to_mx and back (`of torchao`: how many times its time). `--compile` adds torch.compile of the torch code along the
+last axis: along the first, what it compiles to takes minutes. `--flags` are added to those that the C is compiled with:
+-mno-avx512f for older processors.
 
 On CUDA devices: benchmarks/quantise_gpu.py.
 """
@@ -24,6 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -167,20 +169,27 @@ def torchao_cases() -> Iterator[Case]:
 
 
 def traced_cases(outs: tuple[Tensor, Tensor], x: Tensor) -> Iterator[Case]:
-    """torch.compile of the torch code, as one chunk: it fuses what chunks are for."""
+    """Give the torch code to torch.compile as one chunk, which it cuts by itself."""
+    torch._dynamo.config.recompile_limit = 64  # one function, compiled for every case
     for name, options in FORMATS.items():
-        fmt = name.split()[0]
-        for axis in ("last", "first") if fmt in MX else ("last",):
-            traced = torch.compile(quantising(fmt, axis, outs[0], options), dynamic=False)
-            start = time.perf_counter()
-            with (
-                patch("quantexp.formats.mx.chunk_limit", lambda device: 1 << 40),
-                patch("quantexp.formats.flat.chunk_limit", lambda device: 1 << 40),
-                patch("quantexp.formats.tensor_scale.chunk_limit", lambda device: 1 << 40),
-            ):
-                traced(x)
-            sys.stderr.write(f"{name} {axis} compiled in {time.perf_counter() - start:.0f} s\n")
-            yield Case("torch.compile", name, axis, traced, slow=True)
+        run = in_one_chunk(torch.compile(quantising(name.split()[0], "last", outs[0], options)))
+        start = time.perf_counter()
+        run(x)  # compiles
+        sys.stderr.write(f"{name} compiled in {time.perf_counter() - start:.0f} s\n")
+        yield Case("torch.compile", name, "last", run, slow=True)
+
+
+def in_one_chunk(run: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
+    """With the whole tensor as one chunk."""
+
+    def whole(x: Tensor) -> object:
+        with ExitStack() as stack:
+            for module in ("mx", "flat", "tensor_scale"):
+                limit = f"quantexp.formats.{module}.chunk_limit"
+                stack.enter_context(patch(limit, lambda device: 1 << 40))
+            return run(x)
+
+    return whole
 
 
 def quantising(

@@ -1,7 +1,7 @@
 """Forward and backward of Llama 3.2 1B under each scheme, beside Megatron-Core's own classes, interleaved.
 
     python benchmarks/steps.py [--repeats 20] [--layers 2] [--tokens 512] [--micro-batches 1]
-                               [--attention plain|tiled|fused] [--all] [quant=... ...]
+                               [--attention plain|tiled|fused] [--all] [WORDS ...]
 
 One program holds two models, one of the stock layer spec (`megatron`, no class of quantexp) and one of ours, which
 takes each scheme's precision map in turn: the cases alternate on the same tokens, so that what else the machine does
@@ -9,7 +9,8 @@ falls on all of them. Optimizer, data and reporting are no part of a step. Given
 of the ratio to `megatron` and to `bf16` of the same turn (bf16 has the schemes' attention path), the same of processor
 time, which other programs change less, and what a step takes of memory at its peak beyond what is held before it: the
 device's own count on a GPU, the resident set on a CPU. Ctrl-C reports the turns until then.
-`--all` is all ten schemes. Whether torch counts on a GPU or a CPU decides where it runs.
+WORDS are a case each: quant=linear_mxfp8, or quoted 'quant=bf16 training.attention=tiled'; `--all` is all ten schemes.
+It runs on a GPU where torch has one.
 """
 
 from __future__ import annotations
@@ -76,8 +77,10 @@ def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
     share_weight_copies(ours, copies)
 
     def scheme(word: str) -> Step:
-        path = f"training.attention={arguments.attention}"
-        experiment = compose(["training=fast", *sizes, path, word])
+        given = word.split()
+        if not any(each.startswith("training.attention=") for each in given):
+            given.append(f"training.attention={arguments.attention}")
+        experiment = compose(["training=fast", *sizes, *given])
         declared = precision_map(experiment.model, experiment.quant)
 
         def step() -> None:
@@ -159,7 +162,9 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--attention", choices=["plain", "tiled", "fused"], default="plain")
     parser.add_argument("--all", action="store_true", help="all ten schemes")
-    parser.add_argument("words", nargs="*", help="schemes instead of the usual ones: quant=...")
+    parser.add_argument(
+        "words", nargs="*", help="cases instead of the usual ones: quant=..., quoted with more keys"
+    )
     arguments = parser.parse_args()
 
     import torch

@@ -73,12 +73,16 @@ def _device() -> Check:
         return Check("device", None, "not looked at: torch cannot be imported")
     if not torch.cuda.is_available():
         return Check("device", True, f"CPU ({os.cpu_count()} cores); no CUDA device")
+    from quantexp.formats.kernels import gpu
+
     properties = torch.cuda.get_device_properties(0)
+    obstacle = gpu.obstacle(torch.device("cuda", 0))
+    how = "Triton" if obstacle is None else f"torch, many times slower: {obstacle}"
     return Check(
         "device",
         True,
         f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / 1e9:.0f} GB, compute "
-        f"capability {properties.major}.{properties.minor}",
+        f"capability {properties.major}.{properties.minor}; tensors are quantised by {how}",
     )
 
 

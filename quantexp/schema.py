@@ -474,7 +474,7 @@ class TrainingConfig:
     initial_loss_scale: float = 65536.0
     recompute: Recompute = Recompute.none
     #: plain holds T x T scores for each head and takes every scheme; fused does not and takes FA_* and linear_*; tiled
-    #: does not either and takes all but P or dS rounded stochastically, in more time.
+    #: does not either and takes all but P or dS rounded stochastically.
     attention: AttentionPath = AttentionPath.plain
     #: Linear weights are quantised once a step for all micro-batches, and the copies kept; false: for each product.
     weight_cache: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -108,3 +109,19 @@ def test_the_compiler_and_what_it_compiled_to_are_named() -> None:
     assert found.ok
     vectors = "(AVX-512|AVX2|vectors of 128 bits)"
     assert re.search(rf": quantisation \({vectors}, torch's threads\), statistics$", found.found)
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "how"),
+    [(None, "Triton"), ("no Triton", "torch, many times slower: no Triton")],
+)
+def test_a_gpu_is_said_with_what_quantises_on_it(
+    obstacle: str | None, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h200 = SimpleNamespace(name="NVIDIA H200", total_memory=141e9, major=9, minor=0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: h200)
+    monkeypatch.setattr("quantexp.formats.kernels.gpu.obstacle", lambda device: obstacle)
+    words = "2 x NVIDIA H200, 141 GB, compute capability 9.0; tensors are quantised by "
+    assert doctor._device() == Check("device", True, words + how)

@@ -80,7 +80,8 @@ def _power_of_two_below(target: float, amax: Tensor) -> Tensor:
 
 def finite_amax(x: Tensor) -> Tensor:
     """The largest magnitude among x's finite elements, 0-dim float32; 0 where there is none."""
-    if (kernel := kernel_for_amax(x)) is not None:
+    kernel = kernel_for_amax(x)
+    if kernel is not None:
         return kernel.finite_amax(x.detach().permute(memory_order(x)).contiguous())
     bits_dtype = torch.int32 if x.dtype == torch.float32 else torch.int16
     bits_N = x.detach().permute(memory_order(x)).reshape(-1).view(bits_dtype)

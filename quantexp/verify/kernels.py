@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quantexp.formats import FORMATS, Format, decode, encode, hadamard, quantise
-from quantexp.formats.kernels import cpu
+from quantexp.formats.kernels import cpu, gpu
 from quantexp.formats.kernels.choice import torch_alone
 
 
@@ -48,5 +49,12 @@ KERNELS = (
         frozenset(name for name, fmt in FORMATS.items() if fmt.family in cpu.FAMILIES),
         quantise,
         is_here=lambda: cpu.functions() is not None,
+    ),
+    Kernel(
+        "triton",
+        ("cuda",),
+        frozenset(name for name, fmt in FORMATS.items() if fmt.family in gpu.FAMILIES),
+        quantise,
+        is_here=lambda: torch.cuda.is_available() and gpu.obstacle(torch.device("cuda", 0)) is None,
     ),
 )

@@ -9,31 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
-from importlib import import_module
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from quantexp.formats.kernels import cpu
+from quantexp.formats.kernels import cpu, gpu
 from quantexp.formats.options import Options
 
 
 class Kernel(Protocol):
     """What a device's module has."""
 
+    def reads(self, x: Tensor) -> bool:
+        """Whether `finite_amax` takes such a tensor, be it laid out as it may."""
+
+    def finite_amax(self, x: Tensor) -> Tensor:
+        """The largest magnitude among the finite elements of the contiguous x, 0-dim float32."""
+
     def claims(self, x: Tensor, options: Options) -> bool:
         """Whether `quantise` gives the exact result for such a tensor, be it laid out as it may."""
 
     def claims_both(self, x: Tensor, options: Options) -> bool:
         """Whether `quantise_both` does."""
-
-    def reads(self, x: Tensor) -> bool:
-        """Whether `finite_amax` takes such a tensor, be it laid out as it may."""
-
-    def finite_amax(self, x: Tensor) -> Tensor:
-        """The largest magnitude among the finite elements of the contiguous x, 0-dim float32 on its device; or 0."""
 
     def quantise(
         self, x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None
@@ -46,9 +44,8 @@ class Kernel(Protocol):
         """Write the contiguous x with blocks along `axis`, not the last, and along the last axis, from one read."""
 
 
-#: Subclasses have no memory of their own that a kernel could read (fake tensors, distributed ones).
-_PLAIN = (Tensor, torch.nn.Parameter)
-
+#: By type of device.
+_KERNELS: dict[str, Kernel] = {"cpu": cpu, "cuda": gpu}
 _torch_alone: ContextVar[bool] = ContextVar("torch_alone", default=False)
 
 
@@ -75,22 +72,12 @@ def kernel_for_both(x: Tensor, options: Options) -> Kernel | None:
 
 
 def kernel_for_amax(x: Tensor) -> Kernel | None:
-    """The kernel that finds the amax of a tensor; None: the torch code."""
+    """The kernel that finds a tensor's amax; None: the torch code."""
     kernel = _kernel(x)
     return kernel if kernel is not None and kernel.reads(x) else None
 
 
 def _kernel(x: Tensor) -> Kernel | None:
-    if torch.compiler.is_compiling() or _torch_alone.get() or type(x) not in _PLAIN:
+    if torch.compiler.is_compiling() or _torch_alone.get():
         return None
-    return _of_device(x.device.type)
-
-
-@cache
-def _of_device(device: str) -> Kernel | None:
-    if device == "cpu":
-        return cpu
-    if device != "cuda":
-        return None
-    gpu: Kernel = import_module("quantexp.formats.kernels.gpu")
-    return gpu
+    return _KERNELS.get(x.device.type)

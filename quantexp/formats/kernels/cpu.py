@@ -103,7 +103,7 @@ def functions() -> Compiled | None:
 
 def reads(x: Tensor) -> bool:
     """Whether the compiled code takes such a tensor, be it laid out as it may."""
-    if x.dtype not in _DTYPES:
+    if x.dtype not in _DTYPES or type(x) not in (Tensor, torch.nn.Parameter):
         return False
     found = functions() if x.device.type == "cpu" else None
     return found is not None and x.dtype in found.dtypes

@@ -25,9 +25,10 @@ from quantexp.formats.layout import INPUT_DTYPES, outer_axis_inner
 from quantexp.formats.options import Options, resolve
 from quantexp.formats.scale import can_saturate, rule_offset
 from quantexp.formats.table import MX_BLOCK
-from quantexp.formats.tensor_scale import POWERS_OF_TWO
-from quantexp.formats.types import Element, Family, Rounding, ScaleRule
+from quantexp.formats.types import Element, Family, Rounding, ScaleRule, Scaling
 
+#: What there are kernels for.
+FAMILIES = (Family.MX, Family.HIF8)
 #: The first that has the instructions which carry NaN through a maximum.
 _LEAST_CAPABILITY = (8, 0)
 #: The first whose `div_rn` keeps subnormals.
@@ -36,28 +37,28 @@ _LEAST_TRITON = (3, 6)
 _GRID_LIMIT = 65535
 
 
+def reads(x: Tensor) -> bool:
+    """Whether the kernels take such a tensor, be it laid out as it may."""
+    is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype in INPUT_DTYPES
+    return is_plain and x.is_cuda and obstacle(x.device) is None
+
+
 def claims(x: Tensor, options: Options) -> bool:
-    """Whether `quantise` may be called for such a tensor."""
-    return x.is_cuda and obstacle(x.device) is None and claims_options(x.dtype, options)
+    """Whether `quantise` gives the exact result for such a tensor."""
+    return claims_options(options) and reads(x)
 
 
 def claims_both(x: Tensor, options: Options) -> bool:
-    """Whether `quantise_both` may be called for such a tensor."""
+    """Whether `quantise_both` does."""
     return options.fmt.family is Family.MX and claims(x, options)
 
 
-def reads(x: Tensor) -> bool:
-    """Whether `finite_amax` may be called for such a tensor."""
-    return x.is_cuda and obstacle(x.device) is None and x.dtype in INPUT_DTYPES
-
-
-def claims_options(dtype: torch.dtype, options: Options) -> bool:
-    """Whether there is a kernel for this, on a device that has one."""
-    if dtype not in INPUT_DTYPES or options.rounding is Rounding.STOCHASTIC or options.pre_scale:
+def claims_options(options: Options) -> bool:
+    """Whether there is a kernel for this, on a device that has any."""
+    if options.rounding is Rounding.STOCHASTIC or options.pre_scale:
         return False
-    if options.fmt.family is Family.MX:
-        return options.block == MX_BLOCK
-    return options.fmt.family is Family.HIF8
+    is_mx = options.fmt.family is Family.MX
+    return options.fmt.family in FAMILIES and (options.block == MX_BLOCK or not is_mx)
 
 
 @cache
@@ -224,7 +225,7 @@ def _launch_tiles(
 def _hif8(x: Tensor, y: Tensor, options: Options, scale: Tensor | None) -> None:
     from quantexp.formats.kernels.triton_hif8 import hif8_flat
 
-    is_power = scale is None or options.scaling in POWERS_OF_TWO
+    is_power = options.scaling is not Scaling.EXACT
     (words, to), is_pairs = _words((x, y), x.numel() if is_power else 1)
     launch = LAUNCHES["hif8_flat", is_pairs]
     size = launch.blocks * MX_BLOCK // (2 if is_pairs else 1)

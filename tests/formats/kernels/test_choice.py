@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quantexp import compiled
 from quantexp.formats import quantise
@@ -15,11 +16,6 @@ from quantexp.formats.options import resolve
 from .builds import DTYPES, assert_same_bits, by_torch, wild
 
 
-@pytest.fixture(autouse=True)
-def _forget() -> None:
-    choice._of_device.cache_clear()
-
-
 def test_a_cpu_has_the_compiled_kernel() -> None:
     assert choice.kernel_for(torch.ones(3), resolve("mxfp8")) is cpu
     assert choice.kernel_for_both(torch.ones(3, 3), resolve("mxfp8")) is cpu
@@ -27,9 +23,26 @@ def test_a_cpu_has_the_compiled_kernel() -> None:
     assert choice.kernel_for_both(torch.ones(3, 3), resolve("hifp8")) is None
 
 
-def test_a_device_has_its_own() -> None:
-    assert choice.kernel_for(torch.ones(3, device="meta"), resolve("mxfp8")) is None
-    assert choice._of_device("cuda") is gpu
+def test_other_devices_have_none() -> None:
+    x = torch.ones(3, device="meta")
+    assert choice.kernel_for(x, resolve("mxfp8")) is None
+    assert choice.kernel_for_amax(x) is None
+
+
+def test_a_gpu_has_the_triton_kernels_unless_something_stands_in_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FakeTensorMode():
+        x = torch.ones(3, 3, device="cuda")
+    assert choice.kernel_for(x, resolve("mxfp8")) is None, "it holds no values"
+    monkeypatch.setattr(gpu, "reads", lambda x: True)
+    assert choice.kernel_for(x, resolve("mxfp8")) is gpu
+    assert choice.kernel_for_both(x, resolve("mxfp8")) is gpu
+    assert choice.kernel_for_amax(x) is gpu
+    assert choice.kernel_for(x, resolve("nvfp4")) is None
+    assert choice.kernel_for_both(x, resolve("hifp8")) is None, "a scale of the tensor has no axis"
+    with choice.torch_alone():
+        assert choice.kernel_for(x, resolve("mxfp8")) is None
 
 
 def test_without_a_compiler_torch_does_it_and_it_is_said_once(

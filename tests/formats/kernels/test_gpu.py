@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 
 import pytest
 import torch
@@ -14,15 +13,20 @@ from quantexp.formats.kernels.launches import CANDIDATES, LAUNCHES
 from quantexp.formats.options import resolve
 from quantexp.formats.types import Family
 
+from .gpu_cases import needs_triton
+
 MX = [fmt.name for fmt in FORMATS.values() if fmt.family is Family.MX]
 DEVICE = torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+class Marked(torch.Tensor):
+    """A subclass, which may hold anything."""
+
+
+@pytest.mark.parametrize("rounding", ["even", "away"])
 @pytest.mark.parametrize("fmt", [*MX, "hifp8"])
-def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt, dtype):
-    for rounding in ("even", "away"):
-        assert gpu.claims_options(dtype, resolve(fmt, rounding=rounding))
+def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt, rounding):
+    assert gpu.claims_options(resolve(fmt, rounding=rounding))
 
 
 @pytest.mark.parametrize(
@@ -39,26 +43,20 @@ def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt, dtype):
     ids=lambda options: f"{options.fmt.name}-{options.rounding}-{options.block}",
 )
 def test_what_has_no_kernel_is_not_claimed(options):
-    assert not gpu.claims_options(torch.bfloat16, options)
+    assert not gpu.claims_options(options)
 
 
-def test_other_dtypes_are_not_claimed():
-    assert not gpu.claims_options(torch.float64, resolve("mxfp8"))
-
-
-def test_tensors_that_are_not_on_a_gpu_are_not_claimed():
-    assert not gpu.claims(torch.zeros(32), resolve("mxfp8"))
-    assert not gpu.claims_both(torch.zeros(32), resolve("mxfp8"))
-    assert not gpu.reads(torch.zeros(32))
-
-
-def test_both_copies_are_claimed_for_blocks_alone(monkeypatch):
+def test_plain_tensors_of_the_three_dtypes_on_a_gpu_are_read(monkeypatch):
+    assert not gpu.reads(torch.zeros(32)), "it is not on a GPU"
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(gpu, "obstacle", lambda device: None)
-    x = types.SimpleNamespace(is_cuda=True, device=DEVICE, dtype=torch.bfloat16)
-    assert gpu.claims(x, resolve("hifp8"))
-    assert gpu.claims_both(x, resolve("mxfp8"))
-    assert not gpu.claims_both(x, resolve("hifp8")), "a scale of the tensor has no axis"
-    assert gpu.reads(x)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert gpu.reads(torch.zeros(32, dtype=dtype))
+    assert gpu.reads(torch.nn.Parameter(torch.zeros(32)))
+    assert not gpu.reads(torch.zeros(32, dtype=torch.float64))
+    assert not gpu.reads(torch.zeros(32).as_subclass(Marked))
+    monkeypatch.setattr(gpu, "obstacle", lambda device: "for a reason")
+    assert not gpu.reads(torch.zeros(32))
 
 
 @pytest.fixture
@@ -73,6 +71,7 @@ def obstacle() -> str | None:
     return gpu.obstacle.__wrapped__(DEVICE)
 
 
+@needs_triton
 def test_nothing_stands_in_the_way_on_a_hopper(hopper):
     assert obstacle() is None
 
@@ -92,6 +91,7 @@ def test_without_triton_there_is_no_kernel(hopper):
     assert obstacle().startswith("Triton cannot be imported: ")
 
 
+@needs_triton
 def test_a_triton_that_flushes_subnormals_is_not_used(hopper):
     import triton
 
@@ -101,6 +101,7 @@ def test_a_triton_that_flushes_subnormals_is_not_used(hopper):
     assert obstacle() is None
 
 
+@needs_triton
 def test_a_triton_that_cannot_compile_is_told_in_its_own_words(monkeypatch):
     def fails(*arguments: object) -> None:
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC.")

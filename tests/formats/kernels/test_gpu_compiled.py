@@ -16,6 +16,10 @@ from quantexp.formats.kernels.launches import CANDIDATES, LAUNCHES, Launch
 from quantexp.formats.table import get_format
 from quantexp.formats.types import Rounding, ScaleRule
 
+from .gpu_cases import needs_triton
+
+pytestmark = needs_triton
+
 #: An extent that rows of the usual models have: a multiple of 16 words.
 ALIGNED = [["tt.divisibility", 16]]
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.formats.kernels import gpu
+from quantexp.formats import quantise, quantise_both
+from quantexp.formats.kernels import choice, gpu
 from quantexp.formats.options import resolve
 from quantexp.formats.tensor_scale import tensor_scale
 
@@ -129,3 +130,17 @@ def test_more_elements_than_32_bits_count():
         assert_same(alone[-32:].cpu(), expected)
         assert_same(both[-32:].cpu(), expected)
         assert int(torch.count_nonzero(both[:-32])) == 0
+
+
+def test_what_runs_call_takes_the_kernels():
+    x = cases.noise((70, 96), torch.bfloat16)
+    there = x.cuda()
+    assert choice.kernel_for(there, resolve("mxfp8")) is gpu
+    for fmt, options in (("mxfp8", {"scale_rule": "rceil"}), ("hifp8", {"scaling": "current"})):
+        with choice.torch_alone():
+            expected = [quantise(x, fmt, axis=axis, **options) for axis in (0, 1)]
+        assert_same(quantise(there, fmt, axis=0, **options).cpu(), expected[0])
+        assert_same(quantise(there.t(), fmt, axis=0, **options).t().cpu(), expected[1])
+        both = quantise_both(there, fmt, axes=(1, 0), **options)
+        assert_same(both[0].cpu(), expected[1])
+        assert_same(both[1].cpu(), expected[0])
