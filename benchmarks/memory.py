@@ -27,6 +27,8 @@ RUNS = [
     "quant=bf16 training.seq_length=512 capture=tensors capture.iterations=[2]",
     "model=llama31-8b quant=linear_hifp8",
     "model=deepseek2_lite quant=FA_mxfp4",
+    "model=deepseek2_lite quant=FA_linear_mxfp4",
+    "quant=more/FA_full_mxfp8 training.seq_length=1024 training.attention=tiled",
 ]
 _FEW = ["training=fast", "training.iterations=3", "training.warmup_iterations=0"]
 

@@ -4,11 +4,12 @@
                                [--attention plain|tiled|fused] [--all] [WORDS ...]
 
 One program holds two models, one of the stock layer spec (`megatron`, no class of quantexp) and one of ours, which
-takes each scheme's precision map in turn: the cases alternate on the same tokens, so that what else the machine does
-falls on all of them. Optimizer, data and reporting are no part of a step. Given are the median, the median over turns
-of the ratio to `megatron` and to `bf16` of the same turn (bf16 has the schemes' attention path), the same of processor
-time, which other programs change less, and what a step takes of memory at its peak beyond what is held before it: the
-device's own count on a GPU, the resident set on a CPU. Ctrl-C reports the turns until then.
+takes each scheme's precision map in turn. The cases alternate on the same tokens, and each turn begins with another, so
+that what else the machine does, and what the case before left in caches and heap, falls on all of them. Optimizer, data
+and reporting are no part of a step. Given are the median, the median over turns of the ratio to `megatron` and to
+`bf16` of the same turn (bf16 has the schemes' attention path), the same of processor time, which other programs change
+less, and what a step takes of memory at its peak beyond what is held before it: the device's own count on a GPU, the
+resident set on a CPU. Ctrl-C reports the turns until then.
 WORDS are a case each: quant=linear_mxfp8, or quoted 'quant=bf16 training.attention=tiled'; `--all` is all ten schemes.
 It runs on a GPU where torch has one.
 """
@@ -119,11 +120,13 @@ def _resident(key: str) -> int:
 
 def measured(found: dict[str, Step], repeats: int) -> tuple[Times, Times]:
     """Seconds of each case, turn by turn: by the clock, and of processor time. Ctrl-C ends with the last whole turn."""
+    names = list(found)
     clock: Times = {name: [] for name in found}
     processor: Times = {name: [] for name in found}
     with contextlib.suppress(KeyboardInterrupt):
         for turn in range(repeats + WARM_UP):
-            taken = {name: _timed(step) for name, step in found.items()}
+            first = turn % len(names)
+            taken = {name: _timed(found[name]) for name in names[first:] + names[:first]}
             if turn >= WARM_UP:
                 for name, (by_clock, by_processor) in taken.items():
                     clock[name].append(by_clock)

@@ -2,16 +2,21 @@
 
 The training state is exact (weights, main gradients, master weights, Adam's two moments), and so are the quantised
 weights that are kept within a step (`quantexp.quant.kept`); activations are counted tensor by tensor
-(`quantexp.activations`). `temporaries` is what comes on top of both at the worst moment of a step, and `heap`, on a
-CPU, what the C library keeps of tensors that were let go, with the scratch of the libraries.
+(`quantexp.activations`). `temporaries` is what comes on top of both at the worst moment of a step. On a CPU there are
+`scratch`, which quantised operands are written to, and `heap`, what the C library keeps of tensors that were let go.
 """
 
 from __future__ import annotations
 
-from quantexp.activations import activation_bytes, largest_weight, passing_bytes
+from quantexp.activations import (
+    activation_bytes,
+    largest_linear,
+    largest_weight,
+    passing_bytes,
+)
 from quantexp.capture.choice import expected_tensors, takes_micro_batch
 from quantexp.capture.schedule import captured_iterations
-from quantexp.decoder import linear_shapes
+from quantexp.decoder import is_routed, linear_shapes
 from quantexp.device import device_class
 from quantexp.quant.kept import num_kept
 from quantexp.quant.precision import changes, precision_map
@@ -46,6 +51,7 @@ def memory_parts_gb(experiment: Experiment) -> dict[str, float]:
         "activations": activations / 1e9,
         "weight_copies": _weight_copies(experiment) * size / 1e9,
         "temporaries": _temporary_bytes(model, training, count, activations, is_cpu) / 1e9,
+        "scratch": (_scratch_bytes(experiment) if is_cpu else 0) / 1e9,
         "capture": _capture_bytes(experiment, count * 8) / 1e9,
     }
     return parts | ({"heap": HEAP_GB} if is_cpu else {})
@@ -85,6 +91,33 @@ def _temporary_bytes(
     backward = passing_bytes(model, training)
     optimizer = _ADAM_TEMPORARIES * largest_weight(model) if is_cpu else 4 * count
     return max(backward, optimizer - activations)
+
+
+def _scratch_bytes(experiment: Experiment) -> int:
+    """Memory that every linear layer writes its quantised operands to: of the largest w, x and, both ways, g.
+
+    On a CPU it is kept (`quantexp.quant.buffers`); on a GPU it is the allocator's, for whatever comes next.
+    """
+    model, training = experiment.model, experiment.training
+    held = set()
+    for iteration in changes(experiment.quant):
+        for declared in precision_map(model, experiment.quant, iteration).values():
+            held |= {
+                e.name for e in declared.entries() if e.site is Site.LINEAR and e.operand.quantised
+            }
+    tokens = training.seq_length * training.micro_batch_size
+    shapes = [
+        shape
+        for layer in range(model.num_layers)
+        for name, shape in linear_shapes(model, layer).items()
+        if not is_routed(name)
+    ]
+    elements = {
+        "w": largest_linear(model),
+        "x": tokens * max(shape.input_width for shape in shapes),
+        "g": 2 * tokens * max(shape.output_width for shape in shapes),
+    }
+    return sum(elements[name] for name in held) * element_bytes(training)
 
 
 def _capture_bytes(experiment: Experiment, moments: int) -> int:

@@ -236,7 +236,9 @@ def print_plan(plan: Plan, console: Console) -> None:
     if plan.slots:
         table.add_row("at once", f"{len(plan.slots)} runs of a sweep: {'; '.join(plan.slots)}")
     parts = ", ".join(
-        f"{name.replace('_', ' ')} {value:.2f}" for name, value in plan.memory_parts_gb.items()
+        f"{name.replace('_', ' ')} {value:.2f}"
+        for name, value in plan.memory_parts_gb.items()
+        if value >= 0.005  # what would be printed as 0.00
     )
     table.add_row("memory", f"{plan.memory_gb_per_gpu:.1f} GB a process: {parts}")
     if plan.to_fit is not None:

@@ -37,6 +37,14 @@ def test_a_long_sequence_has_its_peak_in_the_backward() -> None:
     assert found["temporaries"] == pytest.approx((2 + 4) * 16384 * 2048 / 1e9)
 
 
+def test_quantised_operands_have_memory_of_their_own_that_is_used_again() -> None:
+    tokens, w, x, g = 128 * 2, 16384 * 2048, 8192, 16384
+    assert parts()["scratch"] == 0
+    assert parts("quant=FA_mxfp8")["scratch"] == 0
+    scratch = parts("quant=linear_mxfp8")["scratch"]
+    assert scratch == pytest.approx(2 * (w + tokens * (x + 2 * g)) / 1e9)
+
+
 def test_a_gpu_has_no_heap_and_an_adam_that_works_on_all_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -44,6 +52,7 @@ def test_a_gpu_has_no_heap_and_an_adam_that_works_on_all_at_once(
     monkeypatch.setattr("quantexp.footprint.device_class", lambda _: "NVIDIA H200")
     found = parts()
     assert "heap" not in found
+    assert parts("quant=linear_mxfp8")["scratch"] == 0
     assert found["activations"] + found["temporaries"] == pytest.approx(found["main_gradients"])
 
 
