@@ -21,7 +21,14 @@ from quantexp.device import device_class
 from quantexp.quant.kept import num_kept
 from quantexp.quant.precision import changes, precision_map
 from quantexp.quant.sites import Product, Site
-from quantexp.schema import Experiment, ModelConfig, Precision, Recompute, TrainingConfig
+from quantexp.schema import (
+    CaptureLevel,
+    Experiment,
+    ModelConfig,
+    Precision,
+    Recompute,
+    TrainingConfig,
+)
 from quantexp.sizes import (
     element_bytes,
     num_micro_batches_each,
@@ -129,12 +136,21 @@ def _capture_bytes(experiment: Experiment, moments: int) -> int:
     taken = captured_iterations(capture, experiment.training.iterations)
     if not taken:
         return 0
+    limit = round(capture.queue_gb * 1e9)
+    waiting = min(limit, _values_up_to(limit, experiment, taken[0]))
+    return max(0, waiting - moments) if taken[-1] == 1 else waiting
+
+
+def _values_up_to(limit: int, experiment: Experiment, iteration: int) -> int:
+    """Bytes of the values that an iteration keeps, counted until there are so many."""
+    capture = experiment.capture
+    if CaptureLevel.tensors not in {capture.level, *(rule.level for rule in capture.rules)}:
+        return 0
     indices = range(num_micro_batches_each(experiment))
     each = sum(takes_micro_batch(capture, index) for index in indices)
-    waiting = sum(
-        tensor.num_bytes * (1 if tensor.once else each)
-        for tensor in expected_tensors(experiment, taken[0])
-        if not tensor.shared
-    )
-    waiting = min(waiting, round(capture.queue_gb * 1e9))
-    return max(0, waiting - moments) if taken[-1] == 1 else waiting
+    num_bytes = 0
+    for tensor in expected_tensors(experiment, iteration):
+        num_bytes += 0 if tensor.shared else tensor.num_bytes * (1 if tensor.once else each)
+        if num_bytes >= limit:
+            break
+    return num_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
@@ -59,10 +60,12 @@ def way_to_fit(experiment: Experiment, room: float) -> str | None:
         experiment = _with(experiment, key, value)
         if (total := _total_gb(experiment)) <= room:
             return f"{begins}: {' '.join(together)} takes {total:.1f} GB"
-    for num_layers in range(experiment.model.num_layers - 1, 0, -1):
-        if (total := _total_gb(_with_layers(experiment, num_layers))) <= room:
-            words = " ".join([*together, f"model.num_layers={num_layers}"])
-            return f"{begins}: {words} takes {total:.1f} GB"
+    fewer = range(1, experiment.model.num_layers)
+    fitting = bisect_right(fewer, room, key=lambda n: _total_gb(_with_layers(experiment, n)))
+    if fitting:
+        total = _total_gb(_with_layers(experiment, fitting))
+        words = " ".join([*together, f"model.num_layers={fitting}"])
+        return f"{begins}: {words} takes {total:.1f} GB"
     least = f"still takes {_total_gb(_with_layers(experiment, 1)):.1f} GB"
     return f"{begins}: {' '.join([*together, 'model.num_layers=1'])} {least}; take a smaller model or another machine"
 

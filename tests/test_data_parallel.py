@@ -212,6 +212,7 @@ DEFECTIVE = """\
 import os, sys
 import torch
 import quantexp.quant.linear as linear
+import quantexp.quant.weights as weights
 from quantexp.worker import main
 if os.environ["RANK"] == "1":
     {defect}
@@ -251,7 +252,10 @@ def defect(
 def test_rank_that_does_not_quantise_fails_the_run_and_is_named(
     defect: Callable[[str], Outcome],
 ) -> None:
-    result = defect("linear.held = lambda x, *_, **__: x")
+    result = defect(
+        "linear.held = weights.held = lambda x, *_, **__: x; "
+        "linear.held_by_two = weights.held_by_two = lambda x, *_, **__: (x, x)"
+    )
     assert result.state is State.FAILED
     assert "what ran is not what was declared, in iteration 1: rank 1: " in result.reason
     assert result.precision is not None
