@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hydra_plugins.quantexp_launcher import local
 from rich.console import Console
 
 from quantexp.capture import open_capture
@@ -229,22 +228,23 @@ def defect(
     def run(statement: str) -> Outcome:
         script = tmp_path / "defective.py"
         script.write_text(DEFECTIVE.format(defect=statement))
+        experiment = tiny(
+            "quant=linear_mxfp8",
+            "training.micro_batch_size=1",
+            "launcher.num_processes=2",
+            "launcher.num_threads=1",
+            "launcher.timeout_min=1",
+        )
+        # Only now: Hydra, which looks for plugins when the first experiment is composed, loads the module anew.
+        from hydra_plugins.quantexp_launcher import local
+
         command = local.command
 
         def defective(run_dir: Path, num_processes: int) -> list[str]:
             return [*command(run_dir, num_processes)[:-3], str(script), str(run_dir)]
 
         monkeypatch.setattr(local, "command", defective)
-        return execute(
-            tiny(
-                "quant=linear_mxfp8",
-                "training.micro_batch_size=1",
-                "launcher.num_processes=2",
-                "launcher.num_threads=1",
-                "launcher.timeout_min=1",
-            ),
-            QUIET,
-        )
+        return execute(experiment, QUIET)
 
     return run
 
