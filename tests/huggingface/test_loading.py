@@ -89,6 +89,10 @@ def peak_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
+#: glibc's number of the size from which memory is the system's and no longer the heap's.
+M_MMAP_THRESHOLD = -3
+
+
 def test_weights_are_never_held_twice(tmp_path: Path) -> None:
     """As the kernel counts it: the largest resident set, mapped pages of the files included.
 
