@@ -34,7 +34,7 @@ def activation_bytes(model: ModelConfig, training: TrainingConfig, *, is_cpu: bo
     return sum(layers) + last
 
 
-def passing_bytes(model: ModelConfig, training: TrainingConfig) -> int:
+def passing_bytes(model: ModelConfig, training: TrainingConfig, *, is_cpu: bool) -> int:
     """What comes on top at the worst moment of forward and backward.
 
     One of: the logits as they are multiplied and in float32; the gradient of the logits beside that of the output
@@ -50,7 +50,7 @@ def passing_bytes(model: ModelConfig, training: TrainingConfig) -> int:
     within = largest_linear(model) * of_weight
     if training.recompute is not Recompute.full:
         return max(logits, output, within, _scores_passing(model, training))
-    held = max(_layer(model, training, layer, False) for layer in range(model.num_layers))
+    held = max(_layer(model, training, layer, is_cpu) for layer in range(model.num_layers))
     return max(within, logits - held, output - held, _scores_passing(model, training))
 
 

@@ -8,6 +8,8 @@ weights that are kept within a step (`quantexp.quant.kept`); activations are cou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quantexp.activations import (
     activation_bytes,
     largest_linear,
@@ -19,13 +21,14 @@ from quantexp.capture.schedule import captured_iterations
 from quantexp.decoder import is_routed, linear_shapes
 from quantexp.device import device_class
 from quantexp.quant.kept import num_kept
-from quantexp.quant.precision import changes, precision_map
+from quantexp.quant.precision import PrecisionMap, changes, precision_map
 from quantexp.quant.sites import Product, Site
 from quantexp.schema import (
     CaptureLevel,
     Experiment,
     ModelConfig,
     Precision,
+    QuantConfig,
     Recompute,
     TrainingConfig,
 )
@@ -43,8 +46,17 @@ HEAP_GB = 0.35
 _ADAM_TEMPORARIES = 2 * 4
 
 
-def memory_parts_gb(experiment: Experiment) -> dict[str, float]:
-    """Training memory of one process by part, in units of 1e9 bytes."""
+def declared_maps(model: ModelConfig, quant: QuantConfig) -> list[PrecisionMap]:
+    """Every precision map of a run, in order; of a large model with many experts each takes a while to make."""
+    return [precision_map(model, quant, iteration) for iteration in changes(quant)]
+
+
+def memory_parts_gb(
+    experiment: Experiment, maps: Sequence[PrecisionMap] | None = None
+) -> dict[str, float]:
+    """Training memory of one process by part, in units of 1e9 bytes; `maps` are the experiment's `declared_maps`."""
+    if maps is None:
+        maps = declared_maps(experiment.model, experiment.quant)
     model, training = experiment.model, experiment.training
     is_cpu = device_class(experiment.launcher) == "cpu"
     count = num_parameters(model) + num_padding_parameters(model)
@@ -56,15 +68,15 @@ def memory_parts_gb(experiment: Experiment) -> dict[str, float]:
         "main_gradients": count * 4 / 1e9,
         "optimizer": count * (8 + master) / 1e9,
         "activations": activations / 1e9,
-        "weight_copies": _weight_copies(experiment) * size / 1e9,
+        "weight_copies": _weight_copies(experiment, maps) * size / 1e9,
         "temporaries": _temporary_bytes(model, training, count, activations, is_cpu) / 1e9,
-        "scratch": (_scratch_bytes(experiment) if is_cpu else 0) / 1e9,
+        "scratch": (_scratch_bytes(experiment, maps) if is_cpu else 0) / 1e9,
         "capture": _capture_bytes(experiment, count * 8) / 1e9,
     }
     return parts | ({"heap": HEAP_GB} if is_cpu else {})
 
 
-def _weight_copies(experiment: Experiment) -> int:
+def _weight_copies(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
     """Elements of the quantised weights that are kept within a step, at most over the iterations."""
     model, training = experiment.model, experiment.training
     if not training.weight_cache:
@@ -73,9 +85,9 @@ def _weight_copies(experiment: Experiment) -> int:
     recomputed = training.recompute is Recompute.full
     shapes = [linear_shapes(model, layer) for layer in range(model.num_layers)]
     counts = [0]
-    for iteration in changes(experiment.quant):
+    for declared_by_module in maps:
         count = 0
-        for module, declared in precision_map(model, experiment.quant, iteration).items():
+        for module, declared in declared_by_module.items():
             if Site.LINEAR not in declared.sites:
                 continue
             fprop, dgrad = (
@@ -95,23 +107,27 @@ def _temporary_bytes(
 
     On a GPU torch's Adam works on all tensors at once, with one more of each in float32.
     """
-    backward = passing_bytes(model, training)
+    backward = passing_bytes(model, training, is_cpu=is_cpu)
     optimizer = _ADAM_TEMPORARIES * largest_weight(model) if is_cpu else 4 * count
     return max(backward, optimizer - activations)
 
 
-def _scratch_bytes(experiment: Experiment) -> int:
+def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
     """Memory that every linear layer writes its quantised operands to: of the largest w, x and, both ways, g.
 
-    On a CPU it is kept (`quantexp.quant.buffers`); on a GPU it is the allocator's, for whatever comes next.
+    On a CPU it is kept (`quantexp.quant.buffers`) where weight copies are; on a GPU it is the allocator's, for whatever
+    comes next.
     """
     model, training = experiment.model, experiment.training
-    held = set()
-    for iteration in changes(experiment.quant):
-        for declared in precision_map(model, experiment.quant, iteration).values():
-            held |= {
-                e.name for e in declared.entries() if e.site is Site.LINEAR and e.operand.quantised
-            }
+    if not training.weight_cache:
+        return 0
+    held = {
+        entry.name
+        for declared_by_module in maps
+        for declared in declared_by_module.values()
+        for entry in declared.entries()
+        if entry.site is Site.LINEAR and entry.operand.quantised
+    }
     tokens = training.seq_length * training.micro_batch_size
     shapes = [
         shape

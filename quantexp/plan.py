@@ -22,12 +22,12 @@ from quantexp.checkpoints import checkpoint_bytes, iterations_saved
 from quantexp.decoder import is_routed, linear_shapes
 from quantexp.device import device_class
 from quantexp.errors import DataError, RunError
-from quantexp.footprint import memory_parts_gb
+from quantexp.footprint import declared_maps, memory_parts_gb
 from quantexp.formats.table import get_format
 from quantexp.identity import folder_name, identity
 from quantexp.paths import RunDir
 from quantexp.progress import human_bytes
-from quantexp.quant.precision import Entry, changes, entry_record, precision_map
+from quantexp.quant.precision import Entry, changes, entry_record
 from quantexp.quant.sites import Product, Site
 from quantexp.queueing.slots import slots_for
 from quantexp.record import root_of
@@ -109,9 +109,9 @@ class Plan:
 def make_plan(experiment: Experiment) -> Plan:
     """The plan of an experiment; touches neither data nor devices beyond asking what is there."""
     model, training = experiment.model, experiment.training
-    declared = precision_map(model, experiment.quant)
-    entries = [entry for module in declared.values() for entry in module.entries()]
-    parts = memory_parts_gb(experiment)
+    maps = declared_maps(model, experiment.quant)
+    entries = [entry for module in maps[0].values() for entry in module.entries()]
+    parts = memory_parts_gb(experiment, maps)
     room = room_gb(experiment)
     captured = price(experiment)
     saved = iterations_saved(experiment.checkpoint, training.iterations)
@@ -129,7 +129,7 @@ def make_plan(experiment: Experiment) -> Plan:
         memory_gb_per_gpu=round(sum(parts.values()), 3),
         memory_parts_gb={name: round(value, 3) for name, value in parts.items()},
         room_gb=None if room is None else round(room, 3),
-        to_fit=None if room is None else way_to_fit(experiment, room),
+        to_fit=None if room is None else way_to_fit(experiment, room, maps),
         linear_weight_bytes=num_linear_parameters(model) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
         capture_bytes=captured.num_bytes,

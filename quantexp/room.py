@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -12,8 +12,9 @@ import psutil
 
 from quantexp.device import device_class
 from quantexp.errors import ConfigError
-from quantexp.footprint import memory_parts_gb
+from quantexp.footprint import declared_maps, memory_parts_gb
 from quantexp.quant.fusable import require_fused_attention
+from quantexp.quant.precision import PrecisionMap
 from quantexp.quant.tileable import require_tiled_attention
 from quantexp.schema import (
     AttentionPath,
@@ -39,26 +40,29 @@ def room_gb(experiment: Experiment) -> float | None:
     return float(torch.cuda.get_device_properties(0).total_memory) / 1e9
 
 
-def way_to_fit(experiment: Experiment, room: float) -> str | None:
+def way_to_fit(
+    experiment: Experiment, room: float, maps: Sequence[PrecisionMap] | None = None
+) -> str | None:
     """What to change so that a run fits, as the words that do it; None where it does as it is.
 
     Tried are quantised weights that are not kept, fused attention (in tiles, where the scheme forbids that),
     recomputation and a micro-batch of one sequence, each alone, then one on top of the other, then fewer layers beside
     all of them.
     """
-    needed = _total_gb(experiment)
+    maps = declared_maps(experiment.model, experiment.quant) if maps is None else maps
+    needed = _total_gb(experiment, maps)
     if needed <= room:
         return None
     begins = f"{needed:.1f} GB do not fit in {room:.1f} GB"
-    ways = list(_ways(experiment))
+    ways = list(_ways(experiment, maps))
     for key, value in ways:
-        if (total := _total_gb(_with(experiment, key, value))) <= room:
+        if (total := _total_gb(_with(experiment, key, value), maps)) <= room:
             return f"{begins}: {_word(key, value)} takes {total:.1f} GB"
     together: list[str] = []
     for key, value in ways:
         together.append(_word(key, value))
         experiment = _with(experiment, key, value)
-        if (total := _total_gb(experiment)) <= room:
+        if (total := _total_gb(experiment, maps)) <= room:
             return f"{begins}: {' '.join(together)} takes {total:.1f} GB"
     fewer = range(1, experiment.model.num_layers)
     fitting = bisect_right(fewer, room, key=lambda n: _total_gb(_with_layers(experiment, n)))
@@ -70,8 +74,8 @@ def way_to_fit(experiment: Experiment, room: float) -> str | None:
     return f"{begins}: {' '.join([*together, 'model.num_layers=1'])} {least}; take a smaller model or another machine"
 
 
-def _total_gb(experiment: Experiment) -> float:
-    return sum(memory_parts_gb(experiment).values())
+def _total_gb(experiment: Experiment, maps: Sequence[PrecisionMap] | None = None) -> float:
+    return sum(memory_parts_gb(experiment, maps).values())
 
 
 def _with(experiment: Experiment, key: str, value: Any) -> Experiment:
@@ -84,10 +88,10 @@ def _with_layers(experiment: Experiment, num_layers: int) -> Experiment:
     return dataclasses.replace(experiment, model=model)
 
 
-def _ways(experiment: Experiment) -> Iterator[tuple[str, Any]]:
+def _ways(experiment: Experiment, maps: Sequence[PrecisionMap]) -> Iterator[tuple[str, Any]]:
     """Keys of the training and their values that take less memory."""
     training = experiment.training
-    if memory_parts_gb(experiment)["weight_copies"]:
+    if memory_parts_gb(experiment, maps)["weight_copies"]:
         yield "weight_cache", False
     if training.attention is AttentionPath.plain:
         for path, require in (

@@ -96,7 +96,7 @@ def test_a_large_vocabulary_makes_the_peak_with_its_logits() -> None:
     )
     tokens = experiment.training.seq_length * experiment.training.micro_batch_size
     logits, gradient = tokens * 128256 * 6, tokens * 128256 * 2 + 128256 * 2048 * 6
-    counted = passing_bytes(experiment.model, experiment.training)
+    counted = passing_bytes(experiment.model, experiment.training, is_cpu=True)
     assert counted == max(logits, gradient)
     assert largest_weight(experiment.model) == 128256 * 2048
 
@@ -105,7 +105,7 @@ def test_a_small_vocabulary_leaves_the_peak_to_the_largest_weights_gradient(tiny
     experiment = tiny("training.attention=fused", "training.seq_length=32")
     largest = 2 * 192 * 128
     logits = 32 * 2 * 384
-    counted = passing_bytes(experiment.model, experiment.training)
+    counted = passing_bytes(experiment.model, experiment.training, is_cpu=True)
     assert counted == max(largest * 6, logits * 2 + 384 * 128 * 6)
 
 
@@ -114,7 +114,9 @@ def test_scores_make_the_peak_where_they_are_larger_than_what_follows(tiny: Tiny
     tokens, heads = 1024 * 2, 4
     scores = tokens * heads * 1024 * (4 + 2)
     feed_forward = tokens * 2 * (128 + 5 * 192)
-    assert passing_bytes(experiment.model, experiment.training) == scores - feed_forward
+    assert (
+        passing_bytes(experiment.model, experiment.training, is_cpu=True) == scores - feed_forward
+    )
 
 
 def test_a_tile_of_scores_makes_the_peak_where_it_is_larger_than_what_follows(tiny: Tiny) -> None:
@@ -123,4 +125,7 @@ def test_a_tile_of_scores_makes_the_peak_where_it_is_larger_than_what_follows(ti
     tile = 2 * heads * 128 * 2048 * (2 * 4 + 5 * 2)
     operands = tokens * heads * 32 * (4 * 2 + 2 * 4)
     feed_forward = tokens * 2 * (128 + 5 * 192)
-    assert passing_bytes(experiment.model, experiment.training) == tile + operands - feed_forward
+    assert (
+        passing_bytes(experiment.model, experiment.training, is_cpu=True)
+        == tile + operands - feed_forward
+    )

@@ -43,6 +43,7 @@ def test_quantised_operands_have_memory_of_their_own_that_is_used_again() -> Non
     assert parts("quant=FA_mxfp8")["scratch"] == 0
     scratch = parts("quant=linear_mxfp8")["scratch"]
     assert scratch == pytest.approx(2 * (w + tokens * (x + 2 * g)) / 1e9)
+    assert parts("quant=linear_mxfp8", "training.weight_cache=false")["scratch"] == 0
 
 
 def test_a_gpu_has_no_heap_and_an_adam_that_works_on_all_at_once(
