@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +55,7 @@ TINY_MODELS = {
 }
 
 
+TESTS = Path(__file__).parent
 SLURM_TESTS = Path(__file__).parent / "slurm"
 
 
@@ -130,3 +135,36 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test's folder as the working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def triton_interpreter() -> Callable[..., AbstractContextManager[Callable[..., Any]]]:
+    """Call functions of a module, which may lie in a folder of tests, in Triton's interpreter."""
+
+    @contextmanager
+    def interpreting(module: str, folder: str = ".") -> Iterator[Callable[..., Any]]:
+        paths = [TESTS.parent, TESTS / folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = {
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        }
+        program = str(TESTS / "triton_interpreter.py")
+        command = [sys.executable, "-W", "ignore::RuntimeWarning", program, module]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def call(name: str, *arguments: object, **attributes: object) -> Any:
+            pickle.dump((name, arguments, attributes), process.stdin)
+            process.stdin.flush()
+            return pickle.load(process.stdout)
+
+        yield call
+        process.stdin.close()
+        assert process.wait(20) == 0
+        process.stdout.close()
+
+    return interpreting

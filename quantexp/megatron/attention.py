@@ -129,7 +129,7 @@ class SchemeAttention(LatentCoreAttention):
             v_TBGE,
             self.softmax_scale,
             partial(self._probabilities, mask),
-            is_causal=mask is None,
+            mask,
         )
         return o.view(B, H, T, -1).permute(2, 0, 1, 3)
 

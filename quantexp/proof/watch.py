@@ -23,7 +23,14 @@ from quantexp.proof.judge import Finding, Status, judge
 from quantexp.proof.origin import needs_origin
 from quantexp.proof.owners import Owners
 from quantexp.proof.parts import CUT_SHORT, Parts, narrowed
-from quantexp.quant.announce import OBSERVATION, Announcement, FusedAnnouncement, Part, current
+from quantexp.quant.announce import (
+    OBSERVATION,
+    Announcement,
+    FusedAnnouncement,
+    Part,
+    current,
+    watched,
+)
 from quantexp.quant.operand import own_amax
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
 from quantexp.quant.sites import PRODUCTS, Product, Site
@@ -116,7 +123,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Look at everything that is called inside."""
-        with self._owners.watching(), self:
+        with self._owners.watching(), watched(), self:
             yield
 
     def __torch_dispatch__(

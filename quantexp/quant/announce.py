@@ -91,6 +91,25 @@ def announce(announcement: Said) -> Iterator[None]:
         _current.announcement = before
 
 
+_watchers = 0
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """The products called inside are looked at, those of backward passes on other threads too."""
+    global _watchers
+    _watchers += 1
+    try:
+        yield
+    finally:
+        _watchers -= 1
+
+
+def is_watched() -> bool:
+    """Whether products have to be made where they can be seen: one by one, by calls of torch."""
+    return _watchers > 0
+
+
 def observing() -> contextlib.AbstractContextManager[None]:
     """Around products made only to be captured: the forward and backward passes have no part in them."""
     return announce(OBSERVATION)

@@ -9,7 +9,8 @@ where a scale of the whole follows from that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -66,6 +67,7 @@ class TileProducts:
         self.can_shorten = can_shorten
         #: What the operands of T x D are made from; only within a pass, as the graph keeps q, k and v.
         self.tensors: dict[str, Tensor] = {}
+        self._held: dict[Slot, Tensor] = {}
         #: Of P and dS over all tiles, where a scale follows from it.
         self.amaxes: dict[Slot, Tensor] = {}
 
@@ -78,15 +80,29 @@ class TileProducts:
         operands = [e.operand for e in self.precision.entries() if e.name in WITHIN]
         return tiles(self.T, operands, to_last_query=self.can_shorten and not whole_rows)
 
-    def whole(self, slot: Slot, *, tell: bool = True) -> Tensor:
-        """An operand of T x D for all tiles, held as declared, [N, T, D]."""
-        name, operand = slot[2], self.operand(slot)
-        x = self.tensors[name]
-        result = held(x, operand, dim_of(name, operand))
-        if tell:
-            layout = (lambda x_NTD: by_token(x_NTD, self.B)) if name == "dO" else as_it_is
-            tell_operand(self.precision, *slot, x, result, layout)
-        return self._by_head(name, result)
+    @contextlib.contextmanager
+    def made_from(self, **tensors: Tensor) -> Iterator[None]:
+        """A pass: what its operands of T x D are made from."""
+        self.tensors = tensors
+        try:
+            yield
+        finally:
+            self.tensors, self._held = {}, {}
+
+    def held(self, slot: Slot) -> Tensor:
+        """An operand of T x D, held as declared, as it lies; made and told once in a pass."""
+        if slot not in self._held:
+            name, operand = slot[2], self.operand(slot)
+            x = self.tensors[name]
+            result = self._held[slot] = held(x, operand, dim_of(name, operand))
+            if slot[1] is not Product.FPROP or "dO" not in self.tensors:
+                layout = (lambda x_NTD: by_token(x_NTD, self.B)) if name == "dO" else as_it_is
+                tell_operand(self.precision, *slot, x, result, layout)
+        return self._held[slot]
+
+    def whole(self, slot: Slot) -> Tensor:
+        """The same for all tiles, [N, T, D]."""
+        return self._by_head(slot[2], self.held(slot))
 
     def _by_head(self, name: str, x: Tensor) -> Tensor:
         return x if name == "dO" else by_head(expanded(x, self.H))

@@ -5,7 +5,7 @@
                dv = sum of P^T dO, dk = sum of a dS^T q          over tiles, in float32, rounded once at the end
 
     # T tokens (queries or keys), B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
-    # N = B*H; K keys of a tile; R rows, the queries of a tile
+    # N = B*H
 
 A tile (`quantexp.quant.tiles`) has whole blocks both ways and whole rows, so P and dS are quantised as the plain path
 quantises them, the softmax is Megatron's own on each row, and S, P, dP and dS are rounded to the working dtype between
@@ -17,33 +17,28 @@ Against the plain path (`quantexp.quant.attention`):
 - Under the causal mask keys after a tile's last query are left out, in 16 bits: their P is exactly 0, unless every
   score that a query may see is near the -10000 that stands for what it may not. In float32 a shorter sum is ordered
   differently, so there all keys are multiplied.
-What the plain path hands to a tap (P and its gradient, dS) is put together when it is asked for, and then held whole.
+
+On a CUDA device Triton's kernels (`quantexp.quant.kernels`) multiply what they claim. Where somebody looks, the proof
+or a tap of P, dP or dS, the tiles of torch are made beside them: they are what is looked at, in every product and
+operand, and the kernels' o, dq, dk and dv, which the training goes on with, have to agree with theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quantexp.quant.attention import by_sequence_layout, by_token, summed_over_group
+from quantexp.quant.announce import is_watched
 from quantexp.quant.fused import Asked
-from quantexp.quant.operand import clipped, follows_own_amax
+from quantexp.quant.kernels.agreement import require_gradients, require_output
+from quantexp.quant.kernels.choice import kernels_for
+from quantexp.quant.kernels.gpu import Kernels
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.sites import Product, Site
-from quantexp.quant.tap import BACKWARD, FORWARD, POST, PRE, Tap, tell_operand, wants_operand
-from quantexp.quant.tile_products import (
-    DS_BY_KEYS,
-    DS_BY_QUERIES,
-    P_BACKWARD,
-    P_FORWARD,
-    Probabilities,
-    TileProducts,
-    dim_of,
-)
-from quantexp.quant.tiles import Tile
+from quantexp.quant.tap import Tap
+from quantexp.quant.tile_passes import Backward, Forward
+from quantexp.quant.tile_products import Probabilities, TileProducts
 
 
 def attention(
@@ -55,8 +50,7 @@ def attention(
     v_TBGE: Tensor,
     softmax_scale: float,
     probabilities: Probabilities,
-    *,
-    is_causal: bool,
+    mask: Tensor | None,
 ) -> Tensor:
     """The output o, [N, T, E], differentiable in q, k and v.
 
@@ -69,38 +63,16 @@ def attention(
         v_TBGE: values.
         softmax_scale: a.
         probabilities: the softmax with its mask.
-        is_causal: whether the mask hides from a query all keys after it.
+        mask: the same mask, True where a query does not see a key, [B or 1, 1, T, T]; None is causal.
+
+    Raises:
+        EngagementError: the kernels' result is not that of the tiles beside them.
     """
-    can_shorten = is_causal and q_TBHD.dtype != torch.float32
+    can_shorten = mask is None and q_TBHD.dtype != torch.float32
     work = TileProducts(precision, q_TBHD, softmax_scale, probabilities, can_shorten=can_shorten)
-    result: Tensor = _Tiled.apply(q_TBHD, k_TBGD, v_TBGE, work, tap, asked)  # type: ignore[no-untyped-call]
+    kernels = kernels_for(precision, q_TBHD, v_TBGE, softmax_scale, mask)
+    result: Tensor = _Tiled.apply(q_TBHD, k_TBGD, v_TBGE, work, kernels, tap, asked)  # type: ignore[no-untyped-call]
     return result
-
-
-class _Gathered:
-    """Tensors of T x T put together from tiles, of those that somebody looks at."""
-
-    def __init__(self, work: TileProducts, names: Iterable[object]) -> None:
-        self._shape = (work.B * work.H, work.T, work.T)
-        self._found: dict[object, Tensor | None] = dict.fromkeys(names)
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
-
-    def put(self, name: object, tile: Tile, x_NRK: Tensor) -> None:
-        """Keep a tile, if anybody looks."""
-        if name not in self._found:
-            return
-        whole = self._found[name]
-        if whole is None:
-            whole = self._found[name] = x_NRK.new_empty(self._shape)
-        whole[:, tile.rows] = x_NRK
-
-    def take(self, name: object) -> Tensor:
-        """The whole, [N, T, T]."""
-        whole = self._found[name]
-        assert whole is not None
-        return whole
 
 
 class _Tiled(torch.autograd.Function):
@@ -111,164 +83,32 @@ class _Tiled(torch.autograd.Function):
         k_TBGD: Tensor,
         v_TBGE: Tensor,
         work: TileProducts,
+        kernels: Kernels | None,
         tap: Tap,
         asked: Asked,
     ) -> Tensor:
         ctx.save_for_backward(q_TBHD, k_TBGD, v_TBGE)
-        ctx.work, ctx.tap, ctx.asked = work, tap, asked
-        work.tensors = {"q": q_TBHD, "k": k_TBGD, "v": v_TBGE}
-        q = work.whole((Site.QK, Product.FPROP, "q"))
-        k = work.whole((Site.QK, Product.FPROP, "k"))
-        v = work.whole((Site.PV, Product.FPROP, "v"))
-        is_told = wants_operand(work.precision, *P_FORWARD)
-        is_asked = asked(FORWARD, "attn_weights")
-        gathered = _Gathered(
-            work, [*(("P",) if is_told or is_asked else ()), *((P_FORWARD,) if is_told else ())]
-        )
-        spans = work.tiles(whole_rows=bool(gathered))
-        if follows_own_amax(work.operand(P_FORWARD)):
-            for tile in spans:
-                P = work.softmax(work.scores(tile, q, k, again=True), tile)
-                work.see(P_FORWARD, P)
-        o = v.new_empty(v.shape)
-        for tile in spans:
-            P = work.softmax(work.scores(tile, q, k), tile)
-            P_held = work.within(P_FORWARD, P)
-            gathered.put("P", tile, P)
-            gathered.put(P_FORWARD, tile, P_held)
-            o[:, tile.rows] = work.product(Site.PV, Product.FPROP, tile, P_held, v[:, tile.keys], P)
-        by_sequence = by_sequence_layout(work.B)
-        if is_told:
-            whole = (gathered.take("P"), gathered.take(P_FORWARD))
-            tell_operand(work.precision, *P_FORWARD, *whole, by_sequence)
-        if is_asked:
-            tap(FORWARD, POST, "attn_weights", by_sequence(gathered.take("P")))
-        work.tensors = {}
-        return o
+        ctx.work, ctx.kernels, ctx.tap, ctx.asked = work, kernels, tap, asked
+        tiles = Forward(work, tap, asked)
+        with work.made_from(q=q_TBHD, k=k_TBGD, v=v_TBGE):
+            if kernels is None:
+                return tiles.output()
+            o = kernels.forward(work.held)
+            if tiles.is_looked_at or is_watched():
+                require_output(kernels, work, o, tiles.output())
+            return o
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (dO_NTE,) = grads
         work: TileProducts = ctx.work
-        q_TBHD, k_TBGD, v_TBGE = ctx.saved_tensors
-        work.tensors = {"q": q_TBHD, "k": k_TBGD, "v": v_TBGE, "dO": dO_NTE}
-        dq, dk, dv = _Backward(work, ctx.tap, ctx.asked).gradients()
-        work.tensors = {}
-        return dq, dk, dv, None, None, None
-
-
-class _Backward:
-    """The backward of one micro-batch."""
-
-    def __init__(self, work: TileProducts, tap: Tap, asked: Asked) -> None:
-        self.work, self.tap = work, tap
-        self.asked = [
-            name for name in ("grad_scores", "grad_attn_weights") if asked(BACKWARD, name)
-        ]
-        slots = (P_BACKWARD, DS_BY_KEYS, DS_BY_QUERIES)
-        self.told = [slot for slot in slots if wants_operand(work.precision, *slot)]
-        names = {"grad_scores": "dS", "grad_attn_weights": "dP"}
-        kept = {slot[2] for slot in self.told} | {names[name] for name in self.asked}
-        self.gathered = _Gathered(work, [*kept, *self.told])
-        # for P once more, and for the products of the backward
-        self.q = work.whole((Site.QK, Product.FPROP, "q"), tell=False)
-        self.k = work.whole((Site.QK, Product.FPROP, "k"), tell=False)
-        self.dO_p = work.whole((Site.PV, Product.DGRAD_P, "dO"))
-        self.v_p = work.whole((Site.PV, Product.DGRAD_P, "v"))
-        self.dO_v = work.whole((Site.PV, Product.DGRAD_V, "dO"))
-        self.k_q = work.whole((Site.QK, Product.DGRAD_Q, "k"))
-        self.q_k = work.whole((Site.QK, Product.DGRAD_K, "q"))
-
-    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Dq, dk and dv, in the shapes of q, k and v."""
-        work = self.work
-        spans = work.tiles(whole_rows=bool(self.gathered))
-        self._see_all(spans)
-        dq = self.q.new_empty(self.q.shape)
-        dk = self.k.new_zeros(self.k.shape, dtype=torch.float32)
-        dv = self.v_p.new_zeros(self.v_p.shape, dtype=torch.float32)
-        for tile in spans:
-            self._add(tile, dq, dk, dv)
-        return self._ended(dq, dk.to(work.dtype), dv.to(work.dtype))
-
-    def _add(self, tile: Tile, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
-        """What a tile has part in of the gradients; nothing of it is left afterwards."""
-        work = self.work
-        P, dP, dS = self._tile(tile)
-        P_held = work.within(P_BACKWARD, P)
-        dv[:, tile.keys] += work.product(*P_BACKWARD[:2], tile, P_held, self.dO_v[:, tile.rows], P)
-        self._keep(tile, {"P": P, "dP": dP, P_BACKWARD: P_held})
-        del P, dP, P_held
-        dS_held = work.within(DS_BY_KEYS, dS)
-        dq[:, tile.rows] = work.product(*DS_BY_KEYS[:2], tile, dS_held, self.k_q[:, tile.keys], dS)
-        self._keep(tile, {"dS": dS, DS_BY_KEYS: dS_held})
-        dS_held = work.within(DS_BY_QUERIES, dS)
-        dk[:, tile.keys] += work.product(
-            *DS_BY_QUERIES[:2], tile, dS_held, self.q_k[:, tile.rows], dS
-        )
-        self._keep(tile, {DS_BY_QUERIES: dS_held})
-
-    def _keep(self, tile: Tile, found: dict[object, Tensor]) -> None:
-        for name, x in found.items():
-            self.gathered.put(name, tile, x)
-
-    def _tile(self, tile: Tile, *, again: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """P, dP and dS of a tile, each [N, R, K]; dS by the softmax's own backward."""
-        work = self.work
-        S = work.scores(tile, self.q, self.k, again=again).requires_grad_()
-        with torch.enable_grad():
-            P = work.softmax(S, tile)
-        dP = work.product(
-            Site.PV,
-            Product.DGRAD_P,
-            tile,
-            self.dO_p[:, tile.rows],
-            self.v_p[:, tile.keys],
-            again=again,
-        )
-        operand, amax = work.operand(P_FORWARD), work.amaxes.get(P_FORWARD)
-        dP = clipped(dP, P.detach(), operand, dim_of("P", operand), amax)
-        (dS,) = torch.autograd.grad(P, S, dP)
-        return P.detach(), dP, dS
-
-    def _see_all(self, spans: list[Tile]) -> None:
-        """The amaxes that scales of P and dS follow from, over all tiles."""
-        work = self.work
-        of_forward = work.amaxes.get(P_FORWARD)
-        work.amaxes = {} if of_forward is None else {P_FORWARD: of_forward}
-        if of_forward is not None and work.operand(P_BACKWARD).reuse:
-            work.amaxes[P_BACKWARD] = of_forward
-        slots = [
-            slot
-            for slot in (P_BACKWARD, DS_BY_KEYS, DS_BY_QUERIES)
-            if follows_own_amax(work.operand(slot)) and slot not in work.amaxes
-        ]
-        for tile in spans if slots else ():
-            P, _, dS = self._tile(tile, again=True)
-            for slot in slots:
-                work.see(slot, P if slot is P_BACKWARD else dS)
-
-    def _ended(
-        self, dq_NTD: Tensor, dk_NTD: Tensor, dv_NTE: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients as q, k and v lie, clipped where declared, and told with all else that is looked at."""
-        work, by_sequence = self.work, by_sequence_layout(self.work.B)
-        q_TBHD, k_TBGD, v_TBGE = (work.tensors[name] for name in "qkv")
-        groups = k_TBGD.shape[2]
-        dq = by_token(dq_NTD * work.softmax_scale, work.B)
-        dk = summed_over_group(dk_NTD * work.softmax_scale, work.B, groups)
-        dv = summed_over_group(dv_NTE, work.B, groups)
-        dq = clipped(dq, q_TBHD, work.operand((Site.QK, Product.FPROP, "q")), -1)
-        dk = clipped(dk, k_TBGD, work.operand((Site.QK, Product.FPROP, "k")), -1)
-        dv = clipped(dv, v_TBGE, work.operand((Site.PV, Product.FPROP, "v")), 0)
-        for slot in self.told:
-            whole = (self.gathered.take(slot[2]), self.gathered.take(slot))
-            tell_operand(work.precision, *slot, *whole, by_sequence)
-        self.tap(BACKWARD, PRE, "grad_output", by_token(work.tensors["dO"], work.B))
-        if "grad_scores" in self.asked:
-            self.tap(BACKWARD, PRE, "grad_scores", by_sequence(self.gathered.take("dS")))
-        if "grad_attn_weights" in self.asked:
-            self.tap(BACKWARD, POST, "grad_attn_weights", by_sequence(self.gathered.take("dP")))
-        for name, x in (("query", dq), ("key", dk), ("value", dv)):
-            self.tap(BACKWARD, POST, f"grad_{name}", x)
-        return dq, dk, dv
+        kernels: Kernels | None = ctx.kernels
+        q, k, v = ctx.saved_tensors
+        with work.made_from(q=q, k=k, v=v, dO=grads[0]):
+            tiles = Backward(work, ctx.tap, ctx.asked)
+            if kernels is None:
+                found = tiles.gradients()
+            else:
+                found = kernels.backward(work.held)
+                if tiles.is_looked_at or is_watched():
+                    require_gradients(kernels, work, found, tiles.gradients())
+            return *tiles.ended(*found), None, None, None, None

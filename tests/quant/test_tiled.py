@@ -9,7 +9,6 @@ square is 2^-12. In float32 every product may be summed in another order: as in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
@@ -19,64 +18,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.compose import compose
 from quantexp.errors import ConfigError
-from quantexp.quant import tiled, tiles
+from quantexp.quant import tiles
 from quantexp.quant.attention import context, scores
-from quantexp.quant.fused import nobody_asks
 from quantexp.quant.moment import Moment, during
-from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
+from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.tap import nobody, operands_to
 from quantexp.quant.tileable import obstacles
 
-FULL_MXFP8 = (
-    "quant=more/FA_full_mxfp8",
-    "quant/pv=mxfp8",
-    "quant.pv.dgrad_p.dO.format=mxfp8",
-    "quant.pv.dgrad_p.v.format=mxfp8",
-    "quant.pv.dgrad_v.P.format=mxfp8",
-    "quant.pv.dgrad_v.dO.format=mxfp8",
+from .tiled_cases import (
+    FULL_HIFP8,
+    FULL_MXFP8,
+    SCHEMES,
+    Result,
+    by_tiles,
+    declared,
+    documents,
+    ended,
+    far,
+    fresh,
+    operands,
+    softmax,
+    tiled_output,
 )
-FULL_HIFP8 = tuple(word.replace("mxfp8", "hifp8") for word in FULL_MXFP8)
-SCHEMES = {
-    "bf16": ("quant=bf16",),
-    "mxfp8": FULL_MXFP8,
-    "hifp8": FULL_HIFP8,
-    "mxfp4, P again": ("quant=more/FA_full_mxfp4", "quant/pv=mxfp4"),
-    "mxfp6, P again": ("quant=more/FA_full_mxfp6", "quant/pv=mxfp6"),
-    "nvfp4, P again": ("quant=more/FA_full_nvfp4", "quant/pv=nvfp4"),
-    "fp8, P again": ("quant=more/FA_full_fp8", "quant/pv=fp8"),
-    "exact hifp8 of dS and P alone": (
-        "quant=bf16",
-        "quant.pv.dgrad_v.P={format: hifp8, scaling: exact}",
-        "quant.qk.dgrad_k.dS={format: hifp8, scaling: exact}",
-    ),
-    "floor, clipped": (
-        *FULL_MXFP8,
-        "quant.pv.scale_rule=floor",
-        "quant.pv.fprop.P.clip_gradient=true",
-        "quant.pv.fprop.v.clip_gradient=true",
-    ),
-    "nvfp4, clipped": (
-        "quant=bf16",
-        "quant.pv.fprop.P={format: nvfp4, clip_gradient: true}",
-    ),
-    "3/4 of mxfp4": (
-        "quant=bf16",
-        "quant.qk.dgrad_q.dS={format: mxfp4, pre_scale: true}",
-        "quant.qk.dgrad_k.dS={format: mxfp4, pre_scale: true}",
-        "quant.pv.dgrad_v.P={format: mxfp4, pre_scale: true}",
-    ),
-    "Hadamard": (
-        "quant=bf16",
-        "quant.pv.fprop.P={format: hifp8, hadamard: deterministic, hadamard_block: 16}",
-        "quant.pv.fprop.v={format: mxfp8, hadamard: deterministic, hadamard_block: 16}",
-        "quant.qk.dgrad_k.dS={format: mxfp4, hadamard: random, hadamard_block: 64}",
-        "quant.qk.dgrad_k.q={format: mxfp4, hadamard: random, hadamard_block: 64}",
-        "quant.qk.dgrad_q.dS={format: hifp8, hadamard: random, hadamard_block: 8}",
-        "quant.qk.dgrad_q.k={format: hifp8, hadamard: random, hadamard_block: 8}",
-    ),
-    "blocks of 64": (*FULL_MXFP8, "quant.qk.block=64", "quant.pv.block=64"),
-}
-Result = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -90,35 +53,6 @@ def _moment() -> Iterator[None]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 32 queries, so that short sequences have several."""
     monkeypatch.setattr(tiles, "ROWS", 32)
-
-
-@cache
-def declared(*words: str) -> ModulePrecision:
-    experiment = compose(["training=fast", *words], None, {})
-    return precision_map(experiment.model, experiment.quant)[ModuleId(0, "attention")]
-
-
-def operands(dtype: torch.dtype, T: int, *, E: int = 32) -> list[Tensor]:
-    """B 2, H 6, G 2, D 32."""
-    generator = torch.Generator().manual_seed(3)
-    shapes = [(T, 2, 6, 32), (T, 2, 2, 32), (T, 2, 2, E)]
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-
-
-def documents(T: int) -> Tensor:
-    """Causal, and nothing before token 17 is seen from there on; [1, 1, T, T], True where it is not seen."""
-    t = torch.arange(T)
-    return ((t[None] > t[:, None]) | ((t[:, None] >= 17) & (t[None] < 17)))[None, None]
-
-
-def softmax(S: Tensor, mask: Tensor | None, start: int = 0) -> Tensor:
-    """Megatron's: masked with -10000, float32 within."""
-    R, K = S.shape[2:]
-    if mask is None:
-        hidden = torch.arange(K) > torch.arange(start, start + R)[:, None]
-    else:
-        hidden = mask[:, :, start : start + R, :K]
-    return torch.softmax(S.float().masked_fill(hidden, -10000.0), dim=-1).to(S.dtype)
 
 
 class Looks:
@@ -154,47 +88,6 @@ def plain_output(
     P = softmax(S, mask)
     tap("forward", "post", "attn_weights", P)
     return context(precision, tap, P.reshape(B * H, T, T), v)
-
-
-def by_tiles(
-    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None = None, tap: Any = nobody
-) -> Result:
-    return ended(tiled_output(precision, *(leaves := fresh(given)), mask, tap), *leaves)
-
-
-def tiled_output(
-    precision: ModulePrecision, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, tap: Any = nobody
-) -> Tensor:
-    return tiled.attention(
-        precision,
-        tap,
-        getattr(tap, "asks", nobody_asks),
-        q,
-        k,
-        v,
-        0.2,
-        lambda S, start: softmax(S, mask, start),
-        is_causal=mask is None,
-    )
-
-
-def fresh(given: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (x.clone().requires_grad_() for x in given)
-    return q, k, v
-
-
-def ended(o: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Result:
-    generator = torch.Generator().manual_seed(4)
-    o.backward(torch.randn(o.shape, generator=generator).to(o.dtype))
-    assert q.grad is not None
-    assert k.grad is not None
-    assert v.grad is not None
-    return o.detach(), q.grad, k.grad, v.grad
-
-
-def far(a: Tensor, b: Tensor) -> float:
-    a, b = a.double(), b.double()
-    return float((a - b).norm() / b.norm())
 
 
 def agree(ours: Result, theirs: Result) -> None:

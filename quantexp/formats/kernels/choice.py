@@ -59,6 +59,11 @@ def torch_alone() -> Iterator[None]:
         _torch_alone.reset(token)
 
 
+def is_torch_alone() -> bool:
+    """Whether everything is left to the torch code: the reference is asked for, or torch.compile traces it."""
+    return torch.compiler.is_compiling() or _torch_alone.get()
+
+
 def kernel_for(x: Tensor, options: Options) -> Kernel | None:
     """The kernel for a tensor; None: the torch code, which is also what torch.compile traces."""
     kernel = _kernel(x)
@@ -78,6 +83,6 @@ def kernel_for_amax(x: Tensor) -> Kernel | None:
 
 
 def _kernel(x: Tensor) -> Kernel | None:
-    if torch.compiler.is_compiling() or _torch_alone.get():
+    if is_torch_alone():
         return None
     return _KERNELS.get(x.device.type)

@@ -138,7 +138,7 @@ def _raise_to_amax(x: Tensor, amax_bits: Tensor) -> None:
     (words,), is_pairs = _words((x,), x.numel())
     launch = LAUNCHES["amax_flat", is_pairs]
     size = launch.blocks * MX_BLOCK // (2 if is_pairs else 1)
-    with _on(x):
+    with on(x):
         amax_flat[(-(-words.numel() // size),)](
             words,
             amax_bits,
@@ -156,7 +156,7 @@ def _mx_flat(x: Tensor, y: Tensor, options: Options) -> None:
     launch = LAUNCHES["mx_flat", is_pairs]
     blocks = x.numel() // MX_BLOCK
     grid = (-(-blocks // launch.blocks),)
-    with _on(x):
+    with on(x):
         mx_flat[grid](
             words,
             to,
@@ -192,7 +192,7 @@ def _mx_tiles(
     }
     step = _GRID_LIMIT * MX_BLOCK
     step_outer = _GRID_LIMIT if along <= step else 1
-    with _on(x):
+    with on(x):
         for o in range(0, num_outer, step_outer):
             for n in range(0, along, step):
                 parts = [part[o : o + step_outer, n : n + step] for part in words]
@@ -229,7 +229,7 @@ def _hif8(x: Tensor, y: Tensor, options: Options, scale: Tensor | None) -> None:
     (words, to), is_pairs = _words((x, y), x.numel() if is_power else 1)
     launch = LAUNCHES["hif8_flat", is_pairs]
     size = launch.blocks * MX_BLOCK // (2 if is_pairs else 1)
-    with _on(x):
+    with on(x):
         hif8_flat[(-(-words.numel() // size),)](
             words,
             to,
@@ -278,7 +278,7 @@ def _mx_constants(options: Options) -> dict[str, Any]:
     return {**constants, "enable_fp_fusion": False}
 
 
-def _on(x: Tensor) -> Any:
+def on(x: Tensor) -> Any:
     """Triton launches on the current device."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 

@@ -56,6 +56,16 @@ def on_grid(bits, factor, SATURATES: tl.constexpr, SETS_LAST_BIT: tl.constexpr):
 
 
 @triton.jit
+def under_scale(bits, s, IS_POWER: tl.constexpr, IS_AWAY: tl.constexpr, SATURATES: tl.constexpr):
+    """hif8 of x s, divided by s, float32, from the bits of x."""
+    q = on_grid(bits, s, SATURATES, IS_AWAY)
+    if IS_POWER:
+        return q * as_float(tl.maximum(-as_bits(s) + INVERSES, TWO_TO_MINUS_127))
+    else:
+        return tl.div_rn(q, s)
+
+
+@triton.jit
 def hif8_flat(
     x_N,
     y_N,
@@ -81,10 +91,6 @@ def hif8_flat(
         second = on_grid(second_bits(raw), factor, SATURATES, False) * inverse
         y = paired(as_bits(first), as_bits(second))
     else:
-        q = on_grid(single_bits(raw), s, SATURATES, IS_AWAY)
-        if IS_POWER:
-            q *= as_float(tl.maximum(-as_bits(s) + INVERSES, TWO_TO_MINUS_127))
-        else:
-            q = tl.div_rn(q, s)
-        y = single(as_bits(q), raw.dtype, IS_POWER)
+        y = under_scale(single_bits(raw), s, IS_POWER, IS_AWAY, SATURATES)
+        y = single(as_bits(y), raw.dtype, IS_POWER)
     tl.store(y_N + start + at, y, mask=inside)

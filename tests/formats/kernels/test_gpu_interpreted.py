@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -21,31 +17,14 @@ from . import gpu_cases as cases
 from .gpu_cases import Call, check, check_both, needs_triton, reference
 
 pytestmark = needs_triton
+Interpreter = Callable[[str], AbstractContextManager[Call]]
 
 
 @pytest.fixture(scope="module")
-def call() -> Iterator[Call]:
+def call(triton_interpreter: Interpreter) -> Iterator[Call]:
     """Call a function of the kernels' module in the interpreter."""
-    program = Path(__file__).with_name("interpreter.py")
-    root = Path(__file__).parents[3]
-    paths = [str(root), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-W", "ignore::RuntimeWarning", str(program)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def request(name: str, *arguments: object, grid_limit: int | None = None) -> Any:
-        pickle.dump((name, arguments, grid_limit), process.stdin)
-        process.stdin.flush()
-        return pickle.load(process.stdout)
-
-    yield request
-    process.stdin.close()
-    assert process.wait(20) == 0
-    process.stdout.close()
+    with triton_interpreter("quantexp.formats.kernels.gpu") as request:
+        yield request
 
 
 @pytest.mark.parametrize("rule", cases.RULES)
@@ -169,7 +148,7 @@ def test_a_grid_that_is_too_small_for_one_launch(call, shape, axis):
     x = cases.noise(shape, torch.bfloat16)
 
     def call_with_less(name: str, *arguments: object) -> Any:
-        return call(name, *arguments, grid_limit=2)
+        return call(name, *arguments, _GRID_LIMIT=2)
 
     check_both(call_with_less, x, cases.mx("mxfp8", "floor"), axis)
 

@@ -1,0 +1,24 @@
+"""Which kernels multiply attention in tiles: the fastest that claim it, else none, and torch multiplies.
+
+CUDA    Triton, see `gpu`
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quantexp.quant.kernels import gpu
+from quantexp.quant.precision import ModulePrecision
+
+
+def kernels_for(
+    precision: ModulePrecision,
+    q_TBHD: Tensor,
+    v_TBGE: Tensor,
+    softmax_scale: float,
+    mask: Tensor | None,
+) -> gpu.Kernels | None:
+    """The kernels for one micro-batch of one attention; None: the tiles of torch."""
+    if not gpu.claims(precision, q_TBHD, v_TBGE):
+        return None
+    return gpu.Kernels(precision, softmax_scale, mask)

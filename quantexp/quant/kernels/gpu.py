@@ -1,0 +1,301 @@
+"""Attention in tiles by Triton's kernels on an NVIDIA GPU: what they claim, and how they are called.
+
+    products of T x T    forward 3: S twice, o; backward 9: S and dP three times each, dq, dk, dv; 11 where a scale
+                         of dS follows from its amax
+    reads and writes     of T x D and T x E, written once: o, dq, dk, dv; read as `triton_forward` and `triton_backward`
+                         say, from cache for all but the first of a head's tiles; of T x T none
+
+Claimed are bfloat16 and float16; heads of up to 256; a causal mask, or any that is given; P and dS in the working
+dtype, in MX in blocks of 32 under every scale rule, or in HiF8 with no scale or one of its own amax, rounded to
+nearest; copies of P used again. What else is declared of P or dS (other formats and blocks, delayed scales, a
+transform, 3/4, stochastic rounding, a clipped gradient) and float32 are left to the tiles of torch. q, k, v and dO come
+held as they may be.
+
+Against the tiles of torch, all is rounded where they round, to the same dtypes, and quantised by the same arithmetic;
+- S, dP and what is summed over keys or queries are float32 sums in another order: one in some thousands is rounded to
+  its other neighbour in the working dtype, and one of S, a unit in its last place, is exp(S) in P;
+- exp is the device's (2 units in the last place; what is below 2^-126 is 0), and P is a product with 1 / l.
+So P and dS differ by a unit in their last place here and there, and, where that decides, by one step of their grid.
+The amax of P is that of 1 / l, as the largest of a row is exp(0) / l. Sums take no part in a race: the same input gives
+the same bits again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantexp.formats import Scaling, finite_amax
+from quantexp.formats.kernels import gpu
+from quantexp.formats.kernels.choice import is_torch_alone
+from quantexp.formats.options import Options, resolve
+from quantexp.formats.table import get_format
+from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.formats.types import Family, Rounding
+from quantexp.quant.attention import by_token, product_scale
+from quantexp.quant.kernels.launches import LAUNCHES, Launch, launch_for
+from quantexp.quant.operand import follows_own_amax
+from quantexp.quant.precision import Entry, ModulePrecision
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import Operand
+from quantexp.quant.tile_products import (
+    DS_BY_KEYS,
+    DS_BY_QUERIES,
+    P_BACKWARD,
+    P_FORWARD,
+    WITHIN,
+    Slot,
+)
+
+#: What kinds of HOW there are (`triton_tiles`).
+_NOT, _MX, _HIF8 = 0, 1, 2
+
+Amaxes = dict[Slot, Tensor]
+#: q, k and v as [T, B, H or G, D or E] and dO as [N, T, E], held as each slot declares.
+Held = Callable[[Slot], Tensor]
+
+Q: Slot = (Site.QK, Product.FPROP, "q")
+K: Slot = (Site.QK, Product.FPROP, "k")
+V: Slot = (Site.PV, Product.FPROP, "v")
+V_FOR_P: Slot = (Site.PV, Product.DGRAD_P, "v")
+DO_FOR_P: Slot = (Site.PV, Product.DGRAD_P, "dO")
+DO_FOR_V: Slot = (Site.PV, Product.DGRAD_V, "dO")
+K_FOR_DS: Slot = (Site.QK, Product.DGRAD_Q, "k")
+Q_FOR_DS: Slot = (Site.QK, Product.DGRAD_K, "q")
+
+
+def claims(precision: ModulePrecision, q_TBHD: Tensor, v_TBGE: Tensor) -> bool:
+    """Whether the kernels multiply an attention as declared."""
+    width = max(q_TBHD.shape[-1], v_TBGE.shape[-1])
+    return (
+        not is_torch_alone()
+        and q_TBHD.dtype in (torch.bfloat16, torch.float16)
+        and width <= max(LAUNCHES)
+        and not any(obstacles(precision))
+        and gpu.reads(q_TBHD)
+    )
+
+
+def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
+    """The slots of an attention that the kernels cannot hold as declared."""
+    for entry in precision.entries():
+        if entry.name in WITHIN and not _claims_operand(entry.operand):
+            yield entry
+
+
+def _claims_operand(operand: Operand) -> bool:
+    if not operand.quantised:
+        return True
+    if operand.depends_on_moment or operand.clip_gradient or operand.pre_scale:
+        return False
+    return get_format(operand.format).family in gpu.FAMILIES and gpu.claims_options(
+        _options(operand)
+    )
+
+
+def _options(operand: Operand) -> Options:
+    return resolve(operand.format, **operand.options)
+
+
+class Kernels:
+    """One micro-batch of one module's attention: its scales and the rows of its softmax.
+
+    # T tokens (queries or keys), B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
+    # N = B*H
+    """
+
+    def __init__(
+        self, precision: ModulePrecision, softmax_scale: float, mask: Tensor | None
+    ) -> None:
+        """`mask` is True where a query does not see a key, [B or 1, 1, T, T]; None is causal."""
+        self.precision = precision
+        self.softmax_scale = softmax_scale
+        self.mask = mask
+        #: m and 1 / l of each row, [N, T], float32, of the forward.
+        self.rows: tuple[Tensor, Tensor] | None = None
+        #: What the scales of P and dS in the last pass follow from.
+        self.amaxes: Amaxes = {}
+
+    def forward(self, held: Held, amaxes: Amaxes | None = None) -> Tensor:
+        """The output o, [N, T, E], of q, k and v; under scales of these amaxes, by default its own."""
+        from quantexp.quant.kernels import triton_forward as kernels
+
+        q, k, v = (held(slot) for slot in (Q, K, V))
+        T, B, H, _ = q.shape
+        m, inverse = self.rows = _rows(q), _rows(q)
+        scores = {
+            "q": _layout(q),
+            "k": _layout(k),
+            "mask": self._mask(B),
+            "m_NT": m,
+            "inverse_NT": inverse,
+            **self._scalars(q, k),
+        }
+        grid = self._grid(q, v, "rows")
+        o = v.new_empty(B * H, T, v.shape[3])
+        with gpu.on(q):
+            constants = self._constants(q, v)
+            del constants["E"], constants["PADDED_E"]
+            kernels.softmax_rows[grid](**scores, **constants)
+            self._see([P_FORWARD], lambda: finite_amax(inverse.to(q.dtype)), amaxes)
+            kernels.forward[grid](
+                **scores,
+                v=_layout(v),
+                o=_layout(by_token(o, B)),
+                scale_P=self._scale_of(P_FORWARD, q),
+                scale_o=self._scale(Site.PV, Product.FPROP),
+                HOW_P=self._how(P_FORWARD),
+                **self._constants(q, v),
+            )
+        return o
+
+    def backward(self, held: Held, amaxes: Amaxes | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """What q, k and v have of gradients in every query head, [N, T, D or E], dq and dk before the softmax scale.
+
+        Args:
+            held: q, k as the scores multiply them, and all operands of the backward but P and dS.
+            amaxes: what scales of P and dS follow from, by default their own.
+        """
+        from quantexp.quant.kernels import triton_backward as kernels
+
+        assert self.rows is not None
+        m, inverse = self.rows
+        q, k, v = held(Q), held(K), held(V_FOR_P)
+        T, B, H, _ = q.shape
+        d, zero = _rows(q), torch.zeros((), dtype=torch.int32, device=q.device)
+        given = {
+            "q": _layout(q),
+            "k": _layout(k),
+            "v": _layout(v),
+            "dO": _layout(by_token(held(DO_FOR_P), B)),
+            "mask": self._mask(B),
+            "m_NT": m,
+            "inverse_NT": inverse,
+            "d_NT": d,
+            "scale_dP": self._scale(Site.PV, Product.DGRAD_P),
+            **self._scalars(q, k),
+            **self._constants(q, v),
+        }
+        by_rows = self._grid(q, v, "rows")
+
+        def amax_of_ds() -> Tensor:
+            kernels.gradient_amax[by_rows](**given, amax_bits=zero)
+            return zero.view(torch.float32)
+
+        dq, dk, dv = (x.new_empty(B * H, T, x.shape[3]) for x in (q, q, v))
+        with gpu.on(q):
+            kernels.gradient_rows[by_rows](**given)
+            self._see([P_BACKWARD], lambda: finite_amax(inverse.to(q.dtype)), amaxes)
+            self._see([DS_BY_KEYS, DS_BY_QUERIES], amax_of_ds, amaxes)
+            kernels.gradient_of_q[by_rows](
+                **given,
+                k_dS=_layout(held(K_FOR_DS)),
+                dq=_layout(by_token(dq, B)),
+                scale_dS=self._scale_of(DS_BY_KEYS, q),
+                scale_dq=self._scale(Site.QK, Product.DGRAD_Q),
+                HOW_dS=self._how(DS_BY_KEYS),
+            )
+            kernels.gradient_of_kv[self._grid(q, v, "keys")](
+                **given,
+                q_dS=_layout(held(Q_FOR_DS)),
+                dO_P=_layout(by_token(held(DO_FOR_V), B)),
+                dk=_layout(by_token(dk, B)),
+                dv=_layout(by_token(dv, B)),
+                scale_dS=self._scale_of(DS_BY_QUERIES, q),
+                scale_P=self._scale_of(P_BACKWARD, q),
+                scale_dk=self._scale(Site.QK, Product.DGRAD_K),
+                scale_dv=self._scale(Site.PV, Product.DGRAD_V),
+                HOW_dS=self._how(DS_BY_QUERIES),
+                HOW_P=self._how(P_BACKWARD),
+            )
+        return dq, dk, dv
+
+    def _scale(self, site: Site, product: Product) -> float:
+        return product_scale(self.precision, site, product)
+
+    def _see(self, slots: list[Slot], amax: Callable[[], Tensor], given: Amaxes | None) -> None:
+        """Keep the amax of those slots whose scale follows from it, made once."""
+        slots = [slot for slot in slots if follows_own_amax(self.precision.operand(*slot))]
+        if not slots:
+            return
+        if given is None:
+            self.amaxes |= dict.fromkeys(slots, amax())
+        else:
+            self.amaxes |= {slot: given[slot] for slot in slots}
+
+    def _scale_of(self, slot: Slot, x: Tensor) -> Tensor | None:
+        """The scale of a whole P or dS, on x's device."""
+        amax = self.amaxes.get(slot)
+        return (
+            None if amax is None else tensor_scale(x, _options(self.precision.operand(*slot)), amax)
+        )
+
+    def _how(self, slot: Slot) -> tuple[object, ...]:
+        """HOW of `triton_tiles`."""
+        operand = self.precision.operand(*slot)
+        if not operand.quantised:
+            return (_NOT,)
+        options = _options(operand)
+        if options.fmt.family is Family.HIF8:
+            is_power = options.scaling is not Scaling.EXACT
+            return (_HIF8, is_power, options.rounding is Rounding.AWAY, options.saturate)
+        constants = gpu.mx_constants(options.fmt.element, options.scale_rule, options.rounding)
+        return (_MX, operand.axis == "keys", *constants.values())
+
+    def _mask(self, B: int) -> tuple[Tensor, int, int] | None:
+        """The mask's bytes, and its strides of sequence and query."""
+        if self.mask is None:
+            return None
+        mask = self.mask.contiguous().view(torch.uint8)
+        return mask, mask.stride(0) if len(mask) == B > 1 else 0, mask.stride(2)
+
+    def _scalars(self, q_TBHD: Tensor, k_TBGD: Tensor) -> dict[str, Any]:
+        T, _, H, _ = q_TBHD.shape
+        a = self.softmax_scale * self._scale(Site.QK, Product.FPROP)
+        return {"T": T, "H": H, "SHARE": H // k_TBGD.shape[2], "a": a}
+
+    def _constants(self, q_TBHD: Tensor, v_TBGE: Tensor) -> dict[str, Any]:
+        D, E = q_TBHD.shape[3], v_TBGE.shape[3]
+        launch = _launch(q_TBHD, v_TBGE)
+        return {
+            "D": D,
+            "E": E,
+            "PADDED_D": padded(D),
+            "PADDED_E": padded(E),
+            "HAS_MASK": self.mask is not None,
+            "ROWS": launch.rows,
+            "KEYS": launch.keys,
+            "IS_INTERPRETED": not q_TBHD.is_cuda,
+            "num_warps": launch.num_warps,
+            "num_stages": launch.num_stages,
+            "enable_fp_fusion": False,
+        }
+
+    def _grid(self, q_TBHD: Tensor, v_TBGE: Tensor, extent: str) -> tuple[int]:
+        T, B, H, _ = q_TBHD.shape
+        launch = _launch(q_TBHD, v_TBGE)
+        length = launch.rows if extent == "rows" else launch.keys
+        return (-(-T // length) * B * H,)
+
+
+def padded(width: int) -> int:
+    """The width of a tile that holds a head: a power of two that matrix instructions take."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _launch(q_TBHD: Tensor, v_TBGE: Tensor) -> Launch:
+    return launch_for(padded(max(q_TBHD.shape[3], v_TBGE.shape[3])))
+
+
+def _rows(q_TBHD: Tensor) -> Tensor:
+    T, B, H, _ = q_TBHD.shape
+    return torch.empty(B * H, T, dtype=torch.float32, device=q_TBHD.device)
+
+
+def _layout(x_TBHW: Tensor) -> tuple[Tensor, int, int, int]:
+    """A tensor as the kernels read it: strides of sequence, head and token."""
+    x = x_TBHW if x_TBHW.stride(3) == 1 else x_TBHW.contiguous()
+    return x, x.stride(1), x.stride(2), x.stride(0)

@@ -1,0 +1,34 @@
+"""How large the tiles of the attention kernels are on a GPU, and with how many warps. Needs no Triton.
+
+They decide speed alone, but for the order of sums. Extents are multiples of 32, so that blocks lie in one tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One program's share."""
+
+    #: Queries of a tile.
+    rows: int
+    #: Keys of a tile.
+    keys: int
+    num_warps: int
+    #: How many tiles are loaded ahead.
+    num_stages: int
+
+
+#: By the wider of key and value heads, padded to a power of two: the first that is as wide.
+LAUNCHES: dict[int, Launch] = {
+    64: Launch(64, 64, 4, 2),
+    128: Launch(64, 64, 8, 1),
+    256: Launch(32, 32, 8, 1),
+}
+
+
+def launch_for(width: int) -> Launch:
+    """The launch for heads of a padded width, which `gpu.claims` let pass."""
+    return next(launch for widest, launch in LAUNCHES.items() if width <= widest)

@@ -1,0 +1,71 @@
+"""Attention by the Triton kernels on a CPU, called in Triton's interpreter (`tests/triton_interpreter.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
+
+from torch import Tensor
+
+from quantexp.errors import EngagementError
+from quantexp.formats.kernels import gpu as quantising
+from quantexp.quant import tiled, tiles
+from quantexp.quant.announce import watched
+from quantexp.quant.kernels import gpu, launches
+from quantexp.quant.moment import Moment, during
+from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.tile_products import Slot
+
+from ..tiled_cases import Result, by_tiles  # noqa: TID252
+
+Given = tuple[ModulePrecision, list[Tensor], Tensor | None, tuple[int, int]]
+
+
+@contextmanager
+def kernels_alone(rows: int, keys: int) -> Iterator[None]:
+    """The kernels take tensors of a CPU, in tiles of that size; what they do not claim fails."""
+    launch = launches.Launch(rows, keys, 4, 1)
+    with (
+        patch.object(quantising, "reads", lambda x: True),
+        patch.dict(launches.LAUNCHES, dict.fromkeys(launches.LAUNCHES, launch)),
+        patch.object(tiles, "ROWS", 32),
+        patch.object(tiled.Forward, "output", _not_called),
+        patch.object(tiled.Backward, "gradients", _not_called),
+        during(Moment(1)) as moment,
+    ):
+        moment.begin(1, 0)
+        yield
+
+
+def _not_called(self: object) -> Tensor:
+    raise AssertionError("the tiles of torch were made")
+
+
+def attention(given: Given, is_whole: bool = False) -> Result:
+    """O, dq, dk and dv."""
+    precision, tensors, mask, sizes = given
+    with kernels_alone(*sizes):
+        return by_tiles(precision, tensors, mask, is_whole=is_whole)
+
+
+def looked_at(given: Given, left_out: Slot | None = None) -> str | Result:
+    """The same with the tiles of torch beside them, P or dS left in the working dtype in one; or what is said."""
+    precision, tensors, mask, sizes = given
+    how = gpu.Kernels._how
+
+    def without(self: gpu.Kernels, slot: Slot) -> tuple[object, ...]:
+        return (0,) if slot == left_out else how(self, slot)
+
+    forward, backward = tiled.Forward.output, tiled.Backward.gradients
+    with (
+        kernels_alone(*sizes),
+        patch.object(tiled.Forward, "output", forward),
+        patch.object(tiled.Backward, "gradients", backward),
+        patch.object(gpu.Kernels, "_how", without) if left_out else nullcontext(),
+        watched(),
+    ):
+        try:
+            return by_tiles(precision, tensors, mask)
+        except EngagementError as error:
+            return str(error)
