@@ -1,0 +1,169 @@
+"""The proof of attention in tiles by kernels that no dispatcher sees: the tiles of torch are made beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from quantexp.capture import open_capture
+from quantexp.paths import RunDir
+from quantexp.quant import tile_passes, tile_products, tiled
+from quantexp.quant.fused import nobody_asks
+from quantexp.quant.tap import nobody
+from quantexp.status import State, read_status
+
+RunTiny = Callable[..., RunDir]
+WORDS = (
+    "quant=more/FA_full_mxfp8",
+    "quant/pv=mxfp8",
+    "quant.pv.dgrad_p.dO.format=mxfp8",
+    "quant.pv.dgrad_v.P.format=mxfp8",
+    "quant.pv.dgrad_v.dO.format=mxfp8",
+    "training.attention=tiled",
+    "model.num_layers=1",
+    "training.iterations=3",
+    "training.warmup_iterations=0",
+    "capture=off",
+)
+
+
+def softmax(S_BHRK: Tensor, start: int) -> Tensor:
+    R, K = S_BHRK.shape[2:]
+    hidden = torch.arange(K) > torch.arange(start, start + R)[:, None]
+    return torch.softmax(S_BHRK.float().masked_fill(hidden, -10000.0), dim=-1).to(S_BHRK.dtype)
+
+
+class Unseen:
+    """In the kernels' place: the tiles of torch where no mode sees them; o and dq times a factor each."""
+
+    factors = (1.0, 1.0)
+
+    def __init__(self, work: tile_products.TileProducts) -> None:
+        self.work = work
+        self.amaxes: dict[Any, Tensor] = {}
+        self.calls: list[str] = []
+
+    def forward(self, held: Any, amaxes: Any = None) -> Tensor:
+        self.calls.append("forward")
+        self.work.held = held  # type: ignore[method-assign]
+        with _disable_current_modes():
+            o = tile_passes.Forward(self.work, nobody, nobody_asks).output()
+            return o * self.factors[0]
+
+    def backward(self, held: Any, amaxes: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+        self.calls.append("backward")
+        self.work.held = held  # type: ignore[method-assign]
+        with _disable_current_modes():
+            dq, dk, dv = tile_passes.Backward(self.work, nobody, nobody_asks).gradients()
+            return dq * self.factors[1], dk, dv
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
+    """Every micro-batch's, in a run of two tiles."""
+    found: list[Unseen] = []
+
+    def kernels_for(precision: Any, q: Tensor, v: Tensor, scale: float, mask: Any) -> Unseen:
+        assert mask is None
+        work = tile_products.TileProducts(precision, q, scale, softmax, can_shorten=True)
+        found.append(Unseen(work))
+        return found[-1]
+
+    monkeypatch.setattr("quantexp.quant.tiles.ROWS", 32)
+    monkeypatch.setattr(tiled, "kernels_for", kernels_for)
+    return found
+
+
+def entries(run: RunDir) -> list[dict[str, Any]]:
+    content = json.loads(run.precision.read_text())
+    return [e for e in content["entries"] if e["site"] != "linear"]
+
+
+def failure(run: RunDir) -> str:
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.FAILED
+    return status.reason
+
+
+def test_the_tiles_beside_the_kernels_are_proved_and_made_in_that_iteration_alone(
+    run_tiny: RunTiny, made: list[Unseen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[str] = []
+    tiles = tile_products.TileProducts.tiles
+
+    def counted(self: Any, *, whole_rows: bool) -> Any:
+        is_beside = all(self is not each.work for each in made)
+        passes.extend(["beside"] if is_beside else [])
+        return tiles(self, whole_rows=whole_rows)
+
+    monkeypatch.setattr(tile_products.TileProducts, "tiles", counted)
+    run = run_tiny(*WORDS)
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.COMPLETED, status.reason
+    for entry in entries(run):
+        assert entry["status"] == "engaged", (entry, entry["reason"])
+        assert entry["quantised_calls"] == entry["calls"] > 0
+    assert len(entries(run)) == 12
+    a_run = [call for kernels in made for call in kernels.calls]
+    assert a_run.count("forward") == a_run.count("backward") == 3 * entries(run)[0]["calls"]
+    assert len(passes) == len(a_run) / 3
+
+
+@pytest.mark.parametrize(
+    ("factors", "name"), [((1.05, 1.0), "o"), ((1.0, 1.05), "dq")], ids=["o", "dq"]
+)
+def test_kernel_that_multiplies_something_else_fails_the_run(
+    run_tiny: RunTiny,
+    made: list[Unseen],
+    monkeypatch: pytest.MonkeyPatch,
+    factors: tuple[float, float],
+    name: str,
+) -> None:
+    monkeypatch.setattr(Unseen, "factors", factors)
+    reason = failure(run_tiny(*WORDS, expect=1))
+    assert (
+        f"layer 0 attention: {name} of Triton's kernel is not that of the tiles of torch" in reason
+    )
+    assert made
+
+
+def test_scheme_that_the_tiles_do_not_follow_fails_the_run(
+    run_tiny: RunTiny, made: list[Unseen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels and tiles agree in that P is not quantised."""
+    within = tile_products.TileProducts.within
+    monkeypatch.setattr(
+        tile_products.TileProducts,
+        "within",
+        lambda self, slot, x: x if slot[2] == "P" else within(self, slot, x),
+    )
+    assert "pv.fprop.P: declared mxfp8_e4m3" in failure(run_tiny(*WORDS, expect=1))
+    assert made
+
+
+def test_what_a_tap_asks_for_is_of_the_tiles_and_the_gradients_are_of_the_kernels(
+    run_tiny: RunTiny, made: list[Unseen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A factor within the bound marks what is the kernels'."""
+    words = (*(word for word in WORDS if word != "capture=off"), "capture.attn_weights=true")
+    found = []
+    for factor in (1 + 2.0**-8, 1.0):
+        monkeypatch.setattr(Unseen, "factors", (1.0, factor))
+        capture = open_capture(run_tiny(*words).tensors)
+        entries = capture.select(module="attention", iteration=1, micro_batch=0)
+        found.append({(e.metadata["operation"], e.metadata["tensor"]): e.torch() for e in entries})
+    ours, theirs = found
+    assert made
+    assert ours.keys() == theirs.keys()
+    for key in (("forward", "attn_weights"), ("backward", "grad_scores"), ("backward", "grad_key")):
+        assert torch.equal(ours[key], theirs[key]), key
+    far = (ours["backward", "grad_query"].double() / theirs["backward", "grad_query"]).nanmedian()
+    assert 1 + 2.0**-9 < far < 1 + 2.0**-7

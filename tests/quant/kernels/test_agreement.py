@@ -1,0 +1,120 @@
+"""The kernels' results held against those of the tiles: what is let pass, and in which words the rest is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.errors import EngagementError
+from quantexp.quant.attention import by_head, expanded
+from quantexp.quant.kernels.agreement import BOUND, require_gradients, require_output
+from quantexp.quant.moment import Moment, during
+from quantexp.quant.tile_products import DS_BY_KEYS, P_FORWARD, TileProducts
+
+from ..tiled_cases import FULL_HIFP8, declared, operands  # noqa: TID252
+
+
+class Kernels:
+    """Gives what it was made of, under scales of whichever amaxes."""
+
+    def __init__(self, result: Any, amaxes: Any = ()) -> None:
+        self.result, self.amaxes = result, dict(amaxes)
+        self.asked: list[Any] = []
+
+    def forward(self, held: Any, amaxes: Any) -> Any:
+        self.asked.append(amaxes)
+        return self.result
+
+    backward = forward
+
+
+@pytest.fixture
+def work() -> Iterator[TileProducts]:
+    """B 2, H 6, G 2, D 32, 40 tokens; dO of ones."""
+    q, k, v = operands(torch.bfloat16, 40)
+    made = TileProducts(declared(*FULL_HIFP8), q, 1.0, lambda S, start: S, can_shorten=False)
+    dO = torch.ones(12, 40, 32, dtype=torch.bfloat16)
+    with during(Moment(1)) as moment, made.made_from(q=q, k=k, v=v, dO=dO):
+        moment.begin(1, 0)
+        yield made
+
+
+def some() -> Tensor:
+    return torch.randn(12, 40, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+def with_a_head_off_by(x: Tensor, part: float) -> Tensor:
+    x = x.clone()
+    x[5] *= 1 + part
+    return x
+
+
+def test_a_head_within_the_bound_is_let_pass(work: TileProducts) -> None:
+    require_output(Kernels(None), work, with_a_head_off_by(some(), BOUND), some())  # type: ignore[arg-type]
+
+
+def test_a_head_beyond_the_bound_is_not(work: TileProducts) -> None:
+    message = (
+        r"layer 0 attention: o of Triton's kernel is not that of the tiles of torch: head 5 differs by \S+ where its "
+        r"norm is \S+, allowed are 0.00781 of that; use training.attention=plain"
+    )
+    with pytest.raises(EngagementError, match=message):
+        require_output(Kernels(None), work, with_a_head_off_by(some(), 3 * BOUND), some())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_every_gradient_is_looked_at(work: TileProducts, which: int) -> None:
+    theirs = [some() * 100] * 3
+    ours = list(theirs)
+    require_gradients(Kernels(None), work, tuple(ours), tuple(theirs))  # type: ignore[arg-type]
+    ours[which] = with_a_head_off_by(theirs[which], 3 * BOUND)
+    with pytest.raises(EngagementError, match=f"{('dq', 'dk', 'dv')[which]} of Triton's kernel"):
+        require_gradients(Kernels(None), work, tuple(ours), tuple(theirs))  # type: ignore[arg-type]
+
+
+def test_nothing_but_rounding_in_dq_and_dk_is_let_pass_and_in_dv_is_not(
+    work: TileProducts,
+) -> None:
+    """Of dS, that is 0 but for rounding, a part in 2^20 of |dO| |v|."""
+    q, k, v = (by_head(expanded(work.tensors[name], 6)) for name in "qkv")
+    largest = min(float(x.float().norm(dim=2).max()) for x in (q, k))
+    noise = some() * 2.0**-20 * float(v.float().norm(dim=2).max()) * largest
+    zeros = torch.zeros_like(noise)
+    require_gradients(Kernels(None), work, (noise, noise, zeros), (zeros,) * 3)  # type: ignore[arg-type]
+    with pytest.raises(EngagementError, match="dv of Triton's kernel"):
+        require_gradients(Kernels(None), work, (noise, noise, noise), (zeros,) * 3)  # type: ignore[arg-type]
+
+
+def test_nan_is_not_let_pass_unless_theirs_has_it(work: TileProducts) -> None:
+    broken = some()
+    broken[3, 2, 1] = torch.nan
+    with pytest.raises(EngagementError, match="head 3 differs by nan"):
+        require_output(Kernels(None), work, broken, some())  # type: ignore[arg-type]
+    require_output(Kernels(None), work, some(), broken)  # type: ignore[arg-type]
+
+
+def test_under_another_scale_the_kernels_are_compared_under_the_tiles_own(
+    work: TileProducts,
+) -> None:
+    work.amaxes = {P_FORWARD: torch.tensor(1.0)}
+    same = Kernels(None, {P_FORWARD: torch.tensor(1.0)})
+    require_output(same, work, some(), some())  # type: ignore[arg-type]
+    assert same.asked == []
+    kernels = Kernels(some(), {P_FORWARD: torch.tensor(1 - 2.0**-8)})
+    require_output(kernels, work, some() * 2, some())  # type: ignore[arg-type]
+    assert kernels.asked == [work.amaxes]
+
+
+def test_amaxes_that_are_not_alike_are_not_let_pass(work: TileProducts) -> None:
+    work.amaxes = {DS_BY_KEYS: torch.tensor(1.0)}
+    kernels = Kernels((some(),) * 3, {DS_BY_KEYS: torch.tensor(2.0)})
+    message = (
+        "layer 0 attention qk.dgrad_q.dS: its amax is 2 in Triton's kernel and 1 in the tiles of torch; use "
+        "training.attention=plain"
+    )
+    with pytest.raises(EngagementError, match=message):
+        require_gradients(kernels, work, (some(),) * 3, (some(),) * 3)  # type: ignore[arg-type]
