@@ -82,7 +82,8 @@ def _device() -> Check:
         "device",
         True,
         f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / 1e9:.0f} GB, compute "
-        f"capability {properties.major}.{properties.minor}; tensors are quantised by {how}",
+        f"capability {properties.major}.{properties.minor}; tensors are quantised, and attention in tiles multiplied, "
+        f"by {how}",
     )
 
 

@@ -123,5 +123,5 @@ def test_a_gpu_is_said_with_what_quantises_on_it(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: h200)
     monkeypatch.setattr("quantexp.formats.kernels.gpu.obstacle", lambda device: obstacle)
-    words = "2 x NVIDIA H200, 141 GB, compute capability 9.0; tensors are quantised by "
-    assert doctor._device() == Check("device", True, words + how)
+    words = "2 x NVIDIA H200, 141 GB, compute capability 9.0; tensors are quantised, and attention in tiles multiplied,"
+    assert doctor._device() == Check("device", True, f"{words} by {how}")

@@ -111,9 +111,9 @@ def test_under_another_scale_the_kernels_are_compared_under_the_tiles_own(
 
 def test_amaxes_that_are_not_alike_are_not_let_pass(work: TileProducts) -> None:
     work.amaxes = {DS_BY_KEYS: torch.tensor(1.0)}
-    kernels = Kernels((some(),) * 3, {DS_BY_KEYS: torch.tensor(2.0)})
+    kernels = Kernels((some(),) * 3, {DS_BY_KEYS: torch.tensor(2.5)})
     message = (
-        "layer 0 attention qk.dgrad_q.dS: its amax is 2 in Triton's kernel and 1 in the tiles of torch; use "
+        "layer 0 attention qk.dgrad_q.dS: its amax is 2.5 in Triton's kernel and 1 in the tiles of torch; use "
         "training.attention=plain"
     )
     with pytest.raises(EngagementError, match=message):

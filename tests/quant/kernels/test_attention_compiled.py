@@ -53,8 +53,14 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @cache
-def compiled(name: str, how: tuple[object, ...], widths: tuple[int, int], has_mask: bool) -> Any:
-    """What Triton makes of a kernel, which ptxas has accepted."""
+def compiled(
+    name: str,
+    how: tuple[object, ...],
+    widths: tuple[int, int],
+    has_mask: bool = False,
+    ones: tuple[str, ...] = (),
+) -> Any:
+    """What Triton makes of a kernel, which ptxas has accepted; `ones` are arguments that are 1, which it builds in."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -76,6 +82,7 @@ def compiled(name: str, how: tuple[object, ...], widths: tuple[int, int], has_ma
         "KEYS": launch.keys,
         "IS_INTERPRETED": False,
     }
+    known |= dict.fromkeys(ones, 1)
     known |= {} if has_mask else {"mask": None}
     known |= {} if how == HIF8 else {"scale_P": None, "scale_dS": None}
     types: dict[str, object] = dict.fromkeys(("m_NT", "inverse_NT", "d_NT"), "*fp32")
@@ -102,7 +109,7 @@ def compiled(name: str, how: tuple[object, ...], widths: tuple[int, int], has_ma
 
 def each(widths: tuple[int, int]) -> dict[str, Any]:
     """All kernels, causal; and two with a mask."""
-    found = {name: compiled(*case, widths, False) for name, case in CASES.items()}
+    found = {name: compiled(*case, widths) for name, case in CASES.items()}
     for name in ("forward, mxfp8", "gradient_of_kv, mxfp8"):
         found[f"{name}, masked"] = compiled(*CASES[name], widths, True)
     return found
@@ -157,3 +164,9 @@ def test_nothing_of_a_tile_is_written(widths: tuple[int, int]) -> None:
     for name, kernel in each(widths).items():
         stores = re.findall(r"tt\.store %(\w+)", kernel.asm["ttir"])
         assert len(stores) == len(pointers[name.split(",")[0]]), name
+
+
+@pytest.mark.parametrize("ones", [("T",), ("H", "SHARE")], ids=str)
+def test_one_token_or_one_head_will_do(ones: tuple[str, ...]) -> None:
+    for case in CASES.values():
+        assert compiled(*case, WIDTHS[0], ones=ones).asm["cubin"]

@@ -9,9 +9,13 @@ those goes to the next: 2^-14 of all by 2^-3, or 2^-16 by 2^-1, which is 2^-9 in
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,3 +238,18 @@ def test_looked_at_a_kernel_that_leaves_an_operand_in_the_working_dtype_fails(
     given = declared(*FULL_MXFP8), some(torch.bfloat16, 70), None, (32, 32)
     said = call("looked_at", given, slot)
     assert f"layer 0 attention: {name} of Triton's kernel is not that of the tiles of torch" in said
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs() -> None:
+    root = Path(__file__).parents[3]
+    sizes = {"tokens": 64, "heads": 2, "groups": 1, "repeats": 1, "widths": "48/32"}
+    words = ["--device=cpu", *(f"--{name}={size}" for name, size in sizes.items())]
+    command = [sys.executable, "-W", "ignore", str(root / "benchmarks/attention_gpu.py"), *words]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()[1:]
+    ways = ["plain", "fused", "tiles", "triton"]
+    expected = [(scheme, way) for scheme in ("bf16", "FA_mxfp8") for way in ways]
+    expected += [(scheme, way) for scheme in ("mxfp8", "hifp8") for way in ways if way != "fused"]
+    assert [(line.split()[0], line.split()[2]) for line in lines] == expected
