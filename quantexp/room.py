@@ -12,9 +12,9 @@ import psutil
 
 from quantexp.device import device_class
 from quantexp.errors import ConfigError
-from quantexp.footprint import declared_maps, memory_parts_gb
+from quantexp.footprint import memory_parts_gb
 from quantexp.quant.fusable import require_fused_attention
-from quantexp.quant.precision import PrecisionMap
+from quantexp.quant.precision import PrecisionMap, declared_maps
 from quantexp.quant.tileable import require_tiled_attention
 from quantexp.schema import (
     AttentionPath,
@@ -50,11 +50,12 @@ def way_to_fit(
     all of them.
     """
     maps = declared_maps(experiment.model, experiment.quant) if maps is None else maps
-    needed = _total_gb(experiment, maps)
+    parts = memory_parts_gb(experiment, maps)
+    needed = sum(parts.values())
     if needed <= room:
         return None
     begins = f"{needed:.1f} GB do not fit in {room:.1f} GB"
-    ways = list(_ways(experiment, maps))
+    ways = list(_ways(experiment, has_copies=parts["weight_copies"] > 0))
     for key, value in ways:
         if (total := _total_gb(_with(experiment, key, value), maps)) <= room:
             return f"{begins}: {_word(key, value)} takes {total:.1f} GB"
@@ -88,10 +89,10 @@ def _with_layers(experiment: Experiment, num_layers: int) -> Experiment:
     return dataclasses.replace(experiment, model=model)
 
 
-def _ways(experiment: Experiment, maps: Sequence[PrecisionMap]) -> Iterator[tuple[str, Any]]:
+def _ways(experiment: Experiment, *, has_copies: bool) -> Iterator[tuple[str, Any]]:
     """Keys of the training and their values that take less memory."""
     training = experiment.training
-    if memory_parts_gb(experiment, maps)["weight_copies"]:
+    if has_copies:
         yield "weight_cache", False
     if training.attention is AttentionPath.plain:
         for path, require in (
