@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -15,13 +15,10 @@ from quantexp.errors import ConfigError
 from quantexp.footprint import memory_parts_gb
 from quantexp.quant.fusable import require_fused_attention
 from quantexp.quant.precision import PrecisionMap, declared_maps
-from quantexp.quant.tileable import require_tiled_attention
 from quantexp.schema import (
     AttentionPath,
     Experiment,
     LauncherKind,
-    ModelConfig,
-    QuantConfig,
     Recompute,
 )
 
@@ -95,13 +92,8 @@ def _ways(experiment: Experiment, *, has_copies: bool) -> Iterator[tuple[str, An
     if has_copies:
         yield "weight_cache", False
     if training.attention is AttentionPath.plain:
-        for path, require in (
-            (AttentionPath.fused, require_fused_attention),
-            (AttentionPath.tiled, require_tiled_attention),
-        ):
-            if _is_let_pass(require, experiment):
-                yield "attention", path
-                break
+        fusable = _is_fusable(experiment)
+        yield "attention", AttentionPath.fused if fusable else AttentionPath.tiled
     if training.recompute is Recompute.none:
         yield "recompute", Recompute.full
     if training.micro_batch_size > 1:
@@ -113,11 +105,9 @@ def _word(key: str, value: Any) -> str:
     return f"training.{key}={shown}"
 
 
-def _is_let_pass(
-    require: Callable[[ModelConfig, QuantConfig], None], experiment: Experiment
-) -> bool:
+def _is_fusable(experiment: Experiment) -> bool:
     try:
-        require(experiment.model, experiment.quant)
+        require_fused_attention(experiment.model, experiment.quant)
     except ConfigError:
         return False
     return True

@@ -18,14 +18,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.compose import compose
-from quantexp.errors import ConfigError
 from quantexp.quant import tiled, tiles
 from quantexp.quant.attention import context, scores
 from quantexp.quant.fused import nobody_asks
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.quant.tap import nobody, operands_to
-from quantexp.quant.tileable import obstacles
 
 FULL_MXFP8 = (
     "quant=more/FA_full_mxfp8",
@@ -73,6 +71,18 @@ SCHEMES = {
         "quant.qk.dgrad_k.q={format: mxfp4, hadamard: random, hadamard_block: 64}",
         "quant.qk.dgrad_q.dS={format: hifp8, hadamard: random, hadamard_block: 8}",
         "quant.qk.dgrad_q.k={format: hifp8, hadamard: random, hadamard_block: 8}",
+    ),
+    "stochastic": (
+        "quant=bf16",
+        "quant.pv.fprop.P={format: hifp8, rounding: stochastic}",
+        "quant.pv.dgrad_v.P={format: mxfp4, rounding: stochastic}",
+        "quant.qk.dgrad_q.dS={format: nvfp4, rounding: stochastic}",
+        "quant.qk.dgrad_k.dS={format: mxfp8, rounding: stochastic}",
+    ),
+    "stochastic, used again": (
+        "quant=bf16",
+        "quant.pv.fprop.P={format: mxfp4, rounding: stochastic}",
+        "quant.pv.dgrad_v.P.format=reuse",
     ),
     "blocks of 64": (*FULL_MXFP8, "quant.qk.block=64", "quant.pv.block=64"),
 }
@@ -352,25 +362,12 @@ def test_gradients_are_handed_over_whoever_asks() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["bf16", "hifp8", "Hadamard"])
-def test_every_scheme_but_one_is_let_pass(name: str) -> None:
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_is_let_pass(name: str) -> None:
     compose(["training=fast", "training.attention=tiled", *SCHEMES[name]], None, {})
 
 
-@pytest.mark.parametrize("slot", ["pv.fprop.P", "pv.dgrad_v.P", "qk.dgrad_q.dS", "qk.dgrad_k.dS"])
-def test_stochastic_rounding_of_a_tile_is_refused(slot: str) -> None:
-    words = ["quant=bf16", f"quant.{slot}={{format: mxfp4, rounding: stochastic}}"]
-    assert [f"{e.site.value}.{e.product.value}.{e.name}" for e in obstacles(declared(*words))] == [
-        slot
-    ]
-    message = (
-        f"training.attention=tiled cannot round layer 0 attention {slot} stochastically: .*plain"
-    )
-    with pytest.raises(ConfigError, match=message):
-        compose(["training=fast", "training.attention=tiled", *words], None, {})
-
-
-def test_stochastic_rounding_of_what_is_whole_is_let_pass() -> None:
+def test_what_is_whole_is_rounded_stochastically_as_a_whole() -> None:
     words = ["quant=bf16", "quant.pv.dgrad_v.dO={format: mxfp4, rounding: stochastic}"]
     compose(["training=fast", "training.attention=tiled", *words], None, {})
     precision, given = declared(*words), operands(torch.bfloat16, 64)
