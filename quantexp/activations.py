@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from quantexp.decoder import (
     LinearShape,
+    alike_layers,
     linear_shapes,
     moe_of,
     shared_width,
@@ -27,11 +28,11 @@ _FP32 = 4
 def activation_bytes(model: ModelConfig, training: TrainingConfig, *, is_cpu: bool) -> int:
     """What the forward keeps for the backward; with recomputation the layers' inputs and the largest layer's all."""
     tokens = training.seq_length * training.micro_batch_size
-    layers = [_layer(model, training, layer, is_cpu) for layer in range(model.num_layers)]
+    layers = [(_layer(model, training, i, is_cpu), count) for i, count in alike_layers(model)]
     last = tokens * (_norm(model.hidden_size, training, is_cpu) + _hidden(model, training))
     if training.recompute is Recompute.full:
-        return model.num_layers * tokens * _hidden(model, training) + max(layers) + last
-    return sum(layers) + last
+        return model.num_layers * tokens * _hidden(model, training) + max(layers)[0] + last
+    return sum(each * count for each, count in layers) + last
 
 
 def passing_bytes(model: ModelConfig, training: TrainingConfig, *, is_cpu: bool) -> int:
@@ -50,14 +51,14 @@ def passing_bytes(model: ModelConfig, training: TrainingConfig, *, is_cpu: bool)
     within = largest_linear(model) * of_weight
     if training.recompute is not Recompute.full:
         return max(logits, output, within, _scores_passing(model, training))
-    held = max(_layer(model, training, layer, is_cpu) for layer in range(model.num_layers))
+    held = max(_layer(model, training, layer, is_cpu) for layer, _ in alike_layers(model))
     return max(within, logits - held, output - held, _scores_passing(model, training))
 
 
 def largest_linear(model: ModelConfig) -> int:
     """Elements of the largest weight of a layer."""
-    layers = range(model.num_layers)
-    return max(s.count for layer in layers for s in linear_shapes(model, layer).values())
+    layers = [linear_shapes(model, layer) for layer, _ in alike_layers(model)]
+    return max(shape.count for shapes in layers for shape in shapes.values())
 
 
 def largest_weight(model: ModelConfig) -> int:

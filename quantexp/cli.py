@@ -142,7 +142,7 @@ def _show_plans(experiments: list[Experiment], as_json: bool, is_sweep: bool = F
         if is_sweep:
             from quantexp.sweep.total import print_total
 
-            print_total(experiments, _console())
+            print_total(experiments, plans, _console())
     return 0
 
 

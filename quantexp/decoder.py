@@ -53,6 +53,20 @@ def layer_modules(model: ModelConfig, layer: int) -> dict[str, LinearShape | Non
     return {**attention, **_feed_forward(model, layer)}
 
 
+def alike_layers(model: ModelConfig) -> list[tuple[int, int]]:
+    """The first layer of each stretch that is alike, and how many they are: dense ones, then those with experts."""
+    moe, layers = model.moe, model.num_layers
+    num_dense = layers if moe is None else min(moe.num_dense_layers, layers)
+    stretches = [(0, num_dense), (num_dense, layers - num_dense)]
+    return [(first, count) for first, count in stretches if count]
+
+
+def shapes_by_layer(model: ModelConfig) -> list[dict[str, LinearShape]]:
+    """The linear modules of every layer; layers that are alike share one dictionary."""
+    alike = [(linear_shapes(model, first), count) for first, count in alike_layers(model)]
+    return [shapes for shapes, count in alike for _ in range(count)]
+
+
 def linear_shapes(model: ModelConfig, layer: int) -> dict[str, LinearShape]:
     """The linear modules of a layer, in the order of the forward pass."""
     modules = layer_modules(model, layer).items()

@@ -16,19 +16,22 @@ from quantexp.activations import (
     largest_weight,
     passing_bytes,
 )
-from quantexp.capture.choice import expected_tensors, takes_micro_batch
+from quantexp.capture.budget import price_of_iteration
 from quantexp.capture.schedule import captured_iterations
-from quantexp.decoder import is_routed, linear_shapes
+from quantexp.decoder import alike_layers, is_routed, linear_shapes, shapes_by_layer
 from quantexp.device import device_class
 from quantexp.quant.kept import num_kept
-from quantexp.quant.precision import PrecisionMap, changes, precision_map
+from quantexp.quant.precision import (
+    PrecisionMap,
+    declared_maps,
+    distinct_sites,
+    map_in_force,
+)
 from quantexp.quant.sites import Product, Site
 from quantexp.schema import (
-    CaptureLevel,
     Experiment,
     ModelConfig,
     Precision,
-    QuantConfig,
     Recompute,
     TrainingConfig,
 )
@@ -44,11 +47,6 @@ from quantexp.sizes import (
 HEAP_GB = 0.35
 #: torch's Adam on a CPU works on one tensor at a time, with two more of its size in float32.
 _ADAM_TEMPORARIES = 2 * 4
-
-
-def declared_maps(model: ModelConfig, quant: QuantConfig) -> list[PrecisionMap]:
-    """Every precision map of a run, in order; of a large model with many experts each takes a while to make."""
-    return [precision_map(model, quant, iteration) for iteration in changes(quant)]
 
 
 def memory_parts_gb(
@@ -71,7 +69,7 @@ def memory_parts_gb(
         "weight_copies": _weight_copies(experiment, maps) * size / 1e9,
         "temporaries": _temporary_bytes(model, training, count, activations, is_cpu) / 1e9,
         "scratch": (_scratch_bytes(experiment, maps) if is_cpu else 0) / 1e9,
-        "capture": _capture_bytes(experiment, count * 8) / 1e9,
+        "capture": _capture_bytes(experiment, maps, count * 8) / 1e9,
     }
     return parts | ({"heap": HEAP_GB} if is_cpu else {})
 
@@ -83,7 +81,7 @@ def _weight_copies(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
         return 0
     several = num_micro_batches_each(experiment) > 1
     recomputed = training.recompute is Recompute.full
-    shapes = [linear_shapes(model, layer) for layer in range(model.num_layers)]
+    shapes = shapes_by_layer(model)
     counts = [0]
     for declared_by_module in maps:
         count = 0
@@ -122,16 +120,16 @@ def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
     if not training.weight_cache:
         return 0
     held = {
-        entry.name
-        for declared_by_module in maps
-        for declared in declared_by_module.values()
-        for entry in declared.entries()
-        if entry.site is Site.LINEAR and entry.operand.quantised
+        name
+        for declared in maps
+        for sites in distinct_sites(declared)
+        for (_, name), operand in sites.get(Site.LINEAR, {}).items()
+        if operand.quantised
     }
     tokens = training.seq_length * training.micro_batch_size
     shapes = [
         shape
-        for layer in range(model.num_layers)
+        for layer, _ in alike_layers(model)
         for name, shape in linear_shapes(model, layer).items()
         if not is_routed(name)
     ]
@@ -143,7 +141,7 @@ def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
     return sum(elements[name] for name in held) * element_bytes(training)
 
 
-def _capture_bytes(experiment: Experiment, moments: int) -> int:
+def _capture_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], moments: int) -> int:
     """Tensors of one iteration, which wait to be looked at and written, as far as the queue holds them.
 
     In the first iteration there is room for them where Adam's two moments will be.
@@ -152,21 +150,7 @@ def _capture_bytes(experiment: Experiment, moments: int) -> int:
     taken = captured_iterations(capture, experiment.training.iterations)
     if not taken:
         return 0
-    limit = round(capture.queue_gb * 1e9)
-    waiting = min(limit, _values_up_to(limit, experiment, taken[0]))
+    declared = map_in_force(maps, experiment.quant, taken[0])
+    values = price_of_iteration(experiment, declared, num_processes=1).num_bytes
+    waiting = min(round(capture.queue_gb * 1e9), values)
     return max(0, waiting - moments) if taken[-1] == 1 else waiting
-
-
-def _values_up_to(limit: int, experiment: Experiment, iteration: int) -> int:
-    """Bytes of the values that an iteration keeps, counted until there are so many."""
-    capture = experiment.capture
-    if CaptureLevel.tensors not in {capture.level, *(rule.level for rule in capture.rules)}:
-        return 0
-    indices = range(num_micro_batches_each(experiment))
-    each = sum(takes_micro_batch(capture, index) for index in indices)
-    num_bytes = 0
-    for tensor in expected_tensors(experiment, iteration):
-        num_bytes += 0 if tensor.shared else tensor.num_bytes * (1 if tensor.once else each)
-        if num_bytes >= limit:
-            break
-    return num_bytes

@@ -19,15 +19,15 @@ from rich.table import Table
 
 from quantexp.capture.budget import price
 from quantexp.checkpoints import checkpoint_bytes, iterations_saved
-from quantexp.decoder import is_routed, linear_shapes
+from quantexp.decoder import is_routed, shapes_by_layer
 from quantexp.device import device_class
 from quantexp.errors import DataError, RunError
-from quantexp.footprint import declared_maps, memory_parts_gb
+from quantexp.footprint import memory_parts_gb
 from quantexp.formats.table import get_format
 from quantexp.identity import folder_name, identity
 from quantexp.paths import RunDir
 from quantexp.progress import human_bytes
-from quantexp.quant.precision import Entry, changes, entry_record
+from quantexp.quant.precision import Entry, changes, declared_maps, entry_record
 from quantexp.quant.sites import Product, Site
 from quantexp.queueing.slots import slots_for
 from quantexp.record import root_of
@@ -113,7 +113,7 @@ def make_plan(experiment: Experiment) -> Plan:
     entries = [entry for module in maps[0].values() for entry in module.entries()]
     parts = memory_parts_gb(experiment, maps)
     room = room_gb(experiment)
-    captured = price(experiment)
+    captured = price(experiment, maps)
     saved = iterations_saved(experiment.checkpoint, training.iterations)
     missing, folder = _folder(experiment)
     slots, too_small = _slots(experiment)
@@ -194,7 +194,7 @@ def _slots(experiment: Experiment) -> tuple[list[str], str | None]:
 
 def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingConfig) -> int:
     """The decoder's linear weights in the forward product's declared formats, block scales included."""
-    shapes = [linear_shapes(model, layer) for layer in range(model.num_layers)]
+    shapes = shapes_by_layer(model)
     total = 0.0
     for entry in entries:
         if (entry.site, entry.product, entry.name) != (Site.LINEAR, Product.FPROP, "w"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -12,16 +12,13 @@ import psutil
 
 from quantexp.device import device_class
 from quantexp.errors import ConfigError
-from quantexp.footprint import declared_maps, memory_parts_gb
+from quantexp.footprint import memory_parts_gb
 from quantexp.quant.fusable import require_fused_attention
-from quantexp.quant.precision import PrecisionMap
-from quantexp.quant.tileable import require_tiled_attention
+from quantexp.quant.precision import PrecisionMap, declared_maps
 from quantexp.schema import (
     AttentionPath,
     Experiment,
     LauncherKind,
-    ModelConfig,
-    QuantConfig,
     Recompute,
 )
 
@@ -50,11 +47,12 @@ def way_to_fit(
     all of them.
     """
     maps = declared_maps(experiment.model, experiment.quant) if maps is None else maps
-    needed = _total_gb(experiment, maps)
+    parts = memory_parts_gb(experiment, maps)
+    needed = sum(parts.values())
     if needed <= room:
         return None
     begins = f"{needed:.1f} GB do not fit in {room:.1f} GB"
-    ways = list(_ways(experiment, maps))
+    ways = list(_ways(experiment, has_copies=parts["weight_copies"] > 0))
     for key, value in ways:
         if (total := _total_gb(_with(experiment, key, value), maps)) <= room:
             return f"{begins}: {_word(key, value)} takes {total:.1f} GB"
@@ -88,19 +86,14 @@ def _with_layers(experiment: Experiment, num_layers: int) -> Experiment:
     return dataclasses.replace(experiment, model=model)
 
 
-def _ways(experiment: Experiment, maps: Sequence[PrecisionMap]) -> Iterator[tuple[str, Any]]:
+def _ways(experiment: Experiment, *, has_copies: bool) -> Iterator[tuple[str, Any]]:
     """Keys of the training and their values that take less memory."""
     training = experiment.training
-    if memory_parts_gb(experiment, maps)["weight_copies"]:
+    if has_copies:
         yield "weight_cache", False
     if training.attention is AttentionPath.plain:
-        for path, require in (
-            (AttentionPath.fused, require_fused_attention),
-            (AttentionPath.tiled, require_tiled_attention),
-        ):
-            if _is_let_pass(require, experiment):
-                yield "attention", path
-                break
+        fusable = _is_fusable(experiment)
+        yield "attention", AttentionPath.fused if fusable else AttentionPath.tiled
     if training.recompute is Recompute.none:
         yield "recompute", Recompute.full
     if training.micro_batch_size > 1:
@@ -112,11 +105,9 @@ def _word(key: str, value: Any) -> str:
     return f"training.{key}={shown}"
 
 
-def _is_let_pass(
-    require: Callable[[ModelConfig, QuantConfig], None], experiment: Experiment
-) -> bool:
+def _is_fusable(experiment: Experiment) -> bool:
     try:
-        require(experiment.model, experiment.quant)
+        require_fused_attention(experiment.model, experiment.quant)
     except ConfigError:
         return False
     return True

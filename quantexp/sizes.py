@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from quantexp.decoder import is_routed, linear_shapes, moe_of, other_parameters, value_head_dim
+from quantexp.decoder import (
+    alike_layers,
+    is_routed,
+    linear_shapes,
+    moe_of,
+    other_parameters,
+    value_head_dim,
+)
 from quantexp.schema import Experiment, ModelConfig, Precision, TrainingConfig
 
 #: Megatron pads the vocabulary to a multiple of this, so that it divides over tensor-parallel ranks.
@@ -24,15 +31,17 @@ def num_micro_batches_each(experiment: Experiment) -> int:
 def num_parameters(model: ModelConfig) -> int:
     """Parameters, without Megatron's padding of the vocabulary."""
     layers = num_linear_parameters(model)
-    layers += sum(other_parameters(model, layer) for layer in range(model.num_layers))
+    layers += sum(count * other_parameters(model, layer) for layer, count in alike_layers(model))
     embeddings = (1 if model.tie_embeddings else 2) * model.vocab_size * model.hidden_size
     return layers + model.hidden_size + embeddings
 
 
 def num_linear_parameters(model: ModelConfig) -> int:
     """Elements of the decoder's linear weights."""
-    layers = range(model.num_layers)
-    return sum(s.count for layer in layers for s in linear_shapes(model, layer).values())
+    return sum(
+        count * sum(shape.count for shape in linear_shapes(model, layer).values())
+        for layer, count in alike_layers(model)
+    )
 
 
 def num_padding_parameters(model: ModelConfig) -> int:
@@ -64,7 +73,7 @@ def flops_per_iteration(model: ModelConfig, seq_length: int, num_sequences: int)
     counted.
     """
     tokens = seq_length * num_sequences
-    linear = sum(active_linear_parameters(model, layer) for layer in range(model.num_layers))
+    linear = sum(n * active_linear_parameters(model, layer) for layer, n in alike_layers(model))
     output = padded_vocab_size(model.vocab_size) * model.hidden_size
     heads = model.num_attention_heads * (model.head_dim + value_head_dim(model))
     return 6.0 * tokens * (linear + output + model.num_layers * seq_length * heads)

@@ -22,7 +22,6 @@ from quantexp.quant.precision import (
 )
 from quantexp.quant.scoring import scored_operand
 from quantexp.quant.slots import resolve_site, site_configs
-from quantexp.quant.tileable import require_tiled_attention
 from quantexp.ranges import at_least, not_negative, positive
 from quantexp.schema import (
     AnalysisConfig,
@@ -175,5 +174,3 @@ def _scheme(experiment: Experiment) -> None:
         precision_map(experiment.model, quant, iteration)
     if experiment.training.attention is AttentionPath.fused:
         require_fused_attention(experiment.model, quant)
-    if experiment.training.attention is AttentionPath.tiled:
-        require_tiled_attention(experiment.model, quant)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from quantexp.compose import compose
 from quantexp.decoder import (
     LinearShape,
+    alike_layers,
     is_routed,
     layer_modules,
     linear_shapes,
     moe_of,
     other_parameters,
+    shapes_by_layer,
 )
 from quantexp.schema import ModelConfig
 
@@ -77,3 +81,23 @@ def test_experts_without_shared_ones_have_no_shared_modules() -> None:
 def test_routed_modules_are_known_by_their_names() -> None:
     assert is_routed("expert63-fc2")
     assert not any(map(is_routed, ("shared-fc1", "fc1", "expert", "expert1", "attention")))
+
+
+@pytest.mark.parametrize(
+    ("words", "alike"),
+    [
+        (["model=deepseek2_lite"], [(0, 1), (1, 26)]),
+        (["model=deepseek2_lite", "model.moe.num_dense_layers=0"], [(0, 27)]),
+        (["model=deepseek2_lite", "model.moe.num_dense_layers=3"], [(0, 3), (3, 24)]),
+        (["model=llama32-1b"], [(0, 16)]),
+    ],
+)
+def test_layers_that_are_alike_are_counted(words: list[str], alike: list[tuple[int, int]]) -> None:
+    model = compose(words, None, {}).model
+    assert alike_layers(model) == alike
+    layers = range(model.num_layers)
+    assert shapes_by_layer(model) == [linear_shapes(model, layer) for layer in layers]
+
+
+def test_one_layer_of_a_model_with_more_dense_ones_is_dense(deepseek: ModelConfig) -> None:
+    assert alike_layers(dataclasses.replace(deepseek, num_layers=1)) == [(0, 1)]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose as hydra_compose
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import OmegaConf
 
@@ -49,6 +53,29 @@ def test_overrides_of_one_composition_are_not_in_the_next() -> None:
         again = hydra_compose("config", ["quant=linear_mxfp8"])
     assert OmegaConf.to_container(first) == OmegaConf.to_container(again)
     assert again.quant.linear.block == 32
+
+
+def test_what_is_handed_out_is_what_hydra_reads() -> None:
+    """Types, flags and defaults lists included, each time anew."""
+    with configuration(None):
+        loader = GlobalHydra.instance().config_loader()
+        assert isinstance(loader, ConfigLoaderImpl)
+        ours, hydras = loader.repository, ConfigRepository(loader.get_search_path())
+        for name in ("config", "schema", "training/fast", "quant/FA_mxfp8", "hydra/config"):
+            first, second, read = (r.load_config(name) for r in (ours, ours, hydras))
+            assert first is not second
+            assert first == second == read
+            assert read is not None
+            assert _types(first.config) == _types(second.config) == _types(read.config)
+        assert ours.load_config("training/none_such") is None
+
+
+def _types(node: Any) -> list[tuple[object, object]]:
+    """What OmegaConf knows of a node and of all below it, beside the values."""
+    content = getattr(node, "_content", None)  # a section that is missing has none of its own
+    below = content.values() if isinstance(content, dict) else content
+    below = [] if below is None or isinstance(below, str) else below
+    return [(type(node), node._metadata), *(each for one in below for each in _types(one))]
 
 
 def test_next_command_sees_a_changed_file(tmp_path: Path) -> None:

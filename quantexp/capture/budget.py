@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from quantexp.capture.choice import expected_tensors, takes_micro_batch
+from quantexp.capture.choice import expected_alike, takes_micro_batch
 from quantexp.capture.schedule import captured_iterations
 from quantexp.errors import CaptureError
-from quantexp.quant.precision import changes
+from quantexp.quant.precision import PrecisionMap, changes, declared_maps
 from quantexp.schema import CaptureLevel, Experiment
 from quantexp.sizes import num_micro_batches_each
 
@@ -40,15 +40,28 @@ class Price:
         return self.num_bytes + self.statistics * FRAMING_BYTES
 
 
-def price(experiment: Experiment) -> Price:
-    """The price of an experiment's capture, from its configuration alone."""
+def price(experiment: Experiment, maps: Sequence[PrecisionMap] | None = None) -> Price:
+    """The price of an experiment's capture, from its configuration alone; `maps` are its `declared_maps`."""
+    if maps is None:
+        maps = declared_maps(experiment.model, experiment.quant)
     ranks = experiment.launcher.num_processes
-    indices = range(num_micro_batches_each(experiment))
-    each = sum(takes_micro_batch(experiment.capture, i) for i in indices) * ranks
     tensors = num_bytes = statistics = 0
-    for first, iterations in _stretches(experiment):
-        for expected in expected_tensors(experiment, first):
-            times = iterations if expected.once else iterations * each
+    for declared, iterations in _stretches(experiment, maps):
+        found = price_of_iteration(experiment, declared, ranks)
+        tensors += iterations * found.tensors
+        num_bytes += iterations * found.num_bytes
+        statistics += iterations * found.statistics
+    return Price(tensors, num_bytes, statistics)
+
+
+def price_of_iteration(experiment: Experiment, declared: PrecisionMap, num_processes: int) -> Price:
+    """What so many processes capture in an iteration under a precision map; weights are captured by one of them."""
+    indices = range(num_micro_batches_each(experiment))
+    each = sum(takes_micro_batch(experiment.capture, i) for i in indices) * num_processes
+    tensors = num_bytes = statistics = 0
+    for alike, given in expected_alike(experiment, declared):
+        for expected in given:
+            times = alike if expected.once else alike * each
             is_file = expected.take.level is CaptureLevel.tensors and not expected.shared
             tensors += times * is_file
             num_bytes += times * expected.num_bytes
@@ -56,14 +69,15 @@ def price(experiment: Experiment) -> Price:
     return Price(tensors, num_bytes, statistics)
 
 
-def _stretches(experiment: Experiment) -> Iterator[tuple[int, int]]:
-    """Iterations under one precision map: the first of them, and how many are captured."""
+def _stretches(
+    experiment: Experiment, maps: Sequence[PrecisionMap]
+) -> Iterator[tuple[PrecisionMap, int]]:
+    """The precision maps under which anything is captured, and in how many iterations."""
     taken = captured_iterations(experiment.capture, experiment.training.iterations)
-    starts = changes(experiment.quant)
-    bounds = [bisect_left(taken, start) for start in starts] + [len(taken)]
-    for start, (first, last) in zip(starts, pairwise(bounds), strict=True):
+    bounds = [bisect_left(taken, start) for start in changes(experiment.quant)] + [len(taken)]
+    for declared, (first, last) in zip(maps, pairwise(bounds), strict=True):
         if last > first:
-            yield start, last - first
+            yield declared, last - first
 
 
 def require_affordable(experiment: Experiment, root: Path) -> None:

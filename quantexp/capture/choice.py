@@ -8,7 +8,7 @@ layer's experts is exact where all of them are captured alike and no sampling cu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -22,19 +22,27 @@ from quantexp.capture.operands import (
     scale_shape,
     source_of,
 )
-from quantexp.capture.rules import RESIDUAL_GRADS, RESIDUALS, ROUTER_LOGITS, Take, take
+from quantexp.capture.rules import (
+    RESIDUAL_GRADS,
+    RESIDUALS,
+    ROUTER_LOGITS,
+    Take,
+    keeps_operands,
+    rules_on,
+    take_by,
+)
 from quantexp.capture.sample import sample_of, sampled_shape
 from quantexp.capture.schedule import captured_iterations
 from quantexp.decoder import (
     ATTENTION,
     LinearShape,
     is_routed,
-    linear_shapes,
     moe_of,
+    shapes_by_layer,
     value_head_dim,
 )
-from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
-from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
+from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap, Sites, precision_map
+from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experiment
 from quantexp.sizes import element_bytes
 
 
@@ -89,35 +97,70 @@ def last_captured(experiment: Experiment) -> int:
 def expected_tensors(experiment: Experiment, iteration: int = 1) -> Iterator[Expected]:
     """Every tensor one captured micro-batch of an iteration gives."""
     declared = precision_map(experiment.model, experiment.quant, iteration)
-    layers = range(experiment.model.num_layers)
-    shapes = [linear_shapes(experiment.model, layer) for layer in layers]
+    for giver in _givers(experiment, declared):
+        yield from _taken(experiment, giver, _rules_on(experiment, giver))
+
+
+def expected_alike(
+    experiment: Experiment, declared: PrecisionMap
+) -> Iterator[tuple[int, list[Expected]]]:
+    """The same under a precision map, to be counted: how many modules are alike, and what the first of them gives.
+
+    Layers and experts are many, and kinds of them few.
+    """
+    alike: dict[Hashable, list[_Giver]] = {}
+    for giver in _givers(experiment, declared):
+        rules = tuple(_rules_on(experiment, giver))
+        key = (giver.make, giver.follows_from, id(giver.precision.alike), rules)
+        alike.setdefault(key, []).append(giver)
+    for givers in alike.values():
+        first = givers[0]
+        yield len(givers), list(_taken(experiment, first, _rules_on(experiment, first)))
+
+
+@dataclass(frozen=True)
+class _Giver:
+    """A module that gives tensors: as it is declared, and what makes its tensors of what they follow from."""
+
+    precision: ModulePrecision
+    make: Callable[..., Iterator[Expected]]
+    follows_from: tuple[Hashable, ...] = ()
+
+
+def _givers(experiment: Experiment, declared: PrecisionMap) -> Iterator[_Giver]:
+    model = experiment.model
+    shapes = shapes_by_layer(model)
     for module, precision in declared.items():
-        tensors = (
-            _attention(experiment, module)
-            if module.name == ATTENTION
-            else _linear(experiment, module, shapes[module.layer][module.name])
-        )
-        yield from _taken(experiment, precision, list(tensors))
-    for layer in range(experiment.model.num_layers):
-        module = ModuleId(layer, RESIDUAL)
-        tensors = _residual(experiment, module)
-        yield from _taken(experiment, ModulePrecision(module, {}), list(tensors))
-        if (moe := moe_of(experiment.model, layer)) is not None:
-            module = ModuleId(layer, ROUTER)
-            tensors = _router(experiment, module, moe.num_experts)
-            yield from _taken(experiment, ModulePrecision(module, {}), list(tensors))
+        if module.name == ATTENTION:
+            yield _Giver(precision, _attention)
+        else:
+            shape = shapes[module.layer][module.name]
+            yield _Giver(precision, _linear, (_tokens(experiment, module), shape))
+    nothing: Sites = {}
+    for layer in range(model.num_layers):
+        residual = ModulePrecision(ModuleId(layer, RESIDUAL), nothing)
+        yield _Giver(residual, _residual, (layer == 0,))
+        if (moe := moe_of(model, layer)) is not None:
+            router = ModulePrecision(ModuleId(layer, ROUTER), nothing)
+            yield _Giver(router, _router, (moe.num_experts,))
 
 
-def _taken(
-    experiment: Experiment, precision: ModulePrecision, tensors: list[Expected]
-) -> Iterator[Expected]:
-    """What the rules keep; a weight that the forward left out is the backward's own."""
+def _rules_on(experiment: Experiment, giver: _Giver) -> list[int]:
+    return rules_on(experiment.capture, experiment.model.num_layers, giver.precision.module)
+
+
+def _taken(experiment: Experiment, giver: _Giver, rules: Sequence[int]) -> Iterator[Expected]:
+    """What the rules on a module keep; a weight that the forward left out is the backward's own."""
+    capture, precision = experiment.capture, giver.precision
+    tensors = list(giver.make(experiment, precision.module, *giver.follows_from))
+    if keeps_operands(capture):
+        tensors += _held(precision, tensors)
     left_out: set[str] = set()
-    layers = experiment.model.num_layers
-    for each in (*tensors, *_held(precision, tensors)):
+    for each in tensors:
         name = each.tensor if each.held is None else each.held.tensor
-        taken = take(experiment.capture, layers, each.module, each.operation, name)
-        taken = taken.unless_replaced(is_replaced(precision, each.operation, each.tensor))
+        taken = take_by(capture, rules, each.operation, name)
+        if taken.values is CaptureValues.after:
+            taken = taken.unless_replaced(is_replaced(precision, each.operation, each.tensor))
         if taken.level is CaptureLevel.off:
             left_out.add(each.tensor)
         else:
@@ -153,8 +196,9 @@ def _held(precision: ModulePrecision, tensors: list[Expected]) -> Iterator[Expec
             )
 
 
-def _linear(experiment: Experiment, module: ModuleId, shape: LinearShape) -> Iterator[Expected]:
-    tokens = _tokens(experiment, module)
+def _linear(
+    experiment: Experiment, module: ModuleId, tokens: tuple[int, ...], shape: LinearShape
+) -> Iterator[Expected]:
     x, y = (*tokens, shape.input_width), (*tokens, shape.output_width)
     w = (shape.output_width, shape.input_width)
     size = element_bytes(experiment.training)
@@ -198,12 +242,12 @@ def _attention(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
     yield Expected(module, "backward", "post", "grad_value", v, size)
 
 
-def _residual(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
+def _residual(experiment: Experiment, module: ModuleId, is_first: bool) -> Iterator[Expected]:
     T, B = experiment.training.seq_length, experiment.training.micro_batch_size
     shape, size = (T, B, experiment.model.hidden_size), element_bytes(experiment.training)
     for name, gradient in zip(RESIDUALS, RESIDUAL_GRADS, strict=True):
         enters = name == "resid_pre"
-        if not enters or module.layer == 0:
+        if not enters or is_first:
             yield Expected(module, "forward", "pre" if enters else "post", name, shape, size)
             yield Expected(module, "backward", "post" if enters else "pre", gradient, shape, size)
 

@@ -9,6 +9,7 @@ that names it in `tensors`. With `capture.level=off` no rule takes anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -57,12 +58,22 @@ def take(
     capture: CaptureConfig, num_layers: int, module: ModuleId, operation: str, tensor: str
 ) -> Take:
     """What is kept of a tensor of a module, or of a quantised operand by its name, whichever iteration it passes in."""
+    return take_by(capture, rules_on(capture, num_layers, module), operation, tensor)
+
+
+def rules_on(capture: CaptureConfig, num_layers: int, module: ModuleId) -> list[int]:
+    """The rules, by their indices, that mean a module."""
+    return [i for i, rule in enumerate(capture.rules) if _is_on(rule, num_layers, module)]
+
+
+def take_by(capture: CaptureConfig, rules: Sequence[int], operation: str, tensor: str) -> Take:
+    """What is kept of a tensor of a module that these rules are on."""
     level = capture.level if _asked_for(capture, tensor) else CaptureLevel.off
     if capture.level is CaptureLevel.off:
         return Take(level)
     count, of, values = capture.sample_count, capture.sample_of, capture.values
-    for rule in capture.rules:
-        if not _applies(rule, num_layers, module, operation, tensor):
+    for rule in (capture.rules[index] for index in rules):
+        if not _means(rule, operation, tensor):
             continue
         if rule.level is not None and (rule.tensors or _asked_for(capture, tensor)):
             level = rule.level
@@ -85,16 +96,24 @@ def _asked_for(capture: CaptureConfig, tensor: str) -> bool:
     return capture.weight_grads if tensor in WEIGHT_GRADS else True
 
 
-def _applies(
-    rule: CaptureRule, num_layers: int, module: ModuleId, operation: str, tensor: str
-) -> bool:
+def keeps_operands(capture: CaptureConfig) -> bool:
+    """Whether anything asks for quantised operands."""
+    values = [capture.values, *(r.values for r in capture.rules if r.values is not None)]
+    return any(v is not CaptureValues.before for v in values)
+
+
+def _is_on(rule: CaptureRule, num_layers: int, module: ModuleId) -> bool:
     layers = [layer % num_layers for layer in rule.layers]
+    return (not layers or module.layer in layers) and (
+        not rule.modules or any(fnmatchcase(module.name, p) for p in rule.modules)
+    )
+
+
+def _means(rule: CaptureRule, operation: str, tensor: str) -> bool:
+    """Whether a rule is for a tensor of the modules that it is on."""
     names = {tensor, source_of(tensor)}
-    return (
-        (not layers or module.layer in layers)
-        and (not rule.modules or any(fnmatchcase(module.name, p) for p in rule.modules))
-        and (not rule.operations or operation in rule.operations)
-        and (not rule.tensors or any(fnmatchcase(n, p) for n in names for p in rule.tensors))
+    return (not rule.operations or operation in rule.operations) and (
+        not rule.tensors or any(fnmatchcase(n, p) for n in names for p in rule.tensors)
     )
 
 
@@ -130,8 +149,7 @@ def _check_held(where: str, rule: CaptureRule, capture: CaptureConfig) -> None:
     """Refuse a rule for quantised operands alone where nothing asks for any."""
     named = [p for p in rule.tensors if any(fnmatchcase(t, p) for t in HELD_TENSORS)]
     plain = any(fnmatchcase(t, p) for t in TENSORS for p in rule.tensors)
-    values = [capture.values, *(r.values for r in capture.rules if r.values is not None)]
-    if named and not plain and all(v is CaptureValues.before for v in values):
+    if named and not plain and not keeps_operands(capture):
         raise ConfigError(
             f"{where}.tensors names operands after quantisation ({', '.join(named)}), and capture.values=before keeps "
             "none; add values: both to the rule, or drop it"

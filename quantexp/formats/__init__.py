@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quantexp.formats.encoding import Scales, TwoLevelScales, encode
     from quantexp.formats.grid import lies_on_grid, local_step
     from quantexp.formats.history import AmaxHistory
+    from quantexp.formats.philox import Place
     from quantexp.formats.quantising import quantise
     from quantexp.formats.saturating import saturated
     from quantexp.formats.scaling import scales_of
@@ -42,6 +43,7 @@ __all__ = [
     "Format",
     "Hadamard",
     "Options",
+    "Place",
     "Rounding",
     "ScaleRule",
     "Scales",
@@ -64,6 +66,7 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "AmaxHistory": "history",
+    "Place": "philox",
     "Scales": "encoding",
     "TwoLevelScales": "encoding",
     "decode": "decoding",

@@ -14,7 +14,15 @@ EXPONENT_MASK = 0x7F800000
 NAN_BITS = 0x7FC00000
 #: 2^-127, the one E8M0 scale that float32 holds as a subnormal.
 _TWO_TO_MINUS_127_BITS = 1 << 22
-_FIELDS_OF_INVERSES = (2 * BIAS) << MANTISSA_BITS
+
+
+def _word(bits: int) -> Tensor:
+    """A number that operators take as it is on any device: a Python number they convert at each call."""
+    return torch.tensor(bits, dtype=torch.int32, device="cpu")
+
+
+EXPONENT_WORD = _word(EXPONENT_MASK)
+_FIELDS_OF_INVERSES = _word((2 * BIAS) << MANTISSA_BITS)
 
 
 def as_bits(x: Tensor) -> Tensor:
@@ -32,8 +40,8 @@ def power_of_two(field: Tensor) -> Tensor:
 
     NaN for the field of all ones, which as an E8M0 scale stands for NaN.
     """
-    bits = field.masked_fill(field == EXPONENT_MASK, NAN_BITS)
-    return from_bits(bits.clamp_min_(_TWO_TO_MINUS_127_BITS))
+    bits = field.clamp_min(_TWO_TO_MINUS_127_BITS)
+    return from_bits(bits.masked_fill_(field == EXPONENT_WORD, NAN_BITS))
 
 
 def inverse_power_of_two(field: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.bits import (
-    MAGNITUDE_MASK,
     as_bits,
     inverse_power_of_two,
     power_of_two,
@@ -81,7 +80,7 @@ def block_amax_bits(x32_OBKI: Tensor, magnitude_OBKI: Tensor) -> Tensor:
 
     On bits, integers order magnitudes as floats do, with NaN above Inf above all finite values.
     """
-    torch.bitwise_and(as_bits(x32_OBKI), MAGNITUDE_MASK, out=as_bits(magnitude_OBKI))
+    torch.abs(x32_OBKI, out=magnitude_OBKI)
     return as_bits(magnitude_OBKI).amax(dim=2, keepdim=True)
 
 

@@ -13,6 +13,9 @@ so that the numbers of an element do not depend on how a tensor is cut or where 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -53,27 +56,94 @@ def _product(a: int, b: Word) -> tuple[Word, Word]:
     return (product >> _WORD) & _MASK, product & _MASK
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in a larger one: the shape of that, and the indices of the tensor's first element in it."""
+
+    whole: tuple[int, ...]
+    start: tuple[int, ...]
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Refuse a tensor that does not fit.
+
+        Raises:
+            ValueError: another number of axes, or it reaches beyond the larger one.
+        """
+        fits = len(self.whole) == len(self.start) == len(shape) > 0 and all(
+            first >= 0 and first + extent <= most
+            for first, extent, most in zip(self.start, shape, self.whole, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"a tensor of shape {tuple(shape)} does not lie at {self.start} in one of {self.whole}"
+            )
+
+
 def random_integers(count: int, seed: int, offset: int, device: torch.device) -> Tensor:
     """The first `count` random numbers of a seed and an offset: integers in [0, 2^24) as float32.
 
     Seed and offset lie in [0, 2^64).
     """
-    key = (seed & _MASK, seed >> _WORD)
-    above = (offset & _MASK, offset >> _WORD)
     num_counters = -(-count // 4)
     numbers = torch.empty(num_counters, 4, dtype=torch.float32, device=device)
-    chunk = _CHUNK * torch.get_num_threads() if device.type == "cpu" else num_counters
-    for start in range(0, num_counters, max(1, chunk)):
+    chunk = _chunk(device, num_counters)
+    for start in range(0, num_counters, chunk):
         index = torch.arange(start, min(start + chunk, num_counters), device=device)
-        words = philox4x32((index & _MASK, index >> _WORD, *above), key)
-        for place, word in enumerate(words):
-            assert isinstance(word, Tensor)
-            numbers[start : start + chunk, place] = word >> (_WORD - RANDOM_BITS)
+        _fill(numbers[start : start + chunk], index, seed, offset)
     return numbers.view(-1)[:count]
 
 
-def random_numbers(x: Tensor, options: Options) -> Tensor | None:
-    """A random number for each element of x, in its shape; None where rounding takes none."""
+def random_integers_at(
+    place: Place, shape: Sequence[int], seed: int, offset: int, device: torch.device
+) -> Tensor:
+    """The random numbers of a part, in its shape: those of its elements in the whole.
+
+    Raises:
+        ValueError: the part does not lie in the whole.
+    """
+    place.check(shape)
+    extent, stride = shape[-1], place.whole[-1]
+    first = torch.full((1,), place.start[-1], dtype=torch.int64, device=device)
+    for axis in reversed(range(len(shape) - 1)):
+        along = torch.arange(shape[axis], device=device) + place.start[axis]
+        first = (along[:, None] * stride + first).view(-1)
+        stride *= place.whole[axis]
+    # A row begins in one of the four words of its first counter.
+    num_counters = -(-(extent + 3) // 4)
+    numbers = torch.empty(len(first), extent, dtype=torch.float32, device=device)
+    counters = torch.arange(num_counters, device=device)
+    elements = torch.arange(extent, device=device)
+    rows = max(1, _chunk(device, len(first) * num_counters) // num_counters)
+    for start in range(0, len(first), rows):
+        begins = first[start : start + rows, None]
+        words = torch.empty(len(begins), num_counters, 4, dtype=torch.float32, device=device)
+        _fill(words, begins // 4 + counters, seed, offset)
+        numbers[start : start + rows] = words.flatten(1).gather(1, begins % 4 + elements)
+    return numbers.view(*shape)
+
+
+def _chunk(device: torch.device, num_counters: int) -> int:
+    """How many counters to take at a time."""
+    return _CHUNK * torch.get_num_threads() if device.type == "cpu" else max(1, num_counters)
+
+
+def _fill(numbers: Tensor, index: Tensor, seed: int, offset: int) -> None:
+    """Write the four numbers of each counter to the last axis of `numbers`; `index` has all axes but that."""
+    key = (seed & _MASK, seed >> _WORD)
+    above = (offset & _MASK, offset >> _WORD)
+    for place, word in enumerate(philox4x32((index & _MASK, index >> _WORD, *above), key)):
+        assert isinstance(word, Tensor)
+        numbers[..., place] = word >> (_WORD - RANDOM_BITS)
+
+
+def random_numbers(x: Tensor, options: Options, place: Place | None = None) -> Tensor | None:
+    """A random number for each element of x, in its shape; None where rounding takes none.
+
+    Raises:
+        ValueError: x does not lie at its place.
+    """
     if options.rounding is not Rounding.STOCHASTIC:
         return None
+    if place is not None:
+        return random_integers_at(place, x.shape, options.seed, options.offset, x.device)
     return random_integers(x.numel(), options.seed, options.offset, x.device).view(x.shape)

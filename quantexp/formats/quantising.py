@@ -25,7 +25,7 @@ from quantexp.formats.layout import (
 from quantexp.formats.mx import quantise_mx
 from quantexp.formats.nv import quantise_nv
 from quantexp.formats.options import Options, resolve
-from quantexp.formats.philox import random_numbers
+from quantexp.formats.philox import Place, random_numbers
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, Format, Rounding, ScaleRule, Scaling
 
@@ -47,6 +47,7 @@ def quantise(
     offset: int | None = None,
     pre_scale: bool = False,
     out: Tensor | None = None,
+    place: Place | None = None,
 ) -> Tensor:
     """The tensor x with its values on the format's grid, in its own shape and dtype.
 
@@ -79,10 +80,12 @@ def quantise(
         pre_scale: MXFP4 and NVFP4, whether 3/4 x is rounded, under the scale of x: what is returned
             stands for 3/4 x.
         out: where to write, of x's shape and dtype; it may be x itself.
+        place: stochastic rounding, where x is a part of a larger tensor: its elements then have the random
+            numbers that they have in that one.
 
     Raises:
         ValueError: for an unknown format, an option the format does not have, a value that is not
-            allowed, and a dtype, axis or `out` that does not fit.
+            allowed, and a dtype, axis, `out` or place that does not fit.
     """
     options = resolve(
         fmt,
@@ -105,7 +108,7 @@ def quantise(
     order = memory_order(x)
     dense = x.permute(order).contiguous()
     target = Target(dense, order, out)
-    random = random_numbers(x, options)
+    random = random_numbers(x, options, place)
     random = None if random is None else random.permute(order).contiguous()
     quantise_dense(dense, target.dense, options, order.index(axis) if order else 0, scale, random)
     return target.filled()

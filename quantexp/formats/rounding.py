@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quantexp.formats.bits import EXPONENT_MASK, MANTISSA_BITS, as_bits
+from quantexp.formats.bits import EXPONENT_WORD, MANTISSA_BITS, as_bits
 from quantexp.formats.philox import RANDOM_BITS
 from quantexp.formats.types import Element, Rounding
 
@@ -42,7 +42,7 @@ def round_element(
     """
     if rounding is Rounding.STOCHASTIC:
         assert random is not None
-        torch.bitwise_and(as_bits(v), EXPONENT_MASK, out=as_bits(magic))
+        torch.bitwise_and(as_bits(v), EXPONENT_WORD, out=as_bits(magic))
         magic.clamp_min_(2.0**element.emin).mul_(2.0**-element.mantissa_bits)
         round_at_random(v, magic, random)
     else:
@@ -59,9 +59,12 @@ def round_at_random(v: Tensor, step: Tensor, random: Tensor) -> None:
     torch.mul(below, step, out=v)
 
 
-def round_to_multiples(v: Tensor, magic: Tensor) -> None:
-    """Round v (float32, in place) to multiples of magic / (1.5 * 2^23), nearest even; 0 is +0."""
-    v.add_(magic).sub_(magic)
+def round_to_multiples(v: Tensor, magic: Tensor, factor: float = 1.0) -> None:
+    """Round v (float32, in place) to multiples of factor * magic / (1.5 * 2^23), nearest even; 0 is +0.
+
+    factor * magic has to be exact in float32, so that it does not matter whether it is rounded before it is added.
+    """
+    v.add_(magic, alpha=factor).sub_(magic, alpha=factor)
 
 
 def round_magnitudes(v: Tensor, element: Element, magic: Tensor) -> None:
@@ -69,7 +72,6 @@ def round_magnitudes(v: Tensor, element: Element, magic: Tensor) -> None:
 
     The grid is continued beyond the element's largest value. `magic` is a temporary of v's shape.
     """
-    torch.bitwise_and(as_bits(v), EXPONENT_MASK, out=as_bits(magic))
+    torch.bitwise_and(as_bits(v), EXPONENT_WORD, out=as_bits(magic))
     magic.clamp_min_(2.0**element.emin)
-    magic.mul_(1.5 * 2.0 ** (MANTISSA_BITS - element.mantissa_bits))
-    round_to_multiples(v, magic)
+    round_to_multiples(v, magic, 1.5 * 2.0 ** (MANTISSA_BITS - element.mantissa_bits))

@@ -13,7 +13,7 @@ import struct
 
 from torch import Tensor
 
-from quantexp.formats.bits import EXPONENT_MASK, MANTISSA_BITS
+from quantexp.formats.bits import EXPONENT_MASK, EXPONENT_WORD, MANTISSA_BITS
 from quantexp.formats.types import Element, ScaleRule
 
 _ONE = 1 << MANTISSA_BITS
@@ -27,9 +27,10 @@ def scale_field(amax_bits: Tensor, element: Element, rule: ScaleRule) -> Tensor:
     with every rule and element it lies below the smallest scale.
     Source: OCP MX v1.0 sections 5.4.1 (E8M0) and 6.3 (conversion).
     """
-    field = (amax_bits + rule_offset(element, rule)).bitwise_and_(EXPONENT_MASK)
+    offset = rule_offset(element, rule)
+    field = (amax_bits + offset if offset else amax_bits).bitwise_and(EXPONENT_WORD)
     field.sub_(element.emax << MANTISSA_BITS).clamp_min_(0)
-    return field.masked_fill_(amax_bits >= EXPONENT_MASK, EXPONENT_MASK)
+    return field.masked_fill_(amax_bits >= EXPONENT_WORD, EXPONENT_MASK)
 
 
 def can_saturate(rule: ScaleRule) -> bool:

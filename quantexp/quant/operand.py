@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import (
+    Place,
     Scales,
     Scaling,
     finite_amax,
@@ -23,7 +24,12 @@ from quantexp.quant.slots import Operand
 
 
 def held(
-    x: Tensor, operand: Operand, axis: int, amax: Tensor | None = None, out: Tensor | None = None
+    x: Tensor,
+    operand: Operand,
+    axis: int,
+    amax: Tensor | None = None,
+    out: Tensor | None = None,
+    place: Place | None = None,
 ) -> Tensor:
     """`x` on the operand's grid, in x's shape and dtype; `x` itself where the operand is the working precision.
 
@@ -36,6 +42,7 @@ def held(
         axis: the dimension of x that the product reduces over: blocks run along it.
         amax: where x is part of a tensor whose scale follows from its amax (`follows_own_amax`), that of all of it.
         out: where to write it, of x's shape and dtype, of an operand that does not depend on the moment.
+        place: where x lies in the tensor that it is a part of: random numbers follow from that.
     """
     if not operand.quantised or x.numel() == 0:
         return x
@@ -43,7 +50,7 @@ def held(
         return quantise(x, operand.format, axis=axis, amax=amax, out=out, **operand.options)
     moment = current()
     v = transformed(x, operand, axis)
-    options = {**operand.options, **moment.draw(operand), "amax": amax}
+    options = {**operand.options, **moment.draw(operand), "amax": amax, "place": place}
     if operand.scaling is Scaling.DELAYED:
         observed = moment.amax_for(operand, v)
         options["amax"] = observed if amax is None else amax

@@ -7,11 +7,12 @@ a function of the iteration; `changes` lists the iterations at which it changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from quantexp.decoder import ATTENTION, layer_modules
+from quantexp.decoder import ATTENTION, alike_layers, layer_modules
 from quantexp.errors import ConfigError
 from quantexp.quant.choosing import Setting
 from quantexp.quant.sites import Product, Site, slots_of
@@ -51,12 +52,23 @@ def slot_label(module: ModuleId, site: Site, product: Product, name: str) -> str
     return f"{module} {site.value}.{product.value}.{name}"
 
 
+#: The operands of a module's sites.
+Sites = dict[Site, dict[Key, Operand]]
+
+
 @dataclass(frozen=True)
 class ModulePrecision:
-    """What one module needs to know: the operands of its sites."""
+    """What one module needs to know: the operands of its sites, which modules that are alike may share."""
 
     module: ModuleId
-    sites: dict[Site, dict[Key, Operand]]
+    sites: Sites
+    #: The same before operands got their streams, where any has one.
+    unnamed: Sites | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def alike(self) -> Sites:
+        """The operands but for their streams: one object for all modules of a map that are held alike."""
+        return self.sites if self.unnamed is None else self.unnamed
 
     def operand(self, site: Site, product: Product, name: str) -> Operand:
         """The operand of a product, as declared."""
@@ -76,8 +88,10 @@ def decoder_modules(model: ModelConfig) -> list[tuple[ModuleId, tuple[Site, ...]
     """Every module of the decoder that multiplies, with its sites."""
     return [
         (ModuleId(layer, name), (Site.QK, Site.PV) if name == ATTENTION else (Site.LINEAR,))
-        for layer in range(model.num_layers)
-        for name in layer_modules(model, layer)
+        for first, count in alike_layers(model)
+        for names in (layer_modules(model, first),)
+        for layer in range(first, first + count)
+        for name in names
     ]
 
 
@@ -87,14 +101,31 @@ def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) ->
     Raises:
         ConfigError: a site or rule that cannot be, named by its full key.
     """
-    resolved: _Resolved = {}
-    return {
-        module: ModulePrecision(
-            module,
-            {site: _operands(module, site, model, quant, iteration, resolved) for site in sites},
-        )
-        for module, sites in decoder_modules(model)
-    }
+    rules = [(i, rule) for i, rule in enumerate(quant.rules) if _is_in_force(rule, iteration)]
+    # modules come by the thousand, and those that the same rules apply to are alike.
+    resolved: dict[tuple[tuple[Site, ...], tuple[int, ...]], Sites] = {}
+    found: PrecisionMap = {}
+    for module, sites in decoder_modules(model):
+        applying = tuple(i for i, rule in rules if _applies(rule, module, model.num_layers))
+        if (sites, applying) not in resolved:
+            resolved[sites, applying] = {site: _operands(site, quant, applying) for site in sites}
+        found[module] = _named(module, resolved[sites, applying])
+    return found
+
+
+def declared_maps(model: ModelConfig, quant: QuantConfig) -> list[PrecisionMap]:
+    """Every precision map of a run, one for each of `changes`."""
+    return [precision_map(model, quant, iteration) for iteration in changes(quant)]
+
+
+def map_in_force(maps: Sequence[PrecisionMap], quant: QuantConfig, iteration: int) -> PrecisionMap:
+    """The one of a run's `declared_maps` that holds in an iteration (from 1)."""
+    return maps[bisect_right(changes(quant), iteration) - 1]
+
+
+def distinct_sites(declared: PrecisionMap) -> list[Sites]:
+    """Every way in which modules of a map are held, once, without streams."""
+    return list({id(module.alike): module.alike for module in declared.values()}.values())
 
 
 def changes(quant: QuantConfig) -> list[int]:
@@ -158,40 +189,31 @@ def _known(key: str, given: list[str], allowed: list[str]) -> None:
             raise ConfigError(f"{key} must be among {', '.join(allowed)}, got {value!r}")
 
 
-#: What a site comes to, by the rules that apply to each of its slots: modules by the thousand are alike.
-_Resolved = dict[tuple[Site, tuple[tuple[int, ...], ...]], dict[Key, Operand]]
+def _operands(site: Site, quant: QuantConfig, applying: Sequence[int]) -> dict[Key, Operand]:
+    """What a site comes to in a module that these rules apply to."""
+    overlays = {
+        key: [
+            Setting(f"quant.rules[{i}]", quant.rules[i])
+            for i in reversed(applying)
+            if _means(quant.rules[i], site, key)
+        ]
+        for key in slots_of(site)
+    }
+    return resolve_site(site, site_configs(quant)[site], overlays)
 
 
-def _operands(
-    module: ModuleId,
-    site: Site,
-    model: ModelConfig,
-    quant: QuantConfig,
-    iteration: int,
-    resolved: _Resolved,
-) -> dict[Key, Operand]:
-    keys = slots_of(site)
-    applying = tuple(
-        tuple(
-            index
-            for index, rule in enumerate(quant.rules)
-            if _applies(rule, module, site, key, model.num_layers, iteration)
-        )
-        for key in keys
-    )
-    operands = resolved.get((site, applying))
-    if operands is None:
-        overlays = {
-            key: [Setting(f"quant.rules[{i}]", quant.rules[i]) for i in reversed(indices)]
-            for key, indices in zip(keys, applying, strict=True)
-        }
-        operands = resolve_site(site, site_configs(quant)[site], overlays)
-        resolved[site, applying] = operands
-    return {key: _named(module, site, key, operand) for key, operand in operands.items()}
+def _named(module: ModuleId, sites: Sites) -> ModulePrecision:
+    """The operands with their streams, where any needs one: a forward copy repeats the forward's."""
+    if not any(operand.depends_on_moment for site in sites.values() for operand in site.values()):
+        return ModulePrecision(module, sites)
+    named = {
+        site: {key: _with_stream(module, site, key, operand) for key, operand in operands.items()}
+        for site, operands in sites.items()
+    }
+    return ModulePrecision(module, named, unnamed=sites)
 
 
-def _named(module: ModuleId, site: Site, key: Key, operand: Operand) -> Operand:
-    """The operand with its stream, where it needs one: a forward copy repeats the forward's."""
+def _with_stream(module: ModuleId, site: Site, key: Key, operand: Operand) -> Operand:
     if not operand.depends_on_moment:
         return operand
     product, name = key
@@ -199,20 +221,25 @@ def _named(module: ModuleId, site: Site, key: Key, operand: Operand) -> Operand:
     return replace(operand, stream=slot_label(module, site, product, name))
 
 
-def _applies(
-    rule: Rule, module: ModuleId, site: Site, key: Key, num_layers: int, iteration: int
-) -> bool:
-    product, name = key
-    layers = [layer % num_layers for layer in rule.layers]
+def _is_in_force(rule: Rule, iteration: int) -> bool:
     first, last = rule.iterations or (1, None)
+    return (first or 1) <= iteration and (last is None or iteration <= last)
+
+
+def _applies(rule: Rule, module: ModuleId, num_layers: int) -> bool:
+    layers = [layer % num_layers for layer in rule.layers]
+    return (not layers or module.layer in layers) and (
+        not rule.modules or any(fnmatchcase(module.name, p) for p in rule.modules)
+    )
+
+
+def _means(rule: Rule, site: Site, key: Key) -> bool:
+    """Whether a rule is for a slot of the modules that it applies to."""
+    product, name = key
     return (
-        (not layers or module.layer in layers)
-        and (not rule.modules or any(fnmatchcase(module.name, p) for p in rule.modules))
-        and (not rule.sites or site.value in rule.sites)
+        (not rule.sites or site.value in rule.sites)
         and (not rule.products or product.value in rule.products)
         and (not rule.operands or name in rule.operands)
-        and (first or 1) <= iteration
-        and (last is None or iteration <= last)
     )
 
 

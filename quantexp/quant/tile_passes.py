@@ -84,7 +84,7 @@ class Forward:
         o = v.new_empty(v.shape)
         for tile in spans:
             P = work.softmax(work.scores(tile, q, k), tile)
-            P_held = work.within(P_FORWARD, P)
+            P_held = work.within(P_FORWARD, tile, P)
             gathered.put("P", tile, P)
             gathered.put(P_FORWARD, tile, P_held)
             o[:, tile.rows] = work.product(Site.PV, Product.FPROP, tile, P_held, v[:, tile.keys], P)
@@ -143,14 +143,14 @@ class Backward:
         """What a tile has part in of the gradients; nothing of it is left afterwards."""
         work = self.work
         P, dP, dS = self._tile(tile)
-        P_held = work.within(P_BACKWARD, P)
+        P_held = work.within(P_BACKWARD, tile, P)
         dv[:, tile.keys] += work.product(*P_BACKWARD[:2], tile, P_held, self.dO_v[:, tile.rows], P)
         self._keep(tile, {"P": P, "dP": dP, P_BACKWARD: P_held})
         del P, dP, P_held
-        dS_held = work.within(DS_BY_KEYS, dS)
+        dS_held = work.within(DS_BY_KEYS, tile, dS)
         dq[:, tile.rows] = work.product(*DS_BY_KEYS[:2], tile, dS_held, self.k_q[:, tile.keys], dS)
         self._keep(tile, {"dS": dS, DS_BY_KEYS: dS_held})
-        dS_held = work.within(DS_BY_QUERIES, dS)
+        dS_held = work.within(DS_BY_QUERIES, tile, dS)
         dk[:, tile.keys] += work.product(
             *DS_BY_QUERIES[:2], tile, dS_held, self.q_k[:, tile.rows], dS
         )

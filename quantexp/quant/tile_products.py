@@ -4,7 +4,7 @@
     # N = B*H; K keys of a tile; R rows, the queries of a tile
 
 q, k, v and dO are quantised whole and cut into tiles; P and dS are quantised as tiles, under the amax of the whole
-where a scale of the whole follows from that.
+where a scale of the whole follows from that, and with the random numbers that their elements have in the whole.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from quantexp.formats import Place
 from quantexp.quant.announce import Announcement, Part
 from quantexp.quant.attention import by_head, by_token, expanded, product_scale
 from quantexp.quant.multiply import multiply
@@ -107,10 +108,11 @@ class TileProducts:
     def _by_head(self, name: str, x: Tensor) -> Tensor:
         return x if name == "dO" else by_head(expanded(x, self.H))
 
-    def within(self, slot: Slot, x_NRK: Tensor) -> Tensor:
+    def within(self, slot: Slot, tile: Tile, x_NRK: Tensor) -> Tensor:
         """A tile of P or dS, held as declared."""
-        operand = self.operand(slot)
-        return held(x_NRK, operand, dim_of(slot[2], operand), self.amaxes.get(slot))
+        operand, amax = self.operand(slot), self.amaxes.get(slot)
+        place = Place((self.B * self.H, self.T, self.T), (0, tile.start, 0))
+        return held(x_NRK, operand, dim_of(slot[2], operand), amax, place=place)
 
     def see(self, slot: Slot, x_NRK: Tensor) -> None:
         """Take a tile of P or dS into account for the amax of the whole."""

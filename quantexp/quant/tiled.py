@@ -55,7 +55,7 @@ def attention(
     """The output o, [N, T, E], differentiable in q, k and v.
 
     Args:
-        precision: the module's slots, as `require_tiled_attention` lets pass.
+        precision: the module's slots.
         tap: is handed what `asked` says, and the gradients.
         asked: whether P, its gradient or that of the scores is looked at.
         q_TBHD: queries.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 import torch
 
 from quantexp.capture.budget import price, require_affordable, require_affordable_together
+from quantexp.capture.choice import expected_alike, expected_tensors
 from quantexp.errors import CaptureError
 from quantexp.paths import RunDir
+from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.schema import Experiment
 from quantexp.status import State, read_status
 
@@ -105,3 +109,37 @@ def test_a_full_disk_ends_the_capture_and_training_goes_on_where_asked(
     )
     assert status.capture["stopped"].startswith(words)
     assert capsys.readouterr().err.count(words) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["quant=bf16", "capture=stats"],
+        [
+            "quant=FA_linear_mxfp8",
+            "capture.residual=true",
+            "capture.rules=[{layers:[-1],level:off}]",
+        ],
+        ["quant=linear_mxfp4", "capture.values=both", "quant.linear.rounding=stochastic"],
+        [
+            *("quant=FA_linear_mxfp8", "capture.values=after", "capture.sample_count=3"),
+            "quant.rules=[{layers:[0],modules:['*fc1'],block:16}]",
+            "capture.rules=[{modules:[fc2],level:stats},{tensors:[main_grad],level:tensors}]",
+        ],
+    ],
+    ids=["plain", "layers", "streams", "rules"],
+)
+@pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
+def test_modules_that_are_counted_together_give_the_same(
+    tiny: Tiny, tiny_models: dict[str, list[str]], model: str, words: list[str]
+) -> None:
+    """Of routed experts some have a token more than others, as the tokens fall."""
+    experiment = tiny(*tiny_models[model], "training.seq_length=33", *words)
+    declared = precision_map(experiment.model, experiment.quant)
+    nowhere = ModuleId(0, "")
+    counted: Counter[Any] = Counter()
+    for count, given in expected_alike(experiment, declared):
+        for each in given:
+            counted[replace(each, module=nowhere)] += count
+    one_by_one = (replace(each, module=nowhere) for each in expected_tensors(experiment))
+    assert counted == Counter(one_by_one)

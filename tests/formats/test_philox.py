@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quantexp.formats import philox
-from quantexp.formats.philox import philox4x32, random_integers
+from quantexp.formats.philox import Place, philox4x32, random_integers, random_integers_at
 from quantexp.verify import rational as gold
 
 CPU = torch.device("cpu")
@@ -68,3 +68,29 @@ def test_numbers_are_spread_evenly_over_24_bits():
     for bit in range(24):
         ones = float((numbers.long() >> bit & 1).double().mean())
         assert abs(ones - 0.5) < 5 * 0.5 / 2**10
+
+
+@pytest.mark.parametrize("whole", [(3, 7, 9), (2, 5, 16), (4, 6, 1)])
+@pytest.mark.parametrize("chunk", [1 << 14, 4])
+def test_a_part_has_the_numbers_that_its_elements_have_in_the_whole(whole, chunk, monkeypatch):
+    monkeypatch.setattr(philox, "_CHUNK", chunk)
+    count = whole[0] * whole[1] * whole[2]
+    expected = torch.tensor(
+        [gold.random_integer(index, 5, 6) for index in range(count)], dtype=torch.float32
+    ).view(whole)
+    for n, t, k in [(0, 0, 0), (1, 2, 0), (0, 4, whole[2] // 2), (whole[0] - 1, 1, whole[2] - 1)]:
+        wanted = expected[n:, t:, k:]
+        place = Place(whole, (n, t, k))
+        assert torch.equal(random_integers_at(place, wanted.shape, 5, 6, CPU), wanted)
+    middle = expected[1:2, 1:4, : whole[2] - 1]
+    assert torch.equal(random_integers_at(Place(whole, (1, 1, 0)), middle.shape, 5, 6, CPU), middle)
+
+
+@pytest.mark.parametrize(
+    ("shape", "start"),
+    [((2, 3), (0, 0, 0)), ((2, 3, 4), (0, 1)), ((2, 3, 4), (1, 0, 0)), ((1, 3, 4), (0, -1, 0))],
+)
+def test_what_does_not_lie_in_the_whole_is_refused(shape, start):
+    message = rf"a tensor of shape \({str(shape)[1:-1]}\) does not lie at \({str(start)[1:-1]}\) in one of \(2, 3, 4\)"
+    with pytest.raises(ValueError, match=message):
+        random_integers_at(Place((2, 3, 4), start), shape, 5, 6, CPU)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.formats import FORMATS, decode, encode, layout, lies_on_grid, quantise
+from quantexp.formats import FORMATS, Place, decode, encode, layout, lies_on_grid, quantise
 from quantexp.verify import rational as gold
 
 from .tensors import assert_same, every_finite_value
@@ -240,3 +240,15 @@ def test_what_was_scaled_before_lies_on_the_grid(name, dtype, rounding):
     y = quantise(x, name, pre_scale=True, **rounding)
     amax = {"amax": x.abs().max().float()} if name == "nvfp4_e2m1" else {}
     assert lies_on_grid(y, name, **amax).all()
+
+
+@all_formats
+def test_a_part_of_whole_blocks_is_rounded_as_it_is_in_the_whole(name):
+    x = torch.randn(3, 64, 96, generator=torch.Generator().manual_seed(1)).bfloat16()
+    options = DRAW | ({} if FORMATS[name].scale_rule else {"scaling": "none"})
+    part = x[1:, 32:, :64]
+    for axis in (-1, 1):
+        whole = quantise(x, name, axis=axis, **options)[1:, 32:, :64]
+        place = Place((3, 64, 96), (1, 32, 0))
+        assert_same(quantise(part, name, axis=axis, place=place, **options), whole)
+        assert not torch.equal(quantise(part, name, axis=axis, **options), whole)

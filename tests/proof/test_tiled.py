@@ -62,7 +62,17 @@ def completed(run: RunDir) -> RunDir:
     return run
 
 
-@pytest.mark.parametrize("words", [FULL_MXFP8, FULL_HIFP8], ids=["mxfp8", "hifp8"])
+AT_RANDOM = tuple(
+    f"quant.{slot}.rounding=stochastic"
+    for slot in ("pv.fprop.P", "pv.dgrad_v.P", "qk.dgrad_q.dS", "qk.dgrad_k.dS")
+)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [FULL_MXFP8, FULL_HIFP8, (*FULL_MXFP8, *AT_RANDOM)],
+    ids=["mxfp8", "hifp8", "stochastic"],
+)
 def test_every_operand_of_every_tile_is_judged(run_tiny: RunTiny, words: tuple[str, ...]) -> None:
     found = entries(completed(run_tiny(*words, *TILED)))
     assert len(found) == 12
@@ -91,8 +101,8 @@ def lies_within(name: str) -> Callable[..., Tensor]:
     """A `held` that returns P or dS as it came."""
     original = tile_products.TileProducts.within
 
-    def within(self: Any, slot: Any, x: Tensor) -> Tensor:
-        return x if slot[2] == name else original(self, slot, x)
+    def within(self: Any, slot: Any, tile: Any, x: Tensor) -> Tensor:
+        return x if slot[2] == name else original(self, slot, tile, x)
 
     return within
 
@@ -114,10 +124,12 @@ def test_one_tile_that_multiplies_the_originals_is_enough(
     original = tile_products.TileProducts.within
     calls: list[int] = []
 
-    def within(self: Any, slot: Any, x: Tensor) -> Tensor:
+    def within(self: Any, slot: Any, tile: Any, x: Tensor) -> Tensor:
         calls.append(x.shape[-1])
         return (
-            x if slot == tile_products.P_FORWARD and x.shape[-1] > 32 else original(self, slot, x)
+            x
+            if slot == tile_products.P_FORWARD and x.shape[-1] > 32
+            else original(self, slot, tile, x)
         )
 
     monkeypatch.setattr(tile_products.TileProducts, "within", within)
@@ -132,7 +144,7 @@ def test_bf16_that_is_quantised_fails_the_run(
     from quantexp.formats import quantise
 
     monkeypatch.setattr(
-        tile_products, "held", lambda x, operand, axis, amax=None: quantise(x, "mxfp8")
+        tile_products, "held", lambda x, operand, axis, amax=None, place=None: quantise(x, "mxfp8")
     )
     assert "declared bf16, it lies on the grid of" in failure(
         run_tiny("quant=bf16", *TILED, expect=1)
@@ -144,7 +156,7 @@ def test_scale_of_a_tile_in_place_of_the_tensors_fails_the_run(
 ) -> None:
     """Each under its own amax, said to be the tensor's: every part is on its grid, and they do not agree."""
 
-    def within(self: Any, slot: Any, x: Tensor) -> Tensor:
+    def within(self: Any, slot: Any, tile: Any, x: Tensor) -> Tensor:
         operand = self.operand(slot)
         axis = tile_products.dim_of(slot[2], operand)
         self.amaxes[slot] = tile_products.own_amax(x, operand, axis)

@@ -143,7 +143,7 @@ def test_scheme_that_the_tiles_do_not_follow_fails_the_run(
     monkeypatch.setattr(
         tile_products.TileProducts,
         "within",
-        lambda self, slot, x: x if slot[2] == "P" else within(self, slot, x),
+        lambda self, slot, tile, x: x if slot[2] == "P" else within(self, slot, tile, x),
     )
     assert "pv.fprop.P: declared mxfp8_e4m3" in failure(run_tiny(*WORDS, expect=1))
     assert made

@@ -10,8 +10,11 @@ from quantexp.quant.precision import (
     ModuleId,
     changes,
     check_rules,
+    declared_maps,
     decoder_modules,
+    distinct_sites,
     entry_record,
+    map_in_force,
     precision_map,
 )
 from quantexp.quant.sites import Product, Site
@@ -127,6 +130,39 @@ def test_operands_that_depend_on_the_moment_know_their_slot() -> None:
     forward = attention.operand(Site.QK, Product.FPROP, "k").stream
     assert forward == "layer 1 attention qk.fprop.k"
     assert attention.operand(Site.QK, Product.DGRAD_Q, "k").stream == forward
+
+
+def test_modules_that_are_alike_share_their_operands() -> None:
+    one_layer = Rule(layers=[1], format="mxfp4", sites=["linear"])
+    declared = precision_map(MODEL, quant(one_layer))
+    assert declared[ModuleId(0, "fc1")].sites is declared[ModuleId(2, "qkv")].sites
+    assert declared[ModuleId(1, "fc1")].sites is declared[ModuleId(1, "qkv")].sites
+    found = distinct_sites(declared)
+    assert len(found) == 4, "linear and attention, within the rule's layer and outside"
+    assert all(any(module.alike is sites for sites in found) for module in declared.values())
+
+
+def test_modules_with_streams_of_their_own_are_alike_but_for_them() -> None:
+    config = quant()
+    config.linear.rounding = "stochastic"
+    declared = precision_map(MODEL, config)
+    first, second = (declared[ModuleId(layer, "fc1")] for layer in (0, 1))
+    streams = [m.operand(Site.LINEAR, Product.FPROP, "x").stream for m in (first, second)]
+    assert streams == ["layer 0 fc1 linear.fprop.x", "layer 1 fc1 linear.fprop.x"]
+    assert first.alike is second.alike
+    assert first.alike == first.sites, "which a comparison leaves out"
+    assert len(distinct_sites(declared)) == 2, "linear and attention"
+
+
+def test_maps_of_a_run_hold_from_where_they_begin() -> None:
+    config = quant(Rule(iterations=[3, 4], format="bf16"))
+    maps = declared_maps(MODEL, config)
+    assert changes(config) == [1, 3, 5]
+    assert maps == [precision_map(MODEL, config, i) for i in (1, 3, 5)]
+    assert maps[0] != maps[1]
+    held = [map_in_force(maps, config, i) for i in range(1, 7)]
+    assert [maps.index(each) for each in held] == [0, 0, 1, 1, 0, 0], "the third is the first"
+    assert held[4] is maps[2]
 
 
 def test_a_rule_may_transform_one_product() -> None:

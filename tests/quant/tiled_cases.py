@@ -61,6 +61,18 @@ SCHEMES = {
         "quant.qk.dgrad_q.dS={format: hifp8, hadamard: random, hadamard_block: 8}",
         "quant.qk.dgrad_q.k={format: hifp8, hadamard: random, hadamard_block: 8}",
     ),
+    "stochastic": (
+        "quant=bf16",
+        "quant.pv.fprop.P={format: hifp8, rounding: stochastic}",
+        "quant.pv.dgrad_v.P={format: mxfp4, rounding: stochastic}",
+        "quant.qk.dgrad_q.dS={format: nvfp4, rounding: stochastic}",
+        "quant.qk.dgrad_k.dS={format: mxfp8, rounding: stochastic}",
+    ),
+    "stochastic, used again": (
+        "quant=bf16",
+        "quant.pv.fprop.P={format: mxfp4, rounding: stochastic}",
+        "quant.pv.dgrad_v.P.format=reuse",
+    ),
     "blocks of 64": (*FULL_MXFP8, "quant.qk.block=64", "quant.pv.block=64"),
 }
 Result = tuple[Tensor, Tensor, Tensor, Tensor]

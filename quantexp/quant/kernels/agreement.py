@@ -12,9 +12,9 @@ along the other axis are told from those declared in mxfp4 and mxfp6, not in mxf
 only where they are 2^15 below the largest of their block: there they hardly differ.
 
 dP - d, where all of a row's dP are nearly alike, is rounding alone: `noise` is what a part in 2^18 of |dO| |v| makes of
-dq and dk. A scale of a whole P or dS may fall on the other side of a power of two, as the largest element may be one that
-is rounded the other way: the amaxes then have to be within a factor of two, and the kernels are called once more with
-the tiles' own, to be compared.
+dq and dk. A scale of a whole P or dS may fall on the other side of a power of two, as the largest element may be one
+that is rounded the other way: the amaxes then have to be within a factor of two, and the kernels are called once more
+with the tiles' own, to be compared.
 Where theirs holds NaN or Inf, as under an fp16 scale that overflows, nothing is compared.
 """
 

@@ -1,7 +1,9 @@
 """How large the tiles of the attention kernels are on a GPU, and with how many warps. Needs no Triton.
 
 They decide speed alone, but for the order of sums. Extents are multiples of 32, so that blocks lie in one tile. Chosen
-by the compiler's report for an H200 (sm_90: nothing is spilled, shared memory suffices), not measured on one.
+by the compiler's report for an H200 (sm_90: nothing is spilled, shared memory suffices), not measured on one. Other
+devices have less shared memory, and the compiler needs less for them: 87 KB at most for sm_80, where the
+least that any has is 99.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.skipif(
 WIDTHS = [(64, 64), (128, 128), (192, 128)]
 #: What a program may have of a multiprocessor's memory.
 SHARED = 232448
+#: The same of the smallest since compute capability 8.0.
+LEAST_SHARED = 101376
 _MX = tuple(mx_constants(get_format("mxfp8").element, ScaleRule.RCEIL, Rounding.EVEN).values())
 #: As HOW of `triton_tiles`.
 NOT, BY_KEYS, BY_QUERIES, HIF8 = (0,), (1, True, *_MX), (1, False, *_MX), (2, True, True, True)
@@ -59,6 +61,7 @@ def compiled(
     widths: tuple[int, int],
     has_mask: bool = False,
     ones: tuple[str, ...] = (),
+    capability: int = 90,
 ) -> Any:
     """What Triton makes of a kernel, which ptxas has accepted; `ones` are arguments that are 1, which it builds in."""
     import triton
@@ -104,7 +107,7 @@ def compiled(
         "num_stages": launch.num_stages,
         "enable_fp_fusion": False,
     }
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def each(widths: tuple[int, int]) -> dict[str, Any]:
@@ -170,3 +173,10 @@ def test_nothing_of_a_tile_is_written(widths: tuple[int, int]) -> None:
 def test_one_token_or_one_head_will_do(ones: tuple[str, ...]) -> None:
     for case in CASES.values():
         assert compiled(*case, WIDTHS[0], ones=ones).asm["cubin"]
+
+
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_smaller_devices_have_memory_enough(widths: tuple[int, int]) -> None:
+    """The product with most operands; others than sm_90 have other matrix units."""
+    kernel = compiled(*CASES["gradient_of_kv, mxfp8"], widths, True, capability=80)
+    assert kernel.metadata.shared <= LEAST_SHARED

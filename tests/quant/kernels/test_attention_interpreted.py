@@ -213,10 +213,10 @@ def test_operand_in_the_working_dtype_or_along_the_other_axis_is_another_result(
     assert far(ours, by_tiles(without, given)[which]) > 2 * BOUND
     within = tile_products.TileProducts.within
 
-    def along_the_other(self: Any, each: Any, x: Tensor) -> Tensor:
+    def along_the_other(self: Any, each: Any, tile: Any, x: Tensor) -> Tensor:
         if each != slot:
-            return within(self, each, x)
-        return within(self, each, x.transpose(1, 2)).transpose(1, 2)
+            return within(self, each, tile, x)
+        return within(self, each, tile, x.transpose(1, 2)).transpose(1, 2)
 
     monkeypatch.setattr(tile_products.TileProducts, "within", along_the_other)
     assert far(ours, by_tiles(precision, given)[which]) > 2 * BOUND

@@ -23,11 +23,11 @@ LEFT = {
     "Hadamard": ["pv.fprop.P", "qk.dgrad_q.dS", "qk.dgrad_k.dS"],
     "blocks of 64": ["pv.fprop.P", "pv.dgrad_v.P", "qk.dgrad_q.dS", "qk.dgrad_k.dS"],
     "delayed": ["pv.fprop.P", "pv.dgrad_v.P"],
-    "stochastic": ["pv.fprop.P"],
+    "stochastic": ["pv.fprop.P", "pv.dgrad_v.P", "qk.dgrad_q.dS", "qk.dgrad_k.dS"],
+    "stochastic, used again": ["pv.fprop.P", "pv.dgrad_v.P"],
 }
 MORE = {
     "delayed": (*BF16, "quant/pv=hifp8", "quant.pv.scaling=delayed"),
-    "stochastic": (*BF16, "quant.pv.fprop.P={format: mxfp4, rounding: stochastic}"),
 }
 
 
