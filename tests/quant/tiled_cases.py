@@ -104,7 +104,7 @@ def softmax(S: Tensor, mask: Tensor | None, start: int = 0) -> Tensor:
         hidden = torch.arange(K) > torch.arange(start, start + R)[:, None]
     else:
         hidden = mask[:, :, start : start + R, :K]
-    return torch.softmax(S.float().masked_fill(hidden, -10000.0), dim=-1).to(S.dtype)
+    return torch.softmax(S.float().masked_fill(hidden.to(S.device), -10000.0), dim=-1).to(S.dtype)
 
 
 def by_tiles(
@@ -145,7 +145,7 @@ def fresh(given: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 def ended(o: Tensor, q: Tensor, k: Tensor, v: Tensor, *, is_whole: bool = False) -> Result:
     generator = torch.Generator().manual_seed(4)
     dO = torch.randn(o.shape, generator=generator)
-    o.backward((dO.round() if is_whole else dO).to(o.dtype))
+    o.backward((dO.round() if is_whole else dO).to(o))
     assert q.grad is not None
     assert k.grad is not None
     assert v.grad is not None

@@ -1,0 +1,58 @@
+"""The Triton kernels of attention in tiles against the tiles of torch, compiled, on a GPU.
+
+Beside the other order of sums, the matrix units keep fewer bits of a sum than float32 has, and both are the GPU's: one
+score in 2^9 may be rounded to its other neighbour. Held to the bound that the proof has.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quantexp.quant import tiled
+from quantexp.quant.announce import watched
+from quantexp.quant.kernels.agreement import BOUND
+from quantexp.quant.kernels.choice import kernels_for
+from quantexp.quant.moment import Moment, during
+
+from ..tiled_cases import (  # noqa: TID252
+    FULL_HIFP8,
+    FULL_MXFP8,
+    SCHEMES,
+    by_tiles,
+    declared,
+    documents,
+    far,
+    operands,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("T", [1, 137, 1000])
+@pytest.mark.parametrize(
+    "words",
+    [SCHEMES["bf16"], FULL_MXFP8, FULL_HIFP8, SCHEMES["mxfp4, P again"]],
+    ids=["bf16", "mxfp8", "hifp8", "mxfp4"],
+)
+def test_agrees_with_the_tiles_of_torch(
+    words: tuple[str, ...], T: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precision = declared(*words)
+    given = [x.cuda() for x in operands(torch.bfloat16, T, E=24)]
+    assert kernels_for(precision, given[0], given[2], 1.0, None) is not None
+    with during(Moment(1)) as moment:
+        moment.begin(1, 0)
+        for mask in (None, documents(T).cuda()):
+            with watched():
+                ours = by_tiles(precision, given, mask)
+            again = by_tiles(precision, given, mask)
+            assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
+            with monkeypatch.context() as patch:
+                patch.setattr(tiled, "kernels_for", lambda *given: None)
+                theirs = by_tiles(precision, given, mask)
+            assert far(ours[0], theirs[0]) <= BOUND
+            assert far(ours[3], theirs[3]) <= BOUND
