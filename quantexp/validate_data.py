@@ -6,7 +6,7 @@ import math
 
 from quantexp.errors import ConfigError
 from quantexp.ranges import at_least, positive
-from quantexp.schema_data import DatasetConfig, PrepareConfig
+from quantexp.schema.dataset import DatasetConfig, PrepareConfig
 
 
 def validate_data(dataset: DatasetConfig) -> None:

@@ -131,7 +131,7 @@ def test_submission_lists_its_runs_for_the_user_alone(slurm: Slurm, point: Point
     assert batch.umask == 0o022
 
 
-@pytest.mark.parametrize(("environment", "mode"), [({}, 0o755), ({"TOKEN": "secret"}, 0o700)])
+@pytest.mark.parametrize(("environment", "mode"), [({}, 0o755), ({"TOKEN": "t0ken-0f-n0b0dy"}, 0o700)])
 def test_folder_whose_configuration_holds_variables_is_for_the_user_alone(
     slurm: Slurm, point: Point, environment: dict[str, str], mode: int, tmp_path: Path
 ) -> None:
@@ -145,7 +145,7 @@ def test_folder_whose_configuration_holds_variables_is_for_the_user_alone(
     assert stat.S_IMODE(folder.stat().st_mode) == mode
     (listed,) = (tmp_path / "runs" / "sweeps").iterdir()
     assert stat.S_IMODE(listed.stat().st_mode) == mode & 0o666
-    assert "secret" not in (folder / "provenance.json").read_text()
+    assert "t0ken-0f-n0b0dy" not in (folder / "provenance.json").read_text()
 
 
 def test_names_of_two_submissions_differ(slurm: Slurm, point: Point) -> None:

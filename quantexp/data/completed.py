@@ -4,7 +4,7 @@ from pathlib import Path
 
 from quantexp.data.prepared import read_card, tokenizer_folder
 from quantexp.data.tokenizer import Tokenizer, load_tokenizer
-from quantexp.schema_data import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
+from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 
 def complete(dataset: DatasetConfig) -> None:

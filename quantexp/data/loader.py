@@ -30,7 +30,7 @@ from quantexp.data.order import OrderedConfig, OrderedDataset, part_bounds
 from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import DataError
-from quantexp.schema_data import DEFAULT_SPLIT
+from quantexp.schema.dataset import DEFAULT_SPLIT
 
 #: How many ids are looked at to find a dataset that belongs to another tokenizer.
 _NUM_CHECKED_IDS = 1 << 20

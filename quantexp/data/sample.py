@@ -17,7 +17,7 @@ from quantexp.data.prepared import card_path
 from quantexp.data.sources import Document
 from quantexp.data.tokenizer import ByteTokenizer
 from quantexp.errors import DataError
-from quantexp.schema_data import DEFAULT_SPLIT, DatasetConfig, PrepareConfig, TokenizerKind
+from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, PrepareConfig, TokenizerKind
 
 _SAMPLES = {"wikipedia": "wikipedia.xml", "dolma": "dolma.jsonl"}
 

@@ -31,7 +31,7 @@ from quantexp.data.prepare.work import Filters, Worked
 from quantexp.data.prepared import Card, TokenizerRecord, card_path, read_card
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import DataError
-from quantexp.schema_data import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
+from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 #: Raised whenever the same input and configuration give other bytes.
 PREPARE_VERSION = 1

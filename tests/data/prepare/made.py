@@ -17,7 +17,7 @@ import zstandard
 from rich.console import Console
 
 from quantexp.data.prepare.job import Prepared, make_job, prepare
-from quantexp.schema_data import DatasetConfig, PrepareConfig, TokenizerKind
+from quantexp.schema.dataset import DatasetConfig, PrepareConfig, TokenizerKind
 
 WORDS = ["an", "owl", "hunts", "at", "night", "over", "fields", "of", "barley", "while", "rivers"]
 

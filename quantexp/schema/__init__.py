@@ -1,0 +1,129 @@
+"""The configuration, typed: every key a YAML file or the command line may set, its type and its default.
+
+Hydra composes into these dataclasses and `load` reads them back, so a misspelt key or a value of the wrong type
+cannot pass. They hold data only; ranges and combinations are checked in `validate`, where a message can
+name the full key. They stay unfrozen because OmegaConf cannot build nested frozen dataclasses. Choices are Enums whose
+member names are what the user types.
+"""
+
+from __future__ import annotations
+
+from quantexp.schema.analysis import (
+    AnalysisConfig,
+    AutoDraw,
+)
+from quantexp.schema.capture import (
+    CaptureConfig,
+    CaptureLevel,
+    CaptureRule,
+    CaptureValues,
+    SampleOf,
+    StoreKind,
+)
+from quantexp.schema.dataset import (
+    DatasetConfig,
+    TokenizerKind,
+)
+from quantexp.schema.experiment import (
+    Composition,
+    Experiment,
+    PathsConfig,
+    SweepConfig,
+)
+from quantexp.schema.launcher import (
+    ContainerRuntime,
+    LauncherConfig,
+    LauncherKind,
+    SlurmConfig,
+)
+from quantexp.schema.model import (
+    AuxLoss,
+    MlaConfig,
+    ModelConfig,
+    MoeConfig,
+    YarnConfig,
+)
+from quantexp.schema.quant import (
+    LinearDgrad,
+    LinearFprop,
+    LinearSite,
+    LinearWgrad,
+    PvDgradP,
+    PvDgradV,
+    PvFprop,
+    PvSite,
+    QkDgradK,
+    QkDgradQ,
+    QkFprop,
+    QkSite,
+    QuantConfig,
+    Rule,
+    Slot,
+)
+from quantexp.schema.tracking import (
+    MlflowConfig,
+    TrackingConfig,
+    WandbConfig,
+    WandbMode,
+)
+from quantexp.schema.training import (
+    AttentionPath,
+    CheckpointConfig,
+    EvaluationConfig,
+    LrSchedule,
+    Precision,
+    Recompute,
+    TrainingConfig,
+)
+
+__all__ = [
+    "AnalysisConfig",
+    "AttentionPath",
+    "AutoDraw",
+    "AuxLoss",
+    "CaptureConfig",
+    "CaptureLevel",
+    "CaptureRule",
+    "CaptureValues",
+    "CheckpointConfig",
+    "Composition",
+    "ContainerRuntime",
+    "DatasetConfig",
+    "EvaluationConfig",
+    "Experiment",
+    "LauncherConfig",
+    "LauncherKind",
+    "LinearDgrad",
+    "LinearFprop",
+    "LinearSite",
+    "LinearWgrad",
+    "LrSchedule",
+    "MlaConfig",
+    "MlflowConfig",
+    "ModelConfig",
+    "MoeConfig",
+    "PathsConfig",
+    "Precision",
+    "PvDgradP",
+    "PvDgradV",
+    "PvFprop",
+    "PvSite",
+    "QkDgradK",
+    "QkDgradQ",
+    "QkFprop",
+    "QkSite",
+    "QuantConfig",
+    "Recompute",
+    "Rule",
+    "SampleOf",
+    "Slot",
+    "SlurmConfig",
+    "StoreKind",
+    "SweepConfig",
+    "TokenizerKind",
+    "TrackingConfig",
+    "TrainingConfig",
+    "WandbConfig",
+    "WandbMode",
+    "YarnConfig",
+]

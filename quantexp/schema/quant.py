@@ -1,0 +1,162 @@
+"""The configuration of a quantisation scheme: sites, their products, the operands of each, and rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Slot:
+    """One operand of one matrix product. What is null is the site's (or the format's own)."""
+
+    #: A format of `quantexp list`, `bf16` (the working precision) or `reuse` (the forward copy).
+    format: str | None = None
+    #: Elements that share a scale (MX formats, nvfp4), a power of two.
+    block: int | None = None
+    #: floor, rceil, ceil or even (MX formats).
+    scale_rule: str | None = None
+    #: even, away or stochastic.
+    rounding: str | None = None
+    #: none, current, exact or delayed (hifp8, fp8, nvfp4: one scale a tensor).
+    scaling: str | None = None
+    #: Iterations whose amax counts under delayed scaling.
+    window: int | None = None
+    #: Whether values beyond the largest become it instead of infinite, or NaN (hifp8, fp8).
+    saturate: bool | None = None
+    #: Whether 3/4 of the operand is rounded, and the product multiplied with 4/3 (mxfp4, nvfp4).
+    pre_scale: bool | None = None
+    #: Whether the derivative of quantising is 0, not 1, where an operand of the forward product saturated.
+    clip_gradient: bool | None = None
+    #: none, deterministic or random: a transform along the reduced axis, alike for both operands of a product.
+    hadamard: str | None = None
+    #: Elements of one transform, a power of two; the last may be short.
+    hadamard_block: int | None = None
+
+
+@dataclass
+class LinearFprop:
+    """y = x w^T."""
+
+    x: Slot = field(default_factory=Slot)
+    w: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class LinearDgrad:
+    """dx = g w."""
+
+    g: Slot = field(default_factory=Slot)
+    w: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class LinearWgrad:
+    """dw = g^T x."""
+
+    g: Slot = field(default_factory=Slot)
+    x: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class LinearSite(Slot):
+    """The decoder's linear layers; the keys of the site itself are the default of its six slots."""
+
+    fprop: LinearFprop = field(default_factory=LinearFprop)
+    dgrad: LinearDgrad = field(default_factory=LinearDgrad)
+    wgrad: LinearWgrad = field(default_factory=LinearWgrad)
+
+
+@dataclass
+class QkFprop:
+    """S = q k^T."""
+
+    q: Slot = field(default_factory=Slot)
+    k: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class QkDgradQ:
+    """dq = dS k."""
+
+    dS: Slot = field(default_factory=Slot)
+    k: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class QkDgradK:
+    """dk = dS^T q."""
+
+    dS: Slot = field(default_factory=Slot)
+    q: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class QkSite(Slot):
+    """The attention score product."""
+
+    fprop: QkFprop = field(default_factory=QkFprop)
+    dgrad_q: QkDgradQ = field(default_factory=QkDgradQ)
+    dgrad_k: QkDgradK = field(default_factory=QkDgradK)
+
+
+@dataclass
+class PvFprop:
+    """o = P v."""
+
+    P: Slot = field(default_factory=Slot)
+    v: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class PvDgradP:
+    """dP = dO v^T."""
+
+    dO: Slot = field(default_factory=Slot)
+    v: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class PvDgradV:
+    """dv = P^T dO."""
+
+    P: Slot = field(default_factory=Slot)
+    dO: Slot = field(default_factory=Slot)
+
+
+@dataclass
+class PvSite(Slot):
+    """The product of attention probabilities and values."""
+
+    fprop: PvFprop = field(default_factory=PvFprop)
+    dgrad_p: PvDgradP = field(default_factory=PvDgradP)
+    dgrad_v: PvDgradV = field(default_factory=PvDgradV)
+
+
+@dataclass
+class Rule(Slot):
+    """Changes slots where it applies; of several rules the later wins. An empty list means all."""
+
+    #: Layers, from 0; negative from the end.
+    layers: list[int] = field(default_factory=list)
+    #: Shell patterns on the module (qkv, proj, fc1, fc2, attention, kv-*, expert*).
+    modules: list[str] = field(default_factory=list)
+    #: linear, qk, pv.
+    sites: list[str] = field(default_factory=list)
+    #: fprop, dgrad, wgrad, dgrad_q, dgrad_k, dgrad_p, dgrad_v.
+    products: list[str] = field(default_factory=list)
+    #: x, w, g, q, k, dS, P, v, dO.
+    operands: list[str] = field(default_factory=list)
+    #: [first, last]: iterations from 1, both included; last null is to the end.
+    iterations: list[int | None] = field(default_factory=list)
+
+
+@dataclass
+class QuantConfig:
+    """A scheme: the three sites, then the rules."""
+
+    #: Derived from the sites unless given; a shipped name on another composition is refused.
+    name: str | None = None
+    linear: LinearSite = field(default_factory=LinearSite)
+    qk: QkSite = field(default_factory=QkSite)
+    pv: PvSite = field(default_factory=PvSite)
+    rules: list[Rule] = field(default_factory=list)
