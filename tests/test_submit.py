@@ -131,7 +131,9 @@ def test_submission_lists_its_runs_for_the_user_alone(slurm: Slurm, point: Point
     assert batch.umask == 0o022
 
 
-@pytest.mark.parametrize(("environment", "mode"), [({}, 0o755), ({"TOKEN": "t0ken-0f-n0b0dy"}, 0o700)])
+@pytest.mark.parametrize(
+    ("environment", "mode"), [({}, 0o755), ({"TOKEN": "t0ken-0f-n0b0dy"}, 0o700)]
+)
 def test_folder_whose_configuration_holds_variables_is_for_the_user_alone(
     slurm: Slurm, point: Point, environment: dict[str, str], mode: int, tmp_path: Path
 ) -> None:
