@@ -26,6 +26,7 @@ PACKAGES = (
     "numpy",
     "submitit",
     "transformer-engine",
+    "triton",
 )
 #: A larger diff than this is cut, in bytes.
 LARGEST_DIFF = 1 << 20
