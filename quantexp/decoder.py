@@ -14,6 +14,7 @@ high precision. Torch-free.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quantexp.schema import MlaConfig, ModelConfig, MoeConfig
@@ -45,6 +46,16 @@ def moe_of(model: ModelConfig, layer: int) -> MoeConfig | None:
 def is_routed(module: str) -> bool:
     """Whether a module belongs to a routed expert, whose tokens are fewer than the micro-batch's, or none at all."""
     return _ROUTED.fullmatch(module) is not None
+
+
+def in_words(modules: Iterable[str]) -> str:
+    """Names of modules for a message, each once; of the routed experts, which are many, the first and the last."""
+    names = list(dict.fromkeys(modules))
+    routed = [name for name in names if is_routed(name)]
+    shown = [name for name in names if not is_routed(name)]
+    if routed:
+        shown.append(f"{routed[0]} to {routed[-1]}")
+    return ", ".join(shown)
 
 
 def layer_modules(model: ModelConfig, layer: int) -> dict[str, LinearShape | None]:

@@ -17,12 +17,26 @@ from quantexp.decoder import (
     other_parameters,
     shapes_by_layer,
 )
+from quantexp.errors import ConfigError
 from quantexp.schema import ModelConfig
 
 
 @pytest.fixture(scope="module")
 def deepseek() -> ModelConfig:
     return compose(["model=deepseek2_lite"], None, {}).model
+
+
+def test_routed_experts_are_named_by_the_first_and_the_last(deepseek: ModelConfig) -> None:
+    wanted = (
+        "modules must match one of q-proj, kv-down, kv-up, attention, proj, fc1, fc2, shared-fc1, shared-fc2, "
+        "(residual, router, )?expert0-fc1 to expert63-fc2, got 'fc3'"
+    )
+    for words in (
+        "quant.rules=[{modules: [fc3], format: bf16}]",
+        "capture.rules=[{modules: [fc3], level: stats}]",
+    ):
+        with pytest.raises(ConfigError, match=wanted):
+            compose(["model=deepseek2_lite", words], None, {})
 
 
 def test_deepseeks_shapes_are_those_of_its_published_tensors(deepseek: ModelConfig) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from quantexp.capture.operands import HELD_TENSORS, source_of
+from quantexp.decoder import in_words
 from quantexp.errors import ConfigError
 from quantexp.quant.precision import ModuleId
 from quantexp.ranges import at_least
@@ -159,4 +160,4 @@ def _check_held(where: str, rule: CaptureRule, capture: CaptureConfig) -> None:
 def _match(key: str, patterns: list[str], names: list[str] | tuple[str, ...]) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"{key} must match one of {', '.join(names)}, got {pattern!r}")
+            raise ConfigError(f"{key} must match one of {in_words(names)}, got {pattern!r}")

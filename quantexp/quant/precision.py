@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from quantexp.decoder import ATTENTION, alike_layers, layer_modules
+from quantexp.decoder import ATTENTION, alike_layers, in_words, layer_modules
 from quantexp.errors import ConfigError
 from quantexp.quant.choosing import Setting
 from quantexp.quant.sites import Product, Site, slots_of
@@ -163,7 +163,7 @@ def check_rules(model: ModelConfig, quant: QuantConfig) -> None:
                 )
         for pattern in rule.modules:
             if not any(fnmatchcase(m.name, pattern) for m in modules):
-                names = ", ".join(dict.fromkeys(m.name for m in modules))
+                names = in_words(m.name for m in modules)
                 raise ConfigError(f"{where}.modules must match one of {names}, got {pattern!r}")
         _check_iterations(where, rule)
 
