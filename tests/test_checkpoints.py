@@ -75,6 +75,7 @@ def test_run_that_ends_with_its_capture_saves_what_it_has(run_tiny: RunTiny, tin
         assert again.skipped is not None
 
 
+@pytest.mark.slow
 def test_completed_run_without_the_checkpoint_asked_for_runs_again(
     run_tiny: RunTiny, tiny: Tiny
 ) -> None:

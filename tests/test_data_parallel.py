@@ -162,6 +162,7 @@ def test_weights_are_rank_0s_alone(outcomes: list[Outcome]) -> None:
         assert content["metadata"]["rank"] == line["rank"]
 
 
+@pytest.mark.slow
 def test_shards_of_two_processes_hold_the_same_tensors(
     outcomes: list[Outcome], tiny_words: list[str], tmp_path: Path
 ) -> None:
@@ -249,6 +250,7 @@ def defect(
     return run
 
 
+@pytest.mark.slow
 def test_rank_that_does_not_quantise_fails_the_run_and_is_named(
     defect: Callable[[str], Outcome],
 ) -> None:

@@ -48,6 +48,7 @@ def test_loss_of_held_out_samples_stands_where_it_was_asked_for_and_the_training
     assert all(line["validation_loss"] is None for line in plain)
 
 
+@pytest.mark.slow
 def test_evaluation_is_not_captured(run_tiny: RunTiny) -> None:
     words = ("capture.control_iter=0", "training.iterations=2")
     plain = run_tiny(*words)
@@ -87,6 +88,7 @@ def test_loss_is_that_of_training_on_the_same_samples(
     assert second["validation_loss"] == pytest.approx(first["loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_completed_run_without_the_evaluation_asked_for_runs_again(
     run_tiny: RunTiny, tiny: Tiny
 ) -> None:

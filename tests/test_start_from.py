@@ -31,6 +31,7 @@ def numbers_of(run: RunDir) -> list[tuple[object, ...]]:
     return [tuple(line[key] for key in keys) for line in lines_of(run)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -63,6 +64,7 @@ def test_without_it_the_weights_the_schedule_and_the_place_are_taken(run_tiny: R
     assert ours[1]["loss"] != theirs[3]["loss"], "the optimizer began anew"
 
 
+@pytest.mark.slow
 def test_another_scheme_is_proved_and_captured_from_its_first_iteration_on(
     run_tiny: RunTiny,
 ) -> None:

@@ -88,6 +88,7 @@ def check_median_block(entry: CapturedTensor, x: Array) -> None:
     assert math.log2(max(median.magnitudes) / get_format("mxfp4").element.max) == middle
 
 
+@pytest.mark.slow
 def test_every_score_of_blocks_along_tokens_is_that_of_the_runs_own_operand(
     captured: Callable[[str], Path],
 ) -> None:

@@ -15,6 +15,8 @@ from quantexp.errors import ConfigError
 from quantexp.paths import RunDir
 from quantexp.schema import Experiment
 
+pytestmark = pytest.mark.slow
+
 RunTiny = Callable[..., RunDir]
 Tiny = Callable[..., Experiment]
 

@@ -81,6 +81,7 @@ def test_a_tensor_that_one_product_multiplies_as_it_came_stays_beside_its_quanti
     assert names(linear, values="before", operation="backward") == {"grad_input"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -237,6 +238,7 @@ def test_a_weight_drawn_once_a_step_says_whose_numbers_it_has(
     assert sorted(offsets) == [first] * 4 if cache else [first, first, first + 1, first + 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
 def test_captured_copies_are_not_written_again_by_what_follows(run_tiny: RunTiny, fmt: str) -> None:
     """Copies of weights and gradients have memory that is used again, but for those that are captured."""

@@ -50,6 +50,7 @@ for turn in range(25):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", StoreKind)
 def test_a_kill_at_any_moment_leaves_only_whole_tensors_in_the_manifest(
     tmp_path: Path, kind: StoreKind

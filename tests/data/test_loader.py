@@ -388,6 +388,7 @@ def work(prefix, cache, rank=None, port=None):
 """
 
 
+@pytest.mark.slow
 def test_four_runs_at_once_share_one_index(prefix: Path, tmp_path: Path) -> None:
     caches = [tmp_path / str(attempt) for attempt in range(5)]
     rounds = side_by_side(BUILD, [[[prefix, cache]] * 4 for cache in caches])
@@ -396,6 +397,7 @@ def test_four_runs_at_once_share_one_index(prefix: Path, tmp_path: Path) -> None
         assert [path.name[:6] for path in cache.iterdir()] == ["index-"]
 
 
+@pytest.mark.slow
 def test_two_ranks_of_one_run_see_the_same_samples(prefix: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -233,6 +233,7 @@ def started(tiny_words: list[str], tmp_path: Path) -> Iterator[Callable[..., Sta
         run.process.communicate()
 
 
+@pytest.mark.slow
 def test_killed_rank_fails_the_run_and_is_named(started: Callable[..., Started]) -> None:
     run = started()
     os.kill(run.rank_pid(1), signal.SIGKILL)
@@ -246,6 +247,7 @@ def test_killed_rank_fails_the_run_and_is_named(started: Callable[..., Started])
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_killed_rank_0_cannot_keep_the_run_running(started: Callable[..., Started]) -> None:
     run = started()
     os.kill(run.rank_pid(0), signal.SIGKILL)
@@ -297,6 +299,7 @@ def test_second_interrupt_gives_a_hanging_rank_no_more_time(
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_killed_torchrun_leaves_no_rank(started: Callable[..., Started]) -> None:
     run = started()
     torchrun = psutil.Process(run.rank_pid(0)).parent()

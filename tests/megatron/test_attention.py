@@ -36,6 +36,7 @@ def losses(run: RunDir) -> list[float]:
     return [json.loads(line)["loss"] for line in run.metrics.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "extra"),
     [

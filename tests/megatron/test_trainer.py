@@ -147,10 +147,12 @@ def test_the_same_seed_gives_the_same_losses_to_the_last_bit(
     assert first == again
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_losses(run_tiny: RunTiny) -> None:
     assert losses(run_tiny()) != losses(run_tiny("training.seed=1"))
 
 
+@pytest.mark.slow
 def test_runs_of_different_schemes_in_one_process_do_not_affect_each_other(
     run_tiny: RunTiny,
 ) -> None:
@@ -161,6 +163,7 @@ def test_runs_of_different_schemes_in_one_process_do_not_affect_each_other(
     assert len({tuple(v) for v in forwards.values()}) == len(schemes)
 
 
+@pytest.mark.slow
 def test_runs_of_different_schemes_side_by_side_do_not_affect_each_other(
     tiny: Tiny, run_tiny: RunTiny
 ) -> None:

@@ -252,6 +252,7 @@ def test_forward_copies_of_a_linear_layer_engage_in_the_backward(
             assert (entry["status"], entry["calls"]) == ("engaged", 2)
 
 
+@pytest.mark.slow
 def test_every_full_backward_scheme_engages(run_tiny: RunTiny) -> None:
     for fmt in ("mxfp8", "mxfp4", "hifp8"):
         run = run_tiny(f"quant=more/FA_full_{fmt}", *ONE_STEP)
@@ -289,6 +290,7 @@ def test_micro_batches_are_all_counted(run_tiny: RunTiny) -> None:
     assert {e["calls"] for e in precision(run)["entries"]} == {3}
 
 
+@pytest.mark.slow
 def test_a_start_that_overflows_is_watched_until_it_can_be_proved(run_tiny: RunTiny) -> None:
     """An fp16 run whose first scale is too large: its first gradients hold Inf and prove nothing."""
     run = run_tiny(
@@ -322,6 +324,7 @@ def test_a_start_that_never_becomes_finite_fails(
     assert "could not be proved in 2 iterations: operands hold NaN or Inf" in failure(run)
 
 
+@pytest.mark.slow
 def test_small_fp16_gradients_do_not_fail_an_honest_run(run_tiny: RunTiny) -> None:
     run = run_tiny(
         "quant=bf16",

@@ -17,6 +17,8 @@ from quantexp.proof.verdict import Verdict, merged
 from quantexp.proof.watch import NO_TOKENS, NOT_CALLED, Seen, status_of
 from quantexp.status import State, read_status
 
+pytestmark = pytest.mark.slow
+
 RunTiny = Callable[..., RunDir]
 #: Four tokens and one expert for each: twelve or more of sixteen have none.
 FEW = [

@@ -20,6 +20,8 @@ from quantexp.quant.slots import Operand
 
 from .test_engagement import failure, hold_linear_operands, precision
 
+pytestmark = pytest.mark.slow
+
 RunTiny = Callable[..., RunDir]
 SCHEMES = sorted(file.stem for file in (conf_dir() / "quant" / "more").glob("*.yaml"))
 ONE_STEP = ("training.iterations=1", "training.warmup_iterations=0", "capture=off")

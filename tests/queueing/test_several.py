@@ -46,6 +46,7 @@ def states(root: Path) -> list[State]:
     return [status.state for status in found if status is not None]
 
 
+@pytest.mark.slow
 def test_eight_submitters_run_each_of_twenty_runs_exactly_once(
     several: Several, tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def test_eight_submitters_run_each_of_twenty_runs_exactly_once(
         assert len(re.findall(r"│ (completed|skipped) ", table)) == 20
 
 
+@pytest.mark.slow
 def test_run_of_a_killed_submitter_is_taken_over(several: Several, tmp_path: Path) -> None:
     codes = several(3, 6, 0, seconds=1.0)
     assert codes == [-9, 0, 0]

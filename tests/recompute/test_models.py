@@ -51,6 +51,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "scheme"), EVERY)
 def test_each_model_trains_is_proved_and_its_results_follow_from_the_captured_operands(
     run_tiny: Run, tiny_models: dict[str, list[str]], model: str, scheme: str
@@ -116,6 +117,7 @@ def test_experts_rows_are_the_tokens_that_the_router_chose(
         assert module.row_sequences == (tokens % B).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "recompute"), [("sequence", "none"), ("sequence", "full"), ("batch", "none")]
 )

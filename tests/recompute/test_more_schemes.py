@@ -25,6 +25,8 @@ from .captured import Module, Slot, read_capture
 from .oracle import ATTENTION, CONTEXT, LINEAR, Recompute, captured_operand, operand
 from .test_schemes import MODEL, SHOWN_BY
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., RunDir]
 
 MXFP4 = {"format": "mxfp4_e2m1", "block": 32, "scale_rule": "floor"}

@@ -17,6 +17,7 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", SECRETS)
 def test_secret_is_in_no_file(real: RunDir, variable: str) -> None:
     folder = real.root.parent.parent

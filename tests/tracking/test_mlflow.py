@@ -87,6 +87,7 @@ def send(run: TrackedRun) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_failed_run_of_many_iterations_is_told_in_parts(tracked: Make) -> None:
     """More values than MLflow takes at once; and a loss that is not finite."""
     status = Status(State.FAILED, "loss nan", created="2026-01-02T03:04:05+00:00")
@@ -104,6 +105,7 @@ def test_failed_run_of_many_iterations_is_told_in_parts(tracked: Make) -> None:
     assert ("quantexp.reason", "loss nan") in rows(database, "select key, value from tags")
 
 
+@pytest.mark.slow
 def test_restarted_run_goes_on_with_its_mlflow_run(tracked: Make) -> None:
     preempted = Status(State.PREEMPTED, "node taken", created="2026-01-02T03:04:05+00:00")
     words = ("tracking.mlflow.enabled=true", "tracking.mlflow.experiment=mine")

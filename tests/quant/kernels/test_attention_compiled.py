@@ -18,10 +18,13 @@ from quantexp.formats.types import Rounding, ScaleRule
 from quantexp.quant.kernels.gpu import padded
 from quantexp.quant.kernels.launches import launch_for
 
-pytestmark = pytest.mark.skipif(
-    (platform.system(), platform.machine()) != ("Linux", "x86_64"),
-    reason="Triton is for Linux on x86-64",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        (platform.system(), platform.machine()) != ("Linux", "x86_64"),
+        reason="Triton is for Linux on x86-64",
+    ),
+]
 
 #: Widths of keys' and values' heads: llama32-1b, llama31-8b, deepseek2_lite.
 WIDTHS = [(64, 64), (128, 128), (192, 128)]
