@@ -33,6 +33,7 @@ class Deferred:
         self._version = x._version
         self._is_copy = False
         self._summary: Summary | None = None
+        self._record: dict[str, Any] | None = None
 
     @property
     def is_counted(self) -> bool:
@@ -59,9 +60,11 @@ class Deferred:
         self._x, self._version, self._is_copy = copied, copied._version, True
 
     def record(self) -> dict[str, Any]:
-        """The statistics as JSON holds them; of a tensor that has changed none."""
-        count_all([self])
-        return {} if self._summary is None else self._summary.record()
+        """The statistics as JSON holds them, the same each time; of a tensor that has changed none."""
+        if self._record is None:
+            count_all([self])
+            self._record = {} if self._summary is None else self._summary.record()
+        return self._record
 
     def take(self) -> Tensor | None:
         """The tensor, if it is still to be counted."""

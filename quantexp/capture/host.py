@@ -7,6 +7,7 @@ again: to get fresh memory from the system takes several times as long as to fil
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class HostMemory:
                 return same.pop()
             self.num_bytes += num_bytes
             self._shrink(self.most_bytes)
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        # Whole pages, which can be written past the system's cache (`quantexp.capture.direct`).
+        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
 
     def give_back(self, memory: Tensor) -> None:
         """Keep what was taken for the next of its size."""

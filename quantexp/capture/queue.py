@@ -1,8 +1,9 @@
-"""A bounded queue of work for one background thread, in order.
+"""A bounded queue of work for two background threads, in order: one that computes, one that waits for the disk.
 
-What is queued counts by its bytes. `put` waits while they would be more than the limit, unless nothing else is queued:
-a single piece of any size goes through. How long it waited is counted, so that back-pressure shows. The first error
-ends the work: what is queued after it is dropped, and whoever calls next gets the error.
+A piece is work for the first thread and what then follows for the second, each in the order in which the pieces came.
+What is queued counts by its bytes until both are done. `put` waits while they would be more than the limit, unless
+nothing else is queued: a single piece of any size goes through. How long it waited is counted, so that back-pressure
+shows. The first error ends the work: what is queued after it is dropped, and whoever calls next gets the error.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: How much lower than the caller's the thread's priority is, on Linux.
+#: How much lower than the caller's the threads' priority is, on Linux.
 NICE = 10
 
 
 @dataclass(frozen=True)
 class _Piece:
-    work: Callable[[], None]
+    work: Callable[[], object]
+    then: Callable[[], None] | None
     num_bytes: int
 
 
@@ -34,18 +36,25 @@ class WorkQueue:
         #: Bytes that wait or are being worked on, and the most there ever were.
         self.num_bytes = 0
         self.peak_bytes = 0
-        #: Seconds that callers waited for room, and that the thread worked.
+        #: Seconds that callers waited for room, and that what follows the work took.
         self.waited_s = 0.0
-        self.worked_s = 0.0
+        self.followed_s = 0.0
+        #: Pieces that wait for the first thread, and for the second.
         self._pieces: deque[_Piece] = deque()
+        self._worked: deque[_Piece] = deque()
+        self._unfinished = 0
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._closed = False
-        self._idle = True
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
-    def put(self, work: Callable[[], None], num_bytes: int = 0) -> None:
-        """Queue work; waits for room.
+    def put(
+        self,
+        work: Callable[[], object],
+        num_bytes: int = 0,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Queue work and what follows it; waits for room.
 
         Raises:
             BaseException: whatever earlier work raised.
@@ -57,12 +66,22 @@ class WorkQueue:
             self._raise()
             self.num_bytes += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.num_bytes)
-            self._pieces.append(_Piece(work, num_bytes))
-            if self._thread is None:
-                # A daemon: a process that is to end does not wait for a disk that hangs, unless `flush` is called.
-                self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
-                self._thread.start()
+            self._pieces.append(_Piece(work, then, num_bytes))
+            self._unfinished += 1
+            if not self._threads:
+                # Daemons: a process that is to end does not wait for a disk that hangs, unless `flush` is called.
+                for target, name in ((self._work, "capture"), (self._follow, "capture-disk")):
+                    self._threads.append(threading.Thread(target=target, name=name, daemon=True))
+                    self._threads[-1].start()
             self._changed.notify_all()
+
+    def then(self, work: Callable[[], None]) -> None:
+        """Queue what is to follow all that was put before.
+
+        Raises:
+            BaseException: whatever earlier work raised.
+        """
+        self.put(_nothing, then=work)
 
     def flush(self) -> None:
         """Wait until all is done.
@@ -71,7 +90,7 @@ class WorkQueue:
             BaseException: whatever earlier work raised.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._done())
+            self._changed.wait_for(lambda: self._error is not None or not self._unfinished)
             self._raise()
 
     def wait_for(self, is_done: Callable[[], bool]) -> None:
@@ -87,46 +106,70 @@ class WorkQueue:
             self._raise()
 
     def close(self) -> None:
-        """End the thread, once what is queued is done or has failed; says nothing of errors."""
+        """End the threads, once what is queued is done or has failed; says nothing of errors."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _has_room(self, num_bytes: int) -> bool:
         return self.num_bytes == 0 or self.num_bytes + num_bytes <= self.most_bytes
-
-    def _done(self) -> bool:
-        return not self._pieces and self._idle
 
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _run(self) -> None:
+    def _work(self) -> None:
         _yield_to_others()
-        while (piece := self._next()) is not None:
-            start = time.perf_counter()
-            try:
-                piece.work()
-            except BaseException as error:  # noqa: BLE001  (raised where the next piece is put)
-                with self._changed:
-                    self._error = error
-                    self._pieces.clear()
+        while (piece := self._next(self._pieces)) is not None:
+            is_done = self._does(piece.work)
             with self._changed:
-                self.worked_s += time.perf_counter() - start
-                self.num_bytes -= piece.num_bytes
-                self._idle = True
+                if is_done and piece.then is not None:
+                    self._worked.append(piece)
+                else:
+                    self._end(piece)
                 self._changed.notify_all()
 
-    def _next(self) -> _Piece | None:
+    def _follow(self) -> None:
+        _yield_to_others()
+        while (piece := self._next(self._worked)) is not None:
+            start = time.perf_counter()
+            assert piece.then is not None
+            self._does(piece.then)
+            with self._changed:
+                self.followed_s += time.perf_counter() - start
+                self._end(piece)
+                self._changed.notify_all()
+
+    def _end(self, piece: _Piece) -> None:
+        self.num_bytes -= piece.num_bytes
+        self._unfinished -= 1
+
+    def _does(self, work: Callable[[], object]) -> bool:
+        """Whether it went well; nothing follows an error."""
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  (raised where the next piece is put)
+            with self._changed:
+                self._error = self._error or error
+                for queued in (self._pieces, self._worked):
+                    queued.clear()
+        return self._error is None
+
+    def _next(self, queued: deque[_Piece]) -> _Piece | None:
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._pieces) or self._closed)
-            if not self._pieces:
-                return None
-            self._idle = False
-            return self._pieces.popleft()
+            self._changed.wait_for(lambda: bool(queued) or self._is_over(queued))
+            return queued.popleft() if queued else None
+
+    def _is_over(self, queued: deque[_Piece]) -> bool:
+        """Whether nothing will come: the second thread may get something as long as the first has work."""
+        is_last = queued is self._worked
+        return self._closed and (not is_last or not self._unfinished or self._error is not None)
+
+
+def _nothing() -> None:
+    """The work of a piece that only follows others."""
 
 
 def _yield_to_others() -> None:

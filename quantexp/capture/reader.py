@@ -8,7 +8,6 @@ for more is refused.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quantexp.capture.content import has_hash
 from quantexp.capture.manifest import MANIFEST, STATISTICS, lines_of
 from quantexp.capture.old_names import metadata_of
 from quantexp.capture.values import identity, load_values, name_of, path_of
@@ -82,10 +82,7 @@ class CapturedTensor:
     def is_intact(self) -> bool | None:
         """Whether the values have the manifest's hash; None where it gives none."""
         expected = self.metadata.get("hash")
-        if expected is None:
-            return None
-        content: Any = self.torch().contiguous().view(-1).view(torch.uint8).numpy()
-        return bool(hashlib.sha256(content).hexdigest() == expected)
+        return None if expected is None else has_hash(self.torch(), str(expected))
 
 
 class Capture(Collection[CapturedTensor]):

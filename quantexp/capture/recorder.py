@@ -98,6 +98,7 @@ class Recorder:
         #: The iteration that whatever passes belongs to.
         self.iteration = -1
         self._micro_batch: int | None = None
+        self._is_captured = False
         self._loss_scale: float | None = None
         #: This rank's share of the budget.
         self._most_bytes = None if config.max_gb is None else config.max_gb * 1e9 / world_size
@@ -122,6 +123,9 @@ class Recorder:
         """Whatever passes from now on belongs to this micro-batch; None is the whole iteration."""
         self.iteration, self._micro_batch = iteration, micro_batch
         self._loss_scale = loss_scale
+        self._is_captured = self.captures(iteration) and (
+            micro_batch is None or takes_micro_batch(self.config, micro_batch)
+        )
         if self._comes_more and iteration > self._last_iteration and not self.stopped:
             self._comes_more = False
             with self._stops_where_full():
@@ -151,6 +155,8 @@ class Recorder:
         self, module: ModuleId, operation: str, tensor_name: str, alike: bool | None = None
     ) -> bool:
         """Whether a tensor that a module hands over now is kept: `wants`, and it passes for the first time."""
+        if not self._is_captured:
+            return False
         recomputed = operation == FORWARD and torch._C._current_autograd_node() is not None
         return not recomputed and self.wants(module, operation, tensor_name, alike)
 
@@ -236,9 +242,8 @@ class Recorder:
         if alike is None:
             alike = tensor_name in ALIKE
         return (
-            not self.stopped
-            and self.captures(self.iteration)
-            and (self._micro_batch is None or takes_micro_batch(self.config, self._micro_batch))
+            self._is_captured
+            and not self.stopped
             and self.take(module, operation, tensor_name).level is not CaptureLevel.off
             and (self.rank == 0 or not alike)
         )

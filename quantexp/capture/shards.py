@@ -18,6 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantexp.capture.content import content_hash
+from quantexp.capture.direct import DirectFile
+from quantexp.capture.files import Prepared
 from quantexp.capture.manifest import MANIFEST, lines_of
 from quantexp.capture.safetensors import content_of, dtype_name, entry, framed
 from quantexp.status import write_json
@@ -37,8 +40,6 @@ HEADER_BYTES = 1 << 16
 _PREAMBLE: dict[str, Any] = {"__metadata__": {"format": "pt"}}
 #: Colon, comma and the quotes of a key are counted with some to spare.
 _KEY_BYTES = 8
-#: One call of Linux takes less than 2 GiB.
-_CALL_BYTES = 1 << 30
 
 
 class ShardFiles:
@@ -48,12 +49,14 @@ class ShardFiles:
         self.folder, self.rank = folder, rank
         self._shard: _Shard | None = None
 
-    def write(self, name: str, values: Tensor, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Append a contiguous CPU tensor; its place, as the manifest has it. The manifest alone keeps the metadata.
+    def prepared(self, name: str, values: Tensor, metadata: Mapping[str, Any]) -> Prepared:
+        """A contiguous CPU tensor, to be appended. The manifest alone keeps the metadata."""
+        return Prepared(
+            content_hash(values), lambda is_behind: self._write(name, values, is_behind)
+        )
 
-        Raises:
-            OSError: it cannot be written; the shard keeps what was whole before, sealed.
-        """
+    def _write(self, name: str, values: Tensor, is_behind: bool) -> dict[str, Any]:
+        """Append; where it cannot be, the shard keeps what was whole before, sealed."""
         key, content = name.removesuffix(".pt"), content_of(values)
         dtype, shape = dtype_name(values), list(values.shape)
         if self._shard is not None and not self._shard.has_room(key, dtype, shape, len(content)):
@@ -61,7 +64,7 @@ class ShardFiles:
         if self._shard is None:
             self._shard = _Shard(self._next())
         try:
-            start = self._shard.append(key, dtype, shape, content)
+            start = self._shard.append(key, dtype, shape, content, is_behind)
         except OSError:
             self.seal()
             raise
@@ -93,11 +96,11 @@ class _Shard:
     def __init__(self, path: Path) -> None:
         self.path, self._part = path, path.with_name(path.name + PART)
         self._header, self._header_bytes, self._end = dict(_PREAMBLE), len(framed(_PREAMBLE)), 0
-        self._descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        self._file = DirectFile(self._part, os.O_EXCL)
         try:
-            _write_at(self._descriptor, memoryview(b" " * HEADER_BYTES), 0)
+            self._file.write_at(b" " * HEADER_BYTES, 0)
         except OSError:
-            os.close(self._descriptor)
+            self._file.close()
             self._part.unlink()
             raise
 
@@ -107,14 +110,16 @@ class _Shard:
             return False
         return self._header_bytes + self._described(key, dtype, shape, num_bytes) <= HEADER_BYTES
 
-    def append(self, key: str, dtype: str, shape: list[int], content: memoryview) -> int:
+    def append(
+        self, key: str, dtype: str, shape: list[int], content: memoryview, is_behind: bool
+    ) -> int:
         """Put a tensor at the end; where it begins in the file."""
         end = self._end + len(content)
         described = self._described(key, dtype, shape, len(content))
         try:
-            _write_at(self._descriptor, content, HEADER_BYTES + self._end)
+            self._file.write_at(content, HEADER_BYTES + self._end, is_behind)
         except OSError:
-            os.ftruncate(self._descriptor, HEADER_BYTES + self._end)
+            self._file.truncate(HEADER_BYTES + self._end)
             raise
         self._header[key] = entry(dtype, shape, self._end, end)
         start, self._end = HEADER_BYTES + self._end, end
@@ -130,19 +135,13 @@ class _Shard:
         holds_any = len(self._header) > len(_PREAMBLE)
         try:
             if holds_any:
-                _write_at(self._descriptor, memoryview(framed(self._header, HEADER_BYTES)), 0)
+                self._file.write_at(framed(self._header, HEADER_BYTES), 0)
         finally:
-            os.close(self._descriptor)
+            self._file.close()
         if holds_any:
             self._part.rename(self.path)
         else:
             self._part.unlink()
-
-
-def _write_at(descriptor: int, content: memoryview, offset: int) -> None:
-    while content:
-        written = os.pwrite(descriptor, content[:_CALL_BYTES], offset)
-        content, offset = content[written:], offset + written
 
 
 def finish_shards(folder: Path) -> None:

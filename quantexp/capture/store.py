@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -23,11 +22,10 @@ from typing import Any
 from torch import Tensor
 
 from quantexp.capture.deferred import Deferred, count_all
-from quantexp.capture.files import PtFiles
+from quantexp.capture.files import Prepared, PtFiles
 from quantexp.capture.host import HostCopy, HostMemory, host_copy
 from quantexp.capture.manifest import MANIFEST, STATISTICS, part_of
 from quantexp.capture.queue import WorkQueue
-from quantexp.capture.safetensors import content_of
 from quantexp.capture.shards import ShardFiles
 from quantexp.capture.statistics import Summary
 from quantexp.errors import CaptureError
@@ -35,6 +33,8 @@ from quantexp.schema import StoreKind
 
 #: Statistics that are counted and written in one go, and the share of the queue that their tensors may take.
 _TOGETHER, _SHARE = 32, 8
+#: What the system's cache takes at least, from one thread.
+_CACHE_BYTES_PER_S = 5e8
 #: Why a tensor has no statistics.
 CHANGED = "it was changed in place before it was counted"
 #: Bytes that wait to be written, where nothing is configured.
@@ -49,6 +49,17 @@ class Stored:
     #: `file`, and in a shard `key` and `offsets`.
     place: dict[str, Any] = field(default_factory=dict)
     hash: str | None = None
+
+
+@dataclass
+class _Taken:
+    """A tensor on its way to the disk."""
+
+    name: str
+    stored: Stored
+    copy: HostCopy
+    metadata: dict[str, Any]
+    prepared: Prepared | None = None
 
 
 class CaptureStore:
@@ -88,17 +99,23 @@ class CaptureStore:
         stored = Stored(tensor.numel() * tensor.element_size())
         values = host_copy(tensor, self.memory)
         _look_at_copy(metadata, tensor, values)
-        self.queue.put(lambda: self._write(name, stored, values, metadata), stored.num_bytes)
+        taken = _Taken(name, stored, values, metadata)
+        self.queue.put(
+            lambda: self._prepare(taken), stored.num_bytes, then=lambda: self._write(taken)
+        )
         self.num_bytes += stored.num_bytes
         self.last = stored
 
     def refer(self, stored: Stored, metadata: dict[str, Any]) -> None:
         """List a tensor whose values were added before."""
-        self.queue.put(lambda: self._list(stored, metadata))
+        self.queue.then(lambda: self._list(stored, metadata))
 
     def leave_out(self, metadata: dict[str, Any]) -> None:
         """List a tensor without values; the metadata says why."""
-        self.queue.put(lambda: self._list_left_out(metadata), _held_bytes(metadata))
+        num_bytes = _held_bytes(metadata)
+        self.queue.put(
+            lambda: resolved(metadata), num_bytes, then=lambda: self._list_left_out(metadata)
+        )
 
     def add_statistics(self, metadata: dict[str, Any]) -> None:
         """Keep a tensor's statistics alone; together with others, or with `send`."""
@@ -127,14 +144,14 @@ class CaptureStore:
             CaptureError: something could not be written.
         """
         self.send()
-        self.queue.put(self._seal)
+        self.queue.then(self._seal)
         self.queue.flush()
         self.memory.let_go()
 
     def let_go(self) -> None:
         """Nothing more comes: give back the memory of copies once they are written."""
         self.send()
-        self.queue.put(self.memory.let_go)
+        self.queue.then(self.memory.let_go)
 
     def close(self) -> None:
         """Finish what is queued, whatever comes of it."""
@@ -147,18 +164,30 @@ class CaptureStore:
     @property
     def bytes_per_s(self) -> float:
         """The rate at which values are written, while any are."""
-        return self.written_bytes / self.queue.worked_s if self.queue.worked_s else 0.0
+        seconds = self.queue.followed_s
+        return self.written_bytes / seconds if seconds else 0.0
 
-    def _write(self, name: str, stored: Stored, copy: HostCopy, metadata: dict[str, Any]) -> None:
-        values = copy.wait()
+    def _prepare(self, taken: _Taken) -> None:
+        values = taken.copy.wait()
+        about = resolved(taken.metadata)  # counts the values, which are then near the processor
+        taken.prepared = self._values.prepared(taken.name, values, about)
+
+    def _write(self, taken: _Taken) -> None:
+        stored, prepared = taken.stored, taken.prepared
+        assert prepared is not None, "the first thread's work"
         try:
-            stored.place = self._values.write(name, values, resolved(metadata))
+            stored.place, stored.hash = prepared.write(self._is_behind()), prepared.hash
         except (OSError, RuntimeError) as error:
-            raise _cannot_write(self.folder / name, error, stored.num_bytes) from error
-        stored.hash = content_hash(values)
-        copy.release()
-        self._list(stored, metadata)
+            path = self.folder / taken.name
+            raise _cannot_write(path, error, stored.num_bytes) from error
+        taken.copy.release()
+        self._list(stored, taken.metadata)
         self.written_bytes += stored.num_bytes
+
+    def _is_behind(self) -> bool:
+        """Whether a disk that is slower than the system's cache has left much waiting."""
+        much = self.queue.most_bytes // 2
+        return self.queue.num_bytes > much and self.bytes_per_s < _CACHE_BYTES_PER_S
 
     def _seal(self) -> None:
         try:
@@ -210,11 +239,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Summary | Deferred):
         return value.record()
     return float(value) if isinstance(value, Tensor) else value
-
-
-def content_hash(values: Tensor) -> str:
-    """Hex sha256 of a contiguous CPU tensor's bytes, without its shape and dtype."""
-    return hashlib.sha256(content_of(values)).hexdigest()
 
 
 def _cannot_write(path: Path, error: Exception, wanted_bytes: int = 0) -> CaptureError:

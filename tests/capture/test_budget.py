@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from quantexp.capture.budget import price, require_affordable, require_affordable_together
 from quantexp.capture.choice import expected_alike, expected_tensors
@@ -96,10 +96,10 @@ def test_a_full_disk_ends_the_capture_and_training_goes_on_where_asked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def full(content: Any, file: Path) -> None:
+    def full(descriptor: int, content: memoryview, offset: int) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(os, "pwrite", full)
     run = run_tiny("capture.train_on_if_full=true")
     status = read_status(run.status)
     assert status is not None

@@ -64,3 +64,9 @@ def test_a_store_holds_no_memory_once_it_is_flushed_or_nothing_more_comes(tmp_pa
         store.queue.flush()
         assert store.memory.num_bytes == 0
     store.close()
+
+
+def test_large_copies_begin_with_a_page_of_memory() -> None:
+    memory = HostMemory(1 << 20)
+    for size in (65_536, 100_000, 1_000_000):
+        assert host_copy(torch.zeros(size, dtype=torch.uint8), memory).wait().data_ptr() % 4096 == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from blake3 import blake3
 
 from quantexp.capture import open_capture
 from quantexp.capture.ending import finish_capture
@@ -26,19 +26,19 @@ from quantexp.capture import shards
 from quantexp.capture.store import CaptureStore
 from quantexp.schema import StoreKind
 
-shards.SHARD_BYTES = 1 << 18
+shards.SHARD_BYTES = 1 << 20
 
-def write(folder):
+def write(folder, in_pages):
     store = CaptureStore(folder, queue_bytes=1 << 20, kind=StoreKind[sys.argv[2]])
     for i in range(10**9):
-        x = torch.full((64, 1 + i % 97), float(i))
+        x = torch.full((64, 256 * (1 + i % 7) if in_pages else 1 + i % 97), float(i))
         store.add(f"bf16/{i}.pt", x, {"i": i, "shape": list(x.shape), "dtype": "float32"})
 
 generator = random.Random(0)
 for turn in range(25):
     child = os.fork()
     if not child:
-        write(Path(sys.argv[1]) / str(turn))
+        write(Path(sys.argv[1]) / str(turn), in_pages=turn % 2 == 0)
     # The first five are killed at any moment from their start on, the others once they have listed something: the
     # thread that writes gives way to others, and on a busy machine its start can take longer than any fixed time.
     manifest = Path(sys.argv[1]) / str(turn) / "manifest.jsonl"
@@ -73,7 +73,7 @@ def _check_whole(folder: Path) -> int:
     lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
     for entry, line in zip(open_capture(folder) if lines else (), lines, strict=True):
         raw = entry.torch().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        assert hashlib.sha256(raw).hexdigest() == line["hash"]
+        assert "blake3:" + blake3(raw).hexdigest() == line["hash"]
         assert bool((entry.torch() == line["i"]).all())
     return len(lines)
 

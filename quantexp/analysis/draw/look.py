@@ -7,7 +7,6 @@ second look at the few elements whose upper sixteen bits are those of a quantile
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.capture.content import has_hash
 from quantexp.capture.histogram import Histogram
 from quantexp.capture.operands import SCALE
 from quantexp.capture.reader import CapturedTensor
-from quantexp.capture.safetensors import content_of
 from quantexp.capture.statistics import QUANTILES, summarise_counted
 from quantexp.errors import CaptureError
 from quantexp.formats import get_format
@@ -77,7 +76,7 @@ def look_at(entry: CapturedTensor) -> Looked:
                 f"{entry.path} holds no plain numbers, got {raw.dtype}, {raw.layout}"
             )
         wanted = entry.metadata.get("hash")
-        if wanted is not None and hashlib.sha256(content_of(raw)).hexdigest() != wanted:
+        if wanted is not None and not has_hash(raw, str(wanted)):
             raise CaptureError(f"{entry.path} holds other values than the manifest's hash says")
     except OSError as error:
         raise CaptureError(f"{entry.path} cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,113 @@
+"""A `.pt` file that torch did not write: torch and zip programs read it as if it had."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.capture.archive import MOST_BYTES, takes
+from quantexp.capture.direct import PAGE
+from quantexp.capture.files import PtFiles
+
+METADATA: dict[str, Any] = {
+    "module": "L0-fc1",
+    "shape": [3, 4],
+    "loss_scale": None,
+    "formats": {"fprop.input": {"format": "mxfp8", "stochastic": True, "seed": 2**63 - 1}},
+    "statistics": {"mean": -0.5, "min": float("inf"), "größe": "µ"},
+}
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def bytes_of(x: Tensor) -> bytes:
+    raw: bytes = x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return raw
+
+
+def stored(folder: Path, x: Tensor) -> Path:
+    place = PtFiles(folder).prepared("bf16/x.pt", x, METADATA).write(False)
+    assert place == {"file": "bf16/x.pt"}
+    return folder / "bf16/x.pt"
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("shape", [(3, 4), (), (1,), (64, 1, 1024), (100, 3, 7)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_torch_reads_what_was_stored(
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...], mapped: bool
+) -> None:
+    x = (torch.randn(shape) * 50).to(dtype)
+    assert takes(x)
+    path = stored(tmp_path, x)
+    found = torch.load(path, weights_only=True, mmap=mapped)
+    assert found.keys() == {"tensor", "metadata"}
+    assert found["metadata"] == METADATA
+    assert (found["tensor"].dtype, found["tensor"].shape) == (dtype, x.shape)
+    assert found["tensor"].is_contiguous()
+    assert bytes_of(found["tensor"]) == bytes_of(x)
+
+
+def test_zip_programs_read_it_and_values_begin_at_a_page(tmp_path: Path) -> None:
+    x = torch.randn(300, 100)
+    path = stored(tmp_path, x)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None, "every CRC-32"
+        assert archive.read("archive/data/0") == bytes_of(x)
+        assert archive.read("archive/version") == b"3\n"
+        assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_STORED}
+    assert path.read_bytes().index(bytes_of(x)) % PAGE == 0
+
+
+def test_the_same_values_give_the_same_bytes(tmp_path: Path) -> None:
+    x = torch.randn(5, 5)
+    first, second = stored(tmp_path / "a", x), stored(tmp_path / "b", x.clone())
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(8).to(torch.float8_e4m3fn), torch.zeros(0, 3), torch.ones(3).to(torch.complex64)],
+    ids=["float8", "empty", "complex"],
+)
+def test_what_is_not_made_here_is_stored_by_torch(tmp_path: Path, x: Tensor) -> None:
+    assert not takes(x)
+    found = torch.load(stored(tmp_path, x), weights_only=True)["tensor"]
+    assert (found.dtype, found.shape) == (x.dtype, x.shape)
+    assert bytes_of(found) == bytes_of(x)
+
+
+def test_a_tensor_beyond_32_bit_sizes_is_left_to_torch() -> None:
+    assert takes(torch.empty(MOST_BYTES, dtype=torch.uint8, device="meta"))
+    assert not takes(torch.empty(MOST_BYTES + 1, dtype=torch.uint8, device="meta"))
+
+
+@pytest.mark.parametrize("is_torchs", [False, True])
+def test_a_write_that_fails_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_torchs: bool
+) -> None:
+    def failing(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    x = torch.zeros(0) if is_torchs else torch.zeros(10)
+    monkeypatch.setattr("torch.save", failing)
+    monkeypatch.setattr("os.pwrite", failing)
+    write = PtFiles(tmp_path).prepared("bf16/x.pt", x, METADATA).write
+    with pytest.raises(OSError, match="No space left"):
+        write(False)
+    assert not list((tmp_path / "bf16").iterdir())
