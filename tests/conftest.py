@@ -137,6 +137,14 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What Triton compiles is kept for a module's tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def triton_interpreter() -> Callable[..., AbstractContextManager[Callable[..., Any]]]:
     """Call functions of a module, which may lie in a folder of tests, in Triton's interpreter."""

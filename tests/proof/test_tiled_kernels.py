@@ -15,6 +15,7 @@ from quantexp.capture import open_capture
 from quantexp.paths import RunDir
 from quantexp.quant import tile_passes, tile_products, tiled
 from quantexp.quant.fused import nobody_asks
+from quantexp.quant.kernels.gpu import Amaxes, Held
 from quantexp.quant.tap import nobody
 from quantexp.status import State, read_status
 
@@ -39,26 +40,35 @@ def softmax(S_BHRK: Tensor, start: int) -> Tensor:
     return torch.softmax(S_BHRK.float().masked_fill(hidden, -10000.0), dim=-1).to(S_BHRK.dtype)
 
 
+class Borrowing(tile_products.TileProducts):
+    """Takes its operands of T x D from another's pass."""
+
+    lender: Held
+
+    def held(self, slot: tile_products.Slot) -> Tensor:
+        return self.lender(slot)
+
+
 class Unseen:
     """In the kernels' place: the tiles of torch where no mode sees them; o and dq times a factor each."""
 
     factors = (1.0, 1.0)
 
-    def __init__(self, work: tile_products.TileProducts) -> None:
+    def __init__(self, work: Borrowing) -> None:
         self.work = work
-        self.amaxes: dict[Any, Tensor] = {}
+        self.amaxes: Amaxes = {}
         self.calls: list[str] = []
 
-    def forward(self, held: Any, amaxes: Any = None) -> Tensor:
+    def forward(self, held: Held, amaxes: Amaxes | None = None) -> Tensor:
         self.calls.append("forward")
-        self.work.held = held  # type: ignore[method-assign]
+        self.work.lender = held
         with _disable_current_modes():
             o = tile_passes.Forward(self.work, nobody, nobody_asks).output()
             return o * self.factors[0]
 
-    def backward(self, held: Any, amaxes: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, held: Held, amaxes: Amaxes | None = None) -> tuple[Tensor, Tensor, Tensor]:
         self.calls.append("backward")
-        self.work.held = held  # type: ignore[method-assign]
+        self.work.lender = held
         with _disable_current_modes():
             dq, dk, dv = tile_passes.Backward(self.work, nobody, nobody_asks).gradients()
             return dq * self.factors[1], dk, dv
@@ -71,8 +81,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
 
     def kernels_for(precision: Any, q: Tensor, v: Tensor, scale: float, mask: Any) -> Unseen:
         assert mask is None
-        work = tile_products.TileProducts(precision, q, scale, softmax, can_shorten=True)
-        found.append(Unseen(work))
+        found.append(Unseen(Borrowing(precision, q, scale, softmax, can_shorten=True)))
         return found[-1]
 
     monkeypatch.setattr("quantexp.quant.tiles.ROWS", 32)

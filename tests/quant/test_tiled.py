@@ -23,7 +23,7 @@ from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.tap import nobody, operands_to
 
-from .tiled_cases import (
+from .kernels.tiled_cases import (
     FULL_HIFP8,
     FULL_MXFP8,
     SCHEMES,

@@ -23,7 +23,6 @@ the same bits again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +35,7 @@ from quantexp.formats.table import get_format
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, Rounding
 from quantexp.quant.attention import by_token, product_scale
+from quantexp.quant.kernels.arguments import Constants, Heads, OfDS, OfP
 from quantexp.quant.kernels.launches import LAUNCHES, Launch, launch_for
 from quantexp.quant.operand import follows_own_amax
 from quantexp.quant.precision import Entry, ModulePrecision
@@ -125,30 +125,22 @@ class Kernels:
 
         q, k, v = (held(slot) for slot in (Q, K, V))
         T, B, H, _ = q.shape
-        m, inverse = self.rows = _rows(q), _rows(q)
-        scores = {
-            "q": _layout(q),
-            "k": _layout(k),
-            "mask": self._mask(B),
-            "m_NT": m,
-            "inverse_NT": inverse,
-            **self._scalars(q, k),
-        }
-        grid = self._grid(q, v, "rows")
+        self.rows = _rows(q), _rows(q)
+        of_p, constants, launch = self._of_p(q, k), _constants(q, v), _launch(q, v)
+        grid = _grid(q, launch.rows)
         o = v.new_empty(B * H, T, v.shape[3])
         with gpu.on(q):
-            constants = self._constants(q, v)
-            del constants["E"], constants["PADDED_E"]
-            kernels.softmax_rows[grid](**scores, **constants)
-            self._see([P_FORWARD], lambda: finite_amax(inverse.to(q.dtype)), amaxes)
+            kernels.softmax_rows[grid](of_p, constants, **launch.options)
+            self._see([P_FORWARD], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
             kernels.forward[grid](
-                **scores,
+                of_p,
                 v=_layout(v),
                 o=_layout(by_token(o, B)),
                 scale_P=self._scale_of(P_FORWARD, q),
                 scale_o=self._scale(Site.PV, Product.FPROP),
                 HOW_P=self._how(P_FORWARD),
-                **self._constants(q, v),
+                CONST=constants,
+                **launch.options,
             )
         return o
 
@@ -161,45 +153,41 @@ class Kernels:
         """
         from quantexp.quant.kernels import triton_backward as kernels
 
-        assert self.rows is not None
-        m, inverse = self.rows
         q, k, v = held(Q), held(K), held(V_FOR_P)
         T, B, H, _ = q.shape
-        d, zero = _rows(q), torch.zeros((), dtype=torch.int32, device=q.device)
-        given = {
-            "q": _layout(q),
-            "k": _layout(k),
-            "v": _layout(v),
-            "dO": _layout(by_token(held(DO_FOR_P), B)),
-            "mask": self._mask(B),
-            "m_NT": m,
-            "inverse_NT": inverse,
-            "d_NT": d,
-            "scale_dP": self._scale(Site.PV, Product.DGRAD_P),
-            **self._scalars(q, k),
-            **self._constants(q, v),
-        }
-        by_rows = self._grid(q, v, "rows")
+        of_p, constants, launch = self._of_p(q, k), _constants(q, v), _launch(q, v)
+        of_dS = OfDS(
+            v=_layout(v),
+            dO=_layout(by_token(held(DO_FOR_P), B)),
+            d_NT=_rows(q),
+            scale_dP=self._scale(Site.PV, Product.DGRAD_P),
+        )
+        by_rows = _grid(q, launch.rows)
 
         def amax_of_ds() -> Tensor:
-            kernels.gradient_amax[by_rows](**given, amax_bits=zero)
-            return zero.view(torch.float32)
+            bits = torch.zeros((), dtype=torch.int32, device=q.device)
+            kernels.gradient_amax[by_rows](of_p, of_dS, bits, constants, **launch.options)
+            return bits.view(torch.float32)
 
         dq, dk, dv = (x.new_empty(B * H, T, x.shape[3]) for x in (q, q, v))
         with gpu.on(q):
-            kernels.gradient_rows[by_rows](**given)
-            self._see([P_BACKWARD], lambda: finite_amax(inverse.to(q.dtype)), amaxes)
+            kernels.gradient_rows[by_rows](of_p, of_dS, constants, **launch.options)
+            self._see([P_BACKWARD], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
             self._see([DS_BY_KEYS, DS_BY_QUERIES], amax_of_ds, amaxes)
             kernels.gradient_of_q[by_rows](
-                **given,
+                of_p,
+                of_dS,
                 k_dS=_layout(held(K_FOR_DS)),
                 dq=_layout(by_token(dq, B)),
                 scale_dS=self._scale_of(DS_BY_KEYS, q),
                 scale_dq=self._scale(Site.QK, Product.DGRAD_Q),
                 HOW_dS=self._how(DS_BY_KEYS),
+                CONST=constants,
+                **launch.options,
             )
-            kernels.gradient_of_kv[self._grid(q, v, "keys")](
-                **given,
+            kernels.gradient_of_kv[_grid(q, launch.keys)](
+                of_p,
+                of_dS,
                 q_dS=_layout(held(Q_FOR_DS)),
                 dO_P=_layout(by_token(held(DO_FOR_V), B)),
                 dk=_layout(by_token(dk, B)),
@@ -210,6 +198,8 @@ class Kernels:
                 scale_dv=self._scale(Site.PV, Product.DGRAD_V),
                 HOW_dS=self._how(DS_BY_QUERIES),
                 HOW_P=self._how(P_BACKWARD),
+                CONST=constants,
+                **launch.options,
             )
         return dq, dk, dv
 
@@ -252,33 +242,21 @@ class Kernels:
         mask = self.mask.contiguous().view(torch.uint8)
         return mask, mask.stride(0) if len(mask) == B > 1 else 0, mask.stride(2)
 
-    def _scalars(self, q_TBHD: Tensor, k_TBGD: Tensor) -> dict[str, Any]:
-        T, _, H, _ = q_TBHD.shape
-        a = self.softmax_scale * self._scale(Site.QK, Product.FPROP)
-        return {"T": T, "H": H, "SHARE": H // k_TBGD.shape[2], "a": a}
-
-    def _constants(self, q_TBHD: Tensor, v_TBGE: Tensor) -> dict[str, Any]:
-        D, E = q_TBHD.shape[3], v_TBGE.shape[3]
-        launch = _launch(q_TBHD, v_TBGE)
-        return {
-            "D": D,
-            "E": E,
-            "PADDED_D": padded(D),
-            "PADDED_E": padded(E),
-            "HAS_MASK": self.mask is not None,
-            "ROWS": launch.rows,
-            "KEYS": launch.keys,
-            "IS_INTERPRETED": not q_TBHD.is_cuda,
-            "num_warps": launch.num_warps,
-            "num_stages": launch.num_stages,
-            "enable_fp_fusion": False,
-        }
-
-    def _grid(self, q_TBHD: Tensor, v_TBGE: Tensor, extent: str) -> tuple[int]:
+    def _of_p(self, q_TBHD: Tensor, k_TBGD: Tensor) -> OfP:
+        assert self.rows is not None
         T, B, H, _ = q_TBHD.shape
-        launch = _launch(q_TBHD, v_TBGE)
-        length = launch.rows if extent == "rows" else launch.keys
-        return (-(-T // length) * B * H,)
+        m, inverse = self.rows
+        return OfP(
+            q=_layout(q_TBHD),
+            k=_layout(k_TBGD),
+            mask=self._mask(B),
+            m_NT=m,
+            inverse_NT=inverse,
+            T=T,
+            H=H,
+            SHARE=H // k_TBGD.shape[2],
+            a=self.softmax_scale * self._scale(Site.QK, Product.FPROP),
+        )
 
 
 def padded(width: int) -> int:
@@ -286,8 +264,20 @@ def padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
+def _constants(q_TBHD: Tensor, v_TBGE: Tensor) -> Constants:
+    D, E = q_TBHD.shape[3], v_TBGE.shape[3]
+    launch = _launch(q_TBHD, v_TBGE)
+    return Constants(D, E, padded(D), padded(E), launch.rows, launch.keys, not q_TBHD.is_cuda)
+
+
 def _launch(q_TBHD: Tensor, v_TBGE: Tensor) -> Launch:
     return launch_for(padded(max(q_TBHD.shape[3], v_TBGE.shape[3])))
+
+
+def _grid(q_TBHD: Tensor, length: int) -> tuple[int]:
+    """A program for every tile of so many tokens."""
+    T, B, H, _ = q_TBHD.shape
+    return (-(-T // length) * B * H,)
 
 
 def _rows(q_TBHD: Tensor) -> Tensor:
@@ -295,7 +285,7 @@ def _rows(q_TBHD: Tensor) -> Tensor:
     return torch.empty(B * H, T, dtype=torch.float32, device=q_TBHD.device)
 
 
-def _layout(x_TBHW: Tensor) -> tuple[Tensor, int, int, int]:
-    """A tensor as the kernels read it: strides of sequence, head and token."""
+def _layout(x_TBHW: Tensor) -> Heads:
+    """A tensor as the kernels read it."""
     x = x_TBHW if x_TBHW.stride(3) == 1 else x_TBHW.contiguous()
     return x, x.stride(1), x.stride(2), x.stride(0)

@@ -23,6 +23,12 @@ class Launch:
     #: How many tiles are loaded ahead.
     num_stages: int
 
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton is told of it; products and sums are rounded one by one, as they are by torch."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return {**options, "enable_fp_fusion": False}
+
 
 #: By the wider of key and value heads, padded to a power of two: the first that is as wide.
 LAUNCHES: dict[int, Launch] = {

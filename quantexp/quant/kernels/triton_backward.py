@@ -6,7 +6,7 @@
     gradient_of_kv   dk = a dS^T q, dv = P^T dO    a program a tile of keys: reads k, v once, q, dO for each tile, and
                                                    another copy of each; writes dk and dv
 
-    # as in triton_forward
+    # as in triton_forward; of_dS is OfDS of `arguments`
 
 S and dP are made in each of them: 9 products of T x T (11 with the amax) where the plain path makes 4 and the torch
 tiles 5. What is summed is summed in float32 in one program, in the order of its tiles, and rounded once: no sum
@@ -22,13 +22,16 @@ from quantexp.formats.kernels.triton_amax import finite_magnitude
 from quantexp.formats.kernels.triton_words import as_bits
 from quantexp.quant.kernels.triton_forward import last_key, of_program
 from quantexp.quant.kernels.triton_softmax import (
+    gradient_of_p,
     gradient_of_s,
     hidden_tile,
-    recomputed,
+    probabilities,
+    scores,
 )
 from quantexp.quant.kernels.triton_tiles import (
     held_tile,
     multiplied,
+    of_row,
     rounded,
     store_tile,
     tile_of,
@@ -36,222 +39,134 @@ from quantexp.quant.kernels.triton_tiles import (
 
 
 @triton.jit
-def of_row(x_NT, n, queries, T):
-    """One number of each row, 0 from T on."""
-    return tl.load(x_NT + n.to(tl.int64) * T + queries, mask=queries < T, other=0.0)
+def of_queries(of_p, of_dS, n, b, h, queries, CONST: tl.constexpr):
+    """What P and dP of a tile of queries follow from: q, dO, m and 1 / l."""
+    T = of_p.T
+    m, inverse = of_row(of_p.m_NT, n, queries, T), of_row(of_p.inverse_NT, n, queries, T)
+    q_RW = tile_of(of_p.q, b, h, queries, T, CONST.D, CONST.PADDED_D)
+    dO_RW = tile_of(of_dS.dO, b, h, queries, T, CONST.E, CONST.PADDED_E)
+    return q_RW, dO_RW, m, inverse
 
 
 @triton.jit
-def gradient_rows(
-    q,
-    k,
-    v,
-    dO,
-    mask,
-    m_NT,
-    inverse_NT,
-    d_NT,
-    T,
-    H,
-    SHARE,
-    a,
-    scale_dP,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    PADDED_D: tl.constexpr,
-    PADDED_E: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
-):
-    """The sum of dP p over the keys, d, of a tile of queries; v and dO as dP multiplies them."""
-    DTYPE: tl.constexpr = q[0].dtype.element_ty
-    n, b, h, first = of_program(T, H, ROWS)
-    queries = first + tl.arange(0, ROWS)
-    m, inverse = of_row(m_NT, n, queries, T), of_row(inverse_NT, n, queries, T)
-    q_RW = tile_of(q, b, h, queries, T, D, PADDED_D)
-    dO_RW = tile_of(dO, b, h, queries, T, E, PADDED_E)
-    total = tl.zeros((ROWS,), tl.float32)
-    for key in range(0, last_key(first, T, ROWS, HAS_MASK), KEYS):
-        keys = key + tl.arange(0, KEYS)
-        k_KW = tile_of(k, b, h // SHARE, keys, T, D, PADDED_D)
-        v_KW = tile_of(v, b, h // SHARE, keys, T, E, PADDED_E)
-        hidden = hidden_tile(mask, b, queries, keys, T, HAS_MASK)
-        p, dP = recomputed(
-            q_RW, k_KW, v_KW, dO_RW, hidden, keys, T, m, inverse, a, scale_dP, DTYPE, IS_INTERPRETED
-        )
+def of_keys(of_p, of_dS, b, h, keys, CONST: tl.constexpr):
+    """The same of a tile of keys: k and v."""
+    k_KW = tile_of(of_p.k, b, h // of_p.SHARE, keys, of_p.T, CONST.D, CONST.PADDED_D)
+    v_KW = tile_of(of_dS.v, b, h // of_p.SHARE, keys, of_p.T, CONST.E, CONST.PADDED_E)
+    return k_KW, v_KW
+
+
+@triton.jit
+def recomputed(of_p, of_dS, of_tile, of_k, b, queries, keys, CONST: tl.constexpr):
+    """The probabilities p, dP, each [R, K], and where they are 0, as every pass of the backward makes them."""
+    q_RW, dO_RW, m, inverse = of_tile
+    k_KW, v_KW = of_k
+    hidden = hidden_tile(of_p, b, queries, keys)
+    S = scores(of_p, q_RW, k_KW, hidden, keys, CONST.IS_INTERPRETED)
+    dP = gradient_of_p(of_dS, dO_RW, v_KW, CONST.IS_INTERPRETED)
+    return probabilities(S, m, inverse), dP, hidden
+
+
+@triton.jit
+def gradient_rows(of_p, of_dS, CONST: tl.constexpr):
+    """The sum of dP p over the keys, d, of a tile of queries."""
+    n, b, h, first = of_program(of_p, CONST.ROWS)
+    queries = first + tl.arange(0, CONST.ROWS)
+    rows = of_queries(of_p, of_dS, n, b, h, queries, CONST)
+    total = tl.full((CONST.ROWS,), 0.0, tl.float32)
+    for key in range(0, last_key(of_p, first, CONST.ROWS), CONST.KEYS):
+        keys = key + tl.arange(0, CONST.KEYS)
+        columns = of_keys(of_p, of_dS, b, h, keys, CONST)
+        p, dP, _ = recomputed(of_p, of_dS, rows, columns, b, queries, keys, CONST)
         total += tl.sum(dP * p, 1)
-    tl.store(d_NT + n.to(tl.int64) * T + queries, total, mask=queries < T)
+    tl.store(of_dS.d_NT + n.to(tl.int64) * of_p.T + queries, total, mask=queries < of_p.T)
 
 
 @triton.jit
-def gradient_amax(
-    q,
-    k,
-    v,
-    dO,
-    mask,
-    m_NT,
-    inverse_NT,
-    d_NT,
-    amax_bits,
-    T,
-    H,
-    SHARE,
-    a,
-    scale_dP,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    PADDED_D: tl.constexpr,
-    PADDED_E: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
-):
+def gradient_amax(of_p, of_dS, amax_bits, CONST: tl.constexpr):
     """Raise the int32 at `amax_bits`, which begins as 0, to the bits of the largest finite magnitude of dS."""
-    DTYPE: tl.constexpr = q[0].dtype.element_ty
-    n, b, h, first = of_program(T, H, ROWS)
-    queries = first + tl.arange(0, ROWS)
-    m, inverse = of_row(m_NT, n, queries, T), of_row(inverse_NT, n, queries, T)
-    d = of_row(d_NT, n, queries, T)
-    q_RW = tile_of(q, b, h, queries, T, D, PADDED_D)
-    dO_RW = tile_of(dO, b, h, queries, T, E, PADDED_E)
-    largest = tl.zeros((ROWS,), tl.int32)
-    for key in range(0, last_key(first, T, ROWS, HAS_MASK), KEYS):
-        keys = key + tl.arange(0, KEYS)
-        k_KW = tile_of(k, b, h // SHARE, keys, T, D, PADDED_D)
-        v_KW = tile_of(v, b, h // SHARE, keys, T, E, PADDED_E)
-        hidden = hidden_tile(mask, b, queries, keys, T, HAS_MASK)
-        p, dP = recomputed(
-            q_RW, k_KW, v_KW, dO_RW, hidden, keys, T, m, inverse, a, scale_dP, DTYPE, IS_INTERPRETED
-        )
-        dS = gradient_of_s(dP, p, d, hidden, DTYPE, IS_INTERPRETED)
+    n, b, h, first = of_program(of_p, CONST.ROWS)
+    queries = first + tl.arange(0, CONST.ROWS)
+    d = of_row(of_dS.d_NT, n, queries, of_p.T)
+    rows = of_queries(of_p, of_dS, n, b, h, queries, CONST)
+    largest = tl.full((CONST.ROWS,), 0, tl.int32)
+    for key in range(0, last_key(of_p, first, CONST.ROWS), CONST.KEYS):
+        keys = key + tl.arange(0, CONST.KEYS)
+        columns = of_keys(of_p, of_dS, b, h, keys, CONST)
+        p, dP, hidden = recomputed(of_p, of_dS, rows, columns, b, queries, keys, CONST)
+        dS = gradient_of_s(dP, p, d, hidden, rows[0].dtype, CONST.IS_INTERPRETED)
         largest = tl.maximum(largest, tl.max(finite_magnitude(as_bits(dS)), 1))
     tl.atomic_max(amax_bits, tl.max(largest, 0), sem="relaxed")
 
 
 @triton.jit
 def gradient_of_q(
-    q,
-    k,
-    v,
-    dO,
-    k_dS,
-    mask,
-    dq,
-    m_NT,
-    inverse_NT,
-    d_NT,
-    scale_dS,
-    T,
-    H,
-    SHARE,
-    a,
-    scale_dP,
-    scale_dq,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    PADDED_D: tl.constexpr,
-    PADDED_E: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HOW_dS: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
+    of_p, of_dS, k_dS, dq, scale_dS, scale_dq, HOW_dS: tl.constexpr, CONST: tl.constexpr
 ):
     """The product dS k of a tile of queries, before the factor a; `k_dS` as it is multiplied with dS."""
-    DTYPE: tl.constexpr = q[0].dtype.element_ty
-    n, b, h, first = of_program(T, H, ROWS)
-    queries = first + tl.arange(0, ROWS)
-    m, inverse = of_row(m_NT, n, queries, T), of_row(inverse_NT, n, queries, T)
-    d = of_row(d_NT, n, queries, T)
-    q_RW = tile_of(q, b, h, queries, T, D, PADDED_D)
-    dO_RW = tile_of(dO, b, h, queries, T, E, PADDED_E)
-    total = tl.zeros((ROWS, PADDED_D), tl.float32)
-    for key in range(0, last_key(first, T, ROWS, HAS_MASK), KEYS):
-        keys = key + tl.arange(0, KEYS)
-        k_KW = tile_of(k, b, h // SHARE, keys, T, D, PADDED_D)
-        v_KW = tile_of(v, b, h // SHARE, keys, T, E, PADDED_E)
-        hidden = hidden_tile(mask, b, queries, keys, T, HAS_MASK)
-        p, dP = recomputed(
-            q_RW, k_KW, v_KW, dO_RW, hidden, keys, T, m, inverse, a, scale_dP, DTYPE, IS_INTERPRETED
-        )
-        dS = gradient_of_s(dP, p, d, hidden, DTYPE, IS_INTERPRETED)
-        dS = held_tile(dS, scale_dS, HOW_dS, DTYPE, IS_INTERPRETED)
-        held_KW = tile_of(k_dS, b, h // SHARE, keys, T, D, PADDED_D)
-        total = multiplied(dS, held_KW, total, DTYPE, IS_INTERPRETED)
-    result = rounded(total * scale_dq, DTYPE, IS_INTERPRETED)
-    store_tile(dq, b, h, queries, T, result, D, PADDED_D)
+    n, b, h, first = of_program(of_p, CONST.ROWS)
+    queries = first + tl.arange(0, CONST.ROWS)
+    d = of_row(of_dS.d_NT, n, queries, of_p.T)
+    rows = of_queries(of_p, of_dS, n, b, h, queries, CONST)
+    DTYPE: tl.constexpr = rows[0].dtype
+    total = tl.full((CONST.ROWS, CONST.PADDED_D), 0.0, tl.float32)
+    for key in range(0, last_key(of_p, first, CONST.ROWS), CONST.KEYS):
+        keys = key + tl.arange(0, CONST.KEYS)
+        columns = of_keys(of_p, of_dS, b, h, keys, CONST)
+        p, dP, hidden = recomputed(of_p, of_dS, rows, columns, b, queries, keys, CONST)
+        dS = gradient_of_s(dP, p, d, hidden, DTYPE, CONST.IS_INTERPRETED)
+        dS = held_tile(dS, scale_dS, HOW_dS, DTYPE, CONST.IS_INTERPRETED)
+        held_KW = tile_of(k_dS, b, h // of_p.SHARE, keys, of_p.T, CONST.D, CONST.PADDED_D)
+        total = multiplied(dS, held_KW, total, DTYPE, CONST.IS_INTERPRETED)
+    result = rounded(total * scale_dq, DTYPE, CONST.IS_INTERPRETED)
+    store_tile(dq, b, h, queries, of_p.T, result, CONST.D, CONST.PADDED_D)
 
 
 @triton.jit
 def gradient_of_kv(
-    q,
-    k,
-    v,
-    dO,
+    of_p,
+    of_dS,
     q_dS,
     dO_P,
-    mask,
     dk,
     dv,
-    m_NT,
-    inverse_NT,
-    d_NT,
     scale_dS,
     scale_P,
-    T,
-    H,
-    SHARE,
-    a,
-    scale_dP,
     scale_dk,
     scale_dv,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    PADDED_D: tl.constexpr,
-    PADDED_E: tl.constexpr,
-    HAS_MASK: tl.constexpr,
     HOW_dS: tl.constexpr,
     HOW_P: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
+    CONST: tl.constexpr,
 ):
     """Both dS^T q, before the factor a, and P^T dO of a tile of keys for one query head.
 
     `q_dS` and `dO_P` are q and dO as they are multiplied with dS and with P.
     """
-    DTYPE: tl.constexpr = q[0].dtype.element_ty
-    tiles = tl.cdiv(T, KEYS)
+    T = of_p.T
+    tiles = tl.cdiv(T, CONST.KEYS)
     n = tl.program_id(0) // tiles
-    b, h = n // H, n % H
-    key = tl.program_id(0) % tiles * KEYS
-    keys = key + tl.arange(0, KEYS)
-    k_KW = tile_of(k, b, h // SHARE, keys, T, D, PADDED_D)
-    v_KW = tile_of(v, b, h // SHARE, keys, T, E, PADDED_E)
-    sum_k = tl.zeros((KEYS, PADDED_D), tl.float32)
-    sum_v = tl.zeros((KEYS, PADDED_E), tl.float32)
-    for first in range(0 if HAS_MASK else key // ROWS * ROWS, T, ROWS):
-        queries = first + tl.arange(0, ROWS)
-        m, inverse = of_row(m_NT, n, queries, T), of_row(inverse_NT, n, queries, T)
-        d = of_row(d_NT, n, queries, T)
-        q_RW = tile_of(q, b, h, queries, T, D, PADDED_D)
-        dO_RW = tile_of(dO, b, h, queries, T, E, PADDED_E)
-        hidden = hidden_tile(mask, b, queries, keys, T, HAS_MASK)
-        p, dP = recomputed(
-            q_RW, k_KW, v_KW, dO_RW, hidden, keys, T, m, inverse, a, scale_dP, DTYPE, IS_INTERPRETED
-        )
-        P = held_tile(rounded(p, DTYPE, IS_INTERPRETED), scale_P, HOW_P, DTYPE, IS_INTERPRETED)
-        held_RW = tile_of(dO_P, b, h, queries, T, E, PADDED_E)
-        sum_v = multiplied(tl.trans(P), held_RW, sum_v, DTYPE, IS_INTERPRETED)
-        dS = gradient_of_s(dP, p, d, hidden, DTYPE, IS_INTERPRETED)
-        dS = held_tile(dS, scale_dS, HOW_dS, DTYPE, IS_INTERPRETED)
-        held_RW = tile_of(q_dS, b, h, queries, T, D, PADDED_D)
-        sum_k = multiplied(tl.trans(dS), held_RW, sum_k, DTYPE, IS_INTERPRETED)
-    result = rounded(sum_k * scale_dk, DTYPE, IS_INTERPRETED)
-    store_tile(dk, b, h, keys, T, result, D, PADDED_D)
-    result = rounded(sum_v * scale_dv, DTYPE, IS_INTERPRETED)
-    store_tile(dv, b, h, keys, T, result, E, PADDED_E)
+    b, h = n // of_p.H, n % of_p.H
+    key = tl.program_id(0) % tiles * CONST.KEYS
+    keys = key + tl.arange(0, CONST.KEYS)
+    columns = of_keys(of_p, of_dS, b, h, keys, CONST)
+    DTYPE: tl.constexpr = columns[0].dtype
+    sum_k = tl.full((CONST.KEYS, CONST.PADDED_D), 0.0, tl.float32)
+    sum_v = tl.full((CONST.KEYS, CONST.PADDED_E), 0.0, tl.float32)
+    begin = key // CONST.ROWS * CONST.ROWS if of_p.mask is None else 0
+    for first in range(begin, T, CONST.ROWS):
+        queries = first + tl.arange(0, CONST.ROWS)
+        d = of_row(of_dS.d_NT, n, queries, T)
+        rows = of_queries(of_p, of_dS, n, b, h, queries, CONST)
+        p, dP, hidden = recomputed(of_p, of_dS, rows, columns, b, queries, keys, CONST)
+        P = rounded(p, DTYPE, CONST.IS_INTERPRETED)
+        P = held_tile(P, scale_P, HOW_P, DTYPE, CONST.IS_INTERPRETED)
+        held_RW = tile_of(dO_P, b, h, queries, T, CONST.E, CONST.PADDED_E)
+        sum_v = multiplied(tl.trans(P), held_RW, sum_v, DTYPE, CONST.IS_INTERPRETED)
+        dS = gradient_of_s(dP, p, d, hidden, DTYPE, CONST.IS_INTERPRETED)
+        dS = held_tile(dS, scale_dS, HOW_dS, DTYPE, CONST.IS_INTERPRETED)
+        held_RW = tile_of(q_dS, b, h, queries, T, CONST.D, CONST.PADDED_D)
+        sum_k = multiplied(tl.trans(dS), held_RW, sum_k, DTYPE, CONST.IS_INTERPRETED)
+    result = rounded(sum_k * scale_dk, DTYPE, CONST.IS_INTERPRETED)
+    store_tile(dk, b, h, keys, T, result, CONST.D, CONST.PADDED_D)
+    result = rounded(sum_v * scale_dv, DTYPE, CONST.IS_INTERPRETED)
+    store_tile(dv, b, h, keys, T, result, CONST.E, CONST.PADDED_E)

@@ -21,23 +21,25 @@ UNSEEN = tl.constexpr(-10000.0)
 
 
 @triton.jit
-def hidden_tile(mask, b, queries, keys, T, HAS_MASK: tl.constexpr):
+def hidden_tile(of_p, b, queries, keys):
     """Where a query does not see a key, [R, K]: by the mask, [B, T, T] with its strides, or what is later."""
-    if HAS_MASK:
+    T = of_p.T
+    if of_p.mask is None:
+        return keys[None, :] > tl.where(queries < T, queries, -1)[:, None]
+    else:
+        mask = of_p.mask
         at = queries.to(tl.int64)[:, None] * mask[2] + keys[None, :]
         inside = (queries < T)[:, None] & (keys < T)[None, :]
         return tl.load(mask[0] + b.to(tl.int64) * mask[1] + at, mask=inside, other=1) != 0
-    else:
-        return keys[None, :] > tl.where(queries < T, queries, -1)[:, None]
 
 
 @triton.jit
-def scores(q_RW, k_KW, hidden, keys, T, a, DTYPE: tl.constexpr, IS_INTERPRETED: tl.constexpr):
+def scores(of_p, q_RW, k_KW, hidden, keys, IS_INTERPRETED: tl.constexpr):
     """S, [R, K]."""
     zeros = tl.zeros((q_RW.shape[0], k_KW.shape[0]), tl.float32)
-    S = multiplied(q_RW, tl.trans(k_KW), zeros, DTYPE, IS_INTERPRETED)
-    S = rounded(S * a, DTYPE, IS_INTERPRETED)
-    unseen = tl.where(keys < T, UNSEEN, float("-inf"))
+    S = multiplied(q_RW, tl.trans(k_KW), zeros, q_RW.dtype, IS_INTERPRETED)
+    S = rounded(S * of_p.a, q_RW.dtype, IS_INTERPRETED)
+    unseen = tl.where(keys < of_p.T, UNSEEN, float("-inf"))
     return tl.where(hidden, unseen[None, :], S)
 
 
@@ -48,11 +50,11 @@ def probabilities(S, m_R, inverse_R):
 
 
 @triton.jit
-def gradient_of_p(dO_RW, v_KW, scale, DTYPE: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """dP, [R, K]; `scale` makes up for operands of which only 3/4 was rounded."""
+def gradient_of_p(of_dS, dO_RW, v_KW, IS_INTERPRETED: tl.constexpr):
+    """dP, [R, K]; its factor makes up for operands of which only 3/4 was rounded."""
     zeros = tl.zeros((dO_RW.shape[0], v_KW.shape[0]), tl.float32)
-    dP = multiplied(dO_RW, tl.trans(v_KW), zeros, DTYPE, IS_INTERPRETED)
-    return rounded(dP * scale, DTYPE, IS_INTERPRETED)
+    dP = multiplied(dO_RW, tl.trans(v_KW), zeros, dO_RW.dtype, IS_INTERPRETED)
+    return rounded(dP * of_dS.scale_dP, dO_RW.dtype, IS_INTERPRETED)
 
 
 @triton.jit
@@ -60,25 +62,3 @@ def gradient_of_s(dP, p, d_R, hidden, DTYPE: tl.constexpr, IS_INTERPRETED: tl.co
     """dS, [R, K]."""
     dS = tl.where(hidden, 0.0, (dP - d_R[:, None]) * p)
     return rounded(dS, DTYPE, IS_INTERPRETED)
-
-
-@triton.jit
-def recomputed(
-    q_RW,
-    k_KW,
-    v_KW,
-    dO_RW,
-    hidden,
-    keys,
-    T,
-    m_R,
-    inverse_R,
-    a,
-    scale_dP,
-    DTYPE: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
-):
-    """The probabilities p and dP, each [R, K], as every pass of the backward makes them."""
-    S = scores(q_RW, k_KW, hidden, keys, T, a, DTYPE, IS_INTERPRETED)
-    dP = gradient_of_p(dO_RW, v_KW, scale_dP, DTYPE, IS_INTERPRETED)
-    return probabilities(S, m_R, inverse_R), dP

@@ -38,6 +38,12 @@ def tile_of(x, b, h, tokens, T, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
+def of_row(x_NT, n, queries, T):
+    """One number of each row, 0 from T on."""
+    return tl.load(x_NT + n.to(tl.int64) * T + queries, mask=queries < T, other=0.0)
+
+
+@triton.jit
 def store_tile(y, b, h, tokens, T, tile, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Write float32 that the working dtype has to the rows of these tokens."""
     w = tl.arange(0, PADDED)

@@ -18,17 +18,10 @@ from quantexp.formats.types import Rounding, ScaleRule
 
 from .gpu_cases import needs_triton
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.usefixtures("triton_cache")]
 
 #: An extent that rows of the usual models have: a multiple of 16 words.
 ALIGNED = [["tt.divisibility", 16]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
 
 
 @cache

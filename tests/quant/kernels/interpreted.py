@@ -17,7 +17,7 @@ from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.tile_products import Slot
 
-from ..tiled_cases import Result, by_tiles  # noqa: TID252
+from .tiled_cases import Result, by_tiles
 
 Given = tuple[ModulePrecision, list[Tensor], Tensor | None, tuple[int, int]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -12,24 +11,29 @@ from torch import Tensor
 from quantexp.errors import EngagementError
 from quantexp.quant.attention import by_head, expanded
 from quantexp.quant.kernels.agreement import BOUND, require_gradients, require_output
+from quantexp.quant.kernels.gpu import Amaxes, Held, Kernels
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.tile_products import DS_BY_KEYS, P_FORWARD, TileProducts
 
-from ..tiled_cases import FULL_HIFP8, declared, operands  # noqa: TID252
+from .tiled_cases import FULL_HIFP8, declared, operands
 
 
-class Kernels:
-    """Gives what it was made of, under scales of whichever amaxes."""
+class Known(Kernels):
+    """Gives a known o and no gradients under scales of whichever amaxes; where none is known, it may not be asked."""
 
-    def __init__(self, result: Any, amaxes: Any = ()) -> None:
-        self.result, self.amaxes = result, dict(amaxes)
-        self.asked: list[Any] = []
+    def __init__(self, amaxes: Amaxes | None = None, o: Tensor | None = None) -> None:
+        super().__init__(declared(*FULL_HIFP8), 1.0, None)
+        self.amaxes = amaxes or {}
+        self.o = o
+        self.asked: list[Amaxes | None] = []
 
-    def forward(self, held: Any, amaxes: Any) -> Any:
+    def forward(self, held: Held, amaxes: Amaxes | None = None) -> Tensor:
         self.asked.append(amaxes)
-        return self.result
+        assert self.o is not None
+        return self.o
 
-    backward = forward
+    def backward(self, held: Held, amaxes: Amaxes | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        raise AssertionError("the kernels were asked for gradients")
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def with_a_head_off_by(x: Tensor, part: float) -> Tensor:
 
 
 def test_a_head_within_the_bound_is_let_pass(work: TileProducts) -> None:
-    require_output(Kernels(None), work, with_a_head_off_by(some(), BOUND), some())  # type: ignore[arg-type]
+    require_output(Known(), work, with_a_head_off_by(some(), BOUND), some())
 
 
 def test_a_head_beyond_the_bound_is_not(work: TileProducts) -> None:
@@ -63,17 +67,17 @@ def test_a_head_beyond_the_bound_is_not(work: TileProducts) -> None:
         r"norm is \S+, allowed are 0.00781 of that; use training.attention=plain"
     )
     with pytest.raises(EngagementError, match=message):
-        require_output(Kernels(None), work, with_a_head_off_by(some(), 3 * BOUND), some())  # type: ignore[arg-type]
+        require_output(Known(), work, with_a_head_off_by(some(), 3 * BOUND), some())
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_every_gradient_is_looked_at(work: TileProducts, which: int) -> None:
-    theirs = [some() * 100] * 3
-    ours = list(theirs)
-    require_gradients(Kernels(None), work, tuple(ours), tuple(theirs))  # type: ignore[arg-type]
-    ours[which] = with_a_head_off_by(theirs[which], 3 * BOUND)
+    theirs = (some() * 100,) * 3
+    require_gradients(Known(), work, theirs, theirs)
+    off = with_a_head_off_by(theirs[which], 3 * BOUND)
+    dq, dk, dv = (off if at == which else x for at, x in enumerate(theirs))
     with pytest.raises(EngagementError, match=f"{('dq', 'dk', 'dv')[which]} of Triton's kernel"):
-        require_gradients(Kernels(None), work, tuple(ours), tuple(theirs))  # type: ignore[arg-type]
+        require_gradients(Known(), work, (dq, dk, dv), theirs)
 
 
 def test_nothing_but_rounding_in_dq_and_dk_is_let_pass_and_in_dv_is_not(
@@ -84,37 +88,37 @@ def test_nothing_but_rounding_in_dq_and_dk_is_let_pass_and_in_dv_is_not(
     largest = min(float(x.float().norm(dim=2).max()) for x in (q, k))
     noise = some() * 2.0**-20 * float(v.float().norm(dim=2).max()) * largest
     zeros = torch.zeros_like(noise)
-    require_gradients(Kernels(None), work, (noise, noise, zeros), (zeros,) * 3)  # type: ignore[arg-type]
+    require_gradients(Known(), work, (noise, noise, zeros), (zeros,) * 3)
     with pytest.raises(EngagementError, match="dv of Triton's kernel"):
-        require_gradients(Kernels(None), work, (noise, noise, noise), (zeros,) * 3)  # type: ignore[arg-type]
+        require_gradients(Known(), work, (noise, noise, noise), (zeros,) * 3)
 
 
 def test_nan_is_not_let_pass_unless_theirs_has_it(work: TileProducts) -> None:
     broken = some()
     broken[3, 2, 1] = torch.nan
     with pytest.raises(EngagementError, match="head 3 differs by nan"):
-        require_output(Kernels(None), work, broken, some())  # type: ignore[arg-type]
-    require_output(Kernels(None), work, some(), broken)  # type: ignore[arg-type]
+        require_output(Known(), work, broken, some())
+    require_output(Known(), work, some(), broken)
 
 
 def test_under_another_scale_the_kernels_are_compared_under_the_tiles_own(
     work: TileProducts,
 ) -> None:
     work.amaxes = {P_FORWARD: torch.tensor(1.0)}
-    same = Kernels(None, {P_FORWARD: torch.tensor(1.0)})
-    require_output(same, work, some(), some())  # type: ignore[arg-type]
+    same = Known({P_FORWARD: torch.tensor(1.0)})
+    require_output(same, work, some(), some())
     assert same.asked == []
-    kernels = Kernels(some(), {P_FORWARD: torch.tensor(1 - 2.0**-8)})
-    require_output(kernels, work, some() * 2, some())  # type: ignore[arg-type]
+    kernels = Known({P_FORWARD: torch.tensor(1 - 2.0**-8)}, some())
+    require_output(kernels, work, some() * 2, some())
     assert kernels.asked == [work.amaxes]
 
 
 def test_amaxes_that_are_not_alike_are_not_let_pass(work: TileProducts) -> None:
     work.amaxes = {DS_BY_KEYS: torch.tensor(1.0)}
-    kernels = Kernels((some(),) * 3, {DS_BY_KEYS: torch.tensor(2.5)})
+    kernels = Known({DS_BY_KEYS: torch.tensor(2.5)})
     message = (
         "layer 0 attention qk.dgrad_q.dS: its amax is 2.5 in Triton's kernel and 1 in the tiles of torch; use "
         "training.attention=plain"
     )
     with pytest.raises(EngagementError, match=message):
-        require_gradients(kernels, work, (some(),) * 3, (some(),) * 3)  # type: ignore[arg-type]
+        require_gradients(kernels, work, (some(),) * 3, (some(),) * 3)

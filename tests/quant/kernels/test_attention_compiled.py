@@ -15,11 +15,13 @@ import pytest
 from quantexp.formats.kernels.gpu import mx_constants
 from quantexp.formats.table import get_format
 from quantexp.formats.types import Rounding, ScaleRule
+from quantexp.quant.kernels.arguments import Constants, OfDS, OfP
 from quantexp.quant.kernels.gpu import padded
 from quantexp.quant.kernels.launches import launch_for
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("triton_cache"),
     pytest.mark.skipif(
         (platform.system(), platform.machine()) != ("Linux", "x86_64"),
         reason="Triton is for Linux on x86-64",
@@ -48,13 +50,16 @@ CASES = {
     "gradient_of_kv, bf16": ("gradient_of_kv", NOT),
 }
 TENSORS = ("q", "k", "v", "dO", "o", "dq", "dk", "dv", "k_dS", "q_dS", "dO_P")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
+#: Addresses and strides, as rows of the usual models have them.
+HEADS = ("*bf16", "i32", "i32", "i32")
+ALIGNED: list[list[object]] = [["tt.divisibility", 16]]
+TYPES = {
+    **dict.fromkeys(TENSORS, HEADS),
+    **dict.fromkeys(("m_NT", "inverse_NT", "d_NT", "scale_P", "scale_dS"), "*fp32"),
+    **dict.fromkeys(("T", "H", "SHARE"), "i32"),
+    "amax_bits": "*i32",
+    "mask": ("*u8", "i32", "i32"),
+}
 
 
 @cache
@@ -77,40 +82,32 @@ def compiled(
     D, E = widths
     launch = launch_for(padded(max(widths)))
     known: dict[str, object] = {
-        "D": D,
-        "E": E,
-        "PADDED_D": padded(D),
-        "PADDED_E": padded(E),
-        "HAS_MASK": has_mask,
+        "CONST": Constants(D, E, padded(D), padded(E), launch.rows, launch.keys, False),
         "HOW_P": how,
         "HOW_dS": how,
-        "ROWS": launch.rows,
-        "KEYS": launch.keys,
-        "IS_INTERPRETED": False,
     }
     known |= dict.fromkeys(ones, 1)
     known |= {} if has_mask else {"mask": None}
     known |= {} if how == HIF8 else {"scale_P": None, "scale_dS": None}
-    types: dict[str, object] = dict.fromkeys(("m_NT", "inverse_NT", "d_NT"), "*fp32")
-    types |= dict.fromkeys(("scale_P", "scale_dS"), "*fp32") | {"amax_bits": "*i32"}
-    types |= dict.fromkeys(("T", "H", "SHARE"), "i32") | {"mask": ("*u8", "i32", "i32")}
-    types |= dict.fromkeys(TENSORS, ("*bf16", "i32", "i32", "i32"))
-    signature, values, attributes = {}, {}, {}
-    for position, argument in enumerate(kernel.arg_names):
+    groups = {"of_p": OfP, "of_dS": OfDS}
+    values: dict[tuple[int, ...], object] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+
+    def type_of(argument: str, *path: int) -> Any:
+        if argument in groups:
+            group = groups[argument]
+            return group._make(type_of(each, *path, at) for at, each in enumerate(group._fields))
         if argument in known:
-            signature[argument] = "constexpr"
-            values[(position,)] = known[argument]
-            continue
-        signature[argument] = types.get(argument, "fp32")
-        if argument in TENSORS:  # of addresses and strides, as rows of the usual models have them
-            attributes |= {(position, part): [["tt.divisibility", 16]] for part in range(4)}
+            values[path] = known[argument]
+            return "constexpr"
+        if argument in TENSORS:
+            attributes.update({(*path, part): ALIGNED for part in range(len(HEADS))})
+        return TYPES.get(argument, "fp32")
+
+    signature = {each: type_of(each, at) for at, each in enumerate(kernel.arg_names)}
     source = ASTSource(kernel, signature=signature, constexprs=values, attrs=attributes)
-    options = {
-        "num_warps": launch.num_warps,
-        "num_stages": launch.num_stages,
-        "enable_fp_fusion": False,
-    }
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options=launch.options)
 
 
 def each(widths: tuple[int, int]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from quantexp.quant.kernels.agreement import BOUND
 from quantexp.quant.kernels.choice import kernels_for
 from quantexp.quant.moment import Moment, during
 
-from ..tiled_cases import (  # noqa: TID252
+from .tiled_cases import (
     FULL_HIFP8,
     FULL_MXFP8,
     SCHEMES,

@@ -26,7 +26,7 @@ from quantexp.quant import tile_products, tiles
 from quantexp.quant.kernels.agreement import BOUND
 from quantexp.quant.moment import Moment, during
 
-from ..tiled_cases import (  # noqa: TID252
+from .tiled_cases import (
     FULL_HIFP8,
     FULL_MXFP8,
     SCHEMES,

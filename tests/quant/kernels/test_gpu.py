@@ -11,7 +11,7 @@ from quantexp.quant.kernels.choice import kernels_for
 from quantexp.quant.kernels.gpu import claims, obstacles, padded
 from quantexp.quant.kernels.launches import launch_for
 
-from ..tiled_cases import FULL_HIFP8, FULL_MXFP8, SCHEMES, declared  # noqa: TID252
+from .tiled_cases import FULL_HIFP8, FULL_MXFP8, SCHEMES, declared
 
 BF16 = ("quant=bf16",)
 #: What is left to the tiles of torch, and the slots that it is left for.
