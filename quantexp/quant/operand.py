@@ -63,6 +63,7 @@ def held_by_two(
     second: Operand,
     axes: tuple[int, int],
     out: tuple[Tensor | None, Tensor | None] = (None, None),
+    amax: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`x` as two products hold it, each as `held` gives it; None for the second where it takes a read of its own.
 
@@ -75,14 +76,16 @@ def held_by_two(
         second: of the other.
         axes: the dimension that each reduces over.
         out: where to write each, None is fresh memory; what is one tensor is written to the second.
+        amax: as `held` takes it.
     """
     if not shares_read(first, second):
-        return held(x, first, axes[0], out=out[0]), x if not second.quantised else None
+        return held(x, first, axes[0], amax, out=out[0]), x if not second.quantised else None
     if is_one_tensor(first, second) or x.numel() == 0:
-        copy = held(x, first, axes[0], out=out[1])
+        copy = held(x, first, axes[0], amax, out=out[1])
         return copy, copy
     both = [torch.empty_like(x) if each is None else each for each in out]
-    return quantise_both(x, first.format, axes=axes, out=(both[0], both[1]), **first.options)
+    options = {**first.options, "amax": amax}
+    return quantise_both(x, first.format, axes=axes, out=(both[0], both[1]), **options)
 
 
 def linear_dim(operand: Operand) -> int:

@@ -3,6 +3,16 @@
     # T tokens (queries or keys), B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
     # N = B*H; K keys of a tile; R rows, the queries of a tile
 
+What is read (R) and written (W) of T x T, beside the softmax and its own backward; in brackets where both products
+multiply one copy of dS, as in formats without blocks:
+
+                quantise                      multiply
+    forward     P: R W                        W S, R P
+    backward    P: R W, dS: R 2 W [R W]       W S, R P, W dP, 2 R dS
+
+and a read more of each that is scaled by its own amax. Where dS's two slots have different formats or options or depend
+on the moment (stochastic rounding, delayed scales, a transform) it is read for each.
+
 What the plain path hands to a tap (P and its gradient, dS) is put together when it is asked for, and then held whole.
 """
 
@@ -147,14 +157,11 @@ class Backward:
         dv[:, tile.keys] += work.product(*P_BACKWARD[:2], tile, P_held, self.dO_v[:, tile.rows], P)
         self._keep(tile, {"P": P, "dP": dP, P_BACKWARD: P_held})
         del P, dP, P_held
-        dS_held = work.within(DS_BY_KEYS, tile, dS)
-        dq[:, tile.rows] = work.product(*DS_BY_KEYS[:2], tile, dS_held, self.k_q[:, tile.keys], dS)
-        self._keep(tile, {"dS": dS, DS_BY_KEYS: dS_held})
-        dS_held = work.within(DS_BY_QUERIES, tile, dS)
-        dk[:, tile.keys] += work.product(
-            *DS_BY_QUERIES[:2], tile, dS_held, self.q_k[:, tile.rows], dS
-        )
-        self._keep(tile, {DS_BY_QUERIES: dS_held})
+        dS_q, dS_k = work.within_both(DS_BY_KEYS, DS_BY_QUERIES, tile, dS)
+        self._keep(tile, {"dS": dS, DS_BY_KEYS: dS_q, DS_BY_QUERIES: dS_k})
+        dq[:, tile.rows] = work.product(*DS_BY_KEYS[:2], tile, dS_q, self.k_q[:, tile.keys], dS)
+        del dS_q
+        dk[:, tile.keys] += work.product(*DS_BY_QUERIES[:2], tile, dS_k, self.q_k[:, tile.rows], dS)
 
     def _keep(self, tile: Tile, found: dict[object, Tensor]) -> None:
         for name, x in found.items():
@@ -191,10 +198,15 @@ class Backward:
             for slot in (P_BACKWARD, DS_BY_KEYS, DS_BY_QUERIES)
             if follows_own_amax(work.operand(slot)) and slot not in work.amaxes
         ]
+        is_one = DS_BY_QUERIES in slots and work.shares_read(DS_BY_KEYS, DS_BY_QUERIES)
+        if is_one:
+            slots.remove(DS_BY_QUERIES)
         for tile in spans if slots else ():
             P, _, dS = self._tile(tile, again=True)
             for slot in slots:
                 work.see(slot, P if slot is P_BACKWARD else dS)
+        if is_one:
+            work.amaxes[DS_BY_QUERIES] = work.amaxes[DS_BY_KEYS]
 
     def ended(
         self, dq_NTD: Tensor, dk_NTD: Tensor, dv_NTE: Tensor

@@ -18,8 +18,9 @@ from torch import Tensor
 from quantexp.formats import Place
 from quantexp.quant.announce import Announcement, Part
 from quantexp.quant.attention import by_head, by_token, expanded, product_scale
+from quantexp.quant.kept import shares_read
 from quantexp.quant.multiply import multiply
-from quantexp.quant.operand import follows_own_amax, held, own_amax
+from quantexp.quant.operand import follows_own_amax, held, held_by_two, own_amax
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.sites import PRODUCTS, Product, Site
 from quantexp.quant.slots import Operand
@@ -113,6 +114,22 @@ class TileProducts:
         operand, amax = self.operand(slot), self.amaxes.get(slot)
         place = Place((self.B * self.H, self.T, self.T), (0, tile.start, 0))
         return held(x_NRK, operand, dim_of(slot[2], operand), amax, place=place)
+
+    def within_both(
+        self, first: Slot, second: Slot, tile: Tile, x_NRK: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A tile of dS as two products hold it, from one read where they share it."""
+        if not self.shares_read(first, second):
+            return self.within(first, tile, x_NRK), self.within(second, tile, x_NRK)
+        one, other = self.operand(first), self.operand(second)
+        axes = (dim_of(first[2], one), dim_of(second[2], other))
+        left, right = held_by_two(x_NRK, one, other, axes, amax=self.amaxes.get(first))
+        assert right is not None
+        return left, right
+
+    def shares_read(self, first: Slot, second: Slot) -> bool:
+        """Whether two products hold dS alike but for the axis of blocks; then its amax is one, too."""
+        return shares_read(self.operand(first), self.operand(second))
 
     def see(self, slot: Slot, x_NRK: Tensor) -> None:
         """Take a tile of P or dS into account for the amax of the whole."""

@@ -97,6 +97,12 @@ def test_bf16_shows_zero_quantised_operands(run_tiny: RunTiny) -> None:
     assert {entry["calls"] for entry in found.values()} == {1}
 
 
+@pytest.fixture
+def _read_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of dS's slots is quantised for itself, so all of T x T by `within`."""
+    monkeypatch.setattr(tile_products, "shares_read", lambda first, second: False)
+
+
 def lies_within(name: str) -> Callable[..., Tensor]:
     """A `held` that returns P or dS as it came."""
     original = tile_products.TileProducts.within
@@ -107,6 +113,7 @@ def lies_within(name: str) -> Callable[..., Tensor]:
     return within
 
 
+@pytest.mark.usefixtures("_read_for_each")
 @pytest.mark.parametrize(("name", "slot"), [("P", "pv.fprop.P"), ("dS", "qk.dgrad_q.dS")])
 def test_tiles_that_multiply_the_originals_fail_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, name: str, slot: str
@@ -114,6 +121,22 @@ def test_tiles_that_multiply_the_originals_fail_the_run(
     monkeypatch.setattr(tile_products.TileProducts, "within", lies_within(name))
     reason = failure(run_tiny(*FULL_MXFP8, *TILED, expect=1))
     assert f"{slot}: declared mxfp8_e4m3" in reason
+    assert "not on the grid" in reason
+
+
+@pytest.mark.parametrize(("original", "product"), [(0, "dgrad_q"), (1, "dgrad_k")])
+def test_original_beside_a_copy_of_the_same_read_fails_the_run(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, original: int, product: str
+) -> None:
+    by_two = tile_products.held_by_two
+
+    def one_of_two(x: Tensor, *rest: Any, **given: Any) -> tuple[Tensor | None, ...]:
+        copies = by_two(x, *rest, **given)
+        return tuple(x if at == original else copy for at, copy in enumerate(copies))
+
+    monkeypatch.setattr(tile_products, "held_by_two", one_of_two)
+    reason = failure(run_tiny(*FULL_MXFP8, *TILED, expect=1))
+    assert f"qk.{product}.dS: declared mxfp8_e4m3" in reason
     assert "not on the grid" in reason
 
 
@@ -151,6 +174,7 @@ def test_bf16_that_is_quantised_fails_the_run(
     )
 
 
+@pytest.mark.usefixtures("_read_for_each")
 def test_scale_of_a_tile_in_place_of_the_tensors_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

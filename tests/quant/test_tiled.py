@@ -8,7 +8,7 @@ square is 2^-12. In float32 every product may be summed in another order: as in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.compose import compose
-from quantexp.quant import tiles
+from quantexp.quant import operand, tile_products, tiles
 from quantexp.quant.attention import context, scores
 from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import ModulePrecision
@@ -173,6 +173,88 @@ def test_delayed_scaling_keeps_the_same_history() -> None:
     assert len([stream for stream in our_history if stream.endswith((".P", ".dS"))]) == 4
     for one, other in zip(ours, theirs, strict=True):
         agree(one, other)
+
+
+DS = ("quant.qk.dgrad_q.dS", "quant.qk.dgrad_k.dS")
+#: How often a tile of dS is read to be quantised.
+READS = {
+    "mxfp8": (1, FULL_MXFP8),
+    "mxfp4": (1, SCHEMES["mxfp4, P again"]),
+    "hifp8": (1, FULL_HIFP8),
+    "exact hifp8": (
+        1,
+        ("quant=bf16", *(f"{slot}={{format: hifp8, scaling: exact}}" for slot in DS)),
+    ),
+    "bf16": (0, SCHEMES["bf16"]),
+    "one slot alone": (1, ("quant=bf16", f"{DS[0]}.format=mxfp8")),
+    "the other alone": (1, ("quant=bf16", f"{DS[1]}.format=mxfp8")),
+    "two formats": (2, ("quant=bf16", f"{DS[0]}.format=mxfp8", f"{DS[1]}.format=mxfp4")),
+    "two scale rules": (2, (*FULL_MXFP8, f"{DS[1]}.scale_rule=floor")),
+    "stochastic": (2, (*FULL_MXFP8, *(f"{slot}.rounding=stochastic" for slot in DS))),
+    "delayed": (2, (*FULL_HIFP8, "quant.qk.scaling=delayed")),
+    "Hadamard": (2, SCHEMES["Hadamard"]),
+}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", READS)
+def test_tile_is_read_once_for_two_copies_that_differ_in_their_axis(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    tiles_of_dS: list[Tensor] = []
+    within_both = tile_products.TileProducts.within_both
+
+    def told(self: Any, first: Any, second: Any, tile: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        reads.append(0)
+        tiles_of_dS.append(x)
+        return within_both(self, first, second, tile, x)
+
+    def counted(of: Callable[..., Any]) -> Callable[..., Any]:
+        def count(x: Tensor, *rest: Any, **given: Any) -> Any:
+            if tiles_of_dS and x is tiles_of_dS[-1]:
+                reads[-1] += 1
+            return of(x, *rest, **given)
+
+        return count
+
+    monkeypatch.setattr(tile_products.TileProducts, "within_both", told)
+    for each in ("quantise", "quantise_both", "hadamard"):
+        monkeypatch.setattr(operand, each, counted(getattr(operand, each)))
+    expected, words = READS[name]
+    by_tiles(declared(*words), operands(torch.bfloat16, 100))
+    assert len(reads) > 1
+    assert set(reads) == {expected}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", {**SCHEMES, **READS})
+def test_one_read_gives_the_bits_of_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """137 tokens: neither a multiple of a tile nor of a block."""
+    words = READS[name][1] if name in READS else SCHEMES[name]
+    precision, given = declared(*words), operands(torch.bfloat16, 137)
+    found = by_tiles(precision, given)
+    monkeypatch.setattr(tile_products, "shares_read", lambda first, second: False)
+    for one, other in zip(found, by_tiles(precision, given), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("small")
+def test_amax_of_two_copies_alike_is_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    own_amax = tile_products.own_amax
+
+    def see(x: Tensor, declared: Any, axis: int) -> Tensor:
+        seen.append(x)
+        return own_amax(x, declared, axis)
+
+    monkeypatch.setattr(tile_products, "own_amax", see)
+    for scaling, times in (("exact", 1), ("current", 2)):
+        seen.clear()
+        words = [f"{DS[0]}={{format: hifp8, scaling: exact}}"]
+        words += [f"{DS[1]}={{format: hifp8, scaling: {scaling}}}"]
+        by_tiles(declared("quant=bf16", *words), operands(torch.bfloat16, 100))
+        assert len(seen) == 3 * times
 
 
 class Largest(TorchDispatchMode):  # type: ignore[misc]
