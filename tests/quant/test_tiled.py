@@ -190,7 +190,7 @@ READS = {
     "the other alone": (1, ("quant=bf16", f"{DS[1]}.format=mxfp8")),
     "two formats": (2, ("quant=bf16", f"{DS[0]}.format=mxfp8", f"{DS[1]}.format=mxfp4")),
     "two scale rules": (2, (*FULL_MXFP8, f"{DS[1]}.scale_rule=floor")),
-    "stochastic": (2, (*FULL_MXFP8, *(f"{slot}.rounding=stochastic" for slot in DS))),
+    "stochastic dS": (2, (*FULL_MXFP8, *(f"{slot}.rounding=stochastic" for slot in DS))),
     "delayed": (2, (*FULL_HIFP8, "quant.qk.scaling=delayed")),
     "Hadamard": (2, SCHEMES["Hadamard"]),
 }
@@ -228,7 +228,7 @@ def test_tile_is_read_once_for_two_copies_that_differ_in_their_axis(
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", {**SCHEMES, **READS})
+@pytest.mark.parametrize("name", sorted({*SCHEMES, *READS}))
 def test_one_read_gives_the_bits_of_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """137 tokens: neither a multiple of a tile nor of a block."""
     words = READS[name][1] if name in READS else SCHEMES[name]
@@ -242,11 +242,10 @@ def test_one_read_gives_the_bits_of_two(name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("small")
 def test_amax_of_two_copies_alike_is_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    own_amax = tile_products.own_amax
 
     def see(x: Tensor, declared: Any, axis: int) -> Tensor:
         seen.append(x)
-        return own_amax(x, declared, axis)
+        return operand.own_amax(x, declared, axis)
 
     monkeypatch.setattr(tile_products, "own_amax", see)
     for scaling, times in (("exact", 1), ("current", 2)):

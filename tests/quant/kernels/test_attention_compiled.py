@@ -89,7 +89,7 @@ def compiled(
     known |= dict.fromkeys(ones, 1)
     known |= {} if has_mask else {"mask": None}
     known |= {} if how == HIF8 else {"scale_P": None, "scale_dS": None}
-    groups = {"of_p": OfP, "of_dS": OfDS}
+    groups: dict[str, type[OfP] | type[OfDS]] = {"of_p": OfP, "of_dS": OfDS}
     values: dict[tuple[int, ...], object] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
 
