@@ -210,7 +210,7 @@ def test_one_rank_tells_the_trackers(outcomes: list[Outcome]) -> None:
 
 DEFECTIVE = """\
 import os, sys
-import torch
+import quantexp.capture.direct as direct
 import quantexp.quant.linear as linear
 import quantexp.quant.weights as weights
 from quantexp.worker import main
@@ -270,7 +270,8 @@ def test_error_of_one_rank_is_the_reason_not_what_the_others_saw_of_it(
     defect: Callable[[str], Outcome],
 ) -> None:
     result = defect(
-        "torch.save = lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device'))"
+        "direct.DirectFile.write_at = "
+        "lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device'))"
     )
     assert result.state is State.FAILED
     assert result.reason.startswith("rank 1: captured tensors cannot be written to ")

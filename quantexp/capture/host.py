@@ -7,7 +7,6 @@ again: to get fresh memory from the system takes several times as long as to fil
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor
+
+from quantexp.capture.direct import PAGE
 
 #: Smaller copies are left to the allocator, which has such memory at hand.
 _LEAST_BYTES = 1 << 16
@@ -48,8 +49,7 @@ class HostMemory:
                 return same.pop()
             self.num_bytes += num_bytes
             self._shrink(self.most_bytes)
-        # Whole pages, which can be written past the system's cache (`quantexp.capture.direct`).
-        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+        return _pages(num_bytes)
 
     def give_back(self, memory: Tensor) -> None:
         """Keep what was taken for the next of its size."""
@@ -70,6 +70,13 @@ class HostMemory:
                 self.num_bytes -= size
             else:
                 del self._free[size]
+
+
+def _pages(num_bytes: int) -> Tensor:
+    """Fresh memory that begins with a page: it can be written past the system's cache."""
+    memory = torch.empty(num_bytes + PAGE, dtype=torch.uint8)
+    start = -memory.data_ptr() % PAGE
+    return memory[start : start + num_bytes]
 
 
 def host_copy(x: Tensor, memory: HostMemory) -> HostCopy:
