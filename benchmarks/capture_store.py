@@ -7,17 +7,19 @@ Everything is written below TMPDIR, which says which disk is measured.
 steps: every sixth iteration of a run is captured whole, and fits in the queue. What a capture adds is what its step and
 the four after it take beyond as many resting steps; a step before a capture rests, since the writer has nothing left to
 do, and of these the run's median counts. What is written in the background is counted where it slows down training.
-`synchronous` is the same run with
-torch.save where the tensor passes, and nothing else: no statistics, no copy, no hash, no list.
+`synchronous` is the same run with torch.save where the tensor passes, and nothing else: no statistics, no copy, no
+hash, no list.
 
 sustained: tensors of a layer's sizes are put into a store as fast as it takes them, and forced to the disk at the end
 (fsync); by turns with one file of the same size, written in pieces of 16 MiB and forced to the disk in the same way,
-through the system's cache and past it, of which the quicker counts.
+through the system's cache and past it, of which the quicker counts; and with as many files as there are tensors,
+written past the cache by a program that does nothing else, which is what the disk has for files.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import mmap
 import os
 import platform
@@ -111,9 +113,11 @@ def sustained(repeats: int, num_bytes: float, root: Path) -> None:
             disk = _disk_rate(num_bytes, root)
             rate, peak = _store_rate(kind, num_bytes, root)
             found.setdefault(kind.value, []).append(rate / disk)
+            files = _rate_of_files(num_bytes, root)
             _say(
                 f"{turn + 1}: {kind.value}: {rate / 1e9:.3f} GB/s, the disk {disk / 1e9:.3f} GB/s, ratio "
-                f"{rate / disk:.2f}; at most {peak / 1e9:.2f} GB waited; load {os.getloadavg()[0]:.1f}"
+                f"{rate / disk:.2f}; nothing but files {files / 1e9:.3f} GB/s, ratio {rate / files:.2f}; "
+                f"at most {peak / 1e9:.2f} GB waited; load {os.getloadavg()[0]:.1f}"
             )
     for name, values in found.items():
         _say(f"{name}: median ratio {statistics.median(values):.2f}")
@@ -135,6 +139,26 @@ def _rate_of_one_file(num_bytes: float, root: Path, flag: int) -> float:
     rate = written / (time.perf_counter() - start)
     os.close(descriptor)
     path.unlink()
+    return rate
+
+
+def _rate_of_files(num_bytes: float, root: Path) -> float:
+    """Files of the tensors' sizes, each created, written past the cache in one write, and renamed."""
+    folder = Path(tempfile.mkdtemp(dir=root))
+    pieces = [mmap.mmap(-1, 2 * math.prod(shape)) for shape in SHAPES]
+    for piece in pieces:
+        piece.write(os.urandom(len(piece)))
+    start, written, number = time.perf_counter(), 0, 0
+    while written < num_bytes:
+        path = folder / f"{number}.part"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+        written += os.write(descriptor, pieces[number % len(pieces)])
+        os.close(descriptor)
+        path.rename(path.with_suffix(".pt"))
+        number += 1
+    _force(folder)
+    rate = written / (time.perf_counter() - start)
+    shutil.rmtree(folder)
     return rate
 
 

@@ -1,11 +1,10 @@
-"""A tensor and its metadata as `torch.save` lays them out, without the values: these are written where they belong.
+"""A tensor and its metadata as `torch.save` lays them out, in parts: values are written from where they are.
 
-    pickle, byte order, version, padding | values | directory
-                  head                               tail
+    pickle, byte order, version, padding | values | directory, with padding
 
 A zip archive of stored members (APPNOTE.TXT 6.3.10, sections 4.3 and 4.4) with torch's pickle (docs "Serialization
 semantics"): `torch.load(weights_only=True)` reads it, memory-mapped or not, and so does every zip program. Values begin
-at a page, so that they can be written without another copy.
+at a page and the whole is a number of pages, so that one write can take it past the system's cache.
 """
 
 from __future__ import annotations
@@ -16,14 +15,16 @@ import struct
 import sys
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from quantexp.capture.direct import PAGE
+from quantexp.capture.direct import LEAST_BYTES, PAGE, aligned
+from quantexp.capture.safetensors import content_of
 
 #: More has 64-bit sizes in a zip archive.
 MOST_BYTES = (1 << 32) - (1 << 20)
@@ -57,36 +58,50 @@ _DATE = 1 << 5 | 1
 _PADDING = 0x4246
 
 
-@dataclass(frozen=True)
-class Archive:
-    """What stands before and after the values; `head` is as long as a number of pages."""
-
-    head: bytes
-    tail: bytes
-
-
 def takes(values: Tensor) -> bool:
     """Whether an archive of a tensor is made here; what is not is `torch.save`'s."""
     return values.dtype in _STORAGES and 0 < values.nbytes <= MOST_BYTES
 
 
-def archive(values: Tensor, crc: int, metadata: Mapping[str, Any]) -> Archive:
+def archive(values: Tensor, crc: int, metadata: Mapping[str, Any]) -> Sequence[memoryview]:
     """That of `{"tensor": values, "metadata": metadata}`, of a contiguous CPU tensor that `takes` names.
 
-    `crc` is the CRC-32 of its bytes.
+    `crc` is the CRC-32 of its bytes. What is written past the cache begins with pages, as far as the values do.
     """
+    content = content_of(values)
+    head, tail = _around(values, crc, metadata)
+    if len(content) < LEAST_BYTES:
+        return (memoryview(head + bytes(content) + tail),)
+    whole = len(content) // PAGE * PAGE
+    return _in_pages(head), content[:whole], _in_pages(bytes(content[whole:]) + tail)
+
+
+def _around(values: Tensor, crc: int, metadata: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """What stands before the values, a number of pages, and what comes after them, up to the end of a page."""
     members, head = [], b""
     for name, content in ((b"archive/data.pkl", _pickled(values, metadata)), *_FEW):
         member = _Member(name, zlib.crc32(content), len(content), len(head))
         members.append(member)
         head += member.local() + content
-    member = _Member(_VALUES, crc, values.nbytes, len(head))
-    padding = -(len(head) + len(member.local()) + _EXTRA.size) % PAGE
-    head += member.local(_EXTRA.pack(_PADDING, padding) + b"\0" * padding)
-    entries = b"".join(one.entry() for one in (*members, member))
-    count, start = len(members) + 1, len(head) + values.nbytes
-    end = _END.pack(b"PK\5\6", 0, 0, count, count, len(entries), start, 0)
-    return Archive(head, entries + end)
+    last = _Member(_VALUES, crc, values.nbytes, len(head))
+    head += last.local(_padding(-(len(head) + len(last.local()))))
+    entries = b"".join(member.entry() for member in members)
+    start, count = len(head) + values.nbytes, len(members) + 1
+    entries += last.entry(_padding(-(start + len(entries) + len(last.entry()) + _END.size)))
+    return head, entries + _END.pack(b"PK\5\6", 0, 0, count, count, len(entries), start, 0)
+
+
+def _padding(num_bytes: int) -> bytes:
+    """An extra field of so many bytes, modulo pages, or of a page more where that is too little for one."""
+    rest = (num_bytes - _EXTRA.size) % PAGE
+    return _EXTRA.pack(_PADDING, rest) + bytes(rest)
+
+
+def _in_pages(content: bytes) -> memoryview:
+    """The same where a page begins."""
+    memory: Any = aligned(len(content))
+    memory[:] = np.frombuffer(content, np.uint8)
+    return memoryview(memory)
 
 
 @dataclass(frozen=True)
@@ -102,9 +117,9 @@ class _Member:
     def local(self, extra: bytes = b"") -> bytes:
         return _LOCAL.pack(b"PK\3\4", *self._about(len(extra))) + self.name + extra
 
-    def entry(self) -> bytes:
-        about = self._about(0)
-        return _ENTRY.pack(b"PK\1\2", _VERSION, *about, 0, 0, 0, 0, self.place) + self.name
+    def entry(self, extra: bytes = b"") -> bytes:
+        about = self._about(len(extra))
+        return _ENTRY.pack(b"PK\1\2", _VERSION, *about, 0, 0, 0, 0, self.place) + self.name + extra
 
     def _about(self, num_extra: int) -> tuple[int, ...]:
         sizes = self.crc, self.num_bytes, self.num_bytes, len(self.name), num_extra

@@ -10,47 +10,75 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 #: Bytes of a page: what places and lengths are multiples of, on every disk that is asked.
 PAGE = 4096
 #: Less is not worth the wait for the disk.
-_LEAST_BYTES = 1 << 16
-#: One call of Linux takes less than 2 GiB.
-_CALL_BYTES = 1 << 30
+LEAST_BYTES = 1 << 16
+#: One call of Linux takes less than 2 GiB, in at most so many parts.
+_CALL_BYTES, _CALL_PARTS = 1 << 30, 1024
 #: File systems of disks of this machine that are known to take it.
 _TAKE_IT = frozenset({"ext4", "xfs"})
 #: What a file system says that does not take it after all, or wants larger pages.
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
+def aligned(num_bytes: int) -> NDArray[np.uint8]:
+    """Fresh memory that begins with a page."""
+    memory = np.empty(num_bytes + PAGE, np.uint8)
+    return memory[-_address(memory) % PAGE :][:num_bytes]
+
+
 class DirectFile:
     """A file that is written at given places."""
 
-    def __init__(self, path: Path, flags: int = 0) -> None:
-        """Open or create it; `flags` are those of `os.open`.
+    def __init__(self, path: Path, flags: int = 0, past_cache: bool = True) -> None:
+        """Open or create it; `flags` are those of `os.open`. Without `past_cache` all goes through the cache.
 
         Raises:
             OSError: it cannot be opened.
         """
-        self._cached = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o666)
-        self._direct = _opened_direct(path)
+        self._path = path
+        self._cached: int | None = None
+        self._direct: int | None = None
+        if past_cache and _may_go_past(path.parent):
+            try:
+                self._direct = _opened(path, flags | os.O_DIRECT)
+            except OSError as error:
+                if error.errno not in _REFUSALS:
+                    raise
+                flags &= ~os.O_EXCL  # it is refused after it was created
+        if self._direct is None:
+            self._cached = _opened(path, flags)
 
-    def write_at(self, content: bytes | memoryview, offset: int, is_behind: bool = False) -> None:
-        """Write bytes from a place on; `is_behind` prefers the cache.
+    def write_at(
+        self, parts: Iterable[bytes | memoryview], offset: int, is_behind: bool = False
+    ) -> None:
+        """Write bytes, one part after the other, from a place on; `is_behind` prefers the cache.
 
         Raises:
             OSError: it cannot be written, or not all of it.
         """
-        rest = memoryview(content)
+        rest = deque(memoryview(part) for part in parts if len(part))
         while rest:
-            pages = 0 if is_behind else self._whole_pages(rest, offset)
-            written = self._write_direct(rest[:pages], offset) if pages else 0
-            written = written or os.pwrite(self._cached, rest[:_CALL_BYTES], offset)
-            rest, offset = rest[written:], offset + written
+            pages = [] if is_behind else self._whole_pages(rest, offset)
+            written = self._write_direct(pages, offset) if pages else 0
+            written = written or self._write_cached(rest[0], offset)
+            offset += written
+            while written:
+                first = rest.popleft()
+                if written < len(first):
+                    rest.appendleft(first[written:])
+                written -= min(written, len(first))
 
     def truncate(self, num_bytes: int) -> None:
         """Cut off what lies behind.
@@ -58,25 +86,42 @@ class DirectFile:
         Raises:
             OSError: it cannot be cut.
         """
-        os.ftruncate(self._cached, num_bytes)
+        os.truncate(self._path, num_bytes)
 
     def close(self) -> None:
         """Nothing more is written."""
-        os.close(self._cached)
+        if self._cached is not None:
+            os.close(self._cached)
+            self._cached = None
         self._close_direct()
 
-    def _whole_pages(self, content: memoryview, offset: int) -> int:
-        """How many bytes may go past the cache, from the first on."""
-        if self._direct is None or len(content) < _LEAST_BYTES or offset % PAGE:
-            return 0
-        address = np.frombuffer(content, np.uint8).ctypes.data
-        return 0 if address % PAGE else min(len(content), _CALL_BYTES) // PAGE * PAGE
+    def _whole_pages(self, parts: Iterable[memoryview], offset: int) -> list[memoryview]:
+        """What may go past the cache in one call, from the first byte on."""
+        found: list[memoryview] = []
+        num_bytes = 0
+        if self._direct is None or offset % PAGE:
+            return found
+        for part in islice(parts, _CALL_PARTS):
+            if _address(np.frombuffer(part, np.uint8)) % PAGE:
+                break
+            whole = min(len(part), _CALL_BYTES - num_bytes) // PAGE * PAGE
+            if whole:
+                found.append(part[:whole])
+                num_bytes += whole
+            if whole < len(part):
+                break
+        return found if num_bytes >= LEAST_BYTES else []
 
-    def _write_direct(self, content: memoryview, offset: int) -> int:
+    def _write_cached(self, part: memoryview, offset: int) -> int:
+        if self._cached is None:
+            self._cached = _opened(self._path, 0)
+        return os.pwritev(self._cached, [part[:_CALL_BYTES]], offset)
+
+    def _write_direct(self, parts: list[memoryview], offset: int) -> int:
         """How many bytes were written; none where the file system does not take it, and is not asked again."""
         assert self._direct is not None
         try:
-            return os.pwrite(self._direct, content, offset)
+            return os.pwritev(self._direct, parts, offset)
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise
@@ -89,17 +134,17 @@ class DirectFile:
             self._direct = None
 
 
-def _opened_direct(path: Path) -> int | None:
-    """The file once more, past the cache; None where that cannot be had."""
-    flag = getattr(os, "O_DIRECT", None)  # Linux has it
-    if flag is None or _file_system(path.parent) not in _TAKE_IT:
-        return None
-    try:
-        return os.open(path, os.O_WRONLY | flag)
-    except OSError as error:
-        if error.errno not in _REFUSALS:
-            raise
-        return None
+def _opened(path: Path, flags: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o666)
+
+
+def _address(memory: NDArray[Any]) -> int:
+    return int(memory.__array_interface__["data"][0])
+
+
+def _may_go_past(folder: Path) -> bool:
+    """Whether the disk is known to take it; of the systems Linux alone has it."""
+    return hasattr(os, "O_DIRECT") and _file_system(folder) in _TAKE_IT
 
 
 @lru_cache(maxsize=64)

@@ -5,30 +5,32 @@ A file is written beside its place and renamed: what has its name is whole.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quantexp.capture.archive import Archive, archive, takes
+from quantexp.capture.archive import archive, takes
 from quantexp.capture.content import hash_and_crc
-from quantexp.capture.direct import DirectFile
-from quantexp.capture.safetensors import content_of
+from quantexp.capture.direct import LEAST_BYTES, DirectFile
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prepared:
     """Values that are to be written."""
 
+    name: str
+    values: Tensor
     hash: str
-    #: Writes them and gives their place, as the manifest has it; through the system's cache where it is told that more
-    #: waits than the disk takes. Raises OSError or RuntimeError where it cannot; nothing of them stays.
-    write: Callable[[bool], dict[str, Any]]
+    #: Of their file, in order; None where `torch.save` makes it.
+    parts: Sequence[memoryview] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: Where they are, as the manifest has it, once they are written.
+    place: dict[str, Any] | None = None
 
 
 class PtFiles:
@@ -40,26 +42,28 @@ class PtFiles:
     def prepared(self, name: str, values: Tensor, metadata: Mapping[str, Any]) -> Prepared:
         """All of a contiguous CPU tensor and its metadata but the writing."""
         found, crc = hash_and_crc(values)
-        around = archive(values, crc, metadata) if takes(values) else None
+        parts = archive(values, crc, metadata) if takes(values) else None
+        return Prepared(name, values, found, parts, metadata)
 
-        def write(is_behind: bool) -> dict[str, Any]:
-            with self._beside(name) as part:
-                if around is None:
-                    torch.save({"tensor": values, "metadata": metadata}, part)
-                else:
-                    _write(part, around, content_of(values), is_behind)
-            return {"file": name}
+    def write(self, together: Sequence[Prepared], is_behind: bool) -> None:
+        """Write values and say where; through the system's cache where more waits than the disk takes.
 
-        return Prepared(found, write)
+        Raises:
+            OSError, RuntimeError: one cannot be written; it leaves no file. Those with a place are.
+        """
+        for one in together:
+            self._write(one, is_behind)
+            one.place = {"file": one.name}
 
-    @contextlib.contextmanager
-    def _beside(self, name: str) -> Iterator[Path]:
-        """Where the file is written until it is whole."""
-        path = self.folder / name
+    def _write(self, one: Prepared, is_behind: bool) -> None:
+        path = self.folder / one.name
         part = path.with_name(path.name + ".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            yield part
+            if one.parts is None:
+                torch.save({"tensor": one.values, "metadata": one.metadata}, part)
+            else:
+                _write_parts(part, one.parts, is_behind)
             part.rename(path)
         except (OSError, RuntimeError):
             part.unlink(missing_ok=True)
@@ -69,11 +73,10 @@ class PtFiles:
         """Nothing is left open."""
 
 
-def _write(path: Path, around: Archive, content: memoryview, is_behind: bool) -> None:
-    file = DirectFile(path, os.O_TRUNC)
+def _write_parts(path: Path, parts: Sequence[memoryview], is_behind: bool) -> None:
+    is_small = sum(map(len, parts)) < LEAST_BYTES
+    file = DirectFile(path, os.O_TRUNC, past_cache=not (is_behind or is_small))
     try:
-        file.write_at(around.head, 0)
-        file.write_at(content, len(around.head), is_behind)
-        file.write_at(around.tail, len(around.head) + len(content))
+        file.write_at(parts, 0)
     finally:
         file.close()

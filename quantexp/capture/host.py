@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quantexp.capture.direct import PAGE
+from quantexp.capture.direct import aligned
 
 #: Smaller copies are left to the allocator, which has such memory at hand.
 _LEAST_BYTES = 1 << 16
@@ -49,7 +49,8 @@ class HostMemory:
                 return same.pop()
             self.num_bytes += num_bytes
             self._shrink(self.most_bytes)
-        return _pages(num_bytes)
+        # Whole pages can be written past the system's cache.
+        return torch.from_numpy(aligned(num_bytes))
 
     def give_back(self, memory: Tensor) -> None:
         """Keep what was taken for the next of its size."""
@@ -70,13 +71,6 @@ class HostMemory:
                 self.num_bytes -= size
             else:
                 del self._free[size]
-
-
-def _pages(num_bytes: int) -> Tensor:
-    """Fresh memory that begins with a page: it can be written past the system's cache."""
-    memory = torch.empty(num_bytes + PAGE, dtype=torch.uint8)
-    start = -memory.data_ptr() % PAGE
-    return memory[start : start + num_bytes]
 
 
 def host_copy(x: Tensor, memory: HostMemory) -> HostCopy:

@@ -1,6 +1,7 @@
 """A bounded queue of work for two background threads, in order: one that computes, one that waits for the disk.
 
-A piece is work for the first thread and what then follows for the second, each in the order in which the pieces came.
+A piece is work for the first thread and something that follows it for the second, each in the order in which the pieces
+came. What has been worked on while the disk was busy follows together.
 What is queued counts by its bytes until both are done. `put` waits while they would be more than the limit, unless
 nothing else is queued: a single piece of any size goes through. How long it waited is counted, so that back-pressure
 shows. The first error ends the work: what is queued after it is dropped, and whoever calls next gets the error.
@@ -14,25 +15,32 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
 
 #: How much lower than the caller's the threads' priority is, on Linux.
 NICE = 10
+#: Bytes of pieces that follow together: with more the disk is no quicker.
+_TOGETHER_BYTES = 1 << 24
+
+Follower = TypeVar("Follower")
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Piece(Generic[Follower]):
     work: Callable[[], object]
-    then: Callable[[], None] | None
+    then: Follower | None
     num_bytes: int
 
 
-class WorkQueue:
+class WorkQueue(Generic[Follower]):
     """Work done in the background, in the order in which it came."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, most_bytes: int, follow: Callable[[Sequence[Follower]], None]) -> None:
+        """`follow` is the second thread's: it is given what follows one piece or several, in order."""
+        self.most_bytes, self._follow = most_bytes, follow
         #: Bytes that wait or are being worked on, and the most there ever were.
         self.num_bytes = 0
         self.peak_bytes = 0
@@ -40,8 +48,8 @@ class WorkQueue:
         self.waited_s = 0.0
         self.followed_s = 0.0
         #: Pieces that wait for the first thread, and for the second.
-        self._pieces: deque[_Piece] = deque()
-        self._worked: deque[_Piece] = deque()
+        self._pieces: deque[_Piece[Follower]] = deque()
+        self._worked: deque[_Piece[Follower]] = deque()
         self._unfinished = 0
         self._changed = threading.Condition()
         self._error: BaseException | None = None
@@ -52,7 +60,7 @@ class WorkQueue:
         self,
         work: Callable[[], object],
         num_bytes: int = 0,
-        then: Callable[[], None] | None = None,
+        then: Follower | None = None,
     ) -> None:
         """Queue work and what follows it; waits for room.
 
@@ -70,18 +78,18 @@ class WorkQueue:
             self._unfinished += 1
             if not self._threads:
                 # Daemons: a process that is to end does not wait for a disk that hangs, unless `flush` is called.
-                for target, name in ((self._work, "capture"), (self._follow, "capture-disk")):
+                for target, name in ((self._work, "capture"), (self._work_after, "capture-disk")):
                     self._threads.append(threading.Thread(target=target, name=name, daemon=True))
                     self._threads[-1].start()
             self._changed.notify_all()
 
-    def then(self, work: Callable[[], None]) -> None:
+    def then(self, follower: Follower) -> None:
         """Queue what is to follow all that was put before.
 
         Raises:
             BaseException: whatever earlier work raised.
         """
-        self.put(_nothing, then=work)
+        self.put(_nothing, then=follower)
 
     def flush(self) -> None:
         """Wait until all is done.
@@ -131,18 +139,20 @@ class WorkQueue:
                     self._end(piece)
                 self._changed.notify_all()
 
-    def _follow(self) -> None:
+    def _work_after(self) -> None:
         _yield_to_others()
         while (piece := self._next(self._worked)) is not None:
             start = time.perf_counter()
-            assert piece.then is not None
-            self._does(piece.then)
+            pieces = self._with_more(piece)
+            followers = [one.then for one in pieces if one.then is not None]
+            self._does(partial(self._follow, followers))
             with self._changed:
                 self.followed_s += time.perf_counter() - start
-                self._end(piece)
+                for one in pieces:
+                    self._end(one)
                 self._changed.notify_all()
 
-    def _end(self, piece: _Piece) -> None:
+    def _end(self, piece: _Piece[Follower]) -> None:
         self.num_bytes -= piece.num_bytes
         self._unfinished -= 1
 
@@ -157,12 +167,21 @@ class WorkQueue:
                     queued.clear()
         return self._error is None
 
-    def _next(self, queued: deque[_Piece]) -> _Piece | None:
+    def _next(self, queued: deque[_Piece[Follower]]) -> _Piece[Follower] | None:
         with self._changed:
             self._changed.wait_for(lambda: bool(queued) or self._is_over(queued))
             return queued.popleft() if queued else None
 
-    def _is_over(self, queued: deque[_Piece]) -> bool:
+    def _with_more(self, piece: _Piece[Follower]) -> list[_Piece[Follower]]:
+        """A piece and those behind it that have been worked on."""
+        with self._changed:
+            pieces, num_bytes = [piece], piece.num_bytes
+            while self._worked and num_bytes + self._worked[0].num_bytes <= _TOGETHER_BYTES:
+                pieces.append(self._worked.popleft())
+                num_bytes += pieces[-1].num_bytes
+            return pieces
+
+    def _is_over(self, queued: deque[_Piece[Follower]]) -> bool:
         """Whether nothing will come: the second thread may get something as long as the first has work."""
         is_last = queued is self._worked
         return self._closed and (not is_last or not self._unfinished or self._error is not None)

@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from quantexp.capture.content import content_hash
 from quantexp.capture.direct import DirectFile
@@ -51,25 +52,40 @@ class ShardFiles:
 
     def prepared(self, name: str, values: Tensor, metadata: Mapping[str, Any]) -> Prepared:
         """A contiguous CPU tensor, to be appended. The manifest alone keeps the metadata."""
-        return Prepared(
-            content_hash(values), lambda is_behind: self._write(name, values, is_behind)
-        )
+        return Prepared(name, values, content_hash(values))
 
-    def _write(self, name: str, values: Tensor, is_behind: bool) -> dict[str, Any]:
-        """Append; where it cannot be, the shard keeps what was whole before, sealed."""
-        key, content = name.removesuffix(".pt"), content_of(values)
-        dtype, shape = dtype_name(values), list(values.shape)
-        if self._shard is not None and not self._shard.has_room(key, dtype, shape, len(content)):
-            self.seal()
-        if self._shard is None:
-            self._shard = _Shard(self._next())
+    def write(self, together: Sequence[Prepared], is_behind: bool) -> None:
+        """Append values, as many at once as a shard takes, and say where.
+
+        Raises:
+            OSError: one cannot be written: the shard keeps what was whole before, sealed. Those with a place are.
+        """
+        rest = [_Value.of(one) for one in together]
+        while rest:
+            if self._shard is None:
+                self._shard = _Shard(self._next())
+            num_taken = self._shard.room_for(rest)
+            if num_taken:
+                self._append(self._shard, rest[:num_taken], is_behind)
+                rest = rest[num_taken:]
+            else:
+                self.seal()
+
+    def _append(self, shard: _Shard, values: Sequence[_Value], is_behind: bool) -> None:
+        """Append what fits into a shard; one by one where a disk is too full for all."""
         try:
-            start = self._shard.append(key, dtype, shape, content, is_behind)
+            shard.append(values, is_behind)
         except OSError:
-            self.seal()
-            raise
-        file = self._shard.path.relative_to(self.folder)
-        return {"file": str(file), "key": key, "offsets": [start, start + len(content)]}
+            if len(values) == 1:
+                self.seal()
+                raise
+            for value in values:
+                self._append(shard, [value], is_behind)
+            return
+        file = str(shard.path.relative_to(self.folder))
+        for value in values:
+            offsets = [HEADER_BYTES + offset for offset in value.offsets]
+            value.prepared.place = {"file": file, "key": value.key, "offsets": offsets}
 
     def seal(self) -> None:
         """Make the shard that is open a whole file.
@@ -90,6 +106,31 @@ class ShardFiles:
         return folder / f"rank{self.rank}-{max(taken, default=0) + 1:05d}.safetensors"
 
 
+@dataclass
+class _Value:
+    """A tensor that is to be appended, or was."""
+
+    prepared: Prepared
+    key: str
+    dtype: str
+    shape: list[int]
+    content: memoryview
+    #: Among the values of its shard; its entry in the header, and what that takes there.
+    offsets: tuple[int, int] = (0, 0)
+    entry: dict[str, Any] = field(default_factory=dict)
+    header_bytes: int = 0
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> Self:
+        values, key = prepared.values, prepared.name.removesuffix(".pt")
+        return cls(prepared, key, dtype_name(values), list(values.shape), content_of(values))
+
+    def put_at(self, start: int) -> None:
+        self.offsets = start, start + len(self.content)
+        self.entry = entry(self.dtype, self.shape, *self.offsets)
+        self.header_bytes = len(json.dumps({self.key: self.entry})) + _KEY_BYTES
+
+
 class _Shard:
     """A shard that is being written."""
 
@@ -98,47 +139,52 @@ class _Shard:
         self._header, self._header_bytes, self._end = dict(_PREAMBLE), len(framed(_PREAMBLE)), 0
         self._file = DirectFile(self._part, os.O_EXCL)
         try:
-            self._file.write_at(b" " * HEADER_BYTES, 0)
+            self._file.write_at([b" " * HEADER_BYTES], 0)
         except OSError:
             self._file.close()
             self._part.unlink()
             raise
 
-    def has_room(self, key: str, dtype: str, shape: list[int], num_bytes: int) -> bool:
-        """Whether a tensor fits; into an empty shard each does."""
-        if self._end and self._end + num_bytes > SHARD_BYTES:
-            return False
-        return self._header_bytes + self._described(key, dtype, shape, num_bytes) <= HEADER_BYTES
+    def room_for(self, values: Sequence[_Value]) -> int:
+        """How many of these fit behind each other, which are given their offsets; into an empty shard any one."""
+        end, header_bytes = self._end, self._header_bytes
+        for number, value in enumerate(values):
+            value.put_at(end)
+            end, header_bytes = value.offsets[1], header_bytes + value.header_bytes
+            is_first = number == 0 and not self._holds_any
+            if not is_first and (end > SHARD_BYTES or header_bytes > HEADER_BYTES):
+                return number
+        return len(values)
 
-    def append(
-        self, key: str, dtype: str, shape: list[int], content: memoryview, is_behind: bool
-    ) -> int:
-        """Put a tensor at the end; where it begins in the file."""
-        end = self._end + len(content)
-        described = self._described(key, dtype, shape, len(content))
+    def append(self, values: Sequence[_Value], is_behind: bool) -> None:
+        """Put tensors at the end, all or none; `room_for` has given them offsets.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        start = HEADER_BYTES + self._end
         try:
-            self._file.write_at(content, HEADER_BYTES + self._end, is_behind)
+            self._file.write_at([value.content for value in values], start, is_behind)
         except OSError:
-            self._file.truncate(HEADER_BYTES + self._end)
+            self._file.truncate(start)
             raise
-        self._header[key] = entry(dtype, shape, self._end, end)
-        start, self._end = HEADER_BYTES + self._end, end
-        self._header_bytes += described
-        return start
+        for value in values:
+            self._header[value.key] = value.entry
+            self._header_bytes += value.header_bytes
+            self._end = value.offsets[1]
 
-    def _described(self, key: str, dtype: str, shape: list[int], num_bytes: int) -> int:
-        described = entry(dtype, shape, self._end, self._end + num_bytes)
-        return len(json.dumps({key: described})) + _KEY_BYTES
+    @property
+    def _holds_any(self) -> bool:
+        return len(self._header) > len(_PREAMBLE)
 
     def seal(self) -> None:
         """Write the header; a shard that holds nothing is taken away."""
-        holds_any = len(self._header) > len(_PREAMBLE)
         try:
-            if holds_any:
-                self._file.write_at(framed(self._header, HEADER_BYTES), 0)
+            if self._holds_any:
+                self._file.write_at([framed(self._header, HEADER_BYTES)], 0)
         finally:
             self._file.close()
-        if holds_any:
+        if self._holds_any:
             self._part.rename(self.path)
         else:
             self._part.unlink()

@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,18 @@ class _Taken:
     prepared: Prepared | None = None
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A line of the manifest for values that were taken before, or for none."""
+
+    metadata: dict[str, Any]
+    stored: Stored | None = None
+
+
+#: What the disk's thread does: write values and list them, list, or anything else.
+_Task = _Taken | _Line | Callable[[], None]
+
+
 class CaptureStore:
     """Writes one rank's captured tensors, in the background."""
 
@@ -79,7 +91,7 @@ class CaptureStore:
         self.written_bytes = 0
         #: What was taken last.
         self.last: Stored | None = None
-        self.queue = WorkQueue(queue_bytes)
+        self.queue: WorkQueue[_Task] = WorkQueue(queue_bytes, self._write_all)
         self.memory = HostMemory(queue_bytes)
         self._gathered: list[dict[str, Any]] = []
         self._gathered_bytes = 0
@@ -100,22 +112,17 @@ class CaptureStore:
         values = host_copy(tensor, self.memory)
         _look_at_copy(metadata, tensor, values)
         taken = _Taken(name, stored, values, metadata)
-        self.queue.put(
-            lambda: self._prepare(taken), stored.num_bytes, then=lambda: self._write(taken)
-        )
+        self.queue.put(lambda: self._prepare(taken), stored.num_bytes, then=taken)
         self.num_bytes += stored.num_bytes
         self.last = stored
 
     def refer(self, stored: Stored, metadata: dict[str, Any]) -> None:
         """List a tensor whose values were added before."""
-        self.queue.then(lambda: self._list(stored, metadata))
+        self.queue.then(_Line(metadata, stored))
 
     def leave_out(self, metadata: dict[str, Any]) -> None:
         """List a tensor without values; the metadata says why."""
-        num_bytes = _held_bytes(metadata)
-        self.queue.put(
-            lambda: resolved(metadata), num_bytes, then=lambda: self._list_left_out(metadata)
-        )
+        self.queue.put(lambda: resolved(metadata), _held_bytes(metadata), then=_Line(metadata))
 
     def add_statistics(self, metadata: dict[str, Any]) -> None:
         """Keep a tensor's statistics alone; together with others, or with `send`."""
@@ -169,20 +176,37 @@ class CaptureStore:
 
     def _prepare(self, taken: _Taken) -> None:
         values = taken.copy.wait()
-        about = resolved(taken.metadata)  # counts the values, which are then near the processor
-        taken.prepared = self._values.prepared(taken.name, values, about)
+        taken.metadata = resolved(taken.metadata)  # counts the values, which are then near
+        taken.prepared = self._values.prepared(taken.name, values, taken.metadata)
 
-    def _write(self, taken: _Taken) -> None:
-        stored, prepared = taken.stored, taken.prepared
-        assert prepared is not None, "the first thread's work"
+    def _write_all(self, tasks: Sequence[_Task]) -> None:
+        """Write what has been prepared meanwhile, and list it in one go."""
         try:
-            stored.place, stored.hash = prepared.write(self._is_behind()), prepared.hash
+            self._write([task for task in tasks if isinstance(task, _Taken)])
+        except CaptureError:
+            with contextlib.suppress(CaptureError):
+                self._list(tasks)
+            raise
+        self._list(tasks)
+        for task in tasks:
+            if not isinstance(task, _Taken | _Line):
+                task()
+
+    def _write(self, together: Sequence[_Taken]) -> None:
+        """Write values; at the first that cannot be, those before it have their place."""
+        prepared = [taken.prepared for taken in together if taken.prepared is not None]
+        try:
+            self._values.write(prepared, self._is_behind())
         except (OSError, RuntimeError) as error:
-            path = self.folder / taken.name
-            raise _cannot_write(path, error, stored.num_bytes) from error
-        taken.copy.release()
-        self._list(stored, taken.metadata)
-        self.written_bytes += stored.num_bytes
+            failed = next(one for one in prepared if one.place is None)
+            path = self.folder / failed.name
+            raise _cannot_write(path, error, failed.values.nbytes) from error
+        finally:
+            for taken, one in zip(together, prepared, strict=True):
+                taken.copy.release()
+                if one.place is not None:
+                    taken.stored.place, taken.stored.hash = one.place, one.hash
+                    self.written_bytes += taken.stored.num_bytes
 
     def _is_behind(self) -> bool:
         """Whether a disk that is slower than the system's cache has left much waiting."""
@@ -201,19 +225,20 @@ class CaptureStore:
         for metadata in together:
             line, statistics = resolved(metadata), metadata["statistics"]
             if isinstance(statistics, Deferred) and statistics.changed:
-                self._list_left_out({**metadata, "left_out": CHANGED})
+                self._append(MANIFEST, _line({**line, "left_out": CHANGED}, None))
             else:
                 lines.append(line)
         if lines:
             self._append(STATISTICS, *lines)
 
-    def _list_left_out(self, metadata: dict[str, Any]) -> None:
-        nothing = {"file": None, "bytes": 0, "hash": None}
-        self._append(MANIFEST, {**resolved(metadata), **nothing})
-
-    def _list(self, stored: Stored, metadata: dict[str, Any]) -> None:
-        place = {**stored.place, "bytes": stored.num_bytes, "hash": stored.hash}
-        self._append(MANIFEST, {**resolved(metadata), **place})
+    def _list(self, tasks: Sequence[_Task]) -> None:
+        lines = []
+        for task in tasks:
+            if isinstance(task, _Taken | _Line) and (task.stored is None or task.stored.place):
+                about = task.metadata if isinstance(task, _Taken) else resolved(task.metadata)
+                lines.append(_line(about, task.stored))
+        if lines:
+            self._append(MANIFEST, *lines)
 
     def _append(self, name: str, *lines: dict[str, Any]) -> None:
         path = part_of(self.folder / name, self.rank)
@@ -233,6 +258,13 @@ class CaptureStore:
 def resolved(metadata: dict[str, Any]) -> dict[str, Any]:
     """The metadata with statistics and numbers that were left on the tensor's device as JSON holds them."""
     return {key: _plain(value) for key, value in metadata.items()}
+
+
+def _line(about: dict[str, Any], stored: Stored | None) -> dict[str, Any]:
+    """The manifest's line of stored values, or of none."""
+    if stored is None:
+        return {**about, "file": None, "bytes": 0, "hash": None}
+    return {**about, **stored.place, "bytes": stored.num_bytes, "hash": stored.hash}
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.capture.archive import MOST_BYTES, takes
+from quantexp.capture.archive import MOST_BYTES, archive, takes
 from quantexp.capture.direct import PAGE
 from quantexp.capture.files import PtFiles
 
@@ -41,13 +45,16 @@ def bytes_of(x: Tensor) -> bytes:
 
 
 def stored(folder: Path, x: Tensor) -> Path:
-    place = PtFiles(folder).prepared("bf16/x.pt", x, METADATA).write(False)
-    assert place == {"file": "bf16/x.pt"}
+    files = PtFiles(folder)
+    prepared = files.prepared("bf16/x.pt", x, METADATA)
+    assert prepared.place is None
+    files.write([prepared], is_behind=False)
+    assert prepared.place == {"file": "bf16/x.pt"}
     return folder / "bf16/x.pt"
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("shape", [(3, 4), (), (1,), (64, 1, 1024), (100, 3, 7)])
+@pytest.mark.parametrize("shape", [(3, 4), (), (1,), (64, 1, 1024), (100, 3, 7), (1 << 17, 1)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_torch_reads_what_was_stored(
     tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...], mapped: bool
@@ -66,12 +73,24 @@ def test_torch_reads_what_was_stored(
 def test_zip_programs_read_it_and_values_begin_at_a_page(tmp_path: Path) -> None:
     x = torch.randn(300, 100)
     path = stored(tmp_path, x)
-    with zipfile.ZipFile(path) as archive:
-        assert archive.testzip() is None, "every CRC-32"
-        assert archive.read("archive/data/0") == bytes_of(x)
-        assert archive.read("archive/version") == b"3\n"
-        assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_STORED}
+    with zipfile.ZipFile(path) as found:
+        assert found.testzip() is None, "every CRC-32"
+        assert found.read("archive/data/0") == bytes_of(x)
+        assert found.read("archive/version") == b"3\n"
+        assert {member.compress_type for member in found.infolist()} == {zipfile.ZIP_STORED}
     assert path.read_bytes().index(bytes_of(x)) % PAGE == 0
+    assert path.stat().st_size % PAGE == 0
+
+
+@pytest.mark.parametrize("more", [0, 1, PAGE // 2, PAGE - 600, PAGE - 400, PAGE - 200])
+def test_pages_are_filled_whatever_is_left_of_the_last(more: int) -> None:
+    """The directory's padding takes four bytes at least: some of these leave it fewer."""
+    for num_bytes in range(16 * PAGE + more, 16 * PAGE + more + 200):
+        x = torch.zeros(num_bytes, dtype=torch.uint8)
+        parts = archive(x, zlib.crc32(bytes(num_bytes)), {})
+        assert len(parts[0]) % PAGE == len(parts[1]) % PAGE == sum(map(len, parts)) % PAGE == 0
+        with zipfile.ZipFile(io.BytesIO(b"".join(parts))) as found:
+            assert found.read("archive/data/0") == bytes(num_bytes)
 
 
 def test_the_same_values_give_the_same_bytes(tmp_path: Path) -> None:
@@ -97,6 +116,29 @@ def test_a_tensor_beyond_32_bit_sizes_is_left_to_torch() -> None:
     assert not takes(torch.empty(MOST_BYTES + 1, dtype=torch.uint8, device="meta"))
 
 
+def test_of_files_written_together_those_before_a_full_disk_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, written = os.pwritev, list[int]()
+
+    def full_after_two(descriptor: int, parts: list[memoryview], offset: int) -> int:
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(descriptor)
+        return real(descriptor, parts, offset)
+
+    files = PtFiles(tmp_path)
+    together = [files.prepared(f"{i}.pt", torch.full((3,), float(i)), METADATA) for i in range(4)]
+    monkeypatch.setattr(os, "pwritev", full_after_two)
+    with pytest.raises(OSError, match="No space left"):
+        files.write(together, is_behind=False)
+    assert [one.place is not None for one in together] == [True, True, False, False]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pt", "1.pt"]
+    for i in range(2):
+        found = torch.load(tmp_path / f"{i}.pt", weights_only=True)["tensor"]
+        assert found.tolist() == [i] * 3
+
+
 @pytest.mark.parametrize("is_torchs", [False, True])
 def test_a_write_that_fails_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_torchs: bool
@@ -106,8 +148,10 @@ def test_a_write_that_fails_leaves_no_file(
 
     x = torch.zeros(0) if is_torchs else torch.zeros(10)
     monkeypatch.setattr("torch.save", failing)
-    monkeypatch.setattr("os.pwrite", failing)
-    write = PtFiles(tmp_path).prepared("bf16/x.pt", x, METADATA).write
+    monkeypatch.setattr("os.pwritev", failing)
+    files = PtFiles(tmp_path)
+    prepared = files.prepared("bf16/x.pt", x, METADATA)
     with pytest.raises(OSError, match="No space left"):
-        write(False)
+        files.write([prepared], is_behind=False)
+    assert prepared.place is None
     assert not list((tmp_path / "bf16").iterdir())

@@ -96,10 +96,10 @@ def test_a_full_disk_ends_the_capture_and_training_goes_on_where_asked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def full(descriptor: int, content: memoryview, offset: int) -> int:
+    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwritev", full)
     run = run_tiny("capture.train_on_if_full=true")
     status = read_status(run.status)
     assert status is not None

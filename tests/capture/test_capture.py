@@ -287,16 +287,16 @@ def test_the_capture_goes_where_it_is_told_below_the_runs_own_name(
 def test_a_full_disk_ends_the_run_with_one_line_and_no_half_file(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, written = os.pwrite, []
+    real, written = os.pwritev, []
 
-    def full_after_ten(descriptor: int, content: memoryview, offset: int) -> int:
+    def full_after_ten(descriptor: int, parts: list[memoryview], offset: int) -> int:
         if offset == 0:  # a file begins
             written.append(descriptor)
-        elif len(written) == 11:
+        if len(written) == 11:
             raise OSError(28, "No space left on device")
-        return real(descriptor, content, offset)
+        return real(descriptor, parts, offset)
 
-    monkeypatch.setattr(os, "pwrite", full_after_ten)
+    monkeypatch.setattr(os, "pwritev", full_after_ten)
     run = run_tiny(expect=1)
     status = read_status(run.status)
     assert status is not None

@@ -164,7 +164,7 @@ def test_an_error_before_is_told_to_who_waits(tmp_path: Path) -> None:
     def fail() -> None:
         raise OSError("full")
 
-    queue = WorkQueue(100)
+    queue: WorkQueue[None] = WorkQueue(100, lambda followers: None)
     queue.put(fail)
     with pytest.raises(OSError, match="full"):
         queue.wait_for(lambda: False)
@@ -174,7 +174,7 @@ def test_an_error_before_is_told_to_who_waits(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
 def test_the_background_gives_way_to_training() -> None:
     found = list[int]()
-    queue = WorkQueue(100)
+    queue: WorkQueue[None] = WorkQueue(100, lambda followers: None)
     queue.put(lambda: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
     queue.flush()
     queue.close()

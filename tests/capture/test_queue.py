@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
 from quantexp.capture.queue import WorkQueue
 
+Follower = Callable[[], object]
+
+
+def work_queue(most_bytes: int) -> WorkQueue[Follower]:
+    """What follows is called."""
+
+    def follow(followers: Sequence[Follower]) -> None:
+        for follower in followers:
+            follower()
+
+    return WorkQueue(most_bytes, follow)
+
 
 def test_work_is_done_in_order() -> None:
-    queue, done = WorkQueue(1 << 20), list[int]()
+    queue, done = work_queue(1 << 20), list[int]()
     for i in range(100):
-        queue.put(lambda i=i: done.append(i), 10)  # type: ignore[misc]
+        queue.put(partial(done.append, i), 10)
     queue.flush()
     assert done == list(range(100))
     assert queue.num_bytes == 0
@@ -21,8 +35,8 @@ def test_work_is_done_in_order() -> None:
 
 
 def test_bytes_that_wait_stay_within_the_limit_and_the_wait_is_counted() -> None:
-    queue, gate = WorkQueue(100), threading.Event()
-    queue.put(gate.wait, 60)  # type: ignore[arg-type]
+    queue, gate = work_queue(100), threading.Event()
+    queue.put(gate.wait, 60)
     queue.put(lambda: None, 40)
     threading.Timer(0.2, gate.set).start()
     queue.put(lambda: None, 1)
@@ -34,7 +48,7 @@ def test_bytes_that_wait_stay_within_the_limit_and_the_wait_is_counted() -> None
 
 
 def test_a_piece_larger_than_the_limit_goes_alone() -> None:
-    queue = WorkQueue(10)
+    queue = work_queue(10)
     for _ in range(3):
         queue.put(lambda: time.sleep(0.01), 1000)
     queue.flush()
@@ -43,7 +57,7 @@ def test_a_piece_larger_than_the_limit_goes_alone() -> None:
 
 
 def test_an_error_ends_the_work_and_reaches_whoever_comes_next() -> None:
-    queue, done, gate = WorkQueue(1 << 20), list[int](), threading.Event()
+    queue, done, gate = work_queue(1 << 20), list[int](), threading.Event()
 
     def fail() -> None:
         gate.wait()
@@ -60,18 +74,23 @@ def test_an_error_ends_the_work_and_reaches_whoever_comes_next() -> None:
 
 
 def test_closing_finishes_what_is_queued() -> None:
-    queue, done = WorkQueue(1 << 20), list[int]()
+    queue, done = work_queue(1 << 20), list[int]()
+
+    def slow(i: int) -> None:
+        time.sleep(0.01)
+        done.append(i)
+
     for i in range(5):
-        queue.put(lambda i=i: (time.sleep(0.01), done.append(i)))  # type: ignore[misc]
+        queue.put(partial(slow, i))
     for i in range(5, 10):
-        queue.put(lambda: time.sleep(0.001), then=lambda i=i: done.append(i))  # type: ignore[misc]
+        queue.put(partial(time.sleep, 0.001), then=partial(done.append, i))
     queue.close()
     assert done == list(range(10))
-    WorkQueue(1).close()
+    work_queue(1).close()
 
 
 def test_what_follows_is_done_in_order_while_the_next_is_worked_on() -> None:
-    queue, done, gate = WorkQueue(1 << 20), list[str](), threading.Event()
+    queue, done, gate = work_queue(1 << 20), list[str](), threading.Event()
 
     def slow() -> None:
         gate.wait(10)
@@ -87,7 +106,7 @@ def test_what_follows_is_done_in_order_while_the_next_is_worked_on() -> None:
 
 
 def test_bytes_count_until_what_follows_is_done() -> None:
-    queue, gate = WorkQueue(100), threading.Event()
+    queue, gate = work_queue(100), threading.Event()
     queue.put(lambda: None, 60, then=lambda: gate.wait(10) and None)
     threading.Timer(0.2, gate.set).start()
     queue.put(lambda: None, 60)
@@ -99,7 +118,7 @@ def test_bytes_count_until_what_follows_is_done() -> None:
 
 
 def test_an_error_in_what_follows_ends_the_work() -> None:
-    queue, done = WorkQueue(1 << 20), list[int]()
+    queue, done = work_queue(1 << 20), list[int]()
 
     def fail() -> None:
         raise ValueError("full")
@@ -114,7 +133,7 @@ def test_an_error_in_what_follows_ends_the_work() -> None:
 
 
 def test_nothing_follows_work_that_failed() -> None:
-    queue, done = WorkQueue(1 << 20), list[int]()
+    queue, done = work_queue(1 << 20), list[int]()
 
     def fail() -> None:
         raise ValueError("broken")
@@ -124,3 +143,23 @@ def test_nothing_follows_work_that_failed() -> None:
         queue.flush()
     queue.close()
     assert not done
+
+
+def test_what_was_worked_on_meanwhile_follows_together() -> None:
+    gates, seen = [threading.Event(), threading.Event()], list[list[int]]()
+
+    def follow(numbers: Sequence[int]) -> None:
+        seen.append(list(numbers))
+        gates[0].wait(10)
+
+    queue = WorkQueue(1 << 30, follow)
+    queue.put(lambda: None, 10, then=0)
+    queue.wait_for(lambda: bool(seen))
+    for number, num_bytes in enumerate((1, 1 << 23, (1 << 23) - 1, 1, 1 << 25, 1), start=1):
+        queue.put(lambda: None, num_bytes, then=number)
+    queue.put(gates[1].set)
+    gates[1].wait(10)
+    gates[0].set()
+    queue.flush()
+    assert seen == [[0], [1, 2, 3], [4], [5], [6]], "up to 16 MiB, or one of any size"
+    queue.close()

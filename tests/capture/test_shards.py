@@ -16,6 +16,7 @@ import torch
 
 from quantexp.capture import open_capture, shards
 from quantexp.capture.ending import finish_capture
+from quantexp.capture.shards import ShardFiles
 from quantexp.capture.store import CaptureStore
 from quantexp.cli import main
 from quantexp.errors import CaptureError
@@ -187,16 +188,17 @@ def test_a_later_process_takes_other_names_and_ranks_their_own(tmp_path: Path) -
 def test_a_disk_that_fills_up_leaves_what_was_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.pwrite
+    real = os.pwritev
 
-    def full(descriptor: int, content: memoryview, offset: int) -> int:
+    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
         """A disk with room for a header and 1000 bytes."""
         room = shards.HEADER_BYTES + 1000 - offset
         if room <= 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(descriptor, content[:room], offset)
+        (content,) = parts
+        return real(descriptor, [content[:room]], offset)
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwritev", full)
     store = CaptureStore(tmp_path, kind=StoreKind.safetensors)
     for i in range(3):
         add(store, str(i), torch.full((100,), float(i)))
@@ -212,13 +214,56 @@ def test_a_disk_that_fills_up_leaves_what_was_whole(
     assert not list(tmp_path.rglob("*.part"))
 
 
+@pytest.mark.parametrize("num_fitting", [0, 1, 2, 3])
+def test_of_tensors_written_together_a_full_disk_keeps_those_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_fitting: int
+) -> None:
+    real, end = os.pwritev, shards.HEADER_BYTES + 400 * num_fitting
+
+    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
+        if offset + sum(map(len, parts)) > end:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, parts, offset)
+
+    files = ShardFiles(tmp_path, rank=0)
+    together = [files.prepared(f"{i}.pt", torch.full((100,), float(i)), {}) for i in range(4)]
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        files.write(together, is_behind=False)
+    assert [one.place is not None for one in together] == [i < num_fitting for i in range(4)]
+    if num_fitting:
+        (shard,) = (tmp_path / "shards").iterdir()
+        found = safetensors.torch.load_file(shard)
+        assert {key: x.unique().item() for key, x in found.items()} == {
+            str(i): i for i in range(num_fitting)
+        }
+    else:
+        assert not list((tmp_path / "shards").iterdir())
+
+
+def test_tensors_written_together_go_into_as_many_shards_as_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1000)
+    sizes = [100, 150, 1, 600, 0, 50]  # of four bytes: 400 + 600 | 4 | 2400 | 0 + 200
+    files = ShardFiles(tmp_path, rank=0)
+    together = [files.prepared(f"{i}.pt", torch.full((n,), 1.0), {}) for i, n in enumerate(sizes)]
+    files.write(together, is_behind=False)
+    files.seal()
+    found = [
+        {key: x.numel() for key, x in safetensors.torch.load_file(path).items()}
+        for path in sorted((tmp_path / "shards").iterdir())
+    ]
+    assert found == [{"0": 100, "1": 150}, {"2": 1}, {"3": 600}, {"4": 0, "5": 50}]
+
+
 def test_a_disk_without_room_for_a_header_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int, content: memoryview, offset: int) -> int:
+    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwritev", full)
     store = CaptureStore(tmp_path, kind=StoreKind.safetensors)
     add(store, "a", torch.ones(3))
     with pytest.raises(CaptureError, match="No space left on device"):
@@ -256,14 +301,14 @@ def test_a_run_into_shards_holds_what_one_into_files_does(
 def test_a_run_whose_disk_fills_up_ends_with_one_line_and_its_shards_sealed(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.pwrite
+    real = os.pwritev
 
-    def full(descriptor: int, content: memoryview, offset: int) -> int:
+    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
         if offset > shards.HEADER_BYTES + 200_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(descriptor, content, offset)
+        return real(descriptor, parts, offset)
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwritev", full)
     run = run_tiny("capture.store=safetensors", expect=1)
     status = read_status(run.status)
     assert status is not None
