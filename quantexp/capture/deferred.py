@@ -47,8 +47,8 @@ class Deferred:
 
     @property
     def num_bytes(self) -> int:
-        """How much memory is held."""
-        return 0 if self._x is None else self._x.numel() * self._x.element_size()
+        """How much memory is held; a copy is whose that made it."""
+        return 0 if self._x is None or self._is_copy else self._x.numel() * self._x.element_size()
 
     def is_of(self, x: Tensor) -> bool:
         """Whether it is this tensor that is to be counted, whole."""
@@ -85,8 +85,8 @@ def deferred(x: Tensor, chosen: Chosen | None = None) -> Deferred | Summary:
 
 
 def count_all(all_deferred: Iterable[Deferred]) -> None:
-    """Count those that are not counted yet."""
-    held = [(one, x) for one in all_deferred if (x := one.take()) is not None]
+    """Count those that are not counted yet, each once."""
+    held = [(one, x) for one in dict.fromkeys(all_deferred) if (x := one.take()) is not None]
     if not held:
         return
     tensors = [(as_input(x), one.chosen) for one, x in held]

@@ -67,13 +67,37 @@ class WorkQueue(Generic[Follower]):
         Raises:
             BaseException: whatever earlier work raised.
         """
+        self.reserve(num_bytes)
+        self.put_reserved(work, num_bytes, then)
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether so many bytes need not wait."""
+        return self.num_bytes == 0 or self.num_bytes + num_bytes <= self.most_bytes
+
+    def reserve(self, num_bytes: int) -> None:
+        """Count bytes from now on, of work that is put later; waits for room, so all reserved before must be put.
+
+        Raises:
+            BaseException: whatever earlier work raised.
+        """
         start = time.perf_counter()
         with self._changed:
-            self._changed.wait_for(lambda: self._has_room(num_bytes) or self._error is not None)
+            self._changed.wait_for(lambda: self.has_room(num_bytes) or self._error is not None)
             self.waited_s += time.perf_counter() - start
             self._raise()
             self.num_bytes += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+
+    def put_reserved(
+        self, work: Callable[[], object], num_bytes: int, then: Follower | None = None
+    ) -> None:
+        """Queue work whose bytes are counted already.
+
+        Raises:
+            BaseException: whatever earlier work raised.
+        """
+        with self._changed:
+            self._raise()
             self._pieces.append(_Piece(work, then, num_bytes))
             self._unfinished += 1
             if not self._threads:
@@ -120,9 +144,6 @@ class WorkQueue(Generic[Follower]):
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-
-    def _has_room(self, num_bytes: int) -> bool:
-        return self.num_bytes == 0 or self.num_bytes + num_bytes <= self.most_bytes
 
     def _raise(self) -> None:
         if self._error is not None:

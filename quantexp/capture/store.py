@@ -14,8 +14,9 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from quantexp.capture.statistics import Summary
 from quantexp.errors import CaptureError
 from quantexp.schema import StoreKind
 
-#: Statistics that are counted and written in one go, and the share of the queue that their tensors may take.
-_TOGETHER, _SHARE = 32, 8
+#: Tensors, and their bytes, that are worked on in one go, and the share of the queue that they may take: whatever the
+#: background does for each alone takes the interpreter from training once more.
+_TOGETHER, _TOGETHER_BYTES, _SHARE = 32, 1 << 24, 8
 #: What the system's cache takes at least, from one thread.
 _CACHE_BYTES_PER_S = 5e8
 #: Why a tensor has no statistics.
@@ -91,8 +93,11 @@ class CaptureStore:
         self.written_bytes = 0
         #: What was taken last.
         self.last: Stored | None = None
-        self.queue: WorkQueue[_Task] = WorkQueue(queue_bytes, self._write_all)
+        self.queue: WorkQueue[Sequence[_Task]] = WorkQueue(queue_bytes, self._write_all)
         self.memory = HostMemory(queue_bytes)
+        #: What waits for company: values and their lines, whose bytes the queue counts already, and statistics.
+        self._tasks: list[_Taken | _Line] = []
+        self._task_bytes = 0
         self._gathered: list[dict[str, Any]] = []
         self._gathered_bytes = 0
         try:
@@ -109,36 +114,65 @@ class CaptureStore:
             CaptureError: an earlier one could not be written (full disk); nothing half-written stays.
         """
         stored = Stored(tensor.numel() * tensor.element_size())
+        self._reserve(stored.num_bytes)
         values = host_copy(tensor, self.memory)
         _look_at_copy(metadata, tensor, values)
-        taken = _Taken(name, stored, values, metadata)
-        self.queue.put(lambda: self._prepare(taken), stored.num_bytes, then=taken)
+        self._gather(_Taken(name, stored, values, metadata), stored.num_bytes)
         self.num_bytes += stored.num_bytes
         self.last = stored
 
     def refer(self, stored: Stored, metadata: dict[str, Any]) -> None:
         """List a tensor whose values were added before."""
-        self.queue.then(_Line(metadata, stored))
+        self._gather(_Line(metadata, stored), 0)
 
     def leave_out(self, metadata: dict[str, Any]) -> None:
         """List a tensor without values; the metadata says why."""
-        self.queue.put(lambda: resolved(metadata), _held_bytes(metadata), then=_Line(metadata))
+        num_bytes = _held_bytes(metadata)
+        self._reserve(num_bytes)
+        self._gather(_Line(metadata), num_bytes)
 
     def add_statistics(self, metadata: dict[str, Any]) -> None:
         """Keep a tensor's statistics alone; together with others, or with `send`."""
         self._gathered.append(metadata)
         self._gathered_bytes += _held_bytes(metadata)
-        most_bytes = self.queue.most_bytes // _SHARE
-        if len(self._gathered) >= _TOGETHER or self._gathered_bytes >= most_bytes:
-            self.send()
+        if self._is_enough(self._gathered, self._gathered_bytes):
+            self._send_statistics()
 
     def send(self) -> None:
-        """Have statistics counted and written that were added and wait for others."""
+        """Have all worked on that was taken and waits for company."""
+        self._send_tasks()
+        self._send_statistics()
+
+    def _reserve(self, num_bytes: int) -> None:
+        """Wait for room, which what waits for company would never give."""
+        if not self.queue.has_room(num_bytes):
+            self._send_tasks()
+        self.queue.reserve(num_bytes)
+
+    def _gather(self, task: _Taken | _Line, num_bytes: int) -> None:
+        self._tasks.append(task)
+        self._task_bytes += num_bytes
+        if self._is_enough(self._tasks, self._task_bytes):
+            self._send_tasks()
+
+    def _is_enough(self, together: Sequence[object], num_bytes: int) -> bool:
+        most_bytes = min(_TOGETHER_BYTES, self.queue.most_bytes // _SHARE)
+        return len(together) >= _TOGETHER or num_bytes >= most_bytes
+
+    def _send_tasks(self) -> None:
+        if not self._tasks:
+            return
+        together, num_bytes = self._tasks, self._task_bytes
+        self._tasks, self._task_bytes = [], 0
+        self.queue.put_reserved(lambda: self._prepare(together), num_bytes, then=together)
+
+    def _send_statistics(self) -> None:
         if not self._gathered:
             return
         together, num_bytes = self._gathered, self._gathered_bytes
         self._gathered, self._gathered_bytes = [], 0
-        self.queue.put(lambda: self._write_statistics(together), num_bytes)
+        self._reserve(num_bytes)
+        self.queue.put_reserved(lambda: self._write_statistics(together), num_bytes)
 
     def settle(self, held: Sequence[Deferred]) -> None:
         """Wait until the tensors of these, which were sent, may change."""
@@ -151,14 +185,14 @@ class CaptureStore:
             CaptureError: something could not be written.
         """
         self.send()
-        self.queue.then(self._seal)
+        self.queue.then([self._seal])
         self.queue.flush()
         self.memory.let_go()
 
     def let_go(self) -> None:
         """Nothing more comes: give back the memory of copies once they are written."""
         self.send()
-        self.queue.then(self.memory.let_go)
+        self.queue.then([self.memory.let_go])
 
     def close(self) -> None:
         """Finish what is queued, whatever comes of it."""
@@ -174,13 +208,17 @@ class CaptureStore:
         seconds = self.queue.followed_s
         return self.written_bytes / seconds if seconds else 0.0
 
-    def _prepare(self, taken: _Taken) -> None:
-        values = taken.copy.wait()
-        taken.metadata = resolved(taken.metadata)  # counts the values, which are then near
-        taken.prepared = self._values.prepared(taken.name, values, taken.metadata)
+    def _prepare(self, together: Sequence[_Taken | _Line]) -> None:
+        values = [task.copy.wait() if isinstance(task, _Taken) else None for task in together]
+        _count(task.metadata for task in together)
+        for task, copied in zip(together, values, strict=True):
+            if isinstance(task, _Taken) and copied is not None:
+                task.metadata = resolved(task.metadata)
+                task.prepared = self._values.prepared(task.name, copied, task.metadata)
 
-    def _write_all(self, tasks: Sequence[_Task]) -> None:
+    def _write_all(self, pieces: Sequence[Sequence[_Task]]) -> None:
         """Write what has been prepared meanwhile, and list it in one go."""
+        tasks = list(chain.from_iterable(pieces))
         try:
             self._write([task for task in tasks if isinstance(task, _Taken)])
         except CaptureError:
@@ -220,7 +258,7 @@ class CaptureStore:
             raise _cannot_write(self.folder, error) from error
 
     def _write_statistics(self, together: list[dict[str, Any]]) -> None:
-        count_all(one for line in together if isinstance(one := line["statistics"], Deferred))
+        _count(together)
         lines = []
         for metadata in together:
             line, statistics = resolved(metadata), metadata["statistics"]
@@ -265,6 +303,11 @@ def _line(about: dict[str, Any], stored: Stored | None) -> dict[str, Any]:
     if stored is None:
         return {**about, "file": None, "bytes": 0, "hash": None}
     return {**about, **stored.place, "bytes": stored.num_bytes, "hash": stored.hash}
+
+
+def _count(together: Iterable[Mapping[str, Any]]) -> None:
+    """Count in one call the statistics that were left for later."""
+    count_all(one for about in together if isinstance(one := about.get("statistics"), Deferred))
 
 
 def _plain(value: Any) -> Any:

@@ -215,13 +215,13 @@ def _statistics_are_those_of_the_values(run: RunDir) -> None:
             assert counted["counts"][exponent - first] == (exponents == exponent).sum()
 
 
-@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("is_kept", [True, False])
 def test_a_weight_drawn_once_a_step_says_whose_numbers_it_has(
-    run_tiny: RunTiny, cache: bool
+    run_tiny: RunTiny, is_kept: bool
 ) -> None:
     """With seed and offset of its metadata, each micro-batch's copy is made again to the last bit."""
     words = [f"quant.linear.{product}.w.rounding=stochastic" for product in ("fprop", "dgrad")]
-    words += [f"training.weight_cache={str(cache).lower()}", "capture.values=both"]
+    words += [f"training.weight_cache={str(is_kept).lower()}", "capture.values=both"]
     run = run_tiny("quant=linear_mxfp4", *words, *ONE_LAYER, *SEVERAL)
     lines = [m for m in lines_of(run) if m["module"] == "fc1"]
     (w,) = (m["file"] for m in lines if (m["tensor"], m["operation"]) == ("weight", "forward"))
@@ -235,7 +235,7 @@ def test_a_weight_drawn_once_a_step_says_whose_numbers_it_has(
             assert torch.equal(copy, quantise(weight, "mxfp4", axis=m["dim"], **drawn))
             offsets.append(slot["offset"])
     first = 1 << 32
-    assert sorted(offsets) == [first] * 4 if cache else [first, first, first + 1, first + 1]
+    assert sorted(offsets) == [first] * 4 if is_kept else [first, first, first + 1, first + 1]
 
 
 @pytest.mark.slow

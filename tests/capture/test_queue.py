@@ -47,6 +47,24 @@ def test_bytes_that_wait_stay_within_the_limit_and_the_wait_is_counted() -> None
     queue.close()
 
 
+def test_bytes_are_counted_from_when_they_are_reserved_until_the_work_is_done() -> None:
+    queue, gate = work_queue(100), threading.Event()
+    queue.reserve(30)
+    queue.reserve(30)
+    assert queue.num_bytes == 60
+    assert queue.has_room(40)
+    assert not queue.has_room(41)
+    queue.put_reserved(gate.wait, 60)
+    threading.Timer(0.2, gate.set).start()
+    queue.reserve(41)
+    assert gate.is_set()
+    assert queue.waited_s > 0.1
+    queue.put_reserved(lambda: None, 41)
+    queue.flush()
+    assert (queue.num_bytes, queue.peak_bytes) == (0, 60)
+    queue.close()
+
+
 def test_a_piece_larger_than_the_limit_goes_alone() -> None:
     queue = work_queue(10)
     for _ in range(3):
@@ -66,7 +84,8 @@ def test_an_error_ends_the_work_and_reaches_whoever_comes_next() -> None:
     queue.put(fail)
     queue.put(lambda: done.append(1))
     gate.set()
-    for call in (queue.flush, queue.flush, lambda: queue.put(lambda: None)):
+    later = (lambda: queue.put(lambda: None), lambda: queue.put_reserved(lambda: None, 0))
+    for call in (queue.flush, queue.flush, *later, lambda: queue.reserve(1)):
         with pytest.raises(ValueError, match="full"):
             call()
     queue.close()

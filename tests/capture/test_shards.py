@@ -81,6 +81,7 @@ def test_a_shard_is_full_by_its_bytes_or_its_header(
     monkeypatch.setattr(shards, "SHARD_BYTES", 1000)
     for i, size in enumerate((100, 100, 100, 2000, 100)):  # float32: 400 bytes, 8000
         add(store, f"a{i}", torch.full((size,), float(i)))
+    store.send()
     store.queue.flush()
     monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 28)
     for i in range(900):
@@ -110,6 +111,7 @@ def test_a_shard_that_is_open_can_be_read_and_is_no_safetensors_file(
     store: CaptureStore, tmp_path: Path
 ) -> None:
     add(store, "a", torch.ones(3))
+    store.send()
     store.queue.flush()
     (part,) = (tmp_path / "shards").iterdir()
     assert part.name == "rank0-00001.safetensors.part"
@@ -127,6 +129,7 @@ def test_what_a_killed_process_left_is_sealed_up_to_the_last_whole_tensor(
 ) -> None:
     add(store, "a", torch.ones(3))
     add(store, "b", torch.full((4,), 2.0))
+    store.send()
     store.queue.flush()
     (part,) = (tmp_path / "shards").iterdir()
     with part.open("ab") as stream:
@@ -155,6 +158,7 @@ def test_a_part_that_is_not_as_the_manifest_says_stays_and_is_refused(
     store: CaptureStore, tmp_path: Path, line: dict[str, Any]
 ) -> None:
     add(store, "a", torch.ones(3))
+    store.send()
     store.queue.flush()
     manifest = tmp_path / "manifest.jsonl"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | line) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,20 @@ import torch
 from blake3 import blake3
 
 from quantexp.capture import open_capture
+from quantexp.capture.deferred import Deferred
 from quantexp.capture.ending import finish_capture
+from quantexp.capture.files import Prepared
 from quantexp.capture.store import CaptureStore
 from quantexp.schema import StoreKind
 
 #: Imports torch once, then forks writers and kills each at a random moment of its work.
 KILLER = """\
 import os, random, signal, sys, time
+from collections.abc import Sequence
 from pathlib import Path
 import torch
 from quantexp.capture import shards
+from quantexp.capture.files import Prepared
 from quantexp.capture.store import CaptureStore
 from quantexp.schema import StoreKind
 
@@ -133,3 +138,59 @@ def test_files_of_others_are_left_alone(tmp_path: Path, kind: StoreKind) -> None
     store.close()
     finish_capture(tmp_path)
     assert [other.read_text() for other in others] == ["mine"] * 3
+
+
+def _noted(store: CaptureStore, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names of what is written in one go, as it comes."""
+    seen, write = list[list[str]](), store._values.write
+
+    def noted(together: Sequence[Prepared], is_behind: bool) -> None:
+        if together:
+            seen.append([one.name for one in together])
+        write(together, is_behind)
+
+    monkeypatch.setattr(store._values, "write", noted)
+    return seen
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_tensors_wait_for_company_until_there_is_enough_or_they_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: StoreKind
+) -> None:
+    store = CaptureStore(tmp_path, queue_bytes=8000, kind=kind)
+    seen = _noted(store, monkeypatch)
+    about = {"shape": [100], "dtype": "float32"}
+    for name in "abc":  # 400 bytes each: with an eighth of the queue it is enough
+        store.add(f"bf16/{name}.pt", torch.ones(100), dict(about))
+    assert store.queue.num_bytes <= 1200
+    store.queue.flush()
+    assert seen == [["bf16/a.pt", "bf16/b.pt", "bf16/c.pt"]]
+    store.add("bf16/d.pt", torch.ones(100), dict(about))
+    assert store.last is not None
+    store.refer(store.last, {**about, "again": True})
+    store.leave_out({**about, "left_out": "why"})
+    store.queue.flush()
+    assert len(seen) == 1
+    assert store.queue.num_bytes == 400, "counted while it waits"
+    store.send()
+    store.queue.flush()
+    assert seen[1:] == [["bf16/d.pt"]]
+    lines = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
+    assert len(lines) == 6
+    assert lines[4] == {**lines[3], "again": True}
+    assert (lines[5]["left_out"], lines[5]["file"]) == ("why", None)
+    store.close()
+
+
+def test_what_waits_for_company_makes_room_for_what_would_wait_for_it(tmp_path: Path) -> None:
+    """Neither values nor held tensors of nearly the queue's size stand still before what was not sent."""
+    store = CaptureStore(tmp_path, queue_bytes=1 << 20)
+    small, large = torch.ones(1000), torch.ones(261_500)
+    store.add("bf16/0.pt", small, {"shape": [1000], "dtype": "float32"})
+    store.add("bf16/1.pt", large, {"shape": [261_500], "dtype": "float32"})
+    store.add("bf16/2.pt", small, {"shape": [1000], "dtype": "float32"})
+    store.add_statistics({"statistics": Deferred(large)})
+    store.flush()
+    assert store.queue.peak_bytes <= 1 << 20
+    assert len(open_capture(tmp_path)) == 3
+    store.close()
