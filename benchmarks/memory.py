@@ -1,9 +1,13 @@
 """Peak memory of training runs beside what `quantexp plan` says of them, each in a process of its own.
 
-    python benchmarks/memory.py [words of one run]
+    python benchmarks/memory.py [--quick-disk] [words of one run]
 
 Measured is the peak resident set of the process less what it had when everything was imported and torch had multiplied
 once: the run's own part. Without words a list of runs that differ in what makes the peak.
+
+The plan counts with all captured tensors of an iteration that the queue holds, as they wait where the disk is slower
+than training. So none is written here before the iteration has ended, but with `--quick-disk`, where how much waits is
+the disk's and the moment's.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from typing import Any
 
 RUNS = [
     "quant=bf16",
@@ -31,6 +36,40 @@ RUNS = [
     "quant=more/FA_full_mxfp8 training.seq_length=1024 training.attention=tiled",
 ]
 _FEW = ["training=fast", "training.iterations=3", "training.warmup_iterations=0"]
+#: Seconds that a write waits at most, where training itself waits for room in the queue.
+_WRITE_S = 5.0
+
+
+def write_between_iterations() -> None:
+    """From now on captured tensors of an iteration are written when it has ended."""
+    from quantexp.capture.recorder import Recorder
+    from quantexp.capture.store import CaptureStore
+
+    has_ended, begin, flush, write = (
+        threading.Event(),
+        Recorder.begin,
+        CaptureStore.flush,
+        CaptureStore._write_all,
+    )
+
+    def noted(self: Any, iteration: int, *more: Any) -> None:
+        if self.captures(iteration):
+            has_ended.clear()
+        else:
+            has_ended.set()
+        begin(self, iteration, *more)
+
+    def last(self: Any) -> None:
+        has_ended.set()
+        flush(self)
+
+    def later(self: Any, pieces: Any) -> None:
+        has_ended.wait(_WRITE_S)
+        write(self, pieces)
+
+    Recorder.begin = noted  # type: ignore[method-assign]
+    CaptureStore.flush = last  # type: ignore[method-assign]
+    CaptureStore._write_all = later  # type: ignore[method-assign]
 
 
 def measured(words: list[str]) -> dict[str, float]:
@@ -71,13 +110,17 @@ def main() -> None:
     """Measure all runs, or the one that is given."""
     parser = argparse.ArgumentParser(description="Predicted and measured memory.")
     parser.add_argument("--json", action="store_true", help="one run in this process, as JSON")
+    parser.add_argument("--quick-disk", action="store_true", help="write captures as they come")
     parser.add_argument("words", nargs="*", help="words of one run")
     arguments = parser.parse_args()
     if arguments.json:
+        if not arguments.quick_disk:
+            write_between_iterations()
         sys.stdout.write(json.dumps(measured(arguments.words)) + "\n")
         return
     for line in [" ".join(arguments.words)] if arguments.words else RUNS:
         command = [sys.executable, __file__, "--json", *line.split()]
+        command += ["--quick-disk"] if arguments.quick_disk else []
         environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
         found = json.loads(done.stdout.splitlines()[-1])

@@ -77,7 +77,10 @@ def test_what_is_captured_first_stands_where_adams_moments_will_be() -> None:
 
 @pytest.mark.slow
 def test_predicted_memory_is_within_15_percent_of_what_a_run_takes() -> None:
-    """The bound is the one promised; the run's peak resident set, in a process of its own."""
+    """The bound is the one promised; the run's peak resident set, in a process of its own.
+
+    The benchmark writes what is captured when the iteration has ended: how much waits is not left to the disk.
+    """
     words = "quant=bf16 training.seq_length=512 capture=tensors capture.iterations=[2]"
     command = [sys.executable, str(BENCHMARK), "--json", *words.split()]
     found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
