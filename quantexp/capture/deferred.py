@@ -7,7 +7,7 @@ changed all the same, there are no statistics, and `changed` says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -29,35 +29,38 @@ class Deferred:
         self.chosen = chosen
         #: Whether the tensor was no longer what it had been when it was counted.
         self.changed = False
-        self._x: Tensor | None = x.detach()
+        #: The tensor, or what gives a copy of it.
+        self._held: Tensor | Callable[[], Tensor] | None = x.detach() if x.requires_grad else x
         self._version = x._version
-        self._is_copy = False
         self._summary: Summary | None = None
         self._record: dict[str, Any] | None = None
 
     @property
     def is_counted(self) -> bool:
         """Whether the tensor is held no longer."""
-        return self._x is None
+        return self._held is None
 
     @property
     def is_settled(self) -> bool:
         """Whether the tensor may change: it is counted, or a copy of it will be."""
-        return self._is_copy or self.is_counted
+        return not isinstance(self._held, Tensor)
 
     @property
     def num_bytes(self) -> int:
         """How much memory is held; a copy is whose that made it."""
-        return 0 if self._x is None or self._is_copy else self._x.numel() * self._x.element_size()
+        held = self._held
+        return held.numel() * held.element_size() if isinstance(held, Tensor) else 0
 
     def is_of(self, x: Tensor) -> bool:
         """Whether it is this tensor that is to be counted, whole."""
-        held = self._x
-        return held is not None and held.data_ptr() == x.data_ptr() and held.shape == x.shape
+        held = self._held
+        return (
+            isinstance(held, Tensor) and held.data_ptr() == x.data_ptr() and held.shape == x.shape
+        )
 
-    def look_at(self, copied: Tensor) -> None:
-        """Hold a copy instead."""
-        self._x, self._version, self._is_copy = copied, copied._version, True
+    def look_at(self, copied: Callable[[], Tensor]) -> None:
+        """Look at a copy instead, which is asked for when it is counted."""
+        self._held = copied
 
     def record(self) -> dict[str, Any]:
         """The statistics as JSON holds them, the same each time; of a tensor that has changed none."""
@@ -68,13 +71,13 @@ class Deferred:
 
     def take(self) -> Tensor | None:
         """The tensor, if it is still to be counted."""
-        return self._x
+        held = self._held
+        return held() if callable(held) else held
 
     def end(self, summary: Summary) -> None:
         """What was found; the tensor is let go."""
-        assert self._x is not None
-        self.changed = self._x._version != self._version
-        self._summary, self._x = None if self.changed else summary, None
+        self.changed = isinstance(self._held, Tensor) and self._held._version != self._version
+        self._summary, self._held = None if self.changed else summary, None
 
 
 def deferred(x: Tensor, chosen: Chosen | None = None) -> Deferred | Summary:

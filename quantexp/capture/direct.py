@@ -35,7 +35,7 @@ _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 def aligned(num_bytes: int) -> NDArray[np.uint8]:
     """Fresh memory that begins with a page."""
     memory = np.empty(num_bytes + PAGE, np.uint8)
-    return memory[-_address(memory) % PAGE :][:num_bytes]
+    return memory[-address_of(memory) % PAGE :][:num_bytes]
 
 
 class DirectFile:
@@ -102,7 +102,7 @@ class DirectFile:
         if self._direct is None or offset % PAGE:
             return found
         for part in islice(parts, _CALL_PARTS):
-            if _address(np.frombuffer(part, np.uint8)) % PAGE:
+            if address_of(np.frombuffer(part, np.uint8)) % PAGE:
                 break
             whole = min(len(part), _CALL_BYTES - num_bytes) // PAGE * PAGE
             if whole:
@@ -138,7 +138,8 @@ def _opened(path: Path, flags: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o666)
 
 
-def _address(memory: NDArray[Any]) -> int:
+def address_of(memory: NDArray[Any]) -> int:
+    """Where its first element lies."""
     return int(memory.__array_interface__["data"][0])
 
 

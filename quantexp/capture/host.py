@@ -7,6 +7,7 @@ again: to get fresh memory from the system takes several times as long as to fil
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from functools import cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from quantexp.capture.direct import aligned
+from quantexp.capture.direct import address_of, aligned
 
 #: Smaller copies are left to the allocator, which has such memory at hand.
 _LEAST_BYTES = 1 << 16
@@ -32,6 +34,18 @@ class HostCopy:
     release: Callable[[], None]
 
 
+@dataclass(frozen=True)
+class Room:
+    """Memory for one copy, from the beginning of a page on."""
+
+    content: NDArray[np.uint8]
+    address: int
+
+    def seen_as(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        """All of it as a contiguous tensor."""
+        return torch.from_numpy(self.content).view(dtype).view(shape)
+
+
 class HostMemory:
     """Memory for copies: at most so many bytes are held in all, unless more is in use."""
 
@@ -39,10 +53,10 @@ class HostMemory:
         self.most_bytes = most_bytes
         #: Bytes in use and kept for use again.
         self.num_bytes = 0
-        self._free: dict[int, list[Tensor]] = {}
+        self._free: dict[int, list[Room]] = {}
         self._lock = threading.Lock()
 
-    def take(self, num_bytes: int) -> Tensor:
+    def take(self, num_bytes: int) -> Room:
         """Bytes of any content."""
         with self._lock:
             if same := self._free.get(num_bytes):
@@ -50,12 +64,13 @@ class HostMemory:
             self.num_bytes += num_bytes
             self._shrink(self.most_bytes)
         # Whole pages can be written past the system's cache.
-        return torch.from_numpy(aligned(num_bytes))
+        content = aligned(num_bytes)
+        return Room(content, address_of(content))
 
-    def give_back(self, memory: Tensor) -> None:
+    def give_back(self, memory: Room) -> None:
         """Keep what was taken for the next of its size."""
         with self._lock:
-            self._free.setdefault(memory.numel(), []).append(memory)
+            self._free.setdefault(len(memory.content), []).append(memory)
             self._shrink(self.most_bytes)
 
     def let_go(self) -> None:
@@ -75,21 +90,21 @@ class HostMemory:
 
 def host_copy(x: Tensor, memory: HostMemory) -> HostCopy:
     """Begin the copy."""
-    x = x.detach()
     if x.device.type == "cuda":
-        return HostCopy(_from_gpu(x), _nothing)
+        return HostCopy(_from_gpu(x.detach()), _nothing)
     num_bytes = x.numel() * x.element_size()
     if num_bytes < _LEAST_BYTES:
-        small = x.to("cpu", copy=True).contiguous()
+        small = x.detach().to("cpu", copy=True).contiguous()
         return HostCopy(lambda: small, _nothing)
     taken = memory.take(num_bytes)
-    copied = taken.view(x.dtype).view(x.shape)
+    dtype, shape = x.dtype, x.shape
     if x.device.type == "cpu" and x.is_contiguous():
-        # By one thread: torch's would wait for each other wherever the writer's thread has one of their cores.
-        np.copyto(taken.numpy(), x.view(-1).view(torch.uint8).numpy())
+        # By one thread: torch's would wait for each other wherever the writer's thread has one of their cores. And by
+        # one call: at each of torch's the background may take the interpreter.
+        ctypes.memmove(taken.address, x.data_ptr(), num_bytes)
     else:
-        copied.copy_(x)
-    return HostCopy(lambda: copied, lambda: memory.give_back(taken))
+        taken.seen_as(dtype, shape).copy_(x.detach())
+    return HostCopy(lambda: taken.seen_as(dtype, shape), lambda: memory.give_back(taken))
 
 
 def _nothing() -> None:

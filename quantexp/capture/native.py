@@ -181,8 +181,11 @@ def _fill(
 ) -> Tensor:
     """Describe a tensor; gives the elements as they lie in memory, to be kept while they are looked at."""
     x = look.x if look.x.ndim else look.x.reshape(1)
-    order = range(x.ndim) if x.is_contiguous() else memory_order(x)
-    x_N = x.permute(*order).reshape(-1)
+    order: Sequence[int] = range(x.ndim)
+    x_N = x
+    if not x.is_contiguous():
+        order = memory_order(x)
+        x_N = x.permute(*order).reshape(-1)
     job.x, job.n, job.wide = x_N.data_ptr(), x_N.numel(), x_N.dtype == torch.float32
     job.values = value_table(x.dtype).data_ptr() if x.dtype == torch.float16 else None
     job.numbers, job.sums, job.blocks = (a.ctypes.data for a in (numbers, errors, blocks))

@@ -9,9 +9,6 @@ shows. The first error ends the work: what is queued after it is dropped, and wh
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import time
 from collections import deque
@@ -20,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-#: How much lower than the caller's the threads' priority is, on Linux.
-NICE = 10
+from quantexp.threads import started_beside
+
 #: Bytes of pieces that follow together: with more the disk is no quicker.
 _TOGETHER_BYTES = 1 << 24
 
@@ -101,10 +98,9 @@ class WorkQueue(Generic[Follower]):
             self._pieces.append(_Piece(work, then, num_bytes))
             self._unfinished += 1
             if not self._threads:
-                # Daemons: a process that is to end does not wait for a disk that hangs, unless `flush` is called.
-                for target, name in ((self._work, "capture"), (self._work_after, "capture-disk")):
-                    self._threads.append(threading.Thread(target=target, name=name, daemon=True))
-                    self._threads[-1].start()
+                # Nothing waits for a disk that hangs, unless `flush` is called.
+                self._threads.append(started_beside(self._work, "capture"))
+                self._threads.append(started_beside(self._work_after, "capture-disk"))
             self._changed.notify_all()
 
     def then(self, follower: Follower) -> None:
@@ -150,7 +146,6 @@ class WorkQueue(Generic[Follower]):
             raise self._error
 
     def _work(self) -> None:
-        _yield_to_others()
         while (piece := self._next(self._pieces)) is not None:
             is_done = self._does(piece.work)
             with self._changed:
@@ -161,7 +156,6 @@ class WorkQueue(Generic[Follower]):
                 self._changed.notify_all()
 
     def _work_after(self) -> None:
-        _yield_to_others()
         while (piece := self._next(self._worked)) is not None:
             start = time.perf_counter()
             pieces = self._with_more(piece)
@@ -210,11 +204,3 @@ class WorkQueue(Generic[Follower]):
 
 def _nothing() -> None:
     """The work of a piece that only follows others."""
-
-
-def _yield_to_others() -> None:
-    """Let this thread have what others leave of the processors; where that cannot be had, it is one among equals."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            thread = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)

@@ -204,9 +204,12 @@ class Recorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Around all that keeps a tensor: the time it takes, and what comes of a full disk."""
+        """Around all that keeps a tensor: the time it takes, and what comes of a full disk.
+
+        No mode looks at torch's functions meanwhile: that of a CPU that stands for a GPU would at each of them.
+        """
         start = time.perf_counter()
-        with self._stops_where_full():
+        with self._stops_where_full(), torch._C.DisableTorchFunction():
             yield
         self.seconds += time.perf_counter() - start
 

@@ -340,4 +340,4 @@ def _look_at_copy(metadata: dict[str, Any], tensor: Tensor, values: HostCopy) ->
     """Count the copy instead of the tensor, if it is all of it, so that the tensor may change."""
     statistics = metadata.get("statistics")
     if isinstance(statistics, Deferred) and statistics.is_of(tensor):
-        statistics.look_at(values.wait())
+        statistics.look_at(values.wait)

@@ -63,6 +63,10 @@ class _Event:
         return True
 
 
+#: Looked up once: the mode is asked at every call.
+_CUDA, _TYPE, _TO, _CPU = torch.Tensor.cuda, torch.Tensor.type, torch.Tensor.to, torch.device("cpu")
+
+
 class _CudaMeansCpu(TorchFunctionMode):
     """Reads the device "cuda" as "cpu" in every torch function."""
 
@@ -73,16 +77,17 @@ class _CudaMeansCpu(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        arguments = dict(kwargs or {})
-        if func is torch.Tensor.cuda:
+        if func is _CUDA:
             return args[0]
-        if func is torch.Tensor.type and len(args) == 1 and not arguments:
+        if func is _TYPE and len(args) == 1 and not kwargs:
             return str(func(*args)).replace("torch.", "torch.cuda.", 1)
-        if "device" in arguments and _is_cuda(arguments["device"]):
-            arguments["device"] = torch.device("cpu")
-        if func is torch.Tensor.to and any(_is_cuda(a) for a in args[1:]):
-            args = tuple(torch.device("cpu") if _is_cuda(a) else a for a in args)
-        return func(*args, **arguments)
+        if func is _TO and any(_is_cuda(a) for a in args[1:]):
+            args = tuple(_CPU if _is_cuda(a) else a for a in args)
+        if not kwargs:
+            return func(*args)
+        if _is_cuda(kwargs.get("device")):
+            kwargs = {**kwargs, "device": _CPU}
+        return func(*args, **kwargs)
 
 
 def _is_cuda(device: object) -> bool:

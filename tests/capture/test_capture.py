@@ -16,6 +16,8 @@ from blake3 import blake3
 
 from quantexp.capture.budget import price
 from quantexp.capture.choice import expected_tensors
+from quantexp.capture.recorder import Recorder
+from quantexp.megatron.cpu import _CudaMeansCpu
 from quantexp.paths import RunDir
 from quantexp.schema import Experiment
 from quantexp.status import State, read_status
@@ -176,6 +178,28 @@ def test_each_micro_batch_is_captured_once_with_its_number(run_tiny: RunTiny) ->
     run = run_tiny("training.global_batch_size=6", "capture.collect_micro_batches=2")
     inputs = [m for m in manifest(run) if m["tensor"] in ("input", "grad_input", "query")]
     assert Counter(m["micro_batch"] for m in inputs) == {0: len(inputs) // 2, 1: len(inputs) // 2}
+
+
+def test_no_mode_looks_at_torchs_functions_while_a_tensor_is_kept(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_keeping, asked = [False], Counter[bool]()
+    keep, answer = Recorder.keep, _CudaMeansCpu.__torch_function__
+
+    def kept(*args: Any) -> None:
+        is_keeping[0] = True
+        keep(*args)
+        is_keeping[0] = False
+
+    def answered(*args: Any) -> Any:
+        asked[is_keeping[0]] += 1
+        return answer(*args)
+
+    monkeypatch.setattr(Recorder, "keep", kept)
+    monkeypatch.setattr(_CudaMeansCpu, "__torch_function__", answered)
+    assert manifest(run_tiny())
+    assert asked[False] > 0
+    assert asked[True] == 0
 
 
 def test_a_recomputed_forward_is_not_captured_again(run_tiny: RunTiny) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from torch import Tensor
 from quantexp.capture import native
 from quantexp.capture.deferred import Deferred, count_all, deferred
 from quantexp.capture.fidelity import chosen_for
-from quantexp.capture.queue import NICE, WorkQueue
+from quantexp.capture.queue import WorkQueue
 from quantexp.capture.statistics import Summary, statistics
 from quantexp.capture.store import CaptureStore
 
@@ -169,14 +167,3 @@ def test_an_error_before_is_told_to_who_waits(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"):
         queue.wait_for(lambda: False)
     queue.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
-def test_the_background_gives_way_to_training() -> None:
-    found = list[int]()
-    queue: WorkQueue[None] = WorkQueue(100, lambda followers: None)
-    queue.put(lambda: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
-    queue.flush()
-    queue.close()
-    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    assert found == [min(19, own + NICE)]

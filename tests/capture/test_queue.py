@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
+import torch
 
 from quantexp.capture.queue import WorkQueue
 
@@ -31,6 +32,21 @@ def test_work_is_done_in_order() -> None:
     queue.flush()
     assert done == list(range(100))
     assert queue.num_bytes == 0
+    queue.close()
+
+
+def test_both_threads_work_beside_training() -> None:
+    queue, found = work_queue(1 << 20), dict[str, int]()
+
+    def look() -> None:
+        found[threading.current_thread().name] = torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    queue.put(look, then=look)
+    queue.flush()
+    torch.set_num_threads(before)
+    assert found == {"capture": 1, "capture-disk": 1}
     queue.close()
 
 

@@ -43,6 +43,7 @@ def test_the_device_cuda_means_the_cpu_inside() -> None:
     with cpu_device():
         x = torch.zeros(2, device="cuda")
         assert x.device.type == "cpu"
+        assert torch.zeros(2, dtype=torch.int32, device="cuda").dtype == torch.int32
         assert x.cuda() is x
         assert x.to(torch.device("cuda", 0)).device.type == "cpu"
         assert x.bfloat16().type() == "torch.cuda.BFloat16Tensor"
