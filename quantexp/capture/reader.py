@@ -80,9 +80,24 @@ class CapturedTensor:
         return array
 
     def is_intact(self) -> bool | None:
-        """Whether the values have the manifest's hash; None where it gives none."""
-        expected = self.metadata.get("hash")
-        return None if expected is None else has_hash(self.torch(), str(expected))
+        """Whether the values have the manifest's hash; None where it gives none.
+
+        Raises:
+            CaptureError: the file holds no such tensor, or the hash is of an unknown kind.
+        """
+        return None if self.metadata.get("hash") is None else self.has_values(self.torch())
+
+    def has_values(self, values: Tensor) -> bool:
+        """Whether these, as they were read, are what the manifest's hash says, if it gives one.
+
+        Raises:
+            CaptureError: the hash is of an unknown kind.
+        """
+        wanted = self.metadata.get("hash")
+        try:
+            return wanted is None or has_hash(values, str(wanted))
+        except CaptureError as error:
+            raise CaptureError(f"{self.path}: {error}") from error
 
 
 class Capture(Collection[CapturedTensor]):

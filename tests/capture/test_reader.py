@@ -204,6 +204,16 @@ def test_the_verb_finds_a_file_that_changed(
     assert "3.pt is missing although it is listed" in told
 
 
+def test_the_verb_says_which_hash_it_cannot_check(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = folder / "manifest.jsonl"
+    manifest.write_text(manifest.read_text().replace("xxh3_128:", "md5:"))
+    assert main(["captures", str(folder), "--check"]) == 1
+    told = capsys.readouterr().err
+    assert "2.pt: a hash of the kind md5 cannot be checked here, only xxh3_128 and SHA-256" in told
+
+
 def test_exports_hold_the_values_and_their_metadata(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.capture.content import has_hash
 from quantexp.capture.histogram import Histogram
 from quantexp.capture.operands import SCALE
 from quantexp.capture.reader import CapturedTensor
@@ -75,8 +74,7 @@ def look_at(entry: CapturedTensor) -> Looked:
             raise CaptureError(
                 f"{entry.path} holds no plain numbers, got {raw.dtype}, {raw.layout}"
             )
-        wanted = entry.metadata.get("hash")
-        if wanted is not None and not has_hash(raw, str(wanted)):
+        if not entry.has_values(raw):
             raise CaptureError(f"{entry.path} holds other values than the manifest's hash says")
     except OSError as error:
         raise CaptureError(f"{entry.path} cannot be read: {error.strerror or error}") from error
