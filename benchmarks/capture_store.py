@@ -8,7 +8,8 @@ steps: every sixth iteration of a run is captured whole, and fits in the queue. 
 the four after it take beyond as many resting steps; a step before a capture rests, since the writer has nothing left to
 do, and of these the run's median counts. What is written in the background is counted where it slows down training.
 `synchronous` is the same run with torch.save where the tensor passes, and nothing else: no statistics, no copy, no
-hash, no list.
+hash, no list. `capture=off` shows what a resting step takes where nothing is ever captured, and what a capture seems
+to add where there is none.
 
 sustained: tensors of a layer's sizes are put into a store as fast as it takes them, and forced to the disk at the end
 (fsync); by turns with one file of the same size, written in pieces of 16 MiB and forced to the disk in the same way,
@@ -39,6 +40,7 @@ CASES = {
     "capture.store=pt": ["capture=tensors", "capture.store=pt"],
     "capture.store=safetensors": ["capture=tensors", "capture.store=safetensors"],
     "capture=stats": ["capture=stats"],
+    "capture=off": ["capture=off"],
 }
 #: Beside the statistics' benchmark: a capture is to fit in the queue many times over.
 SMALLER = ["model.num_layers=2", "training.global_batch_size=2"]
@@ -83,24 +85,23 @@ def added(times: list[float]) -> tuple[float, float]:
 def steps(repeats: int, periods: int) -> None:
     """What capturing adds, each case in a process of its own, by turns."""
     iterations = (periods + 2) * PERIOD - 1
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[str, list[float]] = {}
     for turn in range(repeats):
         for name, more in CASES.items():
             words = [*MODEL, *SMALLER, f"training.iterations={iterations}"]
             words += [f"capture.every={PERIOD}", "capture.collect_micro_batches=0", *more]
             result = run(__file__, name, *words)
-            each = result["num_bytes"] / (iterations // PERIOD) / 1e9
-            for clock in ("wall", "processor"):
-                extra, rest = added(result[clock])
-                found.setdefault((name, clock), []).append(extra)
-                _say(
-                    f"{turn + 1}: {name}, {clock}: {extra:+.3f} s a capture of {each:.2f} GB, a step without "
-                    f"{rest:.3f} s; load {os.getloadavg()[0]:.1f}"
-                )
-    for (name, clock), values in found.items():
-        base = statistics.median(found["synchronous torch.save", clock])
+            each = result.get("num_bytes", 0) / (iterations // PERIOD) / 1e9
+            extra, rest = added(result["wall"])
+            found.setdefault(name, []).append(extra)
+            _say(
+                f"{turn + 1}: {name}: {extra:+.3f} s a capture of {each:.2f} GB, a resting step {rest:.3f} s; "
+                f"load {os.getloadavg()[0]:.1f}"
+            )
+    base = statistics.median(found["synchronous torch.save"])
+    for name, values in found.items():
         value = statistics.median(values)
-        _say(f"{name}, {clock}: median {value:.3f} s, {value / base:.2f} of synchronous")
+        _say(f"{name}: median {value:.3f} s, {value / base:.2f} of synchronous")
 
 
 def sustained(repeats: int, num_bytes: float, root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -176,3 +177,19 @@ def triton_interpreter() -> Callable[..., AbstractContextManager[Callable[..., A
         process.stdout.close()
 
     return interpreting
+
+
+@pytest.fixture
+def largest_file() -> Callable[[int], AbstractContextManager[None]]:
+    """A context in which no file of this process may have more bytes: the system refuses to write them."""
+
+    @contextmanager
+    def limited(num_bytes: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited

@@ -211,6 +211,7 @@ def test_one_rank_tells_the_trackers(outcomes: list[Outcome]) -> None:
 DEFECTIVE = """\
 import os, sys
 import quantexp.capture.direct as direct
+import quantexp.capture.files as files
 import quantexp.quant.linear as linear
 import quantexp.quant.weights as weights
 from quantexp.worker import main
@@ -270,7 +271,7 @@ def test_error_of_one_rank_is_the_reason_not_what_the_others_saw_of_it(
     defect: Callable[[str], Outcome],
 ) -> None:
     result = defect(
-        "direct.DirectFile.write_at = "
+        "files.write_files = lambda _: 0; direct.DirectFile.write_at = "
         "lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device'))"
     )
     assert result.state is State.FAILED

@@ -38,6 +38,16 @@ def aligned(num_bytes: int) -> NDArray[np.uint8]:
     return memory[-address_of(memory) % PAGE :][:num_bytes]
 
 
+def goes_past(parts: Iterable[memoryview], folder: Path) -> bool:
+    """Whether all of a file of these parts may go past the cache."""
+    num_bytes = 0
+    for part in parts:
+        if len(part) % PAGE or address_of(np.frombuffer(part, np.uint8)) % PAGE:
+            return False
+        num_bytes += len(part)
+    return num_bytes >= LEAST_BYTES and _may_go_past(folder)
+
+
 class DirectFile:
     """A file that is written at given places."""
 

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from quantexp.capture.archive import archive, takes
 from quantexp.capture.content import hash_and_crc
-from quantexp.capture.direct import LEAST_BYTES, DirectFile
+from quantexp.capture.direct import LEAST_BYTES, DirectFile, goes_past
+from quantexp.capture.together import Whole, write_files
+from quantexp.capture.together import takes as takes_whole
 
 
 @dataclass
@@ -51,13 +53,35 @@ class PtFiles:
         Raises:
             OSError, RuntimeError: one cannot be written; it leaves no file. Those with a place are.
         """
+        rest = list(together)
+        while rest:
+            num_written = self._write_many(rest, is_behind)
+            if num_written == 0:
+                self._write(rest[0], is_behind)
+                num_written = 1
+            for one in rest[:num_written]:
+                one.place = {"file": one.name}
+            rest = rest[num_written:]
+
+    def _write_many(self, together: Sequence[Prepared], is_behind: bool) -> int:
+        """How many were written in one go, from the first on; the next is to be written alone."""
+        files = []
         for one in together:
-            self._write(one, is_behind)
-            one.place = {"file": one.name}
+            path = self.folder / one.name
+            if one.parts is None:
+                break
+            past_cache = not is_behind and goes_past(one.parts, path.parent)
+            whole = Whole(_beside(path), path, one.parts, past_cache)
+            if not takes_whole(whole):
+                break
+            files.append(whole)
+        for folder in {whole.path.parent for whole in files}:
+            folder.mkdir(parents=True, exist_ok=True)
+        return write_files(files)
 
     def _write(self, one: Prepared, is_behind: bool) -> None:
         path = self.folder / one.name
-        part = path.with_name(path.name + ".part")
+        part = _beside(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if one.parts is None:
@@ -71,6 +95,11 @@ class PtFiles:
 
     def seal(self) -> None:
         """Nothing is left open."""
+
+
+def _beside(path: Path) -> Path:
+    """Where a file is written before it has its name."""
+    return path.with_name(path.name + ".part")
 
 
 def _write_parts(path: Path, parts: Sequence[memoryview], is_behind: bool) -> None:

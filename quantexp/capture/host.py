@@ -11,7 +11,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ def host_copy(x: Tensor, memory: HostMemory) -> HostCopy:
         ctypes.memmove(taken.address, x.data_ptr(), num_bytes)
     else:
         taken.seen_as(dtype, shape).copy_(x.detach())
-    return HostCopy(lambda: taken.seen_as(dtype, shape), lambda: memory.give_back(taken))
+    return HostCopy(cache(partial(taken.seen_as, dtype, shape)), partial(memory.give_back, taken))
 
 
 def _nothing() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -57,11 +59,32 @@ def framed(header: Mapping[str, Any], num_bytes: int | None = None) -> bytes:
 
 
 def content_of(tensor: Tensor) -> memoryview:
-    """The bytes of a CPU tensor's values, in the order of its indices."""
-    import torch
+    """The bytes of a CPU tensor's values, in the order of its indices; they hold the tensor.
 
-    raw: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    Raises:
+        ValueError: a tensor on another device.
+    """
+    if not tensor.is_cpu:
+        raise ValueError(f"values on {tensor.device}, to be read from the host's memory")
+    raw: Any = np.asarray(_Bytes(tensor.contiguous()))
     return memoryview(raw)
+
+
+class _Bytes:
+    """A contiguous CPU tensor as numpy takes memory, whatever its dtype.
+
+    Numpy's array interface, version 3; torch's own ways would lend the interpreter to others at each step.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        num_bytes = tensor.numel() * tensor.element_size()
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (num_bytes,),
+            "data": (tensor.data_ptr(), False),
+        }
 
 
 def write_safetensors(

@@ -129,7 +129,8 @@ def summarise_all(
 
 def as_input(x: Tensor) -> Tensor:
     """The tensor in a dtype whose statistics are taken."""
-    x = x.detach()
+    if x.requires_grad:
+        x = x.detach()
     return x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
 
 

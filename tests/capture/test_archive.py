@@ -7,6 +7,8 @@ import io
 import os
 import zipfile
 import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,11 @@ DTYPES = [
 def bytes_of(x: Tensor) -> bytes:
     raw: bytes = x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return raw
+
+
+def none(files: object) -> int:
+    """Writes no file of many in one call."""
+    return 0
 
 
 def stored(folder: Path, x: Tensor) -> Path:
@@ -129,6 +136,7 @@ def test_of_files_written_together_those_before_a_full_disk_stay(
 
     files = PtFiles(tmp_path)
     together = [files.prepared(f"{i}.pt", torch.full((3,), float(i)), METADATA) for i in range(4)]
+    monkeypatch.setattr("quantexp.capture.files.write_files", none)
     monkeypatch.setattr(os, "pwritev", full_after_two)
     with pytest.raises(OSError, match="No space left"):
         files.write(together, is_behind=False)
@@ -139,6 +147,34 @@ def test_of_files_written_together_those_before_a_full_disk_stay(
         assert found.tolist() == [i] * 3
 
 
+def test_of_files_written_in_one_call_those_before_one_that_cannot_be_stay(
+    tmp_path: Path, largest_file: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    files, sizes = PtFiles(tmp_path), (100, 100, 100_000, 100)
+    together = [
+        files.prepared(f"bf16/{i}.pt", torch.full((n,), float(i)), METADATA)
+        for i, n in enumerate(sizes)
+    ]
+    with largest_file(100_000), pytest.raises(OSError, match="File too large"):
+        files.write(together, is_behind=False)
+    assert [one.place is not None for one in together] == [True, True, False, False]
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["0.pt", "1.pt"]
+
+
+def test_written_together_or_alone_a_file_has_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [torch.arange(100.0), torch.zeros(0), torch.arange(100_001.0)]
+    written = []
+    for folder in (tmp_path / "together", tmp_path / "alone"):
+        files = PtFiles(folder)
+        all_prepared = [files.prepared(f"{i}.pt", x, METADATA) for i, x in enumerate(values)]
+        files.write(all_prepared, is_behind=False)
+        written.append([(folder / f"{i}.pt").read_bytes() for i in range(len(values))])
+        monkeypatch.setattr("quantexp.capture.files.write_files", none)
+    assert written[0] == written[1]
+
+
 @pytest.mark.parametrize("is_torchs", [False, True])
 def test_a_write_that_fails_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_torchs: bool
@@ -147,6 +183,7 @@ def test_a_write_that_fails_leaves_no_file(
         raise OSError(28, "No space left on device")
 
     x = torch.zeros(0) if is_torchs else torch.zeros(10)
+    monkeypatch.setattr("quantexp.capture.files.write_files", none)
     monkeypatch.setattr("torch.save", failing)
     monkeypatch.setattr("os.pwritev", failing)
     files = PtFiles(tmp_path)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import zlib
 
+import numpy as np
 import pytest
 import torch
 
 from quantexp.capture.content import content_hash, has_hash, hash_and_crc
+from quantexp.capture.safetensors import content_of
 from quantexp.errors import CaptureError
 
 #: 128 bits of the first bytes of xxHash's test data, seed 0 (its sanity_test_vectors.h, high half first).
@@ -65,3 +67,15 @@ def test_a_hash_of_another_kind_is_no_damage() -> None:
         CaptureError, match=r"of the kind blake3 cannot be checked here, only xxh3_128 and"
     ):
         has_hash(torch.zeros(3), "blake3:af1349b9")
+
+
+def test_bytes_hold_their_tensor() -> None:
+    content = content_of(torch.arange(1000))
+    others = [torch.full((1000,), -1) for _ in range(100)]
+    assert np.frombuffer(content, np.int64).tolist() == list(range(1000))
+    del others
+
+
+def test_values_elsewhere_are_refused() -> None:
+    with pytest.raises(ValueError, match="values on meta, to be read from the host's memory"):
+        content_of(torch.zeros(3, device="meta"))

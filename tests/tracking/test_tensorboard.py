@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -127,19 +127,17 @@ def test_worker_that_starts_again_takes_back_what_it_repeats(tracked: Make) -> N
     first.end(State.FAILED, "")
 
 
-def test_full_disk_leaves_whole_what_was_written_before(tracked: Make) -> None:
+def test_full_disk_leaves_whole_what_was_written_before(
+    tracked: Make, largest_file: Callable[[int], AbstractContextManager[None]]
+) -> None:
     """The largest size of a file stands in for the disk: both stop a write halfway."""
     run = tracked()
     tracker = tensorboard.start(run)
     tracker.log([point(line(1))])
     (file,) = run.folder.tensorboard.iterdir()
-    before, hard = file.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (before + 50, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            tracker.log([point(line(2))])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    before = file.stat().st_size
+    with largest_file(before + 50), pytest.raises(OSError, match="File too large"):
+        tracker.log([point(line(2))])
     assert file.stat().st_size == before + 50, "half a record"
     assert [event.step for event in read(run.folder).Scalars("train/loss")] == [1]
 
