@@ -25,7 +25,7 @@ PAGE = 4096
 #: Less is not worth the wait for the disk.
 LEAST_BYTES = 1 << 16
 #: One call of Linux takes less than 2 GiB, in at most so many parts.
-_CALL_BYTES, _CALL_PARTS = 1 << 30, 1024
+CALL_BYTES, CALL_PARTS = 1 << 30, 1024
 #: File systems of disks of this machine that are known to take it.
 _TAKE_IT = frozenset({"ext4", "xfs"})
 #: What a file system says that does not take it after all, or wants larger pages.
@@ -46,6 +46,11 @@ def goes_past(parts: Iterable[memoryview], folder: Path) -> bool:
             return False
         num_bytes += len(part)
     return num_bytes >= LEAST_BYTES and _may_go_past(folder)
+
+
+def beside(path: Path) -> Path:
+    """Where a file is written before it has its name."""
+    return path.with_name(path.name + ".part")
 
 
 class DirectFile:
@@ -111,10 +116,10 @@ class DirectFile:
         num_bytes = 0
         if self._direct is None or offset % PAGE:
             return found
-        for part in islice(parts, _CALL_PARTS):
+        for part in islice(parts, CALL_PARTS):
             if address_of(np.frombuffer(part, np.uint8)) % PAGE:
                 break
-            whole = min(len(part), _CALL_BYTES - num_bytes) // PAGE * PAGE
+            whole = min(len(part), CALL_BYTES - num_bytes) // PAGE * PAGE
             if whole:
                 found.append(part[:whole])
                 num_bytes += whole
@@ -125,7 +130,7 @@ class DirectFile:
     def _write_cached(self, part: memoryview, offset: int) -> int:
         if self._cached is None:
             self._cached = _opened(self._path, 0)
-        return os.pwritev(self._cached, [part[:_CALL_BYTES]], offset)
+        return os.pwritev(self._cached, [part[:CALL_BYTES]], offset)
 
     def _write_direct(self, parts: list[memoryview], offset: int) -> int:
         """How many bytes were written; none where the file system does not take it, and is not asked again."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quantexp.capture.archive import archive, takes
 from quantexp.capture.content import hash_and_crc
-from quantexp.capture.direct import LEAST_BYTES, DirectFile, goes_past
+from quantexp.capture.direct import LEAST_BYTES, DirectFile, beside, goes_past
 from quantexp.capture.together import Whole, write_files
 from quantexp.capture.together import takes as takes_whole
 
@@ -71,7 +71,7 @@ class PtFiles:
             if one.parts is None:
                 break
             past_cache = not is_behind and goes_past(one.parts, path.parent)
-            whole = Whole(_beside(path), path, one.parts, past_cache)
+            whole = Whole(path, one.parts, past_cache)
             if not takes_whole(whole):
                 break
             files.append(whole)
@@ -81,7 +81,7 @@ class PtFiles:
 
     def _write(self, one: Prepared, is_behind: bool) -> None:
         path = self.folder / one.name
-        part = _beside(path)
+        part = beside(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if one.parts is None:
@@ -95,11 +95,6 @@ class PtFiles:
 
     def seal(self) -> None:
         """Nothing is left open."""
-
-
-def _beside(path: Path) -> Path:
-    """Where a file is written before it has its name."""
-    return path.with_name(path.name + ".part")
 
 
 def _write_parts(path: Path, parts: Sequence[memoryview], is_behind: bool) -> None:

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from quantexp.capture.direct import address_of
+from quantexp.capture.direct import CALL_BYTES, CALL_PARTS, address_of, beside
 from quantexp.compiled import compiled
 
 SOURCE = Path(__file__).with_name("files.c")
-#: More, in bytes or parts, is not one call's of the system everywhere.
-MOST_BYTES, MOST_PARTS = 1 << 30, 1024
 
 
 class _Part(ctypes.Structure):
@@ -41,9 +39,8 @@ class _Job(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Whole:
-    """A file with all that it holds; written at `beside`, in a folder that exists, and renamed to `path`."""
+    """A file with all that it holds, in a folder that exists."""
 
-    beside: Path
     path: Path
     parts: Sequence[memoryview]
     #: Whether it may go past the system's cache: whole pages, from the beginning of one on.
@@ -56,25 +53,27 @@ class Whole:
 
 
 def takes(whole: Whole) -> bool:
-    """Whether a file can be written in one go."""
-    return whole.num_bytes <= MOST_BYTES and len(whole.parts) <= MOST_PARTS
+    """Whether a file can be written in one go; none can without a C compiler."""
+    is_one_call = whole.num_bytes <= CALL_BYTES and len(whole.parts) <= CALL_PARTS
+    return is_one_call and _function() is not None
 
 
 def write_files(files: Sequence[Whole]) -> int:
     """How many were written, from the first on, and have their names; of the next there is nothing.
 
-    Without a C compiler it writes none.
+    Each is one that `takes` takes, and is written beside its place and renamed.
     """
-    function = _function()
-    if function is None or not files:
+    if not files:
         return 0
+    function = _function()
+    assert function is not None, "taken where there is one"
     jobs, held = (_Job * len(files))(), list[ctypes.Array[_Part]]()
     for job, whole in zip(jobs, files, strict=True):
         parts = (_Part * len(whole.parts))()
         for part, content in zip(parts, whole.parts, strict=True):
             part.start, part.num_bytes = address_of(np.frombuffer(content, np.uint8)), len(content)
         held.append(parts)
-        job.beside, job.path = os.fsencode(whole.beside), os.fsencode(whole.path)
+        job.beside, job.path = os.fsencode(beside(whole.path)), os.fsencode(whole.path)
         job.parts, job.num_parts = ctypes.addressof(parts), len(parts)
         job.num_bytes, job.past_cache = whole.num_bytes, whole.past_cache
     return function(ctypes.addressof(jobs), len(jobs))

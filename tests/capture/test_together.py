@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from quantexp.capture import together
 from quantexp.capture.direct import PAGE, aligned, goes_past
+from quantexp.capture.files import PtFiles
 from quantexp.capture.together import Whole, takes, write_files
 from quantexp.compiled import Compiled
 
@@ -24,8 +26,7 @@ def content(num_bytes: int, first: int) -> memoryview:
 
 
 def whole(folder: Path, name: str, *parts: memoryview, past_cache: bool = False) -> Whole:
-    path = folder / name
-    return Whole(path.with_suffix(".part"), path, parts, past_cache)
+    return Whole(folder / name, parts, past_cache)
 
 
 def test_each_has_its_name_and_all_its_parts(tmp_path: Path) -> None:
@@ -85,26 +86,29 @@ def test_a_name_that_is_taken_by_a_folder_ends_it_and_leaves_nothing(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["0.pt"]
 
 
-def test_without_a_compiler_none_is_written(
+def test_without_a_compiler_each_is_written_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(together, "compiled", lambda source: Compiled(None, "no C compiler"))
     together._function.cache_clear()
     try:
-        assert write_files([whole(tmp_path, "0.pt", content(10, 1))]) == 0
+        assert not takes(whole(tmp_path, "0.pt", content(10, 1)))
+        files = PtFiles(tmp_path)
+        prepared = [files.prepared(f"{i}.pt", torch.full((i,), 1.0), {}) for i in range(3)]
+        files.write(prepared, is_behind=False)
     finally:
         together._function.cache_clear()
-    assert not list(tmp_path.iterdir())
+    assert [len(torch.load(tmp_path / f"{i}.pt")["tensor"]) for i in range(3)] == [0, 1, 2]
     assert capsys.readouterr().err == ""
 
 
 def test_what_is_too_much_for_a_call_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "MOST_BYTES", 100)
+    monkeypatch.setattr(together, "CALL_BYTES", 100)
     one = content(1, 0)
     assert takes(whole(tmp_path, "0.pt", content(100, 0)))
     assert not takes(whole(tmp_path, "0.pt", content(101, 0)))
-    monkeypatch.setattr(together, "MOST_PARTS", 2)
+    monkeypatch.setattr(together, "CALL_PARTS", 2)
     assert takes(whole(tmp_path, "0.pt", one, one))
     assert not takes(whole(tmp_path, "0.pt", one, one, one))
