@@ -1,15 +1,17 @@
 """What storing full tensors costs: beside torch.save in the hooks, and beside the disk's own rate.
 
-    python benchmarks/capture_store.py [--repeats 3] [--periods 4] [--gb 6] [--only steps|sustained]
+    python benchmarks/capture_store.py [--repeats 3] [--periods 8] [--gb 6] [--layer small|llama32-1b]
+                                        [--only steps|sustained]
 
-Everything is written below TMPDIR, which says which disk is measured.
+Everything is written below TMPDIR, which says which disk is measured. OMP_NUM_THREADS=1 leaves the other cores free.
 
-steps: every sixth iteration of a run is captured whole, and fits in the queue. What a capture adds is what its step and
-the four after it take beyond as many resting steps; a step before a capture rests, since the writer has nothing left to
-do, and of these the run's median counts. What is written in the background is counted where it slows down training.
-`synchronous` is the same run with torch.save where the tensor passes, and nothing else: no statistics, no copy, no
-hash, no list. `capture=off` shows what a resting step takes where nothing is ever captured, and what a capture seems
-to add where there is none.
+steps: every fourth iteration of a run is captured, all of it fits in the queue, and in each run the ways of capturing
+take turns: `torch.save` where a tensor passes and nothing else (no statistics, no copy, no hash, no list), the store,
+and nothing at all, which shows the error of such a measurement. What a capture adds is what its step and the two after
+it take beyond as many resting steps: a step before a capture rests, since the writer has nothing left to do, and of
+these the run's median counts. What is written in the background is counted where it slows down training. Of a way's
+captures the middle three fifths are averaged: other programs make some steps several times as long. A run without any
+capture shows what a step takes where there is no background.
 
 sustained: tensors of a layer's sizes are put into a store as fast as it takes them, and forced to the disk at the end
 (fsync); by turns with one file of the same size, written in pieces of 16 MiB and forced to the disk in the same way,
@@ -29,27 +31,84 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from capture import MODEL, run, run_here
 
-PERIOD = 6
+PERIOD = 4
+SAVED, STORED, NOTHING = "torch.save in the hooks", "as configured", "nothing captured"
+#: What is configured, and the ways that take turns.
 CASES = {
-    "synchronous torch.save": ["capture=tensors"],
-    "capture.store=pt": ["capture=tensors", "capture.store=pt"],
-    "capture.store=safetensors": ["capture=tensors", "capture.store=safetensors"],
-    "capture=stats": ["capture=stats"],
-    "capture=off": ["capture=off"],
+    "capture.store=pt": (["capture=tensors", "capture.store=pt"], (SAVED, STORED, NOTHING)),
+    "capture.store=safetensors": (
+        ["capture=tensors", "capture.store=safetensors"],
+        (SAVED, STORED, NOTHING),
+    ),
+    "capture=stats": (["capture=stats"], (STORED, NOTHING)),
+    "capture=off": (["capture=off"], (NOTHING,)),
 }
 #: Beside the statistics' benchmark: a capture is to fit in the queue many times over.
 SMALLER = ["model.num_layers=2", "training.global_batch_size=2"]
-#: Shapes of a linear layer's and an attention's tensors, bfloat16.
-SHAPES = [(512, 1, 768), (512, 1, 4096), (512, 1, 2048), (512, 1, 768), (512, 12, 64), (512, 4, 64)]
+#: Shapes of a linear layer's and an attention's tensors, bfloat16: of that run's model, and of a model with its true
+#: widths and 2,048 tokens.
+LAYERS = {
+    "small": [
+        (512, 1, 768),
+        (512, 1, 4096),
+        (512, 1, 2048),
+        (512, 1, 768),
+        (512, 12, 64),
+        (512, 4, 64),
+    ],
+    "llama32-1b": [
+        (2048, 1, 2048),
+        (2048, 1, 16384),
+        (2048, 1, 8192),
+        (2048, 1, 3072),
+        (2048, 32, 64),
+        (2048, 8, 64),
+    ],
+}
+Shapes = Sequence[tuple[int, ...]]
 
 
-def save_in_the_hooks() -> None:
-    """From now on a captured tensor is saved where it passes, and no more."""
+def take_turns(ways: Sequence[str]) -> None:
+    """From now on captures are made in these ways, one after the other."""
+    from quantexp.capture.recorder import Recorder
+
+    begin = Recorder.begin
+    use = {SAVED: _saved_in_the_hooks(), STORED: _Swap({}), NOTHING: _nothing_captured()}
+
+    def begun(self: Recorder, iteration: int, *more: Any, **named: Any) -> None:
+        if iteration % PERIOD == 0:
+            for swap in use.values():
+                swap.undo()
+            use[ways[iteration // PERIOD % len(ways)]].do()
+        begin(self, iteration, *more, **named)
+
+    Recorder.begin = begun  # type: ignore[method-assign]
+
+
+class _Swap:
+    """Functions that stand in the place of others for a while."""
+
+    def __init__(self, others: dict[tuple[Any, str], Any]) -> None:
+        self._others = others
+        self._own = {(owner, name): getattr(owner, name) for owner, name in others}
+
+    def do(self) -> None:
+        for (owner, name), function in self._others.items():
+            setattr(owner, name, function)
+
+    def undo(self) -> None:
+        for (owner, name), function in self._own.items():
+            setattr(owner, name, function)
+
+
+def _saved_in_the_hooks() -> _Swap:
+    """A captured tensor is saved where it passes, and no more."""
     import torch
 
     from quantexp.capture import recorder
@@ -64,47 +123,74 @@ def save_in_the_hooks() -> None:
         self.num_bytes += tensor.nbytes
 
     none = Summary(0, torch.empty(0))
+    return _Swap(
+        {
+            (CaptureStore, "add"): add,
+            (CaptureStore, "refer"): _do_nothing,
+            (CaptureStore, "add_statistics"): _do_nothing,
+            (recorder, "summarise"): lambda *_: none,
+            (recorder, "deferred"): lambda *_: none,
+        }
+    )
 
-    def nothing(*_: Any) -> None:
-        return None
 
-    CaptureStore.add = add  # type: ignore[method-assign]
-    CaptureStore.refer = CaptureStore.add_statistics = nothing  # type: ignore[method-assign]
-    recorder.summarise = recorder.deferred = lambda *_: none  # type: ignore[assignment]
+def _nothing_captured() -> _Swap:
+    from quantexp.capture.recorder import Recorder
+
+    return _Swap({(Recorder, "record"): _do_nothing})
 
 
-def added(times: list[float]) -> tuple[float, float]:
-    """What a capture adds and what a step takes without one, seconds; the first period warms up."""
+def _do_nothing(*_: Any) -> None:
+    """In the place of what captures."""
+
+
+def added(times: list[float], ways: Sequence[str]) -> tuple[dict[str, list[float]], float]:
+    """What each capture adds, by way, and what a step takes without one, seconds; the first period warms up."""
     captures = range(2 * PERIOD - 1, len(times) - PERIOD + 1, PERIOD)
     # Iteration 2 PERIOD is captured (index 2 PERIOD - 1); the one before the next capture rests.
     rest = statistics.median(times[i + PERIOD - 1] for i in captures)
-    extra = [sum(times[i : i + PERIOD - 1]) - (PERIOD - 1) * rest for i in captures]
-    return statistics.median(extra), rest
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for i in captures:
+        extra = sum(times[i : i + PERIOD - 1]) - (PERIOD - 1) * rest
+        found[ways[(i + 1) // PERIOD % len(ways)]].append(extra)
+    return found, rest
 
 
 def steps(repeats: int, periods: int) -> None:
     """What capturing adds, each case in a process of its own, by turns."""
-    iterations = (periods + 2) * PERIOD - 1
-    found: dict[str, list[float]] = {}
+    found: dict[tuple[str, str], list[float]] = {}
     for turn in range(repeats):
-        for name, more in CASES.items():
-            words = [*MODEL, *SMALLER, f"training.iterations={iterations}"]
+        for name, (more, ways) in CASES.items():
+            captures = periods * len(ways)
+            words = [*MODEL, *SMALLER, f"training.iterations={(captures + 2) * PERIOD - 1}"]
             words += [f"capture.every={PERIOD}", "capture.collect_micro_batches=0", *more]
             result = run(__file__, name, *words)
-            each = result.get("num_bytes", 0) / (iterations // PERIOD) / 1e9
-            extra, rest = added(result["wall"])
-            found.setdefault(name, []).append(extra)
-            _say(
-                f"{turn + 1}: {name}: {extra:+.3f} s a capture of {each:.2f} GB, a resting step {rest:.3f} s; "
-                f"load {os.getloadavg()[0]:.1f}"
-            )
-    base = statistics.median(found["synchronous torch.save"])
-    for name, values in found.items():
-        value = statistics.median(values)
-        _say(f"{name}: median {value:.3f} s, {value / base:.2f} of synchronous")
+            by_way, rest = added(result["wall"], ways)
+            _say(f"{turn + 1}: {name}: a resting step {rest:.3f} s; load {os.getloadavg()[0]:.1f}")
+            for way, values in by_way.items():
+                _say(f"    {way}: {_summary(values)}")
+                found.setdefault((name, way), []).extend(values)
+    for (name, way), values in found.items():
+        saved = found.get((name, SAVED))
+        of_saved = f", {_middle(values)[0] / _middle(saved)[0]:.2f} of torch.save" if saved else ""
+        _say(f"{name}: {way}: {_summary(values)}{of_saved}")
 
 
-def sustained(repeats: int, num_bytes: float, root: Path) -> None:
+def _summary(values: Sequence[float]) -> str:
+    mean, error = _middle(values)
+    return f"{mean:+.3f} s, error {error:.3f}, {len(values)} captures"
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of the middle three fifths, and its standard error (Tukey and McLaughlin 1963: of the trimmed mean)."""
+    ordered, cut = sorted(values), len(values) // 5
+    kept = ordered[cut : len(ordered) - cut]
+    winsorised = [*[kept[0]] * cut, *kept, *[kept[-1]] * cut]
+    share = 1 - 2 * cut / len(values)
+    return statistics.mean(kept), statistics.stdev(winsorised) / (share * math.sqrt(len(values)))
+
+
+def sustained(repeats: int, num_bytes: float, root: Path, shapes: Shapes) -> None:
     """Bytes a second into each store, beside the disk's own."""
     from quantexp.schema import StoreKind
 
@@ -112,9 +198,9 @@ def sustained(repeats: int, num_bytes: float, root: Path) -> None:
     for turn in range(repeats):
         for kind in StoreKind:
             disk = _disk_rate(num_bytes, root)
-            rate, peak = _store_rate(kind, num_bytes, root)
+            rate, peak = _store_rate(kind, num_bytes, root, shapes)
             found.setdefault(kind.value, []).append(rate / disk)
-            files = _rate_of_files(num_bytes, root)
+            files = _rate_of_files(num_bytes, root, shapes)
             _say(
                 f"{turn + 1}: {kind.value}: {rate / 1e9:.3f} GB/s, the disk {disk / 1e9:.3f} GB/s, ratio "
                 f"{rate / disk:.2f}; nothing but files {files / 1e9:.3f} GB/s, ratio {rate / files:.2f}; "
@@ -143,10 +229,10 @@ def _rate_of_one_file(num_bytes: float, root: Path, flag: int) -> float:
     return rate
 
 
-def _rate_of_files(num_bytes: float, root: Path) -> float:
+def _rate_of_files(num_bytes: float, root: Path, shapes: Shapes) -> float:
     """Files of the tensors' sizes, each created, written past the cache in one write, and renamed."""
     folder = Path(tempfile.mkdtemp(dir=root))
-    pieces = [mmap.mmap(-1, 2 * math.prod(shape)) for shape in SHAPES]
+    pieces = [mmap.mmap(-1, 2 * math.prod(shape)) for shape in shapes]
     for piece in pieces:
         piece.write(os.urandom(len(piece)))
     start, written, number = time.perf_counter(), 0, 0
@@ -163,13 +249,13 @@ def _rate_of_files(num_bytes: float, root: Path) -> float:
     return rate
 
 
-def _store_rate(kind: Any, num_bytes: float, root: Path) -> tuple[float, int]:
+def _store_rate(kind: Any, num_bytes: float, root: Path, shapes: Shapes) -> tuple[float, int]:
     import torch
 
     from quantexp.capture.store import CaptureStore
 
     folder = Path(tempfile.mkdtemp(dir=root))
-    tensors = [torch.randn(shape).bfloat16() for shape in SHAPES]
+    tensors = [torch.randn(shape).bfloat16() for shape in shapes]
     start, number = time.perf_counter(), 0
     store = CaptureStore(folder, queue_bytes=10**9, kind=kind)
     while store.num_bytes < num_bytes:
@@ -200,14 +286,14 @@ def main() -> None:
     """Measure by turns."""
     parser = argparse.ArgumentParser(description="What storing full tensors costs.")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--periods", type=int, default=4, help="captures a run, after the first")
+    parser.add_argument("--periods", type=int, default=8, help="captures of each way in a run")
     parser.add_argument("--gb", type=float, default=6.0, help="written for each rate, 1e9 bytes")
+    parser.add_argument("--layer", choices=LAYERS, default="small", help="whose tensors are stored")
     parser.add_argument("--only", choices=["steps", "sustained"])
     parser.add_argument("--run", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        if arguments.run[0].startswith("synchronous"):
-            save_in_the_hooks()
+        take_turns(CASES[arguments.run[0]][1])
         run_here(arguments.run[1:])
         return
     _say(
@@ -217,7 +303,7 @@ def main() -> None:
         steps(arguments.repeats, arguments.periods)
     if arguments.only != "steps":
         with tempfile.TemporaryDirectory() as root:
-            sustained(arguments.repeats, arguments.gb * 1e9, Path(root))
+            sustained(arguments.repeats, arguments.gb * 1e9, Path(root), LAYERS[arguments.layer])
 
 
 if __name__ == "__main__":

@@ -239,10 +239,15 @@ def _captures(arguments: argparse.Namespace) -> int:
     from quantexp.capture.report import summary
 
     capture = verb.selected(arguments.folder, arguments.words)
-    if arguments.check and (wrong := verb.damaged(capture)):
-        for line in wrong:
+    if arguments.check:
+        checked = verb.checked(capture)
+        for line in checked.damaged:
             _complain(line)
-        return 1
+        if checked.damaged:
+            _complain(checked.told())
+            return 1
+        if not arguments.json:
+            _console().print(checked.told(), soft_wrap=True, markup=False)
     if arguments.export is not None:
         count = verb.export(capture, arguments.export, arguments.to)
         _console().print(f"{count} files in {arguments.export}", soft_wrap=True, markup=False)

@@ -10,6 +10,7 @@ at a page and the whole is a number of pages, so that one write can take it past
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import struct
 import sys
@@ -17,6 +18,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,10 @@ _EXTRA = struct.Struct("<HH")
 _VERSION, _UTF8 = 20, 1 << 11
 #: 1980-01-01: the same values give the same bytes.
 _DATE = 1 << 5 | 1
+#: Of pickles: the last protocol that `weights_only` takes, and what a dict's items stand between.
+_PROTOCOL = 2
+_PROTO = pickle.PROTO + bytes([_PROTOCOL])
+_BEGIN, _END_OF_PICKLE = _PROTO + pickle.EMPTY_DICT + pickle.MARK, pickle.SETITEMS + pickle.STOP
 #: What padding is called; no program has registered it.
 _PADDING = 0x4246
 
@@ -126,27 +132,51 @@ class _Member:
         return _VERSION, _UTF8, 0, 0, _DATE, *sizes
 
 
+def _pickled(values: Tensor, metadata: Mapping[str, Any]) -> bytes:
+    """`{"tensor": values, "metadata": metadata}`: what is asked of a pickler by Python alone is asked once a shape."""
+    named = _named(values.dtype, tuple(values.shape), values.stride())
+    about = _body(pickle.dumps(dict(metadata), protocol=_PROTOCOL))
+    return _BEGIN + _key("tensor") + named + _key("metadata") + about + _END_OF_PICKLE
+
+
+def _body(pickled: bytes) -> bytes:
+    """What a pickle says of its object: places that it remembers are its own, and are taken anew by the next."""
+    return pickled.removeprefix(_PROTO).removesuffix(pickle.STOP)
+
+
+def _key(name: str) -> bytes:
+    return pickle.BINUNICODE + struct.pack("<L", len(name)) + name.encode()
+
+
+@lru_cache(maxsize=1 << 12)
+def _named(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
+    """How a pickle names a contiguous tensor whose values stand in a member of the archive."""
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=_PROTOCOL).dump(_Named(dtype, shape, stride))
+    return _body(stream.getvalue())
+
+
+@dataclass(frozen=True)
 class _Values:
     """The values in the pickle, which names them only."""
 
-    def __init__(self, values: Tensor) -> None:
-        self.name = ("storage", _STORAGES[values.dtype], "0", "cpu", values.numel())
+    name: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Pickled as torch pickles a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        hooks: OrderedDict[str, object] = OrderedDict()
+        values = _Values(("storage", _STORAGES[self.dtype], "0", "cpu", math.prod(self.shape)))
+        return torch._utils._rebuild_tensor_v2, (values, 0, self.shape, self.stride, False, hooks)
 
 
 class _Pickler(pickle.Pickler):
     def persistent_id(self, item: Any) -> Any:
         return item.name if isinstance(item, _Values) else None
-
-
-def _pickled(values: Tensor, metadata: Mapping[str, Any]) -> bytes:
-    stream = io.BytesIO()
-    pickler = _Pickler(stream, protocol=2)
-    pickler.dispatch_table = {Tensor: _reduced}
-    pickler.dump({"tensor": values, "metadata": dict(metadata)})
-    return stream.getvalue()
-
-
-def _reduced(values: Tensor) -> tuple[Any, ...]:
-    hooks: OrderedDict[str, object] = OrderedDict()
-    about = (0, tuple(values.shape), values.stride(), False, hooks)
-    return torch._utils._rebuild_tensor_v2, (_Values(values), *about)

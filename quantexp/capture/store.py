@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import orjson
 from torch import Tensor
 
 from quantexp.capture.deferred import Deferred, count_all
@@ -39,6 +39,8 @@ _TOGETHER, _TOGETHER_BYTES, _SHARE = 32, 1 << 24, 8
 _CACHE_BYTES_PER_S = 5e8
 #: Why a tensor has no statistics.
 CHANGED = "it was changed in place before it was counted"
+#: What most metadata is.
+_JSON = frozenset({str, int, float, bool, list, dict, type(None)})
 #: Bytes that wait to be written, where nothing is configured.
 QUEUE_BYTES = 1 << 30
 
@@ -280,7 +282,7 @@ class CaptureStore:
 
     def _append(self, name: str, *lines: dict[str, Any]) -> None:
         path = part_of(self.folder / name, self.rank)
-        content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        content = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -295,7 +297,9 @@ class CaptureStore:
 
 def resolved(metadata: dict[str, Any]) -> dict[str, Any]:
     """The metadata with statistics and numbers that were left on the tensor's device as JSON holds them."""
-    return {key: _plain(value) for key, value in metadata.items()}
+    return {
+        key: value if type(value) in _JSON else _plain(value) for key, value in metadata.items()
+    }
 
 
 def _line(about: dict[str, Any], stored: Stored | None) -> dict[str, Any]:

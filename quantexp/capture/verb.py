@@ -7,6 +7,9 @@ Words after the folder select by metadata (`layer=0 tensor=grad_*`). `--check` c
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -47,16 +50,44 @@ def selected(folder: str, words: list[str]) -> Capture:
     return open_capture(folder).select(**wanted)
 
 
-def damaged(capture: Capture) -> list[str]:
-    """What is wrong with each file that is not what the manifest says."""
-    found = []
+@dataclass(frozen=True)
+class Checked:
+    """What a look at the values of a capture found."""
+
+    #: Tensors whose values have the manifest's hash, and of which the manifest has none.
+    num_intact: int
+    num_without_hash: int
+    #: What is wrong with each of the others.
+    damaged: Sequence[str]
+
+    def told(self) -> str:
+        """A line for a person."""
+        line = (
+            f"{self.num_intact} of {self._num_all} tensors have the values of the manifest's hash"
+        )
+        if self.num_without_hash:
+            line += f", {self.num_without_hash} have no hash to be checked by"
+        return line
+
+    @property
+    def _num_all(self) -> int:
+        return self.num_intact + self.num_without_hash + len(self.damaged)
+
+
+def checked(capture: Capture) -> Checked:
+    """Compare every stored tensor with its hash."""
+    found: Counter[bool | None] = Counter()
+    damaged = []
     for entry in capture.with_values():
         try:
-            if entry.is_intact() is False:
-                found.append(f"{_where(entry)}: other values than the manifest's hash")
+            is_intact = entry.is_intact()
         except CaptureError as error:
-            found.append(str(error))
-    return found
+            damaged.append(str(error))
+            continue
+        found[is_intact] += 1
+        if is_intact is False:
+            damaged.append(f"{_where(entry)}: other values than the manifest's hash")
+    return Checked(found[True], found[None], damaged)
 
 
 def _where(entry: CapturedTensor) -> str:

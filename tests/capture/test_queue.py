@@ -181,20 +181,22 @@ def test_nothing_follows_work_that_failed() -> None:
 
 
 def test_what_was_worked_on_meanwhile_follows_together() -> None:
-    gates, seen = [threading.Event(), threading.Event()], list[list[int]]()
+    is_followed, is_worked, may_go_on = (threading.Event() for _ in range(3))
+    seen = list[list[int]]()
 
     def follow(numbers: Sequence[int]) -> None:
         seen.append(list(numbers))
-        gates[0].wait(10)
+        is_followed.set()
+        assert may_go_on.wait(10)
 
     queue = WorkQueue(1 << 30, follow)
     queue.put(lambda: None, 10, then=0)
-    queue.wait_for(lambda: bool(seen))
+    assert is_followed.wait(10)
     for number, num_bytes in enumerate((1, 1 << 23, (1 << 23) - 1, 1, 1 << 25, 1), start=1):
         queue.put(lambda: None, num_bytes, then=number)
-    queue.put(gates[1].set)
-    gates[1].wait(10)
-    gates[0].set()
+    queue.put(is_worked.set)
+    assert is_worked.wait(10)
+    may_go_on.set()
     queue.flush()
     assert seen == [[0], [1, 2, 3], [4], [5], [6]], "up to 16 MiB, or one of any size"
     queue.close()

@@ -196,12 +196,26 @@ def test_the_verb_finds_a_file_that_changed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["captures", str(folder), "--check"]) == 0
+    assert "4 of 4 tensors have the values of the manifest's hash\n" in capsys.readouterr().out
     torch.save({"tensor": value(9), "metadata": {}}, folder / "mxfp8/2.pt")
     (folder / "mxfp8/3.pt").unlink()
     assert main(["captures", str(folder), "--check"]) == 1
     told = capsys.readouterr().err
     assert "mxfp8/2.pt: other values than the manifest's hash" in told
     assert "3.pt is missing although it is listed" in told
+    assert "2 of 4 tensors have the values of the manifest's hash" in told
+
+
+def test_the_verb_says_how_many_tensors_have_no_hash(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = folder / "manifest.jsonl"
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    lines[0]["hash"] = None
+    manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["captures", str(folder), "--check"]) == 0
+    told = "3 of 4 tensors have the values of the manifest's hash, 1 have no hash to be checked by"
+    assert told in capsys.readouterr().out
 
 
 def test_the_verb_says_which_hash_it_cannot_check(
