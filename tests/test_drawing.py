@@ -30,6 +30,7 @@ def files(run: RunDir) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in run.root.rglob("*.png")}
 
 
+@pytest.mark.slow
 def test_skipped_run_is_drawn_as_it_is_asked_for_now(
     run_tiny: RunTiny, tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:

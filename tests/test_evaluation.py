@@ -30,6 +30,7 @@ def captured(run: RunDir) -> set[str]:
     return {str(json.loads(line)["hash"]) for line in manifest}
 
 
+@pytest.mark.slow
 def test_loss_of_held_out_samples_stands_where_it_was_asked_for_and_the_training_is_the_same(
     run_tiny: RunTiny,
 ) -> None:

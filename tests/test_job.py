@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -566,3 +568,9 @@ def test_client_that_does_not_answer_is_waited_for_no_longer_than_that() -> None
     assert 0.1 < time.monotonic() - start < 5
     os.close(read)
     os.close(write)
+
+
+def test_the_ends_of_a_job_import_no_torch() -> None:
+    """SLURM kills what has not ended after KillWait, on a node that may have other work."""
+    script = "import sys, quantexp.job; sys.exit(bool({'torch', 'megatron'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

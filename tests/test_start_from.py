@@ -52,6 +52,7 @@ def test_with_its_optimizer_a_run_goes_on_to_the_last_bit(
     assert numbers_of(again) == numbers_of(whole)[2:]
 
 
+@pytest.mark.slow
 def test_without_it_the_weights_the_schedule_and_the_place_are_taken(run_tiny: RunTiny) -> None:
     words = [*FOUR, "training.precision=fp32", "training.lr=1e-2"]
     whole = run_tiny(*words, "checkpoint.every=2")

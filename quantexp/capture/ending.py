@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from quantexp.capture.manifest import join_parts
-from quantexp.capture.shards import finish_shards
+from quantexp.capture.sealing import finish_shards
 
 
 def finish_capture(folder: Path) -> None:

@@ -1,12 +1,10 @@
-"""Shards: captured tensors one after another in large safetensors files.
-
-    shards/rank0-00001.safetensors    [header, padded to 64 KiB][values of a tensor][values of the next] ...
+"""Shards: captured tensors one after another in large safetensors files, which lie as `sealing` says.
 
 Values are appended as they come, and need no memory afterwards. Room for the header is kept in front of them, and taken
 on the disk when a shard begins, so that a full disk cannot keep the shard from being sealed. Until the header is there
 the file has the suffix `.part` and is no safetensors file; but the manifest names the bytes of every tensor in it as
-soon as they are written, and `open_capture` reads them from there. `finish_shards` seals what a killed process left
-open, and writes the index by which other programs find a tensor's file.
+soon as they are written, and `open_capture` reads them from there. What a killed process left open, and the index, are
+`sealing`'s.
 """
 
 from __future__ import annotations
@@ -22,23 +20,14 @@ from typing import TYPE_CHECKING, Any, Self
 from quantexp.capture.content import content_hash
 from quantexp.capture.direct import DirectFile
 from quantexp.capture.files import Prepared
-from quantexp.capture.manifest import MANIFEST, lines_of
 from quantexp.capture.safetensors import content_of, dtype_name, entry, framed
-from quantexp.status import write_json
+from quantexp.capture.sealing import HEADER_BYTES, PART, PREAMBLE, SHARDS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Below the capture folder.
-SHARDS = "shards"
-INDEX = "capture.safetensors.index.json"
-PART = ".part"
 #: Values of a shard, bytes, unless its first tensor alone has more.
 SHARD_BYTES = 1 << 28
-#: Where values begin.
-HEADER_BYTES = 1 << 16
-
-_PREAMBLE: dict[str, Any] = {"__metadata__": {"format": "pt"}}
 #: Colon, comma and the quotes of a key are counted with some to spare.
 _KEY_BYTES = 8
 
@@ -136,7 +125,7 @@ class _Shard:
 
     def __init__(self, path: Path) -> None:
         self.path, self._part = path, path.with_name(path.name + PART)
-        self._header, self._header_bytes, self._end = dict(_PREAMBLE), len(framed(_PREAMBLE)), 0
+        self._header, self._header_bytes, self._end = dict(PREAMBLE), len(framed(PREAMBLE)), 0
         self._file = DirectFile(self._part, os.O_EXCL)
         try:
             self._file.write_at([b" " * HEADER_BYTES], 0)
@@ -175,7 +164,7 @@ class _Shard:
 
     @property
     def _holds_any(self) -> bool:
-        return len(self._header) > len(_PREAMBLE)
+        return len(self._header) > len(PREAMBLE)
 
     def seal(self) -> None:
         """Write the header; a shard that holds nothing is taken away."""
@@ -188,48 +177,3 @@ class _Shard:
             self._part.rename(self.path)
         else:
             self._part.unlink()
-
-
-def finish_shards(folder: Path) -> None:
-    """Seal the shards that killed processes left open, and write the index; no process may be writing.
-
-    Of an open shard what the manifest names is kept, and what was being written is cut off; one that is not as the
-    manifest says stays as it is.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    if not (folder / SHARDS).is_dir():
-        return
-    of_file: dict[str, dict[str, dict[str, Any]]] = {}
-    for line in lines_of(folder / MANIFEST):
-        if line.get("key") is not None:
-            of_file.setdefault(str(line["file"]), {})[str(line["key"])] = line
-    for part in sorted((folder / SHARDS).glob(f"rank*.safetensors{PART}")):
-        path = part.with_name(part.name.removesuffix(PART))
-        _seal_listed(part, path, of_file.get(str(path.relative_to(folder)), {}))
-    weight_map = {key: file for file, lines in of_file.items() for key in lines}
-    total = sum(int(line["bytes"]) for lines in of_file.values() for line in lines.values())
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _seal_listed(part: Path, path: Path, lines: Mapping[str, Mapping[str, Any]]) -> None:
-    header, end = dict(_PREAMBLE), HEADER_BYTES
-    try:
-        for key, line in lines.items():
-            start, stop = line["offsets"]
-            if start != end:
-                return
-            header[key] = entry(
-                line["dtype"], line["shape"], start - HEADER_BYTES, stop - HEADER_BYTES
-            )
-            end = stop
-        content = framed(header, HEADER_BYTES)
-    except (KeyError, TypeError, ValueError):
-        return
-    if not lines or part.stat().st_size < end:
-        return
-    with part.open("r+b") as stream:
-        stream.write(content)
-        stream.truncate(end)
-    part.rename(path)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quantexp.capture.manifest import MANIFEST
 from quantexp.capture.safetensors import DTYPES
-from quantexp.capture.shards import PART
+from quantexp.capture.sealing import PART
 from quantexp.errors import CaptureError
 
 

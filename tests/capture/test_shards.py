@@ -16,6 +16,7 @@ import torch
 
 from quantexp.capture import open_capture, shards
 from quantexp.capture.ending import finish_capture
+from quantexp.capture.sealing import HEADER_BYTES, INDEX
 from quantexp.capture.shards import ShardFiles
 from quantexp.capture.store import CaptureStore
 from quantexp.cli import main
@@ -35,7 +36,7 @@ def add(store: CaptureStore, name: str, x: torch.Tensor, **more: object) -> None
 
 def kept(folder: Path) -> dict[str, torch.Tensor]:
     """What the safetensors library reads, by the index."""
-    index = json.loads((folder / shards.INDEX).read_text())
+    index = json.loads((folder / INDEX).read_text())
     found = {}
     for key, file in index["weight_map"].items():
         with safetensors.safe_open(folder / file, "pt") as opened:
@@ -139,9 +140,9 @@ def test_what_a_killed_process_left_is_sealed_up_to_the_last_whole_tensor(
         "bf16/a": [1, 1, 1],
         "bf16/b": [2, 2, 2, 2],
     }
-    before = (tmp_path / shards.INDEX).read_bytes()
+    before = (tmp_path / INDEX).read_bytes()
     finish_capture(tmp_path)
-    assert (tmp_path / shards.INDEX).read_bytes() == before
+    assert (tmp_path / INDEX).read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_a_disk_that_fills_up_leaves_what_was_whole(
 
     def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
         """A disk with room for a header and 1000 bytes."""
-        room = shards.HEADER_BYTES + 1000 - offset
+        room = HEADER_BYTES + 1000 - offset
         if room <= 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         (content,) = parts
@@ -222,7 +223,7 @@ def test_a_disk_that_fills_up_leaves_what_was_whole(
 def test_of_tensors_written_together_a_full_disk_keeps_those_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_fitting: int
 ) -> None:
-    real, end = os.pwritev, shards.HEADER_BYTES + 400 * num_fitting
+    real, end = os.pwritev, HEADER_BYTES + 400 * num_fitting
 
     def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
         if offset + sum(map(len, parts)) > end:
@@ -308,7 +309,7 @@ def test_a_run_whose_disk_fills_up_ends_with_one_line_and_its_shards_sealed(
     real = os.pwritev
 
     def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
-        if offset > shards.HEADER_BYTES + 200_000:
+        if offset > HEADER_BYTES + 200_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(descriptor, parts, offset)
 

@@ -274,6 +274,7 @@ def test_hanging_rank_fails_the_run_within_the_timeout_and_is_named(
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_interrupt_ends_every_rank_as_cancelled(started: Callable[..., Started]) -> None:
     run = started()
     run.process.send_signal(signal.SIGINT)

@@ -118,6 +118,7 @@ def test_latent_attention_and_experts_equal_the_stock_classes_too(
         assert all(torch.equal(theirs[name], own[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_the_true_widths_equal_the_stock_classes_too(tiny: Tiny) -> None:
     experiment = tiny(
         "model.num_layers=1",
@@ -138,7 +139,14 @@ def losses(run: RunDir) -> list[tuple[float, float]]:
     return [(line["loss"], line["grad_norm"]) for line in lines]
 
 
-@pytest.mark.parametrize("scheme", ["bf16", "FA_linear_mxfp4", "FA_linear_hifp8"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "FA_linear_mxfp4",
+        pytest.param("bf16", marks=pytest.mark.slow),
+        pytest.param("FA_linear_hifp8", marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_seed_gives_the_same_losses_to_the_last_bit(
     run_tiny: RunTiny, scheme: str
 ) -> None:
@@ -191,6 +199,7 @@ def test_runs_of_different_schemes_side_by_side_do_not_affect_each_other(
     assert {s: losses(run) for s, run in folders.items()} == alone
 
 
+@pytest.mark.slow
 def test_fp16_halves_its_scale_and_leaves_the_step_out_when_a_gradient_overflows(
     run_tiny: RunTiny,
 ) -> None:

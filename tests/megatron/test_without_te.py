@@ -51,6 +51,7 @@ def test_where_it_is_broken_it_is_hidden(tmp_path: Path, error: str) -> None:
     assert outcome(folder) == [f"{error}: libcudnn is missing", "False"]
 
 
+@pytest.mark.slow
 def test_megatron_core_imports_beside_a_broken_one(tmp_path: Path) -> None:
     folder = stand_in(tmp_path, "raise RuntimeError('no CUDA')")
     program = PROGRAM + "import megatron.core.models.gpt.gpt_model\nprint('imported')"

@@ -120,6 +120,7 @@ def _which(entry: CapturedTensor) -> tuple[int, str, str]:
     return entry.metadata["layer"], entry.metadata["operation"], entry.metadata["tensor"]
 
 
+@pytest.mark.slow
 def test_probabilities_are_captured_and_recomputation_counts_nothing_twice(
     run_tiny: RunTiny,
 ) -> None:

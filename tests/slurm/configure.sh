@@ -61,7 +61,7 @@ DefMemPerCPU=512
 
 # Impatient, so that tests need not wait.
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=2,bf_interval=2
-KillWait=20
+KillWait=30
 SlurmdTimeout=10
 SlurmctldTimeout=10
 BatchStartTimeout=10

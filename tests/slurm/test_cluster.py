@@ -82,11 +82,12 @@ def test_a_killed_node_gives_the_job_back(cluster: Cluster) -> None:
     assert cluster.squeue("--format=%t") == "PD\n"
 
 
+@pytest.mark.slow
 def test_hi_takes_the_place_of_lo_which_is_put_back(cluster: Cluster) -> None:
     low = cluster.sbatch("sleep 60", "-plo", "-wn1", "--exclusive", "-o/dev/null")
     cluster.wait_state(low, "RUNNING")
     high = cluster.sbatch("sleep 60", "-phi", "-wn1", "--exclusive", "-o/dev/null")
-    # The partition lo grants 10 s of grace, and the node takes up to KillWait, 20 s, more to give the job up.
+    # The partition lo grants 10 s of grace, and the node takes up to KillWait, 30 s, more to give the job up.
     cluster.wait_state(high, "RUNNING", within_s=60)
     assert cluster.states(low) == {low: "PENDING"}
     assert cluster.jobs(low)[0]["Restarts"] == "1"

@@ -30,6 +30,7 @@ def losses(run: RunDir) -> list[tuple[float, float]]:
     return [(line["loss"], line["grad_norm"]) for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torchrun", ["false", "true"])
 def test_two_nodes_train_exactly_as_one_process_does(
     plain: Cluster, tiny_words: list[str], tmp_path: Path, torchrun: str

@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from quantexp.paths import RunDir
 from quantexp.status import State
 
@@ -25,6 +27,7 @@ def sacct(cluster: Cluster, job_id: str) -> tuple[str, str]:
     return state.partition(" ")[0], code
 
 
+@pytest.mark.slow
 def test_ends_agree_in_status_and_accounting(
     accounting: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
@@ -71,6 +74,7 @@ def until_put_back(cluster: Cluster, run: RunDir, job_id: str) -> None:
     assert status_of(run).state is State.PREEMPTED
 
 
+@pytest.mark.slow
 def test_run_comes_back_a_bounded_number_of_times_each_with_its_reason(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
@@ -112,6 +116,7 @@ def test_run_comes_back_a_bounded_number_of_times_each_with_its_reason(
     assert sorted(p.name for p in run.attempts.iterdir()) == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_start_that_a_lost_node_still_runs_makes_way_for_the_next(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ exec "$@"
 NASTY = 'it\'s "a" $(touch pwned) `touch pwned` ; & | > # é *'
 
 
+@pytest.mark.slow
 def test_names_and_values_of_any_kind_reach_the_run_whole(
     plain: Cluster, tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ TWO = [
 ]
 
 
+@pytest.mark.slow
 def test_dead_rank_ends_the_others_at_once_and_is_named(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:

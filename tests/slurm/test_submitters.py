@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from quantexp.compose import compose
 from quantexp.ledger.standing import live_job
 from quantexp.paths import RunDir
@@ -33,6 +35,7 @@ submit_sweep(points, Console(width=200))
 """
 
 
+@pytest.mark.slow
 def test_eight_submitters_of_a_sweep_send_each_run_once(
     accounting: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
@@ -109,6 +112,7 @@ def killed_submission(folder: Path, first: str, words: list[str]) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_submitter_killed_after_slurm_has_taken_the_job_loses_nothing(
     plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def database(real: RunDir) -> Path:
     return real.root.parent / "mlflow.db"
 
 
+@pytest.mark.slow
 def test_run_has_its_name_its_id_and_its_end(database: Path, real: RunDir) -> None:
     status = read_status(real.status)
     assert status is not None
@@ -53,6 +54,7 @@ def test_run_has_its_name_its_id_and_its_end(database: Path, real: RunDir) -> No
     assert "quantexp.reason" not in tags
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_the_run_folder(database: Path, real: RunDir) -> None:
     measured = [json.loads(row) for row in real.metrics.read_text().splitlines()]
     for tag, key in (("train/loss", "loss"), ("train/lr", "lr"), ("perf/tflops", "tflops")):
@@ -63,6 +65,7 @@ def test_metrics_are_those_of_the_run_folder(database: Path, real: RunDir) -> No
         ]
 
 
+@pytest.mark.slow
 def test_hyperparameters_are_parameters(database: Path) -> None:
     params = dict(rows(database, "select key, value from params"))
     assert params["training.iterations"] == str(ITERATIONS)
@@ -70,6 +73,7 @@ def test_hyperparameters_are_parameters(database: Path) -> None:
     assert params["dataset.label"] == "wikipedia (built-in sample)"
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_working_folder(real: RunDir) -> None:
     folders = {path.name for path in real.root.parent.parent.iterdir()}
     assert folders <= {"runs", "cache", "config"}, "neither mlruns nor wandb"
@@ -139,6 +143,7 @@ def test_servers_address_is_configured_or_the_environments_or_beside_the_runs(
     assert mlflow.tracking_uri(where, run.folder) == "https://ours"
 
 
+@pytest.mark.slow
 def test_server_that_is_away_is_trouble_on_record(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

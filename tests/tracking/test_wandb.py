@@ -168,6 +168,7 @@ def test_what_its_server_did_not_get_is_sent_by_a_second_courier(
     assert (delivery["iteration"], delivery["ended"], delivery["trouble"]) == (1, True, "")
 
 
+@pytest.mark.slow
 def test_server_that_never_answers_neither_ends_a_run_nor_holds_it_up(
     run_tiny: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
 ) -> None:

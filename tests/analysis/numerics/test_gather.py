@@ -14,6 +14,7 @@ from quantexp.capture.reader import CapturedTensor
 from .desks import MemoryDesk, add_run, source_of
 
 
+@pytest.mark.slow
 def test_one_tensor_at_a_time_is_in_memory(
     capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
