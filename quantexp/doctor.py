@@ -101,23 +101,23 @@ def _numerics() -> Check:
 
 def _compiled() -> Check:
     try:
-        from quantexp.capture import native
+        from quantexp.capture import native, together
         from quantexp.formats.kernels import cpu
     except (ImportError, OSError):
         return Check("compiled code", None, "not looked at: torch cannot be imported")
     from quantexp.compiled import compiled
 
-    quantising, counting = compiled(cpu.SOURCE), compiled(native.SOURCE)
-    if quantising.library and counting.library:
-        how = cpu.Compiled(quantising.library).words
-        return Check("compiled code", True, f"{quantising.words}: quantisation ({how}), statistics")
-    missing = [
-        (found, slower)
-        for found, slower in ((quantising, cpu.SLOWER), (counting, native.SLOWER))
-        if not found.library
-    ]
-    reasons = dict.fromkeys(found.words for found, _ in missing)
-    return Check("compiled code", None, "; ".join([*reasons, *(slower for _, slower in missing)]))
+    found = [(compiled(module.SOURCE), module.SLOWER) for module in (cpu, native, together)]
+    missing = [(one, slower) for one, slower in found if not one.library]
+    if missing:
+        reasons = dict.fromkeys(one.words for one, _ in missing)
+        words = "; ".join([*reasons, *(slower for _, slower in missing)])
+        return Check("compiled code", None, words)
+    quantising = found[0][0]
+    assert quantising.library is not None
+    how = cpu.Compiled(quantising.library).words
+    words = f"{quantising.words}: quantisation ({how}), statistics, files of captures"
+    return Check("compiled code", True, words)
 
 
 def _transformer_engine() -> Check:

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+#: After the name of a file that is not whole yet.
+PART = ".part"
 #: Bytes of a page: what places and lengths are multiples of, on every disk that is asked.
 PAGE = 4096
 #: Less is not worth the wait for the disk.
@@ -50,7 +52,7 @@ def goes_past(parts: Iterable[memoryview], folder: Path) -> bool:
 
 def beside(path: Path) -> Path:
     """Where a file is written before it has its name."""
-    return path.with_name(path.name + ".part")
+    return path.with_name(path.name + PART)
 
 
 class DirectFile:

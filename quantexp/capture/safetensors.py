@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quantexp.capture.direct import beside
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -101,7 +103,7 @@ def write_safetensors(
     for name, tensor in tensors.items():
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = entry(dtype_name(tensor), list(tensor.shape), start, end)
-    part = path.with_name(path.name + ".part")
+    part = beside(path)
     try:
         with part.open("wb") as stream:
             stream.write(framed(header))

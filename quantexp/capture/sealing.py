@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quantexp.capture.direct import PART
 from quantexp.capture.manifest import MANIFEST, lines_of
 from quantexp.capture.safetensors import entry, framed
 from quantexp.status import write_json
@@ -18,8 +19,6 @@ from quantexp.status import write_json
 #: Below the capture folder.
 SHARDS = "shards"
 INDEX = "capture.safetensors.index.json"
-#: After the name of a shard that is open.
-PART = ".part"
 #: Where values begin.
 HEADER_BYTES = 1 << 16
 #: What a header begins with.

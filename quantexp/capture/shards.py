@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from quantexp.capture.content import content_hash
-from quantexp.capture.direct import DirectFile
+from quantexp.capture.direct import PART, DirectFile, beside
 from quantexp.capture.files import Prepared
 from quantexp.capture.safetensors import content_of, dtype_name, entry, framed
-from quantexp.capture.sealing import HEADER_BYTES, PART, PREAMBLE, SHARDS
+from quantexp.capture.sealing import HEADER_BYTES, PREAMBLE, SHARDS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,7 +124,7 @@ class _Shard:
     """A shard that is being written."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._part = path, path.with_name(path.name + PART)
+        self.path, self._part = path, beside(path)
         self._header, self._header_bytes, self._end = dict(PREAMBLE), len(framed(PREAMBLE)), 0
         self._file = DirectFile(self._part, os.O_EXCL)
         try:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quantexp.capture.direct import beside
 from quantexp.capture.manifest import MANIFEST
 from quantexp.capture.safetensors import DTYPES
-from quantexp.capture.sealing import PART
 from quantexp.errors import CaptureError
 
 
@@ -36,7 +36,7 @@ def path_of(folder: Path, metadata: Mapping[str, Any]) -> Path:
         CaptureError: outside the folder.
     """
     path = _inside(folder, str(metadata["file"]))
-    part = path.with_name(path.name + PART)
+    part = beside(path)
     is_open = metadata.get("key") is not None and part.is_file() and not path.is_file()
     return part if is_open else path
 

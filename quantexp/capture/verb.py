@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from quantexp.capture.direct import beside
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.capture.report import KEYS, summary
 from quantexp.capture.safetensors import write_safetensors
@@ -122,7 +123,7 @@ def _write(entry: CapturedTensor, target: Path, kind: str) -> None:
         text = {"metadata": json.dumps(metadata)}
         write_safetensors(target, {"tensor": entry.torch()}, text)
         return
-    part = target.with_name(target.name + ".part")
+    part = beside(target)
     with part.open("wb") as stream:
         if kind == "pt":
             torch.save({"tensor": entry.torch().clone(), "metadata": metadata}, stream)
