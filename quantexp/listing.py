@@ -63,7 +63,7 @@ def choices(kind: str, config_dir: Path | None) -> list[Choice]:
 def _about(file: Path, is_scheme: bool) -> str:
     """The comment at the head of a file, without its first `#`s; the sites of a scheme without one."""
     lines = []
-    for line in file.read_text().splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         if "@package" not in line:

@@ -149,7 +149,7 @@ def read_capture(file: Path) -> CaptureConfig:
         ConfigError: it is not a configuration, or its capture is none of this version.
     """
     try:
-        given = yaml.safe_load(file.read_text())["capture"]
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))["capture"]
         capture = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CaptureConfig), given))
     except (
         OSError,

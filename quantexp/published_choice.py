@@ -60,7 +60,7 @@ def _beside(config: DictConfig, words: list[str]) -> dict[str, Any]:
     folders = [Path(urlsplit(str(folder)).path) for folder in config.hydra.searchpath]
     files = (folder / name for folder in [*folders, conf_dir()])
     file = next((file for file in files if file.is_file()), None)
-    own = yaml.safe_load(file.read_text()) if file is not None else None
+    own = yaml.safe_load(file.read_text(encoding="utf-8")) if file is not None else None
     if own and own.get("from_hf") is not None:
         return {key: value for key, value in own.items() if key != "defaults"}
     for word in words:

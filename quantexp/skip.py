@@ -135,7 +135,7 @@ def _is_captured_there(tensors: Path, asked: CaptureLevel) -> bool:
     if asked is CaptureLevel.stats:
         return (tensors / "statistics.jsonl").is_file()
     try:
-        lines = (tensors / "manifest.jsonl").read_text().splitlines()
+        lines = (tensors / "manifest.jsonl").read_bytes().splitlines()
         files = [json.loads(line)["file"] for line in lines]  # null: left out over the budget
         return all(file is not None and (tensors / file).is_file() for file in files)
     except (OSError, ValueError, KeyError):

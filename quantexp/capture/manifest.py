@@ -34,7 +34,7 @@ def join_parts(folder: Path) -> None:
             continue
         lines = dict.fromkeys(line for file in (listing, *parts) for line in _whole_lines(file))
         joined = listing.with_name(f".{name}.{os.getpid()}")
-        joined.write_text("".join(lines))
+        joined.write_bytes(b"".join(lines))
         joined.replace(listing)
         for part in parts:
             part.unlink()
@@ -44,20 +44,21 @@ def lines_of(file: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a list; none where there is no list. What a killed process left unfinished is not one."""
     if not file.is_file():
         return
-    for line in file.read_text(errors="replace").splitlines(keepends=True):
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict):
-            yield values
+    with file.open("rb") as stream:  # as text it would end lines at more than "\n"
+        for line in stream:
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(values, dict):
+                yield values
 
 
 def _rank_of(part: Path) -> int:
     return int(part.stem.rpartition(".rank")[2])
 
 
-def _whole_lines(file: Path) -> list[str]:
+def _whole_lines(file: Path) -> list[bytes]:
     if not file.exists():
         return []
-    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]

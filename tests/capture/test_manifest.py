@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quantexp.capture.manifest import MANIFEST, STATISTICS, join_parts, part_of
+import orjson
+
+from quantexp.capture.manifest import MANIFEST, STATISTICS, join_parts, lines_of, part_of
 
 
 def test_each_rank_has_a_list_of_its_own(tmp_path: Path) -> None:
@@ -39,3 +41,13 @@ def test_one_ranks_lists_are_left_alone(tmp_path: Path) -> None:
     join_parts(tmp_path)
     join_parts(tmp_path / "none")
     assert (tmp_path / MANIFEST).read_text() == "{"
+
+
+def test_letters_beyond_ascii_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """U+2028 and U+0085 end a line of text, but no line of JSON."""
+    lines = [{"quant_type": "größer\u2028\u0085"}, {"quant_type": "日本"}]
+    part_of(tmp_path / MANIFEST, 1).write_bytes(
+        b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
+    )
+    join_parts(tmp_path)
+    assert list(lines_of(tmp_path / MANIFEST)) == lines
