@@ -49,10 +49,21 @@ CASES = {
     "capture=stats": (["capture=stats"], (STORED, NOTHING)),
     "capture=off": (["capture=off"], (NOTHING,)),
 }
-#: Beside the statistics' benchmark: a capture is to fit in the queue many times over.
-SMALLER = ["model.num_layers=2", "training.global_batch_size=2"]
-#: Shapes of a linear layer's and an attention's tensors, bfloat16: of that run's model, and of a model with its true
-#: widths and 2,048 tokens.
+#: What is trained, beside the statistics' benchmark: a capture is to fit in the queue. A part of that model, or a layer
+#: of a model with its true widths.
+MODELS = {
+    "small": ["model.num_layers=2", "training.global_batch_size=2"],
+    "llama32-1b": [
+        "model.num_layers=1",
+        "model.hidden_size=2048",
+        "model.ffn_hidden_size=8192",
+        "model.num_attention_heads=32",
+        "model.num_query_groups=8",
+        "training.global_batch_size=2",
+    ],
+}
+#: Shapes of a linear layer's and an attention's tensors, bfloat16: of the small model, and of the true one with 2,048
+#: tokens.
 LAYERS = {
     "small": [
         (512, 1, 768),
@@ -156,13 +167,13 @@ def added(times: list[float], ways: Sequence[str]) -> tuple[dict[str, list[float
     return found, rest
 
 
-def steps(repeats: int, periods: int) -> None:
+def steps(repeats: int, periods: int, model: Sequence[str]) -> None:
     """What capturing adds, each case in a process of its own, by turns."""
     found: dict[tuple[str, str], list[float]] = {}
     for turn in range(repeats):
         for name, (more, ways) in CASES.items():
             captures = periods * len(ways)
-            words = [*MODEL, *SMALLER, f"training.iterations={(captures + 2) * PERIOD - 1}"]
+            words = [*MODEL, *model, f"training.iterations={(captures + 2) * PERIOD - 1}"]
             words += [f"capture.every={PERIOD}", "capture.collect_micro_batches=0", *more]
             result = run(__file__, name, *words)
             by_way, rest = added(result["wall"], ways)
@@ -288,7 +299,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--periods", type=int, default=8, help="captures of each way in a run")
     parser.add_argument("--gb", type=float, default=6.0, help="written for each rate, 1e9 bytes")
-    parser.add_argument("--layer", choices=LAYERS, default="small", help="whose tensors are stored")
+    parser.add_argument(
+        "--layer", choices=LAYERS, default="small", help="whose tensors are captured"
+    )
     parser.add_argument("--only", choices=["steps", "sustained"])
     parser.add_argument("--run", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -300,7 +313,7 @@ def main() -> None:
         f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
     )
     if arguments.only != "sustained":
-        steps(arguments.repeats, arguments.periods)
+        steps(arguments.repeats, arguments.periods, MODELS[arguments.layer])
     if arguments.only != "steps":
         with tempfile.TemporaryDirectory() as root:
             sustained(arguments.repeats, arguments.gb * 1e9, Path(root), LAYERS[arguments.layer])

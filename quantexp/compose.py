@@ -51,6 +51,8 @@ _NULL_SECTION = (
     "keys below them cannot be set; choose another model, or give the whole part in a YAML file (model/NAME.yaml in a "
     "--config-dir)"
 )
+#: What config.yaml calls the data classes.
+_SCHEMA = "schema"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -66,7 +68,7 @@ def configuration(config_dir: Path | None) -> Iterator[list[str]]:
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
         extra.append(_searchpath([f"file://{config_dir.absolute()}"]))
-    ConfigStore.instance().store(name="schema", node=Composition)
+    _store_schema()
     GlobalHydra.instance().clear()
     _plain_scheme.cache_clear()
     with (
@@ -75,6 +77,13 @@ def configuration(config_dir: Path | None) -> Iterator[list[str]]:
     ):
         read_once(GlobalHydra.instance().config_loader())
         yield extra
+
+
+def _store_schema() -> None:
+    """Once a process: making it of the data classes takes as long as the rest of a composition."""
+    store = ConfigStore.instance()
+    if f"{_SCHEMA}.yaml" not in store.repo:
+        store.store(name=_SCHEMA, node=Composition)
 
 
 def compose(

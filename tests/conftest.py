@@ -123,8 +123,9 @@ def run_tiny(tiny: Callable[..., Experiment]) -> Callable[..., RunDir]:
         from quantexp.record import opened
         from quantexp.worker import Worker
 
-        with opened(tiny(*overrides), "cpu", ["test"]) as (folder, _):
-            code = Worker(folder.run, tiny(*overrides)).run()
+        experiment = tiny(*overrides)
+        with opened(experiment, "cpu", ["test"]) as (folder, _):
+            code = Worker(folder.run, experiment).run()
         assert code == expect, folder.run.status.read_text()
         return folder.run
 

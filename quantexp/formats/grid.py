@@ -13,6 +13,8 @@ told by single elements that miss, not by the share that fits. How much a fit sa
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -94,27 +96,61 @@ def local_step(
     options = _resolve(fmt, block, scale_rule, scaling, amax_target, amax)
     check_input(x)
     axis = positive_axis(axis, x.ndim)
-    x32 = x.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     match options.fmt.family:
         case Family.MX:
+            x32 = _float32_copy(x)
             _mx_steps(x32, axis, options)
             return x32
         case Family.NV:
             return fit_blocks(x.detach(), axis, options, amax).steps
         case Family.HIF8 | Family.FP8:
-            step = flat_steps(x32, fit_flat(x.detach(), options, amax).scale, options)
+            return _flat_steps(x, fit_flat(x.detach(), options, amax).scale, options)
         case Family.BF16:
-            step = binade_steps(x32.abs(), options.fmt.element)
+            x32 = _float32_copy(x)
+            return _of_finite_elements(binade_steps(x32.abs(), options.fmt.element), x32)
+
+
+@torch.no_grad()
+def grid_and_step(
+    x: Tensor, fmt: str | Format, *, axis: int = -1, amax: Tensor | None = None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """`lies_on_grid` and `local_step`, where they need it at one search for the scale instead of two.
+
+    Raises:
+        ValueError: as `quantise`.
+    """
+    resolved = _resolve(fmt, amax=amax, **options)
+    if resolved.fmt.family in (Family.MX, Family.BF16):
+        given = {"axis": axis, "amax": amax, **options}
+        return lies_on_grid(x, fmt, **given), local_step(x, fmt, **given)
+    check_input(x)
+    if resolved.fmt.family is Family.NV:
+        blocks = fit_blocks(x.detach(), positive_axis(axis, x.ndim), resolved, amax)
+        return blocks.on_grid, blocks.steps
+    flat = fit_flat(x.detach(), resolved, amax)
+    return flat.on_grid, _flat_steps(x, flat.scale, resolved)
+
+
+def _float32_copy(x: Tensor) -> Tensor:
+    return x.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+
+
+def _flat_steps(x: Tensor, scale: Tensor | None, options: Options) -> Tensor:
+    x32 = _float32_copy(x)
+    return _of_finite_elements(flat_steps(x32, scale, options), x32)
+
+
+def _of_finite_elements(step: Tensor, x32: Tensor) -> Tensor:
     return step.masked_fill_(x32 == 0, 0.0).masked_fill_(~x32.isfinite(), torch.nan)
 
 
 def _resolve(
     fmt: str | Format,
-    block: int | None,
-    scale_rule: ScaleRule | str | None,
-    scaling: Scaling | str | None,
-    amax_target: float | None,
-    amax: Tensor | None,
+    block: int | None = None,
+    scale_rule: ScaleRule | str | None = None,
+    scaling: Scaling | str | None = None,
+    amax_target: float | None = None,
+    amax: Tensor | None = None,
 ) -> Options:
     return resolve(
         fmt,

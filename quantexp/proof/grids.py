@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quantexp.formats import FORMATS, get_format, lies_on_grid, local_step
+from quantexp.formats import FORMATS, get_format, grid_and_step, lies_on_grid, local_step
 from quantexp.formats.types import Family, Format, ScaleRule, Scaling
 from quantexp.quant.choosing import FORWARD_AMAX, GRADIENT_AMAX
 from quantexp.quant.slots import Operand
@@ -46,6 +46,10 @@ class Grid:
     def step(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
         """The grid's spacing around each element, 0 around 0."""
         return local_step(x, self.format, **self._options(amax, axis))
+
+    def both(self, x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
+        """`holds` and `step`, along the last axis."""
+        return grid_and_step(x, self.format, **self._options(amax, -1))
 
     def _options(self, amax: Tensor, axis: int) -> dict[str, Any]:
         options = {

@@ -131,14 +131,15 @@ def _which_grid(
             and _is_soon_off(other, windows, amax, step, working)
         ):
             continue
-        telling = _telling(other, windows, amax, step, working)
+        on_grid, other_step = other.both(windows, amax)
+        telling = _telling(other, other_step, windows, step, working)
         if coarser_scales:
             assert declared is not None
             telling |= _largest_of_blocks(windows, declared.block)
         evidence = _is_evidence(windows, telling)
         if not bool(evidence.any()):
             continue
-        off = telling & ~other.holds(windows, amax)
+        off = telling & ~on_grid
         if bool((evidence & ~off.flatten(1).any(dim=1)).any()):
             return Finding(
                 Status.MISMATCH,
@@ -152,9 +153,10 @@ def _which_grid(
     return Finding(Status.ENGAGED, quantised=True)
 
 
-def _telling(other: Grid, windows: Tensor, amax: Tensor, step: Tensor, working: Tensor) -> Tensor:
+def _telling(
+    other: Grid, other_step: Tensor, windows: Tensor, step: Tensor, working: Tensor
+) -> Tensor:
     """The elements around which another grid is coarser than the declared one, and coarse enough to be told."""
-    other_step = other.step(windows, amax)
     return (windows != 0) & (other_step > step) & (other_step > other.margin * working)
 
 
@@ -167,7 +169,8 @@ def _is_soon_off(other: Grid, windows: Tensor, amax: Tensor, step: Tensor, worki
     lines = -1 if other.across else -2
     few = max(1, windows.shape[lines] // _FEW_LINES)
     windows, step, working = (x.narrow(lines, 0, few) for x in (windows, step, working))
-    off = _telling(other, windows, amax, step, working) & ~other.holds(windows, amax)
+    on_grid, other_step = other.both(windows, amax)
+    off = _telling(other, other_step, windows, step, working) & ~on_grid
     return bool(off.flatten(1).any(dim=1).all())
 
 

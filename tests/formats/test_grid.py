@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.formats import FORMATS, Family, lies_on_grid, local_step, quantise
+from quantexp.formats import FORMATS, Family, grid_and_step, lies_on_grid, local_step, quantise
 from quantexp.verify import rational as gold
 
 from .tensors import assert_same
@@ -228,7 +228,23 @@ def test_on_grid_and_step_tell_two_formats_apart():
     assert share(lies_on_grid(y, "mxfp4")) < 0.4
 
 
-@pytest.mark.parametrize("look", [lies_on_grid, local_step])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("scaling", ["none", "current", "exact"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_both_looks_at_once_see_what_each_sees(name, scaling, axis):
+    family = FORMATS[name].family
+    options = {} if family in (Family.MX, Family.BF16) else {"scaling": scaling}
+    x = normal(64, 96, dtype=torch.bfloat16)
+    x = torch.where(normal(64, 96, seed=21) > 0.5, x, quantise(x, name, axis=axis, **options))
+    x[3, 5] = 0.0
+    if scaling == "none":  # NaN and Inf leave no scale of a tensor
+        x[7], x[:, 11] = torch.nan, torch.inf
+    on_grid, step = grid_and_step(x, name, axis=axis, **options)
+    assert torch.equal(on_grid, lies_on_grid(x, name, axis=axis, **options))
+    assert_same(step, local_step(x, name, axis=axis, **options))
+
+
+@pytest.mark.parametrize("look", [lies_on_grid, local_step, grid_and_step])
 def test_the_errors_are_those_of_quantise(look):
     with pytest.raises(ValueError, match=r"cannot quantise torch\.int64"):
         look(torch.ones(3, dtype=torch.int64), "mxfp8")
