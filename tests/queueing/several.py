@@ -1,8 +1,8 @@
 """Several submitters of one sweep, each a process: `python several.py ROOT NUM_SUBMITTERS NUM_RUNS [WHO_IS_KILLED]`.
 
 Composes once and forks, because what a submitter imports and composes is not what is looked at. In the place of the
-worker stands `worker.py`. The submitter that is to be killed gets SIGKILL once it has started a worker. The last line
-printed holds the exit codes.
+worker stands `worker.py`. The submitter that is to be killed gets SIGKILL once it has started a worker, and none of its
+workers ends by itself before. The last line printed holds the exit codes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from quantexp.queueing.submit import run_points
 from quantexp.schema import Experiment
 
 
-def submit(experiments: list[Experiment], console: Console) -> int:
+def submit(experiments: list[Experiment], console: Console, to_be_killed: bool) -> int:
     """Become a submitter; returns its process id."""
     child = os.fork()
     if child:
         return child
+    if to_be_killed:
+        os.environ["STAND_IN_SECONDS"] = "600"
     code = 70
     try:
         code = run_points([(experiment, 0) for experiment in experiments], console)
@@ -50,7 +52,10 @@ def main(root: Path, num_submitters: int, num_runs: int, killed: int | None) -> 
     for seed, experiment in enumerate(experiments):
         experiment.training.seed = seed
     outputs = [(root.parent / f"output{i}").open("w") for i in range(num_submitters)]
-    children = [submit(experiments, Console(file=output, width=160)) for output in outputs]
+    children = [
+        submit(experiments, Console(file=output, width=160), i == killed)
+        for i, output in enumerate(outputs)
+    ]
     if killed is not None:
         while not list(root.glob(f"*/started-by-{children[killed]}-*")):
             time.sleep(0.01)
