@@ -5,13 +5,14 @@
 
 Everything is written below TMPDIR, which says which disk is measured. OMP_NUM_THREADS=1 leaves the other cores free.
 
-steps: every fourth iteration of a run is captured, all of it fits in the queue, and in each run the ways of capturing
-take turns: `torch.save` where a tensor passes and nothing else (no statistics, no copy, no hash, no list), the store,
-and nothing at all, which shows the error of such a measurement. What a capture adds is what its step and the two after
-it take beyond as many resting steps: a step before a capture rests, since the writer has nothing left to do, and of
-these the run's median counts. What is written in the background is counted where it slows down training. Of a way's
-captures the middle three fifths are averaged: other programs make some steps several times as long. A run without any
-capture shows what a step takes where there is no background.
+steps: every fifth iteration of a run is captured, all of it fits in the queue, and in each run the ways of capturing
+take turns, in another order each time: `torch.save` where a tensor passes and nothing else (no statistics, no copy, no
+hash, no list), the store, and nothing at all, which shows the error of such a measurement. What a capture adds is what
+its step and the two after it take beyond as many resting steps. In the step after those, which counts nowhere, what
+the system still holds back is written (sync), so that no way pays for another's: that much of `torch.save` is not
+counted. The step before a capture rests, and of these the run's median counts. What is written in the background is
+counted where it slows down training. Of a way's captures the middle three fifths are averaged: other programs make
+some steps several times as long. A run without any capture shows what a step takes where there is no background.
 
 sustained: tensors of a layer's sizes are put into a store as fast as it takes them, and forced to the disk at the end
 (fsync); by turns with one file of the same size, written in pieces of 16 MiB and forced to the disk in the same way,
@@ -22,6 +23,7 @@ written past the cache by a program that does nothing else, which is what the di
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import mmap
 import os
@@ -37,7 +39,9 @@ from typing import Any
 
 from capture import MODEL, run, run_here
 
-PERIOD = 4
+PERIOD = 5
+#: Steps from a captured one on that are held against resting ones; in the next the disk is brought to rest.
+COUNTED = 3
 SAVED, STORED, NOTHING = "torch.save in the hooks", "as configured", "nothing captured"
 #: What is configured, and the ways that take turns.
 CASES = {
@@ -86,7 +90,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def take_turns(ways: Sequence[str]) -> None:
-    """From now on captures are made in these ways, one after the other."""
+    """From now on captures are made in these ways, by turns."""
     from quantexp.capture.recorder import Recorder
 
     begin = Recorder.begin
@@ -96,10 +100,19 @@ def take_turns(ways: Sequence[str]) -> None:
         if iteration % PERIOD == 0:
             for swap in use.values():
                 swap.undo()
-            use[ways[iteration // PERIOD % len(ways)]].do()
+            use[way_of(iteration // PERIOD, ways)].do()
+        elif iteration % PERIOD == COUNTED:
+            os.sync()
         begin(self, iteration, *more, **named)
 
     Recorder.begin = begun  # type: ignore[method-assign]
+
+
+def way_of(capture: int, ways: Sequence[str]) -> str:
+    """The way of a run's captures, by their number: each round has all of them, every order comes as often."""
+    orders = list(itertools.permutations(ways))
+    number, place = divmod(capture, len(ways))
+    return orders[number % len(orders)][place]
 
 
 class _Swap:
@@ -162,8 +175,8 @@ def added(times: list[float], ways: Sequence[str]) -> tuple[dict[str, list[float
     rest = statistics.median(times[i + PERIOD - 1] for i in captures)
     found: dict[str, list[float]] = {way: [] for way in ways}
     for i in captures:
-        extra = sum(times[i : i + PERIOD - 1]) - (PERIOD - 1) * rest
-        found[ways[(i + 1) // PERIOD % len(ways)]].append(extra)
+        extra = sum(times[i : i + COUNTED]) - COUNTED * rest
+        found[way_of((i + 1) // PERIOD, ways)].append(extra)
     return found, rest
 
 

@@ -19,6 +19,7 @@ from quantexp.schema import AttentionPath, CaptureLevel
 from quantexp.status import now, write_json
 
 if TYPE_CHECKING:
+    import torch
     from megatron.core.models.gpt.gpt_model import GPTModel
     from torch import Tensor
 
@@ -36,12 +37,13 @@ MAX_PROOFS = 64
 class RunObserver:
     """What the training loop tells, put into the run folder."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, device: torch.device) -> None:
         from quantexp.capture.choice import last_captured
         from quantexp.capture.recorder import Recorder, start_timestamp
         from quantexp.capture.schedule import captured_iterations
         from quantexp.capture.store import CaptureStore
         from quantexp.megatron.together import gather
+        from quantexp.threads import leaves_a_core
 
         self.worker, self.folder, self.experiment = worker, worker.folder, worker.experiment
         capture = self.experiment.capture
@@ -52,6 +54,7 @@ class RunObserver:
                 worker.rank.rank,
                 int(capture.queue_gb * 1e9),
                 capture.store,
+                works_beside=device.type != "cpu" or leaves_a_core(),
             )
             self.recorder = Recorder(
                 capture,

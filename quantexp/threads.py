@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from quantexp.queueing.slots import allowed_cores
+
 #: How much lower than its starter's the priority of a thread beside training is, on Linux.
 NICE = 10
 
@@ -27,6 +29,17 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def leaves_a_core() -> bool:
+    """Whether training on the CPU leaves a core to other threads: its own, and those of the run's processes here.
+
+    Where it has all of them, each thread beside it keeps one of its threads from its core, and at the end of every
+    operation all others wait for that one: the work costs training its whole time, and shared out among training's own
+    threads only its share of it.
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's
+    return torch.get_num_threads() * here < len(allowed_cores())
 
 
 def started_beside(work: Callable[[], object], name: str) -> threading.Thread:

@@ -260,7 +260,7 @@ class Worker:
                 return itertools.islice(batches(datasets.valid, **share), each)
 
             self.tell("building the model")
-            observer = RunObserver(self)
+            observer = RunObserver(self, device)
             with contextlib.closing(observer):
                 train(
                     experiment,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 
 from quantexp.capture.names import RESIDUAL, ROUTER
@@ -42,7 +43,7 @@ from quantexp.decoder import (
     value_head_dim,
 )
 from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap, Sites, precision_map
-from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experiment
+from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
 from quantexp.sizes import element_bytes
 
 
@@ -159,8 +160,7 @@ def _taken(experiment: Experiment, giver: _Giver, rules: Sequence[int]) -> Itera
     for each in tensors:
         name = each.tensor if each.held is None else each.held.tensor
         taken = take_by(capture, rules, each.operation, name)
-        if taken.values is CaptureValues.after:
-            taken = taken.unless_replaced(is_replaced(precision, each.operation, each.tensor))
+        taken = taken.unless_replaced(partial(is_replaced, precision, each.operation, each.tensor))
         if taken.level is CaptureLevel.off:
             left_out.add(each.tensor)
         else:

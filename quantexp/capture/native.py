@@ -72,10 +72,14 @@ class _Scratch(threading.local):
     """Memory of one thread."""
 
     def __init__(self) -> None:
+        self.room_for(1)
+
+    def room_for(self, num_threads: int) -> None:
+        """Have room for what so many threads of torch do for this one."""
         #: Counts of patterns, zero between calls.
-        self.tables = np.zeros(2 * NUM_BINS, np.uint32)
-        #: The values that occur in the tensor looked at last, ascending, and how often.
-        self.ordered = np.empty((2, NUM_BINS))
+        self.tables = np.zeros((num_threads, 2 * NUM_BINS), np.uint32)
+        #: The first thread's: the values that occur in the only tensor of a call, ascending, and how often.
+        self.ordered = np.empty((num_threads, 2, NUM_BINS))
 
 
 _scratch = _Scratch()
@@ -87,7 +91,7 @@ class Kernels:
     def __init__(self, compiled: ctypes.CDLL) -> None:
         pointer, whole = ctypes.c_void_p, ctypes.c_int64
         self.summarise = compiled.summarise
-        self.summarise.argtypes = (pointer, whole, pointer, *[whole] * 3, pointer, pointer)
+        self.summarise.argtypes = (pointer, whole, pointer, *[whole] * 4, pointer, pointer)
         self.summarise.restype = None
 
 
@@ -144,6 +148,9 @@ def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[C
         _fill(job, look, numbers[row], errors[row], blocks[row])
         for row, (job, look) in enumerate(zip(jobs, looks, strict=True))
     ]
+    num_threads = torch.get_num_threads()
+    if num_threads > len(_scratch.tables):
+        _scratch.room_for(num_threads)
     kernel.summarise(
         ctypes.addressof(jobs),
         len(looks),
@@ -151,6 +158,7 @@ def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[C
         num_shares,
         wanted.lowest,
         wanted.highest,
+        num_threads,
         _scratch.tables.ctypes.data,
         _scratch.ordered.ctypes.data,
     )
@@ -166,7 +174,7 @@ def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[C
 def counted_values(kernel: Kernels, look: Look, wanted: Described) -> tuple[Counted, Histogram]:
     """The same of one tensor, and how often each value occurs; of float32 its upper halves."""
     found = counted(kernel, [look], wanted)[0]
-    values, counts = _scratch.ordered[:, : found.num_values]
+    values, counts = _scratch.ordered[0, :, : found.num_values]
     copies = torch.from_numpy(values.copy()), torch.from_numpy(counts.astype(np.int64))
     is_exact = look.x.dtype != torch.float32
     return found, Histogram(*copies, found.numbers[0], found.numbers[1], is_exact)

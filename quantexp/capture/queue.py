@@ -1,7 +1,8 @@
 """A bounded queue of work for two background threads, in order: one that computes, one that waits for the disk.
 
 A piece is work for the first thread and something that follows it for the second, each in the order in which the pieces
-came. What has been worked on while the disk was busy follows together.
+came. Where no core is left to the first thread, the caller does its work. What has been worked on while the disk was
+busy follows together.
 What is queued counts by its bytes until both are done. `put` waits while they would be more than the limit, unless
 nothing else is queued: a single piece of any size goes through. How long it waited is counted, so that back-pressure
 shows. The first error ends the work: what is queued after it is dropped, and whoever calls next gets the error.
@@ -35,9 +36,17 @@ class _Piece(Generic[Follower]):
 class WorkQueue(Generic[Follower]):
     """Work done in the background, in the order in which it came."""
 
-    def __init__(self, most_bytes: int, follow: Callable[[Sequence[Follower]], None]) -> None:
-        """`follow` is the second thread's: it is given what follows one piece or several, in order."""
-        self.most_bytes, self._follow = most_bytes, follow
+    def __init__(
+        self,
+        most_bytes: int,
+        follow: Callable[[Sequence[Follower]], None],
+        works_beside: bool = True,
+    ) -> None:
+        """`follow` is the second thread's: it is given what follows one piece or several, in order.
+
+        Unless it `works_beside`, there is no first thread: whoever puts a piece does its work, and gets its error.
+        """
+        self.most_bytes, self._follow, self._works_beside = most_bytes, follow, works_beside
         #: Bytes that wait or are being worked on, and the most there ever were.
         self.num_bytes = 0
         self.peak_bytes = 0
@@ -93,15 +102,16 @@ class WorkQueue(Generic[Follower]):
         Raises:
             BaseException: whatever earlier work raised.
         """
+        piece = _Piece(work, then, num_bytes)
         with self._changed:
             self._raise()
-            self._pieces.append(_Piece(work, then, num_bytes))
             self._unfinished += 1
-            if not self._threads:
-                # Nothing waits for a disk that hangs, unless `flush` is called.
-                self._threads.append(started_beside(self._work, "capture"))
-                self._threads.append(started_beside(self._work_after, "capture-disk"))
-            self._changed.notify_all()
+            self._start()
+            if self._works_beside:
+                self._pieces.append(piece)
+                self._changed.notify_all()
+        if not self._works_beside:
+            self._work_here(piece)
 
     def then(self, follower: Follower) -> None:
         """Queue what is to follow all that was put before.
@@ -145,15 +155,34 @@ class WorkQueue(Generic[Follower]):
         if self._error is not None:
             raise self._error
 
+    def _start(self) -> None:
+        if self._threads:
+            return
+        # Nothing waits for a disk that hangs, unless `flush` is called.
+        if self._works_beside:
+            self._threads.append(started_beside(self._work, "capture"))
+        self._threads.append(started_beside(self._work_after, "capture-disk"))
+
     def _work(self) -> None:
         while (piece := self._next(self._pieces)) is not None:
-            is_done = self._does(piece.work)
-            with self._changed:
-                if is_done and piece.then is not None:
-                    self._worked.append(piece)
-                else:
-                    self._end(piece)
-                self._changed.notify_all()
+            self._pass_on(piece, is_done=self._does(piece.work))
+
+    def _work_here(self, piece: _Piece[Follower]) -> None:
+        is_done = False
+        try:
+            piece.work()
+            is_done = True
+        finally:
+            self._pass_on(piece, is_done)
+
+    def _pass_on(self, piece: _Piece[Follower], is_done: bool) -> None:
+        """To the second thread, if anything is to follow."""
+        with self._changed:
+            if is_done and piece.then is not None and self._error is None:
+                self._worked.append(piece)
+            else:
+                self._end(piece)
+            self._changed.notify_all()
 
     def _work_after(self) -> None:
         while (piece := self._next(self._worked)) is not None:

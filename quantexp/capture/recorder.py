@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -144,7 +145,7 @@ class Recorder:
             if not self.passes(module, operation, name):
                 return
             declared = precision()
-            replaced = is_replaced(declared, operation, name)
+            replaced = partial(is_replaced, declared, operation, name)
             kept = self.take(module, operation, name).unless_replaced(replaced)
             if kept.level is not CaptureLevel.off:
                 self.record(module, declared, operation, phase, name, tensor)

@@ -9,7 +9,7 @@ that names it in `tensors`. With `capture.level=off` no rule takes anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -48,9 +48,9 @@ class Take:
     sample_of: SampleOf = SampleOf.rows
     values: CaptureValues = CaptureValues.before
 
-    def unless_replaced(self, replaced: bool) -> Take:
+    def unless_replaced(self, replaced: Callable[[], bool]) -> Take:
         """The same of a tensor before quantisation, where quantised forms of it may stand in its place."""
-        if replaced and self.values is CaptureValues.after:
+        if self.values is CaptureValues.after and replaced():
             return replace(self, level=CaptureLevel.off)
         return self
 

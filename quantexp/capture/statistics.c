@@ -1,7 +1,8 @@
 /* Statistics of captured tensors on a CPU: counts of 16-bit patterns, what follows from them, and MX block errors.
 
    Vectors are those of GCC and Clang (vector_size): the compiler makes of them what the machine has. Nothing allocates,
-   nothing is shared between calls, and no call looks beyond the memory it is given. */
+   nothing is shared between calls, and no call looks beyond the memory it is given. Threads take tensors, and of a large
+   one segments, from a counter; how many there are changes no bit of what is found. */
 
 #include <math.h>
 #include <stddef.h>
@@ -19,6 +20,15 @@
 #define AHEAD 2048
 /* Vectors whose float sums are added up before they join the double ones. */
 #define PENDING 64
+/* Elements from which on a tensor is shared out, and how many of it a thread gets at least. */
+#define SHARED (1 << 20)
+#define THREAD_SHARE (1 << 19)
+/* Parts of such a tensor whose sums are joined in order. */
+#define SEGMENTS 64
+/* Numbers that `rows_of` sums up, that `float_sums` does, and bytes of scales. */
+#define NUM_HELD 7
+#define NUM_FLOAT_SUMS 10
+#define BYTES 256
 
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
@@ -365,54 +375,56 @@ INLINE int rows_of(const void *x, int wide, int64_t rows, int64_t extent, const 
   return result(t, joined, top, judged, sums);
 }
 
-/* The same along an axis before the last: x is [outer, extent, inner]. */
-INLINE int columns_of(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, const held_in *f, int64_t *blocks,
-               double *sums) {
+/* Blocks along an axis. */
+INLINE int64_t deep(int64_t extent) { return (extent + BLOCK - 1) / BLOCK; }
+
+/* The same along an axis before the last: x is [outer, extent, inner], and of the blocks of its rows these are looked at. */
+INLINE int columns_of(const void *x, int wide, int64_t first, int64_t last, int64_t extent, int64_t inner, const held_in *f,
+                      int64_t *blocks, double *sums) {
   const tally none = {{0}, {0}, {0}, {0}, {0}, {0}};
   tally t = none;
   double judged = 0, joined[6] = {0};
   int pending = 0;
   int32_t top = 0;
-  for (int64_t o = 0; o < outer; o++) {
-    for (int64_t b = 0; b < extent; b += BLOCK) {
-      int64_t depth = extent - b < BLOCK ? extent - b : BLOCK;
-      for (int64_t w = 0; w < inner; w += LANES) {
-        int64_t lanes = inner - w < LANES ? inner - w : LANES, at = (o * extent + b) * inner + w;
-        words most = {0}, kept = {0};
-        for (int64_t row = 0; row < depth; row++)
-          most = larger(most, (words)load(x, wide, at + row * inner, lanes) & 0x7fffffffu);
-        float inverse[LANES] = {0}, square[LANES] = {0};
-        for (int64_t lane = 0; lane < lanes; lane++) {
-          int32_t byte = byte_of(most[lane], f);
-          if (byte != NAN_BYTE && byte > top) rise(byte, &top, t, joined), t = none, pending = 0;
-        }
-        for (int64_t lane = 0; lane < lanes; lane++) {
-          int32_t byte = byte_of(most[lane], f);
-          if (most[lane] != 0 && (byte < LEAST_BYTE || (byte > MOST_BYTE && byte != NAN_BYTE))) return 1;
-          blocks[byte]++;
-          if (byte == NAN_BYTE) continue;
-          judged += (double)depth;
-          if (most[lane] == 0) continue;
-          kept[lane] = ~0u;
-          inverse[lane] = of_exponent(254 - byte);
-          square[lane] = of_exponent(127 + 2 * (byte - top));
-        }
-        floats per_scale = load32(inverse), squares = load32(square);
-        at_scale s = {{0}, {0}, {0}};
-        for (int64_t row = 0; row < depth; row++)
-          take(&s, &t, f, (floats)((words)load(x, wide, at + row * inner, lanes) & kept), per_scale);
-        add(&t, s, squares);
-        if ((pending += BLOCK) >= PENDING) join(t, joined), t = none, pending = 0;
+  for (int64_t unit = first; unit < last; unit++) {
+    int64_t o = unit / deep(extent), b = unit % deep(extent) * BLOCK;
+    int64_t depth = extent - b < BLOCK ? extent - b : BLOCK;
+    for (int64_t w = 0; w < inner; w += LANES) {
+      int64_t lanes = inner - w < LANES ? inner - w : LANES, at = (o * extent + b) * inner + w;
+      words most = {0}, kept = {0};
+      for (int64_t row = 0; row < depth; row++)
+        most = larger(most, (words)load(x, wide, at + row * inner, lanes) & 0x7fffffffu);
+      float inverse[LANES] = {0}, square[LANES] = {0};
+      for (int64_t lane = 0; lane < lanes; lane++) {
+        int32_t byte = byte_of(most[lane], f);
+        if (byte != NAN_BYTE && byte > top) rise(byte, &top, t, joined), t = none, pending = 0;
       }
+      for (int64_t lane = 0; lane < lanes; lane++) {
+        int32_t byte = byte_of(most[lane], f);
+        if (most[lane] != 0 && (byte < LEAST_BYTE || (byte > MOST_BYTE && byte != NAN_BYTE))) return 1;
+        blocks[byte]++;
+        if (byte == NAN_BYTE) continue;
+        judged += (double)depth;
+        if (most[lane] == 0) continue;
+        kept[lane] = ~0u;
+        inverse[lane] = of_exponent(254 - byte);
+        square[lane] = of_exponent(127 + 2 * (byte - top));
+      }
+      floats per_scale = load32(inverse), squares = load32(square);
+      at_scale s = {{0}, {0}, {0}};
+      for (int64_t row = 0; row < depth; row++)
+        take(&s, &t, f, (floats)((words)load(x, wide, at + row * inner, lanes) & kept), per_scale);
+      add(&t, s, squares);
+      if ((pending += BLOCK) >= PENDING) join(t, joined), t = none, pending = 0;
     }
   }
   return result(t, joined, top, judged, sums);
 }
 
-static int mx_columns(const void *x, int wide, int64_t outer, int64_t extent, int64_t inner, const held_in *f, int64_t *blocks,
-                      double *sums) {
-  return wide ? columns_of(x, 1, outer, extent, inner, f, blocks, sums)
-              : columns_of(x, 0, outer, extent, inner, f, blocks, sums);
+static int mx_columns(const void *x, int wide, int64_t first, int64_t last, int64_t extent, int64_t inner, const held_in *f,
+                      int64_t *blocks, double *sums) {
+  return wide ? columns_of(x, 1, first, last, extent, inner, f, blocks, sums)
+              : columns_of(x, 0, first, last, extent, inner, f, blocks, sums);
 }
 
 static int mx_rows(const void *x, int wide, int64_t rows, int64_t extent, const held_in *f, int64_t *blocks, double *sums) {
@@ -435,26 +447,41 @@ typedef struct {
   int64_t odd, found;
 } job;
 
-static void count(const job *j, const void *x, int64_t n, uint32_t *tables) {
-  /* Of a float the upper half: every machine torch runs on is little-endian. */
-  count_patterns((const uint16_t *)x + j->wide, n, j->wide ? 2 : 1, tables);
+/* What is looked at together: elements without a format, rows of blocks along the last axis, else blocks of rows. */
+static int64_t units_of(const job *j) {
+  if (!j->format) return j->n;
+  return j->inner == 1 ? j->outer : j->outer * deep(j->extent);
 }
 
-/* Part by part, so that the second look finds its part in the cache. */
-static void count_and_judge_rows(job *j, uint32_t *tables) {
-  int64_t part = PART / j->extent > 0 ? PART / j->extent : 1;
-  for (int64_t row = 0; row < j->outer; row += part) {
-    int64_t here = j->outer - row < part ? j->outer - row : part;
-    const char *start = (const char *)j->x + row * j->extent * (j->wide ? 4 : 2);
-    count(j, start, here * j->extent, tables);
-    if (!j->odd) j->odd = mx_rows(start, (int)j->wide, here, j->extent, j->format, j->blocks, j->sums);
+/* The first element of a unit, or where the last one ends. */
+static int64_t place_of(const job *j, int64_t unit) {
+  if (!j->format) return unit;
+  if (j->inner == 1) return unit * j->extent;
+  return (unit / deep(j->extent) * j->extent + unit % deep(j->extent) * BLOCK) * j->inner;
+}
+
+static const char *element(const job *j, int64_t at) { return (const char *)j->x + at * (j->wide ? 4 : 2); }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Count the elements of units and judge their blocks; part by part, so that the second look finds its part in the cache. */
+static void look(job *j, int64_t first, int64_t last, uint32_t *tables, int64_t *blocks, double *sums) {
+  int64_t of_unit = place_of(j, 1), part = PART / of_unit > 0 ? PART / of_unit : 1;
+  for (int64_t unit = first; unit < last; unit += part) {
+    int64_t end = least(unit + part, last), at = place_of(j, unit);
+    /* Of a float the upper half: every machine torch runs on is little-endian. */
+    count_patterns((const uint16_t *)element(j, at) + j->wide, place_of(j, end) - at, j->wide ? 2 : 1, tables);
+    if (!j->format || __atomic_load_n(&j->odd, __ATOMIC_RELAXED)) continue;
+    int is_odd = j->inner == 1
+                     ? mx_rows(element(j, at), (int)j->wide, end - unit, j->extent, j->format, blocks, sums)
+                     : mx_columns(j->x, (int)j->wide, unit, end, j->extent, j->inner, j->format, blocks, sums);
+    if (is_odd) __atomic_store_n(&j->odd, 1, __ATOMIC_RELAXED);
   }
 }
 
 /* Put float's own counts and sums in the place of those of its upper halves. */
-static void replace_by_floats(const job *j, int64_t num_shares, int64_t num_bins) {
-  double sums[10], *out = j->numbers;
-  float_sums(j->x, j->n, out[4], sums);
+static void replace_by_floats(const job *j, const double *sums, int64_t num_shares, int64_t num_bins) {
+  double *out = j->numbers;
   out[0] = sums[7], out[1] = sums[8], out[2] = sums[9], out[3] = sums[0];
   for (int k = 0; k < 4; k++) out[5 + k] = sums[1 + k];
   out[9] = sums[5], out[10] = sums[6];
@@ -463,18 +490,104 @@ static void replace_by_floats(const job *j, int64_t num_shares, int64_t num_bins
   bins[0] = out[3] - out[2] - above_zero;
 }
 
-/* Look at all of them. `tables` holds 2 * 65536 counts, zero before and after; `scratch` as in `describe_counts`. */
-void summarise(job *jobs, int64_t num_jobs, const double *shares, int64_t num_shares, int64_t lowest, int64_t highest,
-               uint32_t *tables, double *scratch) {
-  for (job *j = jobs; j < jobs + num_jobs; j++) {
-    if (j->format && j->inner == 1) {
-      count_and_judge_rows(j, tables);
-    } else {
-      count(j, j->x, j->n, tables);
-      if (j->format)
-        j->odd = mx_columns(j->x, (int)j->wide, j->outer, j->extent, j->inner, j->format, j->blocks, j->sums);
-    }
-    j->found = describe_counts(tables, j->values, shares, num_shares, lowest, highest, scratch, j->numbers);
-    if (j->wide) replace_by_floats(j, num_shares, highest - lowest + 3);
+/* torch's threads; absent where torch has another kind, and work is done by the caller alone. */
+extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
+
+/* What `summarise` was asked for, and what threads share. */
+typedef struct call {
+  job *jobs;
+  const double *shares;
+  int64_t num_jobs, num_shares, lowest, highest;
+  uint32_t *tables;
+  double *scratch;
+  /* The tensor that is shared out, and the sums of its segments. */
+  job *shared;
+  double held[SEGMENTS][NUM_HELD], floats[SEGMENTS][NUM_FLOAT_SUMS];
+  void (*work)(struct call *, int64_t unit, int64_t thread);
+  int64_t units, next, threads;
+} call;
+
+static void take_units(void *p) {
+  call *c = p;
+  int64_t thread = __atomic_fetch_add(&c->threads, 1, __ATOMIC_RELAXED), unit;
+  while ((unit = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < c->units) c->work(c, unit, thread);
+}
+
+static void share(call *c, void (*work)(call *, int64_t, int64_t), int64_t units, int64_t threads) {
+  c->work = work, c->units = units, c->next = c->threads = 0;
+  threads = least(threads, units);
+  if (threads > 1 && GOMP_parallel)
+    GOMP_parallel(take_units, c, (unsigned)threads, 0);
+  else
+    take_units(c);
+}
+
+static uint32_t *tables_of(const call *c, int64_t thread) { return c->tables + thread * 2 * PATTERNS; }
+
+static void describe(const call *c, job *j, int64_t thread) {
+  double *scratch = c->scratch + thread * 2 * PATTERNS;
+  j->found = describe_counts(tables_of(c, thread), j->values, c->shares, c->num_shares, c->lowest, c->highest, scratch,
+                             j->numbers);
+}
+
+static int is_shared(const job *j) { return j->n >= SHARED; }
+
+static void look_at_whole(call *c, int64_t unit, int64_t thread) {
+  job *j = c->jobs + unit;
+  if (is_shared(j)) return;
+  look(j, 0, units_of(j), tables_of(c, thread), j->blocks, j->sums);
+  describe(c, j, thread);
+  if (!j->wide) return;
+  double sums[NUM_FLOAT_SUMS];
+  float_sums(j->x, j->n, j->numbers[4], sums);
+  replace_by_floats(j, sums, c->num_shares, c->highest - c->lowest + 3);
+}
+
+static void look_at_segment(call *c, int64_t segment, int64_t thread) {
+  job *j = c->shared;
+  int64_t units = units_of(j), blocks[BYTES] = {0};
+  double *sums = memset(c->held[segment], 0, sizeof c->held[segment]);
+  look(j, units * segment / SEGMENTS, units * (segment + 1) / SEGMENTS, tables_of(c, thread), blocks, sums);
+  for (int k = 0; j->format && k < BYTES; k++) __atomic_fetch_add(j->blocks + k, blocks[k], __ATOMIC_RELAXED);
+}
+
+static void sum_floats_of_segment(call *c, int64_t segment, int64_t thread) {
+  (void)thread;
+  const job *j = c->shared;
+  int64_t first = j->n * segment / SEGMENTS, last = j->n * (segment + 1) / SEGMENTS;
+  float_sums((const float *)j->x + first, last - first, j->numbers[4], c->floats[segment]);
+}
+
+/* A large tensor, by all threads. */
+static void look_together(call *c, job *j, int64_t threads) {
+  threads = least(threads, j->n / THREAD_SHARE);
+  c->shared = j;
+  share(c, look_at_segment, SEGMENTS, threads);
+  for (int64_t thread = 1; thread < c->threads; thread++) {
+    for (int64_t k = 0; k < 2 * PATTERNS; k++) c->tables[k] += tables_of(c, thread)[k];
+    memset(tables_of(c, thread), 0, 2 * PATTERNS * sizeof *c->tables);
   }
+  for (int segment = 0; segment < SEGMENTS; segment++)
+    for (int k = 0; k < NUM_HELD; k++) j->sums[k] += c->held[segment][k];
+  describe(c, j, 0);
+  if (!j->wide) return;
+  share(c, sum_floats_of_segment, SEGMENTS, threads);
+  double sums[NUM_FLOAT_SUMS] = {0, 0, 0, 0, 0, INFINITY, -INFINITY, 0, 0, 0};
+  for (int segment = 0; segment < SEGMENTS; segment++)
+    for (int k = 0; k < NUM_FLOAT_SUMS; k++) {
+      double more = c->floats[segment][k];
+      sums[k] = k == 5 ? fmin(sums[k], more) : k == 6 ? fmax(sums[k], more) : sums[k] + more;
+    }
+  replace_by_floats(j, sums, c->num_shares, c->highest - c->lowest + 3);
+}
+
+/* Look at all of them. For each thread `tables` holds 2 * 65536 counts, zero before and after, and `scratch` what
+   `describe_counts` wants: the first thread's has the values of the only tensor, where there is one. */
+void summarise(job *jobs, int64_t num_jobs, const double *shares, int64_t num_shares, int64_t lowest, int64_t highest,
+               int64_t threads, uint32_t *tables, double *scratch) {
+  call c = {.jobs = jobs, .num_jobs = num_jobs, .shares = shares, .num_shares = num_shares};
+  c.lowest = lowest, c.highest = highest, c.tables = tables, c.scratch = scratch;
+  share(&c, look_at_whole, num_jobs, threads);
+  for (job *j = jobs; j < jobs + num_jobs; j++)
+    if (is_shared(j)) look_together(&c, j, threads);
 }

@@ -87,7 +87,9 @@ class CaptureStore:
         rank: int = 0,
         queue_bytes: int = QUEUE_BYTES,
         kind: StoreKind = StoreKind.pt,
+        works_beside: bool = True,
     ) -> None:
+        """Unless it `works_beside` training, all but what waits for the disk is done where tensors are taken."""
         self.folder, self.rank = folder, rank
         self._values = PtFiles(folder) if kind is StoreKind.pt else ShardFiles(folder, rank)
         #: Bytes of values taken, and of those written.
@@ -95,7 +97,9 @@ class CaptureStore:
         self.written_bytes = 0
         #: What was taken last.
         self.last: Stored | None = None
-        self.queue: WorkQueue[Sequence[_Task]] = WorkQueue(queue_bytes, self._write_all)
+        self.queue: WorkQueue[Sequence[_Task]] = WorkQueue(
+            queue_bytes, self._write_all, works_beside
+        )
         self.memory = HostMemory(queue_bytes)
         #: What waits for company: values and their lines, whose bytes the queue counts already, and statistics.
         self._tasks: list[_Taken | _Line] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -119,3 +120,46 @@ def test_tensors_of_one_odd_value(
         torch.full((4, 64), value, dtype=dtype), "mxfp8", "input", monkeypatch
     )
     assert compiled == by_torch
+
+
+@pytest.fixture
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+#: Of rows, of columns in which blocks are cut off, and of small tensors among them.
+MIXED = ((1040, 1056), (3, 33), (5, 260, 1000), (700,), (2, 70, 9001))
+
+
+@pytest.mark.usefixtures("_threads_as_before")
+@pytest.mark.parametrize("tensor_name", ["input", "value"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, tensor_name: str) -> None:
+    kernel, chosen = native.kernels(), chosen_for("mxfp8", tensor_name)
+    assert kernel is not None
+    looks = [native.Look(wild(dtype, *shape), chosen.operand, -1) for shape in MIXED]
+    looks += [native.Look(wild(dtype, *shape), chosen.operand, 0) for shape in MIXED]
+    looks += [native.Look(wild(dtype, *shape)) for shape in MIXED]
+    assert any(look.x.numel() >= 1 << 20 for look in looks), "one that is shared out"
+    found = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        found.append(native.counted(kernel, looks, WANTED))
+    alone, *together = found
+    for by_threads in together:
+        for one, other in zip(alone, by_threads, strict=True):
+            assert torch.equal(one.numbers, other.numbers)
+            assert one.num_values == other.num_values
+            assert (one.errors is None) == (other.errors is None)
+            assert one.errors is None or torch.equal(one.errors, other.errors)
+
+
+@pytest.mark.parametrize("tensor_name", ["input", "value"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_tensors_agree_with_the_torch_code(
+    dtype: torch.dtype, tensor_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = wild(dtype, 3, 411, 1031, spread=2.0 if dtype == torch.float16 else 6.0)
+    assert_alike(*both(x, "mxfp8", tensor_name, monkeypatch))
