@@ -139,10 +139,10 @@ def _saved_in_the_hooks() -> _Swap:
     from quantexp.capture.statistics import Summary
     from quantexp.capture.store import CaptureStore, Stored
 
-    def add(self: Any, name: str, tensor: Any, metadata: dict[str, Any]) -> None:
+    def add(self: Any, name: str, tensor: Any, about: Any) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"tensor": tensor.detach(), "metadata": metadata}, path)
+        torch.save({"tensor": tensor.detach(), "metadata": about.made()}, path)
         self.last = Stored(tensor.nbytes, {"file": name})
         self.num_bytes += tensor.nbytes
 
@@ -276,6 +276,7 @@ def _rate_of_files(num_bytes: float, root: Path, shapes: Shapes) -> float:
 def _store_rate(kind: Any, num_bytes: float, root: Path, shapes: Shapes) -> tuple[float, int]:
     import torch
 
+    from quantexp.capture.about import About
     from quantexp.capture.store import CaptureStore
 
     folder = Path(tempfile.mkdtemp(dir=root))
@@ -284,7 +285,7 @@ def _store_rate(kind: Any, num_bytes: float, root: Path, shapes: Shapes) -> tupl
     store = CaptureStore(folder, queue_bytes=10**9, kind=kind)
     while store.num_bytes < num_bytes:
         x = tensors[number % len(tensors)]
-        store.add(f"bf16/{number}.pt", x, {"shape": list(x.shape), "dtype": "bfloat16"})
+        store.add(f"bf16/{number}.pt", x, About.of({"shape": list(x.shape), "dtype": "bfloat16"}))
         number += 1
     store.flush()
     _force(folder)

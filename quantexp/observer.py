@@ -235,14 +235,16 @@ _OF_MASK = frozenset({"query", "attn_weights"})
 
 def _about(module: object, tensor: str) -> dict[str, object]:
     """What the metadata of a module's tensor says beside its formats."""
-    about: dict[str, object] = {"softmax_scale": getattr(module, "softmax_scale", None)}
-    path = getattr(module, "path", AttentionPath.plain)
+    # Of its own: what a module does not have, torch looks for in three other places.
+    own: dict[str, Any] = getattr(module, "__dict__", {})
+    about: dict[str, object] = {"softmax_scale": own.get("softmax_scale")}
+    path = own.get("path", AttentionPath.plain)
     if path is not AttentionPath.plain:
         about["attention"] = path.value
-    rows: Rows | None = getattr(module, "rows", None)
+    rows: Rows | None = own.get("rows")
     if rows is not None and tensor in _BY_TOKEN:
         about["row_sequences"] = rows.sequence.tolist()
-    mask: Tensor | None = getattr(module, "mask", None)
+    mask: Tensor | None = own.get("mask")
     if mask is not None and tensor in _OF_MASK:
         from quantexp.quant.documents import document_starts
 

@@ -83,8 +83,7 @@ class HeldRecorder:
 
         name = named(what.tensor)
         more = {**about, "values": "after", "tensor_scale": _of_tensor(found)}
-        metadata = recorder.metadata(name, precision, values, recorder.summary(values), more)
-        recorder.keep(name, values, metadata, taken, sample)
+        recorder.keep(name, precision, values, recorder.summary(values), taken, sample, more)
         codes = _of_blocks(found)
         if codes is None:
             return
@@ -92,9 +91,8 @@ class HeldRecorder:
         name = named(what.tensor + SCALE)
         more = {**about, "values": "scale", "tensor_scale": None}
         summary = summarise(scale_values(codes, None, get_format(what.operand.format)))
-        metadata = recorder.metadata(name, precision, codes, summary, more)
         sample = scale_sample(sample, tuple(x.shape), dim, what.operand.block)
-        recorder.keep(name, codes, metadata, taken, sample)
+        recorder.keep(name, precision, codes, summary, taken, sample, more)
 
 
 def _of_tensor(found: Scales) -> Tensor | None:

@@ -7,6 +7,7 @@ again: to get fresh memory from the system takes several times as long as to fil
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quantexp.capture.direct import aligned
+from quantexp.capture.direct import address_of, aligned
 
-Bytes = NDArray[np.uint8]
 #: Smaller copies are left to the allocator, which has such memory at hand.
 _LEAST_BYTES = 1 << 16
+#: Larger ones are worth the wait of torch's threads for each other: two of them copy twice as fast.
+_SHARED_BYTES = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,18 @@ class HostCopy:
     release: Callable[[], None]
 
 
+@dataclass(frozen=True)
+class Room:
+    """Memory for one copy, from the beginning of a page on."""
+
+    content: NDArray[np.uint8]
+    address: int
+
+    def seen_as(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        """All of it as a contiguous tensor."""
+        return torch.from_numpy(self.content).view(dtype).view(shape)
+
+
 class HostMemory:
     """Memory for copies: at most so many bytes are held in all, unless more is in use."""
 
@@ -41,10 +55,10 @@ class HostMemory:
         self.most_bytes = most_bytes
         #: Bytes in use and kept for use again.
         self.num_bytes = 0
-        self._free: dict[int, list[Bytes]] = {}
+        self._free: dict[int, list[Room]] = {}
         self._lock = threading.Lock()
 
-    def take(self, num_bytes: int) -> Bytes:
+    def take(self, num_bytes: int) -> Room:
         """Bytes of any content."""
         with self._lock:
             if same := self._free.get(num_bytes):
@@ -52,12 +66,13 @@ class HostMemory:
             self.num_bytes += num_bytes
             self._shrink(self.most_bytes)
         # Whole pages can be written past the system's cache.
-        return aligned(num_bytes)
+        content = aligned(num_bytes)
+        return Room(content, address_of(content))
 
-    def give_back(self, memory: Bytes) -> None:
+    def give_back(self, memory: Room) -> None:
         """Keep what was taken for the next of its size."""
         with self._lock:
-            self._free.setdefault(len(memory), []).append(memory)
+            self._free.setdefault(len(memory.content), []).append(memory)
             self._shrink(self.most_bytes)
 
     def let_go(self) -> None:
@@ -84,8 +99,13 @@ def host_copy(x: Tensor, memory: HostMemory) -> HostCopy:
         small = x.detach().to("cpu", copy=True).contiguous()
         return HostCopy(lambda: small, _nothing)
     taken = memory.take(num_bytes)
-    copied = torch.from_numpy(taken).view(x.dtype).view(x.shape).copy_(x.detach())
-    return HostCopy(lambda: copied, partial(memory.give_back, taken))
+    dtype, shape = x.dtype, x.shape
+    if num_bytes < _SHARED_BYTES and x.device.type == "cpu" and x.is_contiguous():
+        # By one call: at each of torch's the background may take the interpreter.
+        ctypes.memmove(taken.address, x.data_ptr(), num_bytes)
+    else:
+        taken.seen_as(dtype, shape).copy_(x.detach())
+    return HostCopy(cache(partial(taken.seen_as, dtype, shape)), partial(memory.give_back, taken))
 
 
 def _nothing() -> None:

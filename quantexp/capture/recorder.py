@@ -19,30 +19,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.capture.about import BEFORE, About, Describer
 from quantexp.capture.choice import takes_micro_batch
 from quantexp.capture.deferred import Deferred, deferred
 from quantexp.capture.fidelity import Chosen, chosen_for
-from quantexp.capture.names import TensorName, formats_record, quant_type
+from quantexp.capture.names import TensorName, quant_type
 from quantexp.capture.operands import is_replaced
 from quantexp.capture.rules import Take, take
 from quantexp.capture.sample import sample_of
 from quantexp.capture.statistics import Summary, summarise
 from quantexp.capture.store import CaptureStore, Stored
 from quantexp.errors import CaptureError
-from quantexp.quant.moment import current
 from quantexp.quant.precision import ModuleId, ModulePrecision
-from quantexp.quant.slots import Operand
 from quantexp.quant.tap import FORWARD, Tap
 from quantexp.schema import CaptureConfig, CaptureLevel
 
-#: Slot -> format and options.
-Formats = dict[str, dict[str, object]]
 #: Seconds between two reports of progress.
 _TELL_S = 0.05
 #: Tensors that are the same on every rank that shares a batch.
 ALIKE = frozenset({"weight", "main_grad"})
-#: Of a tensor as it came: neither a quantised operand nor a scale.
-BEFORE: Mapping[str, object] = {"values": "before"}
 
 
 def start_timestamp() -> str:
@@ -98,16 +93,13 @@ class Recorder:
         self._counter = rank + 1
         #: The iteration that whatever passes belongs to.
         self.iteration = -1
-        self._micro_batch: int | None = None
         self._is_captured = False
-        self._loss_scale: float | None = None
         #: This rank's share of the budget.
         self._most_bytes = None if config.max_gb is None else config.max_gb * 1e9 / world_size
         #: Why nothing is captured any more.
         self.stopped = ""
         self._takes: dict[tuple[ModuleId, str, str], Take] = {}
-        self._about: dict[ModuleId, Callable[[str], Mapping[str, object]]] = {}
-        self._declared: dict[ModuleId, tuple[ModulePrecision | None, Formats]] = {}
+        self._describer = Describer(rank)
         self._last_stored: Stored | None = None
         self._weights: dict[tuple[ModuleId, str], _Weight] = {}
         self._last_iteration = max(iterations, default=0)
@@ -122,8 +114,8 @@ class Recorder:
         self, iteration: int, micro_batch: int | None, loss_scale: float | None = None
     ) -> None:
         """Whatever passes from now on belongs to this micro-batch; None is the whole iteration."""
-        self.iteration, self._micro_batch = iteration, micro_batch
-        self._loss_scale = loss_scale
+        self.iteration = iteration
+        self._describer.begin(iteration, micro_batch, loss_scale)
         self._is_captured = self.captures(iteration) and (
             micro_batch is None or takes_micro_batch(self.config, micro_batch)
         )
@@ -139,7 +131,7 @@ class Recorder:
         about: Callable[[str], Mapping[str, object]],
     ) -> Tap:
         """The tap of one module. What `about` says of a tensor by its name (the softmax scale) joins its metadata."""
-        self._about[module] = about
+        self._describer.more[module] = about
 
         def look(operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
             if not self.passes(module, operation, name):
@@ -260,44 +252,48 @@ class Recorder:
         return self._takes[key]
 
     def _keep(
-        self,
-        name: TensorName,
-        tensor: Tensor,
-        precision: ModulePrecision,
+        self, name: TensorName, tensor: Tensor, precision: ModulePrecision
     ) -> Summary | Deferred:
         summary = self.summary(tensor, self._chosen(name.tensor), name.tensor)
-        taken = self.take(ModuleId(name.layer, name.module), name.operation, name.tensor)
+        taken = self.take(precision.module, name.operation, name.tensor)
         sample = sample_of(tuple(tensor.shape), name.tensor, taken.sample_of, taken.sample_count)
-        self.keep(name, tensor, self.metadata(name, precision, tensor, summary), taken, sample)
+        self.keep(name, precision, tensor, summary, taken, sample)
         return summary
 
     def keep(
         self,
         name: TensorName,
+        precision: ModulePrecision,
         tensor: Tensor,
-        metadata: dict[str, Any],
+        statistics: Summary | Deferred,
         taken: Take,
         sample: dict[str, Any] | None,
+        more: Mapping[str, object] = BEFORE,
     ) -> None:
-        """Keep a tensor's statistics and, where asked for, its values or a sample of them."""
+        """Keep a tensor's statistics and, where asked for, its values or a sample of them.
+
+        `more` says which of its values these are.
+        """
         self._last_stored = None
-        if taken.level is CaptureLevel.tensors:
-            if sample is not None:
-                index = torch.tensor(sample["indices"], device=tensor.device)
-                tensor = tensor.detach().index_select(sample["axis"], index)
-                metadata |= {"shape": list(tensor.shape), "sample": sample}
-            self._store(name, tensor, metadata)
-        self.store.add_statistics(metadata)
+        is_stored = taken.level is CaptureLevel.tensors
+        if is_stored and sample is not None:
+            index = torch.tensor(sample["indices"], device=tensor.device)
+            tensor = tensor.detach().index_select(sample["axis"], index)
+            more = {**more, "sample": sample}
+        about = self._describer.about(name, precision, tensor, statistics, more)
+        if is_stored:
+            self._store(name, tensor, about)
+        self.store.add_statistics(about)
         self._progress(name)
 
-    def _store(self, name: TensorName, tensor: Tensor, metadata: dict[str, Any]) -> None:
+    def _store(self, name: TensorName, tensor: Tensor, about: About) -> None:
         """Values into a file; over the budget a line that says why there is none."""
         num_bytes = tensor.numel() * tensor.element_size()
         if self._most_bytes is not None and self.store.num_bytes + num_bytes > self._most_bytes:
             reason = f"over capture.max_gb={self.config.max_gb:g}"
-            self.store.leave_out(metadata | {"left_out": reason})
+            self.store.leave_out(about.with_more(left_out=reason))
             return
-        self.store.add(name.file(self._timestamp, self._counter), tensor, metadata)
+        self.store.add(name.file(self._timestamp, self._counter), tensor, about)
         self._counter += self._world_size
         self._last_stored = self.store.last
 
@@ -315,8 +311,8 @@ class Recorder:
             return
         if forward.stored is not None:
             assert forward.statistics is not None
-            metadata = self.metadata(name, precision, tensor, forward.statistics)
-            self.store.refer(forward.stored, metadata)
+            about = self._describer.about(name, precision, tensor, forward.statistics, BEFORE)
+            self.store.refer(forward.stored, about)
         self._weights[key] = forward
 
     def _progress(self, name: TensorName) -> None:
@@ -340,52 +336,6 @@ class Recorder:
                 queue.waited_s,
             )
         )
-
-    def _formats(self, precision: ModulePrecision) -> Formats:
-        """`formats_record`, kept of a module whose slots depend on nothing but what is declared."""
-        declared, record = self._declared.get(precision.module, (None, {}))
-        if declared is precision:
-            return record
-        record = formats_record(precision, self._of_moment)
-        if not any(entry.operand.depends_on_moment for entry in precision.entries()):
-            self._declared[precision.module] = precision, record
-        return record
-
-    def _of_moment(self, operand: Operand) -> dict[str, object]:
-        """What the slot's values depended on in this micro-batch; nothing of a whole iteration."""
-        if self._micro_batch is None or not operand.depends_on_moment:
-            return {}
-        return current().record(operand)
-
-    def metadata(
-        self,
-        name: TensorName,
-        precision: ModulePrecision,
-        tensor: Tensor,
-        statistics: Summary | Deferred,
-        more: Mapping[str, object] = BEFORE,
-    ) -> dict[str, Any]:
-        """What is written of a tensor; `more` says which of its values these are."""
-        return {
-            "module": name.module,
-            "layer": name.layer,
-            "layer_type": name.layer_type,
-            "operation": name.operation,
-            "phase": name.phase,
-            "component": name.component,
-            "quant_type": name.quant_type,
-            "tensor": name.tensor,
-            **more,
-            "iteration": self.iteration,
-            "micro_batch": self._micro_batch,
-            "rank": self.rank,
-            "shape": list(tensor.shape),
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "loss_scale": self._loss_scale,
-            **self._about[precision.module](name.tensor),
-            "formats": self._formats(precision),
-            "statistics": statistics,
-        }
 
     def _chosen(self, tensor_name: str) -> Chosen | None:
         if self.config.format is None:

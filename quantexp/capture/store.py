@@ -13,22 +13,21 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import orjson
 from torch import Tensor
 
+from quantexp.capture.about import About
 from quantexp.capture.deferred import Deferred, count_all
 from quantexp.capture.files import Prepared, PtFiles
 from quantexp.capture.host import HostCopy, HostMemory, host_copy
 from quantexp.capture.manifest import MANIFEST, STATISTICS, part_of
 from quantexp.capture.queue import WorkQueue
 from quantexp.capture.shards import ShardFiles
-from quantexp.capture.statistics import Summary
 from quantexp.errors import CaptureError
 from quantexp.schema import StoreKind
 
@@ -39,8 +38,6 @@ _TOGETHER, _TOGETHER_BYTES, _SHARE = 32, 1 << 24, 8
 _CACHE_BYTES_PER_S = 5e8
 #: Why a tensor has no statistics.
 CHANGED = "it was changed in place before it was counted"
-#: What most metadata is.
-_JSON = frozenset({str, int, float, bool, list, dict, type(None)})
 #: Bytes that wait to be written, where nothing is configured.
 QUEUE_BYTES = 1 << 30
 
@@ -62,7 +59,7 @@ class _Taken:
     name: str
     stored: Stored
     copy: HostCopy
-    metadata: dict[str, Any]
+    about: About
     prepared: Prepared | None = None
 
 
@@ -70,7 +67,7 @@ class _Taken:
 class _Line:
     """A line of the manifest for values that were taken before, or for none."""
 
-    metadata: dict[str, Any]
+    about: About
     stored: Stored | None = None
 
 
@@ -104,14 +101,14 @@ class CaptureStore:
         #: What waits for company: values and their lines, whose bytes the queue counts already, and statistics.
         self._tasks: list[_Taken | _Line] = []
         self._task_bytes = 0
-        self._gathered: list[dict[str, Any]] = []
+        self._gathered: list[About] = []
         self._gathered_bytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _cannot_write(folder, error) from error
 
-    def add(self, name: str, tensor: Tensor, metadata: dict[str, Any]) -> None:
+    def add(self, name: str, tensor: Tensor, about: About) -> None:
         """Take one tensor with its metadata: it is copied now, and stored and listed in the background.
 
         Its name is that of its `.pt` file below the folder, whatever it is stored in.
@@ -122,25 +119,25 @@ class CaptureStore:
         stored = Stored(tensor.numel() * tensor.element_size())
         self._reserve(stored.num_bytes)
         values = host_copy(tensor, self.memory)
-        _look_at_copy(metadata, tensor, values)
-        self._gather(_Taken(name, stored, values, metadata), stored.num_bytes)
+        if about.deferred is not None and about.deferred.is_of(tensor):
+            about.deferred.look_at(values.wait)  # instead of the tensor, which may change
+        self._gather(_Taken(name, stored, values, about), stored.num_bytes)
         self.num_bytes += stored.num_bytes
         self.last = stored
 
-    def refer(self, stored: Stored, metadata: dict[str, Any]) -> None:
+    def refer(self, stored: Stored, about: About) -> None:
         """List a tensor whose values were added before."""
-        self._gather(_Line(metadata, stored), 0)
+        self._gather(_Line(about, stored), 0)
 
-    def leave_out(self, metadata: dict[str, Any]) -> None:
+    def leave_out(self, about: About) -> None:
         """List a tensor without values; the metadata says why."""
-        num_bytes = _held_bytes(metadata)
-        self._reserve(num_bytes)
-        self._gather(_Line(metadata), num_bytes)
+        self._reserve(about.held_bytes)
+        self._gather(_Line(about), about.held_bytes)
 
-    def add_statistics(self, metadata: dict[str, Any]) -> None:
+    def add_statistics(self, about: About) -> None:
         """Keep a tensor's statistics alone; together with others, or with `send`."""
-        self._gathered.append(metadata)
-        self._gathered_bytes += _held_bytes(metadata)
+        self._gathered.append(about)
+        self._gathered_bytes += about.held_bytes
         if self._is_enough(self._gathered, self._gathered_bytes):
             self._send_statistics()
 
@@ -170,6 +167,7 @@ class CaptureStore:
             return
         together, num_bytes = self._tasks, self._task_bytes
         self._tasks, self._task_bytes = [], 0
+        _make(task.about for task in together)
         self.queue.put_reserved(lambda: self._prepare(together), num_bytes, then=together)
 
     def _send_statistics(self) -> None:
@@ -177,6 +175,7 @@ class CaptureStore:
             return
         together, num_bytes = self._gathered, self._gathered_bytes
         self._gathered, self._gathered_bytes = [], 0
+        _make(together)
         self._reserve(num_bytes)
         self.queue.put_reserved(lambda: self._write_statistics(together), num_bytes)
 
@@ -216,11 +215,11 @@ class CaptureStore:
 
     def _prepare(self, together: Sequence[_Taken | _Line]) -> None:
         values = [task.copy.wait() if isinstance(task, _Taken) else None for task in together]
-        _count(task.metadata for task in together)
+        _count(task.about for task in together)
         for task, copied in zip(together, values, strict=True):
+            metadata = task.about.finish()
             if isinstance(task, _Taken) and copied is not None:
-                task.metadata = resolved(task.metadata)
-                task.prepared = self._values.prepared(task.name, copied, task.metadata)
+                task.prepared = self._values.prepared(task.name, copied, metadata)
 
     def _write_all(self, pieces: Sequence[Sequence[_Task]]) -> None:
         """Write what has been prepared meanwhile, and list it in one go."""
@@ -263,30 +262,30 @@ class CaptureStore:
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 
-    def _write_statistics(self, together: list[dict[str, Any]]) -> None:
+    def _write_statistics(self, together: Sequence[About]) -> None:
         _count(together)
-        lines = []
-        for metadata in together:
-            line, statistics = resolved(metadata), metadata["statistics"]
-            if isinstance(statistics, Deferred) and statistics.changed:
-                self._append(MANIFEST, _line({**line, "left_out": CHANGED}, None))
+        kept, left_out = list[bytes](), list[bytes]()
+        for about in together:
+            if about.deferred is not None and about.deferred.changed:
+                left_out.append(_line(about.with_more(left_out=CHANGED), None))
             else:
-                lines.append(line)
-        if lines:
-            self._append(STATISTICS, *lines)
+                kept.append(about.line())
+        self._append(MANIFEST, left_out)
+        self._append(STATISTICS, kept)
 
     def _list(self, tasks: Sequence[_Task]) -> None:
-        lines = []
-        for task in tasks:
-            if isinstance(task, _Taken | _Line) and (task.stored is None or task.stored.place):
-                about = task.metadata if isinstance(task, _Taken) else resolved(task.metadata)
-                lines.append(_line(about, task.stored))
-        if lines:
-            self._append(MANIFEST, *lines)
+        listed = (task for task in tasks if isinstance(task, _Taken | _Line))
+        lines = [
+            _line(task.about, task.stored)
+            for task in listed
+            if task.stored is None or task.stored.place
+        ]
+        self._append(MANIFEST, lines)
 
-    def _append(self, name: str, *lines: dict[str, Any]) -> None:
-        path = part_of(self.folder / name, self.rank)
-        content = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
+    def _append(self, name: str, lines: Sequence[bytes]) -> None:
+        if not lines:
+            return
+        path, content = part_of(self.folder / name, self.rank), b"".join(lines)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -299,29 +298,22 @@ class CaptureStore:
             raise _cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
-def resolved(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The metadata with statistics and numbers that were left on the tensor's device as JSON holds them."""
-    return {
-        key: value if type(value) in _JSON else _plain(value) for key, value in metadata.items()
-    }
-
-
-def _line(about: dict[str, Any], stored: Stored | None) -> dict[str, Any]:
+def _line(about: About, stored: Stored | None) -> bytes:
     """The manifest's line of stored values, or of none."""
     if stored is None:
-        return {**about, "file": None, "bytes": 0, "hash": None}
-    return {**about, **stored.place, "bytes": stored.num_bytes, "hash": stored.hash}
+        return about.line({"file": None, "bytes": 0, "hash": None})
+    return about.line({**stored.place, "bytes": stored.num_bytes, "hash": stored.hash})
 
 
-def _count(together: Iterable[Mapping[str, Any]]) -> None:
+def _make(together: Iterable[About]) -> None:
+    """Make the metadata now."""
+    for about in together:
+        about.made()
+
+
+def _count(together: Iterable[About]) -> None:
     """Count in one call the statistics that were left for later."""
-    count_all(one for about in together if isinstance(one := about.get("statistics"), Deferred))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Summary | Deferred):
-        return value.record()
-    return float(value) if isinstance(value, Tensor) else value
+    count_all(about.deferred for about in together if about.deferred is not None)
 
 
 def _cannot_write(path: Path, error: Exception, wanted_bytes: int = 0) -> CaptureError:
@@ -336,16 +328,3 @@ def _cannot_write(path: Path, error: Exception, wanted_bytes: int = 0) -> Captur
 
 def _free_bytes(path: Path) -> int:
     return shutil.disk_usage(path.parent).free
-
-
-def _held_bytes(metadata: dict[str, Any]) -> int:
-    """What is held in memory until its statistics are counted."""
-    statistics = metadata.get("statistics")
-    return statistics.num_bytes if isinstance(statistics, Deferred) else 0
-
-
-def _look_at_copy(metadata: dict[str, Any], tensor: Tensor, values: HostCopy) -> None:
-    """Count the copy instead of the tensor, if it is all of it, so that the tensor may change."""
-    statistics = metadata.get("statistics")
-    if isinstance(statistics, Deferred) and statistics.is_of(tensor):
-        statistics.look_at(values.wait)

@@ -11,6 +11,7 @@ from quantexp.analysis.collection import (
     read_manifest,
     unique_files,
 )
+from quantexp.capture.about import About
 from quantexp.capture.store import CaptureStore
 from quantexp.errors import CaptureError
 from quantexp.schema import StoreKind
@@ -170,9 +171,9 @@ def test_tensors_of_a_shard_are_told_apart_and_read(tmp_path: Path) -> None:
     for i in range(3):
         x = torch.full((2,), float(i))
         metadata = {**line, "operation": "forward", "tensor": str(i), "shape": [2]}
-        store.add(f"bf16/{i}.pt", x, metadata | {"dtype": "float32"})
+        store.add(f"bf16/{i}.pt", x, About.of(metadata | {"dtype": "float32"}))
     assert store.last is not None
-    store.refer(store.last, metadata | {"operation": "backward", "dtype": "float32"})
+    store.refer(store.last, About.of(metadata | {"operation": "backward", "dtype": "float32"}))
     store.close()
     collection = read_collection(tmp_path)
     assert [r.key for r in unique_files(collection.records)] == ["bf16/0", "bf16/1", "bf16/2"]

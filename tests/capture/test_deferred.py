@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quantexp.capture import native
+from quantexp.capture.about import About
 from quantexp.capture.deferred import Deferred, count_all, deferred
 from quantexp.capture.fidelity import chosen_for
 from quantexp.capture.queue import WorkQueue
@@ -87,7 +88,7 @@ def test_a_changed_tensor_is_listed_as_left_out_and_the_others_are_kept(tmp_path
     store = CaptureStore(tmp_path)
     tensors = [torch.full((4,), float(i)) for i in range(3)]
     for i, x in enumerate(tensors):
-        store.add_statistics(metadata(Deferred(x), index=i))
+        store.add_statistics(About.of(metadata(Deferred(x), index=i)))
     tensors[1].zero_()
     store.flush()
     store.close()
@@ -104,8 +105,8 @@ def test_values_that_are_kept_are_counted_in_their_copy(tmp_path: Path) -> None:
     store.queue.put(gate.wait)  # type: ignore[arg-type]
     x = torch.ones(64, 1024)
     held = Deferred(x)
-    store.add("bf16/x.pt", x, metadata(held))
-    store.add_statistics(metadata(held))
+    store.add("bf16/x.pt", x, About.of(metadata(held)))
+    store.add_statistics(About.of(metadata(held)))
     x.zero_()
     gate.set()
     store.flush()
@@ -120,7 +121,7 @@ def test_settle_waits_until_they_are_counted(tmp_path: Path) -> None:
     store.queue.put(gate.wait)  # type: ignore[arg-type]
     x = torch.ones(16)
     held = Deferred(x)
-    store.add_statistics(metadata(held))
+    store.add_statistics(About.of(metadata(held)))
     store.send()
     threading.Timer(0.2, gate.set).start()
     store.settle([held])
@@ -137,7 +138,7 @@ def test_settle_does_not_wait_for_a_tensor_whose_copy_is_counted(tmp_path: Path)
     store.queue.put(gate.wait)  # type: ignore[arg-type]
     x = torch.ones(64, 1024)
     held = Deferred(x)
-    store.add("bf16/x.pt", x, metadata(held))
+    store.add("bf16/x.pt", x, About.of(metadata(held)))
     store.settle([held])  # the queue stands still: this would not return
     assert not held.is_counted
     gate.set()
@@ -150,7 +151,7 @@ def test_what_is_held_counts_in_the_queue_and_goes_before_it_is_too_much(tmp_pat
     store, gate = CaptureStore(tmp_path, queue_bytes=8000), threading.Event()
     store.queue.put(gate.wait)  # type: ignore[arg-type]
     for _ in range(4):
-        store.add_statistics(metadata(Deferred(torch.ones(100))))
+        store.add_statistics(About.of(metadata(Deferred(torch.ones(100)))))
     assert store.queue.num_bytes == 1200  # the eighth part of the queue, reached with the third
     gate.set()
     store.flush()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quantexp.capture.about import About
 from quantexp.capture.host import HostMemory, host_copy
 from quantexp.capture.store import CaptureStore
 
@@ -59,7 +60,7 @@ def test_a_store_holds_no_memory_once_it_is_flushed_or_nothing_more_comes(tmp_pa
     store = CaptureStore(tmp_path)
     for finish in (store.let_go, store.flush):
         for i in range(4):
-            store.add(f"bf16/{i}.pt", torch.zeros(100_000), {})
+            store.add(f"bf16/{i}.pt", torch.zeros(100_000), About.of({}))
         finish()
         store.queue.flush()
         assert store.memory.num_bytes == 0

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from quantexp.capture import open_capture
+from quantexp.capture.about import About
 from quantexp.capture.store import CaptureStore
 from quantexp.cli import main
 from quantexp.errors import CaptureError
@@ -34,11 +35,11 @@ def folder(tmp_path: Path) -> Path:
     ):
         metadata = {"layer": layer, "module": module, "tensor": name, "iteration": i + 1}
         metadata |= {"operation": "forward", "quant_type": "mxfp8", "shape": [2, 3]}
-        store.add(f"mxfp8/{i}.pt", value(i), metadata)
+        store.add(f"mxfp8/{i}.pt", value(i), About.of(metadata))
         if name == "weight":
             assert store.last is not None
-            store.refer(store.last, metadata | {"operation": "backward"})
-    store.leave_out({"layer": 1, "tensor": "input", "left_out": "over capture.max_gb=1"})
+            store.refer(store.last, About.of(metadata | {"operation": "backward"}))
+    store.leave_out(About.of({"layer": 1, "tensor": "input", "left_out": "over capture.max_gb=1"}))
     store.close()
     return place
 

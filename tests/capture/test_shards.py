@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from quantexp.capture import open_capture, shards
+from quantexp.capture.about import About
 from quantexp.capture.ending import finish_capture
 from quantexp.capture.sealing import HEADER_BYTES, INDEX
 from quantexp.capture.shards import ShardFiles
@@ -31,7 +32,9 @@ RunTiny = Callable[..., RunDir]
 def add(store: CaptureStore, name: str, x: torch.Tensor, **more: object) -> None:
     dtype = str(x.dtype).removeprefix("torch.")
     metadata = {"tensor": name, "layer": 0, "module": "fc1", "operation": "forward"}
-    store.add(f"bf16/{name}.pt", x, {**metadata, "shape": list(x.shape), "dtype": dtype, **more})
+    store.add(
+        f"bf16/{name}.pt", x, About.of({**metadata, "shape": list(x.shape), "dtype": dtype, **more})
+    )
 
 
 def kept(folder: Path) -> dict[str, torch.Tensor]:

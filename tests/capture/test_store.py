@@ -14,6 +14,7 @@ import torch
 import xxhash
 
 from quantexp.capture import open_capture
+from quantexp.capture.about import About
 from quantexp.capture.deferred import Deferred
 from quantexp.capture.ending import finish_capture
 from quantexp.capture.files import Prepared
@@ -37,7 +38,7 @@ def write(folder, in_pages):
     store = CaptureStore(folder, queue_bytes=1 << 20, kind=StoreKind[sys.argv[2]])
     for i in range(10**9):
         x = torch.full((64, 256 * (1 + i % 7) if in_pages else 1 + i % 97), float(i))
-        store.add(f"bf16/{i}.pt", x, {"i": i, "shape": list(x.shape), "dtype": "float32"})
+        store.add(f"bf16/{i}.pt", x, About.of({"i": i, "shape": list(x.shape), "dtype": "float32"}))
 
 generator = random.Random(0)
 for turn in range(25):
@@ -107,7 +108,7 @@ def test_odd_tensors_are_stored_bit_for_bit(
     tmp_path: Path, x: torch.Tensor, kind: StoreKind
 ) -> None:
     store = CaptureStore(tmp_path, kind=kind)
-    store.add("bf16/a.pt", x, {"shape": list(x.shape), "dtype": "float32"})
+    store.add("bf16/a.pt", x, About.of({"shape": list(x.shape), "dtype": "float32"}))
     store.flush()
     (entry,) = open_capture(tmp_path)
     found = entry.torch()
@@ -121,7 +122,7 @@ def test_values_are_those_of_the_moment_they_were_taken(tmp_path: Path, kind: St
     store, x = CaptureStore(tmp_path, kind=kind), torch.zeros(1000)
     for i in range(20):
         x.fill_(i)
-        store.add(f"bf16/{i}.pt", x, {"shape": [1000], "dtype": "float32"})
+        store.add(f"bf16/{i}.pt", x, About.of({"shape": [1000], "dtype": "float32"}))
     store.close()
     for i, entry in enumerate(open_capture(tmp_path)):
         assert entry.torch().unique().tolist() == [i]
@@ -134,7 +135,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path, kind: StoreKind) -> None
     for other in others:
         other.write_text("mine")
     store = CaptureStore(tmp_path, kind=kind)
-    store.add("bf16/a.pt", torch.zeros(3), {"shape": [3], "dtype": "float32"})
+    store.add("bf16/a.pt", torch.zeros(3), About.of({"shape": [3], "dtype": "float32"}))
     store.close()
     finish_capture(tmp_path)
     assert [other.read_text() for other in others] == ["mine"] * 3
@@ -161,14 +162,14 @@ def test_tensors_wait_for_company_until_there_is_enough_or_they_are_sent(
     seen = _noted(store, monkeypatch)
     about = {"shape": [100], "dtype": "float32"}
     for name in "abc":  # 400 bytes each: with an eighth of the queue it is enough
-        store.add(f"bf16/{name}.pt", torch.ones(100), dict(about))
+        store.add(f"bf16/{name}.pt", torch.ones(100), About.of(dict(about)))
     assert store.queue.num_bytes <= 1200
     store.queue.flush()
     assert seen == [["bf16/a.pt", "bf16/b.pt", "bf16/c.pt"]]
-    store.add("bf16/d.pt", torch.ones(100), dict(about))
+    store.add("bf16/d.pt", torch.ones(100), About.of(dict(about)))
     assert store.last is not None
-    store.refer(store.last, {**about, "again": True})
-    store.leave_out({**about, "left_out": "why"})
+    store.refer(store.last, About.of({**about, "again": True}))
+    store.leave_out(About.of({**about, "left_out": "why"}))
     store.queue.flush()
     assert len(seen) == 1
     assert store.queue.num_bytes == 400, "counted while it waits"
@@ -186,10 +187,10 @@ def test_what_waits_for_company_makes_room_for_what_would_wait_for_it(tmp_path: 
     """Neither values nor held tensors of nearly the queue's size stand still before what was not sent."""
     store = CaptureStore(tmp_path, queue_bytes=1 << 20)
     small, large = torch.ones(1000), torch.ones(261_500)
-    store.add("bf16/0.pt", small, {"shape": [1000], "dtype": "float32"})
-    store.add("bf16/1.pt", large, {"shape": [261_500], "dtype": "float32"})
-    store.add("bf16/2.pt", small, {"shape": [1000], "dtype": "float32"})
-    store.add_statistics({"statistics": Deferred(large)})
+    store.add("bf16/0.pt", small, About.of({"shape": [1000], "dtype": "float32"}))
+    store.add("bf16/1.pt", large, About.of({"shape": [261_500], "dtype": "float32"}))
+    store.add("bf16/2.pt", small, About.of({"shape": [1000], "dtype": "float32"}))
+    store.add_statistics(About.of({"statistics": Deferred(large)}))
     store.flush()
     assert store.queue.peak_bytes <= 1 << 20
     assert len(open_capture(tmp_path)) == 3

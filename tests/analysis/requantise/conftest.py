@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantexp.capture.about import About
 from quantexp.capture.store import CaptureStore
 
 Write = Callable[..., Path]
@@ -70,7 +71,7 @@ def write(tmp_path: Path) -> Write:
         for number, ((module, tensor, layer), x) in enumerate(tensors.items()):
             metadata = metadata_of(module, tensor, layer, quant_type)
             metadata["shape"] = list(x.shape)
-            store.add(f"{quant_type}/{number}_{module}_{tensor}.pt", x, metadata)
+            store.add(f"{quant_type}/{number}_{module}_{tensor}.pt", x, About.of(metadata))
         store.close()
         return folder
 
