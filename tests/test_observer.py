@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
 from quantexp.megatron.trainer import Metrics
 from quantexp.observer import RunObserver
@@ -36,10 +37,29 @@ FIRST = Metrics(
 def observer(tiny: Callable[..., Experiment], tmp_path: Path) -> Callable[..., RunObserver]:
     """The observer of a rank."""
 
-    def make(*overrides: str, rank: Rank | None = None) -> RunObserver:
-        return RunObserver(Worker(RunDir(tmp_path), tiny(*overrides), rank))
+    def make(*overrides: str, rank: Rank | None = None, device: str = "cpu") -> RunObserver:
+        worker = Worker(RunDir(tmp_path), tiny(*overrides), rank)
+        return RunObserver(worker, torch.device(device))
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("device", "leaves", "works_beside"),
+    [("cpu", True, True), ("cpu", False, False), ("cuda", True, True), ("cuda", False, True)],
+)
+def test_a_capture_computes_beside_training_where_that_leaves_a_core(
+    device: str,
+    leaves: bool,
+    works_beside: bool,
+    observer: Callable[..., RunObserver],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quantexp.threads.leaves_a_core", lambda: leaves)
+    monkeypatch.setattr("quantexp.megatron.together.gather", lambda one: [one])
+    told = observer("capture=tensors", device=device)
+    assert told.recorder is not None
+    assert told.recorder.store.works_beside is works_beside
 
 
 def test_iteration_is_a_line_of_metrics_and_the_statuss_last(

@@ -87,7 +87,7 @@ class CaptureStore:
         works_beside: bool = True,
     ) -> None:
         """Unless it `works_beside` training, all but what waits for the disk is done where tensors are taken."""
-        self.folder, self.rank = folder, rank
+        self.folder, self.rank, self.works_beside = folder, rank, works_beside
         self._values = PtFiles(folder) if kind is StoreKind.pt else ShardFiles(folder, rank)
         #: Bytes of values taken, and of those written.
         self.num_bytes = 0

@@ -76,6 +76,23 @@ def kinds(lines: list[dict[str, Any]]) -> Counter[tuple[str, ...]]:
     return Counter(tuple(str(line[k]) for k in keys) for line in lines)
 
 
+@pytest.mark.parametrize(
+    "words", [("capture=tensors",), ("capture=stats",)], ids=["tensors", "stats"]
+)
+def test_a_capture_is_the_same_where_training_leaves_it_no_core(
+    words: tuple[str, ...], run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for leaves in (True, False):
+        monkeypatch.setattr("quantexp.threads.leaves_a_core", lambda leaves=leaves: leaves)
+        run = run_tiny("quant=linear_mxfp8", f"paths.root={tmp_path / str(leaves)}", *words)
+        lines = manifest(run, "statistics.jsonl")
+        lines += manifest(run) if "capture=tensors" in words else []
+        found.append(sorted(json.dumps({**line, "file": None}) for line in lines))
+    assert found[0] == found[1]
+    assert len(found[0]) > 20
+
+
 def test_every_file_is_named_listed_and_whole(run_tiny: RunTiny) -> None:
     run = run_tiny("quant=FA_linear_mxfp8")
     lines = manifest(run)

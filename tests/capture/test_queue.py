@@ -15,14 +15,14 @@ from quantexp.capture.queue import WorkQueue
 Follower = Callable[[], object]
 
 
-def work_queue(most_bytes: int) -> WorkQueue[Follower]:
+def work_queue(most_bytes: int, works_beside: bool = True) -> WorkQueue[Follower]:
     """What follows is called."""
 
     def follow(followers: Sequence[Follower]) -> None:
         for follower in followers:
             follower()
 
-    return WorkQueue(most_bytes, follow)
+    return WorkQueue(most_bytes, follow, works_beside)
 
 
 def test_work_is_done_in_order() -> None:
@@ -200,3 +200,49 @@ def test_what_was_worked_on_meanwhile_follows_together() -> None:
     queue.flush()
     assert seen == [[0], [1, 2, 3], [4], [5], [6]], "up to 16 MiB, or one of any size"
     queue.close()
+
+
+def test_without_a_thread_of_its_own_the_caller_does_the_work() -> None:
+    queue, found = work_queue(1 << 20, works_beside=False), list[tuple[int, str]]()
+
+    def look(i: int) -> None:
+        found.append((i, threading.current_thread().name))
+
+    for i in range(3):
+        queue.put(partial(look, i), 10, then=partial(look, i))
+    here = threading.current_thread().name
+    assert [work for work in found if work[1] == here] == [(i, here) for i in range(3)]
+    queue.flush()
+    assert [work for work in found if work[1] != here] == [(i, "capture-disk") for i in range(3)]
+    assert queue.num_bytes == 0
+    queue.close()
+
+
+def test_the_caller_gets_the_error_of_its_own_work_at_once_and_alone() -> None:
+    queue, done = work_queue(1 << 20, works_beside=False), list[int]()
+
+    def fail() -> None:
+        raise ValueError("full")
+
+    with pytest.raises(ValueError, match="full"):
+        queue.put(fail, 10, then=lambda: done.append(0))
+    assert queue.num_bytes == 0
+    queue.put(lambda: done.append(1), 10, then=lambda: done.append(2))
+    queue.flush()
+    assert done == [1, 2]
+    queue.close()
+
+
+def test_an_error_in_what_follows_the_callers_work_reaches_whoever_comes_next() -> None:
+    queue, done = work_queue(1 << 20, works_beside=False), list[int]()
+
+    def fail() -> None:
+        raise ValueError("full")
+
+    queue.put(lambda: done.append(1), then=fail)
+    with pytest.raises(ValueError, match="full"):
+        queue.flush()
+    with pytest.raises(ValueError, match="full"):
+        queue.put(lambda: done.append(2), then=lambda: done.append(3))
+    queue.close()
+    assert done == [1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import xxhash
 
 from quantexp.capture import open_capture
 from quantexp.capture.about import About
-from quantexp.capture.deferred import Deferred
+from quantexp.capture.deferred import Deferred, deferred
 from quantexp.capture.ending import finish_capture
 from quantexp.capture.files import Prepared
 from quantexp.capture.store import CaptureStore
@@ -28,14 +29,15 @@ from collections.abc import Sequence
 from pathlib import Path
 import torch
 from quantexp.capture import shards
-from quantexp.capture.files import Prepared
+from quantexp.capture.about import About
 from quantexp.capture.store import CaptureStore
 from quantexp.schema import StoreKind
 
 shards.SHARD_BYTES = 1 << 20
 
-def write(folder, in_pages):
-    store = CaptureStore(folder, queue_bytes=1 << 20, kind=StoreKind[sys.argv[2]])
+def write(folder, in_pages, works_beside):
+    kind = StoreKind[sys.argv[2]]
+    store = CaptureStore(folder, queue_bytes=1 << 20, kind=kind, works_beside=works_beside)
     for i in range(10**9):
         x = torch.full((64, 256 * (1 + i % 7) if in_pages else 1 + i % 97), float(i))
         store.add(f"bf16/{i}.pt", x, About.of({"i": i, "shape": list(x.shape), "dtype": "float32"}))
@@ -44,7 +46,7 @@ generator = random.Random(0)
 for turn in range(25):
     child = os.fork()
     if not child:
-        write(Path(sys.argv[1]) / str(turn), in_pages=turn % 2 == 0)
+        write(Path(sys.argv[1]) / str(turn), turn % 2 == 0, turn % 4 < 2)
     # The first five are killed at any moment from their start on, the others once they have listed something: the
     # thread that writes gives way to others, and on a busy machine its start can take longer than any fixed time.
     manifest = Path(sys.argv[1]) / str(turn) / "manifest.jsonl"
@@ -126,6 +128,46 @@ def test_values_are_those_of_the_moment_they_were_taken(tmp_path: Path, kind: St
     store.close()
     for i, entry in enumerate(open_capture(tmp_path)):
         assert entry.torch().unique().tolist() == [i]
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_whoever_computes_the_same_is_written(tmp_path: Path, kind: StoreKind) -> None:
+    for works_beside in (True, False):
+        folder = tmp_path / str(works_beside)
+        store = CaptureStore(folder, kind=kind, works_beside=works_beside)
+        for i in range(40):
+            x = torch.arange(i * 1000, dtype=torch.float32)
+            about = About.of({"shape": [1000 * i], "dtype": "float32", "statistics": deferred(x)})
+            store.add(f"bf16/{i}.pt", x, about)
+            store.add_statistics(about)
+            x.zero_()
+        store.refer(store.last, about.with_more(again=True))
+        store.leave_out(About.of({"left_out": "why", "statistics": deferred(torch.ones(5))}))
+        store.flush()
+        store.close()
+    one, other = (
+        {
+            path.relative_to(folder): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+        for folder in (tmp_path / "True", tmp_path / "False")
+    )
+    assert one == other
+    assert len(one[Path("manifest.jsonl")].splitlines()) == 42
+    assert len(one[Path("statistics.jsonl")].splitlines()) == 40
+
+
+def test_without_a_core_of_its_own_only_the_disk_is_waited_for_beside(tmp_path: Path) -> None:
+    store = CaptureStore(tmp_path, works_beside=False)
+    held = Deferred(torch.ones(100))
+    store.add_statistics(About.of({"statistics": held}))
+    store.send()
+    assert held.is_counted
+    assert {thread.name for thread in threading.enumerate()} & {"capture", "capture-disk"} == {
+        "capture-disk"
+    }
+    store.close()
 
 
 @pytest.mark.parametrize("kind", StoreKind)
