@@ -62,10 +62,9 @@ class About:
         """The metadata; made now, if it was not before."""
         return self._metadata
 
-    def finish(self) -> dict[str, Any]:
-        """Have it in every form, once the statistics are counted; gives `resolved`."""
+    def finish(self) -> None:
+        """Have it in every form, once the statistics are counted."""
         _ = self._json
-        return self.resolved
 
     @cached_property
     def _metadata(self) -> dict[str, Any]:

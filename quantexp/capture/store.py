@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,9 @@ class CaptureStore:
 
     def leave_out(self, about: About) -> None:
         """List a tensor without values; the metadata says why."""
-        self._reserve(about.held_bytes)
-        self._gather(_Line(about), about.held_bytes)
+        num_bytes = about.held_bytes
+        self._reserve(num_bytes)
+        self._gather(_Line(about), num_bytes)
 
     def add_statistics(self, about: About) -> None:
         """Keep a tensor's statistics alone; together with others, or with `send`."""
@@ -177,7 +179,8 @@ class CaptureStore:
         self._gathered, self._gathered_bytes = [], 0
         _make(together)
         self._reserve(num_bytes)
-        self.queue.put_reserved(lambda: self._write_statistics(together), num_bytes)
+        listed = partial(self._list_statistics, together)
+        self.queue.put_reserved(lambda: _finish(together), num_bytes, then=[listed])
 
     def settle(self, held: Sequence[Deferred]) -> None:
         """Wait until the tensors of these, which were sent, may change."""
@@ -215,10 +218,10 @@ class CaptureStore:
 
     def _prepare(self, together: Sequence[_Taken | _Line]) -> None:
         values = [task.copy.wait() if isinstance(task, _Taken) else None for task in together]
-        _count(task.about for task in together)
+        _finish([task.about for task in together])
         for task, copied in zip(together, values, strict=True):
-            metadata = task.about.finish()
             if isinstance(task, _Taken) and copied is not None:
+                metadata = task.about.resolved
                 task.prepared = self._values.prepared(task.name, copied, metadata)
 
     def _write_all(self, pieces: Sequence[Sequence[_Task]]) -> None:
@@ -262,8 +265,7 @@ class CaptureStore:
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 
-    def _write_statistics(self, together: Sequence[About]) -> None:
-        _count(together)
+    def _list_statistics(self, together: Sequence[About]) -> None:
         kept, left_out = list[bytes](), list[bytes]()
         for about in together:
             if about.deferred is not None and about.deferred.changed:
@@ -311,9 +313,11 @@ def _make(together: Iterable[About]) -> None:
         about.made()
 
 
-def _count(together: Iterable[About]) -> None:
-    """Count in one call the statistics that were left for later."""
+def _finish(together: Sequence[About]) -> None:
+    """Count in one call the statistics that were left for later, and have the metadata with them."""
     count_all(about.deferred for about in together if about.deferred is not None)
+    for about in together:
+        about.finish()
 
 
 def _cannot_write(path: Path, error: Exception, wanted_bytes: int = 0) -> CaptureError:

@@ -26,7 +26,8 @@ def test_metadata_is_made_when_it_is_asked_for_and_once() -> None:
 
     about = About(make)
     assert not made
-    assert about.made() == about.finish() == about.resolved == {"layer": 3}
+    about.finish()
+    assert about.made() == about.resolved == {"layer": 3}
     assert about.line() == b'{"layer":3}\n'
     assert made == [1]
 
