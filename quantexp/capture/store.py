@@ -231,8 +231,12 @@ class CaptureStore:
             self._write([task for task in tasks if isinstance(task, _Taken)])
         except CaptureError:
             with contextlib.suppress(CaptureError):
-                self._list(tasks)
+                self._follow_up(tasks)
             raise
+        self._follow_up(tasks)
+
+    def _follow_up(self, tasks: Sequence[_Task]) -> None:
+        """List what was written, and do what else was asked for."""
         self._list(tasks)
         for task in tasks:
             if not isinstance(task, _Taken | _Line):
