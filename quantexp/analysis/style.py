@@ -1,4 +1,4 @@
-"""How every figure looks: a colour for each quantisation type and kind of tensor, sizes, axes.
+"""How every figure looks: a colour for each kind of tensor, sizes, axes; how schemes look is in `scheme_style`.
 
 Colours are those of Okabe and Ito (2008), distinguishable with any colour vision. Nothing here
 touches matplotlib's global state: figures are made by `new_figure` and carry their own canvas.
@@ -6,7 +6,6 @@ touches matplotlib's global state: figures are made by `new_figure` and carry th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from quantexp.analysis.inventory import Kind
+from quantexp.analysis.scheme_style import SchemeStyle, format_colour
 
 BLACK = "#000000"
 ORANGE = "#E69F00"
@@ -30,7 +30,6 @@ GREY = "#999999"
 LIGHT_GREY = "#CCCCCC"
 INK = "#333333"
 
-QUANT_COLOURS = {"mxfp8": BLUE, "mxfp4": VERMILLION, "hifp8": GREEN, "bf16": GREY}
 KIND_COLOURS = {
     Kind.INPUT: SKY,
     Kind.WEIGHT: ORANGE,
@@ -58,8 +57,8 @@ NOTE_PT = 7
 
 
 def quant_colour(name: str) -> str:
-    """The colour of a quantisation type, or of a format by the type its name begins with."""
-    return QUANT_COLOURS.get(re.split("[_ ]", name)[0], BLACK)
+    """The colour of a quantisation type or format; black for what is none."""
+    return format_colour(name) or BLACK
 
 
 def new_figure(width_inch: float, height_inch: float) -> Figure:
@@ -91,6 +90,71 @@ def say_instead(ax: Axes, words: str) -> None:
     ax.text(
         0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=10, color=INK
     )
+
+
+def name_lines(
+    ax: Axes, ends: Sequence[tuple[float, float, str, SchemeStyle]], size_pt: float = TICK_PT
+) -> None:
+    """Write each line's name at its right end (x, y, name, style), beside a piece of the line; names move apart.
+
+    Limits of the axes and the places of the subplots must be final.
+    """
+    if not ends:
+        return
+    figure = ax.get_figure()
+    assert figure is not None
+    height_pt = 72 * figure.get_figheight() * ax.get_position().height
+    low, high = ax.get_ylim()
+    wanted = [(y - low) / (high - low) * height_pt for _, y, _, _ in ends]
+    places = _moved_apart(wanted, 1.3 * size_pt, height_pt)
+    for (_, _, name, style), wish, place in zip(ends, wanted, places, strict=True):
+        y, is_at = place / height_pt, wish / height_pt
+        ax.plot(
+            [1.0, 1.015],
+            [is_at, y],
+            transform=ax.transAxes,
+            color=style.colour,
+            lw=0.7,
+            clip_on=False,
+            scalex=False,
+            scaley=False,
+        )
+        ax.plot(
+            [1.015, 1.055],
+            [y, y],
+            transform=ax.transAxes,
+            color=style.colour,
+            linestyle=style.linestyle,
+            lw=1.6,
+            clip_on=False,
+            scalex=False,
+            scaley=False,
+        )
+        ax.text(
+            1.065, y, name, transform=ax.transAxes, fontsize=size_pt, color=INK, va="center"
+        ).set_parse_math(False)
+
+
+def _moved_apart(wanted: Sequence[float], least: float, height: float) -> list[float]:
+    """Places in the order of the wishes, `least` apart, as near to them as that allows; centred if there is no room."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    groups: list[
+        tuple[float, list[int]]
+    ] = []  # the middle of neighbours that touch, and who they are
+    for i in order:
+        middle, members = wanted[i], [i]
+        while groups and middle - groups[-1][0] < least * (len(members) + len(groups[-1][1])) / 2:
+            _, before = groups.pop()
+            members = before + members
+            middle = sum(wanted[j] for j in members) / len(members)
+            reach = least * (len(members) - 1) / 2
+            middle = min(max(middle, reach), max(height - reach, height / 2))
+        groups.append((middle, members))
+    places = [0.0] * len(wanted)
+    for middle, members in groups:
+        for rank, i in enumerate(members):
+            places[i] = middle + least * (rank - (len(members) - 1) / 2)
+    return places
 
 
 def power_of_two(exponent: int) -> str:

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 
 from quantexp.analysis.collection import read_collection
 from quantexp.analysis.fidelity_panel import draw_fidelity
-from quantexp.analysis.style import QUANT_COLOURS, new_figure
+from quantexp.analysis.scheme_style import FORMAT_COLOURS
+from quantexp.analysis.style import new_figure
 from quantexp.analysis.survey import survey_tensors
 
 from .captures import HIF8, MX4, MX8, Capture, linear_formats
@@ -38,7 +39,7 @@ def test_every_operand_has_its_name_and_every_format_its_colour(ax: Axes, captur
     assert words(ax) == ["qkv", "proj", "fc1"]
     assert legend(ax) == ["mxfp8_e4m3 rceil", "mxfp4_e2m1 floor", "hifp8 current"]
     dots = {line.get_color() for line in ax.lines if line.get_marker() == "o"}
-    assert dots == {QUANT_COLOURS[name] for name in ("mxfp8", "mxfp4", "hifp8")}
+    assert dots == {FORMAT_COLOURS[name] for name in ("mxfp8", "mxfp4", "hifp8")}
 
 
 def test_an_infinite_sqnr_leaves_its_column_empty(ax: Axes, capture: Capture) -> None:

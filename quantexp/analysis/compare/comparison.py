@@ -20,7 +20,7 @@ from quantexp.ledger.scope import Missing
 from quantexp.queueing.slots import ranges
 
 #: What makes no difference to what runs, or is told by the precision map.
-_NOT_COMPARED = ("quant", "paths", "tracking", "analysis", "dry_run", "force", "sweep")
+NOT_COMPARED = ("quant", "paths", "tracking", "analysis", "dry_run", "force", "sweep")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _config(side: Side, baseline: Side) -> list[Difference]:
     return [
         difference
         for difference in differing(side.config, baseline.config)
-        if difference.key.partition(".")[0] not in _NOT_COMPARED
+        if difference.key.partition(".")[0] not in NOT_COMPARED
     ]
 
 

@@ -1,60 +1,83 @@
-"""The figure of a comparison: losses of all runs, and below them their gaps to the baseline. PNG and PDF."""
+"""The figure of a comparison: losses of all schemes, and below them their gaps to the baseline. PNG and PDF."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from quantexp.analysis.compare.comparison import Comparison, Row
-from quantexp.analysis.compare.look import look_of
+from quantexp.analysis.compare.comparison import Comparison
+from quantexp.analysis.compare.lines import Band, Line, lines_of
 from quantexp.analysis.compare.smooth import running_mean, window_of
-from quantexp.analysis.style import INK, NOTE_PT, dress, new_figure, save_figure, say_instead
+from quantexp.analysis.style import (
+    GREY,
+    INK,
+    NOTE_PT,
+    dress,
+    name_lines,
+    new_figure,
+    save_figure,
+    say_instead,
+)
 
 FILE_NAME = "compare"
+_WIDTH_INCH, _HEIGHT_INCH = 9.0, 7.0
+#: Of a label's letters.
+_LETTER_INCH = 0.075
+_MOST_LABEL_INCH = 3.2
 
 
 def draw_curves(comparison: Comparison, folder: Path) -> list[Path]:
     """Draw to `folder`/compare.png and compare.pdf."""
-    figure = new_figure(9, 7)
+    figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
-    drawn = [row for row in comparison.rows if row.side.losses.losses]
-    for row in drawn:
-        losses = row.side.losses
-        _line(top, row, losses.iterations, losses.losses)
-    gaps = [row for row in drawn if comparison.rows[row.baseline] is not row and row.gap]
-    bottom.axhline(0, color="#999999", linewidth=1.2)
-    for row in gaps:
-        assert row.gap is not None
-        _line(bottom, row, row.gap.iterations, row.gap.gaps)
+    lines = lines_of(comparison)
+    drawn = [line for line in lines if line.losses.iterations]
+    gaps = [line for line in drawn if line.gaps.iterations]
     dress(top, "a  Training loss", "", "loss, nats a token")
     dress(bottom, "b  Gap to the baseline, paired by iteration", "iteration", "gap, nats a token")
+    bottom.axhline(0, color=GREY, linewidth=1.2)
     bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if drawn:
-        columns = 1 if len(drawn) <= 12 else 2
-        top.legend(fontsize=NOTE_PT + 1, frameon=False, ncols=columns, handlelength=3.2)
-    else:
+    longest = max((len(line.label) for line in drawn), default=0)
+    label_inch = min(_MOST_LABEL_INCH, 0.3 + _LETTER_INCH * longest)
+    figure.subplots_adjust(
+        left=0.09, right=1 - label_inch / _WIDTH_INCH, top=0.95, bottom=0.1, hspace=0.2
+    )
+    _draw(top, drawn, [line.losses for line in drawn])
+    _draw(bottom, gaps, [line.gaps for line in gaps])
+    if not drawn:
         say_instead(top, "no run has a loss")
     if not gaps:
         say_instead(bottom, "no run has a baseline to be held against")
-    figure.text(0.01, 0.008, comparison.noise, fontsize=NOTE_PT + 1, color=INK)
-    figure.subplots_adjust(left=0.09, right=0.985, top=0.95, bottom=0.1, hspace=0.2)
+    windows = [window for line in drawn if (window := window_of(len(line.losses.mean))) > 1]
+    notes = [comparison.noise]
+    if windows:
+        notes.append(f"lines: mean over {max(windows)} iterations, faint: each iteration")
+    if any(len(line.rows) > 1 for line in drawn):
+        notes.append("of several seeds: the mean, and a band from the least to the largest")
+    figure.text(0.01, 0.008, "\n".join(notes[::-1]), fontsize=NOTE_PT + 1, color=INK)
     return save_figure(figure, folder / FILE_NAME, ("png", "pdf"))
 
 
-def _line(ax: Axes, row: Row, x: tuple[int, ...], y: tuple[float, ...]) -> None:
-    """One curve; of many points the running mean, with every point faintly behind it."""
-    look = look_of(row.side.scheme)
-    window = window_of(len(x))
-    if window > 1:
-        ax.plot(x, y, color=look.colour, linewidth=0.5, alpha=0.25, zorder=1.5)
-    marker = "o" if len(x) == 1 else None
-    width = 2.0 if row.side.is_baseline else 1.4
-    style = (0, look.dash) if look.dash else "solid"
-    # A label that begins with an underscore is left out of legends.
-    label = row.label.lstrip("_") + (f" (mean over {window})" if window > 1 else "")
-    means = running_mean(y, window) if window > 1 else y
-    ax.plot(
-        x, means, color=look.colour, linestyle=style, linewidth=width, marker=marker, label=label
-    )
+def _draw(ax: Axes, lines: Sequence[Line], bands: Sequence[Band]) -> None:
+    """The lines with their bands, each named at its right end."""
+    ends = []
+    for line, band in zip(lines, bands, strict=True):
+        x, (low, mean, high) = band.iterations, (band.low, band.mean, band.high)
+        if (window := window_of(len(x))) > 1:
+            ax.plot(x, mean, color=line.style.colour, linewidth=0.5, alpha=0.25, zorder=1.5)
+            low, mean, high = (tuple(running_mean(y, window)) for y in (low, mean, high))
+        if len(line.rows) > 1:
+            ax.fill_between(x, low, high, color=line.style.colour, alpha=0.18, linewidth=0)
+        ax.plot(
+            x,
+            mean,
+            color=line.style.colour,
+            linestyle=line.style.linestyle,
+            linewidth=2.4 if line.is_baseline else 1.5,
+            marker=line.style.marker if len(x) == 1 else None,
+        )
+        ends.append((x[-1], mean[-1], line.label, line.style))
+    name_lines(ax, ends)

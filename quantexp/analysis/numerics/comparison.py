@@ -21,7 +21,7 @@ from quantexp.analysis.numerics.lines import (
     write_note,
     write_title,
 )
-from quantexp.analysis.numerics.marks import Mark, scheme_mark
+from quantexp.analysis.numerics.marks import Mark
 from quantexp.analysis.numerics.series import (
     AS_DECLARED,
     SATURATED,
@@ -33,6 +33,7 @@ from quantexp.analysis.numerics.series import (
     in_order,
     modules_of,
 )
+from quantexp.analysis.scheme_style import SchemeStyle, scheme_styles
 from quantexp.analysis.style import LABEL_PT, NOTE_PT, TICK_PT, dress, new_figure
 
 _ROW_INCH, _TOP_INCH, _BOTTOM_INCH, _NAMES_INCH = 0.26, 1.0, 0.75, 1.5
@@ -46,22 +47,21 @@ class Contestant:
     """A scheme, or a format that a run was judged under."""
 
     label: str
-    mark: Mark
+    style: SchemeStyle
     judged: Sequence[Judged]
 
 
 def contestants(runs: Sequence[Run]) -> list[Contestant]:
     """Everything that operands were judged under: each run's own scheme, and each format that was asked for."""
     names = labels_of(runs)
+    groups = [(run, group, judged) for run in runs for group, judged in groups_of(run).items()]
+    styles = scheme_styles([run.scheme if g == AS_DECLARED else g for run, g, _ in groups])
     found = []
-    for run in runs:
-        for group, judged in groups_of(run).items():
-            own = group == AS_DECLARED
-            label = names[run.label] if own else group
-            if not own and len(runs) > 1:
-                label = f"{group} ({names[run.label]})"
-            mark = scheme_mark(run.scheme if own else group)
-            found.append(Contestant(label, mark, judged))
+    for (run, group, judged), style in zip(groups, styles, strict=True):
+        label = names[run.label] if group == AS_DECLARED else group
+        if group != AS_DECLARED and len(runs) > 1:
+            label = f"{group} ({names[run.label]})"
+        found.append(Contestant(label, style, judged))
     return found
 
 
@@ -127,15 +127,15 @@ def _draw_marks(
     for one in contestant.judged:
         key = (one.module, one.series)
         values.setdefault(key, []).append(getattr(one.operand.fidelity, measure.name))
-    mark = contestant.mark
+    style = contestant.style
     for key, found in values.items():
         kept = finite(found)
         missing += len(found) - len(kept)
         if kept:
             y = names.index(key) + offset
-            ax.hlines(y, min(kept), max(kept), color=mark.colour, lw=1.0, alpha=0.5)
+            ax.hlines(y, min(kept), max(kept), color=style.colour, lw=1.0, alpha=0.5)
             ax.plot(
-                [median(kept)], [y], mark.marker, color=mark.colour, ms=4.5, mew=0, clip_on=False
+                [median(kept)], [y], style.marker, color=style.colour, ms=4.5, mew=0, clip_on=False
             )
     return missing
 
@@ -143,6 +143,8 @@ def _draw_marks(
 def magnitudes_by_scheme(runs: Sequence[Run]) -> Figure | None:
     """The same tensor side by side: magnitudes of each kind of tensor, a line a run; None of no statistics."""
     names = labels_of(runs)
+    each = zip(runs, scheme_styles([run.scheme for run in runs]), strict=True)
+    styles = {run.label: style for run, style in each}
     sums: dict[str, dict[str, Counts]] = {}
     for run in runs:
         for one in run.tensors:
@@ -180,7 +182,7 @@ def magnitudes_by_scheme(runs: Sequence[Run]) -> Figure | None:
         last, first = place + columns >= len(kinds), place % columns == 0
         dress(ax, "", "log2 |x|" if last else "", "share" if first else "", grid="both")
         ax.set_title(kinds[place], fontsize=LABEL_PT, loc="left")
-        _draw_histograms(ax, sums[kinds[place]], {r.label: scheme_mark(r.scheme) for r in runs})
+        _draw_histograms(ax, sums[kinds[place]], styles)
     shares = (n / c.total for by_run in sums.values() for c in by_run.values() for n in c.counts)
     axes[0, 0].set_ylim(0, 1.06 * max(shares))
     write_title(
@@ -188,24 +190,28 @@ def magnitudes_by_scheme(runs: Sequence[Run]) -> Figure | None:
         "Magnitudes by scheme",
         "the same tensors of each run, all layers; before quantisation",
     )
-    marks = {names[run.label]: scheme_mark(run.scheme) for run in runs}
-    _legend(figure, {name: Mark(mark.colour, "", "-") for name, mark in marks.items()})
+    _legend(
+        figure,
+        {names[label]: Mark(style.colour, "", style.linestyle) for label, style in styles.items()},
+    )
     return figure
 
 
-def _draw_histograms(ax: Axes, by_run: Mapping[str, Counts], marks: Mapping[str, Mark]) -> None:
-    for place, (label, counts) in enumerate(by_run.items()):
+def _draw_histograms(
+    ax: Axes, by_run: Mapping[str, Counts], styles: Mapping[str, SchemeStyle]
+) -> None:
+    for label, counts in by_run.items():
         xs = [counts.first - 1, *(e for e, _ in counts.items()), counts.first + len(counts.counts)]
         ys = [0.0, *(n / counts.total for _, n in counts.items()), 0.0]
-        style = ("-", "--", ":", "-.")[place % 4]
-        ax.step(xs, ys, where="mid", color=marks[label].colour, lw=1.2, ls=style)
+        style = styles[label]
+        ax.step(xs, ys, where="mid", color=style.colour, lw=1.2, ls=style.linestyle)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     ax.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     ax.tick_params(labelsize=NOTE_PT)
 
 
 def _add_legend(figure: Figure, found: Sequence[Contestant]) -> None:
-    _legend(figure, {c.label: Mark(c.mark.colour, c.mark.marker, "") for c in found})
+    _legend(figure, {c.label: Mark(c.style.colour, c.style.marker, "") for c in found})
 
 
 def _legend(figure: Figure, marks: Mapping[str, Mark]) -> None:

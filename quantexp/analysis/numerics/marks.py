@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quantexp.analysis.operands import tensor_called
+from quantexp.analysis.scheme_style import Dash
 from quantexp.analysis.style import (
     BLACK,
     BLUE,
@@ -20,7 +21,6 @@ from quantexp.analysis.style import (
     SKY,
     VERMILLION,
     YELLOW,
-    quant_colour,
 )
 from quantexp.capture.operands import SCALE, source_of
 
@@ -31,7 +31,8 @@ class Mark:
 
     colour: str
     marker: str = "o"
-    line: str = "-"
+    #: As matplotlib takes it.
+    line: str | tuple[float, Dash] = "-"
     #: Whether the marker is filled.
     filled: bool = True
 
@@ -52,18 +53,6 @@ _TENSORS = {
     "resid_post": Mark(BLUE, "v"),
 }
 _LINES = {"fprop": "-", "dgrad": "--", "wgrad": ":"}
-
-
-#: Of a scheme: what it quantises says the marker, its format the colour.
-_SITES = {"FA_linear": "o", "linear": "s", "FA": "^"}
-
-
-def scheme_mark(scheme: str) -> Mark:
-    """The mark of a scheme (`FA_linear_mxfp8`) or of a format (`mxfp8_e4m3 rceil`, a cross)."""
-    sites, _, name = scheme.rpartition("_")
-    if sites in _SITES:
-        return Mark(quant_colour(name), _SITES[sites])
-    return Mark(quant_colour(scheme), "D" if scheme == "bf16" else "X")
 
 
 def mark_of(series: str) -> Mark:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantexp.analysis.compare.comparison import Row
-from quantexp.analysis.compare.look import look_of
 from quantexp.analysis.compare.matched import last_iteration
 from quantexp.analysis.compare.side import Side
 from quantexp.analysis.report.cells import Numerics
 from quantexp.analysis.report.origin import Origin, origin
 from quantexp.analysis.report.pictures import Pictures
 from quantexp.analysis.report.proof import Proof, proof
+from quantexp.analysis.scheme_style import scheme_style
 
 #: Characters of config.yaml that are shown.
 MAX_CONFIG = 60_000
@@ -44,7 +44,7 @@ def part(row: Row, cells: Numerics, pictures: Pictures) -> Part:
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
     return Part(
         row,
-        look_of(side.scheme).colour,
+        scheme_style(side.scheme).colour,
         tuple(_facts(row, shown, came_from).items()),
         shown,
         came_from,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quantexp.analysis.compare.comparison import Comparison
-from quantexp.analysis.compare.look import look_of
 from quantexp.analysis.compare.smooth import running_mean, window_of
+from quantexp.analysis.scheme_style import scheme_styles
 
 #: Points of a line; more would be finer than a screen.
 MAX_POINTS = 800
@@ -16,15 +16,15 @@ MAX_POINTS = 800
 def series(comparison: Comparison) -> list[dict[str, Any]]:
     """For each run its line, its gap, and how they are drawn."""
     lines = []
-    for row in comparison.rows:
-        look = look_of(row.side.scheme)
+    styles = scheme_styles([row.side.scheme for row in comparison.rows])
+    for row, style in zip(comparison.rows, styles, strict=True):
         losses, gap = row.side.losses, row.gap
         is_baseline = comparison.rows[row.baseline] is row
         lines.append(
             {
                 "label": row.label,
-                "colour": look.colour,
-                "dash": list(look.dash),
+                "colour": style.colour,
+                "dash": list(style.dash),
                 "baseline": is_baseline,
                 "loss": _line(losses.iterations, losses.losses),
                 "gap": _line(gap.iterations, gap.gaps)

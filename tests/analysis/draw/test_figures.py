@@ -15,7 +15,8 @@ from matplotlib.text import Text
 from quantexp.analysis.draw.distribution import draw_distribution
 from quantexp.analysis.draw.grids import grids_of
 from quantexp.analysis.draw.heatmap import draw_heatmap
-from quantexp.analysis.style import GREEN, QUANT_COLOURS, VERMILLION, power_of_two
+from quantexp.analysis.scheme_style import FORMAT_COLOURS
+from quantexp.analysis.style import GREEN, VERMILLION, power_of_two
 
 from .conftest import HIF8, Look, linear_formats, normal
 
@@ -57,7 +58,7 @@ def test_the_grid_has_the_colour_of_its_format_and_every_magnitude(look: Look) -
     (marks,) = rows.collections
     assert tuple(marks.get_colors()[0]) == to_rgba(GREEN)  # type: ignore[attr-defined]
     assert len(marks.get_paths()) == 126  # of 256 codes, without zero, NaN and two infinities
-    assert QUANT_COLOURS["hifp8"] == GREEN
+    assert FORMAT_COLOURS["hifp8"] == GREEN
 
 
 @pytest.mark.parametrize(

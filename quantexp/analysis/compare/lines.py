@@ -1,0 +1,116 @@
+"""The lines of a comparison: one for each scheme, with the runs that differ by their seed alone as its band.
+
+A line is the mean of its runs over the iterations that all of them have, the band reaches from the least to the
+largest; of one run the three are the same. A gap is paired by seed before anything is averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from quantexp.analysis.compare.comparison import NOT_COMPARED, Comparison, Row
+from quantexp.analysis.compare.leaves import differing
+from quantexp.analysis.scheme_style import BASELINE, SchemeStyle, scheme_styles
+
+_SEED = "training.seed"
+
+
+@dataclass(frozen=True)
+class Band:
+    """Numbers by iteration."""
+
+    iterations: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    mean: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """One scheme on the page."""
+
+    #: `linear_mxfp4`, `linear_mxfp4, 3 seeds`.
+    label: str
+    style: SchemeStyle
+    #: Their places among the comparison's rows.
+    rows: tuple[int, ...]
+    is_baseline: bool
+    losses: Band
+    #: Empty for a baseline.
+    gaps: Band
+
+
+def lines_of(comparison: Comparison) -> list[Line]:
+    """Each scheme of a comparison once, in the order in which it comes first."""
+    rows = comparison.rows
+    groups = _groups(rows)
+    styles = scheme_styles([_drawn_as(rows[group[0]]) for group in groups])
+    return [_line(rows, group, style) for group, style in zip(groups, styles, strict=True)]
+
+
+def band_of(curves: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Band:
+    """Iterations and values of several runs, together."""
+    by_iteration = [dict(zip(*curve, strict=True)) for curve in curves]
+    if not by_iteration:
+        return Band()
+    common = [i for i in by_iteration[0] if all(i in one for one in by_iteration)]
+    values = [[one[i] for one in by_iteration] for i in common]
+    return Band(
+        tuple(common),
+        tuple(map(min, values)),
+        tuple(map(fmean, values)),
+        tuple(map(max, values)),
+    )
+
+
+def _groups(rows: Sequence[Row]) -> list[list[int]]:
+    """Rows that differ by the seed alone, together; a seed is in a group once."""
+    groups: list[list[int]] = []
+    for i, row in enumerate(rows):
+        for group in groups:
+            seeds = {rows[j].side.seed for j in group}
+            if row.side.seed not in seeds and _is_repetition(row, rows[group[0]]):
+                group.append(i)
+                break
+        else:
+            groups.append([i])
+    return groups
+
+
+def _is_repetition(row: Row, first: Row) -> bool:
+    if row.side.scheme != first.side.scheme or None in (row.side.seed, first.side.seed):
+        return False
+    return all(
+        difference.key == _SEED or _is_of_no_matter(difference.key)
+        for difference in differing(row.side.config, first.side.config)
+    )
+
+
+def _is_of_no_matter(key: str) -> bool:
+    group = key.partition(".")[0]
+    return group in NOT_COMPARED and group != "quant"
+
+
+def _drawn_as(row: Row) -> str:
+    return BASELINE if row.side.is_baseline else row.side.scheme
+
+
+def _line(rows: Sequence[Row], group: Sequence[int], style: SchemeStyle) -> Line:
+    members = [rows[i] for i in group]
+    first = members[0]
+    is_baseline = rows[first.baseline] is first
+    label = first.label
+    if len(members) > 1:
+        label = f"{label.replace(f' seed {first.side.seed}', '')}, {len(members)} seeds"
+    losses = [(m.side.losses.iterations, m.side.losses.losses) for m in members]
+    gaps = [(m.gap.iterations, m.gap.gaps) for m in members if m.gap is not None]
+    return Line(
+        label,
+        style,
+        tuple(group),
+        is_baseline,
+        band_of([curve for curve in losses if curve[0]]),
+        Band() if is_baseline else band_of(gaps),
+    )

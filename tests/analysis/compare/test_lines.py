@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import numpy as np
+
+from quantexp.analysis.compare.comparison import Comparison, compare
+from quantexp.analysis.compare.lines import lines_of
+from quantexp.analysis.compare.side import read_side
+from quantexp.analysis.scheme_style import scheme_style
+from quantexp.paths import RunDir
+from tests.analysis.compare.runs import Runs
+
+LOSSES = {1: [6.0, 5.0, 4.0], 2: [6.5, 5.5, 4.6], 3: [5.0, 5.1, 4.1]}
+
+
+def compared(*runs: RunDir) -> Comparison:
+    return compare([read_side(run) for run in runs])
+
+
+def test_seeds_of_a_scheme_are_one_line_with_a_band(runs: Runs) -> None:
+    made = []
+    for seed, losses in LOSSES.items():
+        made.append(runs.add("bf16", losses, seed=seed))
+        made.append(runs.add("linear_mxfp8", [loss + 0.1 * seed for loss in losses], seed=seed))
+    bf16, mxfp8 = lines_of(compared(*made))
+    table = np.array(list(LOSSES.values()))
+    assert (bf16.label, mxfp8.label) == ("bf16, 3 seeds", "linear_mxfp8, 3 seeds")
+    assert (bf16.rows, mxfp8.rows) == ((0, 2, 4), (1, 3, 5))
+    assert bf16.losses.iterations == (1, 2, 3)
+    np.testing.assert_allclose(bf16.losses.low, table.min(0))
+    np.testing.assert_allclose(bf16.losses.mean, table.mean(0))
+    np.testing.assert_allclose(bf16.losses.high, table.max(0))
+
+
+def test_gaps_are_paired_by_seed_before_they_are_averaged(runs: Runs) -> None:
+    made = []
+    for seed, losses in LOSSES.items():
+        made.append(runs.add("bf16", losses, seed=seed))
+        made.append(runs.add("linear_mxfp8", [loss + 0.1 * seed for loss in losses], seed=seed))
+    bf16, mxfp8 = lines_of(compared(*made))
+    assert bf16.is_baseline
+    assert bf16.gaps.iterations == ()
+    np.testing.assert_allclose(mxfp8.gaps.low, 0.1)
+    np.testing.assert_allclose(mxfp8.gaps.mean, 0.2)
+    np.testing.assert_allclose(mxfp8.gaps.high, 0.3)
+
+
+def test_a_band_has_the_iterations_that_all_of_its_runs_have(runs: Runs) -> None:
+    made = [runs.add("bf16", [6.0, 5.0, 4.0], seed=1), runs.add("bf16", [6.0, None], seed=2)]
+    (line,) = lines_of(compared(*made))
+    assert line.losses.iterations == (1,)
+
+
+def test_runs_of_one_scheme_that_differ_by_more_than_the_seed_are_lines_of_their_own(
+    runs: Runs,
+) -> None:
+    made = [
+        runs.add("linear_mxfp4", seed=1),
+        runs.add("linear_mxfp4", seed=1, lr=3e-4),
+        runs.add("linear_mxfp4", seed=2, lr=9e-4),
+    ]
+    lines = lines_of(compared(*made))
+    assert len(lines) == len({(line.style.colour, line.style.dash) for line in lines}) == 3
+
+
+def test_the_baseline_has_the_neutral_style_whatever_its_name_is(runs: Runs) -> None:
+    bf16 = runs.add("bf16", name="mine-00000000")
+    lines = lines_of(compared(bf16, runs.add("linear_mxfp4")))
+    assert lines[0].style == scheme_style("bf16")
+    assert lines[1].style == scheme_style("linear_mxfp4")
