@@ -14,12 +14,13 @@ from quantexp.device import device_class
 from quantexp.ending import ended, interrupted
 from quantexp.errors import RunError, RunInUseError
 from quantexp.paths import RunDir
-from quantexp.progress import last_metrics, live_line
+from quantexp.progress import live_line, recent_metrics
 from quantexp.provenance import command_line
 from quantexp.queueing.slots import make_slots
 from quantexp.record import Opened, opened
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp.source import environment
+from quantexp.speed import Speed, speed_of
 from quantexp.status import State, read_json, read_status
 
 
@@ -35,6 +36,7 @@ class Outcome:
     skipped: bool = False
     #: The last line of metrics.jsonl.
     metrics: dict[str, Any] | None = None
+    speed: Speed = field(default_factory=Speed)
     #: Tensors captured, and their bytes.
     tensors: int = 0
     num_bytes: int = 0
@@ -147,7 +149,7 @@ def outcome(
     experiment: Experiment, run: RunDir, skipped: str | None = None, elsewhere: str | None = None
 ) -> Outcome:
     """What a run folder says; `skipped` and `elsewhere` are as in `Opened`."""
-    status = read_status(run.status)
+    status, metrics = read_status(run.status), recent_metrics(run)
     if status is None:
         raise RunError(f"{run.root} has no status.json: it is no run folder, or was never started")
     return Outcome(
@@ -156,7 +158,8 @@ def outcome(
         status.state,
         skipped or elsewhere or status.reason,
         skipped is not None,
-        last_metrics(run),
+        metrics[-1] if metrics else None,
+        speed_of(metrics),
         status.capture.get("tensors", 0),
         status.capture.get("num_bytes", 0),
         read_json(run.precision) if run.precision.exists() else None,

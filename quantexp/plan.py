@@ -23,12 +23,15 @@ from quantexp.decoder import is_routed, shapes_by_layer
 from quantexp.device import device_class
 from quantexp.errors import DataError, RunError
 from quantexp.footprint import memory_parts_gb
+from quantexp.format_label import describe_format, describe_scheme
 from quantexp.formats.table import get_format
 from quantexp.identity import folder_name, identity
+from quantexp.model_label import describe_model
 from quantexp.paths import RunDir
 from quantexp.progress import human_bytes
 from quantexp.quant.precision import Entry, changes, declared_maps, entry_record
 from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import WORKING
 from quantexp.queueing.slots import slots_for
 from quantexp.record import root_of
 from quantexp.room import room_gb, way_to_fit
@@ -65,6 +68,9 @@ class Plan:
     model: str
     dataset: str
     scheme: str
+    #: What was changed in the model, and its size; and the working precision.
+    model_label: str
+    precision: str
     #: plain, fused or tiled.
     attention: str
     #: Without Megatron's padding of the vocabulary.
@@ -121,6 +127,8 @@ def make_plan(experiment: Experiment) -> Plan:
         model=model.name,
         dataset=str(experiment.dataset.label),
         scheme=str(experiment.quant.name),
+        model_label=describe_model(model),
+        precision=training.precision.value,
         attention=training.attention.value,
         parameters=num_parameters(model),
         num_processes=experiment.launcher.num_processes,
@@ -222,10 +230,10 @@ def print_plan(plan: Plan, console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    padding = f" (+ {plan.padding_parameters:,} of padding)" if plan.padding_parameters else ""
-    table.add_row("model", f"{plan.model}, {plan.parameters:,} parameters{padding}")
+    padding = f" and {plan.padding_parameters:,} of padding" if plan.padding_parameters else ""
+    table.add_row("model", f"{escape(plan.model_label)} ({plan.parameters:,}{padding})")
     table.add_row("data", escape(plan.dataset))
-    table.add_row("scheme", escape(plan.scheme))
+    table.add_row("scheme", escape(describe_scheme(plan.scheme, plan.precision)))
     table.add_row("attention", _PATHS[plan.attention])
     if plan.num_processes > 1:
         table.add_row(
@@ -281,7 +289,7 @@ def precision_table(plan: Plan) -> Table:
     by_slot: dict[tuple[str, str], dict[str, list[int]]] = {}
     for entry in plan.precision_map:
         slot = f"{entry['site']}.{entry['product']}.{entry['operand']}"
-        modules = by_slot.setdefault((slot, _held_as(entry)), {})
+        modules = by_slot.setdefault((slot, _held_as(entry, plan.precision)), {})
         modules.setdefault(str(entry["module"]), []).append(int(str(entry["layer"])))
     for (slot, held_as), modules in by_slot.items():
         by_layers: dict[str, list[str]] = {}
@@ -305,9 +313,9 @@ def _experts_together(names: list[str]) -> list[str]:
     return [*others, *(f"expert[{_ranges(n)}]-{part}" for part, n in together.items())]
 
 
-def _held_as(entry: dict[str, object]) -> str:
-    if entry["format"] == "bf16":
-        return "working precision"
+def _held_as(entry: dict[str, object], precision: str) -> str:
+    if entry["format"] == WORKING:
+        return describe_format(WORKING, precision)
     if entry["reuse"]:
         return f"{entry['format']}, the forward copy"
     parts = [str(entry["format"])]

@@ -23,10 +23,11 @@ from rich.table import Column
 
 from quantexp.errors import RunError
 from quantexp.paths import RunDir
+from quantexp.speed import Speed, speed_of
 from quantexp.status import Status, read_status
 
 #: What is read of a long metrics.jsonl; a line has some 300 bytes.
-TAIL_BYTES = 1 << 14
+TAIL_BYTES = 1 << 16
 #: Columns from which the live line has room for every name.
 WIDE = 120
 
@@ -114,7 +115,7 @@ def update_line(lines: Progress, task: TaskID, run: RunDir) -> None:
     with contextlib.suppress(RunError):  # the file is replaced by other versions of us too
         status = read_status(run.status)
         if status is not None:
-            numbers, doing = _numbers(last_metrics(run)), _doing(status)
+            numbers, doing = _numbers(recent_metrics(run)), _doing(status)
             lines.update(
                 task,
                 total=status.iterations or None,
@@ -125,10 +126,15 @@ def update_line(lines: Progress, task: TaskID, run: RunDir) -> None:
             )
 
 
-def _numbers(metrics: dict[str, Any] | None) -> str:
-    if metrics is None:
+def _numbers(metrics: list[dict[str, Any]]) -> str:
+    if not metrics:
         return ""
-    return f"loss {metrics['loss']:.4f}  {metrics['tokens_per_s']:,.0f} tokens/s"
+    return f"loss {metrics[-1]['loss']:.4f}  {tokens_words(speed_of(metrics))}"
+
+
+def tokens_words(speed: Speed) -> str:
+    """`1,234 tokens/s`; `-` where nothing says it."""
+    return "-" if speed.tokens_per_s is None else f"{speed.tokens_per_s:,.0f} tokens/s"
 
 
 def _doing(status: Status) -> str:

@@ -10,10 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from quantexp.execute import Outcome
+from quantexp.format_label import describe_format, describe_scheme
+from quantexp.model_label import describe_model
 from quantexp.paths import short_path
-from quantexp.progress import human_bytes
+from quantexp.progress import human_bytes, tokens_words
+from quantexp.quant.slots import WORKING
 from quantexp.queueing.label import differences, names
-from quantexp.schema import AutoDraw, Experiment
+from quantexp.schema import AutoDraw, Experiment, Precision
 from quantexp.status import State
 from quantexp.tracking.trackers import BACKENDS
 
@@ -29,17 +32,18 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     table.add_row("state", _state(outcome))
     if outcome.skipped:
         table.add_row("", escape(outcome.reason))
-    table.add_row("model", f"{experiment.model.name}, {experiment.model.num_layers} layers")
+    table.add_row("model", escape(describe_model(experiment.model)))
     table.add_row("data", escape(str(experiment.dataset.label)))
-    table.add_row("scheme", escape(str(experiment.quant.name)))
-    table.add_row("proof", proof_line(outcome.precision))
+    precision = experiment.training.precision
+    table.add_row("scheme", escape(describe_scheme(str(experiment.quant.name), precision)))
+    table.add_row("proof", proof_line(outcome.precision, precision))
     if outcome.verified is not None:
         table.add_row("numerics", escape(outcome.verified))
     if metrics is not None:
         table.add_row(
             "training",
             f"iteration {metrics['iteration']}, loss {metrics['loss']:.4f}, "
-            f"{metrics['tokens_per_s']:,.0f} tokens/s, {metrics['memory_gb']:.1f} GB",
+            f"{tokens_words(outcome.speed)}, {metrics['memory_gb']:.1f} GB",
         )
         if (held_out := metrics.get("validation_loss")) is not None:
             perplexity = metrics["perplexity"]
@@ -62,18 +66,18 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     console.print(table)
 
 
-def proof_line(precision: dict[str, Any] | None) -> str:
+def proof_line(proof: dict[str, Any] | None, precision: Precision) -> str:
     """The proof of engagement in one line."""
-    if precision is None:
+    if proof is None:
         return "none"
-    entries = precision["entries"]
-    quantised = [e for e in entries if e["format"] != "bf16"]
+    entries = proof["entries"]
+    quantised = [e for e in entries if e["format"] != WORKING]
     engaged = sum(e["status"] == "engaged" for e in quantised)
     inconclusive = sum(e["status"] == "inconclusive" for e in entries)
     parts = [
         f"{engaged} of {len(quantised)} quantised slots engaged, "
-        f"{len(entries) - len(quantised)} slots in the working precision, "
-        f"{precision['quantised_calls']} quantised operands seen"
+        f"{len(entries) - len(quantised)} slots {describe_format(WORKING, precision)}, "
+        f"{proof['quantised_calls']} quantised operands seen"
     ]
     if inconclusive:
         parts.append(f"{inconclusive} inconclusive")
@@ -143,7 +147,7 @@ def _results(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
     return [
         f"{metrics['loss']:.4f}" if metrics else "-",
         _gap(outcome, outcomes),
-        f"{metrics['tokens_per_s']:,.0f}" if metrics else "-",
+        tokens_words(outcome.speed).removesuffix(" tokens/s"),
         str(outcome.tensors),
         human_bytes(outcome.num_bytes),
         _state(outcome),

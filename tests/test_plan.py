@@ -159,12 +159,12 @@ def test_map_changes_within_the_run_are_listed() -> None:
 
 def test_printed_plan_says_that_emulation_saves_nothing(full: Plan) -> None:
     text = shown(full)
-    assert "1,235,814,400 parameters" in text
+    assert "llama32-1b, 1.24B parameters (1,235,814,400)" in text
     assert "emulation: quantised operands are held in the working dtype" in text
     assert "cannot start yet: dataset=wikipedia has no data" in text
     assert "mxfp4_e2m1, blocks of 32 along input_width, floor" in text
     assert "mxfp4_e2m1, the forward copy" in text
-    assert "working precision" in text
+    assert "high (bf16)" in text
 
 
 def test_layers_that_are_alike_share_a_row() -> None:

@@ -15,11 +15,13 @@ from rich.console import Console
 from quantexp.compose import compose
 from quantexp.execute import Outcome
 from quantexp.paths import RunDir
-from quantexp.schema import Experiment
+from quantexp.schema import Experiment, Precision
+from quantexp.speed import Speed
 from quantexp.status import State
 from quantexp.summary import print_outcome, print_sweep, proof_line
 
-METRICS = {"iteration": 8, "loss": 5.0, "tokens_per_s": 1234.0, "memory_gb": 1.5}
+METRICS = {"iteration": 8, "loss": 5.0, "memory_gb": 1.5}
+SPEED = Speed(tokens_per_s=1234.0)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def ended(experiment: Experiment, tmp_path: Path) -> Callable[..., Outcome]:
         own = copy.deepcopy(experiment)
         own.quant.name = scheme
         run = RunDir(tmp_path / f"run_of_{scheme}")
-        made = Outcome(own, run, State.COMPLETED, metrics={**METRICS, "loss": loss})
+        made = Outcome(own, run, State.COMPLETED, metrics={**METRICS, "loss": loss}, speed=SPEED)
         return replace(made, **values)  # type: ignore[arg-type]
 
     return make
@@ -121,11 +123,11 @@ def test_proof_counts_what_engaged_and_what_is_inconclusive() -> None:
         ("bf16", "inconclusive"),
     ]
     entries = [{"format": name, "status": status} for name, status in statuses]
-    assert proof_line({"entries": entries, "quantised_calls": 9}) == (
-        "1 of 2 quantised slots engaged, 2 slots in the working precision, 9 quantised operands "
+    assert proof_line({"entries": entries, "quantised_calls": 9}, Precision.bf16) == (
+        "1 of 2 quantised slots engaged, 2 slots high (bf16), 9 quantised operands "
         "seen; 2 inconclusive"
     )
-    assert proof_line(None) == "none"
+    assert proof_line(None, Precision.bf16) == "none"
 
 
 def test_table_has_the_gap_to_bf16_and_the_failures(ended: Callable[..., Outcome]) -> None:

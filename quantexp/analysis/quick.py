@@ -123,7 +123,7 @@ def _draw_panels(figure: Figure, collection: Collection, survey: Survey, curve: 
 
 def _write_title(figure: Figure, names: RunNames) -> None:
     figure.text(0.02, 0.965, names.run, fontsize=15, fontweight="bold", color=INK, va="center")
-    parts = {"model": names.model, "dataset": names.dataset, "scheme": names.scheme}
+    parts = {"model": names.model_label, "dataset": names.dataset, "scheme": names.scheme}
     words = "     ".join(f"{key}: {value}" for key, value in parts.items() if value)
     figure.text(0.02, 0.932, words, fontsize=11, color=INK, va="center")
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from quantexp.errors import RunError
+from quantexp.model_label import describe_model
 from quantexp.paths import RunDir
 
 
@@ -27,6 +28,10 @@ class RunNames:
     capture_dir: str | None = None
     #: Whether tokens attended to their own document alone.
     mask_documents: bool = False
+    #: The model with what was changed in it and its size (`describe_model`).
+    model_label: str | None = None
+    #: The working precision: bf16, fp16 or fp32.
+    precision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ def read_names(run: RunDir) -> RunNames:
         _text(config, "quant", "name"),
         _text(config, "capture", "dir"),
         _text(config, "dataset", "mask_documents") == "True",
+        describe_model(_section(config, "model")) or None,
+        _text(config, "training", "precision"),
     )
 
 
@@ -111,9 +118,13 @@ def _mapping(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def _text(config: Mapping[str, Any], group: str, key: str) -> str | None:
+def _section(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     section = config.get(group)
-    value = section.get(key) if isinstance(section, dict) else None
+    return section if isinstance(section, dict) else {}
+
+
+def _text(config: Mapping[str, Any], group: str, key: str) -> str | None:
+    value = _section(config, group).get(key)
     return None if value is None else str(value)
 
 

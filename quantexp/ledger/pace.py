@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median
 
 from quantexp.paths import RunDir
 from quantexp.progress import recent_metrics
+from quantexp.speed import speed_of
 from quantexp.status import Status
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The last iteration's numbers; None where there are none, or not finite ones."""
+    """The last iteration's loss and the run's speed; None where there is none, or not a finite one."""
 
     loss: float | None = None
     tokens_per_s: float | None = None
-    #: Until the last iteration, at the median time of the latest ones, seconds.
+    #: Until the last iteration, at the median time of an iteration, seconds.
     time_left_s: float | None = None
 
 
@@ -26,11 +26,10 @@ def pace(run: RunDir, status: Status) -> Pace:
     latest = recent_metrics(run)
     if not latest:
         return Pace()
-    steps = [step for line in latest if (step := _number(line.get("step_time_s"))) is not None]
-    left = None
-    if steps and status.iterations:
-        left = max(0, status.iterations - status.iteration) * median(steps)
-    return Pace(_number(latest[-1].get("loss")), _number(latest[-1].get("tokens_per_s")), left)
+    speed, left = speed_of(latest), None
+    if speed.step_time_s is not None and status.iterations:
+        left = max(0, status.iterations - status.iteration) * speed.step_time_s
+    return Pace(_number(latest[-1].get("loss")), speed.tokens_per_s, left)
 
 
 def _number(value: object) -> float | None:

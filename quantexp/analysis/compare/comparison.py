@@ -96,7 +96,11 @@ def _row(labels: Sequence[str], sides: Sequence[Side], i: int, baselines: Sequen
         tuple(found[chosen]) if chosen != i else (),
         gap_to(side.losses, baseline.losses),
         tuple(_config(side, baseline)),
-        tuple(precision_changes(side.maps, baseline.maps)),
+        tuple(
+            precision_changes(
+                side.maps, baseline.maps, side.names.precision, baseline.names.precision
+            )
+        ),
     )
 
 
@@ -185,6 +189,7 @@ def _row_record(row: Row, baseline: Row) -> dict[str, Any]:
         "run": side.run.root.name,
         "path": str(side.run.root),
         "model": side.names.model,
+        "model_label": side.names.model_label,
         "dataset": side.names.dataset,
         "scheme": side.names.scheme,
         "seed": side.seed,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quantexp.format_label import describe_format
 from quantexp.queueing.slots import ranges
 
 #: Layer, module, site, product, operand.
@@ -36,14 +37,19 @@ class PrecisionChange:
 def precision_changes(
     here: Mapping[int, Iterable[Mapping[str, Any]]],
     baseline: Mapping[int, Iterable[Mapping[str, Any]]],
+    working_here: str | None = None,
+    working_baseline: str | None = None,
 ) -> list[PrecisionChange]:
-    """What the maps, by the iterations at which they change, say differently."""
+    """What the maps, by the iterations at which they change, say differently, in the words of `describe_format`.
+
+    Slots in the working precision are alike whatever that is: the configuration says it.
+    """
     found: list[PrecisionChange] = []
     last: list[tuple[_Slot, str, str]] = []
     for iteration in sorted({*here, *baseline}):
         now = _differing(_in_force(here, iteration), _in_force(baseline, iteration))
         if now != last:
-            found += _grouped(iteration, now) or [_alike(iteration)]
+            found += _grouped(iteration, now, working_here, working_baseline) or [_alike(iteration)]
         last = now
     return found
 
@@ -82,7 +88,12 @@ def _differing(
     ]
 
 
-def _grouped(iteration: int, changes: list[tuple[_Slot, str, str]]) -> list[PrecisionChange]:
+def _grouped(
+    iteration: int,
+    changes: list[tuple[_Slot, str, str]],
+    working_here: str | None,
+    working_baseline: str | None,
+) -> list[PrecisionChange]:
     where: dict[tuple[str, str, str, str], list[tuple[int, str]]] = {}
     for slot, before, after in changes:
         layer, module, site, product, operand = slot
@@ -96,8 +107,8 @@ def _grouped(iteration: int, changes: list[tuple[_Slot, str, str]]) -> list[Prec
             iteration,
             site,
             tuple(names),
-            before,
-            after,
+            describe_format(before, working_baseline),
+            describe_format(after, working_here),
             ranges(sorted({layer for layer, _ in places})),
             tuple(dict.fromkeys(module for _, module in places)),
             len(places) * len(names),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from quantexp.analysis.run_record import (
@@ -19,20 +17,10 @@ from quantexp.analysis.run_record import (
 )
 from quantexp.errors import RunError
 from quantexp.paths import RunDir
+from quantexp.speed import Speed, speed_of
 from quantexp.status import Status, read_json, read_status
 
 BASELINE = "bf16"
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Medians over the iterations after the first, which also sets up; None where nothing says it."""
-
-    step_time_s: float | None = None
-    tokens_per_s: float | None = None
-    tflops: float | None = None
-    #: The largest, units of 1e9 bytes.
-    memory_gb: float | None = None
 
 
 @dataclass(frozen=True)
@@ -119,29 +107,6 @@ def read_side(run: RunDir) -> Side:
         _mapping(run.precision, trouble),
         tuple(trouble),
     )
-
-
-def speed_of(metrics: Sequence[Mapping[str, Any]]) -> Speed:
-    """The speed that the lines of metrics.jsonl show."""
-    lines = [line for line in metrics if isinstance(line.get("iteration"), int)]
-    later = lines[1:] or lines
-    memory = _numbers(lines, "memory_gb")
-    return Speed(
-        _median(later, "step_time_s"),
-        _median(later, "tokens_per_s"),
-        _median(later, "tflops"),
-        max(memory) if memory else None,
-    )
-
-
-def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    values = [line.get(key) for line in lines]
-    return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
-
-
-def _median(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = _numbers(lines, key)
-    return median(values) if values else None
 
 
 def _status(run: RunDir, trouble: list[str]) -> Status | None:

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from quantexp.analysis.draw.look import Looked
 from quantexp.analysis.style import INK
+from quantexp.format_label import describe_format
 
 
 def write_titles(figure: Figure, looked: Looked, source: str) -> None:
@@ -19,7 +20,7 @@ def write_titles(figure: Figure, looked: Looked, source: str) -> None:
             words.append(f"{name} {metadata[key]}")
     words.append(f"{record['dtype']} {' x '.join(map(str, record['shape'])) or 'scalar'}")
     if metadata.get("quant_type"):
-        words.append(str(metadata["quant_type"]))
+        words.append(describe_format(str(metadata["quant_type"]), None))
     if isinstance(sample, dict):
         words.append(f"{sample.get('of')} sampled of {' x '.join(map(str, sample['shape']))}")
     if looked.finding:

@@ -14,6 +14,7 @@ from quantexp.analysis.report.origin import Origin, origin
 from quantexp.analysis.report.pictures import Pictures
 from quantexp.analysis.report.proof import Proof, proof
 from quantexp.analysis.scheme_style import scheme_style
+from quantexp.format_label import describe_scheme
 
 #: Characters of config.yaml that are shown.
 MAX_CONFIG = 60_000
@@ -38,7 +39,7 @@ def part(row: Row, cells: Numerics, pictures: Pictures) -> Part:
     """A run's part of the page."""
     side = row.side
     maps = side.maps
-    shown = proof(side.precision, maps[min(maps)] if maps else [])
+    shown = proof(side.precision, maps[min(maps)] if maps else [], side.names.precision)
     came_from = origin(side.provenance)
     config = side.run.config
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
@@ -59,28 +60,23 @@ def _facts(row: Row, shown: Proof, came_from: Origin) -> dict[str, str]:
     speed = side.speed
     found = {
         "state": side.state + (f": {status.reason}" if status and status.reason else ""),
-        "model": _model(side.names.model, side.config),
+        "model": side.names.model_label,
         "data": side.names.dataset,
-        "scheme": side.names.scheme,
+        "scheme": describe_scheme(side.scheme, side.names.precision),
         "seed": None if side.seed is None else str(side.seed),
         "proof": f"{'' if shown.proved else 'not proved; '}{shown.words}",
         "numerics": came_from.verified,
         "training": _training(side),
         "speed": None
         if speed.tokens_per_s is None
-        else f"{speed.tokens_per_s:,.0f} tokens/s (median; emulation costs time that hardware would save)",
+        else f"{speed.tokens_per_s:,.0f} tokens/s (median without iteration 1; emulation costs time that hardware "
+        "would save)",
         "memory": None if speed.memory_gb is None else f"{speed.memory_gb:.1f} GB",
         "captured": _captured(status.capture if status else {}),
         "ran": _ran(side.provenance or {}),
         "folder": side.run.root.name,
     }
     return {key: value for key, value in found.items() if value}
-
-
-def _model(name: str | None, config: Mapping[str, Any]) -> str | None:
-    model = config.get("model")
-    layers = model.get("num_layers") if isinstance(model, dict) else None
-    return name if layers is None else f"{name}, {layers} layers"
 
 
 def _training(side: Side) -> str | None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from quantexp.analysis.compare.precision import settings
 from quantexp.analysis.inventory import experts_as_one
+from quantexp.format_label import describe_format
+from quantexp.quant.slots import WORKING
 from quantexp.queueing.slots import ranges
 
 #: Rows of a table; a map with a rule for each slot has more.
@@ -42,41 +44,47 @@ class Proof:
     left_out: int = 0
 
 
-def proof(precision: Mapping[str, Any] | None, declared: Sequence[Mapping[str, Any]]) -> Proof:
-    """The proof, or where the run got not that far, the map as declared."""
+def proof(
+    precision: Mapping[str, Any] | None,
+    declared: Sequence[Mapping[str, Any]],
+    working: str | None = None,
+) -> Proof:
+    """The proof, or where the run got not that far, the map as declared; `working` is the run's precision."""
     if precision is None:
-        rows = _rows(declared)
+        rows = _rows(declared, working)
         words = "no proof: the run has no precision.json" + ("; the map as declared" * bool(rows))
         return Proof(None, words, (), tuple(rows[:MAX_ROWS]), max(0, len(rows) - MAX_ROWS))
     entries = [entry for entry in precision.get("entries") or () if isinstance(entry, dict)]
-    rows = _rows(entries)
+    rows = _rows(entries, working)
     return Proof(
         bool(precision.get("proved")),
-        _words(precision, entries),
+        _words(precision, entries, working),
         tuple(str(failure) for failure in precision.get("failures") or ()),
         tuple(rows[:MAX_ROWS]),
         max(0, len(rows) - MAX_ROWS),
     )
 
 
-def _words(precision: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
-    quantised = [entry for entry in entries if entry.get("format") != "bf16"]
+def _words(
+    precision: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], working: str | None
+) -> str:
+    quantised = [entry for entry in entries if entry.get("format") != WORKING]
     found = Counter(str(entry.get("status")) for entry in quantised)
     engaged = found.pop("engaged", 0)
     others = "".join(f", {count} {status}" for status, count in found.most_common())
     return (
         f"in iteration {precision.get('iteration')}: {engaged} of {len(quantised)} quantised slots engaged{others}, "
-        f"{len(entries) - len(quantised)} slots in the working precision, "
+        f"{len(entries) - len(quantised)} slots {describe_format(WORKING, working)}, "
         f"{precision.get('quantised_calls')} quantised operands seen at the matrix products"
     )
 
 
-def _rows(entries: Sequence[Mapping[str, Any]]) -> list[ProofRow]:
+def _rows(entries: Sequence[Mapping[str, Any]], working: str | None) -> list[ProofRow]:
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for entry in entries:
         module = experts_as_one(str(entry.get("module")))
         slot = f"{entry.get('product')}.{entry.get('operand')}"
-        key = (module, str(entry.get("site")), slot, settings(entry))
+        key = (module, str(entry.get("site")), slot, describe_format(settings(entry), working))
         found = (str(entry.get("status") or "declared"), str(entry.get("reason") or ""))
         groups.setdefault((*key, *found), []).append(entry)
     return [_row(key, alike) for key, alike in groups.items()]
@@ -90,7 +98,7 @@ def _row(key: tuple[str, ...], alike: Sequence[Mapping[str, Any]]) -> ProofRow:
         site=site,
         slot=slot,
         settings=how,
-        is_quantised=alike[0].get("format") != "bf16",
+        is_quantised=alike[0].get("format") != WORKING,
         status=status,
         reason=reason,
         calls=sum(int(entry.get("calls") or 0) for entry in alike),

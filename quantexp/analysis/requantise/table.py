@@ -13,6 +13,7 @@ from quantexp.analysis.requantise.best import best_of_formats
 from quantexp.analysis.requantise.candidates import Candidate
 from quantexp.analysis.requantise.recommend import Choice, in_order
 from quantexp.analysis.requantise.tally import Tally, Worst
+from quantexp.format_label import HIGH
 from quantexp.formats import Format, Hadamard
 
 #: After an SQNR that takes a Hadamard transform.
@@ -44,10 +45,10 @@ def print_table(
 
 
 def recommended_words(choice: Choice) -> str:
-    """`mxfp6_e2m3 rceil even`, or bf16 and why."""
+    """`mxfp6_e2m3 rceil even`, or that it stays high, and why."""
     if choice.candidate is not None:
         return choice.candidate.name
-    return "bf16" if choice.captured else "bf16 (not captured)"
+    return HIGH if choice.captured else f"{HIGH} (not captured)"
 
 
 def _cell(candidate: Candidate, worst: Worst) -> str:

@@ -8,7 +8,7 @@ from .runs import BF16, MX8, entries
 def test_slots_of_one_change_are_told_together() -> None:
     (change,) = precision_changes({1: entries(MX8)}, {1: entries(BF16)})
     assert (change.site, change.slots) == ("linear", ("fprop.x", "fprop.w"))
-    assert (change.baseline, change.here) == ("bf16", "mxfp8_e4m3 32 rceil even")
+    assert (change.baseline, change.here) == ("high", "mxfp8_e4m3 32 rceil even")
     assert (change.layers, change.modules, change.num_slots) == ("0-1", ("qkv", "fc1"), 8)
 
 

@@ -15,7 +15,7 @@ def test_slots_that_are_alike_share_a_row() -> None:
     )
     assert shown.proved
     assert shown.words == (
-        "in iteration 1: 8 of 8 quantised slots engaged, 0 slots in the working precision, 16 quantised operands seen "
+        "in iteration 1: 8 of 8 quantised slots engaged, 0 slots high, 16 quantised operands seen "
         "at the matrix products"
     )
     assert [(row.module, row.slot, row.layers, row.num_slots, row.calls) for row in shown.rows] == [

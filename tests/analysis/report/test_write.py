@@ -65,7 +65,7 @@ def test_a_run_has_every_part(runs: Runs) -> None:
     text = " ".join(Page(file).text.split())
     for words in (
         "completed",
-        "llama32-1b, 2 layers",
+        "llama32-1b cut to 2 of 16 layers",
         "wikipedia (built-in sample)",
         "iteration 4, loss 3.5000, lowest 3.5000",
         "8 of 8 quantised slots engaged",

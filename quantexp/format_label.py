@@ -1,0 +1,33 @@
+"""What a slot's format is called wherever a person reads it.
+
+In a configuration `bf16` is the word for a slot that is not quantised: it keeps the working precision, which may be
+fp32 or fp16. A person reads `high (fp32)`. Files and JSON keep the configuration's word.
+"""
+
+from __future__ import annotations
+
+from quantexp.quant.slots import WORKING
+from quantexp.schema import Precision
+
+HIGH = "high"
+
+
+def describe_format(name: str, precision: Precision | str | None) -> str:
+    """`high (fp32)` for a slot in the working precision, else the format's own name.
+
+    Of several words the first is the format: `bf16 (forward copy)` is `high (fp32) (forward copy)`. Without a known
+    precision (None) it is `high`.
+    """
+    first, space, rest = name.partition(" ")
+    if first != WORKING:
+        return name
+    word = precision.value if isinstance(precision, Precision) else precision
+    return (HIGH if word is None else f"{HIGH} ({word})") + space + rest
+
+
+def describe_scheme(name: str, precision: Precision | str | None) -> str:
+    """The scheme's name; of `bf16`, which quantises nothing, also what it computes in where that is not bf16."""
+    word = precision.value if isinstance(precision, Precision) else precision
+    if name != WORKING or word in (None, Precision.bf16.value):
+        return name
+    return f"{name} (nothing quantised, computed in {word})"
