@@ -14,11 +14,11 @@ from quantexp.capture.operands import SCALE, source_of
 class Kind(Enum):
     """What a tensor is to its layer."""
 
-    INPUT = "inputs"
+    ACTIVATION = "activations"
     WEIGHT = "weights"
-    OUTPUT = "outputs"
-    GRADIENT = "gradients"
+    ATTENTION = "q, k, v"
     PROBABILITY = "attention weights"
+    GRADIENT = "gradients"
     SCALE = "scales"
 
 
@@ -32,19 +32,17 @@ class Tally:
 
 _KINDS = {
     "weight": Kind.WEIGHT,
-    "output": Kind.OUTPUT,
+    "query": Kind.ATTENTION,
+    "key": Kind.ATTENTION,
+    "value": Kind.ATTENTION,
     "attn_weights": Kind.PROBABILITY,
-    "resid_pre": Kind.OUTPUT,
-    "resid_mid": Kind.OUTPUT,
-    "resid_post": Kind.OUTPUT,
-    "router_logits": Kind.OUTPUT,
 }
 #: The order of a decoder layer.
 _FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2", "residual")
 
 
 def kind_of(record: Record) -> Kind:
-    """The kind of a tensor, by its name: whatever is a grad is a gradient, the rest are inputs.
+    """The kind of a tensor, by its name: whatever is a grad is a gradient, inputs and outputs are activations.
 
     A quantised operand is what it was made from.
     """
@@ -53,7 +51,7 @@ def kind_of(record: Record) -> Kind:
     source = source_of(record.tensor)
     if "grad" in source:
         return Kind.GRADIENT
-    return _KINDS.get(source, Kind.INPUT)
+    return _KINDS.get(source, Kind.ACTIVATION)
 
 
 def module_of(record: Record) -> str:

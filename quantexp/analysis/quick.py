@@ -1,148 +1,238 @@
 """The quick analysis: one picture of a run, for a first look and for a paper's appendix.
 
-Six panels: magnitudes by kind of tensor; what was captured by quantisation type, module and
-operation; the error of the declared format by operand; the training loss. What a run does not
-have is said in its panel. Names of tensors that could not be judged stand below.
+    a  magnitudes of each kind of tensor over the range of its format    b  underflow and saturation of each kind
+    c  SQNR by layer and slot, the worst operands named                  d  training loss, with the matched bf16 run's
+
+A panel without data is left out and the others take its room; a line below says what to switch on. Tensors that could
+not be judged are named there too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from quantexp.analysis.collection import Collection, read_collection
+from quantexp.analysis.by_kind import OfKind, by_kind
+from quantexp.analysis.compare.matched import mismatches
+from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.draw.tree import QUICK
-from quantexp.analysis.fidelity_panel import draw_fidelity
-from quantexp.analysis.inventory import in_flow, module_of, tally
-from quantexp.analysis.panels import (
-    draw_by_class,
-    draw_by_quant_type,
-    draw_loss,
-    draw_magnitudes,
-)
+from quantexp.analysis.fidelity_panel import Grid, crest_grid, draw_grid, sqnr_grid
+from quantexp.analysis.first_look import ASSUMED, FirstLook, captured_in, first_look
+from quantexp.analysis.panels import draw_loss, draw_magnitudes, draw_shares
 from quantexp.analysis.run_record import LossCurve, RunNames, read_losses, read_names
-from quantexp.analysis.sample import SAMPLE_ELEMENTS
-from quantexp.analysis.style import INK, NOTE_PT, new_figure, save_figure, save_png
-from quantexp.analysis.survey import Survey, survey_tensors
-from quantexp.capture.manifest import MANIFEST
+from quantexp.analysis.style import (
+    LABEL_PT,
+    TICK_PT,
+    TITLE_PT,
+    Page,
+    new_figure,
+    save_figure,
+    save_png,
+)
+from quantexp.errors import QuantexpError
+from quantexp.ledger.scope import is_run
 from quantexp.paths import RunDir
 
 FILE_NAME = f"{QUICK}.png"
-_WIDTH_INCH = 14
-_HEIGHT_INCH = 9
-#: Names listed below the panels for one finding, unless there are more findings than lines.
-_MAX_NAMES = 3
-_LINES_OF_NOTES = 4
-_NOTES_TOP = 0.088
-_NOTE = (
-    f"a, e: at most {SAMPLE_ELEMENTS:,} elements of each tensor, whole blocks, evenly spread.   "
-    "c, d: colours as in a; a weight that both passes use is counted once, in the forward pass."
-)
+#: Of a width of 800 pixels the smallest letters are 10 pixels high.
+_WIDTH_INCH = 9.0
+_EDGE_INCH, _LEFT_INCH, _RIGHT_INCH = 0.12, 1.62, 0.25
+#: Above the uppermost panel, between the panels, below the lowest axis, and of the last line below it.
+_TITLE_INCH, _BETWEEN_INCH, _AXIS_INCH, _FOOT_INCH = 1.2, 1.08, 0.55, 0.1
+_KIND_INCH, _CELL_INCH = 0.62, 0.158
+_GRID_INCH, _LEAST_GRID_INCH = 4.15, 2.9
+_LOSS_INCH, _MOST_LOSS_INCH, _LOSS_LEFT_INCH = 2.6, 2.8, 0.75
+_LINE_INCH, _LIST_LINE_INCH = 0.16, 0.17
+#: Names listed below the panels for one finding, and findings.
+_MAX_NAMES, _MAX_FINDINGS = 3, 5
+#: bf16 runs that are looked at for the one that is matched.
+_MOST_CANDIDATES = 50
+
+
+@dataclass(frozen=True)
+class _Content:
+    """All that is drawn of one run."""
+
+    names: RunNames
+    look: FirstLook
+    curve: LossCurve
+    baseline: LossCurve | None
+    notes: tuple[str, ...]
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether the run quantised nothing, and its operands were judged all the same."""
+        operands = [o for look in self.look.tensors for o in look.measured.operands]
+        return bool(operands) and all(o.slot and not o.declared for o in operands)
 
 
 def draw_quick_analysis(run_dir: Path, out: Path) -> Path:
     """Draw the quick analysis of a run folder to `out`: a .png, or a folder for one.
 
-    A run without tensors (capture=off or stats) or without metrics is drawn all the same.
+    Its numbers are kept beside it as JSON. A run without tensors or without metrics is drawn all the same.
 
     Raises:
         RunError: no such run folder, or an unreadable config.yaml.
-        CaptureError: a manifest without a complete line, or not one of quantexp's.
     """
     run = RunDir(run_dir)
     names = read_names(run)
-    tensors_dir = run.captured(names.capture_dir)
-    figure = _figure(_collection(tensors_dir), tensors_dir, names, run)
-    return save_png(figure, out if out.suffix == ".png" else out / FILE_NAME)
+    path = out if out.suffix == ".png" else out / FILE_NAME
+    look = first_look(captured_in(run.captured(names.capture_dir)), path.with_suffix(".json"))
+    return save_png(_figure(_content(names, look, run)), path)
 
 
 def save_quick_analysis(source: Source, stem: Path, formats: Sequence[str]) -> list[Path]:
     """The same of a source of `quantexp draw`: a run, a capture folder, an old collection, with its filters."""
-    folder = source.capture.folder
-    torn = _collection(folder).torn_lines if (folder / MANIFEST).is_file() else ()
-    collection = Collection(tuple(source.records), torn)
-    return save_figure(_figure(collection, folder, source.names, source.run), stem, formats)
+    look = first_look(source.capture, stem.with_name(f"{stem.name}.json"))
+    figure = _figure(_content(source.names, look, source.run))
+    return save_figure(figure, stem, formats)
 
 
-def _figure(
-    collection: Collection, tensors_dir: Path, names: RunNames, run: RunDir | None
-) -> Figure:
-    survey = survey_tensors(tensors_dir, collection)
-    figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH)
-    _draw_panels(figure, collection, survey, LossCurve() if run is None else read_losses(run))
-    _write_title(figure, names)
-    _write_notes(figure, collection, survey)
-    return figure
+def baseline_of(run: RunDir) -> LossCurve | None:
+    """The loss of the bf16 run beside it that the run is matched with; None where there is none."""
+    side = read_side(run)
+    if side.is_baseline:
+        return None
+    beside = sorted(run.root.resolve().parent.glob("*bf16*"), key=_written, reverse=True)
+    for folder in beside[:_MOST_CANDIDATES]:
+        if not is_run(RunDir(folder)):
+            continue
+        try:
+            other = read_side(RunDir(folder))
+        except QuantexpError:
+            continue
+        if other.is_baseline and other.losses.iterations and not mismatches(side, other):
+            return other.losses
+    return None
 
 
-def _collection(tensors_dir: Path) -> Collection:
-    """What was captured; nothing where no manifest, or no whole line of it, was written."""
-    manifest = tensors_dir / MANIFEST
-    if not manifest.is_file():
-        return Collection(())
-    written = manifest.read_bytes()
-    if b"\n" not in written:
-        return Collection((), torn_lines=(1,) if written else ())
-    return read_collection(tensors_dir)
+def _written(folder: Path) -> float:
+    return folder.stat().st_mtime
 
 
-def _draw_panels(figure: Figure, collection: Collection, survey: Survey, curve: LossCurve) -> None:
-    top = figure.add_gridspec(
-        1, 3, left=0.06, right=0.985, top=0.875, bottom=0.58, wspace=0.3, width_ratios=[1.35, 1, 1]
+def _content(names: RunNames, look: FirstLook, run: RunDir | None) -> _Content:
+    curve = LossCurve() if run is None else read_losses(run)
+    baseline = None if run is None or not curve.iterations else baseline_of(run)
+    return _Content(names, look, curve, baseline, tuple(_notes(look)))
+
+
+def _notes(look: FirstLook) -> list[str]:
+    if not look.tensors and not look.findings:
+        return ["no tensors captured: capture=stats keeps statistics, capture=tensors values"]
+    notes = []
+    if look.tensors and not look.is_judged:
+        notes.append(
+            "no SQNR, underflow or saturation: statistics alone do not have them, "
+            "capture.format=mxfp8 adds them, capture=tensors keeps values"
+            if not look.has_values
+            else "no SQNR, underflow or saturation: the tensors do not say which products took them"
+        )
+    elif not look.has_values and look.tensors:
+        notes.append(
+            "b, c: in capture.format, as the tensors passed, along the axis of each one's first product"
+        )
+    if look.iterations is not None:
+        notes.append(f"{len(look.iterations)} of the captured iterations, evenly spread")
+    listed = list(look.findings.items())
+    notes += [_finding(what, who) for what, who in listed[:_MAX_FINDINGS]]
+    if len(listed) > _MAX_FINDINGS:
+        notes.append(
+            f"and {len(listed) - _MAX_FINDINGS} more findings: tensor_stats.txt of quantexp draw"
+        )
+    return notes
+
+
+def _finding(what: str, who: Sequence[str]) -> str:
+    names = ", ".join(who[:_MAX_NAMES])
+    more = f", and {len(who) - _MAX_NAMES} more" if len(who) > _MAX_NAMES else ""
+    return f"{what} ({len(who)}): {names}{more}"
+
+
+def _figure(content: _Content) -> Figure:
+    kinds = by_kind(content.look)
+    sqnr = sqnr_grid(content.look)
+    grid = sqnr or crest_grid(content.look)
+    top_inch = _KIND_INCH * max(2, len(kinds)) if kinds else 0.0
+    bottom_inch = _LOSS_INCH
+    if grid is not None:
+        bottom_inch = max(_LEAST_GRID_INCH, _CELL_INCH * len(grid.rows))
+    foot_inch = _FOOT_INCH + _LINE_INCH * len(content.notes)
+    bottom = foot_inch + _AXIS_INCH
+    height = bottom + bottom_inch + (_BETWEEN_INCH + top_inch if kinds else 0) + _TITLE_INCH
+    page = Page(new_figure(_WIDTH_INCH, height))
+    if kinds:
+        _draw_kinds(page, content, kinds, bottom + bottom_inch + _BETWEEN_INCH, top_inch)
+    if grid is not None:
+        _draw_grid(page, content, grid, bottom, bottom_inch, is_sqnr=sqnr is not None)
+    else:
+        ax = page.axes(_LOSS_LEFT_INCH, bottom, _WIDTH_INCH - 2.4, bottom_inch)
+        draw_loss(ax, content.curve, _scheme(content), "b" if kinds else "a", content.baseline)
+    _write_title(page, content.names)
+    for i, note in enumerate(content.notes):
+        page.write(_EDGE_INCH, foot_inch - 0.2 - i * _LINE_INCH, note, TICK_PT)
+    return page.figure
+
+
+def _draw_kinds(
+    page: Page, content: _Content, kinds: Sequence[OfKind], y: float, tall: float
+) -> None:
+    """Panels a and b side by side; without any judged operand a has the whole width."""
+    room = _WIDTH_INCH - _LEFT_INCH - _RIGHT_INCH
+    wide = 0.68 * room if content.look.is_judged else room
+    assumed = ASSUMED if content.is_assumed else None
+    draw_magnitudes(page.axes(_LEFT_INCH, y, wide, tall), kinds, assumed)
+    if content.look.is_judged:
+        draw_shares(page.axes(_LEFT_INCH + wide + 0.28, y, room - wide - 0.28, tall), kinds)
+
+
+def _draw_grid(
+    page: Page, content: _Content, grid: Grid, y: float, tall: float, *, is_sqnr: bool
+) -> None:
+    """The heat map, beside it the loss, and the list of the worst operands."""
+    letter = "c" if is_sqnr else "b"
+    ax = page.axes(_LEFT_INCH, y, _GRID_INCH, tall)
+    if is_sqnr:
+        draw_grid(ax, grid, f"{letter}  SQNR{_formats(content)}", "dB", low_is_worst=True)
+        heading, unit = "Lowest SQNR", "dB"
+    else:
+        draw_grid(ax, grid, f"{letter}  Largest magnitude over RMS", "log2", low_is_worst=False)
+        heading, unit = "Farthest above RMS", "octaves"
+    lines = [
+        f"{i}  {name}: {value:.1f} {unit}" for i, (name, value, _, _) in enumerate(grid.worst, 1)
+    ]
+    if grid.aggregated:
+        lines.append(f"rows: {grid.aggregated}")
+    list_inch = 0.3 + _LIST_LINE_INCH * len(lines)
+    x, top = _LEFT_INCH + _GRID_INCH + 0.9, y + tall
+    if content.curve.iterations or content.curve.nonfinite:
+        loss_inch = min(_MOST_LOSS_INCH, tall - list_inch - _AXIS_INCH)
+        right = 0.95 if content.baseline else 0.25
+        loss = page.axes(x, top - loss_inch, _WIDTH_INCH - x - right, loss_inch)
+        draw_loss(loss, content.curve, _scheme(content), chr(ord(letter) + 1), content.baseline)
+        top -= loss_inch + _AXIS_INCH + 0.15
+    page.write(x - 0.45, top, heading, LABEL_PT, bold=True)
+    for i, line in enumerate(lines):
+        page.write(x - 0.45, top - 0.22 - i * _LIST_LINE_INCH, line, TICK_PT)
+
+
+def _formats(content: _Content) -> str:
+    names = dict.fromkeys(
+        o.format.split()[0] for k in content.look.tensors for o in k.measured.operands
     )
-    bottom = figure.add_gridspec(
-        1,
-        3,
-        left=0.06,
-        right=0.985,
-        top=0.475,
-        bottom=0.18,
-        wspace=0.24,
-        width_ratios=[0.8, 1.7, 0.9],
-    )
-    records = collection.records
-    by_module = tally(records, module_of)
-    by_operation = tally(records, lambda r: r.operation)
-    draw_magnitudes(figure.add_subplot(top[0]), survey.magnitudes)
-    draw_by_quant_type(figure.add_subplot(top[1]), tally(records, lambda r: r.quant_type))
-    draw_by_class(
-        figure.add_subplot(top[2]), "c  Captured, by module", in_flow(by_module), by_module
-    )
-    draw_by_class(
-        figure.add_subplot(bottom[0]),
-        "d  Captured, by operation",
-        sorted(by_operation, reverse=True),
-        by_operation,
-    )
-    draw_fidelity(figure.add_subplot(bottom[1]), survey.operands, captured=bool(by_module))
-    draw_loss(figure.add_subplot(bottom[2]), curve)
+    said = ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
+    return f" if held in {said}" if content.is_assumed else f" in {said}"
 
 
-def _write_title(figure: Figure, names: RunNames) -> None:
-    figure.text(0.02, 0.965, names.run, fontsize=15, fontweight="bold", color=INK, va="center")
+def _scheme(content: _Content) -> str:
+    return content.names.scheme or content.names.run
+
+
+def _write_title(page: Page, names: RunNames) -> None:
+    page.write(_EDGE_INCH, page.height - 0.16, names.run, TITLE_PT + 2, bold=True)
     parts = {"model": names.model_label, "dataset": names.dataset, "scheme": names.scheme}
     words = "     ".join(f"{key}: {value}" for key, value in parts.items() if value)
-    figure.text(0.02, 0.932, words, fontsize=11, color=INK, va="center")
-
-
-def _write_notes(figure: Figure, collection: Collection, survey: Survey) -> None:
-    findings: dict[str, Sequence[object]] = dict(survey.findings)
-    if collection.torn_lines:
-        findings["torn lines of the manifest, ignored"] = collection.torn_lines
-    if collection.records:
-        figure.text(0.02, _NOTES_TOP, _NOTE, fontsize=NOTE_PT, color=INK, va="top")
-    few = len(findings) <= _LINES_OF_NOTES
-    lines = [_finding(what, who, _MAX_NAMES if few else 1) for what, who in findings.items()]
-    half = _LINES_OF_NOTES if few else -(-len(lines) // 2)
-    for x, column in ((0.02, lines[:half]), (0.51, lines[half:])):
-        words = "\n".join(column)
-        figure.text(x, _NOTES_TOP - 0.016, words, fontsize=NOTE_PT, color=INK, va="top")
-
-
-def _finding(what: str, who: Sequence[object], max_names: int) -> str:
-    names = ", ".join(str(name) for name in who[:max_names])
-    more = f", and {len(who) - max_names} more" if len(who) > max_names else ""
-    return f"{what} ({len(who)}): {names}{more}"
+    page.write(_EDGE_INCH, page.height - 0.46, words, LABEL_PT)

@@ -7,6 +7,7 @@ touches matplotlib's global state: figures are made by `new_figure` and carry th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ LIGHT_GREY = "#CCCCCC"
 INK = "#333333"
 
 KIND_COLOURS = {
-    Kind.INPUT: SKY,
+    Kind.ACTIVATION: SKY,
     Kind.WEIGHT: ORANGE,
-    Kind.OUTPUT: PURPLE,
+    Kind.ATTENTION: PURPLE,
     Kind.GRADIENT: BLACK,
     Kind.PROBABILITY: YELLOW,
     Kind.SCALE: LIGHT_GREY,
@@ -68,9 +69,41 @@ def new_figure(width_inch: float, height_inch: float) -> Figure:
     return figure
 
 
-def dress(ax: Axes, title: str, x_label: str, y_label: str, grid: str = "y") -> None:
+@dataclass(frozen=True)
+class Page:
+    """A figure whose places are inches from its lower left corner."""
+
+    figure: Figure
+
+    @property
+    def height(self) -> float:
+        """In inches."""
+        return float(self.figure.get_figheight())
+
+    def axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
+        """New axes there."""
+        x, y = self.figure.get_figwidth(), self.height
+        return self.figure.add_axes((left / x, bottom / y, width / x, height / y))
+
+    def write(
+        self, left: float, top: float, words: str, size_pt: float, *, bold: bool = False
+    ) -> None:
+        """Words below that height."""
+        x, y = left / self.figure.get_figwidth(), top / self.height
+        weight = "bold" if bold else "normal"
+        text = self.figure.text(
+            x, y, words, fontsize=size_pt, fontweight=weight, color=INK, va="top"
+        )
+        text.set_parse_math(False)
+
+
+def dress(
+    ax: Axes, title: str, x_label: str, y_label: str, grid: str = "y", title_pad_pt: float = 6
+) -> None:
     """Title, labels with units, and a light grid along the axis that is read off: x, y or both."""
-    ax.set_title(title, fontsize=TITLE_PT, loc="left", color=INK, fontweight="bold")
+    ax.set_title(
+        title, fontsize=TITLE_PT, loc="left", color=INK, fontweight="bold", pad=title_pad_pt
+    )
     ax.set_xlabel(x_label, fontsize=LABEL_PT, color=INK)
     ax.set_ylabel(y_label, fontsize=LABEL_PT, color=INK)
     ax.tick_params(labelsize=TICK_PT, colors=INK)
@@ -101,7 +134,7 @@ def name_lines(
     """
     if not ends:
         return
-    figure = ax.get_figure()
+    figure = ax.get_figure(root=True)
     assert figure is not None
     height_pt = 72 * figure.get_figheight() * ax.get_position().height
     low, high = ax.get_ylim()

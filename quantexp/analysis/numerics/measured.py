@@ -44,6 +44,8 @@ class Asked:
     #: Formats for operands that the run held in its working precision, as schemes use them.
     formats: tuple[str, ...] = ()
     num_elements: int = NUM_ELEMENTS
+    #: Leave out channels, heads, and the axis that no product reduces over.
+    operands_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def measure(entry: CapturedTensor, asked: Asked) -> Measured:
         return whole
     source = place.source
     channels, heads = (
-        None if dims is None else outliers(x, dims)
+        None if dims is None or asked.operands_only else outliers(x, dims)
         for dims in (
             channel_dims(place.layer_type, source, x.ndim),
             head_dims(place.layer_type, source, x.ndim),
@@ -213,7 +215,7 @@ def _wanted(
                 for name in asked.formats
             ]
     yield from found
-    if slots and slots[0].operand:
+    if slots and slots[0].operand and not asked.operands_only:
         yield from (("", one, False) for one in _other_axes(slots[0].operand, found))
 
 

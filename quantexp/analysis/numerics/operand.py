@@ -20,7 +20,7 @@ from torch import Tensor
 from quantexp.analysis.numerics.counts import Counts, of_exponents
 from quantexp.analysis.numerics.hif8 import code_counts
 from quantexp.analysis.operands import DeclaredOperand
-from quantexp.analysis.rounded import Rounded, rounded_part
+from quantexp.analysis.rounded import Rounded, is_scaled, rounded_part
 from quantexp.analysis.rows import num_blocks_of_padding
 from quantexp.analysis.statistics import Fidelity, quantisation_error
 from quantexp.formats import Family, TwoLevelScales, scales_of
@@ -96,6 +96,19 @@ def under_format(
         nan_blocks,
         code_counts(part.x, part.options) if is_hif8 else None,
     )
+
+
+def largest_scale_exponent(declared: DeclaredOperand, abs_max: float) -> int:
+    """The exponent of the scale that a positive element gets which is the largest of its block and of its tensor.
+
+    Under delayed scaling that of the amax that was handed over; before a Hadamard transform, as if there was none.
+    """
+    options = {k: v for k, v in declared.options.items() if k in _DECIDE_SCALES}
+    if is_scaled(declared) or declared.format.family is Family.NV:
+        options["amax"] = torch.tensor(abs_max if declared.amax is None else declared.amax)
+    part = Rounded(torch.tensor([abs_max]), 0, options)
+    exponents, _, _ = _scale_exponents(part, declared)
+    return exponents.first
 
 
 def _scale_exponents(part: Rounded, declared: DeclaredOperand) -> tuple[Counts, int, int]:

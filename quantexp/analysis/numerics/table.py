@@ -12,14 +12,15 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
-from quantexp.analysis.numerics.counts import Counts
+from quantexp.analysis.numerics.counts import Counts, from_json
 from quantexp.analysis.numerics.hif8 import tier_shares
 from quantexp.analysis.numerics.measured import Measured
-from quantexp.analysis.numerics.operand import UnderFormat
+from quantexp.analysis.numerics.operand import Axis, UnderFormat
 from quantexp.analysis.numerics.outliers import Outliers
+from quantexp.analysis.numerics.place import Place
 from quantexp.analysis.statistics import Fidelity
 
 _PLACE = (
@@ -93,6 +94,43 @@ def tensor_json(one: Measured) -> dict[str, Any]:
         "operands": [_operand_json(operand) for operand in one.operands],
         "notes": list(one.notes),
     }
+
+
+def measured_of_json(content: Mapping[str, Any]) -> Measured:
+    """`tensor_json` read again, without channels and heads."""
+    place = Place(**{f.name: content[f.name] for f in fields(Place)})
+    return Measured(
+        place,
+        tuple(content["shape"]),
+        content["dtype"],
+        content["source"] == "values",
+        content["count"],
+        content["nonfinite"],
+        **{name: _number(content[name]) for name in _TENSOR[5:]},
+        log2_magnitude=content["log2_magnitude"],
+        operands=tuple(map(_operand_of_json, content["operands"])),
+        notes=tuple(content["notes"]),
+    )
+
+
+def _operand_of_json(content: Mapping[str, Any]) -> UnderFormat:
+    codes = content["code_exponents"]
+    return UnderFormat(
+        content["slot"],
+        content["format"],
+        Axis(content["axis"]),
+        content["declared"],
+        content["num_elements"],
+        Fidelity(**{name: _number(content[name]) for name in Fidelity._fields}),
+        from_json(content["scale_exponents"]),
+        content["zero_blocks"],
+        content["nan_blocks"],
+        None if codes is None else from_json(codes),
+    )
+
+
+def _number(value: float | str | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def _source(one: Measured) -> str:

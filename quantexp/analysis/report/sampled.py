@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from typing import Any
 
-from quantexp.analysis.collection import Record
-from quantexp.analysis.inventory import Kind, kind_of
+from quantexp.analysis.numerics.measured import Asked, measure
 from quantexp.analysis.sample import sample_blocks
-from quantexp.analysis.survey import survey_file
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics import statistics
 from quantexp.errors import CaptureError
@@ -32,27 +29,18 @@ def statistics_of(entry: CapturedTensor) -> tuple[int, Mapping[str, Any]]:
 
 def operands_of(entry: CapturedTensor) -> list[list[Any]]:
     """Slot and format, SQNR, underflow, saturation of each quantised slot that the tensor fills."""
-    record = _record(entry.metadata)
-    if record is None or record.file is None or kind_of(record) is Kind.SCALE:
+    try:
+        operands = measure(entry, Asked(operands_only=True)).operands
+    except (CaptureError, OSError):
         return []
-    survey = survey_file(entry.folder, [record])
     found: list[list[Any]] = []
-    for operand in survey.operands:
-        name = f"{operand.declared.slot} {operand.declared.format.name}"
-        fidelity = operand.fidelity
+    for one in operands:
+        product, _, operand = one.slot.rpartition(".")
+        name = f"{operand} {product} {one.format.split()[0]}"
+        fidelity = one.fidelity
         numbers = (fidelity.sqnr_db, fidelity.underflow_share, fidelity.saturated_share)
         found.append([name, *map(_number, numbers)])
     return found
-
-
-def _record(metadata: Mapping[str, Any]) -> Record | None:
-    """The manifest's line as the survey takes it; None for older collections, which declare no formats."""
-    names = [field.name for field in fields(Record)]
-    known = {name: metadata[name] for name in names if name in metadata}
-    required = {field.name for field in fields(Record) if field.default is MISSING}
-    if not required <= known.keys() or not isinstance(known.get("formats"), dict):
-        return None
-    return Record(**{**known, "shape": tuple(known["shape"])})
 
 
 def _number(value: float) -> float | None:
