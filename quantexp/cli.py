@@ -235,7 +235,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 
 def _captures(arguments: argparse.Namespace) -> int:
-    from quantexp.capture import verb
+    from quantexp.capture import table, verb
     from quantexp.capture.report import summary
 
     capture = verb.selected(arguments.folder, arguments.words)
@@ -254,7 +254,7 @@ def _captures(arguments: argparse.Namespace) -> int:
     elif arguments.json:
         _print_json(capture.rows() if arguments.list else summary(capture))
     else:
-        (verb.print_list if arguments.list else verb.print_summary)(capture, _console())
+        (table.print_list if arguments.list else table.print_summary)(capture, _console())
     return 0
 
 

@@ -14,28 +14,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from quantexp.capture.direct import beside
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
-from quantexp.capture.report import KEYS, summary
 from quantexp.capture.safetensors import write_safetensors
 from quantexp.capture.values import identity
 from quantexp.errors import CaptureError
-from quantexp.progress import human_bytes
 
 #: Formats of `--to`.
 FORMATS = ("pt", "safetensors", "npz")
 #: Where a tensor was, which its copy has no use for.
 _PLACE = ("file", "key", "offsets")
-#: Columns of the list.
-_COLUMNS = ("iteration", "micro_batch", "rank", "layer", "module", "operation", "phase", "tensor")
 
 
 def selected(folder: str, words: list[str]) -> Capture:
-    """The tensors of a folder that `key=pattern` words select.
+    """The tensors of a folder that `key=pattern` words select, also those of which statistics alone were kept.
 
     Raises:
         CaptureError: nothing captured there, a word that is none, a key that no tensor has.
@@ -48,7 +41,7 @@ def selected(folder: str, words: list[str]) -> Capture:
                 f"a selection must be key=pattern, such as tensor=grad_*, got {word!r}"
             )
         wanted[key] = pattern
-    return open_capture(folder).select(**wanted)
+    return open_capture(folder, statistics=True).select(**wanted)
 
 
 @dataclass(frozen=True)
@@ -76,10 +69,14 @@ class Checked:
 
 
 def checked(capture: Capture) -> Checked:
-    """Compare every stored tensor with its hash."""
+    """Compare every stored tensor with its hash.
+
+    Raises:
+        CaptureError: there are no values.
+    """
     found: Counter[bool | None] = Counter()
     damaged = []
-    for entry in capture.with_values():
+    for entry in _stored(capture):
         try:
             is_intact = entry.is_intact()
         except CaptureError as error:
@@ -89,6 +86,15 @@ def checked(capture: Capture) -> Checked:
         if is_intact is False:
             damaged.append(f"{_where(entry)}: other values than the manifest's hash")
     return Checked(found[True], found[None], damaged)
+
+
+def _stored(capture: Capture) -> Capture:
+    files = capture.with_values()
+    if len(capture) and not len(files):
+        raise CaptureError(
+            f"{capture.folder} has statistics of what is selected and no values: run with capture=tensors to keep them"
+        )
+    return files
 
 
 def _where(entry: CapturedTensor) -> str:
@@ -102,9 +108,9 @@ def export(capture: Capture, to: Path, kind: str) -> int:
     npz holds `tensor` and `metadata` (JSON text), bfloat16 widened to float32.
 
     Raises:
-        CaptureError: a file is there already, or cannot be read or written.
+        CaptureError: there are no values, or a file is there already or cannot be read or written.
     """
-    files = capture.with_values()
+    files = _stored(capture)
     for entry in files:
         target = to / f"{entry.name}.{kind}"
         if target.exists():
@@ -130,35 +136,3 @@ def _write(entry: CapturedTensor, target: Path, kind: str) -> None:
         else:
             np.savez(stream, tensor=entry.numpy(), metadata=np.array(json.dumps(metadata)))
     part.replace(target)
-
-
-def print_summary(capture: Capture, console: Console) -> None:
-    """The counts, for a person."""
-    told = summary(capture)
-    num_files, num_shards = told["files"], told["shards"]
-    where = f" in {num_files} files"
-    if num_shards:
-        where = f", {num_files} with values in {num_shards} shard{'s' * (num_shards > 1)}"
-    console.print(
-        f"{escape(told['folder'])}: {told['listed']} tensors{where}, {human_bytes(told['bytes'])}"
-        + (f", {told['left_out']} left out" if told["left_out"] else ""),
-        soft_wrap=True,
-    )
-    table = Table()
-    for name in ("", "", "files", "bytes"):
-        table.add_column(name)
-    for key in KEYS:
-        for value, counts in told[f"by_{key}"].items():
-            table.add_row(key, value, str(counts["files"]), human_bytes(counts["bytes"]))
-    console.print(table)
-
-
-def print_list(capture: Capture, console: Console) -> None:
-    """A row for each tensor."""
-    table = Table()
-    for name in (*_COLUMNS, "shape", "dtype"):
-        table.add_column(name)
-    for entry in capture:
-        row = [entry.metadata.get(name) for name in (*_COLUMNS, "shape", "dtype")]
-        table.add_row(*("" if value is None else escape(str(value)) for value in row))
-    console.print(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,13 @@ def test_the_verb_counts_lists_and_filters(
     assert main(["captures", str(folder), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["listed"], told["files"], told["bytes"], told["left_out"]) == (6, 4, 48, 1)
-    assert told["by_module"]["fc1"] == {"files": 3, "bytes": 36}
+    assert told["by_module"]["fc1"] == {
+        "tensors": 4,
+        "iterations": 3,
+        "files": 3,
+        "bytes": 36,
+        "described_bytes": 0,
+    }
     assert main(["captures", str(folder), "--list", "--json", "layer=0", "tensor=w*"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
     assert main(["captures", str(folder)]) == 0
@@ -281,3 +288,103 @@ def test_a_folder_of_statistics_alone_can_be_opened_where_they_are_asked_for(
         entry.torch()
     with pytest.raises(CaptureError, match="holds no captured tensors"):
         open_capture(tmp_path)
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Path:
+    """The folder of a run with capture=stats: lines of statistics, and nothing else."""
+    wide = {
+        "layer_type": "linear",
+        "quant_type": "mxfp8",
+        "dtype": "bfloat16",
+        "shape": [64, 2, 128],
+    }
+    numbers = {"abs_max": 3.656, "std": 0.988, "zero_share": 0.0125}
+    lines = [
+        statistics_line(**wide, layer=layer, iteration=iteration, statistics=numbers)
+        for iteration in (1, 3)
+        for layer in (0, 1)
+    ]
+    (tmp_path / "statistics.jsonl").write_text("".join(lines))
+    return tmp_path
+
+
+def test_the_verb_counts_statistics_where_no_values_were_kept(
+    described: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["captures", str(described)]) == 0
+    told = capsys.readouterr().out
+    assert "statistics of 4 tensors, no values (capture=tensors would keep 131.1 kB)\n" in told
+    assert "iterations 1, 3\n" in told
+    assert re.search(r"layer +0 +2 +2 +65.5 kB *\n", told)
+    assert main(["captures", str(described), "--json", "layer=0"]) == 0
+    counts = json.loads(capsys.readouterr().out)
+    assert (counts["statistics_only"], counts["iterations"], counts["files"]) == (2, [1, 3], 0)
+    assert counts["described_bytes"] == 2 * 64 * 2 * 128 * 2
+
+
+def test_the_verb_lists_statistics_and_says_once_what_all_rows_share(
+    described: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["captures", str(described), "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("all: module fc1, operation forward, tensor input, shape 64x2x128,")
+    assert next(line.split() for line in lines[1:] if line.strip()) == ["iteration", "layer"]
+    assert ["3", "1"] in [line.split() for line in lines]
+
+
+def test_a_narrow_terminal_drops_the_columns_of_least_worth(
+    described: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("input", "grad_output_wgrad")
+    numbers = {"abs_max": 3.656, "std": 0.988, "zero_share": 0.0125}
+    lines = [
+        statistics_line(tensor=name, layer=i, phase=name, shape=[i, 128, 64], statistics=numbers)
+        for i, name in enumerate(names)
+    ]
+    numbers["std"] = numbers["abs_max"] = numbers["zero_share"] = 0.5
+    lines.append(statistics_line(statistics=numbers))
+    (described / "statistics.jsonl").write_text("".join(lines))
+    for width, headings in (
+        ("80", ["layer", "phase", "tensor", "shape", "amax", "std", "zeros"]),
+        ("50", ["layer", "tensor", "shape", "amax", "std"]),
+    ):
+        monkeypatch.setenv("COLUMNS", width)
+        assert main(["captures", str(described), "--list"]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert max(map(len, shown)) <= int(width)
+        assert headings in [line.split() for line in shown]
+
+
+def test_statistics_can_be_neither_checked_nor_exported(
+    described: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags in (["--check"], ["--export", str(tmp_path / "out")]):
+        assert main(["captures", str(described), *flags]) == 1
+        told = capsys.readouterr().err
+        assert "has statistics of what is selected and no values: run with capture=tensors" in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_verb_counts_statistics_beside_values(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "statistics.jsonl").write_text(
+        statistics_line(iteration=7, shape=[4], dtype="float32")
+    )
+    assert main(["captures", str(folder)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        "6 tensors in 4 files, 48 B, 1 left out, and statistics of 1 tensors without values (16 B)"
+        in told
+    )
+
+
+def test_many_iterations_are_counted_not_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [statistics_line(iteration=i) for i in range(1, 2001, 100)]
+    (tmp_path / "statistics.jsonl").write_text("".join(lines))
+    assert main(["captures", str(tmp_path)]) == 0
+    assert "20 iterations, 1 to 1901\n" in capsys.readouterr().out

@@ -1,0 +1,138 @@
+"""A capture for a person at a terminal: counts by site, module, layer and operation, or a row for each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, JustifyMethod
+from rich.markup import escape
+from rich.table import Table
+
+from quantexp.capture.reader import Capture, CapturedTensor
+from quantexp.capture.report import KEYS, summary
+from quantexp.progress import human_bytes
+
+#: What a row of the list says of where a tensor was; a column that is the same in every row stands above the list.
+_COLUMNS = (
+    "iteration",
+    "micro_batch",
+    "rank",
+    "layer",
+    "module",
+    "operation",
+    "phase",
+    "tensor",
+    "shape",
+    "dtype",
+)
+#: Iterations that are named one by one.
+_MAX_ITERATIONS = 8
+#: Statistics of a row, by the name of their column.
+_STATISTICS = {"abs_max": "amax", "std": "std", "zero_share": "zeros"}
+
+#: The columns of the list that a narrow terminal drops, in this order.
+_LEAST_WORTH = ("phase", "zeros", "dtype", "rank", "micro_batch", "std", "shape")
+
+
+def print_summary(capture: Capture, console: Console) -> None:
+    """The counts, for a person."""
+    counts = summary(capture)
+    console.print(escape(counts["folder"]), soft_wrap=True)
+    console.print(_heading(counts))
+    if counts["iterations"]:
+        console.print(_iterations(counts["iterations"]), soft_wrap=True)
+    has_values, has_statistics = counts["files"] > 0, counts["statistics_only"] > 0
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("")
+    table.add_column("")
+    for name in ("tensors", "iterations", *["files", "bytes"] * has_values):
+        table.add_column(name, justify="right")
+    if has_statistics:
+        table.add_column("bytes described", justify="right")
+    for key in KEYS:
+        groups = counts[f"by_{key}"]
+        for i, (value, found) in enumerate(groups.items()):
+            cells = [f"{found['tensors']}", f"{found['iterations']}"]
+            if has_values:
+                cells += [f"{found['files']}", human_bytes(found["bytes"])]
+            if has_statistics:
+                cells.append(human_bytes(found["described_bytes"]))
+            name = key.replace("_", " ") if i == 0 else ""
+            table.add_row(name, escape(value), *cells, end_section=i == len(groups) - 1)
+    console.print(table)
+
+
+def _iterations(numbers: Sequence[int]) -> str:
+    if len(numbers) <= _MAX_ITERATIONS:
+        return f"iteration{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return f"{len(numbers)} iterations, {numbers[0]} to {numbers[-1]}"
+
+
+def _heading(counts: Mapping[str, Any]) -> str:
+    num_described = counts["statistics_only"]
+    described = f"statistics of {num_described} tensors"
+    size = human_bytes(counts["described_bytes"])
+    if not counts["files"] and num_described:
+        return f"{described}, no values (capture=tensors would keep {size})"
+    where = f"in {counts['files']} files"
+    if counts["shards"]:
+        several = "s" * (counts["shards"] > 1)
+        where = f"{counts['files']} with values in {counts['shards']} shard{several}"
+    num_listed = counts["listed"] - num_described
+    parts = [f"{num_listed} tensors {where}", human_bytes(counts["bytes"])]
+    if counts["shards"]:
+        parts[0] = f"{num_listed} tensors, {where}"
+    if counts["left_out"]:
+        parts.append(f"{counts['left_out']} left out")
+    if num_described:
+        parts.append(f"and {described} without values ({size})")
+    return ", ".join(parts)
+
+
+def print_list(capture: Capture, console: Console) -> None:
+    """A row for each tensor, with its statistics where it has some; what all rows share stands above them."""
+    rows = [_cells(entry) for entry in capture]
+    names = (*_COLUMNS, *_STATISTICS.values())
+    shared = {name: rows[0][i] for i, name in enumerate(names) if len({r[i] for r in rows}) == 1}
+    if len(rows) < 2:
+        shared = {}
+    if told := ", ".join(f"{name} {value}" for name, value in shared.items() if value):
+        console.print(f"all: {escape(told)}", soft_wrap=True)
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(names) if name not in shared}
+    shown = _fitting(columns, console.width)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in shown:
+        side: JustifyMethod = "right" if name in _STATISTICS.values() else "left"
+        table.add_column(name.replace("_", " "), justify=side, overflow="fold")
+    for row in zip(*(columns[name] for name in shown), strict=True):
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
+def _fitting(columns: Mapping[str, Sequence[str]], width: int) -> list[str]:
+    """The names of the columns that fit a terminal; where they do not, those of the least worth are left out."""
+    widths = {name: max(map(len, (name, *cells))) + 1 for name, cells in columns.items()}
+    for name in _LEAST_WORTH:
+        if sum(widths.values()) + 1 > width:
+            widths.pop(name, None)
+    return list(widths)
+
+
+def _cells(entry: CapturedTensor) -> list[str]:
+    known = entry.metadata
+    statistics = known.get("statistics")
+    numbers: Mapping[str, Any] = statistics if isinstance(statistics, dict) else {}
+    cells = ["" if known.get(name) is None else _text(known[name]) for name in _COLUMNS]
+    return cells + [_number(key, numbers.get(key)) for key in _STATISTICS]
+
+
+def _text(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _number(key: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    return f"{value:.2%}" if key == "zero_share" else f"{value:.3g}"
