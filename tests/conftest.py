@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import resource
@@ -12,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 # The tests' tensors are small: see quantexp.threads.
@@ -56,6 +58,8 @@ TINY_MODELS = {
 }
 
 
+pytest_plugins = ["slow_tests"]
+
 TESTS = Path(__file__).parent
 SLURM_TESTS = Path(__file__).parent / "slurm"
 
@@ -64,6 +68,11 @@ SLURM_TESTS = Path(__file__).parent / "slurm"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What shares the SLURM clusters comes first: it takes longest and mostly waits."""
     items.sort(key=lambda item: SLURM_TESTS not in item.path.parents)
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: no garbage collection looks at it again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -84,6 +93,14 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the old scripts leaks into a test, nor how wide some terminal is."""
     for name in ("CUSTOM_QUANT_TYPE", "TENSOR_SAVE_DIR", "TENSOR_SAVE_ENABLED", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_idle_process_groups() -> Iterator[None]:
+    """Collect the models of earlier trainings: their process groups keep threads that wake a hundred times a second."""
+    yield
+    if psutil.Process().num_threads() > 100:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from quantexp.megatron.cpu import cpu_device
@@ -50,6 +51,8 @@ def session(
             tensor_parallel.model_parallel_cuda_manual_seed(training.seed)
             yield device
         finally:
+            # Its cache holds the last 32 models' embeddings, and each of them a process group with its threads.
+            RotaryEmbedding.forward.cache_clear()
             parallel_state.destroy_model_parallel()
             torch.distributed.destroy_process_group()
 
