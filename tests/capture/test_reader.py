@@ -124,6 +124,14 @@ def test_a_torn_line_is_left_out_and_parts_of_ranks_are_read(folder: Path) -> No
             "20250908_095220_0007_linear_forward_mxfp4_grad_output.pt",
             {"layer": None, "module": None, "quant_type": "mxfp4", "tensor": "grad_output"},
         ),
+        (
+            "20250908_092156_0001_attention_L0_forward_hifp8_query.pt",
+            {"layer": 0, "module": "attention", "phase": None, "quant_type": "hifp8"},
+        ),
+        (
+            "20250908_092156_0002_linear_L1_backward_hifp8_grad_input.pt",
+            {"layer": 1, "module": None, "operation": "backward", "tensor": "grad_input"},
+        ),
     ],
 )
 def test_old_collections_without_a_manifest_open(
@@ -136,6 +144,27 @@ def test_old_collections_without_a_manifest_open(
     assert entry.metadata.items() >= metadata.items()
     assert torch.equal(entry.torch(), value(1))
     assert entry.is_intact() is None
+
+
+def test_a_name_with_a_phase_and_no_component_is_no_captured_tensor(tmp_path: Path) -> None:
+    (tmp_path / "20250908_092156_0001_attention_L0_forward_pre_query.pt").touch()
+    with pytest.raises(CaptureError, match="holds no captured tensors"):
+        open_capture(tmp_path)
+
+
+def test_an_old_collection_of_mixed_names_is_selected_by_what_each_name_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (
+        "20250908_092156_0001_attention_L0_forward_hifp8_query",
+        "20250908_092156_0002_linear_forward_hifp8_weight",
+        "20250908_095220_0003_attention_L0_forward_pre_FA_mxfp8_query",
+    ):
+        torch.save({"tensor": value(1), "metadata": {}}, tmp_path / f"{name}.pt")
+    old = open_capture(tmp_path)
+    assert [len(old.select(layer=0)), len(old.select(phase="pre"))] == [2, 1]
+    assert main(["captures", str(tmp_path), "--list", "tensor=query"]) == 0
+    assert capsys.readouterr().out.count("query") == 2
 
 
 def test_where_nothing_was_captured_says_so(tmp_path: Path) -> None:

@@ -199,13 +199,16 @@ def test_a_bare_folder_and_an_old_collection_are_drawn(
     old.mkdir()
     torch.save({"tensor": normal(16, 16).half()}, old / old_name(1, "input"))
     torch.save(normal(16, 16), old / "20250908_095220_0002_attention_forward_hifp8_query.pt")
+    torch.save(normal(16, 16), old / "20250908_092156_0003_attention_L0_forward_hifp8_query.pt")
     outcome, complaints, _ = draws(bare, old, filters={"tensor": "input,query"})
     assert complaints == []
-    assert outcome.num_tensors == 4
+    assert outcome.num_tensors == 5
     found = files(tmp_path / "draw")
     assert {"quick_analysis/bare.png", "quick_analysis/old.png"} <= found
-    name = "20250908_095220_0002_attention_forward_hifp8_query.png"
-    assert f"distributions/old/{name}" in found
+    assert {
+        "distributions/old/20250908_095220_0002_attention_forward_hifp8_query.png",
+        "distributions/old/20250908_092156_0003_attention_L0_forward_hifp8_query.png",
+    } <= found
 
 
 def test_a_run_without_tensors_has_a_quick_analysis(

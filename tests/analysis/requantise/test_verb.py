@@ -198,13 +198,14 @@ def test_a_quantised_trajectory_is_named(
 
 
 def test_old_collections_are_scored_by_their_names(tmp_path: Path, capsys: Captured) -> None:
-    """Nine and six parts; the second says neither layer nor module."""
+    """Nine and six parts; of these the first says no module, the second no layer either."""
     folder = tmp_path / "old"
     (folder / "bf16").mkdir(parents=True)
     names = {
         "20250908_095220_0001_attention_L0_forward_pre_FA_bf16_query": normal(64, 1, 2, 32),
         "20250908_095220_0002_linear_L0-fc1_forward_pre_linear_bf16_input": normal(64, 1, 64),
         "20250908_095220_0003_linear_forward_bf16_weight": normal(64, 64),
+        "20250908_092156_0004_attention_L0_forward_hifp8_key": normal(64, 1, 2, 32),
     }
     for name, x in names.items():
         torch.save({"tensor": x, "metadata": {}}, folder / "bf16" / f"{name}.pt")
@@ -213,9 +214,9 @@ def test_old_collections_are_scored_by_their_names(tmp_path: Path, capsys: Captu
     assert {row["module"] for row in found} == {"attention", "fc1", "linear"}
     rules = yaml.safe_load((folder / "requantise/quant/recommended.yaml").read_text())["rules"]
     named = [rule.get("modules") for rule in rules]
-    assert named == [["attention"], ["attention"], ["fc1"], ["fc1"], None, None]
+    assert named == [*[["attention"]] * 4, ["fc1"], ["fc1"], None, None]
     assert (
-        "3 files scored, all elements; train with: quantexp --config-dir" in capsys.readouterr().out
+        "4 files scored, all elements; train with: quantexp --config-dir" in capsys.readouterr().out
     )
 
 
