@@ -39,6 +39,8 @@ SIDE_BY_SIDE = {"compare": "RUN ... [out=FOLDER]", "report": "DIR ... [out=PATH]
 EXPORT = "RUN format=hf [iteration=N] [out=FOLDER]"
 #: Those that start runs.
 STARTS = ("resume", "retry")
+#: What may be changed of a run that exists: how these words begin.
+CHANGEABLE = ("launcher.", "memory=")
 
 EXAMPLES = """\
 examples:
@@ -96,6 +98,8 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
             action="store_true",
             help="a sweep over choices: a=x,y 'quant=glob(*)'",
         )
+    if verb == "plan":
+        parser.add_argument("--maps", action="store_true", help="of a sweep the precision maps too")
     if verb in (
         "plan",
         "list",
@@ -142,7 +146,7 @@ def _usage(verb: str) -> str:
     if verb in SIDE_BY_SIDE:
         return f"quantexp {verb} [flags] {SIDE_BY_SIDE[verb]} [paths.root=FOLDER]"
     if verb in LEDGER:
-        more = " [launcher.key=value ...]" if verb in STARTS else ""
+        more = " [launcher.key=value ...] [memory=ignore]" if verb in STARTS else ""
         return f"quantexp {verb} [flags] {LEDGER[verb]} [paths.root=FOLDER]{more}"
     if verb == "prepare":
         return "quantexp prepare [flags] dataset=NAME dataset.source=FILES [dataset.key=value ...]"

@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,13 @@ from rich.console import Console
 from quantexp.analysis.draw.asked import asked as asked_to_draw
 from quantexp.analysis.draw.asked import require_folders
 from quantexp.analysis.requantise.asked import asked
-from quantexp.arguments import LEDGER, STARTS, VERBS, parser_of
+from quantexp.arguments import CHANGEABLE, LEDGER, STARTS, VERBS, parser_of
 from quantexp.errors import ConfigError, QuantexpError
 
 if TYPE_CHECKING:
     from quantexp.resume import Wanted
     from quantexp.schema import Experiment
+    from quantexp.sweep.points import Point
 
 #: Columns of what is not read on a terminal, so that no name in a table is cut.
 PIPE_WIDTH = 160
@@ -64,7 +65,10 @@ def _train(arguments: argparse.Namespace) -> int:
 
     experiment = compose(arguments.words, arguments.config_dir)
     if experiment.dry_run:
-        return _show_plans([experiment], as_json=False)
+        return _show_plan(experiment, arguments, as_json=False)
+    from quantexp.refusal import Asked, require_memory
+
+    require_memory([Asked(experiment, _quick_test(arguments.words, arguments, os.environ))])
     if experiment.launcher.kind is LauncherKind.slurm:
         from quantexp.submit import submit_run
 
@@ -85,12 +89,15 @@ def _train_sweep(arguments: argparse.Namespace) -> int:
     for line in merged_lines(points):
         console.print(line, soft_wrap=True, markup=False)
     if points[0].experiment.dry_run:
-        return _show_plans([point.experiment for point in points], False, True)
+        return _show_sweep_plan(points, arguments, as_json=False)
     kinds = {point.experiment.launcher.kind for point in points}
     if len(kinds) > 1:
         raise ConfigError(
             "launcher must be local or slurm for all points of a sweep, got both; run one sweep for each"
         )
+    from quantexp.refusal import Asked, require_memory
+
+    require_memory([Asked(p.experiment, _quick_test(p.overrides, arguments, {})) for p in points])
     if kinds == {LauncherKind.slurm}:
         from quantexp.submit import submit_sweep
 
@@ -98,6 +105,23 @@ def _train_sweep(arguments: argparse.Namespace) -> int:
     from quantexp.queueing.submit import run_points
 
     return run_points([(point.experiment, point.stage) for point in points], console)
+
+
+def _quick_test(
+    overrides: list[str], arguments: argparse.Namespace, environment: Mapping[str, str]
+) -> Callable[[], Experiment | None]:
+    """Composes what the overrides say under `training=fast`, where that makes an experiment."""
+
+    def composed() -> Experiment | None:
+        from quantexp.compose import compose
+
+        words = [word for word in overrides if not word.startswith("training=")]
+        try:
+            return compose([*words, "training=fast"], arguments.config_dir, environment)
+        except ConfigError:
+            return None
+
+    return composed
 
 
 def _execute(experiment: Experiment) -> int:
@@ -123,26 +147,37 @@ def _plan(arguments: argparse.Namespace) -> int:
         points = compose_points(arguments.words, arguments.config_dir)
         for line in merged_lines(points):
             _complain(line)
-        return _show_plans([point.experiment for point in points], arguments.json, True)
+        return _show_sweep_plan(points, arguments, arguments.json, maps=arguments.maps)
     from quantexp.compose import compose
 
-    return _show_plans([compose(arguments.words, arguments.config_dir)], arguments.json)
+    experiment = compose(arguments.words, arguments.config_dir)
+    return _show_plan(experiment, arguments, arguments.json)
 
 
-def _show_plans(experiments: list[Experiment], as_json: bool, is_sweep: bool = False) -> int:
+def _show_plan(experiment: Experiment, arguments: argparse.Namespace, as_json: bool) -> int:
     from quantexp.plan import make_plan, plan_json, print_plan
 
-    plans = [make_plan(experiment) for experiment in experiments]
+    plan = make_plan(experiment, _quick_test(arguments.words, arguments, os.environ))
     if as_json:
-        content = [plan_json(plan) for plan in plans]
-        _print_json(content if is_sweep else content[0])
+        _print_json(plan_json(plan))
     else:
-        for plan in plans:
-            print_plan(plan, _console())
-        if is_sweep:
-            from quantexp.sweep.total import print_total
+        print_plan(plan, _console())
+    return 0
 
-            print_total(experiments, plans, _console())
+
+def _show_sweep_plan(
+    points: list[Point], arguments: argparse.Namespace, as_json: bool, maps: bool = False
+) -> int:
+    from quantexp.plan import make_plan, plan_json
+    from quantexp.sweep.planned import print_sweep_plan
+
+    plans = [
+        make_plan(point.experiment, _quick_test(point.overrides, arguments, {})) for point in points
+    ]
+    if as_json:
+        _print_json([plan_json(plan) for plan in plans])
+    else:
+        print_sweep_plan([point.experiment for point in points], plans, _console(), maps=maps)
     return 0
 
 
@@ -353,7 +388,7 @@ def _retry(arguments: argparse.Namespace) -> int:
 def _again(verb: str, wanted: Wanted, words: list[str]) -> int:
     from quantexp.resume import start_again
 
-    overrides = [word for word in words if word.startswith("launcher.")]
+    overrides = [word for word in words if word.startswith(CHANGEABLE)]
     root, given = _scope(verb, [word for word in words if word not in overrides])
     return start_again(given, root, wanted, overrides, _console())
 
@@ -362,9 +397,9 @@ def _scope(verb: str, words: list[str]) -> tuple[Path, str | None]:
     """The folder of runs, and the one DIR that a verb of the ledger takes."""
     root, rest = _root_and_rest(words)
     if len(rest) > 1 or any("=" in word and not Path(word).exists() for word in rest):
+        more = ", launcher.key=value, memory=ignore" if verb in STARTS else ""
         parser_of(verb).error(
-            f"{verb} takes {LEDGER[verb]} and paths.root=FOLDER{' and launcher.key=value' * (verb in STARTS)}, "
-            f"got {' '.join(words)}"
+            f"{verb} takes {LEDGER[verb]} and paths.root=FOLDER{more}, got {' '.join(words)}"
         )
     return root, rest[0] if rest else None
 

@@ -29,6 +29,10 @@ class VerifyError(QuantexpError):
     """A verification that cannot be done as asked, or whose certificate cannot be kept."""
 
 
+class TooLargeError(QuantexpError):
+    """A run that needs more memory than it may have."""
+
+
 class RunError(QuantexpError):
     """A run folder that cannot be used, or a run that failed."""
 

@@ -240,6 +240,8 @@ def _structured(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
                 parts[key] = copy.deepcopy(_section(default, _Section(repr(value), value)))
             elif type(value) is type(fields[key].default):
                 parts[key] = value
+            elif isinstance(fields[key].default, Enum) and isinstance(value, str):
+                parts[key] = type(fields[key].default)[value]
             else:
                 return _whole(plain, kind)
     except (KeyError, OmegaConfBaseException):

@@ -7,6 +7,7 @@ beside.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from quantexp.capture.budget import price
 from quantexp.checkpoints import checkpoint_bytes, iterations_saved
 from quantexp.decoder import is_routed, shapes_by_layer
 from quantexp.device import device_class
+from quantexp.duration import duration, in_words, work
 from quantexp.errors import DataError, RunError
 from quantexp.footprint import memory_parts_gb
 from quantexp.format_label import describe_format, describe_scheme
@@ -34,16 +36,16 @@ from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import WORKING
 from quantexp.queueing.slots import slots_for
 from quantexp.record import root_of
-from quantexp.room import room_gb, way_to_fit
+from quantexp.room import misfit, never, room_of
 from quantexp.schema import (
     Experiment,
     LauncherKind,
+    MemoryCheck,
     ModelConfig,
     TrainingConfig,
 )
 from quantexp.sizes import (
     element_bytes,
-    flops_per_iteration,
     num_linear_parameters,
     num_micro_batches_each,
     num_padding_parameters,
@@ -82,9 +84,12 @@ class Plan:
     memory_gb_per_gpu: float
     #: The parts of it, in units of 1e9 bytes.
     memory_parts_gb: dict[str, float]
-    #: What a process may have here, None of a job that runs elsewhere; and what would make the run fit if it does not.
+    #: What a process may have here, or of what SLURM is asked for, None where the request does not say; and what would
+    #: make the run fit if it does not.
     room_gb: float | None
     to_fit: str | None
+    #: Whether the run is refused where it does not fit: check, or ignore.
+    memory: str
     #: What the decoder's linear weights hold here, and would hold in the declared formats on hardware.
     linear_weight_bytes: int
     packed_weight_bytes: int
@@ -98,6 +103,16 @@ class Plan:
     checkpoint_bytes: int
     checkpoints: int
     tflop_per_iteration: float
+    #: Of the whole training: optimizer steps, tokens, work.
+    iterations: int
+    tokens: int
+    tflop: float
+    #: How long the training takes on this machine, without start and figures, and the measured rate of products in the
+    #: working precision that says so; None of a job that runs elsewhere.
+    time_s: float | None
+    product_gflop_per_s: float | None
+    #: bf16, fp16 or fp32.
+    precision: str
     precision_map: list[dict[str, object]]
     #: Iterations at which rules change the map; the map above is the first one's.
     map_changes_at: list[int]
@@ -112,13 +127,20 @@ class Plan:
     script: str | None
 
 
-def make_plan(experiment: Experiment) -> Plan:
-    """The plan of an experiment; touches neither data nor devices beyond asking what is there."""
+def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = never) -> Plan:
+    """The plan of an experiment; touches neither data nor devices beyond asking what is there and how fast it is.
+
+    Args:
+        experiment: what would run.
+        fast: composes the same run under `training=fast`.
+    """
     model, training = experiment.model, experiment.training
     maps = declared_maps(model, experiment.quant)
     entries = [entry for module in maps[0].values() for entry in module.entries()]
     parts = memory_parts_gb(experiment, maps)
-    room = room_gb(experiment)
+    room = room_of(experiment)
+    too_large = misfit(experiment, room, maps, fast)
+    done, takes = work(experiment), duration(experiment)
     captured = price(experiment, maps)
     saved = iterations_saved(experiment.checkpoint, training.iterations)
     missing, folder = _folder(experiment)
@@ -136,8 +158,9 @@ def make_plan(experiment: Experiment) -> Plan:
         padding_parameters=num_padding_parameters(model),
         memory_gb_per_gpu=round(sum(parts.values()), 3),
         memory_parts_gb={name: round(value, 3) for name, value in parts.items()},
-        room_gb=None if room is None else round(room, 3),
-        to_fit=None if room is None else way_to_fit(experiment, room, maps),
+        room_gb=None if room is None else round(room.gb, 3),
+        to_fit=None if too_large is None else str(too_large),
+        memory=experiment.memory.value,
         linear_weight_bytes=num_linear_parameters(model) * element_bytes(training),
         packed_weight_bytes=_packed_bytes(entries, model, training),
         capture_bytes=captured.num_bytes,
@@ -146,10 +169,13 @@ def make_plan(experiment: Experiment) -> Plan:
         capture_store=experiment.capture.store.value,
         checkpoint_bytes=len(saved) * checkpoint_bytes(experiment),
         checkpoints=len(saved),
-        tflop_per_iteration=flops_per_iteration(
-            model, training.seq_length, training.global_batch_size
-        )
-        / 1e12,
+        tflop_per_iteration=done.flop / done.iterations / 1e12,
+        iterations=done.iterations,
+        tokens=done.tokens,
+        tflop=done.flop / 1e12,
+        time_s=None if takes is None else round(takes.seconds, 1),
+        product_gflop_per_s=None if takes is None else round(takes.gflop_per_s, 1),
+        precision=training.precision.value,
         precision_map=[entry_record(entry) for entry in entries],
         map_changes_at=[i for i in changes(experiment.quant) if i <= training.iterations],
         slots=slots,
@@ -249,15 +275,18 @@ def print_plan(plan: Plan, console: Console) -> None:
         if value >= 0.005  # what would be printed as 0.00
     )
     table.add_row("memory", f"{plan.memory_gb_per_gpu:.1f} GB a process: {parts}")
-    if plan.to_fit is not None:
-        table.add_row("", f"[yellow]{plan.to_fit}[/]")
     table.add_row(
         "",
         "emulation: quantised operands are held in the working dtype, which saves neither memory nor time; linear "
         f"weights take {human_bytes(plan.linear_weight_bytes)}, packed on hardware "
         f"{human_bytes(plan.packed_weight_bytes)}",
     )
-    table.add_row("work", f"{plan.tflop_per_iteration:,.2f} TFLOP an iteration")
+    table.add_row(
+        "work",
+        f"{plan.tflop_per_iteration:,.2f} TFLOP an iteration; {plan.iterations:,} iterations: {tflop(plan.tflop)}, "
+        f"{plan.tokens:,} tokens",
+    )
+    table.add_row("time", time_in_words(plan))
     table.add_row(
         "capture",
         f"{human_bytes(plan.capture_bytes)} of values in {plan.capture_tensors:,} tensors"
@@ -276,8 +305,36 @@ def print_plan(plan: Plan, console: Console) -> None:
     if plan.script is not None:
         console.print(Rule("the job's script", align="left"))
         console.print(plan.script, markup=False, soft_wrap=True)
-    if plan.missing:
-        console.print(f"[yellow]cannot start yet:[/] {escape(plan.missing)}", soft_wrap=True)
+    for line in blockers(plan):
+        console.print(f"[bold red]will not start:[/] {escape(line)}", soft_wrap=True)
+    if plan.to_fit is not None and plan.memory == MemoryCheck.ignore.value:
+        console.print(
+            f"[yellow]starts although it does not fit (memory=ignore):[/] {escape(plan.to_fit)}",
+            soft_wrap=True,
+        )
+
+
+def blockers(plan: Plan) -> list[str]:
+    """Why the run would not start, each reason in a line."""
+    refused = plan.to_fit if plan.memory == MemoryCheck.check.value else None
+    return [reason for reason in (plan.missing, refused) if reason is not None]
+
+
+def tflop(number: float) -> str:
+    """Work in TFLOP, PFLOP from 10,000 of them on."""
+    if number < 10_000:
+        return f"{number:,.1f} TFLOP"
+    return f"{number / 1000:,.0f} PFLOP"
+
+
+def time_in_words(plan: Plan) -> str:
+    """How long the training takes here, and what was measured for it."""
+    if plan.time_s is None:
+        return "not known: it does not run on this machine"
+    return (
+        f"about {in_words(plan.time_s)} of training on this machine (measured: {plan.product_gflop_per_s:,.0f} GFLOP/s "
+        f"in {plan.precision} products)"
+    )
 
 
 def precision_table(plan: Plan) -> Table:

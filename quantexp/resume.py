@@ -2,8 +2,9 @@
 
 resume takes what is missing or was interrupted: prepared and never started, cancelled, ended from outside, or listed by
 a sweep and gone. retry takes what failed. What waits, runs or has completed is left alone. The configuration is the
-run's own, so the run is the same; only how it is launched may be changed (`launcher.time_min=600`). A run
-begins again at its first iteration; what it had, checkpoints included, is kept in its `attempts/`.
+run's own, so the run is the same; only how it is launched may be changed (`launcher.time_min=600`), and whether its
+memory is checked (`memory=ignore`). A run begins again at its first iteration; what it had, checkpoints included, is
+kept in its `attempts/`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from quantexp.arguments import CHANGEABLE
 from quantexp.device import device_class
 from quantexp.errors import ConfigError, RunError
 from quantexp.identity import folder_name, identity
@@ -23,6 +25,7 @@ from quantexp.ledger.scope import UNNAMED, Missing, Scope, scope
 from quantexp.ledger.settle import settle
 from quantexp.ledger.standing import Standing, standings
 from quantexp.load import from_plain, plain, read
+from quantexp.refusal import Asked, require_memory
 from quantexp.schema import Experiment, LauncherKind
 from quantexp.status import State
 
@@ -68,6 +71,7 @@ def start_again(
         )
     for each in again:
         _require_same(each)
+    require_memory([Asked(each.experiment) for each in again])
     begun = len(again)
     console.print(
         f"{begun} {'run starts' if begun == 1 else 'runs start'} at the first iteration",
@@ -99,9 +103,10 @@ def _restored(missing: Missing, where: Scope) -> Again:
 
 def _changed(again: Again, overrides: list[str]) -> Again:
     for word in overrides:
-        if not word.startswith("launcher."):
+        if not word.startswith(CHANGEABLE):
             raise ConfigError(
-                f"{word} would make it another run; of a run that exists only launcher.KEY=VALUE can be changed"
+                f"{word} would make it another run; of a run that exists only launcher.KEY=VALUE and memory=VALUE can "
+                "be changed"
             )
     if not overrides:
         return again

@@ -35,6 +35,7 @@ from quantexp.observer import RunObserver
 from quantexp.paths import RunDir, cache_dir
 from quantexp.provenance import add_what_ran
 from quantexp.ranks import Rank, RankRecord, ended, own_rank, write_record
+from quantexp.refusal import require_memory_here
 from quantexp.saver import saver_of
 from quantexp.schema import AutoDraw, Experiment
 from quantexp.source import require_snapshot
@@ -222,6 +223,7 @@ class Worker:
             from quantexp.data.loader import batches, build_datasets
             from quantexp.megatron.session import device_name, session
             from quantexp.megatron.trainer import train
+        require_memory_here(self.experiment)
         if self.experiment.launcher.num_threads is not None:
             torch.set_num_threads(self.experiment.launcher.num_threads)
         experiment, training = self.experiment, self.experiment.training

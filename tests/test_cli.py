@@ -166,13 +166,20 @@ def test_plan_of_a_sweep_is_a_list(capsys: Captured) -> None:
     assert not list(Path.cwd().iterdir())
 
 
-def test_plan_of_a_sweep_ends_with_what_all_capture(capsys: Captured) -> None:
+def test_plan_of_a_sweep_ends_with_its_sum(capsys: Captured) -> None:
     assert main(["plan", "-m", "quant=bf16,FA_mxfp8", "training=fast"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(
-        "in all  2 runs capture 662.7 MB of values in 112 tensors, statistics of 112; "
-    )
-    assert last.endswith(f" are free in {Path.cwd()}")
+    *_, total, captures = capsys.readouterr().out.splitlines()
+    assert total.startswith("in all  2 runs, 3.0 TFLOP, about ")
+    assert captures.startswith("capture 662.7 MB of values in 112 tensors, statistics of 112; ")
+    assert captures.endswith(f" are free in {Path.cwd()}")
+
+
+def test_plan_of_a_sweep_shows_maps_where_asked_for(capsys: Captured) -> None:
+    words = ["plan", "-m", "quant=bf16,FA_mxfp8", "training=fast", "training.seed=1,2"]
+    assert main(words) == 0
+    assert "precision map" not in capsys.readouterr().out
+    assert main([*words, "--maps"]) == 0
+    assert capsys.readouterr().out.count("precision map") == 2, "one for both seeds"
 
 
 def test_plan_of_a_sweep_says_on_standard_error_what_was_merged(capsys: Captured) -> None:
@@ -184,10 +191,12 @@ def test_plan_of_a_sweep_says_on_standard_error_what_was_merged(capsys: Captured
     )
 
 
-@pytest.mark.parametrize("flags", [[], ["-m"]])
-def test_dry_run_shows_the_plan_and_runs_nothing(capsys: Captured, flags: list[str]) -> None:
+@pytest.mark.parametrize(("flags", "shown"), [([], "precision map"), (["-m"], "in all  1 runs")])
+def test_dry_run_shows_the_plan_and_runs_nothing(
+    capsys: Captured, flags: list[str], shown: str
+) -> None:
     assert main([*flags, "training=fast", "quant=FA_mxfp8", "dry_run=true"]) == 0
-    assert "precision map" in capsys.readouterr().out
+    assert shown in capsys.readouterr().out
     assert not list(Path.cwd().iterdir())
 
 
@@ -293,7 +302,7 @@ def test_bad_last_point_means_that_nothing_ran(ran: list[Points], capsys: Captur
 def test_dry_points_are_shown_and_not_run(ran: list[Points], capsys: Captured) -> None:
     assert main(["-m", "training=fast", "quant=bf16,FA_mxfp8", "dry_run=true"]) == 0
     assert not ran
-    assert capsys.readouterr().out.count("precision map") == 2
+    assert "in all  2 runs" in capsys.readouterr().out
 
 
 def test_points_of_two_launchers_are_refused(ran: list[Points], capsys: Captured) -> None:

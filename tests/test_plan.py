@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from quantexp.compose import compose
 from quantexp.plan import Plan, make_plan, plan_json, print_plan
 from quantexp.queueing import slots
 from quantexp.schema import Experiment
+from quantexp.sizes import flops_per_iteration
 
 FULL = ["training=default", "capture=tensors"]
 
@@ -99,6 +101,47 @@ def test_no_full_tensors_take_no_bytes(level: str) -> None:
     assert planned(f"capture={level}").capture_bytes == 0
 
 
+def test_work_is_that_of_the_whole_training(full: Plan) -> None:
+    flop = flops_per_iteration(compose(FULL, None, {}).model, 4096, 128)
+    assert full.tflop_per_iteration == flop / 1e12
+    assert full.tflop == 1000 * flop / 1e12
+    assert full.tokens == 1000 * 128 * 4096
+    text = " ".join(shown(full).split())
+    assert "TFLOP an iteration; 1,000 iterations: " in text
+    assert " PFLOP, 524,288,000 tokens" in text
+
+
+def test_time_is_said_with_the_rate_it_follows_from(full: Plan) -> None:
+    plan = replace(full, time_s=11_000.0, product_gflop_per_s=95.2)
+    assert (
+        "about 3.1 h of training on this machine (measured: 95 GFLOP/s in bf16 products)"
+        in shown(plan)
+    )
+    assert full.time_s is not None
+    assert set(plan_json(full)) >= {
+        "iterations",
+        "tokens",
+        "tflop",
+        "time_s",
+        "product_gflop_per_s",
+    }
+
+
+def test_time_of_a_job_is_not_known() -> None:
+    plan = planned("training=fast", "launcher=slurm")
+    assert (plan.time_s, plan.product_gflop_per_s) == (None, None)
+    assert "not known: it does not run on this machine" in shown(plan)
+
+
+def test_what_keeps_a_run_from_starting_is_said_last(full: Plan) -> None:
+    plan = replace(full, to_fit="9.0 GB do not fit in 1.0 GB (this machine): take another")
+    *_, data, memory = shown(plan, 400).splitlines()
+    assert data.startswith("will not start: dataset=wikipedia has no data")
+    assert memory == f"will not start: {plan.to_fit}"
+    anyway = shown(replace(plan, memory="ignore"), 400).splitlines()[-1]
+    assert anyway == f"starts although it does not fit (memory=ignore): {plan.to_fit}"
+
+
 def test_packed_weights_are_four_bits_and_a_scale_a_block(full: Plan) -> None:
     count = full.linear_weight_bytes // 2
     assert full.packed_weight_bytes == count * (4 + 8 / 32) / 8
@@ -161,7 +204,7 @@ def test_printed_plan_says_that_emulation_saves_nothing(full: Plan) -> None:
     text = shown(full)
     assert "llama32-1b, 1.24B parameters (1,235,814,400)" in text
     assert "emulation: quantised operands are held in the working dtype" in text
-    assert "cannot start yet: dataset=wikipedia has no data" in text
+    assert "will not start: dataset=wikipedia has no data" in text
     assert "mxfp4_e2m1, blocks of 32 along input_width, floor" in text
     assert "mxfp4_e2m1, the forward copy" in text
     assert "high (bf16)" in text
@@ -314,7 +357,7 @@ def test_machine_that_is_too_small_for_so_many_runs_is_told(
     assert plan.missing == (
         "launcher.max_parallel=2 needs a core for each run, and this process may use 1; lower it"
     )
-    assert "cannot start yet: launcher.max_parallel=2 needs" in shown(plan)
+    assert "will not start: launcher.max_parallel=2 needs" in shown(plan)
 
 
 def test_slots_of_this_machine_say_nothing_about_slurm() -> None:

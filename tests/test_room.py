@@ -2,86 +2,199 @@
 
 from __future__ import annotations
 
+import math
 import re
+from types import SimpleNamespace
 
-import psutil
 import pytest
 
+from quantexp import room
 from quantexp.compose import compose
-from quantexp.footprint import memory_parts_gb
 from quantexp.plan import make_plan
-from quantexp.room import room_gb, way_to_fit
+from quantexp.room import Misfit, Room, misfit, needed_gb, room_here, room_of
+from quantexp.schema import Experiment
 
 LARGE = ["training=default", "model=llama32-1b", "training.micro_batch_size=2", "quant=FA_mxfp8"]
 
 
+def composed(*words: str) -> Experiment:
+    return compose([*LARGE, *words], None, {})
+
+
 def needed(*words: str) -> float:
-    return sum(memory_parts_gb(compose([*LARGE, *words], None, {})).values())
+    return needed_gb(composed(*words))
 
 
-def way(room: float, *words: str) -> str | None:
-    return way_to_fit(compose([*LARGE, *words], None, {}), room)
+def found(room_gb: float, *words: str) -> Misfit | None:
+    return misfit(composed(*words), Room(room_gb, "this machine"))
+
+
+def ways(room_gb: float, *words: str) -> tuple[str, ...]:
+    misfit_ = found(room_gb, *words)
+    assert misfit_ is not None
+    return misfit_.ways
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("quantexp.room", "quantexp.footprint"):
+        monkeypatch.setattr(f"{module}.device_class", lambda _: "cpu")
 
 
 def test_what_fits_needs_no_way() -> None:
-    assert way(needed() + 0.01) is None
+    assert found(needed() + 0.01) is None
 
 
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.3, 0.2, 0.15])
 def test_words_that_are_given_make_it_fit(share: float) -> None:
-    room = share * needed()
-    told = way(room)
-    assert told is not None
-    found = re.fullmatch(r"[\d.]+ GB do not fit in [\d.]+ GB: (.*) takes ([\d.]+) GB", told)
-    assert found, told
-    assert needed(*found[1].split()) <= room
-    assert needed(*found[1].split()) == pytest.approx(float(found[2]), abs=0.051)
+    room_gb = share * needed()
+    for way in ways(room_gb):
+        matched = re.fullmatch(r"(.*) takes ([\d.]+) GB", way)
+        assert matched, way
+        assert needed(*matched[1].split()) <= room_gb
+        assert needed(*matched[1].split()) == pytest.approx(float(matched[2]), abs=0.051)
+
+
+def test_misfit_is_one_line_with_what_is_needed_what_there_is_and_every_way() -> None:
+    told = Misfit(286.44, Room(25.3, "this machine"), ("a=1 takes 25.1 GB", "b=2 takes 20.0 GB"))
+    assert str(told) == (
+        "286.4 GB do not fit in 25.3 GB (this machine): a=1 takes 25.1 GB, or b=2 takes 20.0 GB"
+    )
 
 
 def test_one_change_is_enough_where_it_is() -> None:
-    assert "training.attention=fused takes" in str(way(needed("training.attention=fused") + 0.01))
-    room = needed("training.recompute=full") + 0.01
+    (way,) = ways(needed("training.attention=fused") + 0.01)
+    assert way.startswith("training.attention=fused takes")
+    room_gb = needed("training.recompute=full") + 0.01
     stochastic = "quant.qk.dgrad_q.dS={format: mxfp4, rounding: stochastic}"
-    words = str(way(room, stochastic))
-    assert "training.attention" not in words, "no other way takes it"
-    assert ": training.recompute=full takes" in words
+    (way,) = ways(room_gb, stochastic)
+    assert way.startswith("training.recompute=full takes"), "no other way takes it"
 
 
 def test_attention_goes_in_tiles_where_the_fused_kernel_cannot() -> None:
-    room = needed("training.attention=tiled") + 0.01
-    words = str(way(room, "quant=more/FA_full_mxfp8"))
-    assert ": training.attention=tiled takes" in words
+    room_gb = needed("training.attention=tiled") + 0.01
+    (way,) = ways(room_gb, "quant=more/FA_full_mxfp8")
+    assert way.startswith("training.attention=tiled takes")
 
 
-def test_layers_go_last_and_what_never_fits_says_so() -> None:
+def test_sequence_and_layers_go_last_and_what_never_fits_says_so() -> None:
     all_ = ["training.attention=fused", "training.recompute=full", "training.micro_batch_size=1"]
-    told = str(way(needed(*all_) - 0.5))
-    assert f": {' '.join(all_)} model.num_layers=" in told
-    assert str(way(1.0)).endswith(
-        f"model.num_layers=1 still takes {needed(*all_, 'model.num_layers=1'):.1f} GB; take a smaller model or another "
-        "machine"
+    shorter, fewer = ways(needed(*all_) - 0.5)
+    assert shorter.startswith(f"{' '.join(all_)} training.seq_length=2048 takes")
+    assert fewer.startswith(f"{' '.join(all_)} model.num_layers=1")
+    assert ways(1.0) == (
+        f"{' '.join(all_)} model.num_layers=1 still takes {needed(*all_, 'model.num_layers=1'):.1f} GB; take a "
+        "smaller model or another machine",
     )
 
 
-def test_room_is_the_machines_share_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantexp.room.device_class", lambda _: "cpu")
-    experiment = compose(
-        ["training=fast", "launcher.num_processes=2", "training.global_batch_size=4"], None, {}
-    )
-    assert room_gb(experiment) == pytest.approx(psutil.virtual_memory().total / 2e9)
-    assert room_gb(compose(["training=fast", "launcher=slurm"], None, {})) is None
-
-
-def test_plan_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantexp.plan.room_gb", lambda _: 2.0)
-    plan = make_plan(compose(["training=fast"], None, {}))
-    assert plan.room_gb == 2.0
-    assert plan.to_fit is not None
-    assert plan.to_fit.startswith("2.8 GB do not fit in 2.0 GB: ")
+def test_float32_may_become_bf16_and_a_queue_of_captures_shorter() -> None:
+    assert "training.precision=bf16" in ways(1.0, "training.precision=fp32")[0]
+    captures = ["capture=tensors", "capture.iterations=[3]"]
+    (way,) = ways(needed("capture.queue_gb=0.1", *captures) + 0.01, *captures)
+    assert way.startswith("capture.queue_gb=0.1 takes"), "it changes no number, so it comes first"
 
 
 def test_weights_that_are_not_kept_come_first_where_any_are() -> None:
     scheme = ["quant=linear_mxfp8", "training.global_batch_size=4"]
-    room = needed("training.weight_cache=false", *scheme) + 0.01
-    assert ": training.weight_cache=false takes" in str(way(room, *scheme))
-    assert "weight_cache" not in str(way(1.0)), "attention alone keeps no weights"
+    room_gb = needed("training.weight_cache=false", *scheme) + 0.01
+    assert ways(room_gb, *scheme)[0].startswith("training.weight_cache=false takes")
+    assert "weight_cache" not in ways(1.0)[0], "attention alone keeps no weights"
+
+
+def test_fewer_processes_are_advised_where_one_machine_holds_them() -> None:
+    words = ["launcher.num_processes=4"]
+    (way,) = [way for way in ways(needed() / 2 + 0.01, *words) if "num_processes" in way]
+    assert way == f"launcher.num_processes=2 takes {needed('launcher.num_processes=2'):.1f} GB"
+
+
+def test_quick_test_is_advised_where_it_fits_and_is_not_in_force() -> None:
+    quick = compose(["training=fast"], None, {})
+    told = f"training=fast (the quick test) takes {needed_gb(quick):.1f} GB"
+    there = Room(4.0, "this machine")
+    assert told in str(misfit(composed(), there, fast=lambda: quick))
+    assert "training=fast" not in str(misfit(composed(), Room(1.0, ""), fast=lambda: quick))
+    assert "training=fast" not in str(misfit(composed(), there, fast=lambda: None))
+    assert "training=fast" not in str(misfit(quick, Room(2.0, ""), fast=lambda: quick))
+
+
+# The room.
+
+
+def test_room_is_the_machines_share_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "host_memory_gb", lambda: 24.0)
+    assert room_of(composed()) == Room(24.0, "this machine")
+    shared = Room(12.0, "this machine, for each of 2 processes")
+    assert room_of(composed("launcher.num_processes=2")) == shared
+
+
+@pytest.mark.parametrize(
+    ("words", "there"),
+    [
+        ([], None),
+        (["launcher.mem_gb=16"], Room(16, "launcher.mem_gb=16")),
+        (
+            ["launcher.mem_gb=16", "launcher.num_processes=4", "launcher.nodes=2"],
+            Room(8, "launcher.mem_gb=16, for each of 2 processes"),
+        ),
+        (["launcher.gpus_per_node=1"], None),
+        (["launcher.gpus_per_node=1", "launcher.gpu_type=strange"], None),
+        (["launcher.gpus_per_node=1", "launcher.mem_gb=16"], None),
+        (
+            ["launcher.gpus_per_node=1", "launcher.gpu_type=l4"],
+            Room(24 * 2**30 / 1e9, "launcher.gpu_type=l4"),
+        ),
+        (
+            ["launcher.gpus_per_node=1", "launcher.gpu_type=nvidia_a100_1g.10gb"],
+            Room(10 * 2**30 / 1e9, "launcher.gpu_type=nvidia_a100_1g.10gb"),
+        ),
+    ],
+    ids=str,
+)
+def test_room_of_a_job_is_what_slurm_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], there: Room | None
+) -> None:
+    on_gpu = any("gpus_per_node" in word for word in words)
+    monkeypatch.setattr(room, "device_class", lambda _: "cuda" if on_gpu else "cpu")
+    assert room_of(composed("launcher=slurm", *words)) == there
+
+
+def test_more_memory_from_slurm_is_advised_in_whole_gigabytes_a_node() -> None:
+    words = ["launcher=slurm", "launcher.mem_gb=16", "launcher.num_processes=2"]
+    experiment = composed(*words)
+    asks = math.ceil(2 * needed_gb(experiment))
+    assert f"launcher.mem_gb={asks} asks for enough" in misfit_ways(experiment)
+
+
+def misfit_ways(experiment: Experiment) -> tuple[str, ...]:
+    told = misfit(experiment, room_of(experiment))
+    assert told is not None
+    return told.ways
+
+
+def test_job_that_has_started_has_the_room_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "host_memory_gb", lambda: 8.0)
+    job = composed("launcher=slurm", "launcher.mem_gb=100", "launcher.num_processes=2")
+    assert room_here(job) == Room(4.0, "this machine, for each of 2 processes")
+
+
+def test_room_on_gpus_is_the_smallest_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(room, "device_class", lambda _: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
+    sizes = [80e9, 40e9, 10e9]
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=sizes[i])
+    )
+    two = composed("launcher.num_processes=2")
+    assert room_of(two) == Room(40.0, "its NVIDIA H100")
+
+
+def test_plan_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "host_memory_gb", lambda: 2.0)
+    plan = make_plan(compose(["training=fast"], None, {}))
+    assert plan.room_gb == 2.0
+    assert plan.to_fit is not None
+    assert plan.to_fit.startswith("2.8 GB do not fit in 2.0 GB (this machine): ")

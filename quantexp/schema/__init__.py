@@ -27,6 +27,7 @@ from quantexp.schema.dataset import (
 from quantexp.schema.experiment import (
     Composition,
     Experiment,
+    MemoryCheck,
     PathsConfig,
     SweepConfig,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "LinearSite",
     "LinearWgrad",
     "LrSchedule",
+    "MemoryCheck",
     "MlaConfig",
     "MlflowConfig",
     "ModelConfig",

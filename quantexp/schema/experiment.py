@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from quantexp.schema.analysis import AnalysisConfig
@@ -13,6 +14,15 @@ from quantexp.schema.model import ModelConfig
 from quantexp.schema.quant import QuantConfig
 from quantexp.schema.tracking import TrackingConfig
 from quantexp.schema.training import CheckpointConfig, EvaluationConfig, TrainingConfig
+
+
+class MemoryCheck(Enum):
+    """What becomes of a run whose predicted memory is more than there is."""
+
+    #: It is refused before anything starts.
+    check = "check"
+    #: It starts all the same.
+    ignore = "ignore"
 
 
 @dataclass
@@ -40,6 +50,8 @@ class Experiment:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
+    #: Whether a run that needs more memory than there is may start; no part of its identity.
+    memory: MemoryCheck = MemoryCheck.check
     #: Show what would run and run nothing.
     dry_run: bool = False
     #: Run again although a completed run of this identity exists; the earlier attempt is kept.
