@@ -8,7 +8,7 @@ for more is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -196,9 +196,16 @@ def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
 
 def _statistics_alone(folder: Path, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The lines of statistics of what no manifest's line has."""
-    listed = {_which(line) for line in lines}
     files = [folder / STATISTICS, *sorted(folder.glob("statistics.rank*.jsonl"))]
-    for line in (line for file in files for line in lines_of(file)):
+    yield from unlisted((line for file in files for line in lines_of(file)), lines)
+
+
+def unlisted(
+    statistics: Iterable[Mapping[str, Any]], manifest: Iterable[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The lines of statistics whose tensors no line of the manifest has, as lines of tensors without values."""
+    listed = {_which(line) for line in manifest}
+    for line in statistics:
         if _which(line) not in listed:
             yield {**line, "file": None, "bytes": 0, "hash": None}
 

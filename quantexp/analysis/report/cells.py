@@ -1,48 +1,63 @@
-"""Numerics by layer: what the manifest says of each captured tensor, laid out as rows by layers.
+"""Numerics by layer: what is known of each captured tensor, and of each slot that it filled, as rows by layers.
 
-The report opens no tensor whose statistics were captured. Where there are values without statistics, or values of a
-quantised operand that no `capture.format` judged, a bounded sample of them is looked at (`quantexp.analysis.survey`).
+    rows of tensors   qkv input, qkv weight, ...          magnitudes: amax, kurtosis, zeros, the histogram
+    rows of slots     qkv fprop x, qkv wgrad x, ...       what the format loses: SQNR, underflow, saturation
+
+A slot without a number has a state that says why. The experts of a layer share a row: it shows the worst of them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quantexp.analysis.compare.gap import milestones
-from quantexp.analysis.inventory import in_flow
+from quantexp.analysis.inventory import experts_as_one, in_flow
 from quantexp.analysis.report.deadline import Deadline
+from quantexp.analysis.report.experts import slots_together, tensors_together
+from quantexp.analysis.report.judged import ASSUMED, Judge
 from quantexp.analysis.report.lines import Lines, lines_with_room
-from quantexp.analysis.report.sampled import operands_of, statistics_of
+from quantexp.analysis.report.slots import BACKWARD, FORWARD, SlotCell, State, place_of_slot
 from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
 from quantexp.paths import RunDir
 
-#: Cells of all runs of a report together: what keeps ten schemes below 10 MB.
+#: Cells of tensors of all runs of a report together: what keeps ten schemes below 10 MB.
 MAX_CELLS = 10_000
-#: Significant digits of a number.
-_DIGITS = 6
 
-_Place = tuple[int, tuple[str, str, str], int]
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the map."""
+
+    #: forward or backward; a slot's is that of its product.
+    operation: str
+    #: All experts as one.
+    module: str
+    #: `input`, or of a slot `fprop x`.
+    name: str
+    is_slot: bool = False
 
 
 @dataclass
 class Numerics:
-    """The heatmap of one run; `cells` are [iteration, row, layer, content], each an index."""
+    """The map of one run; `cells` are [iteration, row, layer, content], each an index."""
 
     iterations: list[int] = field(default_factory=list)
-    #: Operation, module and tensor.
-    rows: list[tuple[str, str, str]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     layers: list[int] = field(default_factory=list)
     cells: list[list[Any]] = field(default_factory=list)
-    #: What is not shown, and why.
+    #: What has to be known before a number is read, and what is not shown.
     notes: list[str] = field(default_factory=list)
 
 
+#: Iteration, row and layer.
+_Place = tuple[int, Row, int]
+
+
 def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Deadline) -> Numerics:
-    """The cells of a run's captured tensors, at most `max_cells` (but one row and layer)."""
+    """The cells of a run's captured tensors, at most `max_cells` of tensors (but one row and layer)."""
     folder, name = run.captured(capture_dir), run.root.name
     if not folder.is_dir():
         return Numerics()
@@ -50,48 +65,99 @@ def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Dea
         lines = lines_with_room(folder, max_cells, deadline)
     except CaptureError as error:
         return Numerics(notes=[str(error)])
-    places, repeated = _places(lines.entries)
     found = Numerics()
     if lines.is_cut:
         found.notes.append(
             f"read up to iteration {lines.found[-1]}: quantexp report {name} reads all"
+        )
+    tensors, repeated = _first_of_each(lines.entries)
+    places = {_place(entry): None for entry in tensors}
+    _choose(found, list(places), lines, max_cells)
+    kept = {*found.rows}
+    shown = [
+        entry
+        for entry in tensors
+        if (place := _place(entry))[0] in found.iterations
+        and place[1] in kept
+        and place[2] in found.layers
+    ]
+    judge = Judge(run, folder, shown, deadline)
+    _fill(found, shown, judge)
+    if judge.is_assumed and any(cell[3].get("format") for cell in found.cells):
+        found.notes.append(
+            "this run quantises nothing: SQNR, underflow and saturation are what its operands would lose in "
+            f"{ASSUMED}"
+        )
+    if any(cell[3].get("state") == State.STATISTICS for cell in found.cells):
+        found.notes.append(
+            "statistics alone were captured: SQNR, underflow and saturation need values (capture=tensors) or a format "
+            "that judges while training runs (capture.format=mxfp8)"
+        )
+    if judge.num_late:
+        found.notes.append(
+            f"{judge.num_late} tensors were not judged for want of time: quantexp report {name} judges them"
         )
     if repeated:
         found.notes.append(
             f"{repeated} tensors of other micro-batches and ranks are not shown: each cell is the first micro-batch "
             "of the first rank"
         )
-    _choose(found, list(places), lines, max_cells)
-    rows = {row: i for i, row in enumerate(found.rows)}
-    late = 0
-    for (iteration, row, layer), entry in places.items():
-        if iteration in found.iterations and row in rows and layer in found.layers:
-            is_late, content = _cell(entry, deadline)
-            late += is_late
-            place = [found.iterations.index(iteration), rows[row], found.layers.index(layer)]
-            found.cells.append([*place, content])
-    if late:
-        found.notes.append(
-            f"of {late} tensors SQNR, underflow and saturation are left out: quantexp report {name} takes "
-            "the time to look at their values"
-        )
     return found
 
 
-def _places(entries: Sequence[CapturedTensor]) -> tuple[dict[_Place, CapturedTensor], int]:
-    """One tensor for each place of the heatmap, and how many share a place with it."""
-    places: dict[_Place, CapturedTensor] = {}
+def _fill(found: Numerics, shown: Sequence[CapturedTensor], judge: Judge) -> None:
+    """Make the cells of tensors and, below them, those of the slots that they filled."""
+    tensors: dict[_Place, list[tuple[str, dict[str, Any]]]] = {}
+    slots: dict[_Place, list[tuple[str, SlotCell]]] = {}
+    of: dict[Row, Row] = {}
+    for entry in shown:
+        iteration, row, layer = place = _place(entry)
+        module = str(entry.metadata.get("module"))
+        tensors.setdefault(place, []).append((module, judge.tensor(entry)))
+        for slot in judge.slots(entry):
+            slot_row = Row(slot.operation, row.module, slot.name, is_slot=True)
+            there = slots.setdefault((iteration, slot_row, layer), [])
+            if module not in (other for other, _ in there):
+                there.append((module, slot))
+                of.setdefault(slot_row, row)
+    found.rows += _in_order_of_products({place[1] for place in slots})
+    numbers = {row: i for i, row in enumerate(found.rows)}
+
+    def add(place: _Place, content: dict[str, Any]) -> None:
+        iteration, row, layer = place
+        indices = [found.iterations.index(iteration), numbers[row], found.layers.index(layer)]
+        found.cells.append([*indices, content])
+
+    for place, contents in tensors.items():
+        add(place, tensors_together(contents))
+    for place, alike in slots.items():
+        add(place, {"of": numbers[of[place[1]]], **slots_together(alike)})
+
+
+def _place(entry: CapturedTensor) -> _Place:
+    known = entry.metadata
+    operation, module, tensor = (
+        str(known.get(key) or "-") for key in ("operation", "module", "tensor")
+    )
+    layer = known.get("layer")
+    return (
+        int(known.get("iteration") or 0),
+        Row(operation, experts_as_one(module), tensor),
+        layer if isinstance(layer, int) else -1,
+    )
+
+
+def _first_of_each(entries: Sequence[CapturedTensor]) -> tuple[list[CapturedTensor], int]:
+    """The first micro-batch of each tensor that lies in a layer, and how many others there are."""
+    first: dict[tuple[Any, ...], CapturedTensor] = {}
     repeated = 0
     for entry in sorted(entries, key=_first_micro_batch):
         known = entry.metadata
-        layer = known.get("layer")
-        if not isinstance(layer, int):
-            continue
-        row = tuple(str(known.get(key) or "-") for key in ("operation", "module", "tensor"))
-        place = (int(known.get("iteration") or 0), (row[0], row[1], row[2]), layer)
-        repeated += place in places
-        places.setdefault(place, entry)
-    return places, repeated
+        if isinstance(known.get("layer"), int):
+            key = (_place(entry), known.get("module"))
+            repeated += key in first
+            first.setdefault(key, entry)
+    return list(first.values()), repeated
 
 
 def _first_micro_batch(entry: CapturedTensor) -> tuple[int, int]:
@@ -122,81 +188,21 @@ def _spread(numbers: tuple[int, ...], count: int) -> list[int]:
     return milestones(numbers, count) if count > 1 else list(numbers[:1])
 
 
-def _in_order(rows: Mapping[tuple[str, str, str], None]) -> list[tuple[str, str, str]]:
+_ORDER = {FORWARD: 0, BACKWARD: 1}
+
+
+def _in_order(rows: Mapping[Row, None]) -> list[Row]:
     """Forward before backward, modules as data flows, tensors as they were captured."""
-    flow = {module: i for i, module in enumerate(in_flow(row[1] for row in rows))}
-    order = {"forward": 0, "backward": 1}
-    return sorted(rows, key=lambda row: (order.get(row[0], 2), flow[row[1]]))
+    flow = {module: i for i, module in enumerate(in_flow(row.module for row in rows))}
+    return sorted(rows, key=lambda row: (_ORDER.get(row.operation, 2), flow[row.module]))
 
 
-def _cell(entry: CapturedTensor, deadline: Deadline) -> tuple[bool, dict[str, Any]]:
-    """A cell, and whether its values were not looked at for want of time."""
-    known = entry.metadata
-    given = known.get("statistics")
-    sampled, late = 0, False
-    statistics: Mapping[str, Any] = given if isinstance(given, dict) else {}
-    has_values = bool(known.get("file"))
-    if not statistics and has_values and not (late := deadline.passed):
-        sampled, statistics = statistics_of(entry)
-    operands = _judged(statistics)
-    if not operands and has_values and not (late := late or deadline.passed):
-        operands = operands_of(entry)
-    return late and _is_quantised(known), _content(entry, statistics, operands, sampled)
+def _in_order_of_products(rows: set[Row]) -> list[Row]:
+    """Forward before backward, modules as data flows, products and operands as the schemes list them."""
+    flow = {module: i for i, module in enumerate(in_flow(row.module for row in rows))}
 
+    def key(row: Row) -> tuple[Any, ...]:
+        place = place_of_slot(row.name)
+        return _ORDER.get(row.operation, 2), flow[row.module], place, row.name
 
-def _is_quantised(known: Mapping[str, Any]) -> bool:
-    formats = known.get("formats") or {}
-    return any(isinstance(f, dict) and f.get("format") != "bf16" for f in formats.values())
-
-
-def _judged(statistics: Mapping[str, Any]) -> list[list[Any]]:
-    """What `capture.format` says: name, SQNR, underflow, saturation."""
-    fidelity = statistics.get("fidelity")
-    if not isinstance(fidelity, dict):
-        return []
-    name = f"capture.format {fidelity.get('format')}"
-    keys = ("sqnr_db", "underflow_share", "saturated_share")
-    return [[name, *(_short(fidelity.get(key)) for key in keys)]]
-
-
-def _content(
-    entry: CapturedTensor,
-    statistics: Mapping[str, Any],
-    operands: list[list[Any]],
-    sampled: int,
-) -> dict[str, Any]:
-    """What the page shows of a tensor; the worst of its operands stands for it."""
-    counts = statistics.get("log2_magnitude") or {}
-    keys = (
-        "count",
-        "abs_max",
-        "kurtosis",
-        "zero_share",
-        "mean",
-        "std",
-        "min",
-        "max",
-        "skew",
-        "nonfinite",
-    )
-    content = {key: _short(statistics.get(key)) for key in keys}
-    outside = [counts.get(side) or 0 for side in ("below", "above")]
-    worst = [[v for o in operands if (v := o[i]) is not None] for i in (1, 2, 3)]
-    return {
-        **{key: value for key, value in content.items() if value is not None},
-        "dtype": str(entry.metadata.get("dtype") or ""),
-        "shape": " x ".join(map(str, entry.metadata.get("shape") or ())),
-        "sqnr_db": min(worst[0], default=None),
-        "underflow_share": max(worst[1], default=None),
-        "saturated_share": max(worst[2], default=None),
-        "operands": operands,
-        "sampled": sampled,
-        "bins": [counts.get("first"), counts.get("counts") or [], *outside],
-    }
-
-
-def _short(value: Any) -> float | int | None:
-    """A number with as many digits as are looked at; None where there is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
+    return sorted(rows, key=key)

@@ -1,7 +1,7 @@
-"""The lines of a manifest that a page has room for, without reading the others as JSON.
+"""The tensors of a capture that a page has room for, without reading the lines of the others as JSON.
 
-A capture of a whole run has hundreds of thousands of lines with statistics. Each is looked at for its iteration alone,
-and those of the iterations that are shown are read.
+A capture of a whole run has hundreds of thousands of lines, in the manifest or, of statistics without values, in the
+list of statistics. Each is searched for its iteration alone; those of the iterations that are shown are read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.report.deadline import Deadline
-from quantexp.capture.manifest import MANIFEST
-from quantexp.capture.reader import CapturedTensor, open_capture
+from quantexp.capture.manifest import MANIFEST, STATISTICS
+from quantexp.capture.reader import CapturedTensor, open_capture, unlisted
 
 #: The writer puts it before anything that is nested.
 _ITERATION = re.compile(rb'"iteration": ?(\d+)')
@@ -44,25 +44,30 @@ def lines_with_room(folder: Path, max_lines: int, deadline: Deadline) -> Lines:
     Raises:
         CaptureError: nothing was captured.
     """
-    places, is_cut = _index(folder, deadline)
-    if not places:
+    listed, is_cut = _index(folder, MANIFEST, deadline)
+    described, is_cut_too = _index(folder, STATISTICS, deadline)
+    if not (listed or described):
         entries = list(open_capture(folder))
-        return Lines(entries, [0], [0])
-    found = tuple(sorted(places))
-    largest = max(map(len, places.values()))
+        iterations = sorted({int(entry.metadata.get("iteration") or 0) for entry in entries})
+        return Lines(entries, iterations, iterations)
+    found = tuple(sorted({*listed, *described}))
+    largest = max(len(places) for index in (listed, described) for places in index.values())
     count = max(1, max_lines // largest)
     shown = milestones(found, count) if count > 1 else [found[0]]
-    chosen = sorted(place for iteration in shown for place in places[iteration])
-    return Lines(
-        [CapturedTensor(folder, line) for line in _read(chosen)], shown, list(found), is_cut
+    of_values, of_statistics = (
+        _read(sorted(place for iteration in shown for place in index.get(iteration, ())))
+        for index in (listed, described)
     )
+    lines = [*of_values, *unlisted(of_statistics, of_values)]
+    entries = [CapturedTensor(folder, line) for line in lines]
+    return Lines(entries, shown, list(found), is_cut or is_cut_too)
 
 
-def _index(folder: Path, deadline: Deadline) -> tuple[dict[int, list[_Place]], bool]:
-    """Where the lines of each iteration begin, and whether the time was over first."""
+def _index(folder: Path, name: str, deadline: Deadline) -> tuple[dict[int, list[_Place]], bool]:
+    """Where the lines of each iteration begin in a list and its parts, and whether the time was over first."""
     places: dict[int, list[_Place]] = {}
     number = 0
-    for file in [folder / MANIFEST, *sorted(folder.glob("manifest.rank*.jsonl"))]:
+    for file in [folder / name, *sorted(folder.glob(f"{Path(name).stem}.rank*.jsonl"))]:
         if not file.is_file():
             continue
         offset = 0

@@ -33,7 +33,7 @@ from quantexp.paths import RunDir
 from quantexp.status import now, write_whole
 
 FILE_NAME = "report.html"
-_SCRIPTS = ("svg.js", "losses.js", "heatmap.js", "page.js")
+_SCRIPTS = ("svg.js", "losses.js", "colours.js", "detail.js", "heatmap.js", "page.js")
 
 
 def write_report(sources: Sequence[Path], out: Path, look_s: float | None = None) -> Path:

@@ -1,88 +1,82 @@
-// Numerics by layer: a table of buttons, coloured by one measure; a button shows its tensor's distribution.
+// Numerics by layer: a map for each pass, layers across and slots (or tensors) down, coloured by one measure. A cell is
+// a button; it shows its tensor's distribution. A page of many layers has narrow cells, whose numbers are in the title.
 
-// Stops of cividis, which is read alike with any colour vision.
-const STOPS = [[0, 34, 78], [33, 59, 110], [76, 85, 108], [108, 110, 114], [142, 138, 121], [178, 167, 112], [217, 199, 89], [254, 232, 56]];
-const MEASURES = {
-  sqnr_db: { name: "SQNR", unit: "dB", about: "signal to quantisation noise, the worst slot", text: (v) => v.toFixed(1), span: 6 },
-  underflow_share: { name: "underflow", unit: "%", about: "non-zero elements that become zero", text: percent, span: 0.01 },
-  saturated_share: { name: "saturation", unit: "%", about: "elements beyond the largest value at their scale", text: percent, span: 0.01 },
-  abs_max: { name: "amax", unit: "", about: "largest magnitude; colours are logarithmic", text: (v) => short(v, 2), log: true, span: 2 },
-  kurtosis: { name: "kurtosis", unit: "", about: "3 for a normal distribution; colours are logarithmic", text: (v) => short(v, 2), log: true, span: 2 },
-  zero_share: { name: "zeros", unit: "%", about: "share of elements that are zero", text: percent, span: 0.01 },
-};
-
-function percent(share) {
-  const value = share * 100;
-  return value === 0 ? "0" : value < 0.01 ? "<.01" : String(Number(value.toPrecision(2)));
-}
-
-// Where a value lies on its measure's scale, before it is stretched over the colours.
-function position(measure, value) {
-  if (!MEASURES[measure].log) return value;
-  return value > 0 ? Math.log2(value) : null;
-}
-
-function rgb(t) {
-  const place = Math.max(0, Math.min(1, t)) * (STOPS.length - 1), i = Math.min(STOPS.length - 2, Math.floor(place));
-  return STOPS[i].map((low, c) => Math.round(low + (STOPS[i + 1][c] - low) * (place - i)));
-}
-
-// The scale of a measure is that of all runs, so that schemes can be held against each other. It is never narrower than
-// the measure's span: a tenth of a decibel is not the difference between dark and bright.
-function domainOf(measure) {
-  const all = DATA.numerics.flatMap((one) => one.cells.map((cell) => cell[3][measure]));
-  const found = all.filter((v) => v !== null && v !== undefined).map((v) => position(measure, v)).filter((v) => v !== null);
-  if (!found.length) return null;
-  const [low, high] = extent(found), room = Math.max(0, MEASURES[measure].span - (high - low)) / 2;
-  const start = MEASURES[measure].unit === "%" ? Math.max(0, low - room) : low - room;
-  return [start, Math.max(high, start + MEASURES[measure].span)];
-}
+const NARROW = 34;
 
 function heatmap(holder, numerics) {
-  const state = { measure: null, iteration: numerics.iterations.length - 1, chosen: null };
   const present = Object.keys(MEASURES).filter((m) => numerics.cells.some((cell) => cell[3][m] !== null && cell[3][m] !== undefined));
-  if (!present.length) return;
-  state.measure = present[0];
+  if (!present.length) {
+    holder.append(element("p", { class: "note" }, "There are no numbers to show of what was captured."));
+    return;
+  }
+  const state = { measure: present[0], iteration: numerics.iterations.length - 1, chosen: null, maps: DATA.numerics };
   const controls = element("div", { class: "controls" });
   controls.append(selector("Measure", present.map((m) => [m, MEASURES[m].name]), state.measure, (value) => {
     state.measure = value;
-    paint();
+    layOut();
   }));
   if (numerics.iterations.length > 1)
     controls.append(selector("Iteration", numerics.iterations.map((n, i) => [i, n]), state.iteration, (value) => {
       state.iteration = Number(value);
       paint();
     }));
-  const table = element("table", { class: "cells" });
-  const box = element("div", { class: "box grid", role: "region", "aria-label": "Numerics by layer" }, table);
-  const scale = element("div", { class: "scale" });
+  if (DATA.numerics.length > 1)
+    controls.append(selector("Colours", [["all", "range of all runs"], ["one", "range of this run"]], "all", (value) => {
+      state.maps = value === "all" ? DATA.numerics : [numerics];
+      paint();
+    }));
+  const legend = element("div", { class: "scale" });
+  const panels = element("div", { class: "maps" });
+  panels.classList.toggle("long", numerics.layers.length > 12);
+  const worst = element("div", { class: "worst" });
   const detail = element("div", { class: "detail", "aria-live": "polite" });
   detail.hidden = true;
-  const side = element("div", { class: "side" }, scale, detail);
-  holder.append(controls, element("div", { class: "beside" }, box, side));
-  const buttons = new Map();
-  frame(table, numerics, buttons, (row, layer) => {
+  holder.append(controls, legend, panels, worst, detail);
+  let buttons = new Map();
+  const watched = new ResizeObserver(() => fit(panels, numerics.layers));
+
+  function choose(row, layer) {
     state.chosen = [row, layer];
     paint();
     detail.scrollIntoView({ block: "nearest" });
-  });
+  }
+
+  function layOut() {
+    const isSlot = Boolean(MEASURES[state.measure].slot);
+    const rows = numerics.rows.map((row, index) => ({ ...row, index })).filter((row) => row.is_slot === isSlot);
+    buttons = new Map();
+    panels.replaceChildren(...[...new Set(rows.map((row) => row.operation))].map((operation) =>
+      panel(operation, rows.filter((row) => row.operation === operation), numerics.layers, buttons, choose)));
+    const order = [...buttons.values()];
+    if (order.length) order[0].setAttribute("tabindex", "0");
+    for (const [index, row] of rows.entries())
+      numerics.layers.forEach((_, layer) => buttons.get(`${row.index} ${layer}`).addEventListener("keydown", (event) =>
+        move(event, buttons, rows, index, layer)));
+    watched.disconnect();
+    for (const one of panels.children) watched.observe(one);
+    if (state.chosen && !buttons.has(state.chosen.join(" "))) state.chosen = null;
+    paint();
+  }
 
   function paint() {
-    const measure = MEASURES[state.measure], domain = domainOf(state.measure);
-    const at = new Map();
+    const domain = domainOf(state.measure, state.maps);
+    const at = new Map(), states = new Set(), found = [];
+    let hasZero = false;
     for (const [iteration, row, layer, content] of numerics.cells) if (iteration === state.iteration) at.set(`${row} ${layer}`, content);
     for (const [key, button] of buttons) {
-      const content = at.get(key), value = content ? content[state.measure] : null;
-      fill(button, measure, state.measure, value ?? null, domain, Boolean(content));
+      const content = at.get(key), value = content?.[state.measure] ?? null;
+      fill(button, state.measure, value, content, domain);
       button.setAttribute("aria-pressed", String(state.chosen !== null && key === state.chosen.join(" ")));
+      if (value !== null) found.push([value, key, button]);
+      else if (content?.state) states.add(content.state);
+      hasZero = hasZero || (value === 0 && Boolean(MEASURES[state.measure].log));
     }
-    showScale(scale, state.measure, domain);
-    if (state.chosen) {
-      const [row, layer] = state.chosen;
-      showDetail(detail, numerics, row, layer, state.iteration, at.get(`${row} ${layer}`));
-    }
+    showLegend(legend, state.measure, domain, states, hasZero);
+    showWorst(worst, state.measure, found, choose);
+    detail.hidden = !state.chosen;
+    if (state.chosen) showDetail(detail, numerics, state.chosen[0], state.chosen[1], state.iteration, at);
   }
-  paint();
+  layOut();
 }
 
 function selector(name, options, chosen, change) {
@@ -93,126 +87,83 @@ function selector(name, options, chosen, change) {
   return element("label", {}, `${name} `, select);
 }
 
-// The table without its colours; arrow keys move the one cell that Tab leads to.
-function frame(table, numerics, buttons, choose) {
-  const head = element("tr", {}, element("th", { scope: "col" }, "layer"));
-  numerics.layers.forEach((layer) => head.append(element("th", { scope: "col" }, String(layer))));
-  table.append(element("thead", {}, head));
+// The map of one pass without its colours.
+function panel(operation, rows, layers, buttons, choose) {
+  const head = element("tr", {}, element("th", { scope: "col", class: "corner" }, "layer"));
+  layers.forEach((layer) => head.append(element("th", { scope: "col", class: "layer" }, String(layer))));
   const body = element("tbody");
-  let group = null;
-  numerics.rows.forEach(([operation, module, tensor], row) => {
-    if (operation !== group) {
-      group = operation;
-      body.append(element("tr", { class: "group" }, element("th", { scope: "rowgroup" }, operation)));
-    }
-    const line = element("tr", {}, element("th", { scope: "row" }, `${module} ${tensor}`));
-    numerics.layers.forEach((layer, column) => {
-      const button = element("button", { type: "button", class: "cell", tabindex: row + column === 0 ? "0" : "-1",
-        "data-name": `L${layer} ${module} ${operation} ${tensor}` });
-      button.addEventListener("click", () => choose(row, column));
-      button.addEventListener("keydown", (event) => move(event, buttons, row, column));
-      buttons.set(`${row} ${column}`, button);
+  let module = null;
+  for (const row of rows) {
+    const line = element("tr", row.module === module ? {} : { class: "first" },
+      element("th", { scope: "row" }, element("span", { class: "module" }, row.module), ` ${row.name}`));
+    module = row.module;
+    layers.forEach((layer, column) => {
+      const button = element("button", { type: "button", class: "cell", tabindex: "-1", "data-name": `L${layer} ${row.module} ${operation} ${row.name}` });
+      button.addEventListener("click", () => choose(row.index, column));
+      buttons.set(`${row.index} ${column}`, button);
       line.append(element("td", {}, button));
     });
     body.append(line);
-  });
-  table.append(body);
+  }
+  return element("section", { class: "map", "aria-label": operation }, element("h3", {}, operation),
+    element("table", { class: "cells" }, element("thead", {}, head), body));
 }
 
-function move(event, buttons, row, column) {
+// Numbers where a cell has room for them, and as many layers' names as fit.
+function fit(panels, layers) {
+  for (const one of panels.children) {
+    const cell = one.querySelector("td");
+    if (!cell || !cell.clientWidth) continue;
+    one.classList.toggle("narrow", cell.clientWidth < NARROW);
+    const step = Math.ceil(26 / cell.clientWidth);
+    one.querySelectorAll(".layer").forEach((head, i) => { head.textContent = i % step ? "" : String(layers[i]); });
+  }
+}
+
+function move(event, buttons, rows, index, column) {
   const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
   if (!step) return;
-  const next = buttons.get(`${row + step[0]} ${column + step[1]}`);
   event.preventDefault();
+  const row = rows[index + step[0]], next = row && buttons.get(`${row.index} ${column + step[1]}`);
   if (!next) return;
   for (const button of buttons.values()) button.setAttribute("tabindex", "-1");
   next.setAttribute("tabindex", "0");
   next.focus();
 }
 
-function fill(button, measure, key, value, domain, there) {
-  const place = value === null ? null : position(key, value);
-  button.textContent = value === null ? (there ? "-" : "") : measure.text(value);
-  const words = value === null ? (there ? `no ${measure.name}` : "not captured") : `${measure.name} ${measure.text(value)} ${measure.unit}`;
-  button.setAttribute("aria-label", `${button.dataset.name}, ${words.trim()}`);
+function fill(button, key, value, content, domain) {
+  const measure = MEASURES[key], [sign, why] = STATES[content?.state] ?? ["", content ? `no ${measure.name}` : "not captured"];
+  button.textContent = value === null ? sign : measure.text(value);
+  let words = value === null ? why : `${measure.name} ${measure.text(value)} ${measure.unit}`.trim();
+  if (content?.format && measure.slot) words += `, ${content.format}`;
+  if (content?.experts) words += `, ${content.experts} experts`;
+  if (content?.reason) words += `: ${content.reason}`;
+  button.setAttribute("aria-label", `${button.dataset.name}, ${words}`);
   button.title = button.getAttribute("aria-label");
-  button.disabled = !there;
+  button.disabled = !content;
+  button.classList.toggle("signed", value === null);
+  const place = value === null ? null : position(key, value);
   if (place === null || !domain) {
     button.style.backgroundColor = button.style.color = "";
     return;
   }
   const colour = rgb((place - domain[0]) / (domain[1] - domain[0]));
   button.style.backgroundColor = `rgb(${colour.join(",")})`;
-  button.style.color = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 120 ? "#000" : "#fff";
+  button.style.color = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 135 ? "#000" : "#fff";
 }
 
-function showScale(holder, key, domain) {
-  const measure = MEASURES[key];
+// The cells to look at first, as buttons that choose them.
+function showWorst(holder, key, found, choose) {
+  const measure = MEASURES[key], sign = measure.worst === "low" ? 1 : -1;
+  const worst = found.filter(([value]) => value !== 0 || sign > 0).sort((a, b) => sign * (a[0] - b[0])).slice(0, 5);
   holder.replaceChildren();
-  if (!domain) return;
-  const canvas = element("canvas", { width: 160, height: 1, "aria-hidden": "true" });
-  const pen = canvas.getContext("2d");
-  for (let x = 0; x < 160; x++) {
-    pen.fillStyle = `rgb(${rgb(x / 159).join(",")})`;
-    pen.fillRect(x, 0, 1, 1);
+  if (!worst.length) return;
+  const list = element("ol", {});
+  for (const [value, place, button] of worst) {
+    const [row, layer] = place.split(" ").map(Number);
+    const link = element("button", { type: "button", class: "link" }, button.dataset.name);
+    link.addEventListener("click", () => choose(row, layer));
+    list.append(element("li", {}, link, ` ${measure.text(value)} ${measure.unit}`.trimEnd()));
   }
-  const ends = domain.map((v) => measure.text(measure.log ? 2 ** v : v));
-  holder.append(ends[0], canvas, `${ends[1]} ${measure.unit}`, element("span", {}, `${measure.name}: ${measure.about}`));
-}
-
-function showDetail(holder, numerics, row, layer, iteration, content) {
-  const [operation, module, tensor] = numerics.rows[row];
-  holder.hidden = false;
-  holder.replaceChildren(element("h3", {}, `Layer ${numerics.layers[layer]}, ${module} ${operation} ${tensor}, iteration ${numerics.iterations[iteration]}`));
-  if (!content) {
-    holder.append(element("p", { class: "note" }, "Not captured in this iteration."));
-    return;
-  }
-  const numbers = element("tbody");
-  const add = (name, value) => numbers.append(element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, value)));
-  add("shape", `${content.shape} ${content.dtype}`.trim());
-  for (const [key, name] of [["count", "elements"], ["abs_max", "amax"], ["mean", "mean"], ["std", "standard deviation"], ["min", "min"], ["max", "max"], ["skew", "skew"], ["kurtosis", "kurtosis"], ["nonfinite", "NaN and Inf"]])
-    if (content[key] !== undefined) add(name, short(content[key]));
-  if (content.zero_share !== undefined) add("zeros", `${percent(content.zero_share)} %`);
-  for (const [slot, sqnr, underflow, saturated] of content.operands) {
-    const parts = [sqnr === null ? "SQNR undefined" : `SQNR ${sqnr.toFixed(2)} dB`];
-    if (underflow !== null) parts.push(`underflow ${percent(underflow)} %`);
-    if (saturated !== null) parts.push(`saturation ${percent(saturated)} %`);
-    add(slot, parts.join(", "));
-  }
-  if (content.sampled) add("looked at", `a sample of ${short(content.sampled)} elements`);
-  const left = element("div", { class: "numbers" }, element("table", {}, numbers));
-  holder.append(element("div", { class: "columns" }, histogram(content), left));
-}
-
-// Shares of elements by floor(log2 |x|).
-function histogram(content) {
-  const [first, counts, below, above] = content.bins, holder = element("div", { class: "histogram" });
-  if (first === null || first === undefined || !counts.length) {
-    holder.append(element("p", { class: "note" }, "No element is finite and different from zero."));
-    return holder;
-  }
-  const width = 360, height = 220, left = 52, right = 8, top = 10, bottom = 42;
-  const total = counts.reduce((a, b) => a + b, 0) + below + above + (content.zero_share || 0) * (content.count || 0);
-  const shares = counts.map((n) => n / total), highest = Math.max(...shares);
-  const step = (width - left - right) / counts.length;
-  const Y = (share) => height - bottom - share / highest * (height - top - bottom);
-  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Distribution of magnitudes, 2^${first} to 2^${first + counts.length}` });
-  for (const share of ticks(0, highest * 100, 4).at) {
-    svg.append(drawn("line", { class: "axis", x1: left, x2: width - right, y1: Y(share / 100), y2: Y(share / 100) }));
-    svg.append(drawn("text", { x: left - 6, y: Y(share / 100) + 4, "text-anchor": "end" }, `${short(share, 2)} %`));
-  }
-  shares.forEach((share, i) => {
-    const y = Y(share), x = left + i * step;
-    const bar = drawn("rect", { class: "bar", x: x + step * 0.06, y, width: step * 0.88, height: Math.max(share ? 0.7 : 0, height - bottom - y) });
-    bar.append(drawn("title", {}, `2^${first + i}: ${short(counts[i])} elements, ${short(share * 100, 3)} %`));
-    svg.append(bar);
-  });
-  for (const exponent of ticks(first, first + counts.length - 1, 6, true).at)
-    svg.append(drawn("text", { x: left + (exponent - first + 0.5) * step, y: height - bottom + 16, "text-anchor": "middle" }, String(Math.round(exponent))));
-  svg.append(drawn("text", { x: (left + width - right) / 2, y: height - 8, "text-anchor": "middle" }, "floor(log2 |x|)"));
-  holder.append(svg);
-  const outside = [below ? `${short(below)} non-zero elements below 2^-64` : "", above ? `${short(above)} above 2^31` : ""].filter(Boolean);
-  if (outside.length) holder.append(element("p", { class: "note" }, `Not in the bars: ${outside.join(", ")}.`));
-  return holder;
+  holder.append(element("h3", {}, `${measure.worst === "low" ? "Lowest" : "Highest"} ${measure.name}`), list);
 }

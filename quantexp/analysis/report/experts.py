@@ -1,0 +1,71 @@
+"""The experts of a layer as one cell: the worst of them, and who it is.
+
+Counts and histograms are added, extremes are those of all experts. Mean, standard deviation and skew of several
+experts are left out; of kurtosis and crest factor the largest is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quantexp.analysis.numerics.counts import Counts
+from quantexp.analysis.report.slots import SlotCell
+
+_COMBINED: dict[str, Callable[[list[Any]], Any]] = {
+    "count": sum,
+    "nonfinite": sum,
+    "abs_max": max,
+    "kurtosis": max,
+    "crest": max,
+    "min": min,
+    "max": max,
+}
+
+
+def tensors_together(alike: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """One content of those of several modules, each with its name."""
+    if len(alike) == 1:
+        return alike[0][1]
+    contents = [content for _, content in alike]
+    together: dict[str, Any] = {"experts": len(alike), "dtype": contents[0]["dtype"]}
+    for key, combine in _COMBINED.items():
+        if values := [content[key] for content in contents if key in content]:
+            together[key] = combine(values)
+    if count := together.get("count"):
+        zeros = sum(c.get("zero_share", 0.0) * c.get("count", 0) for c in contents)
+        together["zero_share"] = float(f"{zeros / count:.6g}")
+    known = [(name, content["abs_max"]) for name, content in alike if "abs_max" in content]
+    if known:
+        together["largest"] = max(known, key=lambda one: one[1])[0]
+    exponents = sum((Counts(c["bins"][0], tuple(c["bins"][1])) for c in contents), Counts())
+    outside = [sum(content["bins"][i] for content in contents) for i in (2, 3)]
+    shapes = dict.fromkeys(content["shape"] for content in contents)
+    together["shape"] = next(iter(shapes)) if len(shapes) == 1 else "of several shapes"
+    together["bins"] = [exponents.first, list(exponents.counts), *outside]
+    return together
+
+
+def slots_together(alike: Sequence[tuple[str, SlotCell]]) -> dict[str, Any]:
+    """The slot of one module, or of several experts the one with the lowest SQNR."""
+    judged = [(name, cell) for name, cell in alike if cell.sqnr_db is not None]
+    name, worst = min(judged or alike, key=lambda one: one[1].sqnr_db or 0.0)
+    content: dict[str, Any] = {"state": worst.state.value}
+    shares = {
+        key: max((v for _, c in alike if (v := getattr(c, key)) is not None), default=None)
+        for key in ("underflow_share", "saturated_share")
+    }
+    numbers = {"sqnr_db": worst.sqnr_db, **shares}
+    content |= {key: value for key, value in numbers.items() if value is not None}
+    if worst.format:
+        content["format"] = worst.format
+    if worst.num_elements:
+        content["sampled"] = worst.num_elements
+    if worst.reason:
+        content["reason"] = worst.reason
+    if len(alike) > 1:
+        content["experts"] = len(alike)
+    if len(judged) > 1:
+        content["worst"] = name
+        content["best_db"] = max(cell.sqnr_db or 0.0 for _, cell in judged)
+    return content

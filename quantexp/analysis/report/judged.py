@@ -1,0 +1,119 @@
+"""What is known of each captured tensor on the page: its statistics, and what its slots lose.
+
+Statistics are the capture's. Slots are judged by values, in the formats that the run declared, or in `ASSUMED` where it
+quantises nothing; of statistics alone there is what `capture.format` judged. What the first look for the picture found
+is taken; the rest is looked at as long as there is time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quantexp.analysis.numerics.counts import from_json
+from quantexp.analysis.numerics.gather import is_quantised
+from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
+from quantexp.analysis.report.deadline import Deadline
+from quantexp.analysis.report.slots import SlotCell, State, number, slots_of_tensor
+from quantexp.capture.reader import CapturedTensor
+from quantexp.errors import CaptureError
+from quantexp.paths import RunDir
+
+#: What the operands of a run that quantises nothing are judged in.
+ASSUMED = "mxfp8"
+_NUMBERS = (
+    "count",
+    "abs_max",
+    "kurtosis",
+    "zero_share",
+    "mean",
+    "std",
+    "min",
+    "max",
+    "skew",
+    "nonfinite",
+)
+
+
+class Judge:
+    """Judges the tensors of one capture, each once."""
+
+    def __init__(
+        self, run: RunDir, folder: Path, entries: Sequence[CapturedTensor], deadline: Deadline
+    ) -> None:
+        self._deadline = deadline
+        #: Whether the run quantises nothing, so that its operands are judged in `ASSUMED`.
+        self.is_assumed = not any(map(is_quantised, entries))
+        self._asked = Asked((ASSUMED,) if self.is_assumed else ())
+        self._known: dict[tuple[Any, ...], Measured | State] = {}
+        #: Tensors that there was no time for.
+        self.num_late = 0
+
+    def tensor(self, entry: CapturedTensor) -> dict[str, Any]:
+        """What the page shows of a tensor."""
+        measured = self._measured(entry)
+        numbers = _numbers(entry.metadata.get("statistics"), measured)
+        counts = numbers.pop("log2_magnitude", None) or {}
+        exponents = from_json(counts)
+        outside = [counts.get(side) or 0 for side in ("below", "above")]
+        shown = {key: n for key in _NUMBERS if (n := number(numbers.get(key))) is not None}
+        if (crest := _crest(shown)) is not None:
+            shown["crest"] = crest
+        content = {
+            **shown,
+            "dtype": str(entry.metadata.get("dtype") or ""),
+            "shape": " x ".join(map(str, entry.metadata.get("shape") or ())),
+            "bins": [exponents.first, list(exponents.counts), *outside],
+        }
+        return content if shown else {**content, "state": _state(measured)}
+
+    def slots(self, entry: CapturedTensor) -> Iterator[SlotCell]:
+        """The slots that a tensor filled."""
+        yield from slots_of_tensor(entry.metadata, self._measured(entry))
+
+    def _measured(self, entry: CapturedTensor) -> Measured | State:
+        key = _key(entry.metadata)
+        if key not in self._known:
+            self._known[key] = self._look(entry)
+        return self._known[key]
+
+    def _look(self, entry: CapturedTensor) -> Measured | State:
+        known = entry.metadata
+        if not known.get("file"):
+            return of_statistics(known)
+        if self._deadline.passed:
+            self.num_late += 1
+            return State.LATE
+        try:
+            return measure(entry, self._asked)
+        except (CaptureError, OSError):
+            return State.FAILED
+
+
+def _key(known: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A tensor, the same in both passes: a weight is listed for each and stored once."""
+    keys = ("module", "layer", "tensor", "iteration", "micro_batch", "rank")
+    return tuple(known.get(key) for key in keys)
+
+
+def _numbers(statistics: object, measured: Measured | State) -> dict[str, Any]:
+    """The capture's statistics, or where it has none those of the values."""
+    if isinstance(statistics, dict) and statistics:
+        return dict(statistics)
+    return {} if isinstance(measured, State) else dict(vars(measured))
+
+
+def _crest(shown: Mapping[str, float]) -> float | int | None:
+    """amax over the root of the mean square: what a scale that fits the largest element costs the others."""
+    if not {"abs_max", "mean", "std"} <= shown.keys():
+        return None
+    rms = math.hypot(shown["mean"], shown["std"])
+    return number(shown["abs_max"] / rms) if rms > 0 else None
+
+
+def _state(measured: Measured | State) -> State:
+    if isinstance(measured, State):
+        return measured
+    return State.STATISTICS if not measured.from_values else State.EMPTY

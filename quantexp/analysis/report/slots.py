@@ -1,0 +1,144 @@
+"""What the map shows of a slot: how its format did, or why there is no number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from quantexp.analysis.numerics.measured import Measured
+from quantexp.analysis.numerics.operand import UnderFormat
+from quantexp.analysis.operands import operand_called
+from quantexp.quant.sites import PRODUCTS
+from quantexp.quant.slots import WORKING
+
+FORWARD, BACKWARD = "forward", "backward"
+_DIGITS = 6
+
+
+class State(StrEnum):
+    """Why a slot has no SQNR; a slot that has one is `judged`."""
+
+    JUDGED = "judged"
+    #: The slot holds the working precision.
+    UNQUANTISED = "unquantised"
+    #: The forward's quantised copy is used again.
+    REUSED = "reused"
+    #: Nothing was rounded: the SQNR is infinite.
+    EXACT = "exact"
+    #: No finite element differs from zero.
+    EMPTY = "empty"
+    #: A finite value became infinite.
+    INFINITE = "infinite"
+    #: Statistics alone were captured, and no format was judged.
+    STATISTICS = "statistics"
+    #: The time was over.
+    LATE = "late"
+    #: The values cannot be read or judged.
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class SlotCell:
+    """One slot of one module."""
+
+    operation: str
+    #: `fprop x`, or the tensor's name where `capture.format` judged it.
+    name: str
+    state: State
+    format: str = ""
+    sqnr_db: float | None = None
+    underflow_share: float | None = None
+    saturated_share: float | None = None
+    #: Elements that were looked at; 0 is all.
+    num_elements: int = 0
+    reason: str = ""
+
+
+def slots_of_tensor(known: Mapping[str, Any], measured: Measured | State) -> Iterator[SlotCell]:
+    """The slots that a tensor filled, by its line; one of its own where `capture.format` alone judged it."""
+    operand = operand_called(str(known.get("layer_type")), str(known.get("tensor")))
+    formats = known.get("formats")
+    slots = formats if isinstance(formats, dict) else {}
+    filled = {
+        name: settings
+        for name, settings in slots.items()
+        if isinstance(settings, dict) and name.rpartition(".")[2] == operand
+    }
+    judged = {} if isinstance(measured, State) else {one.slot: one for one in measured.operands}
+    if "" in judged and not any(slot for slot in judged):
+        yield _of_capture_format(known, judged[""])
+        return
+    for name, settings in filled.items():
+        product, _, operand = name.rpartition(".")
+        product = product.rpartition(".")[2]
+        operation = FORWARD if product == "fprop" else BACKWARD
+        shown = f"{product} {operand}"
+        if settings.get("reuse"):
+            yield SlotCell(operation, shown, State.REUSED)
+        elif one := judged.get(f"{product}.{operand}"):
+            yield _judged(operation, shown, one)
+        elif settings.get("format") == WORKING:
+            yield SlotCell(operation, shown, State.UNQUANTISED)
+        else:
+            state, reason = _why_not(measured)
+            yield SlotCell(operation, shown, state, str(settings.get("format")), reason=reason)
+
+
+def _of_capture_format(known: Mapping[str, Any], one: UnderFormat) -> SlotCell:
+    operation = str(known.get("operation") or FORWARD)
+    cell = _judged(operation, str(known.get("tensor")), one)
+    return SlotCell(**{**cell.__dict__, "format": f"{cell.format} (capture.format)"})
+
+
+def _judged(operation: str, name: str, one: UnderFormat) -> SlotCell:
+    fidelity = one.fidelity
+    return SlotCell(
+        operation,
+        name,
+        _state(fidelity.sqnr_db),
+        one.format,
+        number(fidelity.sqnr_db),
+        number(fidelity.underflow_share),
+        number(fidelity.saturated_share),
+        one.num_elements,
+    )
+
+
+def _state(sqnr_db: float) -> State:
+    if math.isnan(sqnr_db):
+        return State.EMPTY
+    if math.isinf(sqnr_db):
+        return State.EXACT if sqnr_db > 0 else State.INFINITE
+    return State.JUDGED
+
+
+def _why_not(measured: Measured | State) -> tuple[State, str]:
+    if isinstance(measured, State):
+        return measured, ""
+    if not measured.from_values:
+        return State.STATISTICS, ""
+    empty = measured.count == measured.nonfinite or "all zero" in measured.notes
+    return (State.EMPTY, "") if empty else (State.FAILED, "; ".join(measured.notes))
+
+
+def number(value: object) -> float | int | None:
+    """A number with as many digits as are looked at; None where there is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
+
+
+_SLOTS = [
+    f"{product.value} {operand}"
+    for products in PRODUCTS.values()
+    for product, shape in products.items()
+    for operand in (shape.left, shape.right)
+]
+
+
+def place_of_slot(name: str) -> int:
+    """Where a slot stands among those of its module; a tensor's name comes last."""
+    return _SLOTS.index(name) if name in _SLOTS else len(_SLOTS)
