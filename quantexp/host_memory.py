@@ -40,6 +40,7 @@ def group_limits(own_groups: Path, hierarchy: Path) -> list[int]:
 def _files(line: str, hierarchy: Path) -> Iterator[Path]:
     """The files that may hold a limit, of the group that a line names and of those above it."""
     _, controllers, path = line.split(":", 2)
+    tops: tuple[Path, ...]
     if controllers == "":
         tops, name = (hierarchy, hierarchy / "unified"), "memory.max"
     elif "memory" in controllers.split(","):

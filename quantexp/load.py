@@ -235,13 +235,13 @@ def _structured(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
     parts: dict[str, Any] = {}
     try:
         for key, value in plain.items():
-            default = fields[key].default_factory
-            if isinstance(value, dict) and isinstance(default, type):
-                parts[key] = copy.deepcopy(_section(default, _Section(repr(value), value)))
-            elif type(value) is type(fields[key].default):
+            section, default = fields[key].default_factory, fields[key].default
+            if isinstance(value, dict) and isinstance(section, type):
+                parts[key] = copy.deepcopy(_section(section, _Section(repr(value), value)))
+            elif type(value) is type(default):
                 parts[key] = value
-            elif isinstance(fields[key].default, Enum) and isinstance(value, str):
-                parts[key] = type(fields[key].default)[value]
+            elif isinstance(default, Enum) and isinstance(value, str):
+                parts[key] = type(default)[value]
             else:
                 return _whole(plain, kind)
     except (KeyError, OmegaConfBaseException):

@@ -111,8 +111,6 @@ class Plan:
     #: working precision that says so; None of a job that runs elsewhere.
     time_s: float | None
     product_gflop_per_s: float | None
-    #: bf16, fp16 or fp32.
-    precision: str
     precision_map: list[dict[str, object]]
     #: Iterations at which rules change the map; the map above is the first one's.
     map_changes_at: list[int]
@@ -175,7 +173,6 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         tflop=done.flop / 1e12,
         time_s=None if takes is None else round(takes.seconds, 1),
         product_gflop_per_s=None if takes is None else round(takes.gflop_per_s, 1),
-        precision=training.precision.value,
         precision_map=[entry_record(entry) for entry in entries],
         map_changes_at=[i for i in changes(experiment.quant) if i <= training.iterations],
         slots=slots,

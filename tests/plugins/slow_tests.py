@@ -1,9 +1,9 @@
 """Slow tests in the order of their worth, and none begun after a deadline.
 
-`slow_tests` in pyproject.toml lists files and folders of tests, the most valuable first. Slow and exhaustive tests run in
-that order; those that the list does not name come last. A test that has not begun at $QUANTEXP_SLOW_TESTS_UNTIL (seconds
-since the epoch) is left out: it counts as neither passed nor skipped, and the last lines of the output say how many tests of
-which files were left out. Without the variable every test runs.
+`slow_tests` in pyproject.toml lists files and folders of tests, the most valuable first. Slow and exhaustive tests run
+in that order; those that the list does not name come last. A test that has not begun at $QUANTEXP_SLOW_TESTS_UNTIL
+(seconds since the epoch) is left out: it counts as neither passed nor skipped, and the last lines of the output say how
+many tests of which files were left out. Without the variable every test runs.
 
 Each process of pytest-xdist compares the same deadline with the same clock, so they need not agree on anything else.
 """
