@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, ValueType
+from hydra.core.override_parser.types import ValueType
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -32,8 +32,12 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from quantexp.choices import choice_files, groups, hidden_files, is_shipped
+from quantexp.close_matches import did_you_mean, near, one_of
+from quantexp.environment import environment_overrides
 from quantexp.errors import ConfigError
 from quantexp.load import load, load_sweep, located, unknown_key, wrong_type
+from quantexp.overrides import numbers_as_typed, quoted, readable, unreadable
 from quantexp.paths import conf_dir
 from quantexp.published_choice import with_published_choice, words_to_choose_by
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
@@ -42,8 +46,6 @@ from quantexp.redaction import refuse_secrets
 from quantexp.schema import Composition, Experiment, QuantConfig
 from quantexp.tracking.trackers import check_installed
 
-#: Old scripts' words for CUSTOM_QUANT_TYPE that are not scheme names.
-QUANT_TYPES = {f: f"FA_linear_{f}" for f in ("mxfp8", "mxfp4", "hifp8")}
 #: How Hydra says that a group has no choice yet.
 _APPEND = re.compile(r"To append to your default list use (\+([^=\s]+)\S*)")
 _NULL_SECTION = (
@@ -53,7 +55,6 @@ _NULL_SECTION = (
 )
 #: What config.yaml calls the data classes.
 _SCHEMA = "schema"
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @contextlib.contextmanager
@@ -67,6 +68,10 @@ def configuration(config_dir: Path | None) -> Iterator[list[str]]:
     if config_dir is not None:
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
+        for file in hidden_files(config_dir):
+            raise ConfigError(
+                f"{file} has the name of a shipped file, which would be taken instead; give it another name"
+            )
         extra.append(_searchpath([f"file://{config_dir.absolute()}"]))
     _store_schema()
     GlobalHydra.instance().clear()
@@ -96,8 +101,9 @@ def compose(
     Raises:
         ConfigError: anything that does not describe an experiment.
     """
-    with configuration(config_dir) as extra:
-        words = [*overrides, *environment_overrides(overrides, environment)]
+    given = readable(overrides)
+    with numbers_as_typed(overrides), configuration(config_dir) as extra:
+        words = [*given, *environment_overrides(given, environment)]
         _refuse_several_values(words)
         config = composed([*extra, *words])
         _refuse_sweep(config)
@@ -164,23 +170,34 @@ def composed(words: list[str]) -> DictConfig:
 
 
 def scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
-    """The derived name, or the chosen file's own if the composition is that file's, untouched."""
+    """The name of a scheme: a file's own while its scheme is untouched, else one derived from what the scheme does.
+
+    A file's own name is what its `name:` says, or the file's name. Of the shipped schemes only those in `more/` have
+    one; the ten, and what is composed of their parts, are named by what they do.
+    """
     given, derived = quant.name, derived_name(quant)
-    if given is None or given == derived:
+    choice = hydra.runtime.choices.get("quant")
+    named_by_file = given is None and isinstance(choice, str) and choice not in SCHEMES
+    if given in (None, derived) and not named_by_file:
         return derived
-    choice = str(hydra.runtime.choices.get("quant"))
+    choice = str(choice)
     plain = _plain_scheme(choice, tuple(hydra.searchpath))
     if plain.name != given:
         raise ConfigError(
             f"quant.name cannot be set to {given!r}: the name follows from the scheme, here {derived}; put "
             "the scheme in a YAML file of your own (quant/NAME.yaml in a --config-dir) to name it"
         )
-    if given in SCHEMES or (_is_shipped(f"more/{given}") and choice != f"more/{given}"):
+    if content_hash(plain) != content_hash(quant):
+        return derived
+    name = choice.rpartition("/")[2] if given is None else given
+    if name == derived:
+        return name
+    if name in SCHEMES or (is_shipped("quant", f"more/{name}") and choice != f"more/{name}"):
         raise ConfigError(
-            f"quant.name {given!r} is a shipped scheme and this composition is another ({derived}); "
-            "choose another name"
+            f"quant.name {name!r} is a shipped scheme and this composition is another ({derived}); "
+            "choose another name for the file, or for its `name:`"
         )
-    return given if content_hash(plain) == content_hash(quant) else derived
+    return name
 
 
 @cache
@@ -192,70 +209,8 @@ def _plain_scheme(choice: str, searchpath: tuple[str, ...]) -> QuantConfig:
     return scheme
 
 
-def _is_shipped(choice: str) -> bool:
-    return (conf_dir() / "quant" / f"{choice}.yaml").is_file()
-
-
 def _searchpath(folders: list[str]) -> str:
-    return f"hydra.searchpath=[{','.join(map(_quoted, folders))}]"
-
-
-def _quoted(value: str) -> str:
-    """The value as Hydra's grammar takes it literally."""
-    inside = re.sub(r"(\\*)('|\Z)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
-    return f"'{inside}'"
-
-
-def environment_overrides(overrides: list[str], environment: Mapping[str, str]) -> list[str]:
-    """The old scripts' variables as overrides, for what no override says.
-
-    Raises:
-        ConfigError: a variable with a value it cannot have, or beside an override that differs.
-    """
-    given = OverridesParser.create().parse_overrides(overrides)
-    words = []
-    if value := environment.get("CUSTOM_QUANT_TYPE"):
-        scheme = QUANT_TYPES.get(value, value)
-        if scheme not in SCHEMES:
-            allowed = ", ".join([*QUANT_TYPES, *SCHEMES])
-            raise ConfigError(f"CUSTOM_QUANT_TYPE must be one of {allowed}, got {value!r}")
-        words += _unless_given(given, "CUSTOM_QUANT_TYPE", value, "quant", scheme)
-    if value := environment.get("TENSOR_SAVE_ENABLED"):
-        if value.lower() not in (*_TRUE, *_FALSE):
-            raise ConfigError(f"TENSOR_SAVE_ENABLED must be 0 or 1, got {value!r}")
-        level = "tensors" if value.lower() in _TRUE else "off"
-        words += _unless_given(given, "TENSOR_SAVE_ENABLED", value, "capture", level)
-    if value := environment.get("TENSOR_SAVE_DIR"):
-        words += _unless_given(given, "TENSOR_SAVE_DIR", value, "capture.dir", value)
-    return words
-
-
-def _unless_given(
-    given: list[Override], variable: str, value: str, key: str, meaning: str
-) -> list[str]:
-    """`key=meaning`, unless the same is given already; an error beside anything else about the key."""
-    about = [o for o in given if _concerns(o, key)]
-    if not about:
-        return [f"{key}={_quoted(meaning)}"]
-    for override in about:
-        if (
-            override.get_key_element() not in (key, f"{key}.level")
-            or str(override.value()) != meaning
-        ):
-            raise ConfigError(
-                f"{variable}={value} (that is, {key}={meaning}) and {override.input_line} differ; "
-                f"unset {variable} or drop the override"
-            )
-    return []
-
-
-def _concerns(override: Override, key: str) -> bool:
-    named = override.get_key_element().lstrip("+~")
-    if key == "quant":
-        return named == "quant" or named.startswith(("quant/", "quant."))
-    if key == "capture":
-        return named in ("capture", "capture.level")
-    return named == key
+    return f"hydra.searchpath=[{','.join(map(quoted, folders))}]"
 
 
 @contextlib.contextmanager
@@ -266,10 +221,7 @@ def clean_errors(config_dir: Path | None) -> Iterator[None]:
     except MissingConfigException as error:
         raise ConfigError(_missing_choice(error, config_dir)) from error
     except OverrideParseException as error:
-        raise ConfigError(
-            f"cannot read the override {error.override!r}: {_first_line(error)}; write key=value, in "
-            "quotes where the shell or a comma is in the way"
-        ) from error
+        raise ConfigError(unreadable(str(error.override))) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{' '.join(str(error).split())}; mend the YAML") from error
     except (ConfigCompositionException, HydraException, OmegaConfBaseException) as error:
@@ -290,13 +242,48 @@ def _raised_by(package: str, error: BaseException) -> bool:
 
 def _missing_choice(error: MissingConfigException, config_dir: Path | None) -> str:
     missing = str(error.missing_cfg_file)
-    group, _, choice = missing.rpartition("/")
     if not error.options:
         return _first_line(error)
-    reason = f"{group}={choice}: no such choice; available: {', '.join(sorted(error.options))}"
+    reason = missing_choice(missing, error.options, config_dir)
     file = _file_of(str(error), config_dir)
     own = file is not None and config_dir is not None and Path(file).is_relative_to(config_dir)
     return f"{file}: {reason}" if own else reason
+
+
+def missing_choice(missing: str, options: Sequence[str], config_dir: Path | None) -> str:
+    """The message for a choice that is not there, with those that it may stand for.
+
+    Args:
+        missing: the group and the choice, `quant/FA_mxfp9`.
+        options: the choices of the group's own folder; those in folders below it are suggested too.
+        config_dir: the user's own folder.
+    """
+    group = max((g for g in groups() if missing.startswith(f"{g}/")), key=len, default="")
+    if not group:
+        group, _, choice = missing.rpartition("/")
+    else:
+        choice = missing.removeprefix(f"{group}/")
+    names = [*choice_files(group, config_dir)] or [*options]
+    holding = [name for name in names if name.endswith(f"_{choice}")]
+    holding = [name for name in holding if "/" not in name] or holding
+    if len(holding) > 1:
+        order = [*SCHEMES, *holding]
+        meanings = one_of(sorted(holding, key=order.index))
+        return f"{group}={choice} may mean {meanings}; choose one (quantexp list schemes)"
+    close = did_you_mean(holding or near(choice, names))
+    return (
+        f"{group}={choice}: no such choice; {close and f'{close} '}available: {', '.join(sorted(options))}"
+        f"{_nested(group, names)}"
+    )
+
+
+def _nested(group: str, names: Sequence[str]) -> str:
+    nested = sum("/" in name for name in names)
+    return (
+        f" and {nested} more in folders: quantexp list schemes"
+        if group == "quant" and nested
+        else ""
+    )
 
 
 def _composition(error: Exception, config_dir: Path | None) -> str:
@@ -309,6 +296,8 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
     owner = getattr(inner, "object_type", None)
     key = located(str(getattr(inner, "full_key", None) or ""), owner)
     reason = _first_line(inner)
+    if "does not support deletion" in reason:
+        return f"~{key} cannot be deleted: every key has a value; set another one, or drop the word"
     if append := _APPEND.search(str(inner)):
         reason = f"{append[2]}: there is no choice to replace; to add one, write {append[1]}"
     if key and ("not in" in reason):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
@@ -23,6 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from quantexp.checkpoints import first_iteration
+from quantexp.choices import groups
+from quantexp.close_matches import did_you_mean, near
 from quantexp.data.completed import complete
 from quantexp.errors import ConfigError
 from quantexp.schema import (
@@ -42,6 +44,8 @@ from quantexp.validate_data import validate_data
 _TYPE_ERROR = re.compile(
     r"Value '(?P<given>.*)' (of type '.*' could not be converted to|is not a valid) (?P<wanted>\w+)"
 )
+#: How it says that a value is none of a fixed choice.
+_CHOICE_ERROR = re.compile(r"Invalid value '(?P<given>.*)', expected one of \[(?P<wanted>.*)\]")
 _KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
 _Kind = TypeVar("_Kind", bound=Experiment)
 #: How it says that a list was expected, or a dictionary.
@@ -189,12 +193,33 @@ def _section_of(owner: Any, name: str) -> Any:
     return kinds[0] if kinds and get_origin(hint) is not list else None
 
 
+def keys(owner: Any = Composition, parent: str = "") -> list[str]:
+    """The full keys of a section and of those below it; keys in lists are not among them."""
+    below = {f.name: _section_of(owner, f.name) for f in dataclasses.fields(owner)}
+    return [
+        key
+        for name, section in below.items()
+        for key in ([] if section else [parent + name])
+        + (keys(section, f"{parent}{name}.") if section else [])
+    ]
+
+
 def _no_such_key(parent: str, name: str, owner: Any) -> str:
     names = [f.name for f in dataclasses.fields(owner)]
-    near = get_close_matches(name, names, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    if "/" in name:
+        return f"there is no group {name}; {_hint(name, groups())}groups: {', '.join(groups())}"
+    elsewhere = [] if owner is not Composition else [*keys(), *groups()]
+    elsewhere.sort(key=lambda key: not key.startswith("training."))
     key = f"{parent}.{name}" if parent else name
-    return f"unknown key {key}; {hint}allowed in {parent or 'the root'}: {', '.join(names)}"
+    return (
+        f"unknown key {key}; {_hint(name, [*names, *elsewhere])}allowed in {parent or 'the root'}: "
+        f"{', '.join(names)}"
+    )
+
+
+def _hint(name: str, names: Iterable[str]) -> str:
+    close = did_you_mean(near(name, dict.fromkeys(names)))
+    return f"{close} " if close else ""
 
 
 def located(key: str, owner: Any) -> str:
@@ -208,6 +233,9 @@ def wrong_type(key: str, omegaconf_says: str) -> str | None:
         return f"{key} must be a list, in brackets"
     if _NO_MAPPING in omegaconf_says:
         return f"{key} must be keys with values, in braces"
+    if choice := _CHOICE_ERROR.search(omegaconf_says):
+        close = did_you_mean(near(choice["given"], choice["wanted"].split(", ")))
+        return f"{key} must be one of {choice['wanted']}, got {choice['given']!r}{close and f'; {close}'}"
     typed = _TYPE_ERROR.search(omegaconf_says)
     if typed is None or typed["wanted"] not in _KINDS:
         return None

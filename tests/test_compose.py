@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from quantexp.compose import compose, environment_overrides
+from quantexp.compose import compose
+from quantexp.environment import environment_overrides
 from quantexp.errors import ConfigError
-from quantexp.schema import CaptureLevel
+from quantexp.schema import CaptureLevel, Precision
 
 OWN = """\
 defaults:
@@ -79,6 +81,44 @@ def test_own_scheme_keeps_its_name(own: Path) -> None:
     assert name("quant=own", "training.seed=2", config_dir=own) == "own"
 
 
+UNNAMED = OWN.replace("name: own\n", "")
+IN_A_FOLDER = re.sub(r"- (linear|qk|pv):", r"- /quant/\1@\1:", UNNAMED)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("fancy", UNNAMED, "fancy"),
+        ("more/fancy", IN_A_FOLDER, "fancy"),
+        ("april/first/fancy", IN_A_FOLDER, "fancy"),
+        ("plain", "defaults: [FA_mxfp8, _self_]\n", "plain"),
+        (
+            "on_more",
+            "defaults: [more/FA_full_mxfp8@_here_, _self_]\npv: {format: hifp8}\n",
+            "on_more",
+        ),
+    ],
+)
+def test_own_scheme_is_named_by_its_file_until_it_is_changed(
+    own: Path, file: str, text: str, expected: str
+) -> None:
+    path = own / "quant" / f"{file}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert name(f"quant={file}", config_dir=own) == expected
+    changed = name(f"quant={file}", "quant.linear.wgrad.g.format=mxfp8_e5m2", config_dir=own)
+    assert changed is not None
+    assert changed.startswith("linear_custom")
+
+
+def test_own_file_named_as_a_shipped_scheme_in_a_folder_is_refused(own: Path) -> None:
+    (own / "quant" / "linear_nvfp4.yaml").write_text(UNNAMED)
+    with pytest.raises(
+        ConfigError, match=r"quant\.name 'linear_nvfp4' is a shipped scheme and this"
+    ):
+        compose(["quant=linear_nvfp4"], own, {})
+
+
 def test_own_scheme_keeps_its_name_whatever_the_model(own: Path) -> None:
     text = OWN + "rules:\n  - {layers: [20], format: bf16}\n"
     (own / "quant" / "deep.yaml").write_text(text.replace("name: own", "name: deep"))
@@ -112,9 +152,84 @@ def test_missing_config_dir_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["a b=c", "quant={a", "quant=[bf16"])
-def test_override_that_cannot_be_read_is_quoted(word: str) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read the override .*; write key=value, in quot"):
+def test_override_that_cannot_be_read_says_what_to_write(word: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^cannot read the override '.*': .*write \S+="
+    ) as caught:
         compose([word], None, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_value_that_can_only_be_text_works_as_it_is_typed() -> None:
+    words = ["dataset.path=/d", "dataset.tokenizer_path=/t", "dataset.eod=<|endoftext|>"]
+    assert compose(words, None, {}).dataset.eod == "<|endoftext|>"
+
+
+def test_deleted_key_is_refused_in_our_words() -> None:
+    with pytest.raises(
+        ConfigError, match=r"~training\.lr cannot be deleted: every key has a value"
+    ):
+        compose(["~training.lr"], None, {})
+
+
+@pytest.mark.parametrize(
+    ("word", "suggestion"),
+    [
+        ("iterations=5", "did you mean training.iterations or capture.iterations?"),
+        ("lr=1", "did you mean training.lr?"),
+        ("modl=tiny", "did you mean model?"),
+        ("qk=mxfp8", "did you mean quant/qk?"),
+        ("quant/lin=mxfp4", "did you mean quant/linear?"),
+        ("quant=FA_linear_mxpf8", "did you mean FA_linear_mxfp8?"),
+        ("quant=FA_full_mxfp8", "did you mean more/FA_full_mxfp8?"),
+        ("quant=linear_nvfp4_recpe", "did you mean more/linear_nvfp4_recipe?"),
+        ("training=fsat", "did you mean fast?"),
+        ("launcher.kind=slrm", "did you mean slurm?"),
+    ],
+)
+def test_mistyped_key_group_or_choice_is_answered_with_what_was_meant(
+    word: str, suggestion: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([word], None, {})
+    assert suggestion in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "meanings"),
+    [
+        ("quant=mxfp8", "FA_mxfp8, linear_mxfp8 or FA_linear_mxfp8"),
+        ("quant=hifp8", "FA_hifp8, linear_hifp8 or FA_linear_hifp8"),
+        ("quant=nvfp4", "more/FA_full_nvfp4, more/FA_linear_nvfp4 or more/linear_nvfp4"),
+    ],
+)
+def test_format_in_place_of_a_scheme_is_answered_with_the_schemes(word: str, meanings: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([word], None, {})
+    assert str(caught.value) == f"{word} may mean {meanings}; choose one (quantexp list schemes)"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["training.lr=1e9", "training.min_lr=2e9"],
+            "training.min_lr must be at most training.lr=1e9, got 2e9",
+        ),
+        (["training.iterations=1e9"], "training.iterations must be a whole number, got '1e9'"),
+    ],
+)
+def test_number_is_told_as_it_was_typed(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(words, None, {})
+    assert str(caught.value) == message
+
+
+def test_own_file_with_a_shipped_name_is_refused(own: Path) -> None:
+    (own / "quant" / "FA_mxfp8.yaml").write_text(OWN)
+    message = r"quant/FA_mxfp8\.yaml has the name of a shipped file, which would be taken instead"
+    with pytest.raises(ConfigError, match=message):
+        compose([], own, {})
 
 
 @pytest.mark.parametrize(
@@ -169,13 +284,30 @@ def test_resolved_experiment_says_nothing_of_a_sweep() -> None:
 
 # The old scripts' variables.
 
+#: What CUSTOM_QUANT_TYPE=fp16 stands for.
+_FP16 = "quant=bf16 training.precision=fp16"
+
 
 @pytest.mark.parametrize(
     ("value", "scheme"),
-    [("mxfp8", "FA_linear_mxfp8"), ("hifp8", "FA_linear_hifp8"), ("FA_mxfp4", "FA_mxfp4")],
+    [
+        ("mxfp8", "FA_linear_mxfp8"),
+        ("mxfp4", "FA_linear_mxfp4"),
+        ("hifp8", "FA_linear_hifp8"),
+        ("FA_mxfp4", "FA_mxfp4"),
+        ("bf16", "bf16"),
+        ("none", "bf16"),
+    ],
 )
 def test_custom_quant_type_chooses_the_scheme(value: str, scheme: str) -> None:
     assert compose([], None, {"CUSTOM_QUANT_TYPE": value}).quant.name == scheme
+
+
+@pytest.mark.parametrize("value", ["fp16", "fp32"])
+def test_working_precision_as_custom_quant_type_quantises_nothing(value: str) -> None:
+    experiment = compose(["training=fast"], None, {"CUSTOM_QUANT_TYPE": value})
+    assert experiment.quant.name == "bf16"
+    assert experiment.training.precision is Precision[value]
 
 
 def test_variables_are_read_from_the_process_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +335,7 @@ def test_empty_variables_say_nothing() -> None:
     [
         ("CUSTOM_QUANT_TYPE", "mxfp8", "quant=FA_linear_mxfp8"),
         ("CUSTOM_QUANT_TYPE", "mxfp8", "quant='FA_linear_mxfp8'"),
+        ("CUSTOM_QUANT_TYPE", "none", "quant=bf16"),
         ("TENSOR_SAVE_ENABLED", "true", "capture=tensors"),
         ("TENSOR_SAVE_ENABLED", "1", "capture.level=tensors"),
         ("TENSOR_SAVE_ENABLED", "no", "capture=off"),
@@ -221,6 +354,9 @@ def test_same_value_twice_is_fine(variable: str, value: str, word: str) -> None:
         ("CUSTOM_QUANT_TYPE", "bf16", "quant=bf16", "quant.linear.format=hifp8"),
         ("CUSTOM_QUANT_TYPE", "mxfp8", "quant=FA_linear_mxfp8", "quant=glob(*)"),
         ("CUSTOM_QUANT_TYPE", "bf16", "quant=bf16", "quant=bf16,FA_mxfp8"),
+        ("CUSTOM_QUANT_TYPE", "none", "quant=bf16", "quant=FA_mxfp8"),
+        ("CUSTOM_QUANT_TYPE", "fp16", _FP16, "quant=FA_mxfp8"),
+        ("CUSTOM_QUANT_TYPE", "fp16", _FP16, "training.precision=bf16"),
         ("TENSOR_SAVE_ENABLED", "1", "capture=tensors", "capture=stats"),
         ("TENSOR_SAVE_ENABLED", "0", "capture=off", "capture.level=tensors"),
         ("TENSOR_SAVE_DIR", "/a", "capture.dir=/a", "capture.dir=/b"),
@@ -242,6 +378,8 @@ def test_bad_quant_type_lists_what_it_may_be() -> None:
         ConfigError, match=r"CUSTOM_QUANT_TYPE must be one of mxfp8, mxfp4, .*, got 'fp9'"
     ):
         environment_overrides([], {"CUSTOM_QUANT_TYPE": "fp9"})
+    with pytest.raises(ConfigError, match=r"got 'mxpf8'; did you mean mxfp8\?$"):
+        environment_overrides([], {"CUSTOM_QUANT_TYPE": "mxpf8"})
 
 
 def test_bad_tensor_save_enabled_is_refused() -> None:

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from quantexp.compose import clean_errors, composed, configuration, finished
 from quantexp.errors import ConfigError
+from quantexp.overrides import numbers_as_typed, readable
 from quantexp.schema import Experiment
 from quantexp.sweep.match import Selection
 from quantexp.sweep.variants import Expansion, expand, said_of_sweep
@@ -49,7 +50,8 @@ def compose_points(
         ConfigError: a point that is not an experiment, a key of `sweep` that cannot be or means no point, or no
             points at all.
     """
-    with configuration(config_dir) as extra:
+    words = readable(words)
+    with numbers_as_typed(words), configuration(config_dir) as extra:
         expansion = expand(words, extra, environment)
         exclude = Selection("sweep.exclude", expansion.request.exclude)
         first = Selection("sweep.first", expansion.request.first)

@@ -21,9 +21,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
-from quantexp.compose import environment_overrides
+from quantexp.environment import environment_overrides
 from quantexp.errors import ConfigError
 from quantexp.load import load_sweep
+from quantexp.overrides import readable
 from quantexp.published_choice import words_to_choose_by
 from quantexp.schema import SweepConfig
 from quantexp.sweep.axes import Axis, Variant, axes, bare, zipped
@@ -143,7 +144,7 @@ def _sweeper_params(config: DictConfig) -> list[str]:
     for word in words:
         if bare(word).startswith("sweep."):
             raise ConfigError(f"hydra.sweeper.params: {word} belongs below `sweep:`")
-    return words
+    return readable(words)
 
 
 def _refuse_two_seeds(

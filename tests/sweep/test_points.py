@@ -275,7 +275,10 @@ def test_relative_file_is_found_from_the_working_directory(in_tmp: Path) -> None
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("{quant: FA_mxfp9}", "quant=FA_mxfp9: no such choice; available: FA_hifp8, "),
+        (
+            "{quant: FA_mxfp9}",
+            "quant=FA_mxfp9: no such choice; did you mean FA_mxfp4 or FA_mxfp8? ",
+        ),
         ("{training.lrr: 1}", "unknown key training.lrr; did you mean lr?"),
         ("{+training.lrr: 1}", "unknown key training.lrr; did you mean lr?"),
         ("{training.lr: abc}", "training.lr must be a number, got 'abc'"),
