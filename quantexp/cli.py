@@ -128,7 +128,7 @@ def _execute(experiment: Experiment) -> int:
     from quantexp.drawing import draw_skipped
     from quantexp.execute import execute
     from quantexp.status import State
-    from quantexp.summary import print_outcome
+    from quantexp.summary import print_how_to_go_on, print_outcome
 
     outcome = execute(experiment, _console())
     if outcome.state is State.COMPLETED:
@@ -136,6 +136,8 @@ def _execute(experiment: Experiment) -> int:
         print_outcome(outcome, _console())
         return 0
     _complain(f"{outcome.run.root.name} {outcome.state.value}: {outcome.reason}")
+    if outcome.state is State.CANCELLED:
+        print_how_to_go_on(outcome.run, _console())
     return 130 if outcome.state is State.CANCELLED else 1
 
 

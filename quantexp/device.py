@@ -14,14 +14,14 @@ def device_class(launcher: LauncherConfig) -> str:
         if not launcher.gpus_per_node:
             return "cpu"
         return f"cuda ({launcher.gpu_type})" if launcher.gpu_type else "cuda"
-    if not _has_driver():
+    if not has_driver():
         return "cpu"
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def _has_driver() -> bool:
+def has_driver() -> bool:
     """Whether there may be a GPU at all; if not, torch, which takes a second to import, need not be asked."""
     try:
         ctypes.CDLL("libcuda.so.1")

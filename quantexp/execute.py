@@ -66,8 +66,19 @@ def execute(experiment: Experiment, console: Console) -> Outcome:
             assert lock is not None
             names = [experiment.model.name, experiment.dataset.name, str(experiment.quant.name)]
             with live_line(folder.run, names, console) as update:
-                carry_out(experiment, folder, lock, update)
+                carry_out(
+                    experiment,
+                    folder,
+                    lock,
+                    update,
+                    on_stop=lambda grace_s: console.print(stopping_words(grace_s), soft_wrap=True),
+                )
         return outcome(experiment, folder.run, folder.skipped)
+
+
+def stopping_words(grace_s: float) -> str:
+    """What to say when an end was asked for."""
+    return f"stopping: what has been captured is written, {grace_s:.0f} s at most; Ctrl-C again ends at once"
 
 
 def in_use_elsewhere(run: RunDir, where: str) -> RunInUseError:
@@ -83,6 +94,7 @@ def carry_out(
     lock: int,
     on_poll: Callable[[], None],
     variables: Mapping[str, str] | None = None,
+    on_stop: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Run the attempt that is ready in a folder to its end, whatever that is; the folder then says how it ended.
 
@@ -94,10 +106,11 @@ def carry_out(
         lock: the folder's.
         on_poll: called several times a second.
         variables: of the workers' environment, beside this process's.
+        on_stop: called when an interrupt has ended the wait, with the seconds that the workers have for their end.
     """
     launcher = experiment.launcher
     try:
-        code = _start(launcher, folder, on_poll, lock, variables or {})
+        code = _start(launcher, folder, on_poll, lock, variables or {}, on_stop)
     except KeyboardInterrupt:
         finish_capture(folder.run.captured(experiment.capture.dir))
         interrupted(folder.run, launcher.num_processes)
@@ -112,13 +125,16 @@ def _start(
     update: Callable[[], None],
     lock: int,
     more: Mapping[str, str],
+    on_stop: Callable[[float], None],
 ) -> int:
     """Start the worker or workers and wait for their end; the exit code."""
     from hydra_plugins.quantexp_launcher import local
 
     run, variables = folder.run, {**environment(folder.snapshot), **more}
     if launcher.num_processes == 1:
-        return local.run_worker(run.root, run.rank_log(0), update, variables, keep_open=(lock,))
+        return local.run_worker(
+            run.root, run.rank_log(0), update, variables, keep_open=(lock,), on_stop=on_stop
+        )
 
     def goes_on() -> bool:
         update()
@@ -132,6 +148,7 @@ def _start(
         goes_on,
         variables,
         keep_open=(lock,),
+        on_stop=on_stop,
     )
 
 

@@ -9,15 +9,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from quantexp.checkpoints import saved_iterations
 from quantexp.execute import Outcome
 from quantexp.format_label import describe_format, describe_scheme
 from quantexp.model_label import describe_model
-from quantexp.paths import short_path
+from quantexp.paths import RunDir, short_path
 from quantexp.progress import human_bytes, tokens_words
 from quantexp.quant.slots import WORKING
 from quantexp.queueing.label import differences, names
 from quantexp.schema import AutoDraw, Experiment, Precision
-from quantexp.status import State
+from quantexp.status import State, read_status
 from quantexp.tracking.trackers import BACKENDS
 
 _COLOURS = {State.COMPLETED: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
@@ -64,6 +65,21 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         why = short_path(outcome.run.rank_log(0))
         table.add_row("report", escape(f"not written, see {why}; quantexp report writes it"))
     console.print(table)
+
+
+def print_how_to_go_on(run: RunDir, console: Console) -> None:
+    """What to type after a run was interrupted, and what is left of it."""
+    status = read_status(run.status)
+    if status is not None:
+        console.print(f"it had completed {status.iteration} of {status.iterations} iterations")
+    lines = [(f"quantexp resume {short_path(run.root)}", "begins again at the first iteration")]
+    if saved := saved_iterations(run):
+        words = f"quantexp ... training.start_from={short_path(run.root)}@{saved[-1]}"
+        lines.append((words, "a new run, from the last checkpoint"))
+    else:
+        lines[0] = (lines[0][0], f"{lines[0][1]}, as no checkpoint was saved")
+    for word, (command, about) in zip(("go on", ""), lines, strict=False):
+        console.print(f"[bold]{word:8}[/]{escape(command)}  ({about})", soft_wrap=True)
 
 
 def proof_line(proof: dict[str, Any] | None, precision: Precision) -> str:

@@ -41,6 +41,7 @@ from quantexp.schema import AutoDraw, Experiment
 from quantexp.source import require_snapshot
 from quantexp.start import TakenOverError, require_ours
 from quantexp.status import INTERRUPTED, State, Status, now, read_status, write_status
+from quantexp.stuck import leave_if_stuck
 from quantexp.tracking.attached import Tracking
 from quantexp.verify.certificate import standing
 from quantexp.with_parent import end_with_parent, parent_from
@@ -78,11 +79,13 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.in_job or not rank.alone:
         _log_to(run.rank_log(rank.rank))
     worker = Worker(run, experiment, rank, in_job=arguments.in_job)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    ends = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        ends.append(signal.SIGHUP)
+    for number in ends:
         signal.signal(number, worker.interrupt)
     signal.signal(signal.SIGUSR2, worker.warned)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, worker.interrupt)
+    leave_if_stuck(ends, lambda: worker.interrupted or worker.ending, worker.leave)
     if arguments.with_parent:
         end_with_parent(parent_from(os.environ))
     return worker.run()
@@ -112,15 +115,31 @@ class Worker:
         self.status = read_status(run.status) or Status(created=now())
         self.tracking = Tracking(run, experiment) if self.rank.leads else None
         self._written = 0.0
-        self._ending = False
+        self._observer: RunObserver | None = None
+        #: How the run ended is being written, or has been.
+        self.ending = False
         #: A signal asked for the end; what it interrupted may have turned it into another error, or dropped it.
         self.interrupted = False
 
     def interrupt(self, signum: int, frame: object) -> None:
-        """The handler of signals that end a run; what is writing its end is left to it."""
-        if not self._ending:
+        """The handler of signals that end a run.
+
+        What is writing its end is left to it, and so is what ends because of an earlier signal: of a Ctrl-C in a
+        terminal, and the signal of the process that started this one, one comes just after the other.
+        """
+        if not self.ending and not self.interrupted:
             self.interrupted = True
             raise KeyboardInterrupt
+
+    def leave(self) -> None:
+        """End the process from another thread than the main one, which is in one long operation.
+
+        What has been captured is written first, as far as the main thread has let go of it.
+        """
+        self.interrupted = True
+        if self._observer is not None and self._observer.recorder is not None:
+            self._observer.recorder.store.queue.close()
+        leave_process(self._interrupted())
 
     def warned(self, signum: int, frame: object) -> None:
         """The scheduler's signal that the job will soon be ended; training goes on until then."""
@@ -140,9 +159,12 @@ class Worker:
         try:
             return self._run()
         except KeyboardInterrupt:  # in the training, or just as its error was about to be told
-            if self.in_job:  # the scheduler's doing; why, the end of the job's script finds out
-                return self._end(State.PREEMPTED, ENDED_FROM_OUTSIDE, 130)
-            return self._end(State.CANCELLED, INTERRUPTED, 130)
+            return self._interrupted()
+
+    def _interrupted(self) -> int:
+        if self.in_job:  # the scheduler's doing; why, the end of the job's script finds out
+            return self._end(State.PREEMPTED, ENDED_FROM_OUTSIDE, 130)
+        return self._end(State.CANCELLED, INTERRUPTED, 130)
 
     def _run(self) -> int:
         self.status.started = now()
@@ -182,7 +204,7 @@ class Worker:
         self._written = time.monotonic()
 
     def _end(self, state: State, reason: str, code: int, *, lost_peer: bool = False) -> int:
-        self._ending = True
+        self.ending = True
         self.status.state, self.status.reason, self.status.finished = state, reason, now()
         if self.rank.leads:
             self.folder.reserve.unlink(missing_ok=True)  # room for the last words on a full disk
@@ -262,7 +284,7 @@ class Worker:
                 return itertools.islice(batches(datasets.valid, **share), each)
 
             self.tell("building the model")
-            observer = RunObserver(self, device)
+            self._observer = observer = RunObserver(self, device)
             with contextlib.closing(observer):
                 train(
                     experiment,
@@ -312,5 +334,12 @@ def _quiet_imports() -> Iterator[None]:
         yield
 
 
+def leave_process(code: int) -> None:
+    """End this process at once. Taking down torch and the model object by object lasts for seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave_process(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from quantexp.errors import RunError
 from quantexp.execute import _overdue, execute, outcome
 from quantexp.paths import RunDir
+from quantexp.queueing import slots
 from quantexp.schema import Experiment
 from quantexp.status import State, Status, read_status, write_json, write_status
 
@@ -117,6 +119,22 @@ def test_interrupted_run_is_cancelled_even_before_its_worker_could_say_so(
     assert status.state is State.CANCELLED
 
 
+def test_interrupt_says_at_once_what_it_waits_for_and_how_long(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+) -> None:
+    def interrupted(*_: Any, on_stop: Callable[[float], None], **__: Any) -> int:
+        on_stop(20.0)
+        raise KeyboardInterrupt
+
+    worker(interrupted)
+    console = Console(file=io.StringIO(), width=80)
+    execute(tiny(), console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == (
+        "stopping: what has been captured is written, 20 s at most; Ctrl-C again ends at once\n"
+    )
+
+
 def test_failure_the_worker_told_is_kept(
     tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
 ) -> None:
@@ -137,6 +155,7 @@ def test_more_processes_than_gpus_are_refused(
     tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = tiny("training.micro_batch_size=1", "launcher.num_processes=2")
+    monkeypatch.setattr(slots, "has_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(

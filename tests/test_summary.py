@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from quantexp.checkpoints import folder_of
 from quantexp.compose import compose
 from quantexp.execute import Outcome
 from quantexp.paths import RunDir
 from quantexp.schema import Experiment, Precision
 from quantexp.speed import Speed
-from quantexp.status import State
-from quantexp.summary import print_outcome, print_sweep, proof_line
+from quantexp.status import State, Status, write_status
+from quantexp.summary import print_how_to_go_on, print_outcome, print_sweep, proof_line
 
 METRICS = {"iteration": 8, "loss": 5.0, "memory_gb": 1.5}
 SPEED = Speed(tokens_per_s=1234.0)
@@ -182,3 +183,28 @@ def test_no_name_is_cut_on_a_narrow_terminal(ended: Callable[..., Outcome]) -> N
     outcomes = [ended("FA_linear_mxfp8", tensors=64, num_bytes=2_400_000)]
     text = printed(lambda console: print_sweep(outcomes, [], console), 100)
     assert "…" not in text
+
+
+def test_interrupted_run_is_told_how_to_go_on_and_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDir(tmp_path / "runs" / "a")
+    run.root.mkdir(parents=True)
+    write_status(run.status, Status(State.CANCELLED, "interrupted", iteration=5, iterations=40))
+
+    def told() -> list[str]:
+        out = io.StringIO()
+        print_how_to_go_on(run, Console(file=out, width=80))
+        return out.getvalue().splitlines()
+
+    assert told() == [
+        "it had completed 5 of 40 iterations",
+        "go on   quantexp resume runs/a  (begins again at the first iteration, as no checkpoint was saved)",
+    ]
+    for iteration in (2, 4):
+        folder_of(run, iteration).mkdir(parents=True)
+    assert told()[1:] == [
+        "go on   quantexp resume runs/a  (begins again at the first iteration)",
+        "        quantexp ... training.start_from=runs/a@4  (a new run, from the last checkpoint)",
+    ]

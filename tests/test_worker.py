@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,6 +103,39 @@ def test_interrupt_that_torch_turned_into_another_error_is_an_interrupt(
     record = read_record(second.folder, 1)
     assert record is not None
     assert record.state is State.CANCELLED
+
+
+def test_signals_after_the_first_leave_its_end_alone(
+    second: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def halfway() -> None:
+        try:
+            second.interrupt(signal.SIGINT, None)
+        finally:
+            second.interrupt(signal.SIGTERM, None)
+            written.append("captures")
+
+    monkeypatch.setattr(second, "_train", halfway)
+    assert second.run() == 130
+    assert written == ["captures"]
+
+
+def test_worker_whose_main_thread_is_stuck_writes_its_captures_and_its_end(
+    second: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, codes = [], []
+    queue = SimpleNamespace(close=lambda: closed.append(True))
+    observer = SimpleNamespace(recorder=SimpleNamespace(store=SimpleNamespace(queue=queue)))
+    monkeypatch.setattr(second, "_observer", observer)
+    monkeypatch.setattr(worker, "leave_process", codes.append)
+    second.leave()
+    assert (closed, codes) == ([True], [130])
+    record = read_record(second.folder, 1)
+    assert record is not None
+    assert (record.state, record.reason) == (State.CANCELLED, "interrupted")
+    second.interrupt(signal.SIGTERM, None)  # the end is written: nothing is raised
 
 
 # In a job.

@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
+from hydra_plugins.quantexp_launcher.local import GRACE_S
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.text import Text
 
-from quantexp.execute import Outcome
+from quantexp.execute import Outcome, stopping_words
 from quantexp.progress import (
     WIDE,
     add_line,
@@ -47,6 +48,7 @@ class Display:
             Group(self.summary, self.lines), console=console, transient=True, refresh_per_second=8
         )
         self._began = time.monotonic()
+        self._stopping = False
 
     def __enter__(self) -> Display:
         self.update(0)
@@ -96,6 +98,12 @@ class Display:
         elif not self.console.is_terminal:
             self.say(f"put off    {escape(item.label)}: another process has it")
 
+    def _say_stopping(self) -> None:
+        """Once, and at once."""
+        if not self._stopping:
+            self._stopping = True
+            self.say(stopping_words(GRACE_S))
+
     def update(self, num_interrupts: int) -> None:
         """Bring everything up to date with the run folders."""
         for item in self.items:
@@ -104,6 +112,7 @@ class Display:
         seconds = int(time.monotonic() - self._began)
         words = summary(self.items)
         if num_interrupts:
+            self._say_stopping()
             words = f"ending (Ctrl-C again: at once): {words}"
         time_ = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
         self.summary.plain = f"{words}  {time_}"

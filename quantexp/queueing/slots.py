@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quantexp.device import has_driver
 from quantexp.errors import ConfigError, RunError
 from quantexp.schema import Experiment, LauncherConfig
 
@@ -109,6 +110,8 @@ def _check_gpus(gpus: list[str], num_slots: int, num_processes: int) -> None:
 
 def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none on a machine without CUDA."""
+    if not has_driver():
+        return []
     import torch
 
     if not torch.cuda.is_available():

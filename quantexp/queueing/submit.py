@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 
 from quantexp.drawing import draw_skipped, report_sweep
 from quantexp.errors import ConfigError, RunError, RunInUseError
 from quantexp.execute import in_use_elsewhere
+from quantexp.paths import short_path
 from quantexp.queueing.detach import go_on_in_background
 from quantexp.queueing.display import Display, ended_line
 from quantexp.queueing.prepare import prepared
@@ -95,9 +97,20 @@ def work_through(
     failures = [(i.experiment, i.reason) for i in sheet.items if i.outcome is None]
     print_sweep(outcomes, failures, console)
     if stop.requested:
+        _print_how_to_go_on(sheet, console)
         raise KeyboardInterrupt
     for outcome in outcomes:
         draw_skipped(outcome, console)
     drawings = [item.experiment.analysis.drawing for item in sheet.items]
     report_sweep(sheet.files.listing, drawings, console)
     return 0 if all(item.completed for item in sheet.items) else 1
+
+
+def _print_how_to_go_on(sheet: Sheet, console: Console) -> None:
+    """What to type after a sweep was interrupted."""
+    left = sum(not item.completed for item in sheet.items)
+    console.print(
+        f"[bold]{'go on':8}[/]quantexp resume {escape(str(short_path(sheet.files.listing)))}  ({left} of "
+        f"{len(sheet.items)} runs are left; each begins at its first iteration)",
+        soft_wrap=True,
+    )

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 from matplotlib.axes import Axes
+from quantexp.analysis.survey import survey_tensors
 
 from quantexp.analysis.collection import read_collection
 from quantexp.analysis.fidelity_panel import draw_fidelity
 from quantexp.analysis.scheme_style import FORMAT_COLOURS
 from quantexp.analysis.style import new_figure
-from quantexp.analysis.survey import survey_tensors
 
 from .captures import HIF8, MX4, MX8, Capture, linear_formats
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -91,6 +92,43 @@ def test_interrupted_worker_may_end_itself(worker: Path, tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         run_worker(tmp_path, tmp_path / "log", lambda: interrupting_once(tmp_path), {})
     assert (tmp_path / "ended").exists()
+
+
+def test_interrupt_is_told_once_with_the_seconds_that_are_left(
+    worker: Path, tmp_path: Path
+) -> None:
+    worker.write_text(WAITING.format(handler="lambda *_: sys.exit(130)"))
+    told: list[float] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_worker(
+            tmp_path,
+            tmp_path / "log",
+            lambda: interrupting_once(tmp_path),
+            {},
+            on_stop=told.append,
+        )
+    assert told == [local.GRACE_S]
+
+
+@pytest.mark.parametrize("interrupts", [True, False])
+def test_ranks_that_are_ended_are_told_of_where_an_interrupt_ended_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupts: bool
+) -> None:
+    monkeypatch.setattr(
+        local, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
+    )
+    told: list[float] = []
+    polls: list[int] = []
+
+    def on_poll() -> bool:
+        polls.append(1)
+        if interrupts and len(polls) == 1:
+            raise KeyboardInterrupt
+        return False
+
+    with contextlib.suppress(KeyboardInterrupt):
+        run_ranks(tmp_path, 2, None, tmp_path / "log", on_poll, {}, on_stop=told.append)
+    assert told == ([local.GRACE_S] if interrupts else [])
 
 
 def test_second_interrupt_gives_a_worker_no_more_time(worker: Path, tmp_path: Path) -> None:

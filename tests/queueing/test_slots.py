@@ -35,6 +35,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr(slots, "allowed_cores", lambda: list(range(8)))
 
     def use(*names: str) -> None:
+        monkeypatch.setattr(slots, "has_driver", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda i=0: names[i])

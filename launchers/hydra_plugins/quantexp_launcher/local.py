@@ -28,6 +28,10 @@ POLL_S = 0.1
 GRACE_S = 20.0
 
 
+def _nothing(grace_s: float) -> None:
+    """Nobody is told that an end was asked for."""
+
+
 def command(run_dir: Path, num_processes: int = 1) -> list[str]:
     """What starts a prepared run folder's worker, or its workers under torchrun."""
     worker = ["-m", "quantexp.worker", str(run_dir)]
@@ -50,6 +54,7 @@ def run_worker(
     on_poll: Callable[[], None],
     variables: Mapping[str, str],
     keep_open: tuple[int, ...] = (),
+    on_stop: Callable[[float], None] = _nothing,
 ) -> int:
     """Run one worker to its end and return its exit code.
 
@@ -60,6 +65,7 @@ def run_worker(
             no more time.
         variables: of its environment, beside this process's.
         keep_open: file descriptors the worker inherits (the folder's lock outlives us with it).
+        on_stop: called when the worker is asked to end because of what `on_poll` raised, with the seconds it has.
     """
     with log.open("ab") as stream:
         process = subprocess.Popen(
@@ -75,7 +81,7 @@ def run_worker(
                 on_poll()
                 time.sleep(POLL_S)
         except BaseException:
-            _stop(process, on_poll)
+            _stop(process, on_poll, on_stop)
             raise
         on_poll()
     return process.returncode
@@ -89,6 +95,7 @@ def run_ranks(
     on_poll: Callable[[], bool],
     variables: Mapping[str, str],
     keep_open: tuple[int, ...] = (),
+    on_stop: Callable[[float], None] = _nothing,
 ) -> int:
     """Run several workers to their end and return torchrun's exit code; none of them is left afterwards.
 
@@ -101,7 +108,9 @@ def run_ranks(
             raises ends them too, and raised again gives them no more time.
         variables: of their environment, beside this process's.
         keep_open: file descriptors torchrun inherits (the folder's lock outlives us with it).
+        on_stop: called when they are asked to end because of what `on_poll` raised, with the seconds they have.
     """
+    say_so = _nothing
     ranks: set[psutil.Process] = set()
     with log.open("ab") as stream:
         process = subprocess.Popen(
@@ -117,11 +126,14 @@ def run_ranks(
             while process.poll() is None and on_poll():
                 ranks |= _below(process.pid)
                 time.sleep(POLL_S)
+        except BaseException:
+            say_so = on_stop
+            raise
         finally:
             ranks |= _below(process.pid)
             try:
                 if process.poll() is None:
-                    _stop(process, on_poll)
+                    _stop(process, on_poll, say_so)
             finally:
                 _kill(ranks)
                 RunDir(run_dir).rendezvous.unlink(missing_ok=True)
@@ -160,11 +172,16 @@ def _ending_with_us(words: list[str]) -> list[str]:
     return [*starter, *words]
 
 
-def _stop(process: "subprocess.Popen[bytes]", on_poll: Callable[[], object]) -> None:
+def _stop(
+    process: "subprocess.Popen[bytes]",
+    on_poll: Callable[[], object],
+    on_stop: Callable[[float], None],
+) -> None:
     """Ask for an end; insist after a while, or at once where `on_poll` or a second Ctrl-C raises."""
     process.terminate()
     until = time.monotonic() + GRACE_S
     try:
+        on_stop(GRACE_S)
         while process.poll() is None and time.monotonic() < until:
             on_poll()
             time.sleep(POLL_S)

@@ -1,0 +1,48 @@
+"""A process whose main thread is in one long operation ends all the same when it is asked to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+ASKED = """\
+import hashlib, os, signal, sys, threading, time
+from quantexp import stuck
+stuck.PATIENCE_S = 0.2
+taken = []
+signal.signal(signal.SIGTERM, lambda *_: taken.append(True))
+signal.signal(signal.SIGUSR2, lambda *_: None)
+
+def leave():
+    print("left", flush=True)
+    os._exit(7)
+
+stuck.leave_if_stuck([signal.SIGTERM], lambda: bool(taken), leave)
+os.kill(os.getpid(), signal.SIGUSR2)  # asks for nothing
+time.sleep(0.5)
+print("asked", flush=True)
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+{meanwhile}
+print("goes on", flush=True)
+"""
+#: One operation of minutes, which releases Python's lock as torch's do.
+LONG = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "words", "code"),
+    [(LONG, "asked\nleft\n", 7), ("time.sleep(1)", "asked\ngoes on\n", 0)],
+)
+def test_only_a_main_thread_that_takes_no_signal_is_left(
+    meanwhile: str, words: str, code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED.format(meanwhile=meanwhile)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == (words, code), done.stderr
