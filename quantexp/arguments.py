@@ -1,153 +1,188 @@
-"""What the command line's words may be: the verbs, and the arguments of each. Nothing here imports torch."""
+"""From the command line's words to a verb and its arguments, and what is said of words that cannot be. No torch.
+
+The verb is the first word that is neither a flag nor a flag's value. Misuse is one line on standard error and exit
+code 2.
+"""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from functools import cache
+from typing import NoReturn
 
 from quantexp import __version__
-from quantexp.analysis.draw.asked import USAGE as DRAW_USAGE
-from quantexp.analysis.draw.asked import add_arguments as add_draw_arguments
-from quantexp.analysis.requantise.asked import USAGE
-from quantexp.analysis.requantise.asked import add_arguments as add_requantise_arguments
+from quantexp.choices import choice_files, groups
+from quantexp.close_matches import did_you_mean, near
+from quantexp.verbs import GROUPS, VERBS
 
-VERBS = {
-    "train": "run an experiment (the verb may be left out)",
-    "plan": "show what would run: precision map, memory, bytes, commands; run nothing",
-    "list": "list models, datasets, schemes, presets, captures, experiments, or runs",
-    "prepare": "raw text to the tokens that runs read: dataset=wikipedia dataset.source=FILES ...",
-    "doctor": "check what this machine can run",
-    "verify": "hold the number formats against exact arithmetic and other libraries, here",
-    "status": "show what runs wait, run, have ended, and why: [DIR]",
-    "logs": "show what a run printed: RUN",
-    "resume": "start again what was interrupted or is missing: [DIR] [launcher.key=value ...]",
-    "retry": "start again what failed: [DIR] [launcher.key=value ...]",
-    "cancel": "end runs that wait or run: [DIR]",
-    "captures": "list, check or export captured tensors: DIR [key=pattern ...]",
-    "draw": "figures and statistics of captured tensors: DIR... [out=FOLDER]",
-    "compare": "hold runs against bf16: losses, gaps, speed, what differs: RUN ... [out=FOLDER]",
-    "report": "one page of runs that works offline, report.html: DIR ... [out=PATH]",
-    "export": "write a run's saved model as published ones are: RUN format=hf [iteration=N] [out=FOLDER]",
-    "requantise": "score a capture under every format and recommend a scheme: DIR [key=pattern ...]",
-}
-
-#: Verbs about runs that exist: they take folders, and of the overrides `paths.root=` alone, or the launcher's too.
-LEDGER = {"status": "[DIR]", "logs": "RUN", "resume": "[DIR]", "retry": "[DIR]", "cancel": "[DIR]"}
-#: Verbs about several runs, with what they write as `out=`.
-SIDE_BY_SIDE = {"compare": "RUN ... [out=FOLDER]", "report": "DIR ... [out=PATH]"}
-#: What `export` takes.
-EXPORT = "RUN format=hf [iteration=N] [out=FOLDER]"
-#: Those that start runs.
-STARTS = ("resume", "retry")
-#: What may be changed of a run that exists: how these words begin.
-CHANGEABLE = ("launcher.", "memory=")
-
-EXAMPLES = """\
-examples:
-  quantexp model=llama32-1b dataset=wikipedia quant=FA_linear_mxfp8 training=fast
-  quantexp -m model=llama32-1b dataset=wikipedia 'quant=glob(*)' training=fast
-  quantexp -m +experiment=ten_schemes sweep.seeds=3 training=fast
-  quantexp quant=FA_mxfp8 quant/pv=hifp8 training=fast
-  quantexp plan quant=FA_linear_mxfp4 --json
-  quantexp list schemes
-  quantexp prepare dataset=wikipedia dataset.source=dumps/ dataset.tokenizer_path=llama/
-"""
+#: argparse's messages about an argument -> ours; `{flag}` is its longest name.
+_MESSAGES = (
+    (r"argument (?P<flag>.+): expected one argument", "{flag} needs a value: {flag} {metavar}"),
+    (
+        r"argument (?P<flag>.+): invalid int value: (?P<got>.+)",
+        "{flag} must be a whole number, got {got}",
+    ),
+    (
+        r"argument (?P<flag>.+): invalid float value: (?P<got>.+)",
+        "{flag} must be a number, got {got}",
+    ),
+    (
+        r"argument (?P<flag>.+): invalid choice: (?P<got>.+) \(choose from (?P<allowed>.+)\)",
+        "{flag} must be one of {allowed}, got {got}",
+    ),
+    (
+        r"argument (?P<flag>.+): ignored explicit argument (?P<got>.+)",
+        "{flag} takes no value, got {got}",
+    ),
+    (
+        r"the following arguments are required: (?P<flag>.+)",
+        "{verb} needs {flag}: quantexp {verb} {usage}",
+    ),
+)
 
 
-def parser_of(verb: str) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """The parser of one verb, or of the command line without one."""
+
+    def __init__(self, verb: str | None, **kwargs: object) -> None:
+        super().__init__(
+            prog="quantexp",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            add_help=False,
+            **kwargs,  # type: ignore[arg-type]
+        )
+        self.verb = verb
+        self._positionals.title, self._optionals.title = "arguments", "flags"
+        self.add_argument("-h", "--help", action="help", help="show this help")
+
+    def error(self, message: str) -> NoReturn:
+        """Say in one line what is wrong with the command line, and exit with 2."""
+        words = self._in_our_words(message)
+        about = "" if self.verb in (None, "train") else f" {self.verb}"
+        end = "" if words.endswith("?") else ";"
+        sys.stderr.write(f"quantexp: {words}{end} see quantexp help{about}\n")
+        sys.exit(2)
+
+    def _in_our_words(self, message: str) -> str:
+        if message.startswith("unrecognized arguments: "):
+            return self._unknown(message.removeprefix("unrecognized arguments: ").split(" "))
+        for theirs, ours in _MESSAGES:
+            if match := re.fullmatch(theirs, message):
+                fields = {"got": "", "allowed": "", **match.groupdict()}
+                flag = fields["flag"].partition(", ")[0].rpartition("/")[2]
+                return ours.format(
+                    flag=flag,
+                    metavar=self._metavar(flag),
+                    verb=self.verb,
+                    usage=VERBS[str(self.verb)].usage,
+                    got=fields["got"],
+                    allowed=fields["allowed"].replace("'", ""),
+                )
+        return message
+
+    def _unknown(self, words: Sequence[str]) -> str:
+        flag = next((word for word in words if word.startswith("-")), None)
+        if flag is None:
+            return f"{self.verb} takes no overrides, got {' '.join(words)}"
+        name = flag.partition("=")[0]
+        others = [verb for verb in VERBS if name in parser_of(verb)._option_string_actions]
+        if others:
+            return f"{self.verb} has no flag {name}; it is one of {', '.join(others)}"
+        close = did_you_mean(near(name, self._option_string_actions, 1))
+        return f"unknown flag {name}{close and f'; {close}'}"
+
+    def _metavar(self, flag: str) -> str:
+        action = self._option_string_actions.get(flag)
+        return str(action.metavar or "VALUE") if action else ""
+
+
+def split_verb(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The verb and the other words; None where there is none."""
+    is_value = False
+    for i, word in enumerate(words):
+        if is_value or word.startswith("-"):
+            is_value = not is_value and word in _flags_with_value()
+        elif word in VERBS:
+            return word, [*words[:i], *words[i + 1 :]]
+        else:
+            break
+    return None, [*words]
+
+
+@cache
+def _flags_with_value() -> frozenset[str]:
+    actions = (action for verb in VERBS for action in parser_of(verb)._actions)
+    return frozenset(flag for a in actions if a.nargs != 0 for flag in a.option_strings)
+
+
+@cache
+def parser_of(verb: str) -> Parser:
     """The parser of what follows a verb."""
-    verbs = "\n".join(f"  {name:10} {about}" for name, about in VERBS.items())
-    parser = argparse.ArgumentParser(
-        prog="quantexp" if verb == "train" else f"quantexp {verb}",
-        usage=_usage(verb),
-        description=f"Quantised training experiments that prove what ran.\n\nverbs:\n{verbs}",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    described = VERBS[verb]
+    parser = Parser(
+        verb,
+        usage=_wrapped(f"quantexp {'[train]' if verb == 'train' else verb}", described.usage),
+        description="\n\n".join(filter(None, (_sentence(described.about), described.more))),
+        epilog=_examples(described.examples),
     )
-    if verb == "captures":
-        _captures_arguments(parser)
-    elif verb == "requantise":
-        add_requantise_arguments(parser)
-    elif verb == "draw":
-        add_draw_arguments(parser)
-    elif verb in LEDGER:
-        about = "a folder of runs (./runs), a run, a sweep's list, a submission; paths.root=FOLDER"
-        parser.add_argument("words", nargs="*", metavar=LEDGER[verb].strip("[]"), help=about)
-    elif verb in SIDE_BY_SIDE:
-        about = "runs, parts of their names, a sweep's list, a folder of runs; paths.root=FOLDER"
-        metavar = SIDE_BY_SIDE[verb].partition(" ")[0]
-        parser.add_argument("words", nargs="+", metavar=metavar, help=about)
-    elif verb == "export":
-        about = "a run, or a part of its name; format=hf; paths.root=FOLDER"
-        parser.add_argument("words", nargs="+", metavar="RUN", help=about)
-    else:
-        parser.add_argument(
-            "words", nargs="*", metavar="key=value", help="choices and overrides (Hydra)"
-        )
-    parser.add_argument(
-        "-cd",
-        "--config-dir",
-        type=Path,
-        help="a folder with YAML files of your own, laid out as conf/",
-    )
-    parser.add_argument("--version", action="version", version=f"quantexp {__version__}")
-    if verb in ("train", "plan"):
-        parser.add_argument(
-            "-m",
-            "--multirun",
-            action="store_true",
-            help="a sweep over choices: a=x,y 'quant=glob(*)'",
-        )
-    if verb == "plan":
-        parser.add_argument("--maps", action="store_true", help="of a sweep the precision maps too")
-    if verb in (
-        "plan",
-        "list",
-        "doctor",
-        "verify",
-        "status",
-        "captures",
-        "requantise",
-        "compare",
-        "prepare",
-    ):
-        parser.add_argument("--json", action="store_true", help="print JSON")
-    if verb == "verify":
-        parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
-        parser.add_argument("--formats", metavar="A,B", help="only these (no certificate)")
-    if verb == "status":
-        parser.add_argument("--watch", action="store_true", help="go on until all have ended")
-    if verb == "logs":
-        parser.add_argument("--rank", type=int, default=0, help="the process (default 0)")
-        parser.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
+    described.add(parser)
+    parser.add_argument("--version", action="version", version=_VERSION, help=argparse.SUPPRESS)
     return parser
 
 
-def _captures_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="a run, or a folder of captured tensors")
-    parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: tensor=grad_*")
-    parser.add_argument("--list", action="store_true", help="a row for each tensor")
-    parser.add_argument("--check", action="store_true", help="compare every file with its hash")
-    parser.add_argument("--export", type=Path, metavar="FOLDER", help="copy the tensors there")
-    parser.add_argument("--to", choices=("pt", "safetensors", "npz"), default="pt")
+def top_parser() -> Parser:
+    """The parser of a command line without a verb: its help lists the verbs."""
+    width = max(map(len, VERBS))
+    listed = "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {verb:{width}}  {VERBS[verb].about}" for verb in verbs)])
+        for title, verbs in GROUPS.items()
+    )
+    parser = Parser(
+        None,
+        usage="quantexp [VERB] [flags] group=choice key=value ...",
+        description=f"Quantised training experiments that prove what ran.\n\n{listed}",
+        epilog=_examples(
+            (*VERBS["train"].examples[:3], "plan quant=FA_linear_mxfp4", "list schemes")
+        )
+        + "\n\nquantexp help VERB shows the arguments, flags and examples of a verb.",
+    )
+    parser.add_argument("--version", action="version", version=_VERSION)
+    return parser
 
 
-def _usage(verb: str) -> str:
-    if verb == "requantise":
-        return USAGE
-    if verb == "draw":
-        return DRAW_USAGE
-    if verb == "captures":
-        return "quantexp captures [--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]"
-    if verb == "verify":
-        return "quantexp verify [--device cpu|cuda] [--formats A,B] [--json] [paths.cache=FOLDER]"
-    if verb == "export":
-        return f"quantexp export [flags] {EXPORT} [paths.root=FOLDER]"
-    if verb in SIDE_BY_SIDE:
-        return f"quantexp {verb} [flags] {SIDE_BY_SIDE[verb]} [paths.root=FOLDER]"
-    if verb in LEDGER:
-        more = " [launcher.key=value ...] [memory=ignore]" if verb in STARTS else ""
-        return f"quantexp {verb} [flags] {LEDGER[verb]} [paths.root=FOLDER]{more}"
-    if verb == "prepare":
-        return "quantexp prepare [flags] dataset=NAME dataset.source=FILES [dataset.key=value ...]"
-    return f"quantexp [{'|'.join(VERBS)}] [flags] group=choice key=value ..."
+_VERSION = f"quantexp {__version__}"
+
+
+def _wrapped(command: str, usage: str) -> str:
+    """A usage line that fits the terminal; what is in brackets stays together."""
+    whole = re.sub(r"\[[^\]]*\]+", lambda group: group[0].replace(" ", "\0"), usage)
+    width = max(40, shutil.get_terminal_size().columns - len("usage: "))
+    indent = " " * (len("usage: ") + len(command) + 1)
+    lines = textwrap.wrap(
+        whole, width - len(command) - 1, break_long_words=False, break_on_hyphens=False
+    )
+    return f"{command} {f'{chr(10)}{indent}'.join(lines)}".replace("\0", " ")
+
+
+def _sentence(about: str) -> str:
+    return f"{about[0].upper()}{about[1:]}."
+
+
+def _examples(examples: Sequence[str]) -> str:
+    return "\n".join(["examples:", *(f"quantexp {example}" for example in examples)])
+
+
+def neither_verb_nor_override(word: str, words: Sequence[str]) -> str:
+    """What to say of a word that is neither, among all words of the command line."""
+    if word in VERBS:
+        others = " ".join(other for other in words if other != word)
+        return f"{word} is a verb and comes before the overrides: quantexp {word} {others}"
+    chosen = [f"{group}={word}" for group in groups() if word in choice_files(group, None)]
+    close = did_you_mean(chosen[:3] or near(word, VERBS))
+    return f"{word!r} is neither a verb nor key=value{close and f'; {close}'}"

@@ -1,8 +1,8 @@
-"""The command line: `quantexp [verb] [flags] group=choice key=value ...`.
+"""The command line: `quantexp [flags] [verb] [flags] group=choice key=value ...`.
 
-The verb is the first argument if it is one of VERBS, else train. Exit codes: 0 done, 1 the user's error or a failed
-run (one line on standard error), 2 misuse of the command line, 130 interrupted. `--help` and `list` import no
-torch.
+The verb is the first word that is neither a flag nor a flag's value, if it is one of VERBS; else train. Without any
+word the help is shown. Exit codes: 0 done, 1 the user's error or a failed run (one line on standard error), 2 misuse of
+the command line, 130 interrupted. `--help` and `list` import no torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from rich.console import Console
 from quantexp.analysis.draw.asked import asked as asked_to_draw
 from quantexp.analysis.draw.asked import require_folders
 from quantexp.analysis.requantise.asked import asked
-from quantexp.arguments import CHANGEABLE, LEDGER, STARTS, VERBS, parser_of
+from quantexp.arguments import neither_verb_nor_override, parser_of, split_verb, top_parser
+from quantexp.close_matches import did_you_mean, near
 from quantexp.errors import ConfigError, QuantexpError
+from quantexp.verbs import CHANGEABLE, VERBS
 
 if TYPE_CHECKING:
     from quantexp.resume import Wanted
@@ -35,8 +37,11 @@ PIPE_WIDTH = 160
 
 def main(argv: list[str] | None = None) -> int:
     """The console script; returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    verb = words.pop(0) if words and words[0] in VERBS else "train"
+    given = list(sys.argv[1:] if argv is None else argv)
+    verb, words = split_verb(given)
+    if verb is None and set(words) <= {"-h", "--help"}:
+        top_parser().parse_args(["--help"])
+    verb = verb or "train"
     arguments = parser_of(verb).parse_intermixed_args(words)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
@@ -211,8 +216,6 @@ def _prepare(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from quantexp.doctor import checks, doctor_json, print_doctor
 
-    if arguments.words:
-        parser_of("doctor").error(f"doctor takes no overrides, got {' '.join(arguments.words)}")
     found = checks()
     if arguments.json:
         _print_json(doctor_json(found))
@@ -399,10 +402,7 @@ def _scope(verb: str, words: list[str]) -> tuple[Path, str | None]:
     """The folder of runs, and the one DIR that a verb of the ledger takes."""
     root, rest = _root_and_rest(words)
     if len(rest) > 1 or any("=" in word and not Path(word).exists() for word in rest):
-        more = ", launcher.key=value, memory=ignore" if verb in STARTS else ""
-        parser_of(verb).error(
-            f"{verb} takes {LEDGER[verb]} and paths.root=FOLDER{more}, got {' '.join(words)}"
-        )
+        parser_of(verb).error(f"{verb} takes {VERBS[verb].usage}, got {' '.join(words)}")
     return root, rest[0] if rest else None
 
 
@@ -419,9 +419,18 @@ def _check_overrides(words: list[str]) -> None:
     """Misuse of the command line: a word that is neither a verb nor an override."""
     for word in words:
         if "=" not in word and not word.startswith("~"):
-            parser_of("train").error(
-                f"{word!r} is neither a verb ({', '.join(VERBS)}) nor key=value; see quantexp --help"
-            )
+            parser_of("train").error(neither_verb_nor_override(word, words))
+
+
+def _help(arguments: argparse.Namespace) -> int:
+    for word in arguments.words:
+        if word not in VERBS:
+            close = did_you_mean(near(word, VERBS))
+            parser_of("help").error(f"{word!r} is no verb{close and f'; {close}'}")
+        parser_of(word).print_help()
+    if not arguments.words:
+        top_parser().print_help()
+    return 0
 
 
 def _complain(message: str) -> None:
@@ -457,6 +466,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compare": _compare,
     "report": _report,
     "export": _export,
+    "help": _help,
 }
 
 

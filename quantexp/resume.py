@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from quantexp.arguments import CHANGEABLE
 from quantexp.device import device_class
 from quantexp.errors import ConfigError, RunError
 from quantexp.identity import folder_name, identity
@@ -28,6 +27,7 @@ from quantexp.load import from_plain, plain, read
 from quantexp.refusal import Asked, require_memory
 from quantexp.schema import Experiment, LauncherKind
 from quantexp.status import State
+from quantexp.verbs import CHANGEABLE
 
 #: Which runs a verb is for.
 Wanted = Callable[[Standing], bool]

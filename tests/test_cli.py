@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from quantexp import __version__
-from quantexp.arguments import VERBS
 from quantexp.cli import main
 from quantexp.quant.scheme import SCHEMES
 from quantexp.schema import Experiment
+from quantexp.verbs import VERBS
 
 Captured = pytest.CaptureFixture[str]
 
@@ -53,14 +53,60 @@ def test_users_error_is_one_line_on_standard_error_and_1(capsys: Captured) -> No
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("words", [["trian"], ["plan", "fast"], ["training=fast", "fast", "-m"]])
+def test_without_any_word_the_help_is_shown_and_nothing_runs(capsys: Captured) -> None:
+    assert misuse() == 0
+    assert capsys.readouterr().out.startswith("usage: quantexp [VERB] [flags] group=choice")
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "'trian' is neither a verb nor key=value; did you mean train?"),
+        (["plan", "nothing"], "'nothing' is neither a verb nor key=value;"),
+        (["FA_mxfp8", "-m"], "'FA_mxfp8' is neither a verb nor key=value; did you mean quant=FA_m"),
+        (["plan", "fast"], "'fast' is neither a verb nor key=value; did you mean training=fast?"),
+        (
+            ["quant=bf16", "plan"],
+            "plan is a verb and comes before the overrides: quantexp plan quant=bf16;",
+        ),
+    ],
+)
 def test_word_that_is_neither_verb_nor_override_is_misuse(
-    capsys: Captured, words: list[str]
+    capsys: Captured, words: list[str], message: str
 ) -> None:
     assert misuse(*words) == 2
     err = capsys.readouterr().err
-    assert "is neither a verb (train, plan, list, prepare, doctor" in err
-    assert "nor key=value; see quantexp --help" in err
+    assert err.startswith(f"quantexp: {message}")
+    assert err.endswith(" see quantexp help\n")
+    assert err.count("\n") == 1
+
+
+def test_help_of_a_verb_is_its_own(capsys: Captured) -> None:
+    assert main(["help", "logs"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: quantexp logs [--rank N] [-f] RUN [paths.root=FOLDER]\n")
+    assert "--config-dir" not in text
+    assert misuse("logs", "--help") == 0
+    assert capsys.readouterr().out == text
+    assert main(["help"]) == 0
+    assert misuse("--help") == 0
+    both = capsys.readouterr().out
+    assert both[: len(both) // 2] == both[len(both) // 2 :]
+
+
+def test_help_of_no_verb_suggests_one(capsys: Captured) -> None:
+    assert misuse("help", "plna") == 2
+    assert capsys.readouterr().err == (
+        "quantexp: 'plna' is no verb; did you mean plan? see quantexp help help\n"
+    )
+
+
+def test_flags_may_stand_before_the_verb(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "quant").mkdir(parents=True)
+    (tmp_path / "mine" / "quant" / "my_scheme.yaml").write_text("# My own.\ndefaults: [FA_mxfp8]\n")
+    assert main(["--config-dir", str(tmp_path / "mine"), "list", "schemes"]) == 0
+    assert "my_scheme" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--nope"], ["list", "--multirun"], ["--json", "a=1"], ["-cd"]])
