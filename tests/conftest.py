@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from quantexp.compose import compose
 from quantexp.paths import RunDir
+from quantexp.read_once import read_once
 from quantexp.schema import Experiment
 
 #: Two layers with grouped queries; every extent a multiple of 32 but the head dimension's own axis.
@@ -61,13 +62,14 @@ TINY_MODELS = {
 pytest_plugins = ["slow_tests"]
 
 TESTS = Path(__file__).parent
-SLURM_TESTS = Path(__file__).parent / "slurm"
+#: Folders whose tests share what is expensive: the SLURM clusters, the run with every tracker.
+TOGETHER = (TESTS / "slurm", TESTS / "tracking")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares the SLURM clusters comes first: it takes longest and mostly waits."""
-    items.sort(key=lambda item: SLURM_TESTS not in item.path.parents)
+    """What one process runs as a whole comes first, since it takes longest; SLURM's tests mostly wait."""
+    items.sort(key=lambda item: [folder not in item.path.parents for folder in TOGETHER])
 
 
 def pytest_collection_finish() -> None:
@@ -77,13 +79,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `pytest -n 2` a file's tests stay together, and all that share the SLURM clusters."""
+    """With `pytest -n 2` a file's tests stay in one process, and those of the folders above."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "slurm" if "slurm" in Path(file).parts else file
+            folders = (folder.name for folder in TOGETHER if folder.name in Path(file).parts)
+            return next(folders, file)
 
     return ByFile(config, log)
 
@@ -101,6 +104,30 @@ def _no_idle_process_groups() -> Iterator[None]:
     yield
     if psutil.Process().num_threads() > 100:
         gc.collect()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shipped_configuration_read_once() -> Iterator[None]:
+    """Compositions of all tests share what they read of the shipped configuration, which no test changes."""
+    shared: dict[tuple[str, str], bytes] = {}
+
+    def read(loader: Any) -> None:
+        read_once(loader)
+        loader.repository.kept = Kept(repr(loader.repository.sources))
+
+    class Kept(dict[tuple[str, str], bytes]):
+        def __init__(self, shipped: str) -> None:
+            super().__init__(shared)
+            self.shipped = shipped
+
+        def __setitem__(self, key: tuple[str, str], value: bytes) -> None:
+            super().__setitem__(key, value)
+            if key[0] == self.shipped:
+                shared[key] = value
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quantexp.compose.read_once", read)
+        yield
 
 
 @pytest.fixture(scope="session")

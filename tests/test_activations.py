@@ -49,15 +49,22 @@ def held_by_autograd(experiment: Experiment) -> int:
         return sum(storage.nbytes() for storage in storages.values()) - logits
 
 
-@pytest.mark.parametrize("path", ["plain", "fused", "tiled"])
+MODELS: list[tuple[str, list[str]]] = [
+    ("llama32-1b", []),
+    ("llama31-8b", ["training.precision=fp32"]),
+    ("deepseek2_lite", []),
+    ("deepseek2_lite", [Q_LORA]),
+    ("deepseek2_lite", ["model.moe.num_shared_experts=0", "model.moe.num_dense_layers=0"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("path", "model", "words"),
     [
-        ("llama32-1b", []),
-        ("llama31-8b", ["training.precision=fp32"]),
-        ("deepseek2_lite", []),
-        ("deepseek2_lite", [Q_LORA]),
-        ("deepseek2_lite", ["model.moe.num_shared_experts=0", "model.moe.num_dense_layers=0"]),
+        # A path decides what attention keeps: it meets each kind of attention once, and the rest is slow.
+        pytest.param(path, *model, marks=[] if path == "plain" or i in (0, 2) else pytest.mark.slow)
+        for path in ("plain", "fused", "tiled")
+        for i, model in enumerate(MODELS)
     ],
     ids=str,
 )

@@ -76,8 +76,17 @@ def trained(experiment: Experiment, stock: bool = False) -> Keeps:
     return keeps
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("precision", "recompute"),
+    [
+        ("bf16", "none"),
+        ("fp16", "full"),
+        pytest.param("bf16", "full", marks=pytest.mark.slow),
+        pytest.param("fp16", "none", marks=pytest.mark.slow),
+        pytest.param("fp32", "none", marks=pytest.mark.slow),
+        pytest.param("fp32", "full", marks=pytest.mark.slow),
+    ],
+)
 def test_injected_bf16_equals_the_stock_classes_to_the_last_bit(
     tiny: Tiny, precision: str, recompute: str
 ) -> None:
@@ -230,7 +239,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(run_tiny: RunTin
     assert f"stopped at iteration {status.iteration}: loss" in status.reason
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "bf16",
+        pytest.param("fp16", marks=pytest.mark.slow),
+        pytest.param("fp32", marks=pytest.mark.slow),
+    ],
+)
 def test_the_loss_is_the_mean_over_all_micro_batches(tiny: Tiny, precision: str) -> None:
     """However the same sequences are split: fp32 sums in another order, so to a relative 1e-3 in 16 bits."""
     reported = []

@@ -46,11 +46,21 @@ def trained(experiment: Experiment) -> tuple[list[Any], list[dict[str, Tensor]]]
     ("model", "words"),
     [
         ("llama32-1b", ["quant=FA_linear_mxfp8", "evaluation.every=1", "evaluation.samples=2"]),
-        ("llama32-1b", ["quant=linear_mxfp8", "training.recompute=full"]),
-        ("llama32-1b", ["quant=linear_hifp8", "training.global_batch_size=1"]),
-        ("llama32-1b", ["quant=linear_mxfp4", "quant.linear.dgrad.w.format=reuse"]),
+        pytest.param(
+            "llama32-1b", ["quant=linear_mxfp8", "training.recompute=full"], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "llama32-1b",
+            ["quant=linear_hifp8", "training.global_batch_size=1"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "llama32-1b",
+            ["quant=linear_mxfp4", "quant.linear.dgrad.w.format=reuse"],
+            marks=pytest.mark.slow,
+        ),
         ("llama32-1b", ["quant=more/linear_hifp8_delayed", "evaluation.every=1"]),
-        ("deepseek2_lite", ["quant=linear_mxfp4"]),
+        pytest.param("deepseek2_lite", ["quant=linear_mxfp4"], marks=pytest.mark.slow),
         (
             "deepseek2_lite",
             ["quant=linear_hifp8", "training.recompute=full", "training.micro_batch_size=2"],

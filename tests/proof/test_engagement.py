@@ -78,14 +78,23 @@ def hold_linear_operands(
         monkeypatch.setattr(module, "held_by_two", by_two)
 
 
-@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "hifp8"])
+#: Each kind and each format once; the other six are slow.
+KINDS = {"FA": QK, "linear": LINEAR, "FA_linear": QK | LINEAR}
+ONCE = ("FA_linear_mxfp8", "FA_mxfp4", "linear_hifp8")
+
+
 @pytest.mark.parametrize(
-    ("kind", "slots"), [("FA", QK), ("linear", LINEAR), ("FA_linear", QK | LINEAR)]
+    ("scheme", "slots"),
+    [
+        pytest.param(scheme, slots, marks=[] if scheme in ONCE else pytest.mark.slow)
+        for kind, slots in KINDS.items()
+        for scheme in (f"{kind}_mxfp8", f"{kind}_mxfp4", f"{kind}_hifp8")
+    ],
 )
 def test_each_kind_of_scheme_engages_its_own_slots_and_no_others(
-    run_tiny: RunTiny, kind: str, slots: set[tuple[str, str]], fmt: str
+    run_tiny: RunTiny, scheme: str, slots: set[tuple[str, str]]
 ) -> None:
-    run = run_tiny(f"quant={kind}_{fmt}", *ONE_STEP)
+    run = run_tiny(f"quant={scheme}", *ONE_STEP)
     assert engaged(run) == slots
     statuses = {e["status"] for e in precision(run)["entries"] if e["format"] != "bf16"}
     assert statuses == {"engaged"}
@@ -140,7 +149,14 @@ def test_an_attention_product_in_e5m2_instead_of_e4m3_fails(
     assert "attention qk.fprop.q: declared mxfp8_e4m3, it lies on the grid of mxfp8_e5m2" in reason
 
 
-@pytest.mark.parametrize("scheme", ["linear_mxfp8", "linear_mxfp4", "linear_hifp8"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "linear_mxfp4",
+        pytest.param("linear_mxfp8", marks=pytest.mark.slow),
+        pytest.param("linear_hifp8", marks=pytest.mark.slow),
+    ],
+)
 def test_a_weight_gradient_from_the_originals_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
@@ -238,7 +254,7 @@ def test_a_run_whose_proof_fails_takes_no_optimizer_step(
     assert "what ran is not what was declared, in iteration 1" in failure(run)
 
 
-@pytest.mark.parametrize("fmt", ["mxfp4", "hifp8"])
+@pytest.mark.parametrize("fmt", ["mxfp4", pytest.param("hifp8", marks=pytest.mark.slow)])
 def test_forward_copies_of_a_linear_layer_engage_in_the_backward(
     run_tiny: RunTiny, fmt: str
 ) -> None:
@@ -260,7 +276,14 @@ def test_every_full_backward_scheme_engages(run_tiny: RunTiny) -> None:
         assert precision(run)["proved"]
 
 
-@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "hifp8"])
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        "mxfp8",
+        pytest.param("mxfp4", marks=pytest.mark.slow),
+        pytest.param("hifp8", marks=pytest.mark.slow),
+    ],
+)
 def test_the_value_product_engages_on_its_own(run_tiny: RunTiny, fmt: str) -> None:
     run = run_tiny("quant=bf16", f"quant/pv={fmt}", *ONE_STEP)
     assert engaged(run) == {("pv", s) for s in ("fprop.P", "fprop.v", "dgrad_p.v", "dgrad_v.P")}

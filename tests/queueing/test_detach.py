@@ -125,13 +125,19 @@ def test_sweep_goes_on_by_itself_and_says_how_to_follow_it(
     assert "2 runs" in log
 
 
-def test_background_runs_from_the_snapshot_of_the_source(detach: Detach) -> None:
+def test_one_run_goes_on_from_the_snapshot_of_the_source_and_is_followed_in_its_own_folder(
+    detach: Detach, console: Console
+) -> None:
     sheet, process = detach(1, 60)
+    name = run_of(sheet).root.name
+    first, *lines = told(console).splitlines()
+    assert first.startswith("1 run goes on in the background, process ")
+    assert lines[:2] == [f"runs    runs/{name}", f"follow  quantexp status runs/{name}"]
     wait_until(lambda: status_of(sheet).state is State.RUNNING)
-    first = process.environ()["PYTHONPATH"].split(os.pathsep)[0]
-    assert Path(first).parent == sheet.root / "snapshots"
+    source = Path(process.environ()["PYTHONPATH"].split(os.pathsep)[0])
+    assert source.parent == sheet.root / "snapshots"
     commit = read_json(run_of(sheet).provenance)["source"]
-    assert commit == {**sheet.source, "snapshot": Path(first).name}
+    assert commit == {**sheet.source, "snapshot": source.name}
     process.terminate()
     wait_until(lambda: not left(sheet.root))
 
@@ -156,17 +162,6 @@ def test_killed_background_takes_its_run_along(detach: Detach) -> None:
     assert status_of(sheet, 1).state is State.PENDING
     wait_until(lambda: not is_locked(run_of(sheet)))
     assert not is_held(sheet.files.lock)
-
-
-def test_one_run_is_followed_in_its_own_folder(detach: Detach, console: Console) -> None:
-    sheet, _ = detach(1)
-    name = run_of(sheet).root.name
-    assert told(console).splitlines()[1:3] == [
-        f"runs    runs/{name}",
-        f"follow  quantexp status runs/{name}",
-    ]
-    assert told(console).startswith("1 run goes on in the background, process ")
-    wait_until(lambda: not left(sheet.root))
 
 
 def test_background_that_does_not_start_says_why(

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from quantexp.queueing.stop import SIGNALS, Stop, stopping
 
 
+@pytest.fixture
+def _none_ignored() -> Iterator[None]:
+    """Under nohup this process ignores SIGHUP."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_none_ignored")
 def test_every_signal_is_counted_and_handlers_come_back() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     with stopping() as stop:
         assert not stop.requested
         for number in SIGNALS:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
         assert stop.count == 3
     assert [signal.getsignal(number) for number in SIGNALS] == before
 

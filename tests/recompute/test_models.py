@@ -38,20 +38,23 @@ BY_PV = CONTEXT.keys() - ATTENTION.keys()
 Run = Callable[..., RunDir]
 
 
-#: Those that always run; llama31-8b is built as llama32-1b is, which is in `test_schemes`.
-FAST = {
+#: Those that are slow; llama31-8b is built as llama32-1b is, which is in `test_schemes`. The others are exhaustive.
+SOME = {
     *(("deepseek2_lite", f"FA_linear_{fmt}") for fmt in ("mxfp8", "mxfp4", "hifp8")),
     *(("deepseek2_lite", scheme) for scheme in ("bf16", "FA_mxfp4", "linear_mxfp8")),
     ("llama31-8b", "FA_linear_mxfp4"),
 }
 EVERY = [
-    pytest.param(model, scheme, marks=[] if (model, scheme) in FAST else pytest.mark.slow)
+    pytest.param(
+        model,
+        scheme,
+        marks=pytest.mark.slow if (model, scheme) in SOME else pytest.mark.exhaustive,
+    )
     for model in ("deepseek2_lite", "llama31-8b")
     for scheme in SCHEMES
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "scheme"), EVERY)
 def test_each_model_trains_is_proved_and_its_results_follow_from_the_captured_operands(
     run_tiny: Run, tiny_models: dict[str, list[str]], model: str, scheme: str

@@ -190,7 +190,7 @@ def test_registers_suffice(name, tmp_path):
     assert int(stack) == 0 or name.endswith("exact"), "nothing is spilled"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("launch", CANDIDATES["mx_tile"], ids=str)
 def test_no_candidate_spills_registers(launch, tmp_path):
     for pointer in ("*i32", "*fp32"):

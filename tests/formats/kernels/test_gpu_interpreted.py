@@ -33,7 +33,7 @@ def test_every_bfloat16_value_in_rows_and_columns(call, fmt, rule):
     check_both(call, cases.spread(torch.bfloat16), cases.mx(fmt, rule))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rounding", ["even", "away"])
 @pytest.mark.parametrize("rule", cases.RULES)
 @pytest.mark.parametrize("fmt", cases.MX)
@@ -52,7 +52,7 @@ def test_float32_at_ties_and_ends_under_every_rule(call, fmt):
         check_both(call, x, cases.mx(fmt, rule))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", cases.RULES)
 @pytest.mark.parametrize("fmt", cases.MX)
 def test_much_float32_under_every_rule(call, fmt, rule):
@@ -78,7 +78,7 @@ def test_every_bfloat16_value_becomes_hifloat8(call, options):
         check(call, every_value(torch.bfloat16), options, 0, amax)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", cases.HIF8, ids=cases.words)
 def test_every_16_bit_value_and_hard_float32_become_hifloat8(call, options):
     scaled = options.scaling.value != "none"
