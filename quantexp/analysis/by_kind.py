@@ -105,16 +105,17 @@ def _range(format_name: str, looks: Sequence[Look]) -> Range | None:
     exponent = blocks.quantile(0.5)
     of_median = exponent is not None
     if exponent is None:
-        largest = [
+        of_largest = [
             scale
             for look in looks
             for name, scale in look.scales.items()
             if _format_of(name) == format_name
         ]
-        if not largest:
+        if not of_largest:
             return None
-        exponent = round(median(largest))
-    return Range(*(2.0**exponent * value for value in representable(format_name)), of_median)
+        exponent = round(median(of_largest))
+    least, least_normal, largest = (2.0**exponent * v for v in representable(format_name))
+    return Range(least, least_normal, largest, of_median)
 
 
 @cache

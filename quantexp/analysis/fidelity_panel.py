@@ -212,7 +212,7 @@ def draw_grid(ax: Axes, grid: Grid, title: str, unit: str, *, low_is_worst: bool
     bar = figure.colorbar(image, ax=ax, fraction=0.04, pad=0.02, aspect=35)
     bar.ax.tick_params(labelsize=TICK_PT, colors=INK)
     bar.ax.set_title(unit, fontsize=TICK_PT, color=INK)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
 
 
 def _name_rows(ax: Axes, rows: Sequence[tuple[str, str]]) -> None:
@@ -272,11 +272,12 @@ def _frame(ax: Axes, number: int, row: int, column: int, num_layers: int) -> Non
         (column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#D00000", lw=1.6, zorder=4
     )
     ax.add_patch(edges)
-    place = (column - 0.47, row) if num_layers <= _FEW_LAYERS else (column, row)
+    is_wide = num_layers <= _FEW_LAYERS
     ax.text(
-        *place,
+        column - 0.47 if is_wide else column,
+        row,
         str(number),
-        ha="left" if num_layers <= _FEW_LAYERS else "center",
+        ha="left" if is_wide else "center",
         va="center",
         fontsize=NOTE_PT,
         fontweight="bold",

@@ -1,8 +1,9 @@
 """One look at every captured tensor: magnitudes, and what is lost of each operand under its format.
 
 Magnitudes are those that the capture counted, of whole tensors. Operands are judged by a bounded part of the captured
-values, in the formats that the run declared; where it quantises nothing, in `ASSUMED`. Of a tensor without values there
-is what the capture judged while it passed (`capture.format`), and nothing where no format was chosen.
+values, in the formats that the run declared; where it declared none, in the one of the file's name, or `ASSUMED`. Of a
+tensor without values there is what the capture judged while it passed (`capture.format`), and nothing where no format
+was chosen.
 
 What was found is kept beside the picture as JSON, so that drawing again, and the report, look at no value twice.
 """
@@ -24,7 +25,7 @@ import torch
 from quantexp.analysis.collection import Record
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.inventory import Kind, kind_of
-from quantexp.analysis.numerics.gather import is_quantised
+from quantexp.analysis.numerics.gather import USUAL_FORMATS, is_quantised
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
 from quantexp.analysis.numerics.operand import largest_scale_exponent
 from quantexp.analysis.numerics.table import measured_of_json, tensor_json
@@ -34,7 +35,7 @@ from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.errors import CaptureError
 from quantexp.status import write_whole
 
-#: What the operands of a run that quantises nothing are judged in.
+#: What operands of which no format is known are judged in, where a file's name does not say one either.
 ASSUMED = "mxfp8"
 #: Tensors of one look; of more, iterations evenly spread.
 MOST_TENSORS = 20_000
@@ -88,16 +89,17 @@ def first_look(capture: Capture, keep: Path | None = None) -> FirstLook:
     own threads would wait for each other at every one of many short operations.
     """
     entries, iterations = _with_room(capture)
-    stamp = {"lists": _lists(capture.folder), "entries": _digest(entries)}
+    stamp = {"lists": _stamps(capture.folder), "entries": _digest(entries)}
     if keep is not None and (kept := _kept(keep)) and kept.get("of") == stamp:
         return _of_json(kept)
-    formats = () if any(map(is_quantised, entries)) else (ASSUMED,)
-    asked = Asked(formats, operands_only=True)
+    is_declared = any(map(is_quantised, entries))
     num_threads = torch.get_num_threads()
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        looks = list(pool.map(partial(_look, asked), entries))
+        looks = list(pool.map(partial(_look, is_declared), entries))
     torch.set_num_threads(num_threads)
     findings: dict[str, list[str]] = {}
+    if torn := list(_torn(capture.folder)):
+        findings["lines that a crash tore, left out"] = torn
     for entry, look in zip(entries, looks, strict=True):
         if isinstance(look, str):
             findings.setdefault(look, []).append(_name(entry))
@@ -114,7 +116,7 @@ def first_look(capture: Capture, keep: Path | None = None) -> FirstLook:
 def kept_look(keep: Path, folder: Path) -> FirstLook | None:
     """What an earlier `first_look` left of a capture folder; None where nothing is, or more was captured since."""
     kept = _kept(keep)
-    if kept is None or kept["of"].get("lists") != _lists(folder):
+    if kept is None or kept["of"].get("lists") != _stamps(folder):
         return None
     return _of_json(kept)
 
@@ -133,9 +135,11 @@ def _with_room(capture: Capture) -> tuple[list[CapturedTensor], tuple[int, ...] 
     return kept, tuple(sorted(chosen))
 
 
-def _look(asked: Asked, entry: CapturedTensor) -> Look | str:
+def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
     """What is known of a tensor, or why nothing is."""
     record = Record.from_metadata(entry.metadata)
+    assumed = record.quant_type if record.quant_type in USUAL_FORMATS else ASSUMED
+    asked = Asked(() if is_declared else (assumed,), operands_only=True)
     if not record.file:
         measured = of_statistics(entry.metadata)
     else:
@@ -171,14 +175,29 @@ def _name(entry: CapturedTensor) -> str:
     return Path(str(entry.metadata.get("key") or entry.metadata.get("file"))).name
 
 
-def _lists(folder: Path) -> list[list[int]]:
-    """Sizes and times of the lists of a capture folder."""
-    files = [
+def _torn(folder: Path) -> Iterator[str]:
+    """Where the lists have lines that do not end as an object does."""
+    for file in _lists(folder):
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if (content := line.strip()) and not content.endswith(b"}"):
+                    yield f"{file.name}:{number}"
+
+
+def _lists(folder: Path) -> list[Path]:
+    """The manifest and the statistics, with the parts of ranks."""
+    files = (
         file
         for name in (MANIFEST, STATISTICS)
         for file in (folder / name, *sorted(folder.glob(f"{Path(name).stem}.rank*.jsonl")))
-    ]
-    return [[s.st_size, s.st_mtime_ns] for file in files if file.is_file() for s in [file.stat()]]
+    )
+    return [file for file in files if file.is_file()]
+
+
+def _stamps(folder: Path) -> list[list[int]]:
+    """Sizes and times of the lists."""
+    stats = (file.stat() for file in _lists(folder))
+    return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
 
 
 def _digest(entries: Iterable[CapturedTensor]) -> str:

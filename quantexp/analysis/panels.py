@@ -49,7 +49,7 @@ _ABOVE: dict[str, Any] = {
 _TITLE_PAD_PT = 20
 
 
-def draw_magnitudes(ax: Axes, kinds: Sequence[OfKind], assumed: str | None = None) -> None:
+def draw_magnitudes(ax: Axes, kinds: Sequence[OfKind], *, is_assumed: bool = False) -> None:
     """A histogram of log2 |x| for each kind, each to its own highest, over what its format can hold."""
     dress(ax, "a  Magnitudes and the format's range", "magnitude |x|", "", "x", _TITLE_PAD_PT)
     drawn = [one for one in kinds if one.exponents.counts]
@@ -63,7 +63,7 @@ def draw_magnitudes(ax: Axes, kinds: Sequence[OfKind], assumed: str | None = Non
             edges += _draw_ridge(ax, row, one)
     ax.set_xlim(min(edges) - 1, max(edges) + 1)
     ax.set_ylim(len(kinds) - 0.45, -0.55)
-    ax.set_yticks(range(len(kinds)), [_row_name(one, assumed) for one in kinds])
+    ax.set_yticks(range(len(kinds)), [_row_name(one, is_assumed) for one in kinds])
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_two(round(value))))
@@ -106,11 +106,11 @@ def _draw_band(ax: Axes, row: int, one: OfKind) -> None:
     ax.vlines([least, largest], bottom, top, color=colour, lw=1.4, zorder=4)
 
 
-def _row_name(one: OfKind, assumed: str | None) -> str:
+def _row_name(one: OfKind, is_assumed: bool) -> str:
     if not one.formats:
         return f"{one.kind.value}\nnot quantised"
     formats = ", ".join(one.formats[:2]) + (", ..." if len(one.formats) > 2 else "")
-    return f"{one.kind.value}\n{'if ' if assumed else ''}{formats}"
+    return f"{one.kind.value}\n{'if ' if is_assumed else ''}{formats}"
 
 
 def _explain_bands(ax: Axes, kinds: Sequence[OfKind]) -> None:

@@ -21,7 +21,7 @@ from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.draw.tree import QUICK
 from quantexp.analysis.fidelity_panel import Grid, crest_grid, draw_grid, sqnr_grid
-from quantexp.analysis.first_look import ASSUMED, FirstLook, captured_in, first_look
+from quantexp.analysis.first_look import FirstLook, captured_in, first_look
 from quantexp.analysis.panels import draw_loss, draw_magnitudes, draw_shares
 from quantexp.analysis.run_record import LossCurve, RunNames, read_losses, read_names
 from quantexp.analysis.style import (
@@ -87,9 +87,10 @@ def draw_quick_analysis(run_dir: Path, out: Path) -> Path:
 
 def save_quick_analysis(source: Source, stem: Path, formats: Sequence[str]) -> list[Path]:
     """The same of a source of `quantexp draw`: a run, a capture folder, an old collection, with its filters."""
-    look = first_look(source.capture, stem.with_name(f"{stem.name}.json"))
+    keep = stem.with_name(f"{stem.name}.json")
+    look = first_look(source.capture, keep)
     figure = _figure(_content(source.names, look, source.run))
-    return save_figure(figure, stem, formats)
+    return [keep, *save_figure(figure, stem, formats)]
 
 
 def baseline_of(run: RunDir) -> LossCurve | None:
@@ -129,7 +130,7 @@ def _notes(look: FirstLook) -> list[str]:
             "no SQNR, underflow or saturation: statistics alone do not have them, "
             "capture.format=mxfp8 adds them, capture=tensors keeps values"
             if not look.has_values
-            else "no SQNR, underflow or saturation: the tensors do not say which products took them"
+            else "no SQNR, underflow or saturation: no tensor is an operand of a product"
         )
     elif not look.has_values and look.tensors:
         notes.append(
@@ -160,7 +161,7 @@ def _figure(content: _Content) -> Figure:
     bottom_inch = _LOSS_INCH
     if grid is not None:
         bottom_inch = max(_LEAST_GRID_INCH, _CELL_INCH * len(grid.rows))
-    foot_inch = _FOOT_INCH + _LINE_INCH * len(content.notes)
+    foot_inch = _FOOT_INCH + (0.16 + _LINE_INCH * len(content.notes) if content.notes else 0)
     bottom = foot_inch + _AXIS_INCH
     height = bottom + bottom_inch + (_BETWEEN_INCH + top_inch if kinds else 0) + _TITLE_INCH
     page = Page(new_figure(_WIDTH_INCH, height))
@@ -173,7 +174,7 @@ def _figure(content: _Content) -> Figure:
         draw_loss(ax, content.curve, _scheme(content), "b" if kinds else "a", content.baseline)
     _write_title(page, content.names)
     for i, note in enumerate(content.notes):
-        page.write(_EDGE_INCH, foot_inch - 0.2 - i * _LINE_INCH, note, TICK_PT)
+        page.write(_EDGE_INCH, foot_inch - 0.12 - i * _LINE_INCH, note, TICK_PT)
     return page.figure
 
 
@@ -183,8 +184,8 @@ def _draw_kinds(
     """Panels a and b side by side; without any judged operand a has the whole width."""
     room = _WIDTH_INCH - _LEFT_INCH - _RIGHT_INCH
     wide = 0.68 * room if content.look.is_judged else room
-    assumed = ASSUMED if content.is_assumed else None
-    draw_magnitudes(page.axes(_LEFT_INCH, y, wide, tall), kinds, assumed)
+    ax = page.axes(_LEFT_INCH, y, wide, tall)
+    draw_magnitudes(ax, kinds, is_assumed=content.is_assumed)
     if content.look.is_judged:
         draw_shares(page.axes(_LEFT_INCH + wide + 0.28, y, room - wide - 0.28, tall), kinds)
 
@@ -210,7 +211,7 @@ def _draw_grid(
     x, top = _LEFT_INCH + _GRID_INCH + 0.9, y + tall
     if content.curve.iterations or content.curve.nonfinite:
         loss_inch = min(_MOST_LOSS_INCH, tall - list_inch - _AXIS_INCH)
-        right = 0.95 if content.baseline else 0.25
+        right = 1.12 if content.baseline else 0.25
         loss = page.axes(x, top - loss_inch, _WIDTH_INCH - x - right, loss_inch)
         draw_loss(loss, content.curve, _scheme(content), chr(ord(letter) + 1), content.baseline)
         top -= loss_inch + _AXIS_INCH + 0.15

@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
 from quantexp.analysis.survey import survey_tensors
 
-from quantexp.analysis.collection import read_collection
-from quantexp.analysis.fidelity_panel import draw_fidelity
-from quantexp.analysis.scheme_style import FORMAT_COLOURS
+from quantexp.analysis.fidelity_panel import Cell, crest_grid, draw_grid, grid_of, sqnr_grid
+from quantexp.analysis.first_look import captured_in, first_look
 from quantexp.analysis.style import new_figure
 
-from .captures import HIF8, MX4, MX8, Capture, linear_formats
+from . import mxfp4
+from .captures import MX4, Capture, linear_formats
+from .test_first_look import as_statistics
+
+INF, NAN = math.inf, math.nan
 
 
 @pytest.fixture
@@ -24,46 +28,130 @@ def words(ax: Axes) -> list[str]:
     return [text.get_text() for text in ax.texts]
 
 
-def legend(ax: Axes) -> list[str]:
-    drawn = ax.get_legend()
-    return [] if drawn is None else [text.get_text() for text in drawn.get_texts()]
+def rows(ax: Axes) -> list[str]:
+    return [tick.get_text() for tick in ax.get_yticklabels()]
 
 
-def test_every_operand_has_its_name_and_every_format_its_colour(ax: Axes, capture: Capture) -> None:
-    for module, settings in (("qkv", MX8), ("proj", MX4), ("fc1", HIF8)):
-        x = torch.randn(64, 64)
-        capture.add(x, "input", module, formats=linear_formats(settings))
-    survey = survey_tensors(capture.dir, read_collection(capture.dir))
-    draw_fidelity(ax, survey.operands, captured=True)
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["x fprop", "x wgrad"] * 3
-    assert words(ax) == ["qkv", "proj", "fc1"]
-    assert legend(ax) == ["mxfp8_e4m3 rceil", "mxfp4_e2m1 floor", "hifp8 current"]
-    dots = {line.get_color() for line in ax.lines if line.get_marker() == "o"}
-    assert dots == {FORMAT_COLOURS[name] for name in ("mxfp8", "mxfp4", "hifp8")}
+def cell(module: str, series: str, layer: int, value: float) -> Cell:
+    return Cell(module, series, layer, value, f"L{layer} {module} {series}")
 
 
-def test_an_infinite_sqnr_leaves_its_column_empty(ax: Axes, capture: Capture) -> None:
-    capture.add(torch.ones(64, 64), "input", formats=linear_formats(MX8))
-    survey = survey_tensors(capture.dir, read_collection(capture.dir))
-    assert all(math.isinf(o.fidelity.sqnr_db) for o in survey.operands)
-    draw_fidelity(ax, survey.operands, captured=True)
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["x fprop", "x wgrad"]
+def test_a_cell_is_the_sqnr_of_its_operand_along_its_axis(capture: Capture) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(64, 64, generator=generator) ** (1 + 2 * i) for i in range(2)]
+    for layer, x in enumerate(tensors):
+        capture.add(x, "input", layer=layer, formats=linear_formats(MX4))
+    grid = sqnr_grid(first_look(captured_in(capture.dir)))
+    assert grid is not None
+    assert grid.rows == (("fc1", "x fprop"), ("fc1", "x wgrad"))
+    assert grid.layers == (0, 1)
+    expected = [[mxfp4.sqnr_db(y) for y in (x.numpy(), x.numpy().T.copy())] for x in tensors]
+    np.testing.assert_allclose(grid.values_RL, np.array(expected).T, rtol=1e-12)
+    assert [name for name, *_ in grid.worst] == ["L1 fc1 x wgrad", "L1 fc1 x fprop"][
+        :: (1 if expected[1][1] < expected[1][0] else -1)
+    ]
 
 
-@pytest.mark.parametrize(
-    ("captured", "said"), [(True, "no quantised operand"), (False, "no tensors captured")]
-)
-def test_no_operands_say_why(ax: Axes, captured: bool, said: str) -> None:
-    draw_fidelity(ax, [], captured=captured)
-    assert words(ax) == [said]
+def test_of_statistics_without_a_format_cells_are_the_largest_magnitude_over_rms(
+    capture: Capture,
+) -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)) ** 3
+    capture.add(x, "input", formats=linear_formats(MX4))
+    as_statistics(capture)
+    look = first_look(captured_in(capture.dir))
+    assert sqnr_grid(look) is None
+    grid = crest_grid(look)
+    assert grid is not None
+    wide = x.double().numpy()
+    expected = np.log2(np.abs(wide).max() / np.sqrt((wide**2).mean()))
+    assert grid.values_RL[0, 0] == pytest.approx(expected, abs=1e-6)
+    assert grid.rows == (("fc1", "input"),)
 
 
-def test_equal_errors_keep_a_small_place_on_the_axis(ax: Axes, capture: Capture) -> None:
-    x = torch.randn(64, 64)
-    for layer in range(3):
-        capture.add(x, "input", layer=layer, formats=linear_formats(MX8))
-    survey = survey_tensors(capture.dir, read_collection(capture.dir))
-    draw_fidelity(ax, survey.operands, captured=True)
-    low, high = ax.get_ylim()
-    assert high - low == pytest.approx(6.0)
-    assert len(ax.lines[0].get_xdata()) == 6
+def test_experts_share_a_row_and_the_worst_of_them_is_named_with_its_number(
+    capture: Capture,
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for expert in range(64):
+        x = torch.randn(8, 64, generator=generator)
+        if expert == 17:
+            x[:, ::32] *= 1000.0
+        capture.add(
+            x, "input", f"expert{expert}-fc1", formats={"fprop.x": {**MX4, "axis": "input_width"}}
+        )
+    grid = sqnr_grid(first_look(captured_in(capture.dir)))
+    assert grid is not None
+    assert grid.rows == (("expert-fc1", "x fprop"),)
+    lowest = min(sqnr for sqnr in _all_sqnr(capture))
+    assert grid.values_RL.item() == pytest.approx(lowest, rel=1e-12)
+
+
+def _all_sqnr(capture: Capture) -> list[float]:
+    files = (torch.load(capture.dir / line["file"])["tensor"] for line in capture.lines)
+    return [mxfp4.sqnr_db(x.numpy()) for x in files]
+
+
+def test_rows_go_with_the_forward_pass_and_forward_products_come_first() -> None:
+    series = ("wgrad.x", "dgrad.g", "fprop.w", "fprop.x")
+    cells = [cell(module, one, 0, 1.0) for module in ("fc2", "qkv") for one in series]
+    grid = grid_of(cells, min, 32)
+    in_module = ["x fprop", "w fprop", "g dgrad", "x wgrad"]
+    assert grid.rows == tuple((m, s) for m in ("qkv", "fc2") for s in in_module)
+    assert grid.aggregated == ""
+
+
+def test_too_many_rows_become_operands_and_then_modules() -> None:
+    cells = [
+        cell(module, series, 0, float(i))
+        for module in ("qkv", "fc1")
+        for i, series in enumerate(("wgrad.x", "fprop.x", "fprop.w"))
+    ]
+    by_operand = grid_of(cells, min, 4)
+    assert by_operand.rows == (("qkv", "x"), ("qkv", "w"), ("fc1", "x"), ("fc1", "w"))
+    assert by_operand.values_RL[:, 0].tolist() == [0.0, 2.0, 0.0, 2.0]
+    assert by_operand.aggregated == "the worst product of each operand"
+    by_module = grid_of(cells, min, 3)
+    assert by_module.rows == (("qkv", ""), ("fc1", ""))
+    assert by_module.aggregated == "the worst operand of each module"
+
+
+def test_the_worst_are_one_for_each_row_the_worst_first() -> None:
+    cells = [
+        cell("qkv", "fprop.x", 0, 20.0),
+        cell("qkv", "fprop.x", 1, 10.0),
+        cell("qkv", "fprop.w", 0, 15.0),
+        cell("fc1", "fprop.x", 0, NAN),
+        cell("fc1", "fprop.w", 0, INF),
+        cell("fc2", "fprop.w", 0, -INF),
+    ]
+    assert [(name, value) for name, value, _, _ in grid_of(cells, min, 32).worst] == [
+        ("L0 fc2 fprop.w", -INF),
+        ("L1 qkv fprop.x", 10.0),
+        ("L0 qkv fprop.w", 15.0),
+    ]
+
+
+def test_few_layers_have_their_numbers_written_and_odd_ones_their_words(ax: Axes) -> None:
+    values = {"fprop.x": 18.25, "fprop.w": INF, "dgrad.g": -INF, "wgrad.g": NAN}
+    grid = grid_of([cell("fc1", series, 0, value) for series, value in values.items()], min, 32)
+    draw_grid(ax, grid, "c", "dB", low_is_worst=True)
+    assert rows(ax) == ["x fprop", "w fprop", "g dgrad", "g wgrad"]
+    assert words(ax) == ["fc1", "18.2", "exact", "inf", "1", "2"]
+
+
+def test_many_layers_have_no_numbers_but_those_of_the_worst(ax: Axes) -> None:
+    cells = [cell("fc1", "fprop.x", layer, 20.0 + layer) for layer in range(16)]
+    draw_grid(ax, grid_of(cells, min, 32), "c", "dB", low_is_worst=True)
+    assert words(ax) == ["fc1", "1"]
+
+
+def test_next_to_equal_numbers_look_alike(ax: Axes) -> None:
+    cells = [cell("fc1", "fprop.x", layer, 20.0 + layer / 100) for layer in range(3)]
+    draw_grid(ax, grid_of(cells, min, 32), "c", "dB", low_is_worst=True)
+    low, high = ax.images[0].get_clim()
+    assert high - low == pytest.approx(3.0)
+
+
+def test_a_single_layer_of_nothing_finite_is_drawn(ax: Axes) -> None:
+    draw_grid(ax, grid_of([cell("fc1", "fprop.x", -1, INF)], min, 32), "c", "dB", low_is_worst=True)
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["?"]

@@ -12,16 +12,15 @@ import pytest
 import torch
 from scipy.linalg import hadamard as scipy_hadamard
 
-from quantexp.analysis.collection import Record
 from quantexp.analysis.draw.grids import grids_of
+from quantexp.analysis.first_look import first_look
 from quantexp.analysis.numerics.measured import Asked, measure
 from quantexp.analysis.requantise.blocks import keeps_blocks
 from quantexp.analysis.requantise.candidates import candidates, formats_of
 from quantexp.analysis.requantise.exponent import study_points
 from quantexp.analysis.requantise.passing import Work, score_file
 from quantexp.analysis.rows import laid_out, num_blocks_of_padding, padding_of_transform
-from quantexp.analysis.survey import survey_file
-from quantexp.capture.reader import CapturedTensor, open_capture
+from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.errors import CaptureError
 from quantexp.formats import get_format
 from quantexp.paths import RunDir
@@ -126,9 +125,9 @@ def test_every_score_of_blocks_along_tokens_is_that_of_the_runs_own_operand(
         )
         assert at_zero.sqnr_db == pytest.approx(expected, abs=1e-6)
         assert scored.num_elements == num_elements
-        survey = survey_file(folder, [Record.from_metadata(entry.metadata)])
-        (surveyed,) = (o for o in survey.operands if o.declared.product == "wgrad")
-        assert surveyed.fidelity.sqnr_db == pytest.approx(expected, abs=1e-6)
+        (looked,) = first_look(Capture(folder, [entry])).tensors
+        (bounded,) = (o for o in looked.measured.operands if o.slot.startswith("wgrad"))
+        assert bounded.fidelity.sqnr_db == pytest.approx(expected, abs=1e-6)
         as_neighbours = CapturedTensor(
             entry.folder, {k: v for k, v in entry.metadata.items() if k != "row_sequences"}
         )

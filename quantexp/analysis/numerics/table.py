@@ -99,6 +99,7 @@ def tensor_json(one: Measured) -> dict[str, Any]:
 def measured_of_json(content: Mapping[str, Any]) -> Measured:
     """`tensor_json` read again, without channels and heads."""
     place = Place(**{f.name: content[f.name] for f in fields(Place)})
+    numbers: dict[str, Any] = {name: _number(content[name]) for name in _TENSOR[5:]}
     return Measured(
         place,
         tuple(content["shape"]),
@@ -106,7 +107,7 @@ def measured_of_json(content: Mapping[str, Any]) -> Measured:
         content["source"] == "values",
         content["count"],
         content["nonfinite"],
-        **{name: _number(content[name]) for name in _TENSOR[5:]},
+        **numbers,
         log2_magnitude=content["log2_magnitude"],
         operands=tuple(map(_operand_of_json, content["operands"])),
         notes=tuple(content["notes"]),
