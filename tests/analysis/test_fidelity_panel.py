@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
-from quantexp.analysis.survey import survey_tensors
 
 from quantexp.analysis.fidelity_panel import Cell, crest_grid, draw_grid, grid_of, sqnr_grid
 from quantexp.analysis.first_look import captured_in, first_look
