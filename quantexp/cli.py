@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from quantexp.analysis.requantise.asked import asked
 from quantexp.arguments import neither_verb_nor_override, parser_of, split_verb, top_parser
 from quantexp.close_matches import did_you_mean, near
 from quantexp.errors import ConfigError, QuantexpError
+from quantexp.ledger.scope import existing_or_named
 from quantexp.verbs import CHANGEABLE, VERBS
 
 if TYPE_CHECKING:
@@ -278,6 +280,7 @@ def _captures(arguments: argparse.Namespace) -> int:
     from quantexp.capture import table, verb
     from quantexp.capture.report import summary
 
+    _name_folder(arguments)
     capture = verb.selected(arguments.folder, arguments.words)
     if arguments.check:
         checked = verb.checked(capture)
@@ -301,6 +304,7 @@ def _captures(arguments: argparse.Namespace) -> int:
 def _requantise(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.requantise.verb import requantise
 
+    _name_folder(arguments)
     outcome = requantise(asked(arguments), Console(stderr=True), _complain)
     if arguments.json:
         _print_json(outcome.content)
@@ -315,7 +319,9 @@ def _draw(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.draw.server import start_server
     from quantexp.analysis.draw.tree import STATISTICS
 
+    root, arguments.words = _root_and_rest(arguments.words)
     wanted = asked_to_draw(arguments)
+    wanted = replace(wanted, folders=[existing_or_named(each, root) for each in wanted.folders])
     require_folders(wanted.folders)
     if wanted.jobs != 1:
         start_server(draws=wanted.only != (STATISTICS,))
@@ -404,6 +410,12 @@ def _scope(verb: str, words: list[str]) -> tuple[Path, str | None]:
     if len(rest) > 1 or any("=" in word and not Path(word).exists() for word in rest):
         parser_of(verb).error(f"{verb} takes {VERBS[verb].usage}, got {' '.join(words)}")
     return root, rest[0] if rest else None
+
+
+def _name_folder(arguments: argparse.Namespace) -> None:
+    """DIR of a verb that takes one folder may be a part of a run's name, below `paths.root=`."""
+    root, arguments.words = _root_and_rest(arguments.words)
+    arguments.folder = existing_or_named(arguments.folder, root)
 
 
 def _root_and_rest(words: list[str]) -> tuple[Path, list[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quantexp.paths import RunDir
 from quantexp.ranks import account
-from quantexp.status import INTERRUPTED, State, Status, now, read_status, write_status
+from quantexp.status import INTERRUPTED, State, Status, now, over, read_status, write_status
 
 #: What a rank of a job says that was asked to end: it cannot know why.
 ENDED_FROM_OUTSIDE = "ended from outside"
@@ -16,7 +16,7 @@ ENDED_FROM_OUTSIDE = "ended from outside"
 def conclude(run: RunDir, state: State, reason: str) -> None:
     """Say how a run ended."""
     status = read_status(run.status) or Status(created=now())
-    status.state, status.reason, status.phase, status.finished = state, reason, "", now()
+    over(status, state, reason)
     run.reserve.unlink(missing_ok=True)
     write_status(run.status, status)
 

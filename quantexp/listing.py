@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from quantexp.errors import ConfigError, RunError
+from quantexp.fitted_table import Column, Shrink, fitted_table
+from quantexp.model_label import short_model_label
 from quantexp.paths import RunDir, conf_dir
 from quantexp.progress import last_metrics
 from quantexp.quant.scheme import SCHEMES
@@ -26,6 +31,17 @@ KINDS: dict[str, str | None] = {
     "experiments": "experiment",
     "runs": None,
 }
+
+
+_REASON = "reason"
+_RUNS = (
+    Column("run", shrink=Shrink.CUT_START),
+    Column("state"),
+    Column("iteration", is_number=True),
+    Column("loss", is_number=True),
+    Column(_REASON, worth=2, shrink=Shrink.WRAP, min_width=40),
+    Column("model", worth=1),
+)
 
 
 @dataclass(frozen=True)
@@ -97,9 +113,19 @@ def run_rows(root: Path) -> list[dict[str, object]]:
                 "loss": metrics["loss"] if metrics and math.isfinite(metrics["loss"]) else None,
                 "created": status.created,
                 "reason": status.reason,
+                "model": _model(run),
             }
         )
     return sorted(rows, key=lambda row: str(row["created"]), reverse=True)
+
+
+def _model(run: RunDir) -> str:
+    """The model's label; empty where the configuration is gone or cannot be read."""
+    try:
+        config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+        return short_model_label(config["model"])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        return ""
 
 
 def listing(kinds: list[str], config_dir: Path | None, root: Path) -> dict[str, object]:
@@ -117,24 +143,37 @@ def print_listing(content: dict[str, object], console: Console) -> None:
     """The listing for a person."""
     for kind, rows in content.items():
         assert isinstance(rows, list)
-        table = Table(
-            title=kind, title_justify="left", show_header=kind == "runs", box=None, pad_edge=True
-        )
-        if kind == "runs":
-            for name in ("run", "state", "iteration", "loss", "reason"):
-                table.add_column(name, overflow="fold")
-            for row in rows:
-                loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
-                table.add_row(
-                    row["run"],
-                    row["state"],
-                    f"{row['iteration']}/{row['iterations']}",
-                    loss,
-                    escape(str(row["reason"])),
-                )
+        if not rows:
+            console.print(f"{kind}: none")
+        elif kind == "runs":
+            _print_runs(rows, console)
         else:
+            table = Table(
+                title=kind, title_justify="left", show_header=False, box=None, pad_edge=True
+            )
             table.add_column(style="bold", no_wrap=True)
             table.add_column(overflow="fold")
             for row in rows:
                 table.add_row(row["name"], escape(row["about"]))
-        console.print(table if rows else f"{kind}: none")
+            console.print(table)
+
+
+def _print_runs(rows: list[dict[str, Any]], console: Console) -> None:
+    """A line for each run; why it ended stands below the table where that does not fit beside it."""
+    cells: list[list[str | Text]] = [
+        [
+            Text(row["run"]),
+            row["state"],
+            f"{row['iteration']}/{row['iterations']}",
+            "-" if row["loss"] is None else f"{row['loss']:.4f}",
+            Text(row["reason"]),
+            Text(row["model"]),
+        ]
+        for row in rows
+    ]
+    fitted = fitted_table(_RUNS, cells, console.width, "runs")
+    console.print(fitted.table)
+    if _REASON in fitted.left_out:
+        for row in rows:
+            if row["reason"]:
+                console.print(f"{escape(row['run'])}: {escape(row['reason'])}")

@@ -60,6 +60,16 @@ def describe_model(model: ModelConfig | Mapping[str, Any]) -> str:
     return words if size is None else f"{words}{':' if ' ' in words else ','} {size} parameters"
 
 
+def short_model_label(model: ModelConfig | Mapping[str, Any]) -> str:
+    """Name and size for a column of a table: `llama32-1b cut to 122M of 1.24B parameters`."""
+    numbers = asdict(model) if isinstance(model, ModelConfig) else dict(model)
+    name, size = str(numbers.get("name") or ""), parameters_words(model)
+    published = None if numbers.get("from_hf") else _published(name)
+    if size is None or published is None or not list(_changes(numbers, published)):
+        return name if size is None else f"{name}, {size} parameters"
+    return f"{name} cut to {size} of {parameters_words(published)} parameters"
+
+
 def parameters_words(model: ModelConfig | Mapping[str, Any]) -> str | None:
     """`1.24B`, `122M`, `115k`; None where the configuration does not tell."""
     try:

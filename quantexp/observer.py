@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from quantexp.capture.ending import finish_capture
 from quantexp.errors import EngagementError
 from quantexp.schema import AttentionPath, CaptureLevel
-from quantexp.status import now, write_json
+from quantexp.sizes import num_micro_batches_each
+from quantexp.status import Phase, now, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,7 @@ class RunObserver:
         self.last_captured = last_captured(self.experiment)
         self.proofs: list[dict[str, object]] = []
         self.unproved = False
+        self._is_proving = False
         self.attempts = 0
         self._taps = contextlib.ExitStack()
 
@@ -93,7 +95,7 @@ class RunObserver:
                 if isinstance(module, SchemeAttention):
                     module.asked = partial(self.recorder.passes, name)
         self._watch_what_is_not_quantised(model)
-        self.worker.tell("training")
+        self.worker.status.micro_batches = num_micro_batches_each(self.experiment)
 
     def _watch_what_is_not_quantised(self, model: GPTModel) -> None:
         """Connect the capture to the residual stream and the routers, in the layers where any of it is asked for."""
@@ -129,10 +131,11 @@ class RunObserver:
         from quantexp.proof.verdict import merged, require, verdict
         from quantexp.proof.watch import ProductWatch
 
-        self.worker.tell("proving the precision map")
         watch = ProductWatch(declared, self.decoder, self.routers)
+        self._is_proving = True
         with watch.watching():
             yield
+        self._is_proving = False
         result = merged(gather(verdict(iteration, watch)))
         self.proofs.append(result.record())
         record = {
@@ -156,9 +159,13 @@ class RunObserver:
             )
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
-        """Tell the capture where it is."""
+        """Tell the capture, and status.json, where training is."""
+        phase = Phase.PROVING if self._is_proving else Phase.TRAINING
         if self.recorder is not None:
             self.recorder.begin(iteration, index, loss_scale)
+            if self.recorder.is_capturing:
+                phase = Phase.CAPTURING
+        self.worker.at(phase, iteration, index + 1)
 
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         """Capture the reduced main gradients where asked for."""
@@ -175,6 +182,7 @@ class RunObserver:
 
     def evaluation(self) -> None:
         """What passes the taps now belongs to no iteration, and nothing of it is captured."""
+        self.worker.tell(Phase.EVALUATING)
         if self.recorder is not None:
             self.recorder.begin(0, None)
 
@@ -188,8 +196,7 @@ class RunObserver:
             self.worker.tracking.log(line)
         if self.worker.interrupted:
             raise KeyboardInterrupt
-        self.worker.status.iteration = metrics.iteration
-        self.worker.tell("training")
+        self._advance(metrics.iteration)
         stop = self.experiment.capture.stop_after_capture
         if stop and metrics.iteration >= self.last_captured > 0:
             if self.recorder is not None:
@@ -198,11 +205,23 @@ class RunObserver:
             return False
         return True
 
+    def _advance(self, iteration: int) -> None:
+        """An iteration is complete; where another follows, it begins now."""
+        status = self.worker.status
+        status.iteration = iteration
+        if iteration < self.experiment.training.iterations:
+            status.current_iteration, status.micro_batch = iteration + 1, 1
+            status.phase, status.phase_since = Phase.TRAINING, now()
+        self.worker.tell(Phase.TRAINING)
+
     def finish(self) -> None:
         """Every rank is done; what they captured becomes one capture."""
         from quantexp.capture.report import write_report
 
         if self.recorder is not None:
+            if self.worker.status.capture:
+                self.worker.status.capture["queue_bytes"] = self.recorder.store.queue.num_bytes
+            self.worker.tell(Phase.WRITING)
             self.recorder.flush()
         if not self.worker.rank.alone:
             self._add_up()

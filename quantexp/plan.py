@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.rule import Rule
 from rich.table import Table
+from rich.text import Text
 
 from quantexp.capture.budget import price
 from quantexp.checkpoints import checkpoint_bytes, iterations_saved
@@ -24,6 +25,8 @@ from quantexp.decoder import is_routed, shapes_by_layer
 from quantexp.device import device_class
 from quantexp.duration import duration, in_words, work
 from quantexp.errors import DataError, RunError
+from quantexp.facts import Facts
+from quantexp.fitted_table import Column, Shrink, fitted_table
 from quantexp.footprint import memory_parts_gb
 from quantexp.format_label import describe_format, describe_scheme
 from quantexp.formats.table import get_format
@@ -61,6 +64,14 @@ _PATHS = {
     "fused": "fused: torch's kernel on quantised q, k and v, nothing of T x T kept",
     "tiled": "tiled: product by product of a tile of queries at a time, nothing of T x T kept",
 }
+
+
+_MAP = (
+    Column("layers", shrink=Shrink.WRAP),
+    Column("modules", shrink=Shrink.WRAP),
+    Column("slot"),
+    Column("held as", shrink=Shrink.WRAP, min_width=24),
+)
 
 
 @dataclass(frozen=True)
@@ -250,9 +261,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def print_plan(plan: Plan, console: Console) -> None:
     """The plan for a person: the precision map of one layer where all are alike."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Facts(console)
     padding = f" and {plan.padding_parameters:,} of padding" if plan.padding_parameters else ""
     table.add_row("model", f"{escape(plan.model_label)} ({plan.parameters:,}{padding})")
     table.add_row("data", escape(plan.dataset))
@@ -295,10 +304,10 @@ def print_plan(plan: Plan, console: Console) -> None:
             "checkpoints", f"{human_bytes(plan.checkpoint_bytes)} in {plan.checkpoints} of them"
         )
     for name, destination in plan.tracking.items():
-        table.add_row(name, escape(destination))
-    table.add_row("command", escape(" ".join(plan.commands[0])))
-    console.print(table)
-    console.print(precision_table(plan))
+        table.add_line(name, destination)
+    table.add_line("command", " ".join(plan.commands[0]))
+    table.print()
+    console.print(precision_table(plan, console.width))
     if plan.script is not None:
         console.print(Rule("the job's script", align="left"))
         console.print(plan.script, markup=False, soft_wrap=True)
@@ -334,12 +343,9 @@ def time_in_words(plan: Plan) -> str:
     )
 
 
-def precision_table(plan: Plan) -> Table:
+def precision_table(plan: Plan, width: int) -> Table:
     """The precision map, layers and modules with the same slots on one row."""
-    table = Table(title="precision map", title_justify="left")
-    for name in ("layers", "modules", "slot"):
-        table.add_column(name, no_wrap=name == "slot")
-    table.add_column("held as", overflow="fold")
+    rows: list[list[str | Text]] = []
     by_slot: dict[tuple[str, str], dict[str, list[int]]] = {}
     for entry in plan.precision_map:
         slot = f"{entry['site']}.{entry['product']}.{entry['operand']}"
@@ -350,7 +356,8 @@ def precision_table(plan: Plan) -> Table:
         for module, layers in modules.items():
             by_layers.setdefault(_ranges(layers), []).append(module)
         for ranges, names in by_layers.items():
-            table.add_row(ranges, escape(" ".join(_experts_together(names))), slot, held_as)
+            rows.append([ranges, escape(" ".join(_experts_together(names))), slot, held_as])
+    table = fitted_table(_MAP, rows, width, "precision map").table
     if len(plan.map_changes_at) > 1:
         table.caption = f"rules change this map at iterations {plan.map_changes_at[1:]}"
     return table

@@ -1,35 +1,47 @@
-"""What a person sees while a run works: one live line, read from the run folder alone."""
+"""What a person sees while runs work: what each does now, its loss and the time left, read from its folder alone.
+
+On a terminal that is a live line for each run, which keeps iteration, loss and time left however narrow it is.
+Elsewhere a plain line stands for an iteration, but not more than one in `LINE_S`, and for whatever else a run has done
+for as long.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Column
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from quantexp.errors import RunError
+from quantexp.fitted_table import Column, Shrink, fitted_table
 from quantexp.paths import RunDir
 from quantexp.speed import Speed, speed_of
-from quantexp.status import Status, read_status
+from quantexp.status import Phase, Status, read_status
 
 #: What is read of a long metrics.jsonl; a line has some 300 bytes.
 TAIL_BYTES = 1 << 16
-#: Columns from which the live line has room for every name.
-WIDE = 120
+#: Seconds between two lines about a run where there is no terminal.
+LINE_S = 2.0
+#: Seconds that an iteration takes before the time it has taken so far is shown.
+_LONG_S = 5.0
+_COLUMNS = (
+    Column("run", shrink=Shrink.CUT_START),
+    Column("iteration", is_number=True),
+    Column("loss", is_number=True),
+    Column("time left", is_number=True),
+    Column("what it does", worth=3, shrink=Shrink.CUT_END, min_width=26),
+    Column("tokens/s", worth=2, is_number=True),
+    Column("elapsed", worth=1, is_number=True),
+)
 
 
 def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
@@ -40,15 +52,15 @@ def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
             lines = stream.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    found = []
+    recent = []
     for line in lines:  # the first and the last may be cut
         with contextlib.suppress(ValueError):
             metrics = json.loads(line)
             if isinstance(metrics, dict):
                 for name in ("loss", "grad_norm"):
                     metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
-                found.append(metrics)
-    return found
+                recent.append(metrics)
+    return recent
 
 
 def last_metrics(run: RunDir) -> dict[str, Any] | None:
@@ -56,80 +68,156 @@ def last_metrics(run: RunDir) -> dict[str, Any] | None:
     return next(reversed(recent_metrics(run)), None)
 
 
+@dataclass
+class RunLine:
+    """One run that goes on, as its line shows it."""
+
+    name: str
+    run: RunDir | None = None
+    status: Status = field(default_factory=Status)
+    loss: float | None = None
+    speed: Speed = field(default_factory=Speed)
+    #: When it began here, by the monotonic clock.
+    began: float = field(default_factory=time.monotonic)
+    _size: int = -1
+
+    def update(self) -> None:
+        """Bring it up to date with the folder."""
+        if self.run is None:
+            return
+        with contextlib.suppress(RunError):  # the file is replaced by other versions of us too
+            self.status = read_status(self.run.status) or self.status
+        with contextlib.suppress(OSError):
+            size = self.run.metrics.stat().st_size
+            if size != self._size:
+                metrics, self._size = recent_metrics(self.run), size
+                self.loss = metrics[-1]["loss"] if metrics else None
+                self.speed = speed_of(metrics)
+
+    @property
+    def iteration(self) -> str:
+        """`3/8`; empty before the number of iterations is known."""
+        status = self.status
+        return f"{status.iteration}/{status.iterations}" if status.iterations else ""
+
+    @property
+    def loss_words(self) -> str:
+        """`loss 3.5797`."""
+        return "" if self.loss is None else f"loss {self.loss:.4f}"
+
+    @property
+    def left_words(self) -> str:
+        """`12m left`."""
+        left = time_left_s(self.status, self.speed)
+        return "" if left is None else f"{duration(left)} left"
+
+    @property
+    def doing(self) -> str:
+        """What it does now and for how long, and what was captured."""
+        words = activity(self.status) or ("starting" if self.status.finished is None else "ending")
+        if self.status.phase in (Phase.TRAINING, Phase.WRITING):
+            words = ", ".join(filter(None, (words, captured_words(self.status.capture))))
+        return words
+
+    def cells(self) -> list[str | Text]:
+        """The cells of its line on a terminal."""
+        tokens = tokens_words(self.speed) if self.speed.tokens_per_s is not None else ""
+        return [
+            Text(self.name),
+            self.iteration,
+            self.loss_words,
+            self.left_words,
+            Text(self.doing, style="cyan"),
+            tokens,
+            clock(time.monotonic() - self.began),
+        ]
+
+
+def lines_table(lines: Sequence[RunLine], width: int) -> Table:
+    """A line for each run, in at most `width` columns."""
+    columns = [Column("", c.worth, c.shrink, c.is_number, c.min_width) for c in _COLUMNS]
+    return fitted_table(columns, [line.cells() for line in lines], width).table
+
+
+class PlainLines:
+    """Says what runs do where there is no terminal: no control codes, no padding, one line at a time."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._last: dict[int, tuple[float, object]] = {}
+
+    def update(self, line: RunLine, prefix: str = "") -> None:
+        """Say a run's new iteration, or what else it does by now; nothing where a line was said just before."""
+        status = line.status
+        is_new_iteration = status.iteration > 0 and status.phase is Phase.TRAINING
+        key = status.iteration if is_new_iteration else (status.phase, status.current_iteration)
+        now, (said_at, said) = time.monotonic(), self._last.get(id(line), (-math.inf, None))
+        if not status.phase or key == said or now - said_at < LINE_S:
+            return
+        self._last[id(line)] = (now, key)
+        words = [line.loss_words, line.left_words] if is_new_iteration else [activity(status)]
+        tokens = tokens_words(line.speed) if is_new_iteration else ""
+        at = f"iteration {status.iteration} of {status.iterations}" if is_new_iteration else ""
+        self._say(prefix + ", ".join(filter(None, (at, *words, tokens))))
+
+
 @contextlib.contextmanager
 def live_line(run: RunDir, names: list[str], console: Console) -> Iterator[Callable[[], None]]:
-    """A progress line for a run; yields the function that brings it up to date.
+    """Show a run while it works; yields the function that brings what is shown up to date.
 
-    `names` are model, dataset and scheme; a narrow terminal shows the scheme alone.
+    `names` are model, dataset and scheme; where they do not fit, the scheme alone is shown.
     """
-    name = " ".join(names) if console.width >= WIDE else names[-1]
-    lines = Progress(
-        *wide_columns(), console=console, transient=True, disable=not console.is_terminal
-    )
-    with lines:
-        task = add_line(lines, name)
-        yield lambda: update_line(lines, task, run)
+    line = RunLine(" ".join(names) if console.width >= 140 else names[-1], run)
+    if not console.is_terminal:
+        plain = PlainLines(lambda words: console.print(words, soft_wrap=True, markup=False))
+
+        def say() -> None:
+            line.update()
+            plain.update(line)
+
+        yield say
+        return
+    with Live(
+        get_renderable=lambda: lines_table([line], console.width),
+        console=console,
+        transient=True,
+        refresh_per_second=4,
+    ):
+        yield line.update
 
 
-def wide_columns() -> list[ProgressColumn]:
-    """A line with everything in it."""
-    return [
-        SpinnerColumn(),
-        TextColumn("{task.fields[name]}", markup=False, table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=8),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
-        TextColumn(
-            "[cyan]{task.fields[doing]}", table_column=Column(no_wrap=True, overflow="ellipsis")
-        ),
-        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
-    ]
+def activity(status: Status) -> str:
+    """What a run does now and for how long: `capturing iteration 1, micro-batch 3 of 4 for 2m`; empty at its end."""
+    phase, iteration = status.phase, status.current_iteration
+    seconds = _seconds_since(status.phase_since)
+    if phase in (Phase.TRAINING, Phase.PROVING, Phase.CAPTURING) and iteration is not None:
+        words = {Phase.CAPTURING: f"capturing iteration {iteration}"}.get(
+            phase, f"iteration {iteration}"
+        )
+        if status.micro_batch is not None and (status.micro_batches or 1) > 1:
+            words += f", micro-batch {status.micro_batch} of {status.micro_batches}"
+        if phase is Phase.PROVING:
+            words += ", proving the precision map"
+        if phase is Phase.TRAINING and (seconds or 0.0) < _LONG_S:
+            return "training"
+    elif phase is Phase.WRITING:
+        waiting = status.capture.get("queue_bytes")
+        words = f"writing {human_bytes(waiting)}" if waiting else "writing"
+    else:
+        words = phase.value
+    return f"{words} for {duration(seconds)}" if words and seconds is not None else words
 
 
-def narrow_columns(width: int, longest_name: int) -> list[ProgressColumn]:
-    """Lines of several runs on a narrow terminal: while a run trains its numbers, else what it does.
-
-    The widths are fixed, so that no line makes another one shrink: of `width` columns the counter takes 11, the time 7,
-    what a run does at most 32, gaps and spinner the rest.
-    """
-    room = max(12, width - (11 + 7 + 32 + 6))
-    name = Column(no_wrap=True, overflow="ellipsis", width=min(longest_name, room))
-    brief = Column(no_wrap=True, overflow="ellipsis", width=32)
-    return [
-        SpinnerColumn(),
-        TextColumn("{task.fields[name]}", markup=False, table_column=name),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TextColumn("[cyan]{task.fields[brief]}", table_column=brief),
-        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
-    ]
+def _seconds_since(time_: str | None) -> float | None:
+    if time_ is None:
+        return None
+    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time_)).total_seconds())
 
 
-def add_line(lines: Progress, name: str) -> TaskID:
-    """A line for a run that starts now."""
-    start = "starting"
-    return lines.add_task("", total=None, name=name, numbers="", doing=start, brief=start)
-
-
-def update_line(lines: Progress, task: TaskID, run: RunDir) -> None:
-    """Bring a run's line up to date with its folder."""
-    with contextlib.suppress(RunError):  # the file is replaced by other versions of us too
-        status = read_status(run.status)
-        if status is not None:
-            numbers, doing = _numbers(recent_metrics(run)), _doing(status)
-            lines.update(
-                task,
-                total=status.iterations or None,
-                completed=status.iteration,
-                numbers=numbers,
-                doing=doing,
-                brief=numbers if numbers and status.phase == "training" else doing or "ending",
-            )
-
-
-def _numbers(metrics: list[dict[str, Any]]) -> str:
-    if not metrics:
-        return ""
-    return f"loss {metrics[-1]['loss']:.4f}  {tokens_words(speed_of(metrics))}"
+def time_left_s(status: Status, speed: Speed) -> float | None:
+    """Seconds until the last iteration at the median time of one; None where nothing says it, and at the end."""
+    left = status.iterations - status.iteration
+    return left * speed.step_time_s if left > 0 and speed.step_time_s is not None else None
 
 
 def tokens_words(speed: Speed) -> str:
@@ -137,28 +225,39 @@ def tokens_words(speed: Speed) -> str:
     return "-" if speed.tokens_per_s is None else f"{speed.tokens_per_s:,.0f} tokens/s"
 
 
-def _doing(status: Status) -> str:
-    captured = status.capture
-    if captured.get("stopped"):
-        return captured_words(captured)
-    if status.phase == "capturing":
-        return f"capturing {captured['current']}"
-    if captured and status.phase == "training":
-        return captured_words(captured)
-    return status.phase
-
-
 def captured_words(captured: Mapping[str, Any]) -> str:
     """What has been captured, what waits to be written and how fast that goes; empty where nothing is captured."""
     if captured.get("stopped"):
         return "capture stopped"
-    if not captured:
+    if not captured.get("tensors"):
         return ""
-    told = f"{captured['tensors']} tensors, {human_bytes(captured['num_bytes'])}"
+    words = f"{captured['tensors']} tensors, {human_bytes(captured['num_bytes'])}"
     if not captured.get("queue_bytes"):
-        return told
+        return words
     rate = human_bytes(captured["bytes_per_s"])
-    return f"{told}, {human_bytes(captured['queue_bytes'])} wait, {rate}/s"
+    return f"{words}, {human_bytes(captured['queue_bytes'])} wait, {rate}/s"
+
+
+def duration(seconds: float | None) -> str:
+    """`45s`, `12m`, `3h 05m`, `2d 04h`; empty for None."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.0f}s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h {minutes:02}m"
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours:02}h"
+
+
+def clock(seconds: float) -> str:
+    """`1:02:03`."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 def human_bytes(count: float) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quantexp.capture.safetensors import write_safetensors
 from quantexp.checkpoints import PADDING, STATE, folder_of
 from quantexp.errors import RunError
+from quantexp.status import Phase
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -35,7 +36,7 @@ def saver_of(worker: Worker) -> Saver:
         from quantexp.huggingface.saving import save_published
         from quantexp.megatron.model import DTYPES
 
-        worker.tell("saving the model")
+        worker.tell(Phase.SAVING)
         folder = folder_of(worker.folder, iteration)
         more: dict[str, Callable[[Path], None]] = {}
         if padding := padding_rows(gpt, worker.experiment.model):
@@ -50,6 +51,6 @@ def saver_of(worker: Worker) -> Saver:
             raise RunError(
                 f"{folder} cannot be written ({error.strerror}); make room, or set paths.root to another disk"
             ) from error
-        worker.tell("training")
+        worker.tell(Phase.TRAINING)
 
     return save

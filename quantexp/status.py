@@ -27,6 +27,26 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Phase(StrEnum):
+    """What a running run does now; the values are what status.json holds."""
+
+    #: It has not begun, or has ended.
+    NONE = ""
+    #: Python imports torch and Megatron.
+    IMPORTING = "importing"
+    READING_DATA = "reading the data"
+    BUILDING = "building the model"
+    TRAINING = "training"
+    #: An iteration in which operands are looked at where they reach the matrix products.
+    PROVING = "proving the precision map"
+    CAPTURING = "capturing"
+    EVALUATING = "evaluating"
+    SAVING = "saving the model"
+    #: Training is over, and what was captured is still being written.
+    WRITING = "writing"
+    DRAWING = "drawing"
+
+
 @dataclass
 class Status:
     """What status.json holds; times are UTC in ISO 8601."""
@@ -34,8 +54,15 @@ class Status:
     state: State = State.PENDING
     #: Why it ended, in one line; empty while nothing is wrong.
     reason: str = ""
-    #: What it is doing: setting up, training, drawing.
-    phase: str = ""
+    #: What it does now.
+    phase: Phase = Phase.NONE
+    #: Since when it does that: the time at which the phase, the iteration or the micro-batch below began.
+    phase_since: str | None = None
+    #: The iteration that is being computed, from 1, and the micro-batch of it; None before the first.
+    current_iteration: int | None = None
+    micro_batch: int | None = None
+    #: Micro-batches of an iteration.
+    micro_batches: int | None = None
     created: str = ""
     started: str | None = None
     updated: str | None = None
@@ -99,9 +126,24 @@ def read_status(file: Path) -> Status | None:
     except (OSError, ValueError) as error:
         raise RunError(f"{file} cannot be read: {error}") from error
     try:
-        return Status(**{**content, "state": State(content["state"])})
+        return Status(**{**content, "state": State(content["state"]), "phase": _phase(content)})
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} is not a status of this version: {error}") from error
+
+
+def _phase(content: dict[str, Any]) -> Phase:
+    """The phase; a word of another version of ours is none."""
+    value = content.get("phase")
+    return Phase(value) if value in Phase._value2member_map_ else Phase.NONE
+
+
+def over(status: Status, state: State, reason: str) -> None:
+    """Make it the status of a run that has ended: nothing goes on and nothing waits."""
+    status.state, status.reason, status.finished = state, reason, now()
+    status.phase, status.phase_since, status.current_iteration = Phase.NONE, None, None
+    status.micro_batch = None
+    if status.capture:
+        status.capture |= {"queue_bytes": 0, "bytes_per_s": 0.0}
 
 
 def read_json(file: Path) -> Any:

@@ -7,10 +7,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from quantexp.checkpoints import saved_iterations
 from quantexp.execute import Outcome
+from quantexp.facts import Facts
+from quantexp.fitted_table import Column, Shrink, fitted_table
 from quantexp.format_label import describe_format, describe_scheme
 from quantexp.model_label import describe_model
 from quantexp.paths import RunDir, short_path
@@ -21,15 +22,15 @@ from quantexp.schema import AutoDraw, Experiment, Precision
 from quantexp.status import State, read_status
 from quantexp.tracking.trackers import BACKENDS
 
+#: How model, dataset, scheme and what else tells runs apart become narrower.
+_NAMES = (Shrink.CUT_END, Shrink.CUT_END, Shrink.CUT_START, Shrink.WRAP)
 _COLOURS = {State.COMPLETED: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
 
 
 def print_outcome(outcome: Outcome, console: Console) -> None:
     """The summary of one run that completed or was skipped."""
     experiment, metrics = outcome.experiment, outcome.metrics
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Facts(console)
     table.add_row("state", _state(outcome))
     if outcome.skipped:
         table.add_row("", escape(outcome.reason))
@@ -53,18 +54,18 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     table.add_row("captured", _captured(outcome))
     for name, text in tracking_lines(outcome).items():
         table.add_row(name, escape(text))
-    table.add_row("run", escape(str(short_path(outcome.run.root))))
+    table.add_path("run", outcome.run.root)
     picture = outcome.run.figures / "quick_analysis.png"
     if picture.exists():
-        table.add_row("picture", escape(str(short_path(picture))))
+        table.add_path("picture", picture)
     if (outcome.run.figures / "tensor_stats.txt").exists():
-        table.add_row("figures", escape(str(short_path(outcome.run.figures))))
+        table.add_path("figures", outcome.run.figures)
     if outcome.run.report.exists():
-        table.add_row("report", escape(str(short_path(outcome.run.report))))
+        table.add_path("report", outcome.run.report)
     elif experiment.analysis.drawing is not AutoDraw.nothing:
-        why = short_path(outcome.run.rank_log(0))
-        table.add_row("report", escape(f"not written, see {why}; quantexp report writes it"))
-    console.print(table)
+        table.add_row("report", "not written (quantexp report writes it), see")
+        table.add_path("", outcome.run.rank_log(0))
+    table.print()
 
 
 def print_how_to_go_on(run: RunDir, console: Console) -> None:
@@ -126,25 +127,34 @@ def print_sweep(
         for experiment, differs in zip(experiments, differences(experiments), strict=True)
     ]
     shown = [i for i in range(4) if i == 2 or len({name[i] for name in named}) > 1]
-    table = Table(title=f"{len(named)} runs", title_justify="left")
-    for i in shown:
-        table.add_column(("model", "dataset", "scheme", "")[i], overflow="fold")
-    for heading in ("final loss", "gap to bf16", "tokens/s", "tensors", "captured"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for name, outcome in zip(named, outcomes, strict=False):
-        table.add_row(*(escape(name[i]) for i in shown), *_results(outcome, outcomes))
-    for name in named[len(outcomes) :]:
-        table.add_row(*(escape(name[i]) for i in shown), *["-"] * 5, "[red]failed[/]")
+    columns = [
+        *(Column(("model", "dataset", "scheme", "differs in")[i], shrink=_NAMES[i]) for i in shown),
+        Column("final loss", is_number=True),
+        Column("gap to bf16", is_number=True),
+        Column("tokens/s", worth=3, is_number=True),
+        Column("tensors", worth=1, is_number=True),
+        Column("captured", worth=2, is_number=True),
+        Column("state"),
+    ]
+    rows = [
+        [*(escape(name[i]) for i in shown), *_results(outcome, outcomes)]
+        for name, outcome in zip(named, outcomes, strict=False)
+    ]
+    rows += [
+        [*(escape(name[i]) for i in shown), *["-"] * 5, "[red]failed[/]"]
+        for name in named[len(outcomes) :]
+    ]
+    table = fitted_table(columns, rows, console.width, f"{len(named)} runs").table
+    console.print(table)
     if any(_gap(outcome, outcomes) != "-" for outcome in outcomes):
         seeds = len({experiment.training.seed for experiment in experiments})
-        table.caption = (
+        console.print(
             "gap: one seed each, so it cannot be told from noise"
             if seeds == 1
-            else f"gap: to the bf16 run of the same seed; how it varies over the {seeds} seeds is the noise"
+            else f"gap: to the bf16 run of the same seed; how it varies over the {seeds} seeds is the noise",
+            style="dim italic",
         )
-        table.caption_justify = "left"
-    console.print(table)
+    console.print("tokens/s: the median without iteration 1", style="dim italic")
     waiting = Counter(o.reason for o in outcomes if o.state is State.PENDING)
     over = [o for o in outcomes if o.state not in (State.COMPLETED, State.PENDING)]
     reasons = [(o.run.root.name, o.reason) for o in over]

@@ -40,7 +40,7 @@ from quantexp.saver import saver_of
 from quantexp.schema import AutoDraw, Experiment
 from quantexp.source import require_snapshot
 from quantexp.start import TakenOverError, require_ours
-from quantexp.status import INTERRUPTED, State, Status, now, read_status, write_status
+from quantexp.status import INTERRUPTED, Phase, State, Status, now, over, read_status, write_status
 from quantexp.stuck import leave_if_stuck
 from quantexp.tracking.attached import Tracking
 from quantexp.verify.certificate import standing
@@ -170,7 +170,8 @@ class Worker:
         self.status.started = now()
         self.status.host, self.status.pid = platform.node(), os.getpid()
         self.status.state = State.RUNNING
-        self.tell("setting up")
+        self.status.current_iteration = self.status.micro_batch = None
+        self.tell(Phase.IMPORTING)
         self._record(RankRecord(os.getpid()))
         if self.tracking is not None:
             self.tracking.start(self.status.created)
@@ -191,13 +192,29 @@ class Worker:
             return self._end(State.FAILED, reason, 1, lost_peer=lost)
         return self._end(State.COMPLETED, self.status.reason, 0)
 
-    def tell(self, phase: str) -> None:
-        """What the run is doing now."""
+    def tell(self, phase: Phase) -> None:
+        """What the run does now."""
+        if phase is not self.status.phase:
+            self.status.phase, self.status.phase_since = phase, now()
+        self._write()
+
+    def at(self, phase: Phase, iteration: int, micro_batch: int) -> None:
+        """Which micro-batch, from 1, of which iteration begins now, and what is done with it."""
+        status = self.status
+        place = (phase, iteration, micro_batch)
+        if place == (status.phase, status.current_iteration, status.micro_batch):
+            return
+        is_new = phase is not status.phase
+        status.phase, status.current_iteration, status.micro_batch = place
+        status.phase_since = now()
+        if is_new or time.monotonic() - self._written > STATUS_INTERVAL_S:
+            self._write()
+
+    def _write(self) -> None:
         if not self.rank.leads:
             return
         if self.in_job:
             require_ours(self.folder)
-        self.status.phase = phase
         if self.tracking is not None:
             self.status.tracking = self.tracking.report()
         write_status(self.folder.status, self.status)
@@ -205,15 +222,15 @@ class Worker:
 
     def _end(self, state: State, reason: str, code: int, *, lost_peer: bool = False) -> int:
         self.ending = True
-        self.status.state, self.status.reason, self.status.finished = state, reason, now()
+        over(self.status, state, reason)
         if self.rank.leads:
             self.folder.reserve.unlink(missing_ok=True)  # room for the last words on a full disk
         self._record(ended(state, reason, lost_peer=lost_peer))
-        self.tell("")
+        self._write()
         if self.tracking is not None:
             self.tracking.end(state, reason)
             with contextlib.suppress(OSError):  # how the run ended has been told
-                self.tell("")
+                self._write()
         wanted = self.experiment.analysis.drawing is not AutoDraw.nothing
         if state in (State.COMPLETED, State.FAILED) and wanted:
             self._report()
@@ -246,6 +263,7 @@ class Worker:
             from quantexp.megatron.session import device_name, session
             from quantexp.megatron.trainer import train
         require_memory_here(self.experiment)
+        self.tell(Phase.READING_DATA)
         if self.experiment.launcher.num_threads is not None:
             torch.set_num_threads(self.experiment.launcher.num_threads)
         experiment, training = self.experiment, self.experiment.training
@@ -283,7 +301,7 @@ class Worker:
                 assert datasets.valid is not None, "asked for where anything is evaluated"
                 return itertools.islice(batches(datasets.valid, **share), each)
 
-            self.tell("building the model")
+            self.tell(Phase.BUILDING)
             self._observer = observer = RunObserver(self, device)
             with contextlib.closing(observer):
                 train(
@@ -299,14 +317,14 @@ class Worker:
             self._draw()
 
     def _draw(self) -> None:
-        self.tell("drawing")
+        self.tell(Phase.DRAWING)
         draw_figures(self.folder, self.experiment.analysis.drawing)
 
     def captured(self, progress: Progress) -> None:
-        """Tensors were captured: show it, but not too often."""
+        """Tensors were captured or written: show it, but not too often."""
         self.status.capture = dict(vars(progress))
         if time.monotonic() - self._written > STATUS_INTERVAL_S:
-            self.tell("capturing")
+            self._write()
 
 
 def _lost_peer(error: BaseException) -> bool:

@@ -174,7 +174,7 @@ def test_table_tells_seeds_apart_and_says_what_the_gap_is_worth(
     never.training.seed += 1
     starting = [(never, "no data")]
     text = printed(lambda console: print_sweep(outcomes + again, starting, console))
-    assert re.search(r"FA_mxfp8 +│ seed=1235 +│ +4\.5000 │ +\+0\.5000", text), text
+    assert re.search(r"FA_mxfp8 +seed=1235 +4\.5000 +\+0\.5000", text), text
     assert "how it varies over the 3 seeds is the noise" in text
     assert "bf16 seed=1236: no data" in text
 

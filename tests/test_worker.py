@@ -17,7 +17,7 @@ from quantexp.paths import RunDir
 from quantexp.ranks import Rank, read_record
 from quantexp.schema import Experiment
 from quantexp.start import take_over
-from quantexp.status import State, read_status
+from quantexp.status import Phase, State, read_status
 from quantexp.worker import Worker
 
 
@@ -172,7 +172,7 @@ def test_start_that_is_no_longer_the_newest_ends_and_writes_nothing(
             later.setenv("SLURM_RESTART_COUNT", "1")
             take_over(in_job.folder)
         written.append(in_job.folder.status.read_bytes())
-        in_job.tell("training")
+        in_job.tell(Phase.TRAINING)
 
     written: list[bytes] = []
     monkeypatch.setattr(in_job, "_train", trains)

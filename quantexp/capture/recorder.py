@@ -187,6 +187,11 @@ class Recorder:
             self._changing.append(found)
         return found
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether tensors of this micro-batch are kept."""
+        return self._is_captured and not self.stopped
+
     def settle(self) -> None:
         """The optimizer is about to step: wait until every weight is counted, and nothing waits for company."""
         changing, self._changing = self._changing, []

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.capture.report import KEYS, summary
+from quantexp.fitted_table import ALWAYS, Column, fitted_table
 from quantexp.progress import human_bytes
+from quantexp.quant.slots import WORKING
 
 #: What a row of the list says of where a tensor was; a column that is the same in every row stands above the list.
 _COLUMNS = (
@@ -33,7 +34,7 @@ _MAX_ITERATIONS = 8
 _STATISTICS = {"abs_max": "amax", "std": "std", "zero_share": "zeros"}
 
 #: The columns of the list that a narrow terminal drops, in this order.
-_LEAST_WORTH = ("phase", "zeros", "dtype", "rank", "micro_batch", "std", "shape")
+_LEAST_WORTH = ("phase", "zeros", "dtype", "rank", "micro_batch", "std", "shape", "iteration")
 
 
 def print_summary(capture: Capture, console: Console) -> None:
@@ -44,13 +45,10 @@ def print_summary(capture: Capture, console: Console) -> None:
     if counts["iterations"]:
         console.print(_iterations(counts["iterations"]), soft_wrap=True)
     has_values, has_statistics = counts["files"] > 0, counts["statistics_only"] > 0
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("")
-    table.add_column("")
-    for name in ("tensors", "iterations", *["files", "bytes"] * has_values):
-        table.add_column(name, justify="right")
-    if has_statistics:
-        table.add_column("bytes described", justify="right")
+    names = ["tensors", "iterations", *["files", "bytes"] * has_values]
+    names += ["bytes described"] * has_statistics
+    columns = [Column(), Column(), *(Column(name, is_number=True) for name in names)]
+    rows: list[list[str | Text]] = []
     for key in KEYS:
         groups = counts[f"by_{key}"]
         for i, (value, found) in enumerate(groups.items()):
@@ -60,8 +58,9 @@ def print_summary(capture: Capture, console: Console) -> None:
             if has_statistics:
                 cells.append(human_bytes(found["described_bytes"]))
             name = key.replace("_", " ") if i == 0 else ""
-            table.add_row(name, escape(value), *cells, end_section=i == len(groups) - 1)
-    console.print(table)
+            words = f"{value} (not quantised)" if value == WORKING else value
+            rows.append([name, escape(words), *cells])
+    console.print(fitted_table(columns, rows, console.width).table)
 
 
 def _iterations(numbers: Sequence[int]) -> str:
@@ -100,24 +99,17 @@ def print_list(capture: Capture, console: Console) -> None:
         shared = {}
     if told := ", ".join(f"{name} {value}" for name, value in shared.items() if value):
         console.print(f"all: {escape(told)}", soft_wrap=True)
-    columns = {name: [row[i] for row in rows] for i, name in enumerate(names) if name not in shared}
-    shown = _fitting(columns, console.width)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in shown:
-        side: JustifyMethod = "right" if name in _STATISTICS.values() else "left"
-        table.add_column(name.replace("_", " "), justify=side, overflow="fold")
-    for row in zip(*(columns[name] for name in shown), strict=True):
-        table.add_row(*map(escape, row))
-    console.print(table)
-
-
-def _fitting(columns: Mapping[str, Sequence[str]], width: int) -> list[str]:
-    """The names of the columns that fit a terminal; where they do not, those of the least worth are left out."""
-    widths = {name: max(map(len, (name, *cells))) + 1 for name, cells in columns.items()}
-    for name in _LEAST_WORTH:
-        if sum(widths.values()) + 1 > width:
-            widths.pop(name, None)
-    return list(widths)
+    kept = [i for i, name in enumerate(names) if name not in shared]
+    columns = [
+        Column(
+            names[i].replace("_", " "),
+            worth=_LEAST_WORTH.index(names[i]) if names[i] in _LEAST_WORTH else ALWAYS,
+            is_number=names[i] in _STATISTICS.values(),
+        )
+        for i in kept
+    ]
+    shown = [[Text(row[i]) for i in kept] for row in rows]
+    console.print(fitted_table(columns, shown, console.width).table)
 
 
 def _cells(entry: CapturedTensor) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from quantexp.paths import RunDir
-from quantexp.progress import recent_metrics
+from quantexp.progress import recent_metrics, time_left_s
 from quantexp.speed import speed_of
 from quantexp.status import Status
 
@@ -26,10 +26,8 @@ def pace(run: RunDir, status: Status) -> Pace:
     latest = recent_metrics(run)
     if not latest:
         return Pace()
-    speed, left = speed_of(latest), None
-    if speed.step_time_s is not None and status.iterations:
-        left = max(0, status.iterations - status.iteration) * speed.step_time_s
-    return Pace(_number(latest[-1].get("loss")), speed.tokens_per_s, left)
+    speed = speed_of(latest)
+    return Pace(_number(latest[-1].get("loss")), speed.tokens_per_s, time_left_s(status, speed))
 
 
 def _number(value: object) -> float | None:

@@ -94,6 +94,18 @@ def find_run(given: str, root: Path) -> RunDir:
     return run
 
 
+def existing_or_named(given: str, root: Path) -> str:
+    """A path that is there, else the run or sweep below `root` that has this name or this part of it.
+
+    What fits nothing comes back as it is: the verb that takes it says what it must be.
+
+    Raises:
+        RunError: a part of several runs' names.
+    """
+    place = None if Path(given).expanduser().exists() else _place(given, root)
+    return given if place is None else str(place)
+
+
 def _named(given: str, root: Path) -> RunDir | None:
     """The run whose name this is, or a part of; None where there is none."""
     runs = runs_below(root)
@@ -111,6 +123,16 @@ def _named(given: str, root: Path) -> RunDir | None:
 
 def _found(given: str, root: Path) -> Path:
     """The file or folder that is meant: a path, with or without .json, or a name below `root`."""
+    place = _place(given, root)
+    if place is not None:
+        return place
+    raise RunError(
+        f"DIR must be a folder of runs, a run's folder, a sweep or a submission, got {given}, which is not there and "
+        f"not in {root}; see quantexp list runs"
+    )
+
+
+def _place(given: str, root: Path) -> Path | None:
     shared = RunsRoot(root)
     for base in (Path.cwd(), root, shared.sweeps, shared.submissions):
         path = base / Path(given).expanduser()
@@ -118,12 +140,7 @@ def _found(given: str, root: Path) -> Path:
             if candidate.exists():
                 return candidate.absolute()
     run = _named(given, root)
-    if run is not None:
-        return run.root
-    raise RunError(
-        f"DIR must be a folder of runs, a run's folder, a sweep or a submission, got {given}, which is not there and "
-        f"not in {root}; see quantexp list runs"
-    )
+    return None if run is None else run.root
 
 
 def _sweep(file: Path) -> Scope:

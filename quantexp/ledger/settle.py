@@ -9,7 +9,7 @@ from dataclasses import replace
 from quantexp.errors import RunError
 from quantexp.ledger.standing import Standing
 from quantexp.lock import take_lock
-from quantexp.status import State, now, read_status, write_status
+from quantexp.status import State, over, read_status, write_status
 
 
 def settle(found: Standing) -> Standing:
@@ -34,14 +34,12 @@ def _written(found: Standing, state: State) -> Standing:
         if status != found.status:
             return found
         ended = found.job.ended if found.job is not None else None
-        status = replace(
-            found.status,
-            state=state,
-            reason=found.reason,
-            phase="",
-            finished=ended.isoformat(timespec="milliseconds") if ended else now(),
-            job_id=found.job.id if found.job is not None else found.status.job_id,
-        )
+        status = replace(found.status, capture=dict(found.status.capture))
+        over(status, state, found.reason)
+        if ended is not None:
+            status.finished = ended.isoformat(timespec="milliseconds")
+        if found.job is not None:
+            status.job_id = found.job.id
         run.reserve.unlink(missing_ok=True)
         write_status(run.status, status)
     finally:

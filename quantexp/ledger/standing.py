@@ -30,6 +30,8 @@ SUBMISSION = timedelta(seconds=120)
 SILENCE = timedelta(minutes=15)
 
 
+#: What is wrong with a run whose configuration was deleted: nothing can go on with it.
+BROKEN = "broken: its config.yaml is gone; restore it, or delete the folder"
 #: Why a run waits that is in nobody's list.
 NOBODY = "prepared, and nobody starts it: quantexp resume does"
 
@@ -101,7 +103,10 @@ def _standing(run: RunDir, status: Status, job: Job | None, note: str | None) ->
         found = _of_submitted(run, status, job, note)
     else:
         found = _of_local(run, status)
-    return replace(found, job=job, pace=pace(run, found.status))
+    found = replace(found, job=job, pace=pace(run, found.status))
+    if found.alive or run.config.is_file():
+        return found
+    return replace(found, state=None, reason=BROKEN, where="")
 
 
 def _of_local(run: RunDir, status: Status) -> Standing:

@@ -1,4 +1,4 @@
-"""The table of `quantexp status`: wide, with where each run is or why it ended in a column; narrow, with that below.
+"""The table of `quantexp status`: with where each run is or why it ended in a column, or below where that does not fit.
 
 What is shown live must fit a terminal. Where it does not, the completed runs are left out first, then what stands below
 the table, then rows from the end, those that run standing first. The summary counts all of them, always.
@@ -17,17 +17,25 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from quantexp.fitted_table import Column, Fitted, Shrink, fitted_table
 from quantexp.ledger.job import JobState, doing
 from quantexp.ledger.rows import MISSING, UNREADABLE, state_word
 from quantexp.ledger.scope import Missing
 from quantexp.ledger.standing import Standing
-from quantexp.progress import captured_words
+from quantexp.progress import activity, captured_words, duration
 from quantexp.status import State
 
-#: Columns from which the table has room for where a run is and why it ended.
-WIDE = 120
-#: Columns from which it has room for whole names too.
-ROOMY = 150
+#: Where each run is, or why it ended: below the table where it is too narrow for that.
+ABOUT = "where, or why it ended"
+_COLUMNS = (
+    Column("run", shrink=Shrink.CUT_START),
+    Column("state"),
+    Column("iteration", is_number=True),
+    Column("loss", is_number=True),
+    Column("tokens/s", worth=2, is_number=True),
+    Column("left", is_number=True),
+    Column(ABOUT, worth=1, shrink=Shrink.WRAP, min_width=60),
+)
 #: Runs of one reason that are named below the table.
 FEW = 4
 #: Lines around the rows: heading, shared beginning of the names, count of what is left out, summary.
@@ -71,22 +79,21 @@ class _Page:
     missing: Sequence[Missing]
     console: Console
 
-    @property
-    def wide(self) -> bool:
-        return self.console.width >= WIDE
-
     def lines(self, content: RenderableType) -> int:
         return len(self.console.render_lines(content))
 
     def content(self, shown: Sequence[Standing], *, below: bool = True) -> Group:
         """These runs, and the summary of all."""
-        roomy = self.console.width >= ROOMY
-        shared = "" if roomy else _shared([each.run.root.name for each in self.found])
-        names = [each.run.root.name.removeprefix(shared) for each in shown]
-        parts: list[RenderableType] = [Text(f"{shared}...", style="dim")] * bool(shared)
         missing = self.missing if below else ()
-        parts.append(self._table(shown, missing, names))
-        if below and not self.wide:
+        names = [each.run.root.name for each in shown]
+        fitted, shared = self._table(shown, missing, names), ""
+        if fitted.left_out:
+            shared = _shared([each.run.root.name for each in self.found])
+            names = [name.removeprefix(shared) for name in names]
+            fitted = self._table(shown, missing, names)
+        parts: list[RenderableType] = [Text(f"{shared}...", style="dim")] * bool(shared)
+        parts.append(fitted.table)
+        if below and ABOUT in fitted.left_out:
             parts.append(_below(shown, missing, names))
         if below:
             parts += [Text(note, style="yellow") for note in _notes(self.found)]
@@ -96,21 +103,16 @@ class _Page:
 
     def _table(
         self, shown: Sequence[Standing], missing: Sequence[Missing], names: list[str]
-    ) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("run", overflow="fold", min_width=12)
-        table.add_column("state", no_wrap=True)
-        for heading in ("iteration", "loss", "tokens/s", "left"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        if self.wide:
-            table.add_column("where, or why it ended", overflow="fold", ratio=1)
-        for name, each in zip(names, shown, strict=True):
-            about = [Text(_about(each))] * self.wide
-            table.add_row(escape(name), _state(each), *_numbers(each), *about)
-        for gone in missing:
-            about = [Text(gone.reason)] * self.wide
-            table.add_row(escape(gone.name), f"[red]{MISSING}[/]", "", "", "", "", *about)
-        return table
+    ) -> Fitted:
+        rows: list[list[str | Text]] = [
+            [escape(name), _state(each), *_numbers(each), Text(_about(each))]
+            for name, each in zip(names, shown, strict=True)
+        ]
+        rows += [
+            [escape(gone.name), f"[red]{MISSING}[/]", "", "", "", "", Text(gone.reason)]
+            for gone in missing
+        ]
+        return fitted_table(_COLUMNS, rows, self.console.width)
 
 
 def _shared(names: list[str]) -> str:
@@ -138,28 +140,12 @@ def _numbers(found: Standing) -> list[str]:
     ]
 
 
-def duration(seconds: float | None) -> str:
-    """`45s`, `12m`, `3h 05m`, `2d 04h`; empty for None."""
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.0f}s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes}m"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours}h {minutes:02}m"
-    days, hours = divmod(hours, 24)
-    return f"{days}d {hours:02}h"
-
-
 def _about(found: Standing, where: str | None = None) -> str:
-    """Where it is and what it has captured, or the first line of why it ended."""
+    """Where it is, what it does and has captured, or the first line of why it ended."""
     reason = found.reason.splitlines()[0] if found.reason else ""
     running = found.state is State.RUNNING
-    captured = captured_words(found.status.capture) if running else ""
-    return "; ".join(part for part in (where or found.where, captured, reason) if part)
+    now = (activity(found.status), captured_words(found.status.capture)) if running else ()
+    return "; ".join(part for part in (where or found.where, *now, reason) if part)
 
 
 def _below(

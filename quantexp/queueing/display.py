@@ -17,18 +17,10 @@ from hydra_plugins.quantexp_launcher.local import GRACE_S
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import Progress, TaskID
 from rich.text import Text
 
 from quantexp.execute import Outcome, stopping_words
-from quantexp.progress import (
-    WIDE,
-    add_line,
-    human_bytes,
-    narrow_columns,
-    update_line,
-    wide_columns,
-)
+from quantexp.progress import PlainLines, RunLine, clock, human_bytes, lines_table
 from quantexp.queueing.sheet import Item, Place
 from quantexp.status import State
 
@@ -38,14 +30,11 @@ class Display:
 
     def __init__(self, items: Sequence[Item], console: Console) -> None:
         self.items, self.console = items, console
-        longest = max(len(item.label) for item in items)
-        narrow = console.width < WIDE
-        columns = narrow_columns(console.width, longest) if narrow else wide_columns()
-        self.lines = Progress(*columns, console=console)
-        self.tasks: dict[int, TaskID] = {}
+        self.lines: dict[int, RunLine] = {}
+        self.plain = PlainLines(self._say_plain)
         self.summary = Text(no_wrap=True, overflow="ellipsis")
         self.live = Live(
-            Group(self.summary, self.lines), console=console, transient=True, refresh_per_second=8
+            get_renderable=self._shown, console=console, transient=True, refresh_per_second=4
         )
         self._began = time.monotonic()
         self._stopping = False
@@ -86,13 +75,13 @@ class Display:
 
     def started(self, item: Item) -> None:
         """A run has a slot."""
-        self.tasks[id(item)] = add_line(self.lines, item.label)
+        self.lines[id(item)] = RunLine(item.label, item.run)
         if not self.console.is_terminal:
             self.say(f"started    {escape(item.label)}")
 
     def ended(self, item: Item) -> None:
         """A run has left its slot."""
-        self.lines.remove_task(self.tasks.pop(id(item)))
+        del self.lines[id(item)]
         if item.place is Place.OVER:
             self.say(ended_line(item))
         elif not self.console.is_terminal:
@@ -106,16 +95,23 @@ class Display:
 
     def update(self, num_interrupts: int) -> None:
         """Bring everything up to date with the run folders."""
-        for item in self.items:
-            if item.run is not None and id(item) in self.tasks:
-                update_line(self.lines, self.tasks[id(item)], item.run)
-        seconds = int(time.monotonic() - self._began)
+        for line in self.lines.values():
+            line.update()
+            if not self.console.is_terminal:
+                self.plain.update(line, f"{line.name}: ")
         words = summary(self.items)
         if num_interrupts:
             self._say_stopping()
             words = f"ending (Ctrl-C again: at once): {words}"
-        time_ = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-        self.summary.plain = f"{words}  {time_}"
+        self.summary.plain = f"{words}  {clock(time.monotonic() - self._began)}"
+
+    def _shown(self) -> Group:
+        """The counts, and a line for each run that goes on."""
+        lines = list(self.lines.values())
+        return Group(self.summary, *([lines_table(lines, self.console.width)] if lines else []))
+
+    def _say_plain(self, words: str) -> None:
+        self.say(escape(words))
 
 
 def summary(items: Sequence[Item]) -> str:

@@ -15,6 +15,7 @@ from quantexp.status import State, Status
 
 KEYS = [
     *("run", "path", "state", "alive", "reason", "where", "note", "phase"),
+    *("phase_since", "current_iteration", "micro_batch"),
     *("iteration", "iterations", "loss", "tokens_per_s", "capture", "time_left_s"),
     *("host", "pid", "job_id", "submission", "restarts"),
     *("created", "started", "updated", "finished"),

@@ -84,7 +84,7 @@ def test_narrow_table_leaves_out_what_names_share_and_tells_reasons_below_once()
 
 def test_names_never_lose_a_part_of_their_scheme() -> None:
     found = [made("FA_mxfp8", State.COMPLETED), made("FA_mxfp4", State.COMPLETED)]
-    assert shown(found, 80)[2].startswith("FA_mxfp8-0a1b2c3d")
+    assert shown(found, 60)[2].startswith("FA_mxfp8-0a1b2c3d")
 
 
 def test_one_run_keeps_its_whole_name() -> None:

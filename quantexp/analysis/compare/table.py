@@ -1,17 +1,29 @@
-"""A comparison as a person reads it in a terminal; what does not fit its width is folded, never cut."""
+"""A comparison as a person reads it in a terminal; columns are left out by their worth where it is narrow."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.compare.matched import last_iteration
+from quantexp.fitted_table import Column, Shrink, fitted_table
 
-#: Columns from which on everything has its place in one table.
-WIDE = 110
+_COLUMNS = (
+    Column("scheme", shrink=Shrink.CUT_START),
+    Column("loss", is_number=True),
+    Column("gap", is_number=True),
+    Column("late gap", worth=6, is_number=True),
+    Column("speed", worth=4, is_number=True),
+    Column("tokens/s", worth=2, is_number=True),
+    Column("memory", worth=1, is_number=True),
+    Column("iterations", worth=3, is_number=True),
+    Column("proof", worth=5),
+    Column("state"),
+)
 #: Characters that an iteration's gap takes.
 _GAP_WIDTH = 10
 _PROOF: dict[object, str] = {True: "proved", False: "[red]failed[/]"}
@@ -21,56 +33,43 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """Warnings, the table of results, the gap on the way, and what differs."""
     for warning in comparison.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=False)
-    console.print(_results(comparison, console.width >= WIDE))
+    _results(comparison, console)
     _print_ways(comparison, console)
     _print_differences(comparison, console)
 
 
-def _results(comparison: Comparison, wide: bool) -> Table:
-    table = Table(title=f"{len(comparison.rows)} runs", title_justify="left")
-    table.add_column("scheme", overflow="fold")
-    for heading in ("loss", "gap", "late gap", "speed"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    if wide:
-        table.add_column("tokens/s", justify="right", no_wrap=True)
-        table.add_column("memory", justify="right", no_wrap=True)
-        table.add_column("iterations", justify="right", no_wrap=True)
-        table.add_column("proof", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for row in comparison.rows:
-        table.add_row(*_cells(row, comparison, wide))
+def _results(comparison: Comparison, console: Console) -> None:
+    rows = [_cells(row, comparison) for row in comparison.rows]
+    title = f"{len(comparison.rows)} runs"
+    console.print(fitted_table(_COLUMNS, rows, console.width, title).table)
     late = {row.gap.num_late for row in comparison.rows if row.gap}
     over = "mean over the last tenth"
     if late:
         over += f" ({max(late)} iteration{'s' * (max(late) > 1)})"
-    table.caption = (
-        f"{comparison.noise}\n"
-        f"gap: loss above bf16 in the last iteration both have; late gap: {over}\n"
-        "speed: of the emulation, to bf16's"
-    )
-    table.caption_justify = "left"
-    return table
+    for line in (
+        comparison.noise,
+        f"gap: loss above bf16 in the last iteration both have; late gap: {over}",
+        "speed: of the emulation, to bf16's; tokens/s: the median without iteration 1",
+    ):
+        console.print(escape(line), style="dim italic")
 
 
-def _cells(row: Row, comparison: Comparison, wide: bool) -> list[str]:
+def _cells(row: Row, comparison: Comparison) -> list[str | Text]:
     side, baseline = row.side, comparison.rows[row.baseline]
     speed, other = side.speed.tokens_per_s, baseline.side.speed.tokens_per_s
     mark = "" if row.matched else " [yellow]![/]"
-    cells = [
+    memory = side.speed.memory_gb
+    return [
         escape(row.label) + mark,
         side.last_loss,
         *_gaps(row, baseline),
         f"x{speed / other:.2f}" if speed and other else "-",
+        f"{speed:,.0f}" if speed else "-",
+        "-" if memory is None else f"{memory:.1f} GB",
+        f"{last_iteration(side)}",
+        _PROOF.get((side.precision or {}).get("proved"), "-"),
+        escape(side.state),
     ]
-    if wide:
-        memory = side.speed.memory_gb
-        cells += [
-            f"{speed:,.0f}" if speed else "-",
-            "-" if memory is None else f"{memory:.1f} GB",
-            f"{last_iteration(side)}",
-            _PROOF.get((side.precision or {}).get("proved"), "-"),
-        ]
-    return [*cells, escape(side.state)]
 
 
 def _gaps(row: Row, baseline: Row) -> list[str]:
@@ -88,32 +87,42 @@ def _print_ways(comparison: Comparison, console: Console) -> None:
     shown = milestones(longest, count)
     if len(shown) < 2:
         return
-    table = Table(title="gap to bf16 on the way, by iteration", title_justify="left")
-    table.add_column("scheme", overflow="fold")
-    for iteration in shown:
-        table.add_column(str(iteration), justify="right", no_wrap=True)
+    columns = [Column("scheme", shrink=Shrink.CUT_START)]
+    columns += [Column(str(iteration), is_number=True) for iteration in shown]
+    cells: list[list[str | Text]] = []
     for row in rows:
         assert row.gap is not None
         at = dict(zip(row.gap.iterations, row.gap.gaps, strict=True))
-        cells = [f"{at[i]:+.4f}" if i in at else "-" for i in shown]
-        table.add_row(escape(row.label), *cells)
-    console.print(table)
+        gaps = [f"{at[i]:+.4f}" if i in at else "-" for i in shown]
+        cells.append([escape(row.label), *gaps])
+    title = "gap to bf16 on the way, by iteration"
+    console.print(fitted_table(columns, cells, console.width, title).table)
 
 
 def _print_differences(comparison: Comparison, console: Console) -> None:
-    table = Table(title="what differs from the baseline", title_justify="left")
-    table.add_column("scheme", overflow="fold")
-    table.add_column("what", overflow="fold")
-    table.add_column("baseline", overflow="fold")
-    table.add_column("here", overflow="fold")
-    for row in comparison.rows:
-        lines = list(_differences(row))
-        for i, cells in enumerate(lines):
-            last = i == len(lines) - 1
-            name = row.label if i == 0 else ""
-            table.add_row(*(escape(cell) for cell in (name, *cells)), end_section=last)
-    if table.rows:
-        console.print(table)
+    """A table where all of it fits; else the two values below what they are of."""
+    columns = [Column("scheme", shrink=Shrink.WRAP)]
+    columns += [Column(name, worth=1, shrink=Shrink.WRAP) for name in ("what", "baseline", "here")]
+    lines = {row.label: list(_differences(row)) for row in comparison.rows}
+    rows: list[list[str | Text]] = [
+        [Text(label if i == 0 else ""), *map(Text, cells)]
+        for label, each in lines.items()
+        for i, cells in enumerate(each)
+    ]
+    if not rows:
+        return
+    title = "what differs from the baseline"
+    fitted = fitted_table(columns, rows, console.width, title)
+    if not fitted.left_out:
+        console.print(fitted.table)
+        return
+    console.print(Text(title, style="italic"))
+    for label, each in lines.items():
+        if each:
+            console.print(Text(label, style="bold"))
+        for what, baseline, here in each:
+            console.print(Padding(Text(what), (0, 0, 0, 2)))
+            console.print(Padding(Text(f"{baseline} -> {here}"), (0, 0, 0, 4)))
 
 
 def _differences(row: Row) -> list[tuple[str, str, str]]:

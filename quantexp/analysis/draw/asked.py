@@ -56,7 +56,7 @@ class Asked:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words and flags of the verb."""
-    about = "a run, a capture folder, a folder of runs, runs/sweeps/NAME.json; out=FOLDER"
+    about = "a run, a part of its name, a capture folder, a folder of runs, runs/sweeps/NAME.json; out=FOLDER"
     parser.add_argument("words", nargs="+", metavar="DIR", help=about)
     for name, words in _ABOUT.items():
         parser.add_argument(f"--{name}", metavar="A,B", help=words)
@@ -116,7 +116,8 @@ def require_folders(folders: Sequence[str]) -> None:
     for folder in folders:
         if not Path(folder).expanduser().exists():
             raise CaptureError(
-                f"there is no folder {folder}; give a run, or a folder of captured tensors"
+                f"there is no folder {folder}, and no run has that in its name; give a run, a part of its name, or a "
+                "folder of captured tensors"
             )
 
 

@@ -44,7 +44,8 @@ class Asked:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words and flags of the verb."""
-    parser.add_argument("folder", metavar="DIR", help="a run, or a folder of captured tensors")
+    about = "a run, a part of its name, or a folder of captured tensors"
+    parser.add_argument("folder", metavar="DIR", help=about)
     parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: layer=0")
     parser.add_argument("--formats", metavar="A,B", help="number formats (default: all)")
     about = f"what every recommended slot keeps (default {SQNR_DB:g})"

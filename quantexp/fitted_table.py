@@ -1,0 +1,148 @@
+"""A table that fits its width: columns are left out by their worth, and no word is broken.
+
+Every column says what it is worth and how its cells may shrink. Where the columns do not fit together, the one of the
+least worth is left out, then the next; what is `ALWAYS` there stays. A column without any content is left out too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+#: The worth of a column that is never left out.
+ALWAYS = 100
+#: Columns that a cell keeps which loses its beginning or its end.
+_LEAST_CUT = 12
+_GAP = 2
+
+
+class Shrink(Enum):
+    """What becomes of a cell that is wider than its column."""
+
+    #: It never is.
+    NEVER = auto()
+    #: It takes several lines, broken between words.
+    WRAP = auto()
+    #: Where nothing else helps it loses its beginning: the end of a run's name tells it from others, and finds it.
+    CUT_START = auto()
+    #: It loses its end.
+    CUT_END = auto()
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: heading, worth, and how it fits."""
+
+    heading: str = ""
+    worth: int = ALWAYS
+    shrink: Shrink = Shrink.NEVER
+    is_number: bool = False
+    #: Its least width; of a column that shrinks, the width from which on it is worth showing.
+    min_width: int = 0
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The table, and the headings of what was left out although it had content."""
+
+    table: Table
+    left_out: tuple[str, ...]
+
+
+def fitted_table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str | Text]],
+    width: int,
+    title: str | None = None,
+) -> Fitted:
+    """These rows (console markup, or `Text`) in at most `width` columns."""
+    cells = [
+        [Text.from_markup(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    ]
+    natural = [_natural(i, column, cells) for i, column in enumerate(columns)]
+    least = [_least(i, column, cells, natural[i]) for i, column in enumerate(columns)]
+    shown = [i for i in range(len(columns)) if not rows or any(row[i].plain for row in cells)]
+    left_out = []
+    while _sum(least, shown) > width:
+        droppable = [i for i in shown if columns[i].worth < ALWAYS]
+        if not droppable:
+            break
+        dropped = min(droppable, key=lambda i: (columns[i].worth, -i))
+        shown.remove(dropped)
+        left_out.append(columns[dropped].heading)
+    if _sum(least, shown) > width:  # names are cut where nothing else helps
+        names = [i for i in shown if columns[i].shrink is Shrink.CUT_START]
+        least = [min(n, _LEAST_CUT) if i in names else n for i, n in enumerate(least)]
+    widths = _widths(columns, least, natural, shown, width)
+    has_headings = any(column.heading for column in columns)
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, _GAP, 0, 0),
+        title=title,
+        title_justify="left",
+        show_header=has_headings,
+    )
+    for i in shown:
+        column = columns[i]
+        table.add_column(
+            column.heading,
+            justify="right" if column.is_number else "left",
+            no_wrap=column.shrink is not Shrink.WRAP,
+            overflow="ellipsis" if column.shrink is Shrink.CUT_END else "fold",
+            width=widths[i],
+        )
+    for row in cells:
+        table.add_row(*(_cut(row[i], columns[i], widths[i]) for i in shown))
+    return Fitted(table, tuple(left_out))
+
+
+def _natural(i: int, column: Column, cells: Sequence[Sequence[Text]]) -> int:
+    lines = [column.heading, *(line for row in cells for line in row[i].plain.split("\n"))]
+    widest = max(map(cell_len, lines))
+    return widest if column.shrink is Shrink.CUT_START else max(widest, column.min_width)
+
+
+def _least(i: int, column: Column, cells: Sequence[Sequence[Text]], natural: int) -> int:
+    if column.shrink in (Shrink.NEVER, Shrink.CUT_START):
+        return natural
+    least = max(column.min_width, cell_len(column.heading))
+    if column.shrink is Shrink.WRAP:
+        words = [word for row in cells for word in row[i].plain.split()]
+        least = max([least, *map(cell_len, words)])
+    return least
+
+
+def _sum(widths: Sequence[int], shown: Sequence[int]) -> int:
+    return sum(widths[i] for i in shown) + _GAP * (len(shown) - 1)
+
+
+def _widths(
+    columns: Sequence[Column],
+    least: Sequence[int],
+    natural: Sequence[int],
+    shown: Sequence[int],
+    width: int,
+) -> dict[int, int]:
+    """The least width of each, and what is left over shared by those that want more, names first."""
+    widths = {i: least[i] for i in shown}
+    spare = width - _sum(least, shown)
+    wanting = sorted(shown, key=lambda i: (columns[i].shrink is Shrink.WRAP, natural[i] - least[i]))
+    for place, i in enumerate(wanting):
+        names = columns[i].shrink in (Shrink.NEVER, Shrink.CUT_START)
+        share = spare if names else spare // (len(wanting) - place)
+        more = max(0, min(natural[i] - least[i], share))
+        widths[i] += more
+        spare -= more
+    return widths
+
+
+def _cut(cell: Text, column: Column, width: int) -> Text:
+    if column.shrink is not Shrink.CUT_START or cell_len(cell.plain) <= width:
+        return cell
+    return Text("…").append_text(cell[len(cell) - (width - 1) :])
