@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -31,8 +33,15 @@ if TYPE_CHECKING:
     from quantexp.quant.tap import Tap
     from quantexp.worker import Worker
 
+#: Seconds between two lines about iterations in the log.
+LOG_S = 2.0
 #: Iterations watched in a row before a map that cannot be proved fails the run; fp16 needs one for each halving.
 MAX_PROOFS = 64
+
+
+def say(words: str) -> None:
+    """A line of the log, with the time in UTC."""
+    sys.stderr.write(f"{now()[:19].replace('T', ' ')} {words}\n")
 
 
 class RunObserver:
@@ -71,6 +80,7 @@ class RunObserver:
         self.proofs: list[dict[str, object]] = []
         self.unproved = False
         self._is_proving = False
+        self._logged = -math.inf
         self.attempts = 0
         self._taps = contextlib.ExitStack()
 
@@ -192,6 +202,7 @@ class RunObserver:
         if self.worker.rank.leads:
             with self.folder.metrics.open("a") as stream:
                 stream.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+            self._log(metrics)
         if self.worker.tracking is not None:
             self.worker.tracking.log(line)
         if self.worker.interrupted:
@@ -204,6 +215,18 @@ class RunObserver:
             self.worker.status.reason = "stopped after capture, as configured"
             return False
         return True
+
+    def _log(self, metrics: Metrics) -> None:
+        """A line of the log for an iteration: the first, the last, and not more than one in `LOG_S` between."""
+        last = self.experiment.training.iterations
+        seconds = time.monotonic()
+        if metrics.iteration < last and seconds - self._logged < LOG_S:
+            return
+        self._logged = seconds
+        say(
+            f"iteration {metrics.iteration} of {last}, loss {metrics.loss:.4f}, gradient norm {metrics.grad_norm:.3f}, "
+            f"{metrics.step_time_s:.2f} s, {metrics.tokens_per_s:,.0f} tokens/s"
+        )
 
     def _advance(self, iteration: int) -> None:
         """An iteration is complete; where another follows, it begins now."""

@@ -160,6 +160,10 @@ class RunDir:
         """What one rank printed."""
         return self.logs / f"rank{rank}.log"
 
+    def library_log(self, rank: int) -> Path:
+        """What Megatron, torch and Transformer Engine warned one rank of."""
+        return self.logs / f"libraries{rank}.log"
+
     def rank_record(self, rank: int) -> Path:
         """How one rank of several ended."""
         return self.logs / f"rank{rank}.json"

@@ -1,8 +1,8 @@
 """What a person sees while runs work: what each does now, its loss and the time left, read from its folder alone.
 
 On a terminal that is a live line for each run, which keeps iteration, loss and time left however narrow it is.
-Elsewhere a plain line stands for an iteration, but not more than one in `LINE_S`, and for whatever else a run has done
-for as long.
+Elsewhere there is a plain line for an iteration or for what else a run does, but not more than one in `LINE_S`, and
+one in `REPEAT_S` while nothing changes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from quantexp.status import Phase, Status, read_status
 TAIL_BYTES = 1 << 16
 #: Seconds between two lines about a run where there is no terminal.
 LINE_S = 2.0
+#: Seconds after which a line is said again of a run that still does the same.
+REPEAT_S = 60.0
 #: Seconds that an iteration takes before the time it has taken so far is shown.
 _LONG_S = 5.0
 _COLUMNS = (
@@ -152,7 +154,8 @@ class PlainLines:
         is_new_iteration = status.iteration > 0 and status.phase is Phase.TRAINING
         key = status.iteration if is_new_iteration else (status.phase, status.current_iteration)
         now, (said_at, said) = time.monotonic(), self._last.get(id(line), (-math.inf, None))
-        if not status.phase or key == said or now - said_at < LINE_S:
+        pause_s = REPEAT_S if key == said else LINE_S
+        if not status.phase or now - said_at < pause_s:
             return
         self._last[id(line)] = (now, key)
         words = [line.loss_words, line.left_words] if is_new_iteration else [activity(status)]
@@ -205,7 +208,7 @@ def activity(status: Status) -> str:
         words = f"writing {human_bytes(waiting)}" if waiting else "writing"
     else:
         words = phase.value
-    return f"{words} for {duration(seconds)}" if words and seconds is not None else words
+    return f"{words} for {duration(seconds)}" if words and (seconds or 0.0) >= 1 else words
 
 
 def _seconds_since(time_: str | None) -> float | None:

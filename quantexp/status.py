@@ -133,8 +133,8 @@ def read_status(file: Path) -> Status | None:
 
 def _phase(content: dict[str, Any]) -> Phase:
     """The phase; a word of another version of ours is none."""
-    value = content.get("phase")
-    return Phase(value) if value in Phase._value2member_map_ else Phase.NONE
+    value = str(content.get("phase", ""))
+    return Phase(value) if value in list(Phase) else Phase.NONE
 
 
 def over(status: Status, state: State, reason: str) -> None:

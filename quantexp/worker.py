@@ -18,7 +18,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,9 +28,10 @@ from quantexp.drawing import REPORT_LOOK_S, draw_figures
 from quantexp.ending import ENDED_FROM_OUTSIDE
 from quantexp.errors import QuantexpError
 from quantexp.evaluation import num_samples
+from quantexp.library_messages import library_messages_in
 from quantexp.load import read
 from quantexp.lock import take_lock
-from quantexp.observer import RunObserver
+from quantexp.observer import RunObserver, say
 from quantexp.paths import RunDir, cache_dir
 from quantexp.provenance import add_what_ran
 from quantexp.ranks import Rank, RankRecord, ended, own_rank, write_record
@@ -51,6 +51,15 @@ if TYPE_CHECKING:
 
 #: Seconds that the last step of a job's script, or of an earlier start, may hold the folder.
 JOB_PATIENCE_S = 60.0
+#: What stands in the log when it begins; iterations have lines of their own.
+_LOGGED = (
+    Phase.IMPORTING,
+    Phase.READING_DATA,
+    Phase.BUILDING,
+    Phase.SAVING,
+    Phase.WRITING,
+    Phase.DRAWING,
+)
 #: Seconds between two updates of status.json while tensors are captured.
 STATUS_INTERVAL_S = 0.2
 
@@ -149,8 +158,11 @@ class Worker:
 
     def run(self) -> int:
         """Train to the end and say how it ended: 0 completed, 1 failed, 130 interrupted."""
+        log = self.folder.library_log(self.rank.rank)
+        log.parent.mkdir(exist_ok=True)
         try:
-            return self._run_or_interrupted()
+            with library_messages_in(log):
+                return self._run_or_interrupted()
         except TakenOverError:
             sys.stderr.write("the job was started again elsewhere: this start of it ends\n")
             return 1
@@ -196,6 +208,8 @@ class Worker:
         """What the run does now."""
         if phase is not self.status.phase:
             self.status.phase, self.status.phase_since = phase, now()
+            if self.rank.leads and phase in _LOGGED:
+                say(phase.value)
         self._write()
 
     def at(self, phase: Phase, iteration: int, micro_batch: int) -> None:
@@ -255,13 +269,13 @@ class Worker:
     def _train(self) -> None:
         from quantexp.megatron.without_te import hide_broken_te
 
-        with _quiet_imports():
-            hide_broken_te()
-            import torch
+        hide_broken_te()
+        import torch
 
-            from quantexp.data.loader import batches, build_datasets
-            from quantexp.megatron.session import device_name, session
-            from quantexp.megatron.trainer import train
+        from quantexp.data.loader import batches, build_datasets
+        from quantexp.megatron.session import device_name, session
+        from quantexp.megatron.trainer import train
+
         require_memory_here(self.experiment)
         self.tell(Phase.READING_DATA)
         if self.experiment.launcher.num_threads is not None:
@@ -342,14 +356,6 @@ def _data(experiment: Experiment) -> tuple[dict[Path, float], Tokenizer]:
         cache = cache_dir(experiment.paths.cache)
         return {sample_prefix(dataset.name, cache, str(dataset.split)): 1.0}, tokenizer_of(dataset)
     return paths(dataset), tokenizer_of(dataset)
-
-
-@contextlib.contextmanager
-def _quiet_imports() -> Iterator[None]:
-    """Megatron-Core warns six times on import about packages that are optional."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def leave_process(code: int) -> None:

@@ -94,7 +94,9 @@ def print_list(capture: Capture, console: Console) -> None:
     """A row for each tensor, with its statistics where it has some; what all rows share stands above them."""
     rows = [_cells(entry) for entry in capture]
     names = (*_COLUMNS, *_STATISTICS.values())
-    shared = {name: rows[0][i] for i, name in enumerate(names) if len({r[i] for r in rows}) == 1}
+    shared = {
+        name: rows[0][i] for i, name in enumerate(names) if len({row[i] for row in rows}) == 1
+    }
     if len(rows) < 2:
         shared = {}
     if told := ", ".join(f"{name} {value}" for name, value in shared.items() if value):

@@ -105,4 +105,4 @@ def _print_maps(names: Sequence[str], plans: Sequence[Plan], console: Console) -
         by_map.setdefault(repr((plan.precision_map, plan.map_changes_at)), []).append(index)
     for indices in by_map.values():
         console.print(f"[bold]{escape('; '.join(names[i] for i in indices))}[/]", soft_wrap=True)
-        console.print(precision_table(plans[indices[0]]))
+        console.print(precision_table(plans[indices[0]], console.width))

@@ -184,7 +184,10 @@ def test_filters_that_leave_nothing_together_say_what_each_leaves(run: Unhashed)
 
 
 def test_a_folder_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"there is no folder .*nowhere; give a run"):
+    with pytest.raises(
+        CaptureError,
+        match=r"there is no folder .*nowhere, and no run has that in its name; give a run",
+    ):
         open_sources([str(tmp_path / "nowhere")], {})
     with pytest.raises(CaptureError, match="holds no captured tensors"):
         open_sources([str(tmp_path)], {})
