@@ -17,9 +17,9 @@ LIBRARIES = ("megatron", "torch", "transformer_engine")
 
 
 @contextlib.contextmanager
-def library_messages_in(file: Path) -> Iterator[None]:
-    """Append to `file` what these libraries warn of; it is not made where they are silent."""
-    handler = logging.FileHandler(file, delay=True, encoding="utf-8")
+def library_messages_in(log: Path) -> Iterator[None]:
+    """Append to `log` what these libraries warn of; it is not made where they are silent."""
+    handler = logging.FileHandler(log, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     propagated = [logger.propagate for logger in loggers]
@@ -32,13 +32,13 @@ def library_messages_in(file: Path) -> Iterator[None]:
         category: type[Warning],
         filename: str,
         lineno: int,
-        to: TextIO | None = None,
+        file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if to is None and is_of_library(filename):
+        if file is None and is_of_library(filename):
             own.warning(warnings.formatwarning(message, category, filename, lineno, line).strip())
         else:
-            shown(message, category, filename, lineno, to, line)
+            shown(message, category, filename, lineno, file, line)
 
     for logger in loggers:
         logger.addHandler(handler)

@@ -40,8 +40,9 @@ _COLUMNS = (
     Column("iteration", is_number=True),
     Column("loss", is_number=True),
     Column("time left", is_number=True),
-    Column("what it does", worth=3, shrink=Shrink.CUT_END, min_width=26),
-    Column("tokens/s", worth=2, is_number=True),
+    Column("what it does", worth=4, shrink=Shrink.CUT_END, min_width=26),
+    Column("tokens/s", worth=3, is_number=True),
+    Column("captured", worth=2),
     Column("elapsed", worth=1, is_number=True),
 )
 
@@ -115,11 +116,8 @@ class RunLine:
 
     @property
     def doing(self) -> str:
-        """What it does now and for how long, and what was captured."""
-        words = activity(self.status) or ("starting" if self.status.finished is None else "ending")
-        if self.status.phase in (Phase.TRAINING, Phase.WRITING):
-            words = ", ".join(filter(None, (words, captured_words(self.status.capture))))
-        return words
+        """What it does now and for how long."""
+        return activity(self.status) or ("starting" if self.status.finished is None else "ending")
 
     def cells(self) -> list[str | Text]:
         """The cells of its line on a terminal."""
@@ -131,6 +129,7 @@ class RunLine:
             self.left_words,
             Text(self.doing, style="cyan"),
             tokens,
+            captured_words(self.status.capture),
             clock(time.monotonic() - self.began),
         ]
 

@@ -110,6 +110,30 @@ def test_runs_are_listed_newest_first_and_broken_folders_are_passed_over(tmp_pat
     assert "[no] data" in text
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_listed_runs_fit_every_width_without_a_broken_word(tmp_path: Path, width: int) -> None:
+    name = "llama32-1b_wikipedia_FA_linear_mxfp8-36da3b10"
+    reason = "loss nan, gradient norm inf in 8 iterations in a row"
+    finished_run(tmp_path, name, Status(State.FAILED, reason, created="2026-01-01"))
+    (tmp_path / name / "config.yaml").write_text("model: {name: mine, num_layers: 2}")
+    out = io.StringIO()
+    print_listing({"runs": run_rows(tmp_path)}, Console(file=out, width=width))
+    lines = out.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(reason.split()) in " ".join(out.getvalue().split())
+    assert name in out.getvalue() or width == 60
+
+
+def test_a_listed_run_says_what_its_model_is(tmp_path: Path) -> None:
+    finished_run(tmp_path, "m_d_a-1", Status(State.COMPLETED, created="2026-01-01"))
+    shape = (
+        (conf_dir() / "model" / "llama32-1b.yaml").read_text().replace("layers: 16", "layers: 2")
+    )
+    indented = "".join(f"  {line}\n" for line in shape.splitlines())
+    (tmp_path / "m_d_a-1" / "config.yaml").write_text(f"model:\n{indented}")
+    assert run_rows(tmp_path)[0]["model"] == "llama32-1b cut to 384M of 1.24B parameters"
+
+
 def test_no_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_listing(listing(["runs"], None, tmp_path), Console())
     assert capsys.readouterr().out == "runs: none\n"

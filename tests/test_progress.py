@@ -117,6 +117,7 @@ def test_a_wide_line_has_everything(line: RunLine) -> None:
         "13m left",
         "capturing iteration 3, micro-batch 3 of 4 for 2m",
         "1,234 tokens/s",
+        "64 tensors, 2.4 MB",
         "0:00:00",
     ]
 

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from quantexp.errors import RunError
-from quantexp.status import State, Status, now, read_json, read_status, write_json, write_status
+from quantexp.status import (
+    Phase,
+    State,
+    Status,
+    now,
+    over,
+    read_json,
+    read_status,
+    write_json,
+    write_status,
+)
 
 
 def test_status_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -18,6 +28,33 @@ def test_status_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_status(tmp_path / "status.json") == status
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
     assert status.updated is not None
+
+
+def test_a_phase_of_another_version_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "status.json"
+    file.write_text('{"state": "running", "phase": "setting up"}')
+    assert read_status(file) == Status(State.RUNNING, phase=Phase.NONE)
+    file.write_text('{"state": "running", "phase": "drawing"}')
+    assert read_status(file) == Status(State.RUNNING, phase=Phase.DRAWING)
+
+
+def test_nothing_goes_on_or_waits_after_the_end() -> None:
+    capture = {"tensors": 64, "queue_bytes": 8_400_000, "bytes_per_s": 5e8}
+    status = Status(
+        State.RUNNING,
+        phase=Phase.WRITING,
+        phase_since=now(),
+        current_iteration=8,
+        micro_batch=2,
+        capture=capture,
+    )
+    over(status, State.FAILED, "no room")
+    assert (status.state, status.reason, status.phase) == (State.FAILED, "no room", Phase.NONE)
+    assert status.capture == {"tensors": 64, "queue_bytes": 0, "bytes_per_s": 0.0}
+    assert (status.phase_since, status.current_iteration, status.micro_batch) == (None, None, None)
+    assert status.finished is not None
+    over(never := Status(), State.CANCELLED, "")
+    assert never.capture == {}
 
 
 def test_states_are_the_contracts() -> None:

@@ -116,6 +116,39 @@ def test_picture_is_named_where_it_was_drawn(ended: Callable[..., Outcome]) -> N
     assert "figures  " in printed(lambda console: print_outcome(made, console), 400)
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_summary_breaks_no_word_and_no_path(ended: Callable[..., Outcome], width: int) -> None:
+    made = ended(tensors=64, num_bytes=2_400_000)
+    made.run.figures.mkdir(parents=True)
+    picture = made.run.figures / "quick_analysis.png"
+    picture.write_bytes(b"")
+    lines = printed(lambda console: print_outcome(made, console), width).splitlines()
+    assert any(line.endswith(str(picture)) for line in lines)
+    label = "llama32-1b cut to 2 of 16 layers, vocabulary 257 of 128,256: 122M parameters"
+    assert label in " ".join(" ".join(lines).split())
+    paths = str(made.run.root)
+    assert all(len(line.rstrip()) <= width for line in lines if paths not in line)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_table_of_a_sweep_fits_and_keeps_loss_gap_and_state(
+    ended: Callable[..., Outcome], width: int
+) -> None:
+    outcomes = [ended("bf16", 5.0), ended("FA_linear_mxfp8", 5.25)]
+    lines = printed(lambda console: print_sweep(outcomes, [], console), width).splitlines()
+    assert all(len(line.rstrip()) <= width for line in lines)
+    assert lines[3].split()[:3] == ["FA_linear_mxfp8", "5.2500", "+0.2500"]
+    assert lines[3].split()[-1] == "completed"
+    assert ("captured" in lines[1]) == (width >= 80)
+
+
+def test_scheme_of_a_run_in_fp32_says_what_it_computes_in(ended: Callable[..., Outcome]) -> None:
+    made = ended()
+    made.experiment.training.precision = Precision.fp32
+    text = printed(lambda console: print_outcome(made, console))
+    assert "bf16 (nothing quantised, computed in fp32)" in text
+
+
 def test_proof_counts_what_engaged_and_what_is_inconclusive() -> None:
     statuses = [
         ("hifp8", "engaged"),

@@ -164,7 +164,13 @@ def test_an_old_collection_of_mixed_names_is_selected_by_what_each_name_says(
     old = open_capture(tmp_path)
     assert [len(old.select(layer=0)), len(old.select(phase="pre"))] == [2, 1]
     assert main(["captures", str(tmp_path), "--list", "tensor=query"]) == 0
-    assert capsys.readouterr().out.count("query") == 2
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert shown == [
+        "all: layer 0, module attention, operation forward, tensor query",
+        "phase",
+        "",
+        "pre",
+    ]
 
 
 def test_where_nothing_was_captured_says_so(tmp_path: Path) -> None:

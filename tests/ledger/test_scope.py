@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.errors import RunError
-from quantexp.ledger.scope import Missing, find_run, scope
+from quantexp.ledger.scope import Missing, existing_or_named, find_run, scope
 from quantexp.paths import RunsRoot, Submission
 from quantexp.status import write_json
 
@@ -131,6 +131,15 @@ def test_part_of_several_names_or_of_none_is_refused(root: Path) -> None:
         RunError, match=r"RUN must be a run's folder or a part of its name, got 'linear', and no"
     ):
         find_run("linear", root)
+
+
+def test_a_verb_that_takes_a_path_takes_a_part_of_a_name_too(root: Path, tmp_path: Path) -> None:
+    run = root / "m_d_FA_mxfp8-00000002"
+    assert existing_or_named("FA_mxfp8", root) == str(run)
+    assert existing_or_named(str(tmp_path), root) == str(tmp_path)
+    assert existing_or_named("linear", root) == "linear", "the verb says what it must be"
+    with pytest.raises(RunError, match=r"a part of one run's name, got 'FA_', which fits m_d_FA"):
+        existing_or_named("FA_", root)
 
 
 def test_many_fitting_names_are_cut(root: Path, make_run: MakeRun) -> None:

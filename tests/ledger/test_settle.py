@@ -10,7 +10,7 @@ from quantexp.ledger.settle import settle
 from quantexp.ledger.standing import standing
 from quantexp.lock import is_locked, take_lock
 from quantexp.paths import RunDir
-from quantexp.status import State, Status, read_status, write_status
+from quantexp.status import Phase, State, Status, read_status, write_status
 
 from .conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
 
@@ -23,7 +23,7 @@ def told(run: RunDir) -> Status:
 
 def ended(slurm: FakeSlurm, make_run: MakeRun, **fields: object) -> RunDir:
     slurm.answer("squeue", queue_line("7_4", "TIMEOUT", end="1795238998", limit="10:00"))
-    return make_run(submission=SUBMISSION, task=4, iteration=3, phase="training", **fields)
+    return make_run(submission=SUBMISSION, task=4, iteration=3, phase=Phase.TRAINING, **fields)
 
 
 def test_end_is_written_with_the_schedulers_time_and_number(

@@ -147,6 +147,14 @@ def test_folder_that_does_not_say_is_unreadable_and_stops_no_other(make_run: Mak
     assert found[1].reason == "it has no status.json: it was never started"
 
 
+def test_run_without_its_configuration_is_broken_and_stops_no_other(make_run: MakeRun) -> None:
+    broken, whole = make_run("a-1", State.COMPLETED), make_run("b-2", State.COMPLETED)
+    broken.config.unlink()
+    found = standings([broken, whole])
+    assert [each.state for each in found] == [None, State.COMPLETED]
+    assert found[0].reason == "broken: its config.yaml is gone; restore it, or delete the folder"
+
+
 # Runs of a scheduler.
 
 

@@ -17,7 +17,7 @@ from quantexp.ledger.scope import Missing
 from quantexp.ledger.standing import Standing
 from quantexp.ledger.view import duration, summary, view
 from quantexp.paths import RunDir
-from quantexp.status import State, Status
+from quantexp.status import Phase, State, Status
 
 GONE = Missing("m-1b_d_old-00000009", "its folder is gone: /r/m-1b_d_old-00000009")
 LIMIT = "the time limit of 240 min was reached at iteration 3 of 8; give more"
@@ -169,3 +169,20 @@ def test_time_left_is_short(seconds: float | None, words: str) -> None:
 def test_summary_counts_in_the_order_of_a_life() -> None:
     assert summary([MIXED[0]]) == "1 run: 1 completed"
     assert summary([]) == "no runs"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
+def test_no_line_is_longer_than_the_width_and_no_word_is_broken(width: int) -> None:
+    lines = shown(MIXED, width, GONE)
+    assert all(len(line) <= width for line in lines)
+    text = " ".join(" ".join(lines).split())
+    for word in ("preempted", "unreadable", "3.2500", "1h 05m", "m-1b_d_old-00000009", "memory;"):
+        assert word in text
+
+
+def test_a_running_run_says_what_it_does_now() -> None:
+    status = Status(
+        State.RUNNING, phase=Phase.CAPTURING, current_iteration=1, iterations=8, micro_batch=1
+    )
+    lines = shown([replace(MIXED[1], status=status)], 160)
+    assert lines[1].endswith("job 7_4 running on n1; capturing iteration 1")

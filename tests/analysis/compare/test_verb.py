@@ -107,3 +107,17 @@ def test_json_needs_neither_torch_nor_matplotlib(runs: Runs, in_tmp: Path) -> No
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_tables_fit_every_width_without_a_broken_word(runs: Runs, width: int) -> None:
+    sides = [read_side(runs.add()), read_side(runs.add("FA_linear_mxfp8", [6.0, 5.5, 4.0, 3.75]))]
+    console = Console(file=io.StringIO(), width=width)
+    print_comparison(compare(sides), console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line.rstrip()) <= width for line in lines)
+    words = " ".join(lines).split()
+    for word in ("FA_linear_mxfp8", "baseline", "completed", "+0.2500", "mxfp8_e4m3", "fprop.w"):
+        assert any(word == each.strip(",()") for each in words), word
+    assert ("tokens/s" in lines[1]) == (width >= 100)
