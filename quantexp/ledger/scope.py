@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from quantexp.close_matches import did_you_mean, near
 from quantexp.errors import RunError
-from quantexp.paths import RunDir, RunsRoot, Submission
+from quantexp.paths import RunDir, RunsRoot, Submission, short_path
 
 #: The name of a run that never had a folder.
 UNNAMED = "-"
@@ -126,9 +127,12 @@ def _found(given: str, root: Path) -> Path:
     place = _place(given, root)
     if place is not None:
         return place
+    parts = [run.root.name.split("_") for run in runs_below(root)]
+    ends = dict.fromkeys("_".join(part[i:]) for part in parts for i in range(len(part)))
+    close = did_you_mean(near(Path(given).name, ends))
     raise RunError(
-        f"DIR must be a folder of runs, a run's folder, a sweep or a submission, got {given}, which is not there and "
-        f"not in {root}; see quantexp list runs"
+        f"there is no run, sweep or folder {given}, and no run in {short_path(root)} has that in its name; "
+        f"{close and f'{close} '}see quantexp list runs"
     )
 
 

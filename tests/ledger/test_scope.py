@@ -87,8 +87,7 @@ def test_folder_that_is_not_there_says_what_may_be_given(root: Path) -> None:
     with pytest.raises(RunError) as caught:
         scope("runs/nothing", root)
     assert str(caught.value) == (
-        "DIR must be a folder of runs, a run's folder, a sweep or a submission, got runs/nothing, which is not there "
-        f"and not in {root}; see quantexp list runs"
+        "there is no run, sweep or folder runs/nothing, and no run in runs has that in its name; see quantexp list runs"
     )
 
 

@@ -148,7 +148,10 @@ def test_overrides_and_other_devices_are_misuse(capsys: Captured, words: list[st
         main(["verify", *words])
     assert caught.value.code == 2
     err = capsys.readouterr().err
-    assert "verify takes no overrides but paths.cache=FOLDER" in err or "invalid choice" in err
+    assert (
+        "verify takes no overrides but paths.cache=FOLDER" in err
+        or "--device must be one of cpu, cuda, got" in err
+    )
 
 
 def test_short_names_and_any_order_choose_formats() -> None:

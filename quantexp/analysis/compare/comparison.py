@@ -1,7 +1,7 @@
 """Runs beside their baselines: the rows of a comparison, its warnings, and its JSON.
 
-The baseline of a run is the bf16 run that it is matched with; where none is, the one it differs least from, and then
-the difference is a warning. Without any bf16 run the first one stands in, and that is said.
+The baseline of a run is a bf16 run of the same model and data (`quantexp.analysis.compare.baseline`). A run that has
+none has no gap, and a warning says why; what differs is then told from the first run.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from quantexp.analysis.compare.baseline import baseline_of, how_to_make_one
 from quantexp.analysis.compare.gap import Gap, gap_to
 from quantexp.analysis.compare.leaves import Difference, differing
-from quantexp.analysis.compare.matched import Mismatch, in_words, last_iteration, mismatches
+from quantexp.analysis.compare.matched import Mismatch, in_words, last_iteration
 from quantexp.analysis.compare.precision import PrecisionChange, precision_changes
 from quantexp.analysis.compare.side import Side
 from quantexp.errors import RunError
@@ -30,8 +31,11 @@ class Row:
     #: What the run is called here: its scheme, and what tells it from the others.
     label: str
     side: Side
-    #: Its baseline's place among the rows; its own for a baseline.
+    #: The place among the rows of the run it is held against: its baseline, its own for a baseline, and the first
+    #: run's where it has none.
     baseline: int
+    #: Why it has no baseline; None where it has one.
+    lacks: str | None
     mismatches: tuple[Mismatch, ...]
     gap: Gap | None
     config: tuple[Difference, ...]
@@ -40,7 +44,12 @@ class Row:
     @property
     def matched(self) -> bool:
         """Whether the gap is the scheme's alone, but for chance."""
-        return not self.mismatches
+        return self.lacks is None and not self.mismatches
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is a bf16 run, against which others are held."""
+        return self.side.is_baseline
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,8 @@ def compare(sides: Sequence[Side], missing: Sequence[Missing] = ()) -> Compariso
     """
     if not sides:
         raise RunError("there is no run to compare; give runs, a sweep's list or a folder of runs")
-    baselines = [i for i, side in enumerate(sides) if side.is_baseline] or [0]
     labels = labels_of(sides)
-    rows = tuple(_row(labels, sides, i, baselines) for i in range(len(sides)))
+    rows = tuple(_row(labels, sides, i) for i in range(len(sides)))
     gone = [f"{_missing(one)}: {one.reason}" for one in missing]
     return Comparison(rows, (*gone, *_warnings(rows)), _noise(rows))
 
@@ -83,18 +91,18 @@ def labels_of(sides: Sequence[Side]) -> list[str]:
     ]
 
 
-def _row(labels: Sequence[str], sides: Sequence[Side], i: int, baselines: Sequence[int]) -> Row:
+def _row(labels: Sequence[str], sides: Sequence[Side], i: int) -> Row:
     side = sides[i]
-    candidates = [i] if i in baselines else baselines
-    found = {j: mismatches(side, sides[j]) for j in candidates}
-    chosen = min(candidates, key=lambda j: len(found[j]))
-    baseline = sides[chosen]
+    found = (i, []) if side.is_baseline else baseline_of(side, sides)
+    lacks, (place, mismatches) = (found, (0, [])) if isinstance(found, str) else (None, found)
+    baseline = sides[place]
     return Row(
         labels[i],
         side,
-        chosen,
-        tuple(found[chosen]) if chosen != i else (),
-        gap_to(side.losses, baseline.losses),
+        place,
+        lacks,
+        tuple(mismatches),
+        None if lacks else gap_to(side.losses, baseline.losses),
         tuple(_config(side, baseline)),
         tuple(
             precision_changes(
@@ -119,11 +127,7 @@ def _missing(one: Missing) -> str:
 
 
 def _warnings(rows: Sequence[Row]) -> list[str]:
-    found = []
-    if len(rows) > 1 and not any(row.side.is_baseline for row in rows):
-        found.append(
-            f"there is no bf16 run among these: gaps are to the first, {rows[0].label}, which is quantised itself"
-        )
+    found = _without_baseline(rows)
     for row in rows:
         found += [f"{row.label}: {words}" for words in row.side.trouble]
         if row.side.state != "completed":
@@ -139,11 +143,24 @@ def _warnings(rows: Sequence[Row]) -> list[str]:
     return [*found, *_unmatched(rows)]
 
 
+def _without_baseline(rows: Sequence[Row]) -> list[str]:
+    """Each reason for having no baseline once, with the runs that it is true of, and how to make one."""
+    lacking: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.lacks is not None:
+            reason = f"{row.lacks}; {how_to_make_one(row.side)}"
+            lacking.setdefault(reason, []).append(row)
+    return [
+        f"{', '.join(row.label for row in lacking[reason])}: no baseline, so no gap: {reason}"
+        for reason in lacking
+    ]
+
+
 def _unmatched(rows: Sequence[Row]) -> list[str]:
     """Each way of being unmatched once, with the runs that it is true of."""
     names: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if not row.matched:
+        if row.mismatches:
             key = (rows[row.baseline].label, in_words(row.mismatches))
             names.setdefault(key, []).append(row.label)
     return [
@@ -154,7 +171,7 @@ def _unmatched(rows: Sequence[Row]) -> list[str]:
 
 def _noise(rows: Sequence[Row]) -> str:
     seeds = {row.side.seed for row in rows} - {None}
-    pairs = [row for row in rows if rows[row.baseline] is not row and row.matched and row.gap]
+    pairs = [row for row in rows if not row.is_baseline and row.matched and row.gap]
     paired = {row.side.seed for row in pairs}
     if len(seeds) < 2 or len(paired) < 2:
         return "one seed for each scheme: no gap can be told from noise, whatever its size"
@@ -183,7 +200,8 @@ def _last_loss(side: Side) -> float | None:
 
 def _row_record(row: Row, baseline: Row) -> dict[str, Any]:
     side, gap = row.side, row.gap
-    speed, other = side.speed.tokens_per_s, baseline.side.speed.tokens_per_s
+    speed = side.speed.tokens_per_s
+    other = None if row.lacks else baseline.side.speed.tokens_per_s
     return {
         "label": row.label,
         "run": side.run.root.name,
@@ -197,8 +215,9 @@ def _row_record(row: Row, baseline: Row) -> dict[str, Any]:
         "iteration": last_iteration(side),
         "loss": _last_loss(side),
         "proved": (side.precision or {}).get("proved"),
-        "is_baseline": row is baseline,
-        "baseline": baseline.side.run.root.name,
+        "is_baseline": row.is_baseline,
+        "baseline": None if row.lacks else baseline.side.run.root.name,
+        "no_baseline": row.lacks,
         "matched": row.matched,
         "mismatches": [asdict(mismatch) for mismatch in row.mismatches],
         "gap": None

@@ -100,7 +100,7 @@ def _drawn_as(row: Row) -> str:
 def _line(rows: Sequence[Row], group: Sequence[int], style: SchemeStyle) -> Line:
     members = [rows[i] for i in group]
     first = members[0]
-    is_baseline = rows[first.baseline] is first
+    is_baseline = first.is_baseline
     label = first.label
     if len(members) > 1:
         label = f"{label.replace(f' seed {first.side.seed}', '')}, {len(members)} seeds"

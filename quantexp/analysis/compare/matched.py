@@ -7,6 +7,7 @@ and as it was reached. Versions of packages are no part of an identity, and can 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,16 @@ _DECIDES = {
     "numerics": (ARITHMETIC,),
     "packages": (ARITHMETIC,),
 }
+#: What another fingerprint means.
+_FINGERPRINTED = {
+    "data.tokens": "other tokens",
+    "data.tokenizer": "another tokenizer",
+    "model.initial_weights": "other initial weights",
+    "training.start.weights": "other weights to start from",
+    "training.start.padding": "other padding to start from",
+    "training.start.optimizer": "another optimizer state to start from",
+}
+_FINGERPRINT = re.compile(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{16,}\b")
 _ORDER = (DATA_ORDER, INITIALISATION, LENGTH, TRAINING, ARITHMETIC, UNKNOWN)
 
 
@@ -112,11 +123,16 @@ def last_iteration(side: Side) -> int:
 
 
 def _words(difference: Difference) -> str:
-    return f"{difference.key} {_shown(difference.here)} against {_shown(difference.baseline)}"
+    """What differs; fingerprints, which no person reads, are cut to their first digits."""
+    here, baseline = (str(value) for value in (difference.here, difference.baseline))
+    if not (_FINGERPRINT.search(here) or _FINGERPRINT.search(baseline)):
+        return f"{difference.key} {_shown(difference.here)} against {_shown(difference.baseline)}"
+    what = _FINGERPRINTED.get(difference.key, f"another {difference.key}")
+    return f"{what}: {_shown(difference.here)} against {_shown(difference.baseline)}"
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)
+    return "none" if value is None else _FINGERPRINT.sub(lambda found: found[0][:8], str(value))
 
 
 def in_words(found: Iterable[Mismatch]) -> str:

@@ -34,6 +34,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for warning in comparison.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=False)
     _results(comparison, console)
+    for line in _footer(comparison):
+        console.print(line, style="dim italic", markup=False)
     _print_ways(comparison, console)
     _print_differences(comparison, console)
 
@@ -42,27 +44,30 @@ def _results(comparison: Comparison, console: Console) -> None:
     rows = [_cells(row, comparison) for row in comparison.rows]
     title = f"{len(comparison.rows)} runs"
     console.print(fitted_table(_COLUMNS, rows, console.width, title).table)
+
+
+def _footer(comparison: Comparison) -> list[str]:
+    """What the columns mean, in lines that fit 80 columns."""
     late = {row.gap.num_late for row in comparison.rows if row.gap}
-    over = "mean over the last tenth"
-    if late:
-        over += f" ({max(late)} iteration{'s' * (max(late) > 1)})"
-    for line in (
+    over = f" ({max(late)} iteration{'s' * (max(late) > 1)})" if late else ""
+    return [
         comparison.noise,
-        f"gap: loss above bf16 in the last iteration both have; late gap: {over}",
+        "gap: loss above bf16 in the last iteration that both have",
+        f"late gap: its mean over the last tenth{over}",
         "speed: of the emulation, to bf16's; tokens/s: the median without iteration 1",
-    ):
-        console.print(escape(line), style="dim italic")
+    ]
 
 
 def _cells(row: Row, comparison: Comparison) -> list[str | Text]:
     side, baseline = row.side, comparison.rows[row.baseline]
-    speed, other = side.speed.tokens_per_s, baseline.side.speed.tokens_per_s
+    speed = side.speed.tokens_per_s
+    other = None if row.lacks else baseline.side.speed.tokens_per_s
     mark = "" if row.matched else " [yellow]![/]"
     memory = side.speed.memory_gb
     return [
         escape(row.label) + mark,
         side.last_loss,
-        *_gaps(row, baseline),
+        *_gaps(row),
         f"x{speed / other:.2f}" if speed and other else "-",
         f"{speed:,.0f}" if speed else "-",
         "-" if memory is None else f"{memory:.1f} GB",
@@ -72,15 +77,15 @@ def _cells(row: Row, comparison: Comparison) -> list[str | Text]:
     ]
 
 
-def _gaps(row: Row, baseline: Row) -> list[str]:
-    if row is baseline:
+def _gaps(row: Row) -> list[str]:
+    if row.is_baseline:
         return ["baseline", ""]
     return [f"{row.gap.last:+.4f}", f"{row.gap.late:+.4f}"] if row.gap else ["-", "-"]
 
 
 def _print_ways(comparison: Comparison, console: Console) -> None:
     """The gap at some iterations on the way: the curves, as far as characters show them."""
-    rows = [r for r in comparison.rows if comparison.rows[r.baseline] is not r and r.gap]
+    rows = [r for r in comparison.rows if not r.is_baseline and r.gap]
     names = max((len(row.label) for row in rows), default=0)
     count = min(10, (console.width - min(names, 30) - 6) // _GAP_WIDTH)
     longest = max((row.gap.iterations for row in rows if row.gap), key=len, default=())
@@ -101,6 +106,8 @@ def _print_ways(comparison: Comparison, console: Console) -> None:
 
 def _print_differences(comparison: Comparison, console: Console) -> None:
     """A table where all of it fits; else the two values below what they are of."""
+    lacking = any(row.lacks for row in comparison.rows)
+    stead = f", or from {comparison.rows[0].label} where there is none" if lacking else ""
     columns = [Column("scheme", shrink=Shrink.WRAP)]
     columns += [Column(name, worth=1, shrink=Shrink.WRAP) for name in ("what", "baseline", "here")]
     lines = {row.label: list(_differences(row)) for row in comparison.rows}
@@ -111,7 +118,7 @@ def _print_differences(comparison: Comparison, console: Console) -> None:
     ]
     if not rows:
         return
-    title = "what differs from the baseline"
+    title = f"what differs from the baseline{stead}"
     fitted = fitted_table(columns, rows, console.width, title)
     if not fitted.left_out:
         console.print(fitted.table)

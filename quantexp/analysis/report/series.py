@@ -19,7 +19,7 @@ def series(comparison: Comparison) -> list[dict[str, Any]]:
     styles = scheme_styles([row.side.scheme for row in comparison.rows])
     for row, style in zip(comparison.rows, styles, strict=True):
         losses, gap = row.side.losses, row.gap
-        is_baseline = comparison.rows[row.baseline] is row
+        is_baseline = row.is_baseline
         lines.append(
             {
                 "label": row.label,

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from quantexp.analysis.compare.comparison import compare, record
 from quantexp.analysis.compare.side import read_side
@@ -65,12 +66,66 @@ def test_runs_that_are_not_matched_are_warned_of_with_the_reason(runs: Runs) -> 
     assert "one seed" in found.noise, "what is not paired says nothing about seeds"
 
 
-def test_without_bf16_the_first_run_stands_in_and_that_is_said(runs: Runs) -> None:
-    found = compared(runs.add("FA_mxfp8"), runs.add("linear_mxfp8"))
+def test_without_bf16_there_is_no_gap_and_a_command_that_makes_a_baseline(runs: Runs) -> None:
+    first, second = runs.add("FA_mxfp8"), runs.add("linear_mxfp8", lr=1.0)
+    command = ["quantexp", "-m", "training=fast", "quant=FA_mxfp8,linear_mxfp8", "quant/pv=none"]
+    for run in (first, second):
+        change_json(run.provenance, command=command)
+    found = compared(first, second)
     assert found.warnings == (
-        "there is no bf16 run among these: gaps are to the first, FA_mxfp8, which is quantised itself",
+        "FA_mxfp8, linear_mxfp8: no baseline, so no gap: there is no bf16 run among these; to make one: quantexp -m "
+        "training=fast quant=bf16",
     )
-    assert found.rows[1].gap is not None
+    assert [row.gap for row in found.rows] == [None, None]
+    assert not any(row.matched for row in found.rows)
+    assert [d.key for d in found.rows[1].config] == ["training.lr"], "told from the first run"
+    rows = record(found)["runs"]
+    assert [row["baseline"] for row in rows] == [None, None]
+    assert rows[0]["no_baseline"] == "there is no bf16 run among these"
+    assert rows[0]["speed"]["ratio"] is None
+
+
+def test_a_lone_quantised_run_is_no_baseline(runs: Runs) -> None:
+    (row,) = compared(runs.add("FA_mxfp8")).rows
+    assert not row.is_baseline
+    assert row.lacks == "there is no bf16 run among these"
+
+
+def test_a_bf16_run_without_a_loss_is_no_baseline(runs: Runs) -> None:
+    found = compared(runs.add("FA_mxfp8"), runs.add(losses=[]))
+    assert found.rows[0].lacks == "the bf16 run is without a loss"
+    with_losses = compared(runs.add("FA_mxfp8"), runs.add(losses=[]), runs.add(lr=2.0))
+    assert with_losses.rows[0].baseline == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "reason"),
+    [
+        ("model", "name", "the bf16 run is of another model, other"),
+        ("dataset", "label", "the bf16 run is of other data, other"),
+    ],
+)
+def test_a_bf16_run_of_another_model_or_of_other_data_is_no_baseline(
+    runs: Runs, section: str, field: str, reason: str
+) -> None:
+    quantised, other = runs.add("FA_mxfp8"), runs.add()
+    config = yaml.safe_load(other.config.read_text())
+    config[section][field] = "other"
+    other.config.write_text(yaml.safe_dump(config))
+    identity = json.loads(other.provenance.read_text())["identity"]
+    change_json(other.provenance, identity={**identity, section: {"num_layers": 3}})
+    found = compared(quantised, other, runs.add("linear_mxfp8"))
+    assert [row.lacks for row in found.rows] == [reason, None, reason]
+
+
+@pytest.mark.parametrize("command", [None, ["quantexp"], ["quantexp", "resume", "runs"]])
+def test_without_a_command_to_change_the_remedy_is_said_in_words(
+    runs: Runs, command: list[str] | None
+) -> None:
+    run = runs.add("FA_mxfp8")
+    change_json(run.provenance, command=command)
+    (warning,) = compared(run).warnings
+    assert warning.endswith("; to make one, run its command with quant=bf16")
 
 
 def test_what_a_gap_must_not_be_read_without_is_a_warning(runs: Runs) -> None:

@@ -51,6 +51,21 @@ def test_other_data_is_another_data_order(runs: Runs) -> None:
     assert aspects(runs, data="sample-2") == {DATA_ORDER: "data.tokens sample-2 against sample-1"}
 
 
+def test_fingerprints_are_short_and_said_in_words(runs: Runs) -> None:
+    base, other = (
+        read_side(runs.add(data="a1" * 32)),
+        read_side(runs.add("FA_mxfp8", data="b2" * 32)),
+    )
+    assert (
+        in_words(mismatches(other, base)) == "data order (other tokens: b2b2b2b2 against a1a1a1a1)"
+    )
+    blend = [["c3" * 32, 0.5], ["d4" * 32, 0.5]]
+    mixed = read_side(runs.add("linear_mxfp8", data=blend))  # type: ignore[arg-type]
+    assert in_words(mismatches(mixed, base)) == (
+        "data order (other tokens: [['c3c3c3c3', 0.5], ['d4d4d4d4', 0.5]] against a1a1a1a1)"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "aspect"),
     [({"lr": 1.0}, "training"), ({"precision": "fp32"}, "arithmetic")],

@@ -69,6 +69,13 @@ def test_nothing_is_cut_in_a_narrow_terminal(runs: Runs, width: int) -> None:
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     assert "training.lr" in text.replace("\n", "")
+    if width >= 80:
+        for line in (
+            "one seed for each scheme: no gap can be told from noise, whatever its size",
+            "gap: loss above bf16 in the last iteration that both have",
+            "late gap: its mean over the last tenth (1 iteration)",
+        ):
+            assert line in text, "in one piece"
 
 
 def test_names_are_not_taken_for_markup(runs: Runs) -> None:
@@ -96,7 +103,18 @@ def test_a_run_that_is_not_there_is_one_line(
     in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", "nowhere"]) == 1
-    assert "got nowhere, which is not there" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "quantexp: there is no run, sweep or folder nowhere, and no run in runs has that in its name; see quantexp "
+        "list runs\n"
+    )
+
+
+def test_a_mistyped_run_is_answered_with_the_one_that_was_meant(
+    runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.add("FA_mxfp8", name="llama32-1b_wikipedia_FA_mxfp8-1a2b3c4d")
+    assert main(["compare", "FA_mxpf8-1a2b3c4d"]) == 1
+    assert "; did you mean FA_mxfp8-1a2b3c4d? see" in capsys.readouterr().err
 
 
 def test_json_needs_neither_torch_nor_matplotlib(runs: Runs, in_tmp: Path) -> None:

@@ -1,0 +1,61 @@
+"""Which run is another one's baseline, and where there is none, why, and how to make one.
+
+A baseline is a bf16 run of the same model and data that has losses. Between several it is the one that the run is
+matched with, or differs least from. A quantised run is never a baseline: its own error would be in the gap.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from quantexp.analysis.compare.matched import Mismatch, mismatches
+from quantexp.analysis.compare.side import BASELINE, Side
+
+
+def baseline_of(side: Side, sides: Sequence[Side]) -> tuple[int, list[Mismatch]] | str:
+    """The place of a run's baseline among all, with why the two are no matched pair; else why there is none."""
+    reasons = {i: _unfit(side, other) for i, other in enumerate(sides) if other.is_baseline}
+    found = {i: mismatches(side, sides[i]) for i, reason in reasons.items() if reason is None}
+    if found:
+        chosen = min(found, key=lambda i: len(found[i]))
+        return chosen, found[chosen]
+    if not reasons:
+        return f"there is no {BASELINE} run among these"
+    kinds = [*dict.fromkeys(reason for reason in reasons.values() if reason)]
+    several = len(reasons) > 1
+    return f"the {BASELINE} run{'s' * several} {'are' if several else 'is'} {' or '.join(kinds)}"
+
+
+def _unfit(side: Side, other: Side) -> str | None:
+    """Why a bf16 run cannot be the baseline of a run, in words after "is"; None where it can."""
+    if not other.losses.iterations:
+        return "without a loss"
+    if _model(side, other) != _model(other, side):
+        return f"of another model, {other.names.model}"
+    if side.names.dataset != other.names.dataset:
+        return f"of other data, {other.names.dataset}"
+    return None
+
+
+def _model(side: Side, other: Side) -> object:
+    """What tells whether two runs have one model: its numbers, where both say them, else its name."""
+    numbers, others = ((one.identity or {}).get("model") for one in (side, other))
+    return numbers if numbers and others else side.names.model
+
+
+def how_to_make_one(side: Side) -> str:
+    """What to run for a baseline of this run: its own command with quant=bf16."""
+    command = (side.provenance or {}).get("command")
+    words = [str(word) for word in command[1:]] if isinstance(command, list) else []
+    own = [
+        word for word in words if not word.lstrip("+~").startswith(("quant=", "quant/", "quant."))
+    ]
+    if not words or any(map(_is_verb, ["", *words], words)):
+        return f"to make one, run its command with quant={BASELINE}"
+    return f"to make one: quantexp {shlex.join([*own, f'quant={BASELINE}'])}"
+
+
+def _is_verb(before: str, word: str) -> bool:
+    """Whether a word of a command is neither a flag, nor a flag's value, nor an override."""
+    return "=" not in word and word[:1] not in "-~" and before not in ("-cd", "--config-dir")
