@@ -13,25 +13,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from quantexp.choices import choice_files
+from quantexp.close_matches import did_you_mean, near
 from quantexp.errors import ConfigError, RunError
 from quantexp.fitted_table import Column, Shrink, fitted_table
+from quantexp.format_rows import format_rows
 from quantexp.model_label import short_model_label
-from quantexp.paths import RunDir, conf_dir
+from quantexp.paths import RunDir
 from quantexp.progress import last_metrics
 from quantexp.quant.scheme import SCHEMES
 from quantexp.status import read_status
-
-#: What can be listed -> the configuration group, or None for what lies elsewhere.
-KINDS: dict[str, str | None] = {
-    "models": "model",
-    "datasets": "dataset",
-    "schemes": "quant",
-    "presets": "training",
-    "captures": "capture",
-    "experiments": "experiment",
-    "runs": None,
-}
-
+from quantexp.verbs import KINDS
 
 _REASON = "reason"
 _RUNS = (
@@ -53,27 +45,25 @@ class Choice:
 
 
 def choices(kind: str, config_dir: Path | None) -> list[Choice]:
-    """The choices of one kind: shipped ones and those of the user's folder.
+    """The choices of one kind that is a configuration group: shipped ones and those of the user's folder.
 
     Raises:
-        ConfigError: an unknown kind.
+        ConfigError: an unknown kind; a user's folder that is not there.
     """
-    if kind not in KINDS or KINDS[kind] is None:
-        raise ConfigError(f"list must be one of {', '.join(KINDS)}, got {kind!r}")
-    group = KINDS[kind]
-    found: dict[str, Choice] = {}
-    for folder in (conf_dir(), config_dir):
-        if folder is None:
-            continue
-        for file in sorted((folder / str(group)).glob("*.yaml")):
-            found[file.stem] = Choice(file.stem, _about(file, group == "quant"))
-        if group == "quant":
-            for file in sorted((folder / "quant" / "more").glob("*.yaml")):
-                found[f"more/{file.stem}"] = Choice(f"more/{file.stem}", _about(file, True))
-    if group == "quant":
-        order = {name: index for index, name in enumerate(SCHEMES)}
-        return sorted(found.values(), key=lambda c: (order.get(c.name, len(order)), c.name))
-    return list(found.values())
+    group = KINDS.get(kind)
+    if group is None:
+        close = did_you_mean(near(kind, KINDS))
+        raise ConfigError(
+            f"list must be one of {', '.join(KINDS)}, got {kind!r}{close and f'; {close}'}"
+        )
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
+    files = choice_files(group, config_dir)
+    found = [Choice(name, _about(file, group == "quant")) for name, file in files.items()]
+    if group != "quant":
+        return found
+    order = {name: index for index, name in enumerate(SCHEMES)}
+    return sorted(found, key=lambda c: (order.get(c.name, len(order)), c.name))
 
 
 def _about(file: Path, is_scheme: bool) -> str:
@@ -130,13 +120,17 @@ def _model(run: RunDir) -> str:
 
 def listing(kinds: list[str], config_dir: Path | None, root: Path) -> dict[str, object]:
     """What `list --json` prints: every kind asked for, all but runs where none is named."""
-    wanted = kinds or [kind for kind, group in KINDS.items() if group is not None]
     return {
-        kind: run_rows(root)
-        if kind == "runs"
-        else [{"name": c.name, "about": c.about} for c in choices(kind, config_dir)]
-        for kind in wanted
+        kind: _rows(kind, config_dir, root) for kind in kinds or [k for k in KINDS if k != "runs"]
     }
+
+
+def _rows(kind: str, config_dir: Path | None, root: Path) -> list[dict[str, object]]:
+    if kind == "runs":
+        return run_rows(root)
+    if kind == "formats":
+        return format_rows()
+    return [{"name": choice.name, "about": choice.about} for choice in choices(kind, config_dir)]
 
 
 def print_listing(content: dict[str, object], console: Console) -> None:
@@ -147,6 +141,8 @@ def print_listing(content: dict[str, object], console: Console) -> None:
             console.print(f"{kind}: none")
         elif kind == "runs":
             _print_runs(rows, console)
+        elif kind == "formats":
+            _print_formats(rows, console)
         else:
             table = Table(
                 title=kind, title_justify="left", show_header=False, box=None, pad_edge=True
@@ -177,3 +173,21 @@ def _print_runs(rows: list[dict[str, Any]], console: Console) -> None:
         for row in rows:
             if row["reason"]:
                 console.print(f"{escape(row['run'])}: {escape(row['reason'])}")
+
+
+def _print_formats(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title="formats", title_justify="left", box=None, pad_edge=True)
+    table.add_column("format", style="bold", no_wrap=True)
+    for name in ("bits", "block", "largest", "smallest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("scale", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            str(row["element_bits"]),
+            "-" if row["block"] is None else str(row["block"]),
+            f"{row['largest']:.5g}",
+            f"{row['smallest']:.3g}",
+            row["scale"],
+        )
+    console.print(table)

@@ -6,13 +6,18 @@ import io
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from quantexp.errors import ConfigError
-from quantexp.listing import KINDS, choices, listing, print_listing, run_rows
+from quantexp.format_rows import format_rows
+from quantexp.formats import decode
+from quantexp.formats.table import FORMATS
+from quantexp.listing import choices, listing, print_listing, run_rows
 from quantexp.paths import RunDir, conf_dir
 from quantexp.quant.scheme import SCHEMES
 from quantexp.status import State, Status, write_status
+from quantexp.verbs import KINDS
 
 
 def names(kind: str, config_dir: Path | None = None) -> list[str]:
@@ -26,6 +31,7 @@ def names(kind: str, config_dir: Path | None = None) -> list[str]:
         ("datasets", "dataset"),
         ("presets", "training"),
         ("captures", "capture"),
+        ("launchers", "launcher"),
         ("experiments", "experiment"),
     ],
 )
@@ -40,8 +46,63 @@ def test_schemes_are_the_ten_in_their_order_and_then_the_rest() -> None:
     assert {"more/FA_full_hifp8", "more/linear_nvfp4", "more/linear_mxfp4_sr_rht"} <= set(more)
 
 
-def test_every_other_scheme_says_what_it_is() -> None:
-    assert all(choice.about for choice in choices("schemes", None)[10:])
+@pytest.mark.parametrize("kind", [kind for kind, group in KINDS.items() if group])
+def test_every_shipped_choice_says_what_it_is(kind: str) -> None:
+    assert [choice.name for choice in choices(kind, None) if not choice.about] == []
+
+
+def test_every_group_is_listed() -> None:
+    folders = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
+    assert set(filter(None, KINDS.values())) == folders
+
+
+def test_formats_say_bits_block_scale_and_range() -> None:
+    rows = {row["name"]: row for row in format_rows()}
+    assert list(rows) == list(FORMATS)
+    assert rows["mxfp8_e4m3"] == {
+        "name": "mxfp8_e4m3",
+        "about": "OCP Microscaling Formats (MX) v1.0",
+        "aliases": ["mxfp8"],
+        "element": "e4m3",
+        "element_bits": 8,
+        "block": 32,
+        "scale": "a power of two (E8M0) a block",
+        "largest": 448.0,
+        "smallest": 2.0**-9,
+    }
+    assert rows["nvfp4_e2m1"]["scale"] == "E4M3 a block, float32 a tensor"
+    assert rows["bf16"]["smallest"] == 2.0**-133
+
+
+#: Formats whose codes mean values by themselves.
+PLAIN = ("hifp8", "fp8_e4m3", "fp8_e5m2")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_largest_and_smallest_are_those_of_all_codes(name: str) -> None:
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    values = decode(codes, torch.tensor(1.0), name, dtype=torch.float32).abs()
+    values = values[values.isfinite() & (values > 0)]
+    row = next(row for row in format_rows() if row["name"] == name)
+    assert (row["largest"], row["smallest"]) == (values.max().item(), values.min().item())
+
+
+def test_formats_fit_80_columns_a_line_each() -> None:
+    out = io.StringIO()
+    print_listing({"formats": format_rows()}, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2 + len(FORMATS)
+    assert "mxfp8_e4m3" in lines[2]
+
+
+def test_list_of_a_mistyped_kind_suggests_one() -> None:
+    with pytest.raises(ConfigError, match=r"got 'schems'; did you mean schemes\?$"):
+        choices("schems", None)
+
+
+def test_a_config_dir_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--config-dir must be a folder, got '.*none'"):
+        choices("schemes", tmp_path / "none")
 
 
 #: Made of the ten's own choices.
@@ -66,9 +127,12 @@ def test_own_choices_are_listed_too(tmp_path: Path) -> None:
     (tmp_path / "quant" / "more").mkdir(parents=True)
     (tmp_path / "quant" / "own.yaml").write_text("# My own.\ndefaults: []\n")
     (tmp_path / "quant" / "more" / "odd.yaml").write_text("defaults: []\n")
+    (tmp_path / "quant" / "april").mkdir()
+    (tmp_path / "quant" / "april" / "deep.yaml").write_text("# Deep.\n")
     found = {choice.name: choice.about for choice in choices("schemes", tmp_path)}
     assert found["own"] == "My own."
     assert found["more/odd"] == ""
+    assert found["april/deep"] == "Deep."
     assert set(SCHEMES) < set(found)
 
 
