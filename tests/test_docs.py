@@ -1,65 +1,358 @@
-"""What the documentation tells users to type is typed here."""
+"""What the documentation tells users to type is typed here.
+
+    bash, text    commands: `quantexp ...`, in text after a `$`; those that train or plan are composed, `list` is
+                  executed, those about runs are executed on small runs (slow)
+    python        executed; a block that opens a run, on the small runs (slow)
+    yaml          `<!-- FILE -->` before it is the file that the page's commands read; without a name it is composed
+
+A comment before a block says why it is not executed: `<!-- not run: needs SLURM -->`. `.ci/run` executes the blocks of
+the README that have a name. A lone `...` in a command stands for anything else. All commands in backticks of
+migration.md are tested as if they stood in a block.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache as cached
 from pathlib import Path
 
 import pytest
+import yaml
 
+from quantexp.analysis.draw.asked import asked as asked_to_draw
+from quantexp.analysis.requantise.asked import asked as asked_to_requantise
+from quantexp.arguments import VERBS, parser_of
+from quantexp.cli import main
 from quantexp.compose import compose
 from quantexp.sweep.points import compose_points
 
 DOCS = Path(__file__).parent.parent / "docs"
-SWEEPS = (DOCS / "sweeps.md").read_text()
-COMMAND = re.compile(r"^quantexp -m (?P<words>.*?) +# (?P<number>\d+) points$", re.MULTILINE)
-FILE = re.compile(r"^<!-- (?P<name>\S+) -->\n```yaml\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+README = DOCS.parent / "README.md"
+PAGES = sorted([README, *DOCS.rglob("*.md")])
+LINK = re.compile(r"\]\((?!https?://)(?P<file>[^)#]*)(?:#(?P<heading>[^)]*))?\)")
+FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?<=\n\n)(?P<text>(?: {4}quantexp .*\n)(?: {4}.*\n)*)")
+COMMENT = re.compile(r"<!-- (?P<text>[^>]*) -->\n\Z")
+NOT_RUN = "not run: "
+#: Blocks of the README that `.ci/run` executes.
+CI_BLOCKS = ("main", "tests", "slow-tests")
+INLINE = re.compile(r"`(?P<text>quantexp [^`]*)`")
+
+COMPOSED = ("train", "plan", "prepare")
+ABOUT_RUNS = (
+    *("status", "logs", "cancel", "resume", "retry"),
+    *("captures", "draw", "compare", "report", "export", "requantise"),
+)
+#: Schemes of the small runs that commands about runs are executed on.
+SCHEMES = ("bf16", "FA_mxfp8", "FA_hifp8", "FA_linear_mxfp8", "FA_linear_mxfp4", "FA_linear_hifp8")
+#: A run's folder or a part of its name, as the pages write them.
+RUN = re.compile(rf"(?:llama32-1b_wikipedia_)?\b({'|'.join(SCHEMES)})-(?:[0-9a-f]{{4,8}}\b|\.\.\.)")
 
 
-OLD = (DOCS / "migration.md").read_text()
-#: In backticks, with at least one group=choice or key=value, and nothing to be put in by the reader.
-RUNS = re.compile(r"`quantexp (?P<words>(?:-m |plan )?(?:'?[a-z][\w./]*=[^`\s]+ ?)+)`")
+@dataclass(frozen=True)
+class Block:
+    """A block of code on a page."""
+
+    page: Path
+    language: str
+    text: str
+    #: The comment before it, without the brackets.
+    comment: str
+
+    @property
+    def name(self) -> str:
+        """The file that a YAML block stands for, or the name that `.ci/run` knows it by."""
+        return "" if self.comment.startswith(NOT_RUN) else self.comment
+
+    @property
+    def is_run(self) -> bool:
+        return not self.comment.startswith(NOT_RUN) and self.name not in CI_BLOCKS
+
+    @property
+    def needs_runs(self) -> bool:
+        return "runs/" in self.text
 
 
-PAGES = sorted([DOCS.parent / "README.md", *DOCS.rglob("*.md")])
-LINK = re.compile(r"\]\((?!https?://)(?P<file>[^)#]+)(?:#[^)]*)?\)")
+@dataclass(frozen=True)
+class Command:
+    """One command line: its words, without `quantexp` and the verb."""
+
+    verb: str
+    words: tuple[str, ...]
+    #: What the page says about how many points it has.
+    points: int | None = None
+
+    @property
+    def needs_runs(self) -> bool:
+        return self.verb in ABOUT_RUNS or any("runs/" in word for word in self.words)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))
-def test_every_link_to_a_file_leads_there(page: Path) -> None:
-    broken = [
-        link["file"]
-        for link in LINK.finditer(page.read_text())
-        if not (page.parent / link["file"]).exists()
+@cached
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = []
+    for match in (*FENCE.finditer(text), *INDENTED.finditer(FENCE.sub("", text))):
+        comment = COMMENT.search(match.string, 0, match.start())
+        language = match.groupdict().get("language") or ("bash" if match.re is INDENTED else "")
+        found.append(Block(page, language, match["text"], comment["text"] if comment else ""))
+    return found
+
+
+def lines(block: Block) -> list[str]:
+    """The command lines of a block: all of bash, those after a `$` of text."""
+    joined = block.text.replace("\\\n", " ").splitlines()
+    if block.language == "text":
+        return [line[2:] for line in joined if line.startswith("$ ")]
+    return [line.strip() for line in joined if line.strip() and not line.startswith("#")]
+
+
+def commands(page: Path) -> list[Command]:
+    """Every command of a page that is run, in order."""
+    texts = [
+        line
+        for b in blocks(page)
+        if b.is_run and b.language in ("bash", "text")
+        for line in lines(b)
     ]
-    assert broken == []
+    if page.name == "migration.md":
+        texts += [inline["text"] for inline in INLINE.finditer(page.read_text())]
+    return [command_of(text) for text in texts]
 
 
-def test_every_command_of_the_sweeps_page_is_found() -> None:
-    assert len(COMMAND.findall(SWEEPS)) == SWEEPS.count("\nquantexp -m ") > 10
+def command_of(text: str) -> Command:
+    program, *words = [word for word in shlex.split(text, comments=True) if word != "..."]
+    assert program == "quantexp", f"{text!r} is not run: say why in a comment before the block"
+    verb = words.pop(0) if words and words[0] in VERBS else "train"
+    points = re.search(r"# (\d+) points$", text)
+    return Command(verb, tuple(words), int(points[1]) if points else None)
 
 
-@pytest.mark.parametrize("command", [*COMMAND.finditer(SWEEPS)], ids=lambda c: c["words"])
-def test_sweep_of_the_page_has_the_points_it_says(command: re.Match[str], in_tmp: Path) -> None:
-    for file in FILE.finditer(SWEEPS):
-        Path(file["name"]).parent.mkdir(parents=True, exist_ok=True)
-        Path(file["name"]).write_text(file["text"])
-    words = shlex.split(command["words"])
-    config_dir = None
-    if words[0] == "--config-dir":
-        config_dir, words = Path(words[1]), words[2:]
-    assert len(compose_points(words, config_dir, {})) == int(command["number"])
-
-
-def test_every_run_of_the_migration_page_is_found() -> None:
-    assert len(RUNS.findall(OLD)) > 20
-
-
-@pytest.mark.parametrize("run", [*RUNS.finditer(OLD)], ids=lambda run: run["words"])
-def test_run_of_the_migration_page_is_one(run: re.Match[str], in_tmp: Path) -> None:
-    words = shlex.split(run["words"])
-    if words[0] == "-m":
-        assert len(compose_points(words[1:], None, {})) == 10
+def check(command: Command) -> None:
+    """Compose what it would train; of other commands, parse the words."""
+    arguments = parser_of(command.verb).parse_intermixed_args(list(command.words))
+    if command.verb == "draw":
+        asked_to_draw(arguments)
+    elif command.verb == "requantise":
+        asked_to_requantise(arguments)
+    elif command.verb not in COMPOSED:
+        pass
+    elif getattr(arguments, "multirun", False):
+        points = compose_points(arguments.words, arguments.config_dir, {})
+        assert command.points in (None, len(points))
     else:
-        compose(words[words[0] == "plan" :], None, {})
+        compose(arguments.words, arguments.config_dir, {})
+
+
+def write_files(page: Path) -> None:
+    """The YAML files that the page gives a name."""
+    for block in blocks(page):
+        if block.language == "yaml" and block.name:
+            Path(block.name).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.name).write_text(block.text)
+
+
+def pages(pattern: str, *languages: str) -> list[Path]:
+    """The pages with such a block that has the pattern."""
+    return [
+        page
+        for page in PAGES
+        if any(
+            block.is_run and block.language in languages and re.search(pattern, block.text)
+            for block in blocks(page)
+        )
+    ]
+
+
+#: Whether a block of commands needs runs, as well as a pattern can tell; `Command.needs_runs` decides.
+_NEEDS_RUNS = rf"runs/|quantexp ({'|'.join(ABOUT_RUNS)}) "
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(DOCS.parent))
+
+
+#: Not the page that explains, and not the benchmarks, which name schemes in results alone.
+EXPLAINED = [page for page in PAGES if page.name not in ("glossary.md", "benchmarks.md")]
+every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    found = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+
+
+@every_page
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for link in LINK.finditer(FENCE.sub("", page.read_text())):
+        target = page.parent / link["file"] if link["file"] else page
+        assert target.exists(), link[0]
+        assert not link["heading"] or link["heading"] in headings(target), link[0]
+
+
+@every_page
+def test_every_block_is_executed_or_says_why_not(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in ("bash", "python", "yaml", "text"), block.text
+        assert block.comment != NOT_RUN.strip(), block.text
+        if block.name in CI_BLOCKS:
+            assert page == README, f"{block.name} on {page} is executed by nobody"
+    for command in commands(page):
+        assert command.verb in (*COMPOSED, *ABOUT_RUNS, "list") or "--help" in command.words
+
+
+@pytest.mark.parametrize("page", EXPLAINED, ids=name_of)
+def test_slots_and_fa_are_explained_where_a_page_first_uses_them(page: Path) -> None:
+    text = page.read_text()
+    first = re.search(r"FA_|\bFA\b|\bslots?\b|\bfprop\b|\bdgrad|\bwgrad\b", text)
+    if first is not None:
+        paragraph = text.find("\n\n", first.start())
+        before = text[: paragraph if paragraph >= 0 else None]
+        assert "glossary.md" in before, text[first.start() :].partition("\n")[0]
+
+
+def test_every_page_is_on_the_map() -> None:
+    listed = {link["file"] for link in LINK.finditer((DOCS / "index.md").read_text())}
+    shown = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert {page for page in shown if page.count("/") == 0} - {"index.md"} <= listed
+
+
+@every_page
+def test_commands_of_a_page_are_commands(
+    page: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(page)
+    for command in dict.fromkeys(commands(page)):
+        if command.verb == "list":
+            assert main([command.verb, *command.words]) == 0
+        elif not (command.needs_runs and command.verb in COMPOSED):
+            check(command)
+
+
+def test_every_sweep_of_the_sweeps_page_says_its_number_of_points() -> None:
+    sweeps = [command for command in commands(DOCS / "sweeps.md") if "-m" in command.words]
+    assert len(sweeps) > 10
+    assert all(command.points for command in sweeps)
+
+
+def test_migration_names_every_command_file_and_flag_of_the_old_scripts() -> None:
+    text = (DOCS / "migration.md").read_text()
+    old = """
+        single batch quick collect visualize both
+        run_single run_tensor_collection run_tensor_draw quick_visualize one_click
+        train_config.py flash_attention_config.py quant_type_modifier.py
+        control_iter collect_micro_batches CUSTOM_QUANT_TYPE TENSOR_SAVE_DIR TENSOR_SAVE_ENABLED
+        --quant-type --fa-quantization --linear-quant --qk-quant --pv-quant --check --mode --tensor-dir --output-dir
+        --restore --training-config --control-iter --dry-run --list
+    """
+    assert [word for word in old.split() if f"`{word}" not in text] == []
+
+
+@pytest.mark.parametrize("page", pages("", "yaml"), ids=name_of)
+def test_yaml_of_a_page_is_a_part_of_an_experiment(page: Path, in_tmp: Path) -> None:
+    Path("mine/experiment").mkdir(parents=True)
+    for block in blocks(page):
+        if block.language == "yaml" and block.is_run and not block.name:
+            Path("mine/experiment/block.yaml").write_text(f"# @package _global_\n{block.text}")
+            compose(["+experiment=block"], Path("mine"), {})
+
+
+@pytest.mark.parametrize("page", pages("", "python"), ids=name_of)
+def test_python_of_a_page_runs(page: Path, in_tmp: Path) -> None:
+    run_python(page, lambda text: text, needs_runs=False)
+
+
+def run_python(page: Path, change: Callable[[str], str], *, needs_runs: bool) -> None:
+    names: dict[str, object] = {}
+    for block in blocks(page):
+        if block.language == "python" and block.is_run and block.needs_runs is needs_runs:
+            exec(compile(change(block.text), str(page), "exec"), names)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) -> Iterator[Path]:
+    """A folder with a small run of each of SCHEMES, with tensors and a saved model, and the list of their sweep."""
+    folder = tmp_path_factory.mktemp("docs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        more = ["capture=tensors", "checkpoint.at_end=true", f"quant={','.join(SCHEMES)}"]
+        assert main(["-m", *tiny_words, *more]) == 0
+        yield folder
+
+
+def with_real_runs(text: str) -> str:
+    """The text with the small runs instead of those that the page names."""
+    real = {name.partition("wikipedia_")[2].rpartition("-")[0]: name for name in _runs()}
+    text = RUN.sub(lambda match: real[match[1]], text)
+    text = re.sub(r"runs/sweeps/[\w]+\.json", str(next(Path("runs/sweeps").glob("*.json"))), text)
+    return re.sub(r"\b(RUN|DIR|FOLDER)\b", f"runs/{real['FA_linear_mxfp8']}", text)
+
+
+def _runs() -> list[str]:
+    return [folder.name for folder in Path("runs").glob("llama*")]
+
+
+def expanded(word: str) -> list[str]:
+    """What the shell makes of a pattern."""
+    return (
+        sorted(map(str, Path().glob(word))) if word.startswith("runs/") and "*" in word else [word]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages(_NEEDS_RUNS, "bash", "text"), ids=name_of)
+def test_commands_about_runs_do_what_the_page_says(
+    page: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in dict.fromkeys(commands(page)):
+        if not command.needs_runs:
+            continue
+        words = [one for word in command.words for one in expanded(with_real_runs(word))]
+        if command.verb in COMPOSED:
+            check(Command(command.verb, tuple(words)))
+            continue
+        if command.verb == "draw" and not any(word.startswith("module=") for word in words):
+            words.append("module=fc1")
+        assert main([command.verb, *words]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages("runs/", "python"), ids=name_of)
+def test_python_about_runs_runs(page: Path, work: Path) -> None:
+    run_python(page, with_real_runs, needs_runs=True)
+
+
+@pytest.mark.slow
+def test_the_tutorial_works_from_its_first_command_to_its_last(
+    in_tmp: Path, tiny_words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = DOCS / "tutorial.md"
+    write_files(page)
+    for command in commands(page):
+        words = list(command.words)
+        if command.verb == "train":
+            words += ["training.iterations=2", "training.warmup_iterations=1", tiny_words[-1]]
+        assert main([command.verb, *words]) == 0, capsys.readouterr().err
+    output = capsys.readouterr().out
+    verdict = re.search(r"\*(what the gaps .*?)\*", page.read_text())
+    assert verdict is not None
+    assert verdict[1] in " ".join(output.split())
+
+
+def test_a_block_that_is_neither_run_nor_marked_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("text\n\n```bash\nrm -rf runs\n```\n")
+    with pytest.raises(AssertionError, match="say why in a comment before the block"):
+        commands(page)
+    page = tmp_path / "marked.md"
+    page.write_text("<!-- not run: deletes runs -->\n```bash\nrm -rf runs\n```\n")
+    assert commands(page) == []
+
+
+def test_every_shipped_yaml_of_a_page_has_a_mapping_or_a_list() -> None:
+    texts = [block.text for page in PAGES for block in blocks(page) if block.language == "yaml"]
+    assert len(texts) > 5
+    assert all(isinstance(yaml.safe_load(text), dict | list) for text in texts)
