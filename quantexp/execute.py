@@ -78,7 +78,7 @@ def execute(experiment: Experiment, console: Console) -> Outcome:
 
 def stopping_words(grace_s: float) -> str:
     """What to say when an end was asked for."""
-    return f"stopping: what has been captured is written, {grace_s:.0f} s at most; Ctrl-C again ends at once"
+    return f"stopping: what was captured is written, {grace_s:.0f} s at most; Ctrl-C again ends at once"
 
 
 def in_use_elsewhere(run: RunDir, where: str) -> RunInUseError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -69,18 +70,32 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
 
 
 def print_how_to_go_on(run: RunDir, console: Console) -> None:
-    """What to type after a run was interrupted, and what is left of it."""
-    status = read_status(run.status)
+    """What to type after a run was interrupted, each command on a line of its own."""
+    status, folder = read_status(run.status), short_path(run.root)
+    saved = saved_iterations(run)
     if status is not None:
-        console.print(f"it had completed {status.iteration} of {status.iterations} iterations")
-    lines = [(f"quantexp resume {short_path(run.root)}", "begins again at the first iteration")]
-    if saved := saved_iterations(run):
-        words = f"quantexp ... training.start_from={short_path(run.root)}@{saved[-1]}"
-        lines.append((words, "a new run, from the last checkpoint"))
-    else:
-        lines[0] = (lines[0][0], f"{lines[0][1]}, as no checkpoint was saved")
-    for word, (command, about) in zip(("go on", ""), lines, strict=False):
-        console.print(f"[bold]{word:8}[/]{escape(command)}  ({about})", soft_wrap=True)
+        none = "" if saved else ", and no checkpoint was saved"
+        console.print(
+            f"{status.iteration} of {status.iterations} iterations were complete{none}. To begin again at the first:"
+        )
+    _print_command(f"quantexp resume {folder}", console)
+    if saved:
+        console.print("To begin another run with its last checkpoint:")
+        _print_command(f"quantexp ... training.start_from={folder}@{saved[-1]}", console)
+
+
+def print_how_to_go_on_with_sweep(
+    listing: Path, num_left: int, num_runs: int, console: Console
+) -> None:
+    """What to type after a sweep was interrupted."""
+    console.print(
+        f"{num_left} of {num_runs} runs are left. To run them, each from its first iteration:"
+    )
+    _print_command(f"quantexp resume {short_path(listing)}", console)
+
+
+def _print_command(command: str, console: Console) -> None:
+    console.print(f"  [bold]{escape(command)}[/]", soft_wrap=True)
 
 
 def proof_line(proof: dict[str, Any] | None, precision: Precision) -> str:

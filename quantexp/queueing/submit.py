@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
-from rich.markup import escape
 
 from quantexp.drawing import draw_skipped, report_sweep
 from quantexp.errors import ConfigError, RunError, RunInUseError
 from quantexp.execute import in_use_elsewhere
-from quantexp.paths import short_path
 from quantexp.queueing.detach import go_on_in_background
 from quantexp.queueing.display import Display, ended_line
 from quantexp.queueing.prepare import prepared
@@ -19,7 +17,7 @@ from quantexp.queueing.sheet import Place, Sheet
 from quantexp.queueing.slots import Slot, slots_for
 from quantexp.queueing.stop import stopping
 from quantexp.schema import Experiment
-from quantexp.summary import print_outcome, print_sweep
+from quantexp.summary import print_how_to_go_on_with_sweep, print_outcome, print_sweep
 
 
 def run_points(points: Sequence[tuple[Experiment, int]], console: Console) -> int:
@@ -97,20 +95,11 @@ def work_through(
     failures = [(i.experiment, i.reason) for i in sheet.items if i.outcome is None]
     print_sweep(outcomes, failures, console)
     if stop.requested:
-        _print_how_to_go_on(sheet, console)
+        left = sum(not item.completed for item in sheet.items)
+        print_how_to_go_on_with_sweep(sheet.files.listing, left, len(sheet.items), console)
         raise KeyboardInterrupt
     for outcome in outcomes:
         draw_skipped(outcome, console)
     drawings = [item.experiment.analysis.drawing for item in sheet.items]
     report_sweep(sheet.files.listing, drawings, console)
     return 0 if all(item.completed for item in sheet.items) else 1
-
-
-def _print_how_to_go_on(sheet: Sheet, console: Console) -> None:
-    """What to type after a sweep was interrupted."""
-    left = sum(not item.completed for item in sheet.items)
-    console.print(
-        f"[bold]{'go on':8}[/]quantexp resume {escape(str(short_path(sheet.files.listing)))}  ({left} of "
-        f"{len(sheet.items)} runs are left; each begins at its first iteration)",
-        soft_wrap=True,
-    )
