@@ -11,7 +11,8 @@ All of it from the exact count of each value. What has no finite, or no non-zero
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,17 +41,17 @@ from quantexp.analysis.style import (
     say_instead,
 )
 
-_WIDTH_INCH, _HEIGHT_INCH = 10.5, 4.6
+WIDTH_INCH, HEIGHT_INCH = 10.5, 4.6
 _NUM_POINTS = 161
 _BOX = torch.tensor([0, 0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999, 1], dtype=torch.float64)
-_BOX_WORDS = "box: quartiles; whiskers: 1, 99 %; ticks: 0.1, 99.9 %; dots: extremes"
+BOX_WORDS = "box: quartiles; whiskers: 1, 99 %; ticks: 0.1, 99.9 %; dots: extremes"
 #: Standard deviations from which the Q-Q plot's data axis is logarithmic beyond 3.
-_LONG_TAIL = 12.0
+LONG_TAIL = 12.0
 
 
 def draw_distribution(looked: Looked, grids: Sequence[Grid], source: str) -> Figure:
     """The figure; `source` names the run or folder."""
-    figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH)
+    figure = new_figure(WIDTH_INCH, HEIGHT_INCH)
     write_titles(figure, looked, source)
     left = figure.add_gridspec(
         3,
@@ -109,12 +110,12 @@ def _draw_magnitudes(
             alpha=alpha,
         )
         bars.text(0.04, y, sign, transform=bars.transAxes, va="center", fontsize=NOTE_PT, color=INK)
-    _note_what_has_no_place(bars, looked)
+    note_what_has_no_place(bars, looked.record)
     is_known = looked.entry.metadata.get("formats") is not None
-    _draw_grids(rows, grids, "no product quantises it" if is_known else "declared format unknown")
+    draw_grids(rows, grids, "no product quantises it" if is_known else "declared format unknown")
     _draw_magnitude_box(box, looked, colour)
-    _log2_axis(bars, limits)
-    _log2_axis(box, limits)
+    log2_axis(bars, limits)
+    log2_axis(box, limits)
     bars.tick_params(axis="x", length=0, labelbottom=False)
     rows.set_xscale("log", base=2)
     rows.set_xlim(*limits)
@@ -153,7 +154,7 @@ def _limits(looked: Looked, edges: Sequence[float], grids: Sequence[Grid]) -> tu
     return low / 2, high * 2
 
 
-def _log2_axis(ax: Axes, limits: tuple[float, float]) -> None:
+def log2_axis(ax: Axes, limits: tuple[float, float]) -> None:
     """Powers of two, every so many octaves that at most eight have a label."""
     ax.set_xscale("log", base=2)
     ax.set_xlim(*limits)
@@ -165,8 +166,8 @@ def _log2_axis(ax: Axes, limits: tuple[float, float]) -> None:
     ax.grid(visible=True, axis="x", color="#E4E4E4", linewidth=0.7)
 
 
-def _note_what_has_no_place(ax: Axes, looked: Looked) -> None:
-    record = looked.record
+def note_what_has_no_place(ax: Axes, record: Mapping[str, Any]) -> None:
+    """Zeros, NaN and Inf in the corner."""
     count = record["count"]
     words = [f"zero: {_percent(record['zeros'] / count)}"] if record["zeros"] else []
     words += [
@@ -181,7 +182,7 @@ def _percent(share: float) -> str:
     return f"{share:.2%}" if share >= 1e-4 else f"{share:.1e}"
 
 
-def _draw_grids(ax: Axes, grids: Sequence[Grid], without: str) -> None:
+def draw_grids(ax: Axes, grids: Sequence[Grid], without: str) -> None:
     """A row of ticks for each grid; what is declared but cannot be drawn is named."""
     _bare(ax)
     ax.set_ylim(len(grids) - 0.4 if grids else 0.6, -0.6)
@@ -202,7 +203,7 @@ def _draw_grids(ax: Axes, grids: Sequence[Grid], without: str) -> None:
 
 def _draw_magnitude_box(ax: Axes, looked: Looked, colour: str) -> None:
     _bare(ax)
-    _box(ax, quantiles(looked.counted, _BOX, magnitudes=True).tolist(), colour)
+    draw_box(ax, quantiles(looked.counted, _BOX, magnitudes=True).tolist(), colour)
 
 
 def _bare(ax: Axes) -> None:
@@ -214,7 +215,7 @@ def _bare(ax: Axes) -> None:
         ax.spines[side].set_visible(False)
 
 
-def _box(ax: Axes, marks: Sequence[float], colour: str) -> None:
+def draw_box(ax: Axes, marks: Sequence[float], colour: str) -> None:
     """A horizontal box at height 0, from the nine quantiles of `_BOX`."""
     low, p001, p01, q1, middle, q3, p99, p999, high = marks
     ax.hlines([0, 0], [p01, q3], [q1, p99], color=INK, lw=1)
@@ -228,14 +229,14 @@ def _box(ax: Axes, marks: Sequence[float], colour: str) -> None:
 
 def _draw_box(ax: Axes, looked: Looked, colour: str) -> None:
     dress(ax, "b  Values", "x", "", grid="x")
-    ax.set_xlabel(f"x   ({_BOX_WORDS})", fontsize=6, color=INK)
+    ax.set_xlabel(f"x   ({BOX_WORDS})", fontsize=6, color=INK)
     marks = quantiles(looked.counted, _BOX).tolist()
     if not marks:
         say_instead(ax, looked.finding or "no element to draw")
         return
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
-    _box(ax, marks, colour)
+    draw_box(ax, marks, colour)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
 
@@ -254,7 +255,7 @@ def _draw_normal(ax: Axes, looked: Looked, colour: str) -> None:
     ax.plot(ends, ends, color=BLACK, lw=0.9, ls="--", label="normal")
     ax.plot(z.tolist(), standard.tolist(), ".", ms=3.5, mew=0, color=colour)
     ax.xaxis.set_major_locator(MaxNLocator(6))
-    if float(standard.abs().max()) > _LONG_TAIL:
+    if float(standard.abs().max()) > LONG_TAIL:
         ax.set_yscale("symlog", linthresh=3, linscale=1)
         ax.set_ylabel("(x - mean) / std, log beyond 3", fontsize=9, color=INK)
     if record["skew"] is not None and record["kurtosis"] is not None:

@@ -7,7 +7,7 @@ second look at the few elements whose upper sixteen bits are those of a quantile
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,21 +41,25 @@ class Looked:
     @property
     def finding(self) -> str | None:
         """What is odd enough to be said beside the figures; None for an ordinary tensor."""
-        record = self.record
-        finite = record["count"] - record["nonfinite"]
-        if not record["count"]:
-            return "empty"
-        if not finite:
-            return f"nothing finite: {nonfinite_words(record)}"
-        if record["zeros"] == record["count"]:
-            return "all zero"
-        odd = [nonfinite_words(record)] if record["nonfinite"] else []
-        if record["min"] == record["max"] and finite > 1:
-            odd.append(f"constant {record['min']:.6g}")
-        return ", ".join(odd) or None
+        return finding_of(self.record)
 
 
-def nonfinite_words(record: dict[str, Any]) -> str:
+def finding_of(record: Mapping[str, Any]) -> str | None:
+    """What is odd about a tensor of these statistics; None for an ordinary one."""
+    finite = record["count"] - record["nonfinite"]
+    if not record["count"]:
+        return "empty"
+    if not finite:
+        return f"nothing finite: {nonfinite_words(record)}"
+    if record["zeros"] == record["count"]:
+        return "all zero"
+    odd = [nonfinite_words(record)] if record["nonfinite"] else []
+    if record["min"] == record["max"] and finite > 1:
+        odd.append(f"constant {record['min']:.6g}")
+    return ", ".join(odd) or None
+
+
+def nonfinite_words(record: Mapping[str, Any]) -> str:
     """`3 NaN, 1 Inf`."""
     counts = {"NaN": record["nan"], "Inf": record["inf"]}
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)

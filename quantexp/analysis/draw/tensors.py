@@ -13,6 +13,8 @@ from quantexp.analysis.draw.desk import Problems, place_of, progress_bar
 from quantexp.analysis.draw.journal import Journal, key_of
 from quantexp.analysis.draw.pool import Pool
 from quantexp.analysis.draw.tables import Row
+from quantexp.analysis.draw.told import key_of_told, name_of_told, told_of
+from quantexp.analysis.draw.tree import DISTRIBUTIONS, FIGURES
 from quantexp.analysis.draw.work import Done, Task, do
 from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
@@ -28,10 +30,18 @@ class Piece:
     name: str
     #: What its figures depend on.
     key: list[Any]
+    #: The folders that it has figures in.
+    folders: tuple[str, ...] = FIGURES
 
 
-def pieces_of(sources: Sequence[Source], problems: Problems) -> Iterator[Piece]:
-    """Every stored tensor; a file that is listed and not there is named."""
+def pieces_of(
+    sources: Sequence[Source], problems: Problems, *, every_iteration: bool = False
+) -> Iterator[Piece]:
+    """Every stored tensor, then those of which statistics alone are known; a file that is not there is named.
+
+    Of statistics the last iteration has figures, or every one: a whole run is captured so, and a figure of each of its
+    tensors would take hours.
+    """
     for source in sources:
         for entry in source.entries:
             try:
@@ -41,6 +51,18 @@ def pieces_of(sources: Sequence[Source], problems: Problems) -> Iterator[Piece]:
                 continue
             whole = name if len(sources) == 1 else f"{source.label}/{name}"
             yield Piece(source.label, entry, whole, key)
+        yield from _told(source, len(sources) > 1, every_iteration)
+
+
+def _told(source: Source, is_one_of_many: bool, every_iteration: bool) -> Iterator[Piece]:
+    entries = told_of(source.capture)
+    last = max((entry.metadata.get("iteration") or 0 for entry in entries), default=0)
+    for entry in entries:
+        is_drawn = every_iteration or (entry.metadata.get("iteration") or 0) == last
+        name = name_of_told(entry.metadata)
+        whole = f"{source.label}/{name}" if is_one_of_many else name
+        folders = (DISTRIBUTIONS,) if is_drawn else ()
+        yield Piece(source.label, entry, whole, key_of_told(entry.metadata), folders)
 
 
 def draw_tensors(
@@ -51,8 +73,8 @@ def draw_tensors(
     pool: Pool,
     problems: Problems,
     console: Console,
-) -> tuple[list[Row], int]:
-    """A row for each tensor that could be read, in order, and how many were done before.
+) -> tuple[list[Row], int, int]:
+    """A row for each tensor that could be read, in order, how many were done before, and how many figures there are.
 
     Raises:
         OSError: a figure cannot be written.
@@ -62,7 +84,8 @@ def draw_tensors(
     for place, piece in enumerate(pieces):
         done = journal.find(piece.name, piece.key, _files(piece, figures, formats))
         if done is None:
-            stems = {folder: journal.out / folder / piece.name for folder in figures}
+            kept = (folder for folder in figures if folder in piece.folders)
+            stems = {folder: journal.out / folder / piece.name for folder in kept}
             missing.append((place, Task(piece.entry, piece.source, stems, formats)))
         else:
             rows[place] = Row(piece.source, piece.entry, done)
@@ -80,7 +103,8 @@ def draw_tensors(
                 raise found
             else:
                 problems.add(place_of(task.entry), str(found))
-    return [rows[place] for place in sorted(rows)], num_known
+    num_figures = sum(len(_files(pieces[place], figures, formats)) for place in rows)
+    return [rows[place] for place in sorted(rows)], num_known, num_figures
 
 
 #: Tensors that are handed out together where they are only counted: handing out one takes a third of counting a
@@ -114,4 +138,5 @@ def _done(task: Task) -> _Found:
 
 
 def _files(piece: Piece, figures: Sequence[str], formats: Sequence[str]) -> list[str]:
-    return [f"{folder}/{piece.name}.{kind}" for folder in figures for kind in formats]
+    kept = [folder for folder in figures if folder in piece.folders]
+    return [f"{folder}/{piece.name}.{kind}" for folder in kept for kind in formats]

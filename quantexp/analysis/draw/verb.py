@@ -2,7 +2,8 @@
 
     quick_analysis.png   one picture of each run or folder
     tensor_stats.txt     a line for each tensor
-    distributions/       a figure for each tensor: histogram over the declared format's grid, box plots, Q-Q plot
+    distributions/       a figure for each tensor: histogram over the declared format's grid, box plots, Q-Q plot; of
+                         statistics alone a figure for each of the last iteration
     heatmaps/            a figure for each tensor: where its magnitudes are
     statistics/          text, CSV and JSON
     ...                  a folder for each chapter (`chapters`)
@@ -108,8 +109,10 @@ def _say_what_is_missing(source: Source, console: Console) -> None:
     if not len(source.capture):
         words = "no tensors were captured"
     elif not source.entries:
-        number = len(source.capture)
-        words = f"only statistics were kept of {number} tensors, no values to draw; run with capture=tensors"
+        words = (
+            f"statistics of {len(source.capture)} tensors, no values: heatmaps and attention_maps are left out, "
+            "capture=tensors has them"
+        )
     if words is not None:
         console.print(f"{source.label}: {words}", soft_wrap=True, markup=False)
 
@@ -123,7 +126,9 @@ def _drawn(
     problems: Problems,
     console: Console,
 ) -> Outcome:
-    pieces = list(pieces_of(sources, problems))
+    pieces = list(
+        pieces_of(sources, problems, every_iteration=bool(asked.filters.keys() & {"iteration"}))
+    )
     statistics = [_size_and_time(s.capture.folder / "statistics.jsonl") for s in sources]
     about = [VERSION, asked.formats, [[piece.name, piece.key] for piece in pieces], statistics]
     stamps = Stamps(out, force=asked.force)
@@ -140,13 +145,13 @@ def _drawn(
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
         figures = [folder for folder in FIGURES if folder in wanted]
         journal = Journal(out, force=asked.force)
-        rows, num_known = draw_tensors(
+        rows, num_known, num_drawn = draw_tensors(
             pieces, figures, asked.formats, journal, pool, problems, console
         )
         num_tensors = len(rows)
         details = STATISTICS in wanted
         num_files += len(write_tables(out, rows, problems.found, details=details))
-        num_files += num_tensors * len(figures) * len(asked.formats)
+        num_files += num_drawn
     for chapter in _chapters(wanted):
         desk = ChapterDesk(out / chapter.folder, asked.formats, pool, problems, console)
         make = partial(chapter.draw, sources, desk)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.analysis.draw.look import Looked, look_at
+from quantexp.analysis.draw.told import Told
 from quantexp.analysis.draw.tree import DISTRIBUTIONS, HEATMAPS
 from quantexp.capture.reader import CapturedTensor
 
@@ -41,10 +42,23 @@ def do(task: Task) -> Done:
         CaptureError: the file cannot be used.
         OSError: a figure cannot be written.
     """
+    if not task.entry.metadata.get("file"):
+        return _of_statistics(task)
     looked = look_at(task.entry)
     if task.stems:
         _draw(task, looked)
     return Done(looked.record, looked.finding)
+
+
+def _of_statistics(task: Task) -> Done:
+    told = Told.of(task.entry)
+    if DISTRIBUTIONS in task.stems:
+        from quantexp.analysis.draw.told_figure import draw_told
+        from quantexp.analysis.style import save_figure
+
+        figure = draw_told(told, task.source)
+        save_figure(figure, task.stems[DISTRIBUTIONS], task.formats, one_of_many=True)
+    return Done(told.record, told.finding)
 
 
 def _draw(task: Task, looked: Looked) -> None:

@@ -228,7 +228,7 @@ def test_statistics_without_values_are_said(run: Unhashed, draws: Draw) -> None:
     for path in run.dir.rglob("*.pt"):
         path.unlink()
     _, _, said = draws(run.run_dir, only=("heatmaps",))
-    assert "only statistics were kept of 6 tensors, no values to draw" in said
+    assert "statistics of 6 tensors, no values: heatmaps and attention_maps are left out" in said
 
 
 def test_an_unknown_part_is_refused(run: Unhashed, draws: Draw) -> None:

@@ -1,0 +1,60 @@
+"""A tensor of which statistics were captured and no values: what they say, and what its figures are called."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantexp.analysis.draw.look import finding_of
+from quantexp.capture.names import TensorName
+from quantexp.capture.reader import CapturedTensor
+
+
+@dataclass(frozen=True)
+class Told:
+    """A tensor and its captured statistics."""
+
+    entry: CapturedTensor
+    #: As `Looked.record`: the statistics, with shape and dtype.
+    record: dict[str, Any]
+
+    @classmethod
+    def of(cls, entry: CapturedTensor) -> Told:
+        """The statistics of a line that has no file."""
+        metadata = entry.metadata
+        about = {"shape": list(metadata.get("shape") or ()), "dtype": str(metadata.get("dtype"))}
+        return cls(entry, about | dict(metadata["statistics"]))
+
+    @property
+    def finding(self) -> str | None:
+        """What is odd enough to be said beside the figures; None for an ordinary tensor."""
+        return finding_of(self.record)
+
+
+def told_of(entries: Iterable[CapturedTensor]) -> list[CapturedTensor]:
+    """The tensors that statistics alone are known of."""
+    return [e for e in entries if not e.metadata.get("file") and e.metadata.get("statistics")]
+
+
+def name_of_told(metadata: Mapping[str, Any]) -> str:
+    """Like a captured file's name without a time, with iteration, micro-batch and rank at its end."""
+    words = ("module", "operation", "phase", "tensor", "quant_type")
+    name = TensorName(int(metadata.get("layer", -1)), **{w: str(metadata.get(w)) for w in words})
+    when = (("iteration", "i"), ("micro_batch", "m"), ("rank", "r"))
+    ends = [f"{letter}{value}" for key, letter in when if (value := metadata.get(key)) is not None]
+    return "_".join(
+        [
+            f"{name.quant_type}/{name.layer_type}",
+            *(name.layer_idx, name.operation, name.phase, name.component),
+            *(name.quant_type, name.tensor, *ends),
+        ]
+    )
+
+
+def key_of_told(metadata: Mapping[str, Any]) -> list[Any]:
+    """What the figures depend on."""
+    content = json.dumps([metadata.get("statistics"), metadata.get("formats")], sort_keys=True)
+    return ["statistics", hashlib.blake2b(content.encode(), digest_size=12).hexdigest()]
