@@ -64,9 +64,9 @@ _OFFSET_LABEL = "log2(block scale / floor rule's)"
 _TARGET_LABEL = "log2(what amax is brought to)"
 #: A row's vertical axis reaches at least so far, so that next to nothing looks like it.
 _LEAST_REACH = 5.0
-_PANEL_INCH, _ROW_INCH, _LEGEND_INCH = 2.7, 1.75, 0.75
-
-_LEGEND_ENTRY_INCH = 2.1
+_PANEL_INCH, _ROW_INCH, _TITLE_INCH = 2.7, 1.75, 0.35
+#: Of the legend, which is above all panels.
+_ENTRY_INCH, _LINE_INCH = 2.1, 0.18
 
 #: Operand -> point -> the medians over its tensors.
 Curves = Mapping[str, Mapping[Point, Fidelity]]
@@ -84,9 +84,12 @@ def draw_study(tally: Tally) -> Figure:
     bands = [[f for f in formats if (f.family is Family.MX) is mx] for mx in (True, False)]
     bands = [band for band in bands if band]
     width = max(len(band) for band in bands)
-    height = len(bands) * (3 * _ROW_INCH + 0.9) + _LEGEND_INCH
-    figure = new_figure(max(8.0, _PANEL_INCH * width + 0.8), height)
-    top = 1 - _LEGEND_INCH / height
+    width_inch = max(8.0, _PANEL_INCH * width + 0.8)
+    columns = max(2, int(width_inch / _ENTRY_INCH))
+    top_inch = _LINE_INCH * math.ceil((len(curves) + 1) / columns) + _TITLE_INCH
+    height = len(bands) * (3 * _ROW_INCH + 0.9) + top_inch
+    figure = new_figure(width_inch, height)
+    top = 1 - top_inch / height
     grid = figure.add_gridspec(
         len(bands),
         1,
@@ -106,7 +109,7 @@ def draw_study(tally: Tally) -> Figure:
                 together.append(ax)
         for together in rows:
             _same_reach(together)
-    _add_legend(figure, curves)
+    _add_legend(figure, curves, columns)
     return figure
 
 
@@ -172,12 +175,19 @@ def _usual(fmt: Format) -> list[float]:
             return [math.log2(fmt.amax_target)]
 
 
-def _add_legend(figure: Figure, curves: Curves) -> None:
+def _add_legend(figure: Figure, curves: Curves, columns: int) -> None:
     styles = [_CURVES[operand] for operand in curves]
     handles = [
         Line2D([], [], color=colour, marker=marker, ms=4, mew=0, lw=1.2, label=name)
         for name, colour, marker in styles
     ]
     handles.append(Line2D([], [], color=INK, lw=0.9, ls=":", label="what schemes do (MX: floor)"))
-    columns = max(2, int(figure.get_figwidth() / _LEGEND_ENTRY_INCH))
-    figure.legend(handles=handles, loc="upper left", ncols=columns, frameon=False, fontsize=TICK_PT)
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        ncols=columns,
+        frameon=False,
+        fontsize=TICK_PT,
+        borderaxespad=0.3,
+        borderpad=0.2,
+    )

@@ -51,6 +51,19 @@ def test_every_axis_has_its_name_and_unit() -> None:
     assert words == ["linear input x", "linear output gradient g", "what schemes do (MX: floor)"]
 
 
+@pytest.mark.parametrize("names", [["mxfp4"], None])
+def test_the_legend_of_all_operands_lies_on_no_title(names: list[str] | None) -> None:
+    found = tally(names)
+    for operand in ("w", "q", "k", "P", "dS", "v", "dO"):
+        found.study[operand] = found.study["g"]
+    figure = draw_study(found)
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    titles = [ax._left_title.get_window_extent() for ax in figure.axes if ax.get_title(loc="left")]
+    assert box.x1 <= figure.bbox.width
+    assert all(title.y1 <= box.y0 for title in titles)
+
+
 @pytest.mark.parametrize(
     ("name", "usual"),
     [("hifp8", [15.0, 224.0]), ("fp8_e4m3", [448.0]), ("nvfp4", [2688.0])],
