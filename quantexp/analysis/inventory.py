@@ -1,13 +1,12 @@
-"""How many tensors and bytes a capture has, by whatever it is asked for. A file counts once."""
+"""What a captured tensor is to its layer, and the order of a layer's modules."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import Enum
 
-from quantexp.analysis.collection import Record, unique_files
+from quantexp.analysis.collection import Record
 from quantexp.capture.operands import SCALE, source_of
 
 
@@ -20,14 +19,6 @@ class Kind(Enum):
     PROBABILITY = "attention weights"
     GRADIENT = "gradients"
     SCALE = "scales"
-
-
-@dataclass
-class Tally:
-    """What one class of tensors adds up to."""
-
-    num_tensors: int = 0
-    num_bytes: int = 0
 
 
 _KINDS = {
@@ -54,11 +45,6 @@ def kind_of(record: Record) -> Kind:
     return _KINDS.get(source, Kind.ACTIVATION)
 
 
-def module_of(record: Record) -> str:
-    """The module, all experts as one: `expert7-fc1` is `expert-fc1`."""
-    return experts_as_one(record.module)
-
-
 def experts_as_one(module: str) -> str:
     """The name without an expert's number."""
     return re.sub(r"^expert\d+", "expert", module)
@@ -72,13 +58,3 @@ def in_flow(modules: Iterable[str]) -> list[str]:
         return (_FLOW.index(stem) if stem in _FLOW else len(_FLOW), module)
 
     return sorted(set(modules), key=place)
-
-
-def tally(records: Sequence[Record], key: Callable[[Record], str]) -> dict[str, dict[Kind, Tally]]:
-    """Class -> kind -> number of tensors and bytes."""
-    tallies: dict[str, dict[Kind, Tally]] = {}
-    for record in unique_files(records):
-        one = tallies.setdefault(key(record), {}).setdefault(kind_of(record), Tally())
-        one.num_tensors += 1
-        one.num_bytes += record.bytes
-    return tallies

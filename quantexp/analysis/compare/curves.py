@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from quantexp.analysis.compare.comparison import Comparison
 from quantexp.analysis.compare.lines import Band, Line, lines_of
 from quantexp.analysis.compare.smooth import running_mean, window_of
+from quantexp.analysis.scheme_style import SchemeStyle
 from quantexp.analysis.style import (
     GREY,
     INK,
@@ -65,19 +66,27 @@ def _draw(ax: Axes, lines: Sequence[Line], bands: Sequence[Band]) -> None:
     """The lines with their bands, each named at its right end."""
     ends = []
     for line, band in zip(lines, bands, strict=True):
-        x, (low, mean, high) = band.iterations, (band.low, band.mean, band.high)
-        if (window := window_of(len(x))) > 1:
-            ax.plot(x, mean, color=line.style.colour, linewidth=0.5, alpha=0.25, zorder=1.5)
-            low, mean, high = (tuple(running_mean(y, window)) for y in (low, mean, high))
-        if len(line.rows) > 1:
-            ax.fill_between(x, low, high, color=line.style.colour, alpha=0.18, linewidth=0)
-        ax.plot(
-            x,
-            mean,
-            color=line.style.colour,
-            linestyle=line.style.linestyle,
-            linewidth=2.4 if line.is_baseline else 1.5,
-            marker=line.style.marker if len(x) == 1 else None,
-        )
-        ends.append((x[-1], mean[-1], line.label, line.style))
+        end = draw_band(ax, band, line.style, is_baseline=line.is_baseline)
+        ends.append((*end, line.label, line.style))
     name_lines(ax, ends)
+
+
+def draw_band(
+    ax: Axes, band: Band, style: SchemeStyle, *, is_baseline: bool
+) -> tuple[float, float]:
+    """One line; of many points the running mean, with every point faintly behind it. Returns its right end."""
+    x, (low, mean, high) = band.iterations, (band.low, band.mean, band.high)
+    if (window := window_of(len(x))) > 1:
+        ax.plot(x, mean, color=style.colour, linewidth=0.5, alpha=0.25, zorder=1.5)
+        low, mean, high = (tuple(running_mean(y, window)) for y in (low, mean, high))
+    if low != high:
+        ax.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
+    ax.plot(
+        x,
+        mean,
+        color=style.colour,
+        linestyle=style.linestyle,
+        linewidth=2.4 if is_baseline else 1.5,
+        marker=style.marker if len(x) == 1 else None,
+    )
+    return x[-1], mean[-1]

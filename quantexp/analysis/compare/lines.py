@@ -27,6 +27,9 @@ class Band:
     high: tuple[float, ...] = ()
 
 
+NOTHING = Band()
+
+
 @dataclass(frozen=True)
 class Line:
     """One scheme on the page."""
@@ -54,7 +57,7 @@ def band_of(curves: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Band:
     """Iterations and values of several runs, together."""
     by_iteration = [dict(zip(*curve, strict=True)) for curve in curves]
     if not by_iteration:
-        return Band()
+        return NOTHING
     common = [i for i in by_iteration[0] if all(i in one for one in by_iteration)]
     values = [[one[i] for one in by_iteration] for i in common]
     return Band(
@@ -112,5 +115,5 @@ def _line(rows: Sequence[Row], group: Sequence[int], style: SchemeStyle) -> Line
         tuple(group),
         is_baseline,
         band_of([curve for curve in losses if curve[0]]),
-        Band() if is_baseline else band_of(gaps),
+        NOTHING if is_baseline else band_of(gaps),
     )

@@ -16,13 +16,14 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from quantexp.analysis.draw.tree import STATISTICS
 from quantexp.analysis.draw.work import Done
+from quantexp.analysis.inventory import experts_as_one
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics import QUANTILES
 from quantexp.progress import human_bytes
@@ -100,6 +101,8 @@ def _write_table(stream: TextIO, rows: Sequence[Row], problems: Mapping[str, str
     stream.write(f"{len(rows)} tensors, {human_bytes(num_bytes)}\n")
     for source, count in Counter(row.source for row in rows).items():
         stream.write(f"  {source}: {count}\n")
+    for title, key in CLASSES.items():
+        stream.write(f"by {title}: {_shares(counted_by(rows, key), num_bytes)}\n")
     for finding, labels in _findings(rows).items():
         stream.write(f"{finding}: {len(labels)}\n")
         stream.writelines(f"  {label}\n" for label in labels)
@@ -122,6 +125,37 @@ def _write_table(stream: TextIO, rows: Sequence[Row], problems: Mapping[str, str
         cells += [_share(record["zero_share"]), f"{record['nonfinite']:,}"]
         stream.write(f"{label:{width}}  {record['dtype']:8}  {shape:{wide}}")
         stream.write("".join(f"  {cell:>10}" for cell in cells) + "\n")
+
+
+def counted_by(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
+    """The tensors of each value of a class."""
+    values: dict[str, list[Row]] = {}
+    for row in rows:
+        values.setdefault(key(row), []).append(row)
+    return values
+
+
+def _shares(values: Mapping[str, Sequence[Row]], num_bytes: int) -> str:
+    """`bf16 8 tensors, 12.5 % of the bytes`."""
+    words = []
+    for name, members in sorted(values.items()):
+        of_bytes = sum(int(row.entry.metadata.get("bytes") or 0) for row in members)
+        share = f", {of_bytes / num_bytes:.1%} of the bytes" if num_bytes else ""
+        words.append(f"{name} {len(members)} tensors{share}")
+    return "; ".join(words)
+
+
+def _value_of(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row.entry.metadata.get(key) or "unknown")
+
+
+#: What captured tensors are counted by: the title, and each tensor's value.
+CLASSES: Mapping[str, Callable[[Row], str]] = {
+    "quantisation type": _value_of("quant_type"),
+    "layer type": _value_of("layer_type"),
+    "operation": _value_of("operation"),
+    "module": lambda row: experts_as_one(_value_of("module")(row)),
+}
 
 
 def _findings(rows: Sequence[Row]) -> dict[str, list[str]]:

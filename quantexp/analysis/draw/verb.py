@@ -1,11 +1,11 @@
 """`quantexp draw DIR...`: the whole tree of figures and statistics of captured tensors.
 
-    quick_analysis.png   one picture of each run or folder
+    quick_analysis.png   one picture of a run or folder; of several, one of all, and quick_analysis/NAME.png of each
     tensor_stats.txt     a line for each tensor
     distributions/       a figure for each tensor: histogram over the declared format's grid, box plots, Q-Q plot; of
                          statistics alone a figure for each of the last iteration
     heatmaps/            a figure for each tensor: where its magnitudes are
-    statistics/          text, CSV and JSON
+    statistics/          text, CSV and JSON; captured: tensors and bytes by type, layer type, operation and module
     ...                  a folder for each chapter (`chapters`)
 
 Each tensor is read once, by worker processes; what is done is noted (`journal`), so that an interrupted draw goes on.
@@ -142,6 +142,10 @@ def _drawn(
             loss = None if source.run is None else _size_and_time(source.run.metrics)
             make = partial(save_quick_analysis, source, out / name, asked.formats)
             num_files += stamps.kept_or(name, [about, chosen, loss], make, lambda: True)
+        if len(sources) > 1:
+            losses = [_size_and_time(s.run.metrics) for s in sources if s.run is not None]
+            make = partial(_save_overview, sources, out, asked.formats)
+            num_files += stamps.kept_or(QUICK, [about, chosen, losses], make, lambda: True)
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
         figures = [folder for folder in FIGURES if folder in wanted]
         journal = Journal(out, force=asked.force)
@@ -151,6 +155,11 @@ def _drawn(
         num_tensors = len(rows)
         details = STATISTICS in wanted
         num_files += len(write_tables(out, rows, problems.found, details=details))
+        if details:
+            from quantexp.analysis.draw.captured import FILE_NAME, save_captured
+
+            stem = out / STATISTICS / FILE_NAME
+            num_files += len(save_captured(rows, stem, asked.formats))
         num_files += num_drawn
     for chapter in _chapters(wanted):
         desk = ChapterDesk(out / chapter.folder, asked.formats, pool, problems, console)
@@ -159,6 +168,15 @@ def _drawn(
             chapter.folder, [about, chosen], make, lambda: not problems.found
         )
     return Outcome(out, num_tensors, num_known, problems.found, num_files)
+
+
+def _save_overview(sources: Sequence[Source], out: Path, formats: Sequence[str]) -> list[Path]:
+    """All sources together, by what the picture of each has found."""
+    from quantexp.analysis.first_look import first_look
+    from quantexp.analysis.overview import save_overview
+
+    looks = [first_look(s.capture, out / QUICK / f"{s.label}.json") for s in sources]
+    return save_overview(sources, looks, out / QUICK, formats)
 
 
 def _chapters(wanted: Sequence[str]) -> list[Chapter]:

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+import pytest
 import torch
 
+from quantexp.analysis.draw.captured import draw_captured
 from quantexp.analysis.draw.tables import Row, write_tables
 from quantexp.analysis.draw.work import Task, do
 from quantexp.capture.statistics import QUANTILES
@@ -47,7 +50,7 @@ def test_the_csv_and_the_json_hold_the_same_numbers_as_the_tensors(tmp_path: Pat
 def test_the_table_names_what_is_odd_and_what_could_not_be_used(tmp_path: Path) -> None:
     write_tables(tmp_path, rows(tmp_path), {"a/b.pt": "torn"}, details=False)
     text = (tmp_path / "tensor_stats.txt").read_text()
-    assert text.startswith("3 tensors, 3.0 kB\n  my_run: 3\n")
+    assert text.startswith("3 tensors, 3.0 kB\n  my_run: 3\nby quantisation type: ")
     assert "empty tensors: 1\n  L1 fc1 output i5: empty\n" in text
     assert "tensors with NaN or Inf: 1\n  L2 fc1 grad_input i5: 1 NaN\n" in text
     assert "files that could not be used: 1\n  a/b.pt\n" in text
@@ -68,3 +71,55 @@ def test_several_sources_are_told_apart_and_the_text_has_every_quantile(tmp_path
 def test_no_tensor_is_an_empty_list(tmp_path: Path) -> None:
     write_tables(tmp_path, [], {}, details=True)
     assert json.loads((tmp_path / "statistics/statistics.json").read_text()) == []
+
+
+def test_the_table_says_what_was_captured_by_type_layer_type_operation_and_module(
+    tmp_path: Path,
+) -> None:
+    found = []
+    for expert, (layer_type, quant_type, operation) in enumerate(
+        [
+            ("linear", "mxfp8", "forward"),
+            ("linear", "mxfp8", "backward"),
+            ("attention", "bf16", "forward"),
+        ]
+    ):
+        entry = stored(
+            tmp_path,
+            normal(4, 4),
+            tensor="input",
+            layer=expert,
+            layer_type=layer_type,
+            quant_type=quant_type,
+            operation=operation,
+            module="attention" if layer_type == "attention" else f"expert{expert}-fc1",
+            bytes=1000 * (expert + 1),
+        )
+        found.append(Row("my_run", entry, do(Task(entry, "my_run", {}, ()))))
+    write_tables(tmp_path, found, {}, details=False)
+    text = (tmp_path / "tensor_stats.txt").read_text()
+    half = "50.0% of the bytes"
+    assert f"by quantisation type: bf16 1 tensors, {half}; mxfp8 2 tensors, {half}\n" in text
+    assert f"by layer type: attention 1 tensors, {half}; linear 2 tensors, {half}\n" in text
+    assert "by operation: backward 1 tensors, 33.3% of the bytes; forward 2 tensors, 66.7%" in text
+    assert f"by module: attention 1 tensors, {half}; expert-fc1 2 tensors, {half}\n" in text
+    page = draw_captured(found)
+    widths = [[bar.get_width() for bar in ax.patches] for ax in page.figure.axes]
+    assert widths == [
+        pytest.approx([0.5, 0.5]),
+        pytest.approx([0.5, 0.5]),
+        pytest.approx([1 / 3, 2 / 3]),
+        pytest.approx([0.5, 0.5]),
+    ]
+
+
+def test_of_statistics_alone_tensors_are_counted(tmp_path: Path) -> None:
+    given = rows(tmp_path)
+    bare = [
+        replace(row, entry=replace(row.entry, metadata={**row.entry.metadata, "bytes": 0}))
+        for row in given
+    ]
+    page = draw_captured(bare)
+    assert page.figure.axes[0].get_title(loc="left").endswith("share of tensors")
+    write_tables(tmp_path, bare, {}, details=False)
+    assert "by operation: unknown 3 tensors\n" in (tmp_path / "tensor_stats.txt").read_text()

@@ -1,0 +1,283 @@
+"""Several runs at a glance: losses, gaps to the baseline, and what each scheme leaves of each kind of tensor.
+
+A row and a line are one scheme, with runs that differ by their seed alone together (`quantexp.analysis.compare.lines`).
+A number is the median over the operands that the scheme declares quantised; a kind that it leaves in the working
+precision has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from quantexp.analysis.by_kind import OfKind, by_kind
+from quantexp.analysis.compare.comparison import compare
+from quantexp.analysis.compare.curves import draw_band
+from quantexp.analysis.compare.lines import NOTHING, Band, Line, lines_of
+from quantexp.analysis.compare.side import read_side
+from quantexp.analysis.draw.chapter import Source
+from quantexp.analysis.first_look import FirstLook
+from quantexp.analysis.inventory import Kind
+from quantexp.analysis.numerics.lines import percent
+from quantexp.analysis.scheme_style import SchemeStyle, scheme_styles
+from quantexp.analysis.style import (
+    GREY,
+    INK,
+    LABEL_PT,
+    NOTE_PT,
+    TICK_PT,
+    TITLE_PT,
+    Page,
+    dress,
+    name_lines,
+    new_figure,
+    save_figure,
+)
+
+_WIDTH_INCH = 9.0
+_EDGE_INCH, _TITLE_INCH, _BETWEEN_INCH, _FOOT_INCH = 0.12, 0.8, 0.9, 0.55
+_LINES_LEFT_INCH, _LINES_INCH, _ROW_INCH, _LETTER_INCH, _MOST_LABEL_INCH = (
+    0.8,
+    2.2,
+    0.27,
+    0.078,
+    3.0,
+)
+_KINDS = (Kind.ACTIVATION, Kind.WEIGHT, Kind.ATTENTION, Kind.PROBABILITY, Kind.GRADIENT)
+_SHORT = {
+    Kind.ACTIVATION: "activ.",
+    Kind.WEIGHT: "weights",
+    Kind.ATTENTION: "q, k, v",
+    Kind.PROBABILITY: "P",
+    Kind.GRADIENT: "grad.",
+}
+_GAP_INCH = 0.2
+_NO_NUMBER = "#EFEFEF"
+#: Shares are coloured from here to 1.
+_LEAST_SHARE = 1e-6
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One line and one row."""
+
+    label: str
+    style: SchemeStyle
+    kinds: tuple[OfKind, ...]
+    losses: Band = NOTHING
+    gaps: Band = NOTHING
+    is_baseline: bool = False
+
+
+@dataclass(frozen=True)
+class _Table:
+    title: str
+    unit: str
+    of: Callable[[OfKind], Sequence[float]]
+    write: Callable[[float], str]
+    #: The number as it is coloured, larger being better.
+    rank: Callable[[float], float]
+
+
+_TABLES = (
+    _Table(
+        "SQNR", "dB", lambda one: one.sqnr_db, lambda value: f"{value:.1f}", lambda value: value
+    ),
+    _Table(
+        "Became zero",
+        "share",
+        lambda one: one.underflow,
+        lambda value: _short_share(value),
+        lambda value: -math.log10(max(value, _LEAST_SHARE)),
+    ),
+    _Table(
+        "Saturated",
+        "share",
+        lambda one: one.saturated,
+        lambda value: _short_share(value),
+        lambda value: -math.log10(max(value, _LEAST_SHARE)),
+    ),
+)
+
+
+def save_overview(
+    sources: Sequence[Source], looks: Sequence[FirstLook], stem: Path, formats: Sequence[str]
+) -> list[Path]:
+    """Draw several sources together."""
+    return save_figure(draw_overview(schemes_of(sources, looks)).figure, stem, formats)
+
+
+def schemes_of(sources: Sequence[Source], looks: Sequence[FirstLook]) -> list[Scheme]:
+    """Sources that are runs by their lines, in the order given, then bare folders."""
+    runs = [i for i, source in enumerate(sources) if source.run is not None]
+    bare = [i for i, source in enumerate(sources) if source.run is None]
+    lines: list[Line] = []
+    if runs:
+        sides = [read_side(run) for i in runs if (run := sources[i].run) is not None]
+        lines = lines_of(compare(sides))
+    found = [
+        Scheme(
+            line.label,
+            line.style,
+            tuple(_declared(*(looks[runs[row]] for row in line.rows))),
+            line.losses,
+            line.gaps,
+            line.is_baseline,
+        )
+        for line in lines
+    ]
+    styles = scheme_styles([sources[i].scheme for i in bare])
+    for i, style in zip(bare, styles, strict=True):
+        found.append(Scheme(sources[i].label, style, tuple(_declared(looks[i]))))
+    return found
+
+
+def _declared(*looks: FirstLook) -> list[OfKind]:
+    """The kinds of tensor with those operands alone that the run quantised."""
+    tensors = [look for one in looks for look in one.tensors]
+    is_quantised = any(look.scales for look in tensors)
+    return by_kind(FirstLook(tuple(tensors))) if is_quantised else []
+
+
+def draw_overview(schemes: Sequence[Scheme]) -> Page:
+    """The figure; without losses, or without judged operands, their panels are left out."""
+    with_loss = [scheme for scheme in schemes if scheme.losses.iterations]
+    with_gap = [scheme for scheme in schemes if scheme.gaps.iterations]
+    kinds = [
+        k for k in _KINDS if any(one.kind is k and one.sqnr_db for s in schemes for one in s.kinds)
+    ]
+    rows = [scheme for scheme in schemes if scheme.kinds]
+    label_inch = _label_inch([scheme.label for scheme in schemes])
+    table_inch = _ROW_INCH * len(rows)
+    heights = [_LINES_INCH for some in (with_loss, with_gap) if some]
+    heights += [table_inch] if rows else []
+    height = _TITLE_INCH + sum(heights) + _BETWEEN_INCH * max(0, len(heights) - 1) + _FOOT_INCH
+    page = Page(new_figure(_WIDTH_INCH, height))
+    page.write(
+        _EDGE_INCH,
+        height - 0.16,
+        f"{len(schemes)} scheme{'s' * (len(schemes) != 1)} at a glance",
+        TITLE_PT + 2,
+        bold=True,
+    )
+    top, letters = height - _TITLE_INCH, iter("abcdef")
+    x, wide = _LINES_LEFT_INCH, _WIDTH_INCH - _LINES_LEFT_INCH - label_inch
+    if with_loss:
+        ax = page.axes(x, top - _LINES_INCH, wide, _LINES_INCH)
+        dress(ax, f"{next(letters)}  Training loss", "iteration", "nats/token", grid="both")
+        _draw_lines(ax, with_loss, [scheme.losses for scheme in with_loss])
+        top -= _LINES_INCH + _BETWEEN_INCH
+    if with_gap:
+        ax = page.axes(x, top - _LINES_INCH, wide, _LINES_INCH)
+        title = f"{next(letters)}  Gap to the baseline, paired by iteration"
+        dress(ax, title, "iteration", "nats/token", grid="both")
+        ax.axhline(0, color=GREY, lw=1.2)
+        _draw_lines(ax, with_gap, [scheme.gaps for scheme in with_gap])
+        top -= _LINES_INCH + _BETWEEN_INCH
+    if rows:
+        _draw_tables(page, rows, kinds, top - table_inch, label_inch, letters)
+    elif not with_loss:
+        page.write(_EDGE_INCH, height - 0.5, "no run has a loss or a judged operand", LABEL_PT)
+    return page
+
+
+def _label_inch(labels: Sequence[str]) -> float:
+    return min(_MOST_LABEL_INCH, 0.55 + _LETTER_INCH * max(map(len, labels), default=0))
+
+
+def _draw_lines(ax: Axes, schemes: Sequence[Scheme], bands: Sequence[Band]) -> None:
+    ends = []
+    for scheme, band in zip(schemes, bands, strict=True):
+        end = draw_band(ax, band, scheme.style, is_baseline=scheme.is_baseline)
+        ends.append((*end, scheme.label, scheme.style))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    name_lines(ax, ends)
+
+
+def _draw_tables(
+    page: Page,
+    rows: Sequence[Scheme],
+    kinds: Sequence[Kind],
+    y: float,
+    label_inch: float,
+    letters: Iterator[str],
+) -> None:
+    wide = (_WIDTH_INCH - label_inch - 0.15 - 2 * _GAP_INCH) / 3
+    for number, table in enumerate(_TABLES):
+        x = label_inch + number * (wide + _GAP_INCH)
+        ax = page.axes(x, y, wide, _ROW_INCH * len(rows))
+        title = f"{next(letters)}  {table.title} ({table.unit})"
+        draw_table(ax, rows, kinds, table, title, with_names=number == 0)
+
+
+def draw_table(
+    ax: Axes,
+    schemes: Sequence[Scheme],
+    kinds: Sequence[Kind],
+    table: _Table,
+    title: str,
+    *,
+    with_names: bool,
+) -> None:
+    """A cell for each scheme and kind, with its number."""
+    values = np.array([[_value(scheme, kind, table) for kind in kinds] for scheme in schemes])
+    ranks = np.vectorize(lambda v: math.nan if math.isnan(v) else table.rank(v), otypes=[float])(
+        values
+    )
+    finite = ranks[np.isfinite(ranks)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+    high = max(high, low + 1e-9)
+    colours = colormaps["viridis"].with_extremes(bad=_NO_NUMBER)
+    ax.imshow(
+        np.ma.masked_invalid(np.clip(ranks, low, high)),
+        cmap=colours,
+        vmin=low,
+        vmax=high,
+        aspect="auto",
+    )
+    dress(ax, title, "", "", grid="x")
+    ax.grid(visible=False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
+    ax.tick_params(length=0)
+    ax.set_xticks(range(len(kinds)), [_SHORT[kind] for kind in kinds], fontsize=TICK_PT)
+    names = [scheme.label for scheme in schemes] if with_names else [""] * len(schemes)
+    ax.set_yticks(range(len(schemes)), names, fontsize=TICK_PT)
+    for row in range(1, len(schemes)):
+        ax.axhline(row - 0.5, color="white", lw=1.5)
+    for (row, column), value in np.ndenumerate(values):
+        if math.isnan(value):
+            continue
+        share = (np.clip(ranks[row, column], low, high) - low) / (high - low)
+        red, green, blue, _ = colours(share)
+        is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
+        ax.text(
+            column,
+            row,
+            table.write(value),
+            ha="center",
+            va="center",
+            fontsize=NOTE_PT + 0.5,
+            color="white" if is_dark else INK,
+        )
+
+
+def _value(scheme: Scheme, kind: Kind, table: _Table) -> float:
+    """The median over the operands of the kind; NaN where none is quantised."""
+    values = [v for one in scheme.kinds if one.kind is kind for v in table.of(one)]
+    return median(values) if values else math.nan
+
+
+def _short_share(value: float) -> str:
+    """`0`, `2 %`, `0.03 %`, `1e-5`."""
+    if 0 < value < 1e-4:
+        return f"{value:.0e}".replace("e-0", "e-")
+    return percent(float(f"{value:.2g}"))
