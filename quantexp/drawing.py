@@ -63,7 +63,7 @@ def draw_skipped(outcome: Outcome, console: Console) -> None:
 
 
 def report_sweep(listing: Path, drawings: Sequence[AutoDraw], console: Console) -> None:
-    """Write the report of several runs beside their list and say where; nothing where no run is to be drawn."""
+    """Write the report and the picture of several runs beside their list; nothing where no run is to be drawn."""
     if len(drawings) < 2 or set(drawings) == {AutoDraw.nothing}:
         return
     page = listing.with_suffix(".html")
@@ -72,6 +72,12 @@ def report_sweep(listing: Path, drawings: Sequence[AutoDraw], console: Console) 
 
         write_report([listing], page, REPORT_LOOK_S * len(drawings))
         console.print(f"[bold]report[/]  {escape(str(short_path(page)))}", soft_wrap=True)
+    picture = listing.with_suffix(".png")
+    with _told(f"{picture.name} was not drawn; quantexp draw {listing}", console):
+        from quantexp.analysis.overview import draw_sweep
+
+        draw_sweep(listing, picture)
+        console.print(f"[bold]picture[/] {escape(str(short_path(picture)))}", soft_wrap=True)
 
 
 @contextmanager

@@ -24,7 +24,9 @@ from quantexp.analysis.compare.curves import draw_band
 from quantexp.analysis.compare.lines import NOTHING, Band, Line, lines_of
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.draw.chapter import Source
-from quantexp.analysis.first_look import FirstLook
+from quantexp.analysis.draw.source import open_sources
+from quantexp.analysis.draw.tree import QUICK
+from quantexp.analysis.first_look import FirstLook, first_look
 from quantexp.analysis.inventory import Kind
 from quantexp.analysis.numerics.lines import percent
 from quantexp.analysis.scheme_style import SchemeStyle, scheme_styles
@@ -40,6 +42,7 @@ from quantexp.analysis.style import (
     name_lines,
     new_figure,
     save_figure,
+    save_png,
 )
 
 _WIDTH_INCH = 9.0
@@ -115,6 +118,19 @@ def save_overview(
     return save_figure(draw_overview(schemes_of(sources, looks)).figure, stem, formats)
 
 
+def draw_sweep(listing: Path, out: Path) -> Path:
+    """Draw the runs of a sweep's list to a PNG, by what the picture of each run has found.
+
+    Raises:
+        CaptureError: none of its runs has a folder yet.
+        RunError: a list, or a run's configuration, that cannot be read.
+    """
+    sources = open_sources([str(listing)], {})
+    keeps = [source.run.figures / f"{QUICK}.json" for source in sources if source.run is not None]
+    looks = [first_look(s.capture, keep) for s, keep in zip(sources, keeps, strict=True)]
+    return save_png(draw_overview(schemes_of(sources, looks)).figure, out)
+
+
 def schemes_of(sources: Sequence[Source], looks: Sequence[FirstLook]) -> list[Scheme]:
     """Sources that are runs by their lines, in the order given, then bare folders."""
     runs = [i for i, source in enumerate(sources) if source.run is not None]
@@ -161,13 +177,9 @@ def draw_overview(schemes: Sequence[Scheme]) -> Page:
     heights += [table_inch] if rows else []
     height = _TITLE_INCH + sum(heights) + _BETWEEN_INCH * max(0, len(heights) - 1) + _FOOT_INCH
     page = Page(new_figure(_WIDTH_INCH, height))
-    page.write(
-        _EDGE_INCH,
-        height - 0.16,
-        f"{len(schemes)} scheme{'s' * (len(schemes) != 1)} at a glance",
-        TITLE_PT + 2,
-        bold=True,
-    )
+    plural = "" if len(schemes) == 1 else "s"
+    title = f"{len(schemes)} scheme{plural} at a glance"
+    page.write(_EDGE_INCH, height - 0.16, title, TITLE_PT + 2, bold=True)
     top, letters = height - _TITLE_INCH, iter("abcdef")
     x, wide = _LINES_LEFT_INCH, _WIDTH_INCH - _LINES_LEFT_INCH - label_inch
     if with_loss:

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.first_look import captured_in, first_look
-from quantexp.analysis.overview import Scheme, draw_overview, schemes_of
+from quantexp.analysis.overview import Scheme, draw_overview, draw_sweep, schemes_of
 from quantexp.analysis.run_record import RunNames
+from quantexp.ledger.scope import runs_below
 from quantexp.paths import RunDir
 
 from . import mxfp4
@@ -90,6 +92,17 @@ def test_ten_schemes_have_names_that_do_not_overlap(tmp_path: Path) -> None:
         assert len(boxes) in (9, 10)
         assert all(a.y1 <= b.y0 + 0.5 for a, b in itertools.pairwise(boxes))
         assert max(box.x1 for box in boxes) <= figure.bbox.width
+
+
+def test_a_sweep_is_one_picture_by_what_the_picture_of_each_run_has_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schemes(tmp_path)
+    for run in runs_below(tmp_path):
+        first_look(captured_in(run.tensors), run.figures / "quick_analysis.json")
+    monkeypatch.setattr("quantexp.analysis.first_look.measure", None)
+    out = draw_sweep(tmp_path, tmp_path / "sweep.png")
+    assert imread(out).shape[1] == 9 * 130
 
 
 def test_bare_folders_have_their_table_alone(capture: Capture) -> None:
