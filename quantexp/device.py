@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from functools import cache
 from pathlib import Path
 
-from quantexp.schema import LauncherConfig, LauncherKind
+from quantexp.schema import LauncherConfig, LauncherKind, Precision
+
+#: What torch wants of an x86 processor for its own products of bf16 matrices, as Linux names it.
+_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+#: With one of these oneDNN, which multiplies for torch, is told to do without instructions that are there.
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 
 def device_class(launcher: LauncherConfig) -> str:
@@ -28,3 +35,33 @@ def has_driver() -> bool:
     except OSError:
         return Path("/dev/kfd").exists()
     return True
+
+
+@cache
+def multiplies_natively(precision: Precision) -> bool:
+    """Whether torch has a kernel of its own for matrix products of this precision on this machine's CPU.
+
+    Without one, `quantexp.quant.products` multiplies in fp32.
+    """
+    if precision is Precision.fp32:
+        return True
+    if precision is Precision.bf16 and not any(map(os.environ.get, _LIMITS)) and _has_avx512():
+        return True  # torch, which takes a second to import, need not be asked
+    import torch
+
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    supported = {
+        Precision.bf16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        Precision.fp16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return bool(supported[precision]())
+
+
+def _has_avx512() -> bool:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return set(flags.split()) >= _AVX512

@@ -3,7 +3,8 @@
 The training state is exact (weights, main gradients, master weights, Adam's two moments), and so are the quantised
 weights that are kept within a step (`quantexp.quant.kept`); activations are counted tensor by tensor
 (`quantexp.activations`). `temporaries` is what comes on top of both at the worst moment of a step. On a CPU there are
-`scratch`, which quantised operands are written to, and `heap`, what the C library keeps of tensors that were let go.
+`scratch`, where quantised operands lie, and those of 16-bit products through fp32, and `heap`, what the C library keeps
+of tensors that were let go.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from quantexp.activations import (
 from quantexp.capture.budget import price_of_iteration
 from quantexp.capture.schedule import captured_iterations
 from quantexp.decoder import alike_layers, is_routed, linear_shapes, shapes_by_layer
-from quantexp.device import device_class
+from quantexp.device import device_class, multiplies_natively
 from quantexp.quant.kept import num_kept
 from quantexp.quant.precision import (
     PrecisionMap,
@@ -29,6 +30,7 @@ from quantexp.quant.precision import (
 )
 from quantexp.quant.sites import Product, Site
 from quantexp.schema import (
+    AttentionPath,
     Experiment,
     ModelConfig,
     Precision,
@@ -68,7 +70,10 @@ def memory_parts_gb(
         "activations": activations / 1e9,
         "weight_copies": _weight_copies(experiment, maps) * size / 1e9,
         "temporaries": _temporary_bytes(model, training, count, activations, is_cpu) / 1e9,
-        "scratch": (_scratch_bytes(experiment, maps) if is_cpu else 0) / 1e9,
+        "scratch": (
+            (_scratch_bytes(experiment, maps) + _products_bytes(model, training)) if is_cpu else 0
+        )
+        / 1e9,
         "capture": _capture_bytes(experiment, maps, count * 8) / 1e9,
     }
     return parts | ({"heap": HEAP_GB} if is_cpu else {})
@@ -139,6 +144,21 @@ def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
         "g": 2 * tokens * max(shape.output_width for shape in shapes),
     }
     return sum(elements[name] for name in held) * element_bytes(training)
+
+
+def _products_bytes(model: ModelConfig, training: TrainingConfig) -> int:
+    """What 16-bit products through fp32 hold, at most; the fused attention converts all that enters and leaves it.
+
+    These are q, k, v, the output and their four gradients.
+    """
+    if multiplies_natively(training.precision):
+        return 0
+    from quantexp.quant.products import SCRATCH_BYTES
+
+    if training.attention is not AttentionPath.fused:
+        return SCRATCH_BYTES
+    tokens = training.seq_length * training.micro_batch_size
+    return SCRATCH_BYTES + 8 * 4 * tokens * model.num_attention_heads * model.head_dim
 
 
 def _capture_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], moments: int) -> int:

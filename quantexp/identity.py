@@ -1,8 +1,9 @@
 """A run's identity: a hash over everything that decides its numbers, and nothing else.
 
 In it: model, data content, scheme, training, data-parallel size, attention path, device class, version of the
-numerics. Not in it: capture, drawing, the rest of the launcher, folders, names. Two runs of one identity give the same
-numbers; a completed one need not run again. The versions of packages are provenance, not identity.
+numerics, and that 16-bit products go through fp32 where this machine's CPU has no kernel for them. Not in it: capture,
+drawing, the rest of the launcher, folders, names. Two runs of one identity give the same numbers; a completed one need
+not run again. The versions of packages are provenance, not identity.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from quantexp.data.completed import paths, tokenizer_of
 from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.sample import sample_fingerprint
 from quantexp.data.tokenizer import Tokenizer
+from quantexp.device import multiplies_natively
 from quantexp.errors import DataError
 from quantexp.formats.types import Rounding
 from quantexp.huggingface.fit import fitting_weights
 from quantexp.huggingface.weights import open_weights
 from quantexp.quant.precision import changes, entry_record, precision_map
-from quantexp.schema import DatasetConfig, Experiment, ModelConfig
+from quantexp.schema import DatasetConfig, Experiment, LauncherKind, ModelConfig
 from quantexp.start_from import recorded_data, start_point
 
 #: Raised whenever the values that a format or product gives change.
@@ -67,6 +69,7 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
         },
         "attention_path": attention_path,
         "device_class": device_class,
+        **_products(experiment, device_class),
         "data_parallel": experiment.launcher.num_processes,
         "numerics": NUMERICS_VERSION,
     }
@@ -234,6 +237,14 @@ def weights_fingerprint(
     weights = fitting_weights(model, path, given)
     stamps = tuple(stamp for file in weights.files for stamp in _stamps(file))
     return _weights(weights.path, stamps)
+
+
+def _products(experiment: Experiment, device_class: str) -> dict[str, str]:
+    """That 16-bit products go through fp32; nothing where torch's own kernels multiply, or a job's CPU is not known."""
+    if device_class != "cpu" or experiment.launcher.kind is LauncherKind.slurm:
+        return {}
+    native = multiplies_natively(experiment.training.precision)
+    return {} if native else {"products": "fp32"}
 
 
 def _shares_draws(experiment: Experiment) -> bool:

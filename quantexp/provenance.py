@@ -56,15 +56,19 @@ def provenance(
     }
 
 
-def add_what_ran(file: Path, device: str, verified: dict[str, Any]) -> None:
+def add_what_ran(
+    file: Path, device: str, verified: dict[str, Any], products: str | None = None
+) -> None:
     """Note in provenance.json where the run really runs and with what, which for a job need not be where it was sent.
 
     Args:
         file: the run's provenance.json.
         device: `cpu`, or the GPU's name.
         verified: what the certificates of `quantexp verify` say of the numerics that run there.
+        products: how matrix products are made in the run's precision, in words; None says nothing.
     """
     ran = {"host": platform.node(), "device": device, "packages": versions(), "started": now()}
+    ran |= {} if products is None else {"products": products}
     write_json(file, {**read_json(file), "ran": ran, "verified": verified})
 
 

@@ -273,7 +273,7 @@ class Worker:
         import torch
 
         from quantexp.data.loader import batches, build_datasets
-        from quantexp.megatron.session import device_name, session
+        from quantexp.megatron.session import device_name, products_of, session
         from quantexp.megatron.trainer import train
 
         require_memory_here(self.experiment)
@@ -286,7 +286,10 @@ class Worker:
         with process as device, contextlib.redirect_stdout(sys.stderr):
             if self.rank.leads:
                 known = standing(cache_dir(experiment.paths.cache), device.type)
-                add_what_ran(self.folder.provenance, device_name(device), known.record())
+                name = device_name(device)
+                add_what_ran(
+                    self.folder.provenance, name, known.record(), products_of(training, device)
+                )
             datasets = build_datasets(
                 prefixes,
                 tokenizer,

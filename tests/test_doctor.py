@@ -8,12 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
 import quantexp.compiled
 from quantexp import doctor
 from quantexp.compiled import Compiled
 from quantexp.doctor import Check, checks, doctor_json, print_doctor
+from quantexp.quant.products import go_through_fp32
 from quantexp.verify.certificate import Standing, State
 
 
@@ -26,6 +28,7 @@ def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "device",
         "numerics",
         "compiled code",
+        "CPU products",
         "transformer-engine",
         "megatron-core",
         "SLURM",
@@ -65,6 +68,7 @@ def test_missing_torch_is_found_and_stops_nothing(monkeypatch: pytest.MonkeyPatc
     assert "pip install" in doctor._torch().found
     assert doctor._device() == Check("device", None, "not looked at: torch cannot be imported")
     assert doctor._numerics().found == "not looked at: torch cannot be imported"
+    assert doctor._products().found == "not looked at: torch cannot be imported"
 
 
 def test_one_no_makes_the_whole_no() -> None:
@@ -112,6 +116,33 @@ def test_the_compiler_and_what_it_compiled_to_are_named() -> None:
         rf": quantisation \({vectors}, torch's threads\), statistics, files of captures$",
         found.found,
     )
+
+
+@pytest.mark.parametrize(
+    ("native", "words"),
+    [
+        (("bf16", "fp16"), "bf16 torch's kernel, ~; fp16 torch's kernel, ~"),
+        (("bf16",), "bf16 torch's kernel, ~; fp16 through fp32, ~"),
+        ((), "bf16 through fp32, ~; fp16 through fp32, ~"),
+    ],
+)
+def test_the_kernels_of_16_bit_products_are_said_with_their_speed(
+    native: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routed: list[bool] = []
+    measure = doctor._gflops
+
+    def measured(dtype: torch.dtype) -> float:
+        routed.append(go_through_fp32(dtype))
+        return measure(dtype)
+
+    monkeypatch.setattr("quantexp.device.multiplies_natively", lambda p: p.value in native)
+    monkeypatch.setattr(doctor, "_gflops", measured)
+    monkeypatch.setattr(doctor, "_PRODUCT", (16, 16, 16))
+    check = doctor._products()
+    assert check.ok
+    assert re.sub(r"\d+ GFLOP/s", "~", check.found) == words
+    assert routed == [name not in native for name in ("bf16", "fp16")]
 
 
 @pytest.mark.parametrize(

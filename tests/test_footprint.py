@@ -11,6 +11,7 @@ import pytest
 
 from quantexp.compose import compose
 from quantexp.footprint import HEAP_GB, memory_parts_gb
+from quantexp.quant.products import SCRATCH_BYTES
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "memory.py"
 FAST = ["training=fast", "capture=off"]
@@ -23,6 +24,7 @@ def parts(*words: str) -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantexp.footprint.device_class", lambda _: "cpu")
+    monkeypatch.setattr("quantexp.footprint.multiplies_natively", lambda _: True)
 
 
 def test_a_short_sequence_has_its_peak_in_the_optimizer() -> None:
@@ -44,6 +46,16 @@ def test_quantised_operands_have_memory_of_their_own_that_is_used_again() -> Non
     scratch = parts("quant=linear_mxfp8")["scratch"]
     assert scratch == pytest.approx(2 * (w + tokens * (x + 2 * g)) / 1e9)
     assert parts("quant=linear_mxfp8", "training.weight_cache=false")["scratch"] == 0
+
+
+def test_products_through_fp32_hold_their_operands_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantexp.footprint.multiplies_natively", lambda _: False)
+    assert parts()["scratch"] == pytest.approx(SCRATCH_BYTES / 1e9)
+    tokens, width = 128 * 2, 32 * 64
+    fused = parts("training.attention=fused")["scratch"]
+    assert fused == pytest.approx((SCRATCH_BYTES + 8 * 4 * tokens * width) / 1e9)
+    monkeypatch.setattr("quantexp.footprint.device_class", lambda _: "NVIDIA H200")
+    assert parts()["scratch"] == 0
 
 
 def test_a_gpu_has_no_heap_and_an_adam_that_works_on_all_at_once(

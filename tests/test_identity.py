@@ -22,6 +22,7 @@ from quantexp.schema import (
     CaptureLevel,
     CaptureValues,
     Experiment,
+    LauncherKind,
     LrSchedule,
     Precision,
     Recompute,
@@ -36,6 +37,12 @@ Change = Callable[[Experiment], None]
 @pytest.fixture(scope="module")
 def base() -> Experiment:
     return compose(["training=fast", "quant=FA_linear_mxfp8"], None, {})
+
+
+@pytest.fixture(autouse=True)
+def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that torch multiplies 16-bit matrices on."""
+    monkeypatch.setattr("quantexp.identity.multiplies_natively", lambda _: True)
 
 
 def digest(experiment: Experiment, device: str = "cpu") -> str:
@@ -311,3 +318,20 @@ def test_kept_copies_of_weights_count_where_they_share_a_draw_alone(base: Experi
         alone = copy.deepcopy(drawn)
         setting(key, value)(alone)
         assert after(alone, "training.weight_cache", False) == digest(alone), key
+
+
+def test_products_through_fp32_are_in_it_and_torchs_own_kernels_are_not(
+    base: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def covered(native: bool, device: str = "cpu", **launcher: object) -> dict[str, object]:
+        monkeypatch.setattr("quantexp.identity.multiplies_natively", lambda _: native)
+        experiment = copy.deepcopy(base)
+        for key, value in launcher.items():
+            setattr(experiment.launcher, key, value)
+        return identity(experiment, device)
+
+    native = covered(native=True)
+    assert "products" not in native
+    assert covered(native=False) == {**native, "products": "fp32"}
+    assert "products" not in covered(native=False, device="NVIDIA H200")
+    assert "products" not in covered(native=False, kind=LauncherKind.slurm)

@@ -22,7 +22,10 @@ def test_what_ran_is_added_with_its_verification(tmp_path: Path) -> None:
     file = tmp_path / "provenance.json"
     write_json(file, {"command": ["quantexp"]})
     add_what_ran(file, "cpu", {"state": "not verified"})
+    assert "products" not in read_json(file)["ran"]
+    add_what_ran(file, "cpu", {"state": "not verified"}, products="fp32")
     content = read_json(file)
+    assert content["ran"]["products"] == "fp32"
     assert set(content) == {"command", "ran", "verified"}
     assert content["ran"]["device"] == "cpu"
     assert content["verified"] == {"state": "not verified"}

@@ -1,7 +1,8 @@
 """The process-wide state that a Megatron-Core run needs, for exactly as long as it lasts.
 
-Process group, model-parallel groups, random-number tracker, determinism and, without CUDA, the CPU stand-ins: set up on
-entering, taken down on leaving, so that the next run in the same process starts from nothing.
+Process group, model-parallel groups, random-number tracker, determinism and, without CUDA, the CPU stand-ins and the
+kernels that take 16-bit products through fp32 where a rank's processor needs them: set up on entering, taken down on
+leaving, so that the next run in the same process starts from nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch._C._distributed_c10d import HashStore, TCPStore
 
+from quantexp.device import multiplies_natively
 from quantexp.megatron.cpu import cpu_device
+from quantexp.megatron.model import DTYPES
+from quantexp.megatron.together import gather
+from quantexp.quant.products import go_through_fp32, through_fp32
 from quantexp.ranks import Rank
-from quantexp.schema import TrainingConfig
+from quantexp.schema import Precision, TrainingConfig
 
 
 def is_deterministic(training: TrainingConfig) -> bool:
@@ -49,12 +54,28 @@ def session(
             parallel_state.initialize_model_parallel(distributed_timeout_minutes=timeout_min)
             torch.manual_seed(training.seed)
             tensor_parallel.model_parallel_cuda_manual_seed(training.seed)
-            yield device
+            with through_fp32(_dtypes_without_kernels(training, device)):
+                yield device
         finally:
             # Its cache holds the last 32 models' embeddings, and each of them a process group with its threads.
             RotaryEmbedding.forward.cache_clear()
             parallel_state.destroy_model_parallel()
             torch.distributed.destroy_process_group()
+
+
+def products_of(training: TrainingConfig, device: torch.device) -> str | None:
+    """Inside `session`, how the run's 16-bit products are made on a CPU: `fp32` or `native`; None for others."""
+    if device.type != "cpu" or training.precision is Precision.fp32:
+        return None
+    return "fp32" if go_through_fp32(DTYPES[training.precision]) else "native"
+
+
+def _dtypes_without_kernels(training: TrainingConfig, device: torch.device) -> list[torch.dtype]:
+    """The working dtype, if it is of 16 bits and any rank's processor has no kernel for its products."""
+    if device.type != "cpu" or training.precision is Precision.fp32:
+        return []
+    everywhere = all(gather(multiplies_natively(training.precision)))
+    return [] if everywhere else [DTYPES[training.precision]]
 
 
 def _device(rank: Rank) -> torch.device:

@@ -38,6 +38,7 @@ _DECIDES = {
     "training.deterministic": (ARITHMETIC,),
     "attention_path": (ARITHMETIC,),
     "device_class": (INITIALISATION, ARITHMETIC),
+    "products": (ARITHMETIC,),
     "data_parallel": (ARITHMETIC,),
     "numerics": (ARITHMETIC,),
     "packages": (ARITHMETIC,),

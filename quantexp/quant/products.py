@@ -1,0 +1,260 @@
+"""Products of 16-bit matrices on a CPU, through fp32 where the processor has no instructions for them.
+
+Without such instructions torch multiplies bf16 or fp16 in a loop that takes up to 100 times as long as fp32. Inside
+`through_fp32` these products are made of three steps instead, whoever calls them:
+
+    y = round(a b)      a and b converted to fp32 (exact), multiplied and summed in fp32, rounded once to their dtype
+
+Inside, other kernels stand in the place of torch's CPU kernels of `mm`, `bmm`, `addmm`, `baddbmm` (with their `out=`
+and in-place forms) and of the fused attention, forward and backward. They lie below autograd and below every
+`TorchDispatchMode`, so that autograd and the proof of engagement see the same calls with the same 16-bit operands.
+Products with a vector keep torch's kernels, which take no longer than those of fp32; products in other dtypes pass
+through to them, a microsecond later.
+
+The larger operand is converted in strips that stay in the caches, into memory that the next product writes again: at
+most `SCRATCH_BYTES` for each thread that multiplies. The sum over K is never cut.
+
+    # M rows, N columns, K summed over; B products of a batch
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, get_kernel
+
+#: Bytes of a strip in fp32, of an operand or of the result.
+STRIP_BYTES = 8 << 20
+#: Bytes of the operand in fp32 that is converted once for all strips of the other.
+KEPT_BYTES = 64 << 20
+#: What a thread keeps at most, unless a single row is longer than a strip.
+SCRATCH_BYTES = KEPT_BYTES + 2 * STRIP_BYTES
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+#: The dtypes that go through fp32 at the moment, with how many contexts say so.
+_active: list[frozenset[torch.dtype]] = []
+
+
+def go_through_fp32(dtype: torch.dtype) -> bool:
+    """Whether products of this dtype on a CPU go through fp32 at the moment."""
+    return any(dtype in dtypes for dtypes in _active)
+
+
+@contextlib.contextmanager
+def through_fp32(dtypes: Collection[torch.dtype]) -> Iterator[None]:
+    """Inside, products of these 16-bit dtypes on a CPU go through fp32, in every thread; of none, nothing changes."""
+    if not dtypes:
+        yield
+        return
+    kernels = _Kernels(frozenset(dtypes))
+    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    _active.append(kernels.dtypes)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+            for name, kernel in kernels.by_name().items():
+                library.impl(name, kernel, "CPU", with_keyset=True)  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        _active.remove(kernels.dtypes)
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
+class _Scratch(threading.local):
+    """Memory in fp32 of one thread, by use."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Tensor] = {}
+
+    def empty(self, use: str, *shape: int) -> Tensor:
+        """A contiguous tensor, which the next one of the same use overwrites."""
+        numel = torch.Size(shape).numel()
+        held = self.held.get(use)
+        if held is None or held.numel() < numel:
+            self.held.pop(use, None)
+            held = self.held[use] = torch.empty(numel, dtype=torch.float32)
+        return held[:numel].view(shape)
+
+    def converted(self, use: str, x: Tensor) -> Tensor:
+        """X in fp32, a transposed matrix again transposed."""
+        if x.stride(-2) == 1 and x.stride(-1) != 1:
+            return self.converted(use, x.mT).mT
+        return self.empty(use, *x.shape).copy_(x)
+
+
+#: What becomes of a strip's product in fp32, given where in the result the strip lies.
+_Finish = Callable[[Tensor, tuple[slice, ...]], Tensor]
+
+
+class _Kernels:
+    """The replacements, each of which passes on to torch's own what is not of `dtypes`."""
+
+    def __init__(self, dtypes: frozenset[torch.dtype]) -> None:
+        self.dtypes = dtypes
+        self.scratch = _Scratch()
+        self.native: dict[str, Any] = {}
+
+    def by_name(self) -> dict[str, Callable[..., Any]]:
+        """Every replaced kernel under its operator's name."""
+        made: dict[str, Callable[..., Any]] = {}
+        for name, dim in (("mm", 2), ("bmm", 3)):
+            made[name] = self._plain(name, dim)
+            made[f"{name}.out"] = self._plain(f"{name}.out", dim)
+        for name, dim in (("addmm", 2), ("baddbmm", 3)):
+            for form in (name, f"{name}.out", f"{name}_"):
+                made[form] = self._added(form, dim)
+        made[_ATTENTION] = self._attention(_ATTENTION)
+        made[f"{_ATTENTION}_backward"] = self._attention(f"{_ATTENTION}_backward")
+        self.native = {name: get_kernel(f"aten::{name}", "CPU") for name in made}
+        return made
+
+    def _plain(self, name: str, dim: int) -> Callable[..., Any]:
+        """`mm` or `bmm`."""
+
+        def multiply(keyset: Any, a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Any:
+            if not self._takes(a, b, dim, out):
+                given = {} if out is None else {"out": out}
+                return self.native[name].call_boxed(keyset, a, b, **given)
+            with torch._C.DisableTorchFunction():
+                return self._product(keyset, a, b, out, lambda strip, at: strip)
+
+        return multiply
+
+    def _added(self, name: str, dim: int) -> Callable[..., Any]:
+        """`addmm` or `baddbmm`: beta c + alpha a b."""
+        in_place = name.endswith("_")
+
+        def multiply(
+            keyset: Any,
+            c: Tensor,
+            a: Tensor,
+            b: Tensor,
+            *,
+            beta: float = 1,
+            alpha: float = 1,
+            out: Tensor | None = None,
+        ) -> Any:
+            goal = c if in_place else out
+            if c.dtype != a.dtype or not self._takes(a, b, dim, goal):
+                given = {} if out is None else {"out": out}
+                return self.native[name].call_boxed(
+                    keyset, c, a, b, beta=beta, alpha=alpha, **given
+                )
+            with torch._C.DisableTorchFunction():
+                c_MN = c.expand(*a.shape[:-1], b.shape[-1])
+
+                def finish(strip: Tensor, at: tuple[slice, ...]) -> Tensor:
+                    scaled = strip if alpha == 1 else strip.mul_(alpha)
+                    return scaled if beta == 0 else scaled.add_(c_MN[at], alpha=beta)
+
+                return self._product(keyset, a, b, goal, finish)
+
+        return multiply
+
+    def _attention(self, name: str) -> Callable[..., Any]:
+        """The fused attention or its backward: every 16-bit tensor converted, every result rounded once."""
+
+        def attend(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            dtype = args[0].dtype
+            if dtype not in self.dtypes:
+                return self.native[name].call_boxed(keyset, *args, **kwargs)
+
+            def wide(x: Any) -> Any:
+                return x.float() if isinstance(x, Tensor) and x.dtype == dtype else x
+
+            with torch._C.DisableTorchFunction():
+                results = self.native[name].call_boxed(
+                    keyset, *map(wide, args), **{key: wide(x) for key, x in kwargs.items()}
+                )
+                if name.endswith("_backward"):
+                    return tuple(x.to(dtype) for x in results)
+                o, logsumexp = results
+                return o.to(dtype), logsumexp
+
+        return attend
+
+    def _takes(self, a: Tensor, b: Tensor, dim: int, out: Tensor | None) -> bool:
+        """Whether a product is made here; what torch refuses, or has nothing to multiply, is left to it."""
+        return (
+            a.dtype in self.dtypes
+            and a.dtype == b.dtype
+            and a.dim() == b.dim() == dim
+            and a.shape[-1] == b.shape[-2]
+            and a.shape[:-2] == b.shape[:-2]
+            and a.numel() > 0
+            and b.numel() > 0
+            and (
+                out is None or (out.dtype == a.dtype and out.shape == (*a.shape[:-1], b.shape[-1]))
+            )
+        )
+
+    def _product(
+        self, keyset: Any, a: Tensor, b: Tensor, out: Tensor | None, finish: _Finish
+    ) -> Tensor:
+        y = a.new_empty(*a.shape[:-1], b.shape[-1]) if out is None else out
+        if a.dim() == 2:
+            self._matrix(keyset, y, a, b, finish)
+        else:
+            self._batch(keyset, y, a, b, finish)
+        return y
+
+    def _matrix(
+        self, keyset: Any, y_MN: Tensor, a_MK: Tensor, b_KN: Tensor, finish: _Finish
+    ) -> None:
+        """The smaller operand is converted once, the larger strip by strip, over rows or columns of the result."""
+        by_rows = a_MK.numel() >= b_KN.numel()
+        M, K = a_MK.shape
+        N = b_KN.shape[1]
+        across, along = (M, N) if by_rows else (N, M)
+        for kept in _parts(along, KEPT_BYTES, K):
+            held = None
+            for strip in _parts(across, STRIP_BYTES, max(K, kept.stop - kept.start)):
+                at = (strip, kept) if by_rows else (kept, strip)
+                rows, columns = at
+                if held is None:
+                    held = self.scratch.converted(
+                        "kept", b_KN[:, columns] if by_rows else a_MK[rows]
+                    )
+                part = self.scratch.converted("strip", a_MK[rows] if by_rows else b_KN[:, columns])
+                left, right = (part, held) if by_rows else (held, part)
+                product = self.scratch.empty("product", left.shape[0], right.shape[1])
+                self.native["mm.out"].call_boxed(keyset, left, right, out=product)
+                y_MN[at].copy_(finish(product, at))
+
+    def _batch(
+        self, keyset: Any, y_BMN: Tensor, a_BMK: Tensor, b_BKN: Tensor, finish: _Finish
+    ) -> None:
+        """As many matrices at a time as fit in a strip; larger ones one by one."""
+        B, M, K = a_BMK.shape
+        N = b_BKN.shape[2]
+        largest = max(M * K, K * N, M * N)
+        if largest * 4 > STRIP_BYTES:
+            for i in range(B):
+
+                def of_one(
+                    product: Tensor, at: tuple[slice, ...], here: slice = slice(i, i + 1)
+                ) -> Tensor:
+                    return finish(product[None], (here, *at))[0]
+
+                self._matrix(keyset, y_BMN[i], a_BMK[i], b_BKN[i], of_one)
+            return
+        for some in _parts(B, STRIP_BYTES, largest):
+            a = self.scratch.converted("kept", a_BMK[some])
+            b = self.scratch.converted("strip", b_BKN[some])
+            product = self.scratch.empty("product", a.shape[0], M, N)
+            self.native["bmm.out"].call_boxed(keyset, a, b, out=product)
+            y_BMN[some].copy_(finish(product, (some,)))
+
+
+def _parts(extent: int, limit: int, width: int) -> Iterator[slice]:
+    """Equal parts of an extent, each of as many rows of `width` floats as fit in a limit of bytes."""
+    most = max(1, limit // (4 * width))
+    number = -(-extent // most)
+    each = -(-extent // number)
+    for start in range(0, extent, each):
+        yield slice(start, min(start + each, extent))
