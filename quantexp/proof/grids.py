@@ -35,6 +35,19 @@ class Grid:
         return 4.0 if self.scaling is Scaling.EXACT else 0.0
 
     @property
+    def significant_bits(self) -> int | None:
+        """The most significant bits of a value on it; None unless every step of the grid is a power of two."""
+        fmt = get_format(self.format)
+        if fmt.family is Family.MX or (fmt.family is Family.HIF8 and self.margin == 0):
+            return fmt.element.mantissa_bits + 1
+        return None
+
+    @property
+    def never_saturates(self) -> bool:
+        """Whether the scale follows from the largest element, so that none lies beyond the format's largest value."""
+        return self.block is not None or self.searches_scale
+
+    @property
     def searches_scale(self) -> bool:
         """Whether the scale of the tensor is the one that fits most elements, of several that are tried."""
         return self.scaling not in (None, Scaling.NONE)

@@ -119,11 +119,15 @@ def _which_grid(
     """Which format's work the elements show, none of which is off the declared grid."""
     working = _working_step(windows)
     step = working if declared is None else declared.step(windows, declared_amax)
+    mantissa = torch.frexp(windows.float().abs()).mantissa
+    exceeded = _bits_exceeded_everywhere(mantissa, declared)
     for other in OTHERS:
         if declared is not None and other.format == declared.format:
             continue
         if other.block is not None and windows.shape[-2 if other.across else -1] == 1:
             continue  # a block of one element has it for its scale: on the grid by construction, no accident
+        if other.never_saturates and other.significant_bits in exceeded:
+            continue
         coarser_scales = declared is not None and has_coarser_scales(other, declared)
         if (
             not coarser_scales
@@ -136,7 +140,7 @@ def _which_grid(
         if coarser_scales:
             assert declared is not None
             telling |= _largest_of_blocks(windows, declared.block)
-        evidence = _is_evidence(windows, telling)
+        evidence = _is_evidence(mantissa, telling)
         if not bool(evidence.any()):
             continue
         off = telling & ~on_grid
@@ -148,9 +152,27 @@ def _which_grid(
             )
     if declared is None:
         return _plain(windows)
-    if not bool(_is_evidence(windows, (windows != 0) & (step > working)).any()):
+    if not bool(_is_evidence(mantissa, (windows != 0) & (step > working)).any()):
         return Finding(Status.INCONCLUSIVE, "on the grid anyway")
     return Finding(Status.ENGAGED, quantised=True)
+
+
+def _bits_exceeded_everywhere(mantissa: Tensor, declared: Grid | None) -> set[int]:
+    """The numbers of significant bits that some element of every window exceeds.
+
+    A grid whose values have so few bits does not hold that element, and is coarser around it: the element is a
+    multiple of the declared grid's step, and were the other's step no larger, both being powers of two, it would be a
+    multiple of that one, too. So each window has a telling element off that grid, whatever its scales. Empty where the
+    declared grid's steps are no powers of two.
+    """
+    if declared is not None and declared.significant_bits is None:
+        return set()
+    exceeded = set()
+    for bits in sorted({grid.significant_bits for grid in OTHERS if grid.significant_bits}):
+        if not bool((mantissa * 2**bits).frac().flatten(1).any(dim=1).all()):
+            break
+        exceeded.add(bits)
+    return exceeded
 
 
 def _telling(
@@ -215,9 +237,8 @@ def _working_step(x: Tensor) -> Tensor:
     return step.clamp_min(info.smallest_normal * info.eps)
 
 
-def _is_evidence(windows: Tensor, telling: Tensor) -> Tensor:
+def _is_evidence(mantissa: Tensor, telling: Tensor) -> Tensor:
     """For each window: enough telling elements, and not all the same up to powers of two."""
-    mantissa = torch.frexp(windows.float().abs()).mantissa
     low = mantissa.masked_fill(~telling, 2.0).flatten(1).amin(dim=1)
     high = mantissa.masked_fill(~telling, 0.0).flatten(1).amax(dim=1)
     return (telling.flatten(1).sum(dim=1) >= EVIDENCE) & (low < high)

@@ -5,6 +5,8 @@ import torch
 
 from quantexp.formats import quantise
 from quantexp.formats.types import Rounding, ScaleRule, Scaling
+from quantexp.proof import judge as judge_module
+from quantexp.proof.grids import Grid
 from quantexp.proof.judge import EVIDENCE, Status, judge
 from quantexp.quant.slots import Operand
 
@@ -193,3 +195,43 @@ def test_one_odd_element_does_not_clear_a_tensor() -> None:
     q = made("mxfp4", x)
     q[0, 0] = 1.0078125
     assert judge(q, BF16, -1).status is Status.MISMATCH
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("actual", [*DECLARED, "mxfp8_e5m2", "fp8_e5m2"])
+def test_counting_significant_bits_only_saves_work(
+    actual: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of few bits, subnormals of the dtype, and what lies on another grid than the declared one too."""
+    x = torch.randn(40, 96, generator=torch.Generator().manual_seed(3))
+    counted = judge_module._bits_exceeded_everywhere
+    for scaled in (x, (4 * x).round() / 4, x * torch.finfo(dtype).smallest_normal):
+        operand = made(actual, scaled.to(dtype))
+        for declared in DECLARED.values():
+            findings = []
+            for bits in (counted, lambda *_: set()):
+                monkeypatch.setattr(judge_module, "_bits_exceeded_everywhere", bits)
+                findings.append(judge(operand, declared, -1))
+            assert findings[0] == findings[1]
+
+
+def test_grid_of_fewer_bits_than_a_window_shows_is_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[str] = []
+    both = Grid.both
+
+    def noted(self: Grid, x: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        searched.append(self.format)
+        return both(self, x, amax)
+
+    monkeypatch.setattr(Grid, "both", noted)
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
+    assert judge(x, BF16, -1).status is Status.ENGAGED
+    assert {"hifp8", "fp8_e4m3"} <= set(searched), (
+        "those of scales that are no powers of two, or fixed"
+    )
+    assert not [format_ for format_ in searched if format_.startswith("mx")]
+    searched.clear()
+    assert judge(made("mxfp8", x), MXFP8, -1).status is Status.ENGAGED
+    assert {format_ for format_ in searched if format_.startswith("mx")} == {"mxfp6_e2m3"}
