@@ -159,19 +159,36 @@ def tiny(cache: Path, tmp_path: Path) -> Callable[..., Experiment]:
     return make
 
 
+def run_here(experiment: Experiment, expect: int = 0) -> RunDir:
+    """Run an experiment in this process, as a worker does, and return its folder."""
+    from quantexp.record import opened
+    from quantexp.worker import Worker
+
+    with opened(experiment, "cpu", ["test"]) as (folder, _):
+        code = Worker(folder.run, experiment).run()
+    assert code == expect, folder.run.status.read_text()
+    return folder.run
+
+
 @pytest.fixture
 def run_tiny(tiny: Callable[..., Experiment]) -> Callable[..., RunDir]:
-    """Run a tiny experiment in this process, as a worker does, and return its folder."""
+    """Run a tiny experiment in this process and return its folder."""
 
     def run(*overrides: str, expect: int = 0) -> RunDir:
-        from quantexp.record import opened
-        from quantexp.worker import Worker
+        return run_here(tiny(*overrides), expect)
 
-        experiment = tiny(*overrides)
-        with opened(experiment, "cpu", ["test"]) as (folder, _):
-            code = Worker(folder.run, experiment).run()
-        assert code == expect, folder.run.status.read_text()
-        return folder.run
+    return run
+
+
+@pytest.fixture(scope="module")
+def run_tiny_once(
+    tiny_words: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., RunDir]:
+    """Run a tiny experiment whose folder a module's tests only read."""
+
+    def run(*overrides: str) -> RunDir:
+        root = tmp_path_factory.mktemp("runs")
+        return run_here(compose([*tiny_words, f"paths.root={root}", *overrides]))
 
     return run
 

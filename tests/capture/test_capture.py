@@ -76,6 +76,12 @@ def kinds(lines: list[dict[str, Any]]) -> Counter[tuple[str, ...]]:
     return Counter(tuple(str(line[k]) for k in keys) for line in lines)
 
 
+@pytest.fixture(scope="module")
+def quantised(run_tiny_once: RunTiny) -> RunDir:
+    """A run of FA_linear_mxfp8 and all it captures by default."""
+    return run_tiny_once("quant=FA_linear_mxfp8")
+
+
 @pytest.mark.parametrize(
     "words", [("capture=tensors",), ("capture=stats",)], ids=["tensors", "stats"]
 )
@@ -93,8 +99,8 @@ def test_a_capture_is_the_same_where_training_leaves_it_no_core(
     assert len(found[0]) > 20
 
 
-def test_every_file_is_named_listed_and_whole(run_tiny: RunTiny) -> None:
-    run = run_tiny("quant=FA_linear_mxfp8")
+def test_every_file_is_named_listed_and_whole(quantised: RunDir) -> None:
+    run = quantised
     lines = manifest(run)
     files = {str(p.relative_to(run.tensors)) for p in run.tensors.rglob("*.pt")}
     assert files == {line["file"] for line in lines}
@@ -154,8 +160,8 @@ def test_every_tensor_of_the_contract_is_there_once(run_tiny: RunTiny, tiny: Tin
     }
 
 
-def test_qkv_proj_fc1_and_fc2_are_told_apart(run_tiny: RunTiny) -> None:
-    lines = [m for m in manifest(run_tiny()) if m["layer_type"] == "linear"]
+def test_qkv_proj_fc1_and_fc2_are_told_apart(quantised: RunDir) -> None:
+    lines = [m for m in manifest(quantised) if m["layer_type"] == "linear"]
     assert {m["module"] for m in lines} == {"qkv", "proj", "fc1", "fc2"}
     assert {m["file"].split("_")[4] for m in lines} == {
         f"L{layer}-{module}" for layer in (0, 1) for module in ("qkv", "proj", "fc1", "fc2")
@@ -167,16 +173,22 @@ def test_qkv_proj_fc1_and_fc2_are_told_apart(run_tiny: RunTiny) -> None:
     [
         (["quant=FA_mxfp8"], "bf16", "mxfp8"),
         (["quant=linear_mxfp4"], "mxfp4", "bf16"),
-        (["quant=FA_linear_hifp8"], "hifp8", "hifp8"),
         (["quant=bf16", "quant/pv=mxfp4"], "bf16", "mxfp4"),
     ],
 )
 def test_the_folder_is_the_format_of_the_site(
     run_tiny: RunTiny, overrides: list[str], linear: str, attention: str
 ) -> None:
-    lines = manifest(run_tiny(*overrides, "training.iterations=1", "training.warmup_iterations=0"))
-    types = {(m["layer_type"], m["quant_type"]) for m in lines}
-    assert types == {("linear", linear), ("attention", attention)}
+    run = run_tiny(*overrides, "training.iterations=1", "training.warmup_iterations=0")
+    assert quant_types(run) == {("linear", linear), ("attention", attention)}
+
+
+def test_the_folder_is_that_of_each_site_where_both_have_a_format(quantised: RunDir) -> None:
+    assert quant_types(quantised) == {("linear", "mxfp8"), ("attention", "mxfp8")}
+
+
+def quant_types(run: RunDir) -> set[tuple[str, str]]:
+    return {(m["layer_type"], m["quant_type"]) for m in manifest(run)}
 
 
 def test_a_weight_is_stored_once_and_both_phases_refer_to_it(run_tiny: RunTiny) -> None:
@@ -219,9 +231,9 @@ def test_no_mode_looks_at_torchs_functions_while_a_tensor_is_kept(
     assert asked[True] == 0
 
 
-def test_a_recomputed_forward_is_not_captured_again(run_tiny: RunTiny) -> None:
-    plain = manifest(run_tiny("quant=FA_linear_mxfp4"))
-    recomputed = manifest(run_tiny("quant=FA_linear_mxfp4", "training.recompute=full"))
+def test_a_recomputed_forward_is_not_captured_again(quantised: RunDir, run_tiny: RunTiny) -> None:
+    plain = manifest(quantised)
+    recomputed = manifest(run_tiny("quant=FA_linear_mxfp8", "training.recompute=full"))
     assert kinds(plain) == kinds(recomputed)
     hashes = [
         {(m["module"], m["layer"], m["operation"], m["tensor"]): m["hash"] for m in c}
@@ -230,22 +242,10 @@ def test_a_recomputed_forward_is_not_captured_again(run_tiny: RunTiny) -> None:
     assert hashes[0] == hashes[1]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "iterations"),
-    [
-        ([], [1]),
-        (["capture.first_iteration=2"], [2]),
-        (["capture.control_iter=2"], [1, 2]),
-        (["capture.control_iter=0"], [1, 2, 3]),
-        (["capture.every=2"], [2]),
-        (["capture.iterations=[1,3]"], [1, 3]),
-    ],
-)
-def test_the_right_iterations_are_captured(
-    run_tiny: RunTiny, overrides: list[str], iterations: list[int]
-) -> None:
-    run = run_tiny("training.iterations=3", *overrides)
-    assert sorted({m["iteration"] for m in manifest(run)}) == iterations
+def test_the_iterations_of_the_schedule_are_captured(run_tiny: RunTiny) -> None:
+    """What the schedule is of which keys: test_schedule."""
+    run = run_tiny("training.iterations=3", "capture.iterations=[1,3]")
+    assert {m["iteration"] for m in manifest(run)} == {1, 3}
 
 
 def test_stop_after_capture_ends_the_run_as_completed_with_everything_on_disk(
@@ -274,15 +274,15 @@ def test_the_price_is_exact(run_tiny: RunTiny, tiny: Tiny) -> None:
     assert sum(stored.values()) == price(tiny(*overrides)).num_bytes
 
 
-def test_statistics_alone_store_no_tensor_and_agree_with_the_values(run_tiny: RunTiny) -> None:
-    full = run_tiny("quant=linear_mxfp8")
-    stats = run_tiny("quant=linear_mxfp8", "capture=stats", "training.seed=1234", "force=true")
+def test_statistics_alone_store_no_tensor_and_agree_with_the_values(
+    quantised: RunDir, run_tiny: RunTiny
+) -> None:
+    stats = run_tiny("quant=FA_linear_mxfp8", "capture=stats")
     assert not list(stats.tensors.rglob("*.pt"))
     assert not (stats.tensors / "manifest.jsonl").exists()
-    earlier = RunDir(full.attempts / "1")
-    values = {m["file"]: m for m in manifest(earlier)}
+    values = {m["file"]: m for m in manifest(quantised)}
     for line in values.values():
-        x = loaded(earlier, line)["tensor"].double()
+        x = loaded(quantised, line)["tensor"].double()
         s = line["statistics"]
         assert s["count"] == x.numel()
         assert s["zeros"] == int((x == 0).sum())
@@ -294,13 +294,13 @@ def test_statistics_alone_store_no_tensor_and_agree_with_the_values(run_tiny: Ru
         (m["module"], m["tensor"], m["statistics"]) for m in manifest(stats, "statistics.jsonl")
     ]
     with_file = [
-        (m["module"], m["tensor"], m["statistics"]) for m in manifest(earlier, "statistics.jsonl")
+        (m["module"], m["tensor"], m["statistics"]) for m in manifest(quantised, "statistics.jsonl")
     ]
     assert without_file == with_file
 
 
-def test_the_report_counts_the_files_by_site_layer_and_operation(run_tiny: RunTiny) -> None:
-    run = run_tiny("training.iterations=1", "training.warmup_iterations=0")
+def test_the_report_counts_the_files_by_site_layer_and_operation(quantised: RunDir) -> None:
+    run = quantised
     report = json.loads((run.tensors / "report.json").read_text())
     files = {m["file"]: m for m in reversed(manifest(run))}  # a weight counts as the forward's
     assert report["files"] == len(files)

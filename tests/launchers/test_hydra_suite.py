@@ -43,6 +43,7 @@ class TestLauncher(LauncherTestSuite):
     """What every launcher does."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task_launcher_cfg", "extra_flags"),
     [
