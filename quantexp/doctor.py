@@ -6,12 +6,10 @@ import os
 import platform
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,9 +17,6 @@ from rich.table import Table
 
 from quantexp import __version__
 from quantexp.paths import cache_dir, conf_dir
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -126,10 +121,6 @@ def _compiled() -> Check:
     return Check("compiled code", True, words)
 
 
-#: Rows, columns and what is summed over of the product that is measured, and how often it is made.
-_PRODUCT, _REPEATS = (256, 1024, 1024), 3
-
-
 def _products() -> Check:
     """Which kernels multiply 16-bit matrices on the CPU, and how fast."""
     try:
@@ -137,6 +128,7 @@ def _products() -> Check:
     except (ImportError, OSError):
         return Check("CPU products", None, "not looked at: torch cannot be imported")
     from quantexp.device import multiplies_natively
+    from quantexp.product_rate import product_gflop_per_s
     from quantexp.quant.products import through_fp32
     from quantexp.schema import Precision
 
@@ -144,24 +136,10 @@ def _products() -> Check:
     for precision, dtype in ((Precision.bf16, torch.bfloat16), (Precision.fp16, torch.float16)):
         is_native = multiplies_natively(precision)
         with through_fp32([] if is_native else [dtype]):
-            rate = _gflops(dtype)
+            rate = product_gflop_per_s(dtype, torch.device("cpu"))
         how = "torch's kernel" if is_native else "through fp32"
         words.append(f"{precision.value} {how}, {rate:.0f} GFLOP/s")
     return Check("CPU products", True, "; ".join(words))
-
-
-def _gflops(dtype: torch.dtype) -> float:
-    """Of the quickest of a few products of one size, in units of 1e9 operations a second."""
-    import torch
-
-    M, N, K = _PRODUCT
-    a, b = torch.ones(M, K, dtype=dtype), torch.ones(K, N, dtype=dtype)
-    times_s = []
-    for _ in range(1 + _REPEATS):  # the first takes memory
-        start = time.perf_counter()
-        torch.mm(a, b)
-        times_s.append(time.perf_counter() - start)
-    return 2e-9 * M * N * K / min(times_s)
 
 
 def _transformer_engine() -> Check:

@@ -16,10 +16,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from quantexp.checkpoints import first_iteration
-from quantexp.device import device_class
+from quantexp.device import device_class, multiplies_natively
 from quantexp.evaluation import is_evaluated, num_samples
 from quantexp.product_rate import product_gflop_per_s
-from quantexp.schema import Experiment, LauncherKind, Recompute
+from quantexp.schema import Experiment, LauncherKind, Precision, Recompute
 from quantexp.sizes import flops_per_iteration, num_parameters
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def duration(experiment: Experiment) -> Duration | None:
 
     is_cpu = device_class(launcher) == "cpu"
     device = torch.device("cpu" if is_cpu else "cuda")
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    rate = product_gflop_per_s(dtypes[training.precision.value], device)
+    rate = _gflop_per_s(training.precision, device)
     rate *= _share_of_threads(experiment) if is_cpu else launcher.num_processes
     updates = num_parameters(experiment.model) * (launcher.num_processes if is_cpu else 1)
     done = work(experiment)
@@ -82,6 +81,20 @@ def duration(experiment: Experiment) -> Duration | None:
     seconds = (done.flop * recomputed + _evaluated_flop(experiment)) / (rate * 1e9)
     seconds += done.iterations * updates * _BYTES_EACH / copied_bytes_per_s(device)
     return Duration(seconds, rate)
+
+
+@cache
+def _gflop_per_s(precision: Precision, device: torch.device) -> float:
+    """The rate of products as training makes them."""
+    import torch
+
+    from quantexp.quant.products import through_fp32
+
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    dtype = dtypes[precision.value]
+    is_native = device.type != "cpu" or multiplies_natively(precision)
+    with through_fp32([] if is_native else [dtype]):
+        return product_gflop_per_s(dtype, device)
 
 
 def _share_of_threads(experiment: Experiment) -> float:

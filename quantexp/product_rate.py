@@ -9,15 +9,12 @@ for the process. It imports torch when it is called.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-    #: The product of two matrices.
-    Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 #: Seconds that a measurement takes at most, about.
 BUDGET_S = 0.15
@@ -30,43 +27,41 @@ _NEXT = 2 * 8
 
 
 @cache
-def product_gflop_per_s(
-    dtype: torch.dtype, device: torch.device, multiply: Multiply | None = None
-) -> float:
+def product_gflop_per_s(dtype: torch.dtype, device: torch.device) -> float:
     """GFLOP/s (1e9) of matrix products, the best of those that were measured.
+
+    On a CPU without instructions for the dtype call it inside `quantexp.quant.products.through_fp32`, as training does.
 
     Args:
         dtype: of both operands.
         device: where they lie.
-        multiply: what takes the product, where training does not use `torch.mm` itself.
     """
     import torch
 
-    take = torch.mm if multiply is None else multiply
     until = time.perf_counter() + BUDGET_S
     largest = _LARGEST_CPU if device.type == "cpu" else _LARGEST_GPU
     size, best = _FIRST, 0.0
     while True:
         x, w, g = (torch.ones(size, size, device=device).to(dtype) for _ in range(3))
-        _seconds(take, x, w, g)  # the first call of a shape may compile, or allocate
-        seconds = _seconds(take, x, w, g)
+        _seconds(x, w, g)  # the first call of a shape may compile, or allocate
+        seconds = _seconds(x, w, g)
         best = max(best, _FLOP * size**3 / seconds / 1e9)
         if size >= largest or time.perf_counter() + _NEXT * seconds > until:
             break
         size *= 2
     while time.perf_counter() + seconds <= until:  # other programs may have been in the way
-        seconds = _seconds(take, x, w, g)
+        seconds = _seconds(x, w, g)
         best = max(best, _FLOP * size**3 / seconds / 1e9)
     return best
 
 
-def _seconds(take: Multiply, x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> float:
-    start = time.perf_counter()
-    take(x, w.t())
-    take(g, w)
-    take(g.t(), x)
-    if x.device.type == "cuda":
-        import torch
+def _seconds(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> float:
+    import torch
 
+    start = time.perf_counter()
+    torch.mm(x, w.t())
+    torch.mm(g, w)
+    torch.mm(g.t(), x)
+    if x.device.type == "cuda":
         torch.cuda.synchronize(x.device)
     return time.perf_counter() - start
