@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from quantexp.paths import short_path
@@ -42,11 +41,11 @@ class Facts:
             if isinstance(value, Text):
                 self._print_line(f"[bold]{heading}[/]", heading, value.plain, indent)
                 continue
-            row = Table.grid(padding=0)
-            row.add_column(width=indent, no_wrap=True, style="bold")
-            row.add_column(overflow="fold")
-            row.add_row(escape(heading), value)
-            self.console.print(row)
+            lead = Text(heading.ljust(indent), style="bold")
+            for part in Text.from_markup(value).wrap(self.console, self.console.width - indent):
+                part.rstrip()
+                self.console.print(Text.assemble(lead, part), soft_wrap=True)
+                lead = Text(" " * indent)
 
     def _print_line(self, bold: str, heading: str, text: str, indent: int) -> None:
         fits = indent + cell_len(text) <= self.console.width

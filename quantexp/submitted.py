@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from quantexp.batch import Array, Sent
+from quantexp.facts import Facts
 from quantexp.paths import short_path
 
 #: Runs that are named one by one; of more, the array stands for them.
@@ -18,14 +18,12 @@ FEW = 12
 
 def print_submitted(sent: list[Sent], arrays: list[Array], console: Console, scope: Path) -> None:
     """What was sent, what was not and why, and what to type next; `scope` names all of it on the command line."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Facts(console)
     for array in arrays:
         table.add_row("submitted", _array(array))
     named = [one for one in sent if one.job_id is not None]
     for one in named[:FEW]:
-        table.add_row(f"job {one.job_id}", escape(str(short_path(one.run.root))))
+        table.add_path(f"job {one.job_id}", one.run.root)
     if len(named) > FEW:
         table.add_row("", f"and {len(named) - FEW} more")
     for one in sent:
@@ -37,14 +35,14 @@ def print_submitted(sent: list[Sent], arrays: list[Array], console: Console, sco
                 "", "[yellow]no GPU was asked for (launcher.gpus_per_node=0): CPU cores[/]"
             )
         for array in arrays:
-            table.add_row("script", escape(str(short_path(_script(array)))))
+            table.add_path("script", _script(array))
     where = shlex.quote(str(short_path(scope)))
-    table.add_row("follow", f"quantexp status {where} --watch")
+    table.add_line("follow", f"quantexp status {where} --watch")
     if named:
         run = shlex.quote(str(short_path(named[0].run.root)))
-        table.add_row("", f"quantexp logs {run} -f")
-        table.add_row("stop", f"quantexp cancel {where}")
-    console.print(table)
+        table.add_line("", f"quantexp logs {run} -f")
+        table.add_line("stop", f"quantexp cancel {where}")
+    table.print()
 
 
 def _array(array: Array) -> str:
