@@ -31,11 +31,22 @@ RUNS = {
     "hifp8": ["quant=FA_linear_hifp8", "capture.control_iter=3"],
     "ranks": ["quant=FA_linear_mxfp8", "capture.control_iter=3", "launcher.num_processes=2"],
 }
+#: Name of the drawing -> run, or all, and the words of `draw`.
+DRAWINGS = {
+    "hifp8": ("hifp8", ["--only", "quick_analysis,numerics"]),
+    "ranks": ("ranks", ["--only", "numerics,attention_maps"]),
+    "tensor": (
+        "ranks",
+        ["--only", "distributions,heatmaps", "layer=1", "module=fc2", "tensor=input"],
+    ),
+    "all": ("all", ["--only", "quick_analysis,comparisons"]),
+}
 #: Name of the picture -> drawing, and the file in it (a pattern, of which the first is taken).
 PICTURES = {
     "quick_analysis": ("hifp8", "quick_analysis.png"),
-    "distribution": ("ranks", "distributions/**/*_linear_L1-fc2_forward_pre_*_input.png"),
-    "heatmap": ("ranks", "heatmaps/**/*_linear_L1-fc2_forward_pre_*_input.png"),
+    "overview": ("all", "quick_analysis.png"),
+    "distribution": ("tensor", "distributions/**/*_linear_L1-fc2_forward_pre_*_input.png"),
+    "heatmap": ("tensor", "heatmaps/**/*_linear_L1-fc2_forward_pre_*_input.png"),
     "tensors_by_layer": ("ranks", "numerics/**/tensors_by_layer*.png"),
     "numerics_by_layer": ("ranks", "numerics/**/numerics_by_layer*.png"),
     "iterations": ("ranks", "numerics/**/iterations*.png"),
@@ -76,11 +87,10 @@ def draw_all(folder: Path) -> None:
     """Every run, and every drawing of it."""
     runs = {name: run(folder, name, words) for name, words in RUNS.items()}
     drawn = folder / "drawn"
-    for name in ("hifp8", "ranks"):
-        quantexp(folder, "draw", str(runs[name]), f"out={drawn / name}", "--formats", "png")
     everything = [str(path) for path in runs.values()]
-    words = ["--only", "comparisons", "--formats", "png"]
-    quantexp(folder, "draw", *everything, f"out={drawn / 'all'}", *words)
+    for name, (of, words) in DRAWINGS.items():
+        sources = everything if of == "all" else [str(runs[of])]
+        quantexp(folder, "draw", *sources, f"out={drawn / name}", "--formats", "png", *words)
     quantexp(folder, "compare", *everything, f"out={drawn / 'compare'}")
     quantexp(folder, "requantise", str(runs["bf16"]), "--out", str(drawn / "requantise"))
 
