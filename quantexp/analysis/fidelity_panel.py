@@ -1,6 +1,6 @@
 """The heat map of the quick analysis: SQNR of every operand by layer and slot, the worst ones named.
 
-A row is one operand of one product of one module (`fc1  x fprop`), all experts as one; where there are too many rows,
+A row is one operand of one product of one module (`fc1  fprop x`), all experts as one; where there are too many rows,
 one operand of a module with the worst of its products, then one module. A cell is the lowest SQNR of its tensors. Where
 nothing was judged, the cells are how far the largest magnitude stands above the root mean square, which says how much
 of a format's range outliers take.
@@ -110,7 +110,7 @@ def _named(measured: Measured, slot: str) -> str:
     place = measured.place
     product, _, operand = slot.rpartition(".")
     layer = f"L{place.layer} " if place.layer >= 0 else ""
-    what = f"{operand} {product}" if slot else place.tensor
+    what = f"{product} {operand}" if slot else place.tensor
     return f"{layer}{place.module} {what}"
 
 
@@ -149,7 +149,7 @@ def _is_perfect(value: float, worst_of: Callable[[Iterable[float]], float]) -> b
 
 def _by_slot(cell: Cell) -> tuple[str, str]:
     product, _, operand = cell.series.rpartition(".")
-    return cell.module, f"{operand} {product}" if product else cell.series
+    return cell.module, f"{product} {operand}" if product else cell.series
 
 
 def _by_operand(cell: Cell) -> tuple[str, str]:
@@ -175,7 +175,7 @@ def _rows_in_order(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
     def place(row: tuple[str, str]) -> tuple[int, int, int, int]:
         module, words = row
-        operand, _, product = words.partition(" ")
+        product, _, operand = words.rpartition(" ")
         known = _OPERANDS.index(operand) if operand in _OPERANDS else len(_OPERANDS)
         rank = _PRODUCTS.index(product) if product in _PRODUCTS else len(_PRODUCTS)
         return modules.index(module), rank, known, order.index(words)

@@ -42,11 +42,11 @@ def test_a_cell_is_the_sqnr_of_its_operand_along_its_axis(capture: Capture) -> N
         capture.add(x, "input", layer=layer, formats=linear_formats(MX4))
     grid = sqnr_grid(first_look(captured_in(capture.dir)))
     assert grid is not None
-    assert grid.rows == (("fc1", "x fprop"), ("fc1", "x wgrad"))
+    assert grid.rows == (("fc1", "fprop x"), ("fc1", "wgrad x"))
     assert grid.layers == (0, 1)
     expected = [[mxfp4.sqnr_db(y) for y in (x.numpy(), x.numpy().T.copy())] for x in tensors]
     np.testing.assert_allclose(grid.values_RL, np.array(expected).T, rtol=1e-12)
-    assert [name for name, *_ in grid.worst] == ["L1 fc1 x wgrad", "L1 fc1 x fprop"][
+    assert [name for name, *_ in grid.worst] == ["L1 fc1 wgrad x", "L1 fc1 fprop x"][
         :: (1 if expected[1][1] < expected[1][0] else -1)
     ]
 
@@ -80,7 +80,7 @@ def test_experts_share_a_row_and_the_worst_of_them_is_named_with_its_number(
         )
     grid = sqnr_grid(first_look(captured_in(capture.dir)))
     assert grid is not None
-    assert grid.rows == (("expert-fc1", "x fprop"),)
+    assert grid.rows == (("expert-fc1", "fprop x"),)
     lowest = min(sqnr for sqnr in _all_sqnr(capture))
     assert grid.values_RL.item() == pytest.approx(lowest, rel=1e-12)
 
@@ -94,7 +94,7 @@ def test_rows_go_with_the_forward_pass_and_forward_products_come_first() -> None
     series = ("wgrad.x", "dgrad.g", "fprop.w", "fprop.x")
     cells = [cell(module, one, 0, 1.0) for module in ("fc2", "qkv") for one in series]
     grid = grid_of(cells, min, 32)
-    in_module = ["x fprop", "w fprop", "g dgrad", "x wgrad"]
+    in_module = ["fprop x", "fprop w", "dgrad g", "wgrad x"]
     assert grid.rows == tuple((m, s) for m in ("qkv", "fc2") for s in in_module)
     assert grid.aggregated == ""
 
@@ -134,7 +134,7 @@ def test_few_layers_have_their_numbers_written_and_odd_ones_their_words(ax: Axes
     values = {"fprop.x": 18.25, "fprop.w": INF, "dgrad.g": -INF, "wgrad.g": NAN}
     grid = grid_of([cell("fc1", series, 0, value) for series, value in values.items()], min, 32)
     draw_grid(ax, grid, "c", "dB", low_is_worst=True)
-    assert rows(ax) == ["x fprop", "w fprop", "g dgrad", "g wgrad"]
+    assert rows(ax) == ["fprop x", "fprop w", "dgrad g", "wgrad g"]
     assert words(ax) == ["fc1", "18.2", "exact", "inf", "1", "2"]
 
 
