@@ -1,53 +1,27 @@
-"""What one tensor looks like, and what a number format does to it.
+"""What a number format does to a tensor: error, underflow, saturation.
 
-Statistics are accumulated in float64 over chunks, in one pass over the tensor, in the order in
-which it lies in memory; bf16 is treated as any other dtype. NaN and Inf are counted and left out
-of everything else.
+Sums are accumulated in float64 over chunks; bf16 is treated as any other dtype. NaN and Inf, and MX blocks with one of
+them, are left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from quantexp.analysis.magnitude import MagnitudeHistogram, magnitude_histogram
-from quantexp.analysis.moments import Moments, chunk_moments
 from quantexp.analysis.rows import left_out
 from quantexp.analysis.saturation import largest_representable
 from quantexp.formats import Format, get_format, quantise
-from quantexp.formats.layout import INPUT_DTYPES, memory_order
+from quantexp.formats.layout import INPUT_DTYPES
 from quantexp.formats.mx import PRE_SCALE
 
-#: Elements taken at a time: 8 MiB in float64.
-CHUNK_ELEMENTS = 1 << 20
-#: The same for errors, of which three are in float64 at once: they fit the cache.
+#: Elements taken at a time, of which three copies are in float64 at once: they fit the cache.
 _ERROR_CHUNK_ELEMENTS = 1 << 16
 _NUM_SUMS = 8
-
-
-@dataclass(frozen=True)
-class TensorStatistics:
-    """Of the finite elements, unless said otherwise; NaN where there is none."""
-
-    #: All elements.
-    count: int
-    finite: int
-    zeros: int
-    mean: float
-    #: Of the population (divided by n).
-    std: float
-    min: float
-    max: float
-    abs_max: float
-    rms: float
-    #: Fourth standardised moment, 3 for a normal distribution; NaN where std is 0.
-    kurtosis: float
-    magnitudes: MagnitudeHistogram
 
 
 class Fidelity(NamedTuple):
@@ -66,19 +40,6 @@ class Fidelity(NamedTuple):
     cosine: float = math.nan
     #: Mean of |x - q| / |x| over the non-zero elements: 1 for one that became zero.
     relative_error: float = math.nan
-
-
-def tensor_statistics(x: Tensor) -> TensorStatistics:
-    """The statistics of a tensor of any shape, dtype and memory layout.
-
-    An empty or wholly non-finite tensor has NaN for every number that is no count.
-    """
-    magnitudes, moments = MagnitudeHistogram(), Moments()
-    for part_N in _chunks(x):
-        histogram = magnitude_histogram(part_N)
-        magnitudes += histogram
-        moments += chunk_moments(part_N[part_N.isfinite()] if histogram.nonfinite else part_N)
-    return _statistics(x.numel(), magnitudes, moments)
 
 
 def quantisation_error(
@@ -123,31 +84,6 @@ def fidelity(x: Tensor, q: Tensor, limit: Tensor | None) -> Fidelity:
         _share(noise, finite),
         _cosine(signal, noise, cross),
         _share(relative, nonzero),
-    )
-
-
-def _chunks(x: Tensor) -> Iterator[Tensor]:
-    if x.numel():
-        flat_N = x.detach().permute(memory_order(x)).reshape(-1)
-        yield from torch.split(flat_N, CHUNK_ELEMENTS)
-
-
-def _statistics(count: int, magnitudes: MagnitudeHistogram, moments: Moments) -> TensorStatistics:
-    n = moments.count
-    some = n > 0
-    variance = moments.m2 / n if some else math.nan
-    return TensorStatistics(
-        count=count,
-        finite=n,
-        zeros=magnitudes.zeros,
-        mean=moments.mean if some else math.nan,
-        std=math.sqrt(variance),
-        min=moments.min if some else math.nan,
-        max=moments.max if some else math.nan,
-        abs_max=max(abs(moments.min), abs(moments.max)) if some else math.nan,
-        rms=math.sqrt(variance + moments.mean**2),
-        kurtosis=moments.m4 / n / variance**2 if variance > 0 else math.nan,
-        magnitudes=magnitudes,
     )
 
 

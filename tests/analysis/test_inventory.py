@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quantexp.analysis.collection import read_manifest
+from quantexp.analysis.collection import Record
 from quantexp.analysis.inventory import Kind, experts_as_one, in_flow, kind_of
 
 from .captures import Capture
@@ -31,8 +31,7 @@ from .captures import Capture
     ],
 )
 def test_a_tensors_name_tells_its_kind(capture: Capture, name: str, kind: Kind) -> None:
-    capture.add(torch.ones(2), name)
-    assert kind_of(read_manifest(capture.dir)[0]) is kind
+    assert kind_of(Record.from_metadata(capture.add(torch.ones(2), name))) is kind
 
 
 def test_all_experts_are_one_module() -> None:

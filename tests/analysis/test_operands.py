@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.analysis.collection import Record, read_manifest
+from quantexp.analysis.collection import Record
 from quantexp.analysis.operands import declared_operands, operand_of
 from quantexp.errors import CaptureError
 
@@ -13,8 +13,7 @@ from .captures import BF16, HIF8, MX4, MX8, Capture, attention_formats, linear_f
 
 
 def record(capture: Capture, name: str, formats: dict[str, Any], module: str = "fc1") -> Record:
-    capture.add(torch.ones(2), name, module, formats=formats)
-    return read_manifest(capture.dir)[-1]
+    return Record.from_metadata(capture.add(torch.ones(2), name, module, formats=formats))
 
 
 @pytest.mark.parametrize(
