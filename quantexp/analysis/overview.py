@@ -47,6 +47,7 @@ from quantexp.analysis.style import (
 
 _WIDTH_INCH = 9.0
 _EDGE_INCH, _TITLE_INCH, _BETWEEN_INCH, _FOOT_INCH = 0.12, 0.8, 0.9, 0.55
+_NOTE_INCH = 0.17
 _LINES_LEFT_INCH, _LINES_INCH, _ROW_INCH, _LETTER_INCH, _MOST_LABEL_INCH = (
     0.8,
     2.2,
@@ -66,6 +67,7 @@ _GAP_INCH = 0.2
 _NO_NUMBER = "#EFEFEF"
 #: Shares are coloured from here to 1.
 _LEAST_SHARE = 1e-6
+_LEAST_SPAN_DB = 3.0
 
 
 @dataclass(frozen=True)
@@ -88,25 +90,51 @@ class _Table:
     write: Callable[[float], str]
     #: The number as it is coloured, larger being better.
     rank: Callable[[float], float]
+    #: What colours reach from and to.
+    span: Callable[[np.ndarray], tuple[float, float]]
+
+
+def _decibel_span(values: np.ndarray) -> tuple[float, float]:
+    """What occurs, at least 3 dB."""
+    if not values.size:
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high - low >= _LEAST_SPAN_DB else (high - _LEAST_SPAN_DB, high)
+
+
+def _digits(share: float) -> float:
+    return -math.log10(max(share, _LEAST_SHARE))
+
+
+def _share_span(values: np.ndarray) -> tuple[float, float]:
+    """From all elements to one in a million."""
+    return 0.0, _digits(0.0)
 
 
 _TABLES = (
     _Table(
-        "SQNR", "dB", lambda one: one.sqnr_db, lambda value: f"{value:.1f}", lambda value: value
+        "SQNR",
+        "dB",
+        lambda one: one.sqnr_db,
+        lambda value: f"{value:.1f}",
+        lambda value: value,
+        _decibel_span,
     ),
     _Table(
         "Became zero",
         "share",
         lambda one: one.underflow,
         lambda value: _short_share(value),
-        lambda value: -math.log10(max(value, _LEAST_SHARE)),
+        _digits,
+        _share_span,
     ),
     _Table(
         "Saturated",
         "share",
         lambda one: one.saturated,
         lambda value: _short_share(value),
-        lambda value: -math.log10(max(value, _LEAST_SHARE)),
+        _digits,
+        _share_span,
     ),
 )
 
@@ -115,7 +143,7 @@ def save_overview(
     sources: Sequence[Source], looks: Sequence[FirstLook], stem: Path, formats: Sequence[str]
 ) -> list[Path]:
     """Draw several sources together."""
-    return save_figure(draw_overview(schemes_of(sources, looks)).figure, stem, formats)
+    return save_figure(draw_overview(*schemes_of(sources, looks)).figure, stem, formats)
 
 
 def draw_sweep(listing: Path, out: Path) -> Path:
@@ -128,17 +156,28 @@ def draw_sweep(listing: Path, out: Path) -> Path:
     sources = open_sources([str(listing)], {})
     keeps = [source.run.figures / f"{QUICK}.json" for source in sources if source.run is not None]
     looks = [first_look(s.capture, keep) for s, keep in zip(sources, keeps, strict=True)]
-    return save_png(draw_overview(schemes_of(sources, looks)).figure, out)
+    return save_png(draw_overview(*schemes_of(sources, looks)).figure, out)
 
 
-def schemes_of(sources: Sequence[Source], looks: Sequence[FirstLook]) -> list[Scheme]:
-    """Sources that are runs by their lines, in the order given, then bare folders."""
+def schemes_of(
+    sources: Sequence[Source], looks: Sequence[FirstLook]
+) -> tuple[list[Scheme], list[str]]:
+    """Sources that are runs by their lines, in the order given, then bare folders; and what to know of their gaps."""
     runs = [i for i, source in enumerate(sources) if source.run is not None]
     bare = [i for i, source in enumerate(sources) if source.run is None]
     lines: list[Line] = []
+    notes: list[str] = []
     if runs:
         sides = [read_side(run) for i in runs if (run := sources[i].run) is not None]
-        lines = lines_of(compare(sides))
+        comparison = compare(sides)
+        lines = lines_of(comparison)
+        notes.append(comparison.noise)
+        unmatched = [row.label for row in comparison.rows if not row.matched]
+        if unmatched:
+            more = f" and {len(unmatched) - 3} more" if len(unmatched) > 3 else ""
+            notes.append(
+                f"no matched pair with the baseline, see quantexp compare: {', '.join(unmatched[:3])}{more}"
+            )
     found = [
         Scheme(
             line.label,
@@ -153,7 +192,7 @@ def schemes_of(sources: Sequence[Source], looks: Sequence[FirstLook]) -> list[Sc
     styles = scheme_styles([sources[i].scheme for i in bare])
     for i, style in zip(bare, styles, strict=True):
         found.append(Scheme(sources[i].label, style, tuple(_declared(looks[i]))))
-    return found
+    return found, notes
 
 
 def _declared(*looks: FirstLook) -> list[OfKind]:
@@ -163,7 +202,7 @@ def _declared(*looks: FirstLook) -> list[OfKind]:
     return by_kind(FirstLook(tuple(tensors))) if is_quantised else []
 
 
-def draw_overview(schemes: Sequence[Scheme]) -> Page:
+def draw_overview(schemes: Sequence[Scheme], notes: Sequence[str] = ()) -> Page:
     """The figure; without losses, or without judged operands, their panels are left out."""
     with_loss = [scheme for scheme in schemes if scheme.losses.iterations]
     with_gap = [scheme for scheme in schemes if scheme.gaps.iterations]
@@ -175,7 +214,8 @@ def draw_overview(schemes: Sequence[Scheme]) -> Page:
     table_inch = _ROW_INCH * len(rows)
     heights = [_LINES_INCH for some in (with_loss, with_gap) if some]
     heights += [table_inch] if rows else []
-    height = _TITLE_INCH + sum(heights) + _BETWEEN_INCH * max(0, len(heights) - 1) + _FOOT_INCH
+    height = _TITLE_INCH + sum(heights) + _BETWEEN_INCH * max(0, len(heights) - 1)
+    height += _FOOT_INCH + _NOTE_INCH * len(notes)
     page = Page(new_figure(_WIDTH_INCH, height))
     plural = "" if len(schemes) == 1 else "s"
     title = f"{len(schemes)} scheme{plural} at a glance"
@@ -196,7 +236,9 @@ def draw_overview(schemes: Sequence[Scheme]) -> Page:
         top -= _LINES_INCH + _BETWEEN_INCH
     if rows:
         _draw_tables(page, rows, kinds, top - table_inch, label_inch, letters)
-    elif not with_loss:
+    for i, note in enumerate(notes):
+        page.write(_EDGE_INCH, _NOTE_INCH * (len(notes) - i) + 0.04, note, TICK_PT)
+    if not rows and not with_loss:
         page.write(_EDGE_INCH, height - 0.5, "no run has a loss or a judged operand", LABEL_PT)
     return page
 
@@ -245,8 +287,7 @@ def draw_table(
         values
     )
     finite = ranks[np.isfinite(ranks)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
-    high = max(high, low + 1e-9)
+    low, high = table.span(finite)
     colours = colormaps["viridis"].with_extremes(bad=_NO_NUMBER)
     ax.imshow(
         np.ma.masked_invalid(np.clip(ranks, low, high)),

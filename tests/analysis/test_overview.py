@@ -39,7 +39,7 @@ def schemes(tmp_path: Path) -> tuple[list[Scheme], list[np.ndarray]]:
             inputs.append(x.numpy())
         sources.append(source(run, name))
     looks = [first_look(one.capture) for one in sources]
-    return schemes_of(sources, looks), inputs
+    return schemes_of(sources, looks)[0], inputs
 
 
 def source(run: RunDir, scheme: str) -> Source:
@@ -84,7 +84,7 @@ def test_ten_schemes_have_names_that_do_not_overlap(tmp_path: Path) -> None:
     for fmt in ("mxfp8", "mxfp4", "hifp8"):
         for site in ("FA", "linear", "FA_linear"):
             sources.append(source(runs.add(f"{site}_{fmt}"), f"{site}_{fmt}"))
-    figure = draw_overview(schemes_of(sources, [first_look(s.capture) for s in sources])).figure
+    figure = draw_overview(*schemes_of(sources, [first_look(s.capture) for s in sources])).figure
     assert titles(figure) == ["a  Training loss", "b  Gap to the baseline, paired by iteration"]
     figure.canvas.draw()
     for ax in figure.axes:
@@ -110,14 +110,14 @@ def test_bare_folders_have_their_table_alone(capture: Capture) -> None:
     capture.add(x, "input", formats=linear_formats(MX4))
     opened = captured_in(capture.dir)
     bare = Source("tensors", opened, RunNames("tensors"))
-    figure = draw_overview(schemes_of([bare], [first_look(opened)])).figure
+    figure = draw_overview(*schemes_of([bare], [first_look(opened)])).figure
     assert titles(figure)[0] == "a  SQNR (dB)"
 
 
 def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
     run = Runs(tmp_path).add("bf16", [])
     one = source(run, "bf16")
-    figure = draw_overview(schemes_of([one], [first_look(one.capture)])).figure
+    figure = draw_overview(*schemes_of([one], [first_look(one.capture)])).figure
     assert "no run has a loss or a judged operand" in [text.get_text() for text in figure.texts]
 
 
@@ -126,3 +126,15 @@ def test_the_title_says_how_many(tmp_path: Path, num: int) -> None:
     found, _ = schemes(tmp_path)
     first = draw_overview(found[:num]).figure.texts[0].get_text()
     assert first == f"{num} scheme{'s' * (num > 1)} at a glance"
+
+
+def test_it_says_that_one_seed_cannot_be_told_from_noise_and_what_is_no_matched_pair(
+    tmp_path: Path,
+) -> None:
+    runs = Runs(tmp_path)
+    made = [("bf16", {}), ("linear_mxfp4", {}), ("FA_mxfp4", {"lr": 3e-4})]
+    sources = [source(runs.add(name, **more), name) for name, more in made]
+    figure = draw_overview(*schemes_of(sources, [first_look(s.capture) for s in sources])).figure
+    said = [text.get_text() for text in figure.texts]
+    assert "one seed for each scheme: no gap can be told from noise, whatever its size" in said
+    assert "no matched pair with the baseline, see quantexp compare: FA_mxfp4" in said
