@@ -58,16 +58,160 @@ def colours(seen: Seen) -> np.ndarray:
     return np.sort(counts)[::-1]
 
 
+@pytest.fixture(scope="module")
+def described(runs: list[RunDir]) -> RunDir:
+    """The quantised run with 32 layers, as capture=stats would have left it: statistics alone, judged by no format."""
+    run = RunDir(runs[1].root.with_name("described-1"))
+    shutil.copytree(runs[1].root, run.root, ignore=shutil.ignore_patterns("*.pt"))
+    lines = [json.loads(line) for line in (run.tensors / "manifest.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["statistics"].pop("fidelity", None)
+    deep = [{**line, "layer": line["layer"] + 2 * i} for i in range(16) for line in lines]
+    text = "".join(json.dumps(line) + "\n" for line in deep)
+    (run.tensors / "statistics.jsonl").write_text(text)
+    (run.tensors / "manifest.jsonl").unlink()
+    return run
+
+
+WIDE = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
+#: Elements whose content is wider than they are; a `pre` and a figure at its full size may be scrolled.
+SCROLLED = """[...document.querySelectorAll('main *')].filter(e => e.tagName !== 'PRE' && !e.closest('svg')
+  && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX) && e.scrollWidth > e.clientWidth + 1)
+  .map(e => e.className + " " + e.getAttribute("aria-label"))"""
+
+
+@pytest.mark.parametrize("width", [400, 800, 1280, 1600])
+def test_nothing_is_wider_than_the_page(
+    look: Look, sweep: Path, described: RunDir, tmp_path: Path, width: int
+) -> None:
+    for file in (sweep, write_report([described.root], tmp_path)):
+        page = look(file, width).page
+        for index in range(page.locator("article.run").count()):
+            page.evaluate("index => show(index)", index)
+            assert page.evaluate(WIDE) <= width
+            assert page.evaluate(SCROLLED) == [], (
+                "the map and the tables need no box to be scrolled"
+            )
+
+
+def test_the_maps_of_both_passes_fill_the_page_and_nothing_of_them_is_hidden(
+    look: Look, runs: list[RunDir], described: RunDir, tmp_path: Path
+) -> None:
+    for run, beside in ((runs[1], True), (described, False)):
+        page = look(write_report([run.root], tmp_path), 1280).page
+        room = page.locator("main section").first.bounding_box()
+        boxes = [one.bounding_box() for one in page.locator(".map").all()]
+        assert page.locator(".map h3").all_inner_texts() == ["Forward", "Backward"]
+        assert room is not None
+        assert all(box is not None for box in boxes)
+        (fx, fw), (bx, bw) = [(b["x"], b["width"]) for b in boxes if b]
+        assert (bx > fx + fw) is beside, "few layers beside each other, many below each other"
+        assert (bx + bw) - fx == pytest.approx(room["width"], abs=2)
+        tables = [one.bounding_box() for one in page.locator(".map table").all()]
+        assert [t["width"] for t in tables if t] == pytest.approx([fw, bw], abs=1)
+
+
+def test_many_layers_have_narrow_cells_whose_numbers_are_in_their_titles(
+    look: Look, described: RunDir, tmp_path: Path
+) -> None:
+    page = look(write_report([described.root], tmp_path), 400).page
+    cell = page.get_by_role("button", name=re.compile("^L31 fc1 forward input, amax"))
+    assert cell.get_attribute("title") == cell.get_attribute("aria-label")
+    assert cell.evaluate("e => getComputedStyle(e).fontSize") == "0px"
+    wide = look(write_report([described.root], tmp_path), 1600).page
+    cell = wide.get_by_role("button", name=re.compile("^L31 fc1 forward input, amax"))
+    assert cell.evaluate("e => parseFloat(getComputedStyle(e).fontSize)") >= 12
+    assert cell.evaluate("e => e.scrollWidth <= e.clientWidth"), "the number has room"
+
+
+def test_statistics_alone_are_shown_with_the_reason_why_there_is_no_sqnr(
+    look: Look, described: RunDir, tmp_path: Path
+) -> None:
+    page = look(write_report([described.root], tmp_path)).page
+    assert "SQNR" not in page.get_by_role("combobox", name="Measure").inner_text()
+    assert "Statistics alone were captured: SQNR," in page.locator("main").inner_text()
+    assert "Nothing was captured" not in page.locator("main").inner_text()
+    page.get_by_role("button", name=re.compile("^L1 fc1 forward input,")).click()
+    detail = page.locator(".detail").inner_text()
+    assert "x fprop\tmxfp8_e4m3, statistics alone were captured" in detail
+    assert page.locator(".detail rect.bar").count() > 3
+
+
+def test_signs_in_place_of_numbers_have_a_key(
+    look: Look, runs: list[RunDir], tmp_path: Path
+) -> None:
+    page = look(write_report([runs[1].root], tmp_path)).page
+    signs = dict(one.split(" ", 1) for one in page.locator(".signs li").all_inner_texts())
+    assert signs == {"\u00b7": "not quantised", "=": "the forward's quantised copy"}
+    cell = page.get_by_role("button", name="L0 attention forward v fprop, not quantised")
+    assert cell.inner_text() == "\u00b7"
+
+
+def test_the_lowest_are_named_and_lead_to_their_cell(
+    look: Look, runs: list[RunDir], tmp_path: Path
+) -> None:
+    page = look(write_report([runs[1].root], tmp_path)).page
+    numbers = [
+        float(text) for text in page.locator(".cell").all_inner_texts() if re.match(r"\d", text)
+    ]
+    listed = page.locator(".worst li").all_inner_texts()
+    assert len(listed) == 5
+    assert [float(one.split()[-2]) for one in listed] == sorted(numbers)[:5]
+    link = page.locator(".worst button").first
+    link.click()
+    chosen = page.locator('.cell[aria-pressed="true"]').get_attribute("aria-label") or ""
+    assert chosen.startswith(link.inner_text())
+
+
+def test_colours_of_the_map_grow_lighter_with_the_value(look: Look, sweep: Path) -> None:
+    shades = look(sweep).page.evaluate(
+        "Array.from({ length: 21 }, (_, i) => rgb(i / 20)).map(([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b)"
+    )
+    steps = np.diff(shades)
+    assert (steps > 3).all(), "no two neighbours look alike, and the order is seen without colours"
+
+
+def test_lines_are_named_at_their_ends(look: Look, sweep: Path) -> None:
+    page = look(sweep).page
+    names = page.locator("#loss-chart .ends .name")
+    assert sorted(names.all_text_contents()) == sorted(SCHEMES)
+    boxes = [one.bounding_box() for one in page.locator("#loss-chart .ends text").all()]
+    frame = page.locator("#loss-chart svg").bounding_box()
+    assert frame is not None
+    tops = sorted(box["y"] for box in boxes if box)
+    assert min(np.diff(tops)) >= 12, "no name lies on another"
+    assert all(b["x"] + b["width"] <= frame["x"] + frame["width"] for b in boxes if b)
+    narrow = look(sweep, 400).page
+    assert narrow.locator("#loss-chart .legend li").count() == 2
+
+
+def test_a_figure_is_seen_at_its_full_size_and_fitted_again(
+    look: Look, runs: list[RunDir], tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    run = RunDir(tmp_path / "run-1")
+    shutil.copytree(runs[1].root, run.root)
+    run.figures.mkdir(exist_ok=True)
+    Image.new("RGB", (1500, 300), "navy").save(run.figures / "quick_analysis.png")
+    page = look(write_report([run.root], tmp_path), 400).page
+    image = page.locator("figure img")
+    width = "e => e.getBoundingClientRect().width"
+    assert image.evaluate(width) == 400, "from edge to edge"
+    page.get_by_role("link", name="full size").click()
+    assert image.evaluate(width) == 1500
+    assert page.evaluate(WIDE) == 400, "it is scrolled in its own box"
+    page.get_by_role("link", name="fit to the page").click()
+    assert image.evaluate(width) == 400
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_is_whole_at_every_width(look: Look, sweep: Path, width: int, scheme: str) -> None:
     seen = look(sweep, width, scheme)
     page = seen.page
     assert page.title() == "2 runs of llama32-1b - quantexp"
-    wide = page.evaluate(
-        "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
-    )
-    assert wide <= width, "nothing but a table's own box may be scrolled sideways"
+    assert page.evaluate(WIDE) <= width, "nothing but a table's own box may be scrolled sideways"
     counts = colours(seen)
     assert len(counts) > 100
     assert counts[0] < 0.97 * counts.sum(), "the page is not blank"
@@ -94,7 +238,8 @@ def test_a_cell_answers_a_click_with_its_distribution(
     look: Look, runs: list[RunDir], width: int, tmp_path: Path
 ) -> None:
     page = look(write_report([runs[1].root], tmp_path), width).page
-    cell = page.get_by_role("button", name=re.compile("^L1 fc1 forward input, SQNR"))
+    page.get_by_role("combobox", name="Measure").select_option(label="amax")
+    cell = page.get_by_role("button", name=re.compile("^L1 fc1 forward input, amax"))
     assert page.locator(".detail").is_hidden()
     cell.click()
     assert cell.get_attribute("aria-pressed") == "true"
@@ -118,7 +263,8 @@ def test_a_cell_answers_a_click_with_its_distribution(
         f"2^{tallest}: {max(counts):,} elements"
         in detail.locator("title").all_text_contents()[counts.index(max(counts))]
     )
-    assert f"SQNR {line['statistics']['fidelity']['sqnr_db']:.2f} dB" in detail.inner_text()
+    sqnr = line["statistics"]["fidelity"]["sqnr_db"]
+    assert re.search(rf"x fprop\s+mxfp8_e4m3 rceil, SQNR {sqnr:.2f} dB", detail.inner_text())
 
 
 def test_cells_are_reached_and_chosen_by_keys_alone(
@@ -134,7 +280,7 @@ def test_cells_are_reached_and_chosen_by_keys_alone(
     page.keyboard.press("Enter")
     chosen = page.locator('.cell[aria-pressed="true"]')
     assert chosen.count() == 1
-    assert (chosen.get_attribute("aria-label") or "").startswith("L1 qkv forward input, SQNR")
+    assert (chosen.get_attribute("aria-label") or "").startswith("L1 qkv forward x fprop, SQNR")
     assert page.locator(".detail rect.bar").count() > 3
     outline = chosen.evaluate("e => getComputedStyle(e).outlineStyle")
     assert outline == "solid", "where the focus is can be seen"
@@ -144,7 +290,7 @@ def test_measure_and_iteration_can_be_chosen(
     look: Look, runs: list[RunDir], tmp_path: Path
 ) -> None:
     page = look(write_report([runs[1].root], tmp_path)).page
-    cell = page.get_by_role("button", name=re.compile("^L0 qkv backward grad_output,"))
+    cell = page.get_by_role("button", name=re.compile("^L0 qkv backward g dgrad,"))
     cell.click()
     measure = page.get_by_role("combobox", name="Measure")
     assert measure.locator("option").all_inner_texts() == [
@@ -152,16 +298,23 @@ def test_measure_and_iteration_can_be_chosen(
         "underflow",
         "saturation",
         "amax",
+        "crest factor",
         "kurtosis",
         "zeros",
     ]
     texts = set()
+    slot, tensor = (
+        cell,
+        page.get_by_role("button", name=re.compile("^L0 qkv backward grad_output,")),
+    )
     for name in ("SQNR", "amax", "kurtosis"):
         measure.select_option(label=name)
+        cell = slot if name == "SQNR" else tensor
         texts.add(cell.inner_text())
         assert name in (cell.get_attribute("aria-label") or "")
         assert name in page.locator(".scale").inner_text()
     assert len(texts) == 3
+    cell.click()
     page.get_by_role("combobox", name="Iteration").select_option(label="1")
     assert "iteration 1" in page.locator(".detail h3").inner_text()
 
@@ -184,9 +337,11 @@ def test_the_cursor_reads_off_all_lines(look: Look, sweep: Path, runs: list[RunD
     chart.focus()
     page.keyboard.press("ArrowLeft")
     first = [json.loads(run.metrics.read_text().splitlines()[0])["loss"] for run in runs]
-    assert "at iteration 1" in page.locator("#loss-chart").inner_text()
-    shown = page.locator("#loss-chart .value").all_inner_texts()
-    assert shown == [f"{loss:.4f}" for loss in first]
+    assert "Values at iteration 1" in page.locator("#loss-chart").inner_text()
+    shown = page.locator("#loss-chart .ends text").all_text_contents()
+    assert sorted(shown) == sorted(
+        f"{scheme}{loss:.4f}" for scheme, loss in zip(SCHEMES, first, strict=True)
+    )
 
 
 def test_a_script_in_a_name_is_text(look: Look, runs: list[RunDir], tmp_path: Path) -> None:
@@ -196,9 +351,10 @@ def test_a_script_in_a_name_is_text(look: Look, runs: list[RunDir], tmp_path: Pa
     config = yaml.safe_load(run.config.read_text())
     config["quant"]["name"] = SCRIPT
     run.config.write_text(yaml.safe_dump(config))
-    lines = (run.tensors / "manifest.jsonl").read_text().splitlines()
-    changed = [json.dumps({**json.loads(line), "tensor": SCRIPT}) for line in lines]
-    (run.tensors / "manifest.jsonl").write_text("\n".join(changed) + "\n")
+    for file in (run.tensors / "manifest.jsonl", run.tensors / "statistics.jsonl"):
+        lines = file.read_text().splitlines()
+        changed = [json.dumps({**json.loads(line), "tensor": SCRIPT}) for line in lines]
+        file.write_text("\n".join(changed) + "\n")
     page = look(write_report([folder, runs[0].root], tmp_path)).page
     page.locator(".cell").first.click()
     assert page.locator(".detail h3").inner_text().count("<script>") == 1

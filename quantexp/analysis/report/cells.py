@@ -1,7 +1,7 @@
 """Numerics by layer: what is known of each captured tensor, and of each slot that it filled, as rows by layers.
 
     rows of tensors   qkv input, qkv weight, ...          magnitudes: amax, kurtosis, zeros, the histogram
-    rows of slots     qkv fprop x, qkv wgrad x, ...       what the format loses: SQNR, underflow, saturation
+    rows of slots     qkv x fprop, qkv x wgrad, ...       what the format loses: SQNR, underflow, saturation
 
 A slot without a number has a state that says why. The experts of a layer share a row: it shows the worst of them.
 """
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantexp.analysis.compare.gap import milestones
+from quantexp.analysis.first_look import ASSUMED
 from quantexp.analysis.inventory import experts_as_one, in_flow
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.experts import slots_together, tensors_together
-from quantexp.analysis.report.judged import ASSUMED, Judge
+from quantexp.analysis.report.judged import Judge
 from quantexp.analysis.report.lines import Lines, lines_with_room
 from quantexp.analysis.report.slots import BACKWARD, FORWARD, SlotCell, State, place_of_slot
 from quantexp.capture.reader import CapturedTensor
@@ -35,7 +36,7 @@ class Row:
     operation: str
     #: All experts as one.
     module: str
-    #: `input`, or of a slot `fprop x`.
+    #: `input`, or of a slot `x fprop`.
     name: str
     is_slot: bool = False
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quantexp.analysis.draw.tree import QUICK
+from quantexp.analysis.first_look import ASSUMED, kept_look
 from quantexp.analysis.numerics.counts import from_json
 from quantexp.analysis.numerics.gather import is_quantised
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
@@ -21,8 +23,6 @@ from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
 from quantexp.paths import RunDir
 
-#: What the operands of a run that quantises nothing are judged in.
-ASSUMED = "mxfp8"
 _NUMBERS = (
     "count",
     "abs_max",
@@ -46,8 +46,12 @@ class Judge:
         self._deadline = deadline
         #: Whether the run quantises nothing, so that its operands are judged in `ASSUMED`.
         self.is_assumed = not any(map(is_quantised, entries))
-        self._asked = Asked((ASSUMED,) if self.is_assumed else ())
-        self._known: dict[tuple[Any, ...], Measured | State] = {}
+        self._asked = Asked((ASSUMED,) if self.is_assumed else (), operands_only=True)
+        kept = kept_look(run.figures / f"{QUICK}.json", folder)
+        looks = () if kept is None else kept.tensors
+        self._known: dict[tuple[Any, ...], Measured | State] = {
+            _key(vars(look.measured.place)): look.measured for look in looks
+        }
         #: Tensors that there was no time for.
         self.num_late = 0
 
@@ -106,7 +110,7 @@ def _numbers(statistics: object, measured: Measured | State) -> dict[str, Any]:
 
 
 def _crest(shown: Mapping[str, float]) -> float | int | None:
-    """amax over the root of the mean square: what a scale that fits the largest element costs the others."""
+    """The largest magnitude over the root of the mean square."""
     if not {"abs_max", "mean", "std"} <= shown.keys():
         return None
     rms = math.hypot(shown["mean"], shown["std"])

@@ -27,6 +27,12 @@ class Origin:
     verified: str = "provenance.json says nothing about a verification"
     certificate: Mapping[str, Any] | None = None
 
+    @property
+    def reason(self) -> str:
+        """What follows the state in a sentence: its words, without the state where they begin with it."""
+        begins = self.verified.startswith(self.verified_state)
+        return self.verified.removeprefix(self.verified_state) if begins else f": {self.verified}"
+
 
 def origin(provenance: Mapping[str, Any] | None) -> Origin:
     """What the report shows of provenance.json; the scheme in the identity is the precision map, shown elsewhere."""

@@ -5,34 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quantexp.analysis.compare.comparison import Comparison
+from quantexp.analysis.compare.lines import Band, Line
 from quantexp.analysis.compare.smooth import running_mean, window_of
-from quantexp.analysis.scheme_style import scheme_styles
 
 #: Points of a line; more would be finer than a screen.
 MAX_POINTS = 800
 
 
-def series(comparison: Comparison) -> list[dict[str, Any]]:
-    """For each run its line, its gap, and how they are drawn."""
-    lines = []
-    styles = scheme_styles([row.side.scheme for row in comparison.rows])
-    for row, style in zip(comparison.rows, styles, strict=True):
-        losses, gap = row.side.losses, row.gap
-        is_baseline = row.is_baseline
-        lines.append(
-            {
-                "label": row.label,
-                "colour": style.colour,
-                "dash": list(style.dash),
-                "baseline": is_baseline,
-                "loss": _line(losses.iterations, losses.losses),
-                "gap": _line(gap.iterations, gap.gaps)
-                if gap and not is_baseline
-                else _line((), ()),
-            }
-        )
-    return lines
+def series(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """For each scheme its line, its gap, the bands of its seeds, and how they are drawn."""
+    return [
+        {
+            "label": line.label,
+            "colour": line.style.colour,
+            "dash": list(line.style.dash),
+            "baseline": line.is_baseline,
+            "loss": _band(line.losses),
+            "gap": _band(line.gaps),
+        }
+        for line in lines
+    ]
+
+
+def _band(band: Band) -> dict[str, Any]:
+    line = _line(band.iterations, band.mean)
+    if band.low == band.high:
+        return {**line, "band": None}
+    step = max(1, len(band.iterations) // (MAX_POINTS // 2))
+    kept = range(0, len(band.iterations), step)
+    return {
+        **line,
+        "band": [[of[i] for i in kept] for of in (band.iterations, band.low, band.high)],
+    }
 
 
 def _line(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class SlotCell:
     """One slot of one module."""
 
     operation: str
-    #: `fprop x`, or the tensor's name where `capture.format` judged it.
+    #: `x fprop`, or the tensor's name where `capture.format` judged it.
     name: str
     state: State
     format: str = ""
@@ -62,11 +62,7 @@ def slots_of_tensor(known: Mapping[str, Any], measured: Measured | State) -> Ite
     operand = operand_called(str(known.get("layer_type")), str(known.get("tensor")))
     formats = known.get("formats")
     slots = formats if isinstance(formats, dict) else {}
-    filled = {
-        name: settings
-        for name, settings in slots.items()
-        if isinstance(settings, dict) and name.rpartition(".")[2] == operand
-    }
+    filled = {name: s for name, s in slots.items() if name.rpartition(".")[2] == operand}
     judged = {} if isinstance(measured, State) else {one.slot: one for one in measured.operands}
     if "" in judged and not any(slot for slot in judged):
         yield _of_capture_format(known, judged[""])
@@ -75,7 +71,7 @@ def slots_of_tensor(known: Mapping[str, Any], measured: Measured | State) -> Ite
         product, _, operand = name.rpartition(".")
         product = product.rpartition(".")[2]
         operation = FORWARD if product == "fprop" else BACKWARD
-        shown = f"{product} {operand}"
+        shown = f"{operand} {product}"
         if settings.get("reuse"):
             yield SlotCell(operation, shown, State.REUSED)
         elif one := judged.get(f"{product}.{operand}"):
@@ -132,7 +128,7 @@ def number(value: object) -> float | int | None:
 
 
 _SLOTS = [
-    f"{product.value} {operand}"
+    f"{operand} {product.value}"
     for products in PRODUCTS.values()
     for product, shape in products.items()
     for operand in (shape.left, shape.right)

@@ -21,9 +21,11 @@ from markupsafe import Markup
 from quantexp import __version__
 from quantexp.analysis.compare.asked import Runs, named_runs
 from quantexp.analysis.compare.comparison import Comparison, compare
+from quantexp.analysis.compare.lines import Line, lines_of
 from quantexp.analysis.compare.side import read_side
-from quantexp.analysis.report.cells import MAX_CELLS, Numerics, numerics
+from quantexp.analysis.report.cells import MAX_CELLS, numerics
 from quantexp.analysis.report.deadline import Deadline
+from quantexp.analysis.report.facts import shared
 from quantexp.analysis.report.parts import Part, part
 from quantexp.analysis.report.pictures import pictures
 from quantexp.analysis.report.series import series
@@ -86,13 +88,16 @@ def render(
         numerics(run, row.side.names.capture_dir, max_cells, deadline)
         for run, row in zip(runs, comparison.rows, strict=True)
     ]
-    shown = zip(comparison.rows, cells, pictures(runs), strict=True)
-    page = _page(comparison, [part(*each) for each in shown])
+    lines = lines_of(comparison)
+    styles = {row: line.style for line in lines for row in line.rows}
+    in_order = [styles[i] for i in range(len(runs))]
+    shown = zip(comparison.rows, in_order, cells, pictures(runs), strict=True)
+    page = _page(comparison, lines, [part(*each) for each in shown])
     # Scripts and styles are ASCII as they are shipped; the same in whatever encoding it is written and read.
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
-def _page(comparison: Comparison, parts: Sequence[Part]) -> str:
+def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) -> str:
     style = _text("page.css")
     script = "\n".join(_text(name) for name in _SCRIPTS)
     environment = Environment(
@@ -107,7 +112,10 @@ def _page(comparison: Comparison, parts: Sequence[Part]) -> str:
         policy=_policy(style, script),
         style=Markup(style),
         script=Markup(script),
-        data=embedded(_data(comparison, [one.numerics for one in parts])),
+        data=embedded(
+            {"series": series(lines), "numerics": [asdict(one.numerics) for one in parts]}
+        ),
+        shared=shared([one.facts for one in parts]),
         comparison=comparison,
         noise=comparison.noise[:1].upper() + comparison.noise[1:],
         parts=parts,
@@ -122,10 +130,6 @@ def _title(parts: Sequence[Part]) -> str:
         return parts[0].row.side.run.root.name
     models = dict.fromkeys(str(one.row.side.names.model) for one in parts)
     return f"{len(parts)} runs of {', '.join(models)}"
-
-
-def _data(comparison: Comparison, cells: Sequence[Numerics]) -> dict[str, Any]:
-    return {"series": series(comparison), "numerics": [asdict(one) for one in cells]}
 
 
 def embedded(content: Any) -> Markup:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from analysis.captures import MX8, Capture, linear_formats
+from analysis.captures import BF16, MX8, Capture, attention_formats, linear_formats
 from analysis.compare.runs import Runs
-from quantexp.analysis.report.cells import numerics
+from quantexp.analysis.first_look import captured_in, first_look
+from quantexp.analysis.report.cells import Numerics, Row, numerics
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.statistics import quantisation_error
 from quantexp.paths import RunDir
@@ -16,21 +19,37 @@ from quantexp.paths import RunDir
 from .captured import TENSORS, captured, line, write
 
 
+def tensors_of(found: Numerics) -> list[Row]:
+    return [row for row in found.rows if not row.is_slot]
+
+
+def content_of(found: Numerics, name: str, layer: int = 0, *, module: str = "") -> dict[str, Any]:
+    """The content of the first row of that name in the last iteration."""
+    row = next(i for i, r in enumerate(found.rows) if r.name == name and module in ("", r.module))
+    place = [len(found.iterations) - 1, row, found.layers.index(layer)]
+    content: dict[str, Any] = next(cell[3] for cell in found.cells if cell[:3] == place)
+    return content
+
+
 def test_statistics_are_shown_without_opening_a_tensor(runs: Runs) -> None:
     run = runs.add("linear_mxfp8")
     lines = captured(run)
     found = numerics(run, None, 1000, Deadline(None))
     assert found.layers == [0, 1]
-    assert found.rows == [TENSORS[i] for i in (0, 1, 2, 4, 3)], "as data flows, forward first"
-    assert len(found.cells) == 10
+    in_flow = [TENSORS[i] for i in (0, 1, 2, 4, 3)]
+    assert tensors_of(found) == [Row(*names) for names in in_flow], "as data flows, forward first"
     of_first = lines[0]["statistics"]
     content = found.cells[0][3]
     assert content["abs_max"] == of_first["abs_max"]
-    assert content["sqnr_db"] == pytest.approx(of_first["fidelity"]["sqnr_db"], rel=1e-5)
+    assert content["crest"] == pytest.approx(
+        of_first["abs_max"] / math.hypot(of_first["mean"], of_first["std"]), rel=1e-5
+    )
     assert content["bins"][1] == of_first["log2_magnitude"]["counts"]
-    assert content["operands"][0][0] == "capture.format mxfp8_e4m3"
-    assert content["sampled"] == 0
-    assert found.notes == []
+    assert "state" not in content
+    judged = content_of(found, "input", module="qkv") | found.cells[10][3]
+    assert judged["format"] == "mxfp8_e4m3 rceil (capture.format)"
+    assert judged["sqnr_db"] == pytest.approx(of_first["fidelity"]["sqnr_db"], rel=1e-5)
+    assert len(found.cells) == 20, "of each tensor what it is, and how capture.format judged it"
 
 
 def test_without_a_capture_there_is_nothing_and_no_error(runs: Runs) -> None:
@@ -110,33 +129,148 @@ def test_too_many_layers_and_rows_are_thinned_too(runs: Runs) -> None:
     assert "2 of 5 tensors of a layer are shown, to keep the page small" in few.notes
 
 
-def test_values_without_a_judged_format_are_judged_as_declared(capture: Capture) -> None:
+def test_values_are_judged_slot_by_slot_as_declared(capture: Capture) -> None:
     x = torch.randn(64, 1, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     capture.add(x, "input", formats=linear_formats(MX8))
     found = numerics(RunDir(capture.run_dir), None, 100, Deadline(None))
-    content = found.cells[0][3]
-    expected = quantisation_error(x, "mxfp8_e4m3", -1, {"scale_rule": "rceil"}).sqnr_db
-    by_slot = {row[0]: row[1] for row in content["operands"]}
-    assert by_slot["x fprop mxfp8_e4m3"] == pytest.approx(expected, rel=1e-4)
-    assert content["sqnr_db"] == min(by_slot.values())
-    assert content["abs_max"] == pytest.approx(float(x.abs().max()), rel=1e-5), "six digits"
-    assert content["sampled"] == x.numel(), "the manifest has no statistics of it"
+    assert found.rows == [
+        Row("forward", "fc1", "input"),
+        Row("forward", "fc1", "x fprop", is_slot=True),
+        Row("backward", "fc1", "x wgrad", is_slot=True),
+    ]
+    for name, axis in (("x fprop", -1), ("x wgrad", 0)):
+        content = content_of(found, name)
+        expected = quantisation_error(x, "mxfp8_e4m3", axis, {"scale_rule": "rceil"}).sqnr_db
+        assert content["sqnr_db"] == pytest.approx(expected, rel=1e-4)
+        assert (content["state"], content["format"]) == ("judged", "mxfp8_e4m3 rceil")
+        assert content["of"] == 0, "the row of its tensor"
+    assert content_of(found, "input")["abs_max"] == pytest.approx(float(x.abs().max()), rel=1e-5)
 
 
-def test_after_the_deadline_no_values_are_looked_at_and_that_is_said(capture: Capture) -> None:
-    capture.add(torch.ones(4, 1, 32), "input", formats=linear_formats(MX8))
+def test_what_is_not_quantised_and_what_is_not_judged_yet_are_told_apart(capture: Capture) -> None:
+    formats = {**linear_formats(MX8), "wgrad.x": {**BF16, "axis": "tokens"}}
+    capture.add(torch.ones(32, 1, 32), "input", formats=formats)
+    capture.add(torch.ones(4, 1, 1, 32), "key", "attention", formats=attention_formats(MX8))
     found = numerics(RunDir(capture.run_dir), None, 100, Deadline(-1.0))
-    assert found.cells[0][3]["operands"] == []
+    states = {row.name: content_of(found, row.name)["state"] for row in found.rows if row.is_slot}
+    assert states == {
+        "x fprop": "late",
+        "x wgrad": "unquantised",
+        "k fprop": "late",
+        "k dgrad_q": "reused",
+    }
     (note,) = found.notes
-    assert note.startswith("of 1 tensors SQNR, underflow and saturation are left out: quantexp")
+    assert note.startswith("2 tensors were not judged for want of time: quantexp report")
 
 
-def test_values_that_are_gone_leave_an_empty_cell(capture: Capture) -> None:
+def test_what_the_picture_found_is_taken_without_a_look_at_values(capture: Capture) -> None:
+    x = torch.randn(64, 1, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    capture.add(x, "input", formats=linear_formats(MX8))
+    run = RunDir(capture.run_dir)
+    looked = numerics(run, None, 100, Deadline(None))
+    first_look(captured_in(capture.dir), run.figures / "quick_analysis.json")
+    found = numerics(run, None, 100, Deadline(-1.0))
+    assert found.notes == []
+    assert content_of(found, "x wgrad") == content_of(looked, "x wgrad")
+
+
+def test_values_that_are_gone_leave_a_cell_that_says_so(capture: Capture) -> None:
     line_ = capture.add(torch.ones(4, 1, 32), "input", formats=linear_formats(MX8))
     (capture.dir / line_["file"]).unlink()
-    content = numerics(RunDir(capture.run_dir), None, 100, Deadline(None)).cells[0][3]
-    assert "abs_max" not in content
-    assert content["operands"] == []
+    found = numerics(RunDir(capture.run_dir), None, 100, Deadline(None))
+    assert "abs_max" not in content_of(found, "input")
+    assert content_of(found, "input")["state"] == "failed"
+    assert content_of(found, "x fprop")["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("x", "state"), [(torch.ones(32, 1, 32), "exact"), (torch.zeros(32, 1, 32), "empty")]
+)
+def test_an_sqnr_without_a_number_says_why(capture: Capture, x: torch.Tensor, state: str) -> None:
+    capture.add(x, "input", formats=linear_formats(MX8))
+    found = numerics(RunDir(capture.run_dir), None, 100, Deadline(None))
+    content = content_of(found, "x fprop")
+    assert content["state"] == state
+    assert "sqnr_db" not in content
+
+
+def test_operands_of_a_run_that_quantises_nothing_are_judged_in_mxfp8(capture: Capture) -> None:
+    x = torch.randn(64, 1, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    capture.add(x, "input", formats=linear_formats(BF16))
+    found = numerics(RunDir(capture.run_dir), None, 100, Deadline(None))
+    assert content_of(found, "x fprop")["format"].startswith("mxfp8_e4m3")
+    assert found.notes == [
+        "this run quantises nothing: SQNR, underflow and saturation are what its operands would lose in mxfp8"
+    ]
+
+
+def statistics_alone(run: RunDir, fmt: str | None) -> list[dict[str, Any]]:
+    """What capture=stats leaves: the list of statistics, and no manifest."""
+    lines = captured(run, iterations=(1, 3), fmt=fmt)
+    lines = [{**one, "formats": linear_formats(MX8)} for one in lines]
+    (run.tensors / "manifest.jsonl").unlink()
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run.tensors / "statistics.jsonl").write_text(text)
+    return lines
+
+
+def test_a_run_with_statistics_alone_is_shown_whole(runs: Runs) -> None:
+    run = runs.add("linear_mxfp8")
+    lines = statistics_alone(run, None)
+    found = numerics(run, None, 1000, Deadline(-1.0))
+    assert (found.iterations, found.layers) == ([1, 3], [0, 1])
+    assert len(tensors_of(found)) == 5
+    last = next(one for one in lines if one["iteration"] == 3)
+    amax = last["statistics"]["abs_max"]
+    assert content_of(found, "input")["abs_max"] == pytest.approx(amax, rel=1e-5), "six digits"
+    assert content_of(found, "x fprop")["state"] == "statistics"
+    (note,) = found.notes
+    assert note == (
+        "statistics alone were captured: SQNR, underflow and saturation need values (capture=tensors) or a format "
+        "that judges while training runs (capture.format=mxfp8)"
+    )
+
+
+def test_statistics_with_a_format_have_an_sqnr(runs: Runs) -> None:
+    run = runs.add("linear_mxfp8")
+    lines = statistics_alone(run, "mxfp8")
+    found = numerics(run, None, 1000, Deadline(-1.0))
+    assert found.notes == []
+    sqnr = [cell[3]["sqnr_db"] for cell in found.cells if "sqnr_db" in cell[3]]
+    assert len(sqnr) == len(lines) == 20
+
+
+def test_statistics_beside_values_are_not_shown_twice(capture: Capture) -> None:
+    line_ = capture.add(torch.ones(4, 1, 32), "input", formats=linear_formats(MX8))
+    numbers = {"count": 128, "abs_max": 7.0}
+    for layer in (0, 1):
+        other = {**line_, "layer": layer, "statistics": numbers}
+        with (capture.dir / "statistics.jsonl").open("a") as stream:
+            stream.write(json.dumps(other) + "\n")
+    found = numerics(RunDir(capture.run_dir), None, 100, Deadline(None))
+    assert content_of(found, "input", 0)["abs_max"] == 1.0, "by the values"
+    assert content_of(found, "input", 1)["abs_max"] == 7.0, "of statistics alone"
+
+
+def test_experts_share_a_cell_that_shows_the_worst_of_them(capture: Capture) -> None:
+    generator = torch.Generator().manual_seed(1)
+    sqnr = {}
+    for expert in range(3):
+        x = torch.randn(64, 64, generator=generator)
+        x[:, ::8] *= 2.0 ** (4 * expert)
+        capture.add(x.bfloat16(), "input", f"expert{expert}-fc1", formats=linear_formats(MX8))
+        error = quantisation_error(x.bfloat16(), "mxfp8_e4m3", -1, {"scale_rule": "rceil"})
+        sqnr[f"expert{expert}-fc1"] = error.sqnr_db
+    found = numerics(RunDir(capture.run_dir), None, 100, Deadline(None))
+    assert {row.module for row in found.rows} == {"expert-fc1"}
+    slot = content_of(found, "x fprop")
+    assert slot["experts"] == 3
+    assert slot["sqnr_db"] == pytest.approx(min(sqnr.values()), rel=1e-4)
+    assert slot["best_db"] == pytest.approx(max(sqnr.values()), rel=1e-4)
+    assert slot["worst"] == min(sqnr, key=sqnr.__getitem__)
+    tensor = content_of(found, "input")
+    assert (tensor["count"], tensor["largest"]) == (3 * 64 * 64, "expert2-fc1")
+    assert sum(tensor["bins"][1]) == 3 * 64 * 64
 
 
 def test_an_old_collection_without_a_manifest_is_shown(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from analysis.compare.runs import Runs
 from quantexp.analysis.compare.comparison import compare
+from quantexp.analysis.compare.lines import lines_of
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.report.series import series, thinned
+from quantexp.paths import conf_dir
 
 
 def test_short_lines_stay_as_they_are() -> None:
@@ -30,11 +32,28 @@ def test_spikes_first_and_last_survive_thinning() -> None:
 
 def test_long_runs_have_a_mean_and_short_ones_none(runs: Runs) -> None:
     short, long = runs.add(), runs.add("FA_mxfp8", [float(i % 2) for i in range(5000)])
-    one, other = series(compare([read_side(short), read_side(long)]))
+    one, other = series(lines_of(compare([read_side(short), read_side(long)])))
     assert (one["loss"]["window"], one["loss"]["mean"]) == (1, [[], []])
     assert other["loss"]["window"] == 100
     x, y = other["loss"]["mean"]
     assert 400 <= len(x) <= 420
     assert (x[0], x[-1]) == (1, 5000)
     assert all(0.48 < value < 0.52 for value in y), "around the mean of 0 and 1"
-    assert one["gap"] == {"points": [[], []], "mean": [[], []], "window": 1}
+    assert one["gap"] == {"points": [[], []], "mean": [[], []], "window": 1, "band": None}
+
+
+def test_seeds_of_a_scheme_are_one_line_with_a_band(runs: Runs) -> None:
+    made = [
+        runs.add("FA_mxfp8", losses, seed=seed)
+        for seed, losses in ((1, [6.0, 5.0]), (2, [6.5, 4.0]))
+    ]
+    (line,) = series(lines_of(compare([read_side(run) for run in made])))
+    assert line["label"] == "FA_mxfp8, 2 seeds"
+    assert line["loss"]["points"] == [[1, 2], [6.25, 4.5]]
+    assert line["loss"]["band"] == [[1, 2], [6.0, 4.0], [6.5, 5.0]]
+
+
+def test_ten_schemes_are_drawn_in_ten_ways(runs: Runs) -> None:
+    names = sorted(path.stem for path in (conf_dir() / "quant").glob("*.yaml"))
+    lines = series(lines_of(compare([read_side(runs.add(name)) for name in names])))
+    assert len({(line["colour"], *line["dash"]) for line in lines}) == len(names) == 10

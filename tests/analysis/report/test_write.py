@@ -67,7 +67,8 @@ def test_a_run_has_every_part(runs: Runs) -> None:
         "completed",
         "llama32-1b cut to 2 of 16 layers",
         "wikipedia (built-in sample)",
-        "iteration 4, loss 3.5000, lowest 3.5000",
+        "iteration 4 of 4, loss 3.5000, lowest 3.5000",
+        "2 sequences of 128 tokens, micro-batches of 2",
         "8 of 8 quantised slots engaged",
         "mxfp8_e4m3 32 rceil even",
         "verified on 2026",
@@ -201,7 +202,53 @@ def test_ten_schemes_of_many_layers_stay_below_ten_megabytes(runs: Runs) -> None
     file = write_report([runs.root], runs.root)
     assert 4e6 < file.stat().st_size < 10e6
     data = json.loads(Page(file).scripts[0])
-    assert all(800 < len(one["cells"]) <= 1000 for one in data["numerics"])
+    for one in data["numerics"]:
+        tensors_shown = [cell for cell in one["cells"] if not one["rows"][cell[1]]["is_slot"]]
+        assert 800 < len(tensors_shown) <= 1000
+
+
+def test_a_state_is_not_said_twice(runs: Runs) -> None:
+    run = runs.add("FA_mxfp8")
+    words = "not verified: run quantexp verify"
+    change_json(
+        run.provenance, verified={"state": "not verified", "words": words, "certificate": None}
+    )
+    text = " ".join(Page(write_report([run.root], run.root)).text.split())
+    assert text.count(words) == 2, "in the overview and in its own part"
+    assert "not verified not verified" not in text
+    assert text.count("not verified") == 2
+
+
+def test_what_all_runs_of_a_sweep_share_is_said_once(runs: Runs) -> None:
+    runs.add()
+    runs.add("FA_mxfp8")
+    text = " ".join(Page(write_report([runs.root], runs.root)).text.split())
+    assert text.count("2 sequences of 128 tokens") == 1
+    assert "In all runs statecompleted" in text
+
+
+def test_every_cell_of_a_wide_table_names_its_column_for_narrow_pages(runs: Runs) -> None:
+    runs.add()
+    runs.add("FA_mxfp8")
+    page = write_report([runs.root], runs.root).read_text()
+    for table in re.findall(r'<table class="stack">.*?</table>', page, re.DOTALL):
+        headings = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', table)
+        labels = re.findall(r'<td data-label="([^"]+)"', table)
+        assert labels
+        assert len(labels) == table.count("<td")
+        # "format, block, scale rule, rounding" is `format` where there is little room
+        assert set(labels) <= {heading.split(",")[0] for heading in headings}
+
+
+def test_every_figure_can_be_seen_at_its_full_size_without_a_script(runs: Runs) -> None:
+    run = runs.add()
+    run.figures.mkdir()
+    (run.figures / "quick_analysis.png").write_bytes(PNG)
+    page = Page(write_report([run.root], run.root))
+    (figure,) = (a["id"] for tag, a in page.tags if tag == "figure")
+    links = {a.get("class"): a["href"] for tag, a in page.tags if tag == "a" and a.get("class")}
+    assert links["full"] == f"#{figure}"
+    assert links["fitted"] == "#figures-0"
 
 
 @pytest.mark.parametrize("what", ["run", "folder", "sweep", "several", "out"])

@@ -2,15 +2,16 @@
 
 // Stops of viridis: even steps of lightness, the same order for any colour vision, and many hues between its ends.
 const STOPS = [[68, 1, 84], [72, 40, 120], [62, 74, 137], [49, 104, 142], [38, 130, 142], [31, 158, 137], [53, 183, 121], [110, 206, 88], [181, 222, 43], [253, 231, 37]];
-// `least` is the narrowest range that the colours cover, in the measure's unit or, where they are logarithmic, powers of
-// two; `worst` the end that a list of the worst begins with.
+// `cell` is the text of a cell, where that of a sentence is too long; `least` the narrowest range that the colours cover,
+// in the measure's unit or, where they are logarithmic, in powers of two; `worst` the end that the list of the worst
+// begins with.
 const MEASURES = {
   sqnr_db: { name: "SQNR", unit: "dB", slot: true, about: "signal to quantisation noise, higher is better", text: (v) => v.toFixed(1), least: 3, worst: "low" },
   underflow_share: { name: "underflow", unit: "%", slot: true, about: "non-zero elements that become zero", text: percent, log: true, least: 3, worst: "high" },
   saturated_share: { name: "saturation", unit: "%", slot: true, about: "elements beyond the largest value at their scale", text: percent, log: true, least: 3, worst: "high" },
-  abs_max: { name: "amax", unit: "", about: "largest magnitude", text: (v) => short(v, 2), log: true, least: 2, worst: "high" },
-  crest: { name: "crest factor", unit: "", about: "amax over root mean square: how far the largest element stands out", text: (v) => short(v, 2), log: true, least: 1, worst: "high" },
-  kurtosis: { name: "kurtosis", unit: "", about: "3 for a normal distribution", text: (v) => short(v, 2), log: true, least: 2, worst: "high" },
+  abs_max: { name: "amax", unit: "", about: "largest magnitude", text: (v) => short(v, 3), cell: brief, log: true, least: 2, worst: "high" },
+  crest: { name: "crest factor", unit: "", about: "amax over root mean square: how far the largest element stands out", text: (v) => short(v, 3), cell: brief, log: true, least: 1, worst: "high" },
+  kurtosis: { name: "kurtosis", unit: "", about: "3 for a normal distribution", text: (v) => short(v, 3), cell: brief, log: true, least: 2, worst: "high" },
   zero_share: { name: "zeros", unit: "%", about: "elements that are zero", text: percent, log: true, least: 3, worst: "high" },
 };
 // Sign, and words for the key and for whoever points at a cell.
@@ -28,6 +29,13 @@ const STATES = {
 function percent(share) {
   const value = share * 100;
   return value === 0 ? "0" : value < 0.01 ? value.toExponential(0) : String(Number(value.toPrecision(2)));
+}
+
+// A number in at most five characters, for a cell: 3.6, .083, 4e-3.
+function brief(value) {
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 0.01 || size >= 1000)) return value.toExponential(0).replace("+", "");
+  return String(Number(value.toPrecision(2))).replace(/^(-?)0\./, "$1.");
 }
 
 // Where a value lies on its measure's scale; null for zero on a logarithmic one.

@@ -47,8 +47,6 @@ function heatmap(holder, numerics) {
     buttons = new Map();
     panels.replaceChildren(...[...new Set(rows.map((row) => row.operation))].map((operation) =>
       panel(operation, rows.filter((row) => row.operation === operation), numerics.layers, buttons, choose)));
-    const order = [...buttons.values()];
-    if (order.length) order[0].setAttribute("tabindex", "0");
     for (const [index, row] of rows.entries())
       numerics.layers.forEach((_, layer) => buttons.get(`${row.index} ${layer}`).addEventListener("keydown", (event) =>
         move(event, buttons, rows, index, layer)));
@@ -56,6 +54,7 @@ function heatmap(holder, numerics) {
     for (const one of panels.children) watched.observe(one);
     if (state.chosen && !buttons.has(state.chosen.join(" "))) state.chosen = null;
     paint();
+    [...buttons.values()].find((button) => !button.disabled)?.setAttribute("tabindex", "0");
   }
 
   function paint() {
@@ -124,8 +123,12 @@ function move(event, buttons, rows, index, column) {
   const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
   if (!step) return;
   event.preventDefault();
-  const row = rows[index + step[0]], next = row && buttons.get(`${row.index} ${column + step[1]}`);
-  if (!next) return;
+  let next = null;
+  for (let i = index + step[0], j = column + step[1]; rows[i]; i += step[0], j += step[1]) {
+    next = buttons.get(`${rows[i].index} ${j}`);
+    if (!next || !next.disabled) break;
+  }
+  if (!next || next.disabled) return;
   for (const button of buttons.values()) button.setAttribute("tabindex", "-1");
   next.setAttribute("tabindex", "0");
   next.focus();
@@ -133,7 +136,7 @@ function move(event, buttons, rows, index, column) {
 
 function fill(button, key, value, content, domain) {
   const measure = MEASURES[key], [sign, why] = STATES[content?.state] ?? ["", content ? `no ${measure.name}` : "not captured"];
-  button.textContent = value === null ? sign : measure.text(value);
+  button.textContent = value === null ? sign : (measure.cell ?? measure.text)(value);
   let words = value === null ? why : `${measure.name} ${measure.text(value)} ${measure.unit}`.trim();
   if (content?.format && measure.slot) words += `, ${content.format}`;
   if (content?.experts) words += `, ${content.experts} experts`;

@@ -1,0 +1,137 @@
+"""The overview of a run: what ran, on what, and how it ended, as headings with a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quantexp.analysis.compare.matched import last_iteration
+from quantexp.analysis.compare.side import Side
+from quantexp.analysis.report.origin import Origin
+from quantexp.analysis.report.proof import Proof
+from quantexp.format_label import describe_scheme
+
+Facts = tuple[tuple[str, str], ...]
+
+#: Packages that are named, if they were there.
+_PACKAGES = ("torch", "megatron-core", "transformer-engine")
+
+
+def facts(side: Side, proof: Proof, origin: Origin) -> Facts:
+    """Heading and words, most important first; what a folder does not say has no heading."""
+    status, speed = side.status, side.speed
+    training, identity = _section(side.config, "training"), side.identity or {}
+    found = {
+        "state": side.state + (f": {status.reason}" if status and status.reason else ""),
+        "training": _training(side, training),
+        "model": side.names.model_label,
+        "scheme": describe_scheme(side.scheme, side.names.precision),
+        "precision": _precision(side, identity),
+        "batch": _batch(training, identity),
+        "learning rate": _learning_rate(training),
+        "data": _data(side),
+        "seed": None if side.seed is None else str(side.seed),
+        "proof": f"{'' if proof.proved else 'not proved; '}{proof.words}",
+        "numerics": origin.verified_state + origin.reason,
+        "speed": None
+        if speed.tokens_per_s is None
+        else f"{speed.tokens_per_s:,.0f} tokens/s (median without iteration 1; emulation costs time that hardware "
+        "would save)",
+        "memory": None if speed.memory_gb is None else f"{speed.memory_gb:.1f} GB",
+        "captured": _captured(status.capture if status else {}),
+        "ran": _ran(side.provenance or {}),
+        "versions": _versions(side.provenance or {}),
+        "run": side.run.root.name,
+    }
+    return tuple((key, value) for key, value in found.items() if value)
+
+
+def shared(of_each: Sequence[Facts]) -> Facts:
+    """The facts that are the same for all of several runs."""
+    if len(of_each) < 2:
+        return ()
+    others = [dict(one) for one in of_each[1:]]
+    return tuple(
+        (key, words) for key, words in of_each[0] if all(one.get(key) == words for one in others)
+    )
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _training(side: Side, training: Mapping[str, Any]) -> str | None:
+    wanted = training.get("iterations")
+    of = "" if wanted is None else f" of {wanted}"
+    if not side.losses.losses:
+        return None if wanted is None else f"no iteration{of}"
+    lowest = min(side.losses.losses)
+    return f"iteration {last_iteration(side)}{of}, loss {side.last_loss}, lowest {lowest:.4f}"
+
+
+def _precision(side: Side, identity: Mapping[str, Any]) -> str | None:
+    path = identity.get("attention_path")
+    words = [side.names.precision, None if path is None else f"{path} attention path"]
+    return ", ".join(word for word in words if word) or None
+
+
+def _batch(training: Mapping[str, Any], identity: Mapping[str, Any]) -> str | None:
+    size, length = training.get("global_batch_size"), training.get("seq_length")
+    if size is None or length is None:
+        return None
+    words = f"{size} sequences of {length} tokens"
+    if (micro := training.get("micro_batch_size")) is not None:
+        words += f", micro-batches of {micro}"
+    ranks = identity.get("data_parallel")
+    return words + (f", data parallel {ranks}" if isinstance(ranks, int) and ranks > 1 else "")
+
+
+def _learning_rate(training: Mapping[str, Any]) -> str | None:
+    largest, least = training.get("lr"), training.get("min_lr")
+    if largest is None:
+        return None
+    words = f"{largest:g}" if isinstance(largest, int | float) else str(largest)
+    if isinstance(least, int | float) and training.get("lr_schedule") not in (None, "constant"):
+        words += f" to {least:g}"
+    if (schedule := training.get("lr_schedule")) is not None:
+        words += f", {schedule}"
+    if warmup := training.get("warmup_iterations"):
+        words += f", {warmup} iteration{'s' * (warmup != 1)} of warm-up"
+    return words
+
+
+def _data(side: Side) -> str | None:
+    name, dataset = side.names.dataset, _section(side.config, "dataset")
+    tokenizer = dataset.get("tokenizer")
+    words = [name, None if tokenizer is None else f"{tokenizer} tokenizer"]
+    if side.names.mask_documents:
+        words.append("documents masked")
+    return ", ".join(word for word in words if word) or None
+
+
+def _captured(capture: Mapping[str, Any]) -> str | None:
+    tensors = capture.get("tensors")
+    if not tensors:
+        return None
+    num_bytes = int(capture.get("num_bytes") or 0)
+    return (
+        f"{tensors} tensors, {num_bytes / 1e6:,.1f} MB of values"
+        if num_bytes
+        else f"statistics of {tensors} tensors"
+    )
+
+
+def _ran(provenance: Mapping[str, Any]) -> str | None:
+    ran = provenance.get("ran")
+    if not isinstance(ran, dict):
+        return None
+    started = str(ran.get("started") or "")[:19].replace("T", " ")
+    return f"on {ran.get('device')} of {ran.get('host')}" + (f", {started} UTC" if started else "")
+
+
+def _versions(provenance: Mapping[str, Any]) -> str | None:
+    packages = provenance.get("packages")
+    known = dict(packages) if isinstance(packages, dict) else {}
+    found = {"quantexp": provenance.get("quantexp"), **{n: known.get(n) for n in _PACKAGES}}
+    return ", ".join(f"{name} {version}" for name, version in found.items() if version) or None
