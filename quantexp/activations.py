@@ -61,11 +61,6 @@ def largest_linear(model: ModelConfig) -> int:
     return max(shape.count for shapes in layers for shape in shapes.values())
 
 
-def largest_weight(model: ModelConfig) -> int:
-    """Elements of the largest weight, the embedding included."""
-    return max(largest_linear(model), padded_vocab_size(model.vocab_size) * model.hidden_size)
-
-
 def _layer(model: ModelConfig, training: TrainingConfig, layer: int, is_cpu: bool) -> int:
     tokens = training.seq_length * training.micro_batch_size
     each = 2 * _norm(model.hidden_size, training, is_cpu)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from quantexp.activations import (
     activation_bytes,
     largest_linear,
-    largest_weight,
     passing_bytes,
 )
 from quantexp.capture.budget import price_of_iteration
@@ -47,8 +46,6 @@ from quantexp.sizes import (
 #: The C library hands tensors below 32 MiB back to its own heap, not to the system, and their sizes differ: over
 #: iterations of different models this much was resident beyond what torch had allocated (0.20 to 0.51).
 HEAP_GB = 0.35
-#: torch's Adam on a CPU works on one tensor at a time, with two more of its size in float32.
-_ADAM_TEMPORARIES = 2 * 4
 
 
 def memory_parts_gb(
@@ -108,11 +105,11 @@ def _temporary_bytes(
 ) -> int:
     """Beyond state and activations: of the backward, or of the optimizer, which no activation stands beside.
 
-    On a GPU torch's Adam works on all tensors at once, with one more of each in float32.
+    On a GPU torch's Adam works on all tensors at once, with one more of each in float32; on a CPU in strips
+    (`quantexp.megatron.adam`).
     """
     backward = passing_bytes(model, training, is_cpu=is_cpu)
-    optimizer = _ADAM_TEMPORARIES * largest_weight(model) if is_cpu else 4 * count
-    return max(backward, optimizer - activations)
+    return backward if is_cpu else max(backward, 4 * count - activations)
 
 
 def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:

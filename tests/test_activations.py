@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from quantexp.activations import activation_bytes, largest_weight, passing_bytes
+from quantexp.activations import activation_bytes, passing_bytes
 from quantexp.compose import compose
 from quantexp.megatron.model import build_model, set_precision
 from quantexp.megatron.session import session
@@ -105,7 +105,6 @@ def test_a_large_vocabulary_makes_the_peak_with_its_logits() -> None:
     logits, gradient = tokens * 128256 * 6, tokens * 128256 * 2 + 128256 * 2048 * 6
     counted = passing_bytes(experiment.model, experiment.training, is_cpu=True)
     assert counted == max(logits, gradient)
-    assert largest_weight(experiment.model) == 128256 * 2048
 
 
 def test_a_small_vocabulary_leaves_the_peak_to_the_largest_weights_gradient(tiny: Tiny) -> None:

@@ -7,7 +7,8 @@ context and only there:
   asking (rotary embedding, DistributedDataParallel, `model_parallel_cuda_manual_seed`);
 - a `TorchFunctionMode` turns the literal device "cuda" into "cpu", `Tensor.cuda()` into the tensor itself, and lets
   `Tensor.type()` answer `torch.cuda.*`, which Megatron's mixed-precision optimizer insists on. It holds in the
-  backward too, where recomputed forwards run.
+  backward too, where recomputed forwards run;
+- torch's Adam works in strips (`quantexp.megatron.adam`).
 
 Everything is put back on leaving, also after an error. It changes where tensors live, never what is computed.
 """
@@ -20,7 +21,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.optim import adam as torch_adam
 from torch.overrides import TorchFunctionMode
+
+from quantexp.megatron.adam import adam_in_strips
 
 
 class _Stream:
@@ -129,6 +133,7 @@ def _replacements() -> list[tuple[ModuleType, str, object]]:
         (torch.cuda, "Stream", _Stream),
         (torch.cuda, "Event", _Event),
         (megatron_random, "_set_cuda_rng_state", _set_cpu_rng_state),
+        (torch_adam, "adam", adam_in_strips),
     ]
 
 
