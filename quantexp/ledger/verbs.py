@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from quantexp.errors import RunError
-from quantexp.ledger.cancel import cancel
+from quantexp.ledger.cancel import PATIENCE_S, cancel
 from quantexp.ledger.rows import status_rows
 from quantexp.ledger.scope import Scope, find_run, scope
 from quantexp.ledger.settle import settle
@@ -64,7 +64,11 @@ def show_logs(given: str, root: Path, rank: int, *, follow: bool) -> int:
 def cancel_runs(given: str | None, root: Path, console: Console) -> int:
     """End what is alive in a scope and say what became of each; 0, or 1 where some could not be ended."""
     where = scope(given, root)
-    outcomes = cancel(_settled(where))
+    found = _settled(where)
+    if alive := sum(each.alive for each in found):
+        runs = "1 run is" if alive == 1 else f"{alive} runs are"
+        console.print(f"stopping: {runs} asked to end and waited for, {PATIENCE_S:.0f} s at most")
+    outcomes = cancel(found)
     for each in outcomes:
         word = "[yellow]cancelled[/]" if each.done else "[red]not cancelled[/]"
         console.print(f"{word}  {escape(each.run)}: {escape(each.words)}", soft_wrap=True)

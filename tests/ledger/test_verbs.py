@@ -156,11 +156,14 @@ def test_cancel_says_what_it_ended_and_what_not(
 
     monkeypatch.setattr(verbs, "cancel", cancelled)
     assert main(["cancel"]) == 0
-    assert capsys.readouterr().out == "cancelled  m_d_bf16-1: job 7_4 waiting (Resources)\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "stopping: 1 run is asked to end and waited for, 40 s at most",
+        "cancelled  m_d_bf16-1: job 7_4 waiting (Resources)",
+    ]
     make_run("m_d_FA-2", State.RUNNING, host="far", pid=7)
     assert main(["cancel"]) == 1
     captured = capsys.readouterr()
-    assert captured.out.startswith("not cancelled  m_d_FA-2: far, process 7: not a process of")
+    assert "\nnot cancelled  m_d_FA-2: far, process 7: not a process of" in captured.out
     assert captured.err == "quantexp: 1 of 1 runs could not be cancelled\n"
 
 

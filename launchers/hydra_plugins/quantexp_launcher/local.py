@@ -110,7 +110,7 @@ def run_ranks(
         keep_open: file descriptors torchrun inherits (the folder's lock outlives us with it).
         on_stop: called when they are asked to end because of what `on_poll` raised, with the seconds they have.
     """
-    say_so = _nothing
+    say_so: Callable[[float], None] = _nothing
     ranks: set[psutil.Process] = set()
     with log.open("ab") as stream:
         process = subprocess.Popen(
