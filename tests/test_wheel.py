@@ -94,5 +94,5 @@ def test_installed_wheel_composes_and_finds_its_launcher(installed: Path, tmp_pa
     words = ["-m", "quantexp", "plan", "-m", "training=fast", "quant=bf16,FA_mxfp8"]
     done = run(installed, tmp_path, *words)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("precision map") == 2
+    assert "in all  2 runs" in done.stdout
     assert not list(tmp_path.iterdir())
