@@ -170,6 +170,11 @@ def print_sweep(
             style="dim italic",
         )
     console.print("tokens/s: the median without iteration 1", style="dim italic")
+    precisions = {experiment.training.precision for experiment in experiments}
+    if precisions != {Precision.bf16}:
+        words = ", ".join(sorted(precision.value for precision in precisions))
+        line = f"scheme bf16 quantises nothing; the working precision of these runs is {words}"
+        console.print(line, style="dim italic")
     waiting = Counter(o.reason for o in outcomes if o.state is State.PENDING)
     over = [o for o in outcomes if o.state not in (State.COMPLETED, State.PENDING)]
     reasons = [(o.run.root.name, o.reason) for o in over]

@@ -147,6 +147,17 @@ def test_scheme_of_a_run_in_fp32_says_what_it_computes_in(ended: Callable[..., O
     made.experiment.training.precision = Precision.fp32
     text = printed(lambda console: print_outcome(made, console))
     assert "bf16 (nothing quantised, computed in fp32)" in text
+    line = "scheme bf16 quantises nothing; the working precision of these runs is fp32"
+    assert line in printed(lambda console: print_sweep([made, made], [], console))
+    bf16 = printed(lambda console: print_sweep([ended(), ended("FA_mxfp8")], [], console))
+    assert "working precision" not in bf16
+
+
+def test_statistics_without_values_are_called_so(ended: Callable[..., Outcome]) -> None:
+    outcomes = [ended(tensors=28), ended("FA_mxfp8", tensors=28)]
+    text = printed(lambda console: print_sweep(outcomes, [], console))
+    assert "28  statistics  completed" in text
+    assert "0 B" not in text
 
 
 def test_proof_counts_what_engaged_and_what_is_inconclusive() -> None:

@@ -34,6 +34,7 @@ from quantexp.analysis.style import (
     save_png,
 )
 from quantexp.errors import QuantexpError
+from quantexp.format_label import describe_scheme
 from quantexp.ledger.scope import is_run
 from quantexp.paths import RunDir
 
@@ -234,6 +235,7 @@ def _scheme(content: _Content) -> str:
 
 def _write_title(page: Page, names: RunNames) -> None:
     page.write(_EDGE_INCH, page.height - 0.16, names.run, TITLE_PT + 2, bold=True)
-    parts = {"model": names.model_label, "dataset": names.dataset, "scheme": names.scheme}
+    scheme = describe_scheme(names.scheme, names.precision) if names.scheme else None
+    parts = {"model": names.short_model_label, "dataset": names.dataset, "scheme": scheme}
     words = "     ".join(f"{key}: {value}" for key, value in parts.items() if value)
     page.write(_EDGE_INCH, page.height - 0.46, words, LABEL_PT)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from quantexp.errors import RunError
-from quantexp.model_label import describe_model
+from quantexp.model_label import describe_model, short_model_label
 from quantexp.paths import RunDir
 
 
@@ -30,6 +30,8 @@ class RunNames:
     mask_documents: bool = False
     #: The model with what was changed in it and its size (`describe_model`).
     model_label: str | None = None
+    #: The model and its size, for a single line (`short_model_label`).
+    short_model_label: str | None = None
     #: The working precision: bf16, fp16 or fp32.
     precision: str | None = None
 
@@ -63,6 +65,7 @@ def read_names(run: RunDir) -> RunNames:
         _text(config, "capture", "dir"),
         _text(config, "dataset", "mask_documents") == "True",
         describe_model(_section(config, "model")) or None,
+        short_model_label(_section(config, "model")) or None,
         _text(config, "training", "precision"),
     )
 
