@@ -3,7 +3,7 @@
     python docs/gallery/draw.py [FOLDER]
 
 Some minutes on 2 cores. Runs and drawings are left in FOLDER, which is a temporary one by default; a run that is there
-already is not run again. The pictures beside this file are scaled down and reduced to 64 colours.
+already is not run again. The pictures beside this file are scaled down and reduced to 128 colours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from PIL import Image
 
 HERE = Path(__file__).parent
 WIDTH = 1100
-COLOURS = 64
+COLOURS = 128
 RUN = [
     "model=llama32-1b",
     "dataset=wikipedia",
@@ -115,7 +115,9 @@ def reduce(source: Path, target: Path) -> None:
         if small.width > WIDTH:
             size = (WIDTH, round(small.height * WIDTH / small.width))
             small = small.resize(size, Image.Resampling.LANCZOS)
-        small.quantize(COLOURS, dither=Image.Dither.NONE).save(target, optimize=True)
+        small.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            target, optimize=True
+        )
 
 
 if __name__ == "__main__":

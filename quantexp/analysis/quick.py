@@ -9,6 +9,7 @@ not be judged are named there too.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ _TITLE_INCH, _BETWEEN_INCH, _AXIS_INCH, _FOOT_INCH = 1.2, 1.08, 0.55, 0.1
 _KIND_INCH, _CELL_INCH = 0.62, 0.158
 _GRID_INCH, _LEAST_GRID_INCH = 4.15, 2.9
 _LOSS_INCH, _MOST_LOSS_INCH, _LOSS_LEFT_INCH = 2.6, 2.8, 0.75
+#: Of the second line, in letters.
+_SUBTITLE_INCH, _LETTERS = 0.19, 108
 _LINE_INCH, _LIST_LINE_INCH = 0.16, 0.17
 #: Names listed below the panels for one finding, and findings.
 _MAX_NAMES, _MAX_FINDINGS = 3, 5
@@ -164,7 +167,9 @@ def _figure(content: _Content) -> Figure:
         bottom_inch = max(_LEAST_GRID_INCH, _CELL_INCH * len(grid.rows))
     foot_inch = _FOOT_INCH + (0.16 + _LINE_INCH * len(content.notes) if content.notes else 0)
     bottom = foot_inch + _AXIS_INCH
-    height = bottom + bottom_inch + (_BETWEEN_INCH + top_inch if kinds else 0) + _TITLE_INCH
+    subtitle = _subtitle(content.names)
+    title_inch = _TITLE_INCH + _SUBTITLE_INCH * max(0, len(subtitle) - 1)
+    height = bottom + bottom_inch + (_BETWEEN_INCH + top_inch if kinds else 0) + title_inch
     page = Page(new_figure(_WIDTH_INCH, height))
     if kinds:
         _draw_kinds(page, content, kinds, bottom + bottom_inch + _BETWEEN_INCH, top_inch)
@@ -173,7 +178,7 @@ def _figure(content: _Content) -> Figure:
     else:
         ax = page.axes(_LOSS_LEFT_INCH, bottom, _WIDTH_INCH - 2.4, bottom_inch)
         draw_loss(ax, content.curve, _scheme(content), "b" if kinds else "a", content.baseline)
-    _write_title(page, content.names)
+    _write_title(page, content.names, subtitle)
     for i, note in enumerate(content.notes):
         page.write(_EDGE_INCH, foot_inch - 0.12 - i * _LINE_INCH, note, TICK_PT)
     return page.figure
@@ -233,9 +238,21 @@ def _scheme(content: _Content) -> str:
     return content.names.scheme or content.names.run
 
 
-def _write_title(page: Page, names: RunNames) -> None:
+def _write_title(page: Page, names: RunNames, lines: Sequence[str]) -> None:
     page.write(_EDGE_INCH, page.height - 0.16, names.run, TITLE_PT + 2, bold=True)
-    scheme = describe_scheme(names.scheme, names.precision) if names.scheme else None
-    parts = {"model": names.short_model_label, "dataset": names.dataset, "scheme": scheme}
-    words = "     ".join(f"{key}: {value}" for key, value in parts.items() if value)
-    page.write(_EDGE_INCH, page.height - 0.46, words, LABEL_PT)
+    for i, line in enumerate(lines):
+        page.write(_EDGE_INCH, page.height - 0.46 - i * _SUBTITLE_INCH, line, LABEL_PT)
+
+
+def _subtitle(names: RunNames) -> list[str]:
+    """Model, dataset and scheme: one line if there is room, else the model on lines of its own."""
+    parts = {
+        "model": names.model_label or names.model,
+        "dataset": names.dataset,
+        "scheme": describe_scheme(names.scheme, names.precision) if names.scheme else None,
+    }
+    words = [f"{key}: {value}" for key, value in parts.items() if value]
+    if len("     ".join(words)) <= _LETTERS:
+        return ["     ".join(words)] if words else []
+    first = textwrap.wrap(words[0], _LETTERS, max_lines=2, placeholder=" ...")
+    return [*first, "     ".join(words[1:])]

@@ -12,6 +12,7 @@ from matplotlib.image import imread
 
 from quantexp.analysis import quick
 from quantexp.analysis.quick import baseline_of, draw_quick_analysis
+from quantexp.analysis.run_record import RunNames
 from quantexp.errors import RunError
 
 from . import mxfp4
@@ -69,6 +70,24 @@ def test_the_title_says_run_model_dataset_and_scheme(capture: Capture, drawn: li
     said = words(drawn[0])
     assert "llama32-1b_wikipedia_FA_linear_mxfp8-1a2b3c4d" in said
     assert "dataset: wikipedia (built-in sample)     scheme: FA_linear_mxfp8" in said
+
+
+def test_a_model_that_takes_many_words_has_a_line_of_its_own_within_the_picture(
+    capture: Capture, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = "llama32-1b cut to 2 of 16 layers, " + "vocabulary 257 of 128,256, " * 8 + "122M"
+    data = "wikipedia (built-in sample)"
+    names = RunNames("run", "llama32-1b", data, "FA_linear_mxfp8", model_label=model)
+    monkeypatch.setattr(quick, "read_names", lambda run: names)
+    capture.add_metrics([5.0, 4.0])
+    draw_quick_analysis(capture.run_dir, capture.run_dir)
+    figure = drawn[0]
+    figure.canvas.draw()
+    first, second, third = figure.texts[1:4]
+    assert second.get_text().endswith("...")
+    assert third.get_text() == "dataset: wikipedia (built-in sample)     scheme: FA_linear_mxfp8"
+    width = figure.canvas.get_width_height()[0]
+    assert all(text.get_window_extent().x1 <= width for text in (first, second, third))
 
 
 def test_values_give_all_four_panels(capture: Capture, drawn: list[Figure]) -> None:
