@@ -63,8 +63,12 @@ class Comparison:
     noise: str
 
 
-def compare(sides: Sequence[Side], missing: Sequence[Missing] = ()) -> Comparison:
+def compare(
+    sides: Sequence[Side], missing: Sequence[Missing] = (), *, is_compared: bool = True
+) -> Comparison:
     """Hold runs against their baselines, in the order given.
+
+    Where a run is only shown, not compared (`is_compared` is false), it may lack a baseline without a warning.
 
     Raises:
         RunError: there is no run.
@@ -74,7 +78,7 @@ def compare(sides: Sequence[Side], missing: Sequence[Missing] = ()) -> Compariso
     labels = labels_of(sides)
     rows = tuple(_row(labels, sides, i) for i in range(len(sides)))
     gone = [f"{_missing(one)}: {one.reason}" for one in missing]
-    return Comparison(rows, (*gone, *_warnings(rows)), _noise(rows))
+    return Comparison(rows, (*gone, *_warnings(rows, is_compared)), _noise(rows))
 
 
 def labels_of(sides: Sequence[Side]) -> list[str]:
@@ -126,8 +130,8 @@ def _missing(one: Missing) -> str:
     return str(scheme or one.name)
 
 
-def _warnings(rows: Sequence[Row]) -> list[str]:
-    found = _without_baseline(rows)
+def _warnings(rows: Sequence[Row], is_compared: bool) -> list[str]:
+    found = _without_baseline(rows) if is_compared else []
     for row in rows:
         found += [f"{row.label}: {words}" for words in row.side.trouble]
         if row.side.state != "completed":

@@ -81,7 +81,8 @@ def render(
     Raises:
         RunError: there is no run.
     """
-    comparison = compare([read_side(run) for run in runs], missing)
+    sides = [read_side(run) for run in runs]
+    comparison = compare(sides, missing, is_compared=len(sides) > 1)
     deadline = Deadline(look_s)
     max_cells = max(1, MAX_CELLS // len(runs))
     cells = [
