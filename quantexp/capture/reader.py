@@ -186,6 +186,10 @@ def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
     entries = lines or list(_of_names(folder))
     if statistics:
         entries = entries + list(_statistics_alone(folder, lines))
+    if not entries and next(_statistics_alone(folder, []), None) is not None:
+        raise CaptureError(
+            f"{folder} holds statistics of tensors and no values; run with capture=tensors to keep values"
+        )
     if not entries:
         raise CaptureError(
             f"{folder} holds no captured tensors: neither a {MANIFEST} nor files with their names; run with "

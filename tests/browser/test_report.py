@@ -331,6 +331,21 @@ def test_a_run_of_a_sweep_can_be_chosen(look: Look, sweep: Path) -> None:
     assert page.get_by_label("Run", exact=True).input_value() == "0"
 
 
+def test_colours_cover_the_range_of_the_run_or_of_all_runs(look: Look, sweep: Path) -> None:
+    page = look(sweep).page
+    page.evaluate("show(1)")
+    article = page.locator("article.run").nth(1)
+    article.get_by_role("combobox", name="Measure").select_option(label="amax")
+    shown = set()
+    for choice in ("range of this run", "range of all runs"):
+        article.get_by_role("combobox", name="Colours").select_option(label=choice)
+        shown.add(article.locator(".scale svg").get_attribute("aria-label"))
+    maps = "[DATA.numerics[1]], DATA.numerics"
+    one, all_of_them = page.evaluate(f"[{maps}].map(maps => domainOf('abs_max', maps))")
+    assert all_of_them[0] <= one[0] < one[1] <= all_of_them[1]
+    assert len(shown) == (1 if one == all_of_them else 2)
+
+
 def test_the_cursor_reads_off_all_lines(look: Look, sweep: Path, runs: list[RunDir]) -> None:
     page = look(sweep).page
     chart = page.locator("#loss-chart svg").first

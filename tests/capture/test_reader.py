@@ -402,6 +402,11 @@ def test_statistics_can_be_neither_checked_nor_exported(
     assert not (tmp_path / "out").exists()
 
 
+def test_what_needs_values_is_told_that_there_are_statistics_alone(described: Path) -> None:
+    with pytest.raises(CaptureError, match=r"statistics of tensors and no values; run with cap"):
+        open_capture(described)
+
+
 def test_the_verb_counts_statistics_beside_values(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,12 @@ function rgb(t) {
   return STOPS[i].map((low, c) => Math.round(low + (STOPS[i + 1][c] - low) * (place - i)));
 }
 
+// Relative luminance; text in black has the higher contrast above 0.179, in white below.
+function luminance(colour) {
+  const [r, g, b] = colour.map((part) => (part / 255) ** 2.2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+
 // The range of a measure over some maps, never narrower than `least`; null where no value has a place on it.
 function domainOf(measure, maps) {
   const found = maps.flatMap((one) => one.cells.map((cell) => cell[3][measure]))

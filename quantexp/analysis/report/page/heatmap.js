@@ -9,7 +9,7 @@ function heatmap(holder, numerics) {
     holder.append(element("p", { class: "note" }, "There are no numbers to show of what was captured."));
     return;
   }
-  const state = { measure: present[0], iteration: numerics.iterations.length - 1, chosen: null, maps: DATA.numerics };
+  const state = { measure: present[0], iteration: numerics.iterations.length - 1, chosen: null, maps: [numerics] };
   const controls = element("div", { class: "controls" });
   controls.append(selector("Measure", present.map((m) => [m, MEASURES[m].name]), state.measure, (value) => {
     state.measure = value;
@@ -21,7 +21,7 @@ function heatmap(holder, numerics) {
       paint();
     }));
   if (DATA.numerics.length > 1)
-    controls.append(selector("Colours", [["all", "range of all runs"], ["one", "range of this run"]], "all", (value) => {
+    controls.append(selector("Colours", [["one", "range of this run"], ["all", "range of all runs"]], "one", (value) => {
       state.maps = value === "all" ? DATA.numerics : [numerics];
       paint();
     }));
@@ -152,7 +152,7 @@ function fill(button, key, value, content, domain) {
   }
   const colour = rgb((place - domain[0]) / (domain[1] - domain[0]));
   button.style.backgroundColor = `rgb(${colour.join(",")})`;
-  button.style.color = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 135 ? "#000" : "#fff";
+  button.style.color = luminance(colour) > 0.179 ? "#000" : "#fff";
 }
 
 // The cells to look at first, as buttons that choose them.
