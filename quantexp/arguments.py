@@ -107,7 +107,7 @@ def split_verb(words: Sequence[str]) -> tuple[str | None, list[str]]:
     is_value = False
     for i, word in enumerate(words):
         if is_value or word.startswith("-"):
-            is_value = not is_value and word in _flags_with_value()
+            is_value = not is_value and word in flags_with_value()
         elif word in VERBS:
             return word, [*words[:i], *words[i + 1 :]]
         else:
@@ -116,7 +116,8 @@ def split_verb(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 @cache
-def _flags_with_value() -> frozenset[str]:
+def flags_with_value() -> frozenset[str]:
+    """The flags of any verb that take a value."""
     actions = (action for verb in VERBS for action in parser_of(verb)._actions)
     return frozenset(flag for a in actions if a.nargs != 0 for flag in a.option_strings)
 

@@ -36,6 +36,17 @@ def choice_files(group: str, config_dir: Path | None) -> dict[str, Path]:
     return files
 
 
+def comment(file: Path) -> str:
+    """The comment at the head of a file, in one line."""
+    lines = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if "@package" not in line:
+            lines.append(line.lstrip("# ").strip())
+    return " ".join(lines)
+
+
 def is_shipped(group: str, choice: str) -> bool:
     """Whether a choice is one of the shipped configuration."""
     return (conf_dir() / group / f"{choice}.yaml").is_file()

@@ -26,7 +26,7 @@ from quantexp.arguments import neither_verb_nor_override, parser_of, split_verb,
 from quantexp.close_matches import did_you_mean, near
 from quantexp.errors import ConfigError, QuantexpError
 from quantexp.ledger.scope import existing_or_named
-from quantexp.verbs import CHANGEABLE, VERBS
+from quantexp.verbs import CHANGEABLE, COMPLETE, SHELLS, VERBS
 
 if TYPE_CHECKING:
     from quantexp.resume import Wanted
@@ -40,6 +40,8 @@ PIPE_WIDTH = 160
 def main(argv: list[str] | None = None) -> int:
     """The console script; returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == [COMPLETE]:
+        return _complete(given[1:])
     verb, words = split_verb(given)
     if verb is None and set(words) <= {"-h", "--help"}:
         top_parser().parse_args(["--help"])
@@ -445,6 +447,24 @@ def _help(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _completion(arguments: argparse.Namespace) -> int:
+    from quantexp.completion import script
+
+    if len(arguments.words) != 1 or arguments.words[0] not in SHELLS:
+        shells = f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}"
+        given = " ".join(arguments.words) or "nothing"
+        parser_of("completion").error(f"completion takes {shells}, got {given}")
+    sys.stdout.write(script(arguments.words[0]))
+    return 0
+
+
+def _complete(words: list[str]) -> int:
+    from quantexp.completion import candidate_lines
+
+    sys.stdout.write(candidate_lines(" ".join(words)))
+    return 0
+
+
 def _complain(message: str) -> None:
     sys.stderr.write(f"quantexp: {message}\n")
 
@@ -478,6 +498,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compare": _compare,
     "report": _report,
     "export": _export,
+    "completion": _completion,
     "help": _help,
 }
 

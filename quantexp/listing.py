@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from quantexp.choices import choice_files
+from quantexp.choices import choice_files, comment
 from quantexp.close_matches import did_you_mean, near
 from quantexp.errors import ConfigError, RunError
 from quantexp.fitted_table import Column, Shrink, fitted_table
@@ -67,17 +67,10 @@ def choices(kind: str, config_dir: Path | None) -> list[Choice]:
 
 
 def _about(file: Path, is_scheme: bool) -> str:
-    """The comment at the head of a file, without its first `#`s; the sites of a scheme without one."""
-    lines = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        if "@package" not in line:
-            lines.append(line.lstrip("# ").strip())
-    if lines or not is_scheme:
-        return " ".join(lines)
-    if file.stem not in SCHEMES:
-        return ""
+    """The comment at the head of a file; the sites of one of the ten schemes, which have none."""
+    about = comment(file)
+    if about or not is_scheme or file.stem not in SCHEMES:
+        return about
     linear, qk = SCHEMES[file.stem]
     return f"linear {linear}, QK {qk}, PV none"
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -36,6 +36,7 @@ from quantexp.schema import (
     SweepConfig,
     TokenizerKind,
 )
+from quantexp.schema.keys import keys, section_of
 from quantexp.status import write_whole
 from quantexp.validate import validate
 from quantexp.validate_data import validate_data
@@ -180,28 +181,10 @@ def unknown_key(full_key: str, owner: Any = None) -> str:
         return _no_such_key(_RULES[owner], name, owner)
     node: Any = Experiment if owner is Experiment else Composition
     for part in filter(None, parent.split(".")):
-        node = _section_of(node, part)
+        node = section_of(node, part)
         if node is None:
             return f"unknown key {full_key}"
     return _no_such_key(parent, name, node)
-
-
-def _section_of(owner: Any, name: str) -> Any:
-    """The dataclass that a field of a dataclass is, or may be; None where it is none."""
-    hint = get_type_hints(owner).get(name)
-    kinds = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
-    return kinds[0] if kinds and get_origin(hint) is not list else None
-
-
-def keys(owner: Any = Composition, parent: str = "") -> list[str]:
-    """The full keys of a section and of those below it; keys in lists are not among them."""
-    below = {f.name: _section_of(owner, f.name) for f in dataclasses.fields(owner)}
-    return [
-        key
-        for name, section in below.items()
-        for key in ([] if section else [parent + name])
-        + (keys(section, f"{parent}{name}.") if section else [])
-    ]
 
 
 def _no_such_key(parent: str, name: str, owner: Any) -> str:

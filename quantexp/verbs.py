@@ -25,6 +25,8 @@ KINDS: dict[str, str | None] = {
     "runs": None,
 }
 SHELLS = ("bash", "zsh", "fish")
+#: The first word of a call from a shell that completes a command line.
+COMPLETE = "__complete"
 #: What may be changed of a run that exists: how these words begin.
 CHANGEABLE = ("launcher.", "memory=")
 _CHANGES = "[launcher.key=value ...] [memory=ignore]"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from omegaconf import MISSING
+from quantexp.schema.missing import MISSING
 
 #: The shares of training, validation and test where nothing else is said.
 DEFAULT_SPLIT = "95,5,0"

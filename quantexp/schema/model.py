@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from omegaconf import MISSING
+from quantexp.schema.missing import MISSING
 
 
 class AuxLoss(Enum):
