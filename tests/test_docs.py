@@ -49,7 +49,7 @@ ABOUT_RUNS = (
 #: Schemes of the small runs that commands about runs are executed on.
 SCHEMES = ("bf16", "FA_mxfp8", "FA_hifp8", "FA_linear_mxfp8", "FA_linear_mxfp4", "FA_linear_hifp8")
 #: A run's folder or a part of its name, as the pages write them.
-RUN = re.compile(rf"(?:llama32-1b_wikipedia_)?\b({'|'.join(SCHEMES)})-(?:[0-9a-f]{{4,8}}\b|\.\.\.)")
+RUN = re.compile(rf"(?:llama32-1b_wikipedia_|\b)({'|'.join(SCHEMES)})-(?:[0-9a-f]{{4,8}}\b|\.\.\.)")
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,9 @@ def pages(pattern: str, *languages: str) -> list[Path]:
         page
         for page in PAGES
         if any(
-            block.is_run and block.language in languages and re.search(pattern, block.text)
+            block.is_run
+            and block.language in languages
+            and re.search(pattern, "\n".join(lines(block)))
             for block in blocks(page)
         )
     ]
