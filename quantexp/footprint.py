@@ -106,7 +106,7 @@ def _temporary_bytes(
     """Beyond state and activations: of the backward, or of the optimizer, which no activation stands beside.
 
     On a GPU torch's Adam works on all tensors at once, with one more of each in float32; on a CPU in strips
-    (`quantexp.megatron.adam`).
+    (`quantexp.megatron.optimizer`).
     """
     backward = passing_bytes(model, training, is_cpu=is_cpu)
     return backward if is_cpu else max(backward, 4 * count - activations)

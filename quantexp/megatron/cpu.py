@@ -8,7 +8,7 @@ context and only there:
 - a `TorchFunctionMode` turns the literal device "cuda" into "cpu", `Tensor.cuda()` into the tensor itself, and lets
   `Tensor.type()` answer `torch.cuda.*`, which Megatron's mixed-precision optimizer insists on. It holds in the
   backward too, where recomputed forwards run;
-- torch's Adam works in strips (`quantexp.megatron.adam`).
+- the optimizer steps without fresh memory of a weight's size (`quantexp.megatron.optimizer`).
 
 Everything is put back on leaving, also after an error. It changes where tensors live, never what is computed.
 """
@@ -24,7 +24,7 @@ import torch
 from torch.optim import adam as torch_adam
 from torch.overrides import TorchFunctionMode
 
-from quantexp.megatron.adam import adam_in_strips
+from quantexp.megatron.optimizer import adam_in_strips, scale_each
 
 
 class _Stream:
@@ -111,6 +111,8 @@ def _same_stream(stream: object) -> Iterator[None]:
 
 def _replacements() -> list[tuple[ModuleType, str, object]]:
     """What each name means where there is no CUDA: (module, name, replacement)."""
+    from megatron.core.optimizer import clip_grads
+    from megatron.core.optimizer import optimizer as megatron_optimizer
     from megatron.core.tensor_parallel import random as megatron_random
 
     def no_op(*args: object, **kwargs: object) -> None:
@@ -134,6 +136,8 @@ def _replacements() -> list[tuple[ModuleType, str, object]]:
         (torch.cuda, "Event", _Event),
         (megatron_random, "_set_cuda_rng_state", _set_cpu_rng_state),
         (torch_adam, "adam", adam_in_strips),
+        (clip_grads, "multi_tensor_scale_impl", scale_each),
+        (megatron_optimizer, "multi_tensor_scale_impl", scale_each),
     ]
 
 

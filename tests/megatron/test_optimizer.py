@@ -1,4 +1,4 @@
-"""Adam in strips is torch's Adam."""
+"""The optimizer's step is torch's and Megatron's, in less memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.utils import local_multi_tensor_scale
 from torch import Tensor
 from torch.optim import adam as torch_adam
 
-from quantexp.megatron import adam
-from quantexp.megatron.adam import adam_in_strips
+from quantexp.megatron import optimizer as own
 from quantexp.megatron.cpu import cpu_device
+from quantexp.megatron.optimizer import adam_in_strips, scale_each
 
 STEPS = 3
 
@@ -35,7 +36,7 @@ def test_weights_and_state_are_torchs_to_the_last_bit(
 ) -> None:
     shapes: list[tuple[int, ...]] = [(64, 64), (3, 5, 7), (1,), (), (2, 65)]
     expected = trained(shapes, **options)
-    monkeypatch.setattr(adam, "STRIP", 64)
+    monkeypatch.setattr(own, "STRIP", 64)
     with cpu_device():
         assert torch_adam.adam is adam_in_strips
         result = trained(shapes, **options)
@@ -59,7 +60,7 @@ def test_weights_that_are_not_contiguous_are_torchs_own_affair(
         return w
 
     expected = stepped()
-    monkeypatch.setattr(adam, "STRIP", 4)
+    monkeypatch.setattr(own, "STRIP", 4)
     with cpu_device():
         assert torch.equal(stepped(), expected)
 
@@ -74,3 +75,20 @@ def test_a_step_takes_no_memory_of_a_weights_size() -> None:
         optimizer.step()
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     assert faults * resource.getpagesize() < w.nbytes / 4
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 / 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tensors_times_a_number_are_megatrons_to_the_last_bit(
+    scale: float, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randn(shape, generator=generator) for shape in ((64, 3), (5,))]
+    theirs, ours = ([torch.empty_like(x, dtype=dtype) for x in sources] for _ in range(2))
+    unused = torch.zeros(1)
+    local_multi_tensor_scale(1, unused, [sources, theirs], scale)
+    scale_each(1, unused, [sources, ours], scale)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    in_place = [x.clone() for x in sources]
+    scale_each(1, unused, [in_place, in_place], scale)
+    assert all(torch.equal(a, x * scale) for a, x in zip(in_place, sources, strict=True))

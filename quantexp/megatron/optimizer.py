@@ -1,8 +1,9 @@
-"""torch's Adam on a CPU, in strips that stay in the caches, in place of whole tensors.
+"""The optimizer's step on a CPU without fresh memory of a weight's size, to the same bits.
 
-torch works on one tensor at a time, operation by operation: each reads the whole tensor from memory, and two of them
-make another tensor of its size, whose pages the system hands out and takes back every step. Here the same function of
-torch gets every tensor in parts. Its operations are element by element, so that the result is the same to the bit.
+torch's Adam works on one tensor at a time, operation by operation: each reads the whole tensor from memory, and two of
+them make another tensor of its size, whose pages the system hands out and takes back every step. `adam_in_strips` gives
+the same function of torch every tensor in parts that stay in the caches. Its operations are element by element.
+Megatron-Core's own multiplication of tensors by a number makes a third such tensor; `scale_each` does not.
 """
 
 from __future__ import annotations
@@ -39,3 +40,16 @@ def adam_in_strips(
             for strips in zip(*parts, strict=True):
                 step.copy_(before)  # each call counts one step more
                 _adam(*([strip] for strip in strips), [], [step], **options)
+
+
+def scale_each(
+    chunk_size: int, overflow: Tensor, tensor_lists: list[list[Tensor]], scale: float
+) -> None:
+    """What Megatron's `local_multi_tensor_scale` does: the second list is the first times a number."""
+    for source, goal in zip(*tensor_lists, strict=True):
+        if scale == 1.0:
+            goal.copy_(source)
+        elif source.dtype == goal.dtype:
+            torch.mul(source, scale, out=goal)
+        else:
+            goal.copy_(source * scale)
