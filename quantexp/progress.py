@@ -233,11 +233,18 @@ def captured_words(captured: Mapping[str, Any]) -> str:
         return "capture stopped"
     if not captured.get("tensors"):
         return ""
-    words = f"{captured['tensors']} tensors, {human_bytes(captured['num_bytes'])}"
+    words = captured_size(captured["tensors"], captured["num_bytes"])
     if not captured.get("queue_bytes"):
         return words
     rate = human_bytes(captured["bytes_per_s"])
     return f"{words}, {human_bytes(captured['queue_bytes'])} wait, {rate}/s"
+
+
+def captured_size(num_tensors: int, num_bytes: int) -> str:
+    """`64 tensors, 2.4 MB`, or `statistics of 64 tensors` where no values are kept."""
+    if num_tensors and not num_bytes:
+        return f"statistics of {num_tensors} tensors"
+    return f"{num_tensors} tensors, {human_bytes(num_bytes)}"
 
 
 def duration(seconds: float | None) -> str:

@@ -16,7 +16,7 @@ from quantexp.fitted_table import Column, Shrink, fitted_table
 from quantexp.format_label import describe_format, describe_scheme
 from quantexp.model_label import describe_model
 from quantexp.paths import RunDir, short_path
-from quantexp.progress import human_bytes, tokens_words
+from quantexp.progress import captured_size, human_bytes, tokens_words
 from quantexp.quant.slots import WORKING
 from quantexp.queueing.label import differences, names
 from quantexp.schema import AutoDraw, Experiment, Precision
@@ -195,7 +195,9 @@ def _results(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
         _gap(outcome, outcomes),
         tokens_words(outcome.speed).removesuffix(" tokens/s"),
         str(outcome.tensors),
-        human_bytes(outcome.num_bytes),
+        human_bytes(outcome.num_bytes)
+        if outcome.num_bytes or not outcome.tensors
+        else "statistics",
         _state(outcome),
     ]
 
@@ -223,9 +225,7 @@ def _captured(outcome: Outcome) -> str:
     level = outcome.experiment.capture.level.value
     if not outcome.tensors:
         return f"nothing (capture={level})"
-    if not outcome.num_bytes:
-        return f"statistics of {outcome.tensors} tensors"
-    return f"{outcome.tensors} tensors, {human_bytes(outcome.num_bytes)}"
+    return captured_size(outcome.tensors, outcome.num_bytes)
 
 
 def _state(outcome: Outcome) -> str:

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from quantexp.execute import Outcome, stopping_words
-from quantexp.progress import PlainLines, RunLine, clock, human_bytes, lines_table
+from quantexp.progress import PlainLines, RunLine, captured_size, clock, lines_table
 from quantexp.queueing.sheet import Item, Place
 from quantexp.status import State
 
@@ -146,4 +146,4 @@ def ended_line(item: Item) -> str:
 def _completed(label: str, outcome: Outcome) -> str:
     word = "skipped" if outcome.skipped else "completed"
     loss = f"loss {outcome.metrics['loss']:.4f}, " if outcome.metrics else ""
-    return f"[green]{word:10}[/] {label}: {loss}{outcome.tensors} tensors, {human_bytes(outcome.num_bytes)}"
+    return f"[green]{word:10}[/] {label}: {loss}{captured_size(outcome.tensors, outcome.num_bytes)}"
