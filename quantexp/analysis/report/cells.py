@@ -8,7 +8,7 @@ A slot without a number has a state that says why. The experts of a layer share 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,26 +84,31 @@ def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Dea
     ]
     judge = Judge(run, folder, shown, deadline)
     _fill(found, shown, judge)
-    if judge.is_assumed and any(cell[3].get("format") for cell in found.cells):
-        found.notes.append(
-            "this run quantises nothing: SQNR, underflow and saturation are what its operands would lose in "
-            f"{ASSUMED}"
-        )
-    if any(cell[3].get("state") == State.STATISTICS for cell in found.cells):
-        found.notes.append(
-            "statistics alone were captured: SQNR, underflow and saturation need values (capture=tensors) or a format "
-            "that judges while training runs (capture.format=mxfp8)"
-        )
-    if judge.num_late:
-        found.notes.append(
-            f"{judge.num_late} tensors were not judged for want of time: quantexp report {name} judges them"
-        )
+    found.notes += _remarks(found, shown, judge, name)
     if repeated:
         found.notes.append(
             f"{repeated} tensors of other micro-batches and ranks are not shown: each cell is the first micro-batch "
             "of the first rank"
         )
     return found
+
+
+def _remarks(
+    found: Numerics, shown: Sequence[CapturedTensor], judge: Judge, name: str
+) -> Iterator[str]:
+    """What has to be known of how slots were judged, or why they were not."""
+    if judge.is_assumed and any(entry.metadata.get("file") for entry in shown):
+        yield (
+            "this run quantises nothing: SQNR, underflow and saturation are what its operands would lose in "
+            f"{ASSUMED}"
+        )
+    if any(cell[3].get("state") == State.STATISTICS for cell in found.cells):
+        yield (
+            "statistics alone were captured: SQNR, underflow and saturation need values (capture=tensors) or a format "
+            "that judges while training runs (capture.format=mxfp8)"
+        )
+    if judge.num_late:
+        yield f"{judge.num_late} tensors were not judged for want of time: quantexp report {name} judges them"
 
 
 def _fill(found: Numerics, shown: Sequence[CapturedTensor], judge: Judge) -> None:
