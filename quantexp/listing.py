@@ -179,7 +179,7 @@ def _print_formats(rows: list[dict[str, Any]], console: Console) -> None:
             row["name"],
             str(row["element_bits"]),
             "-" if row["block"] is None else str(row["block"]),
-            f"{row['largest']:.5g}",
+            f"{row['largest']:.{5 if row['largest'] < 1e5 else 3}g}",
             f"{row['smallest']:.3g}",
             row["scale"],
         )
