@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 #: Bytes that are read or written for each parameter in an iteration. 136 can be counted: 10 for its gradient's way
 #: into float32 and 4 to zero that, 12 for its norm and the clipping, 104 for the eight operations of torch's Adam on
-#: float32, 6 for the weight in the working precision. The rest stands for memory that is taken from the system
-#: meanwhile: two runs of `training=fast` on one core of an AMD EPYC took as long as 320.
+#: float32, 6 for the weight in the working precision. The rest stands for quantised weights, and memory that is taken
+#: from the system: two runs of `training=fast` on one core of an AMD EPYC took as long as 270 and 305.
 _BYTES_EACH = 240
 #: Elements of the copy that is measured: 32 MiB, more than most caches of one core hold.
 _COPIED = 1 << 23
