@@ -17,7 +17,7 @@ from quantexp.observer import RunObserver
 from quantexp.paths import RunDir
 from quantexp.ranks import Rank
 from quantexp.schema import Experiment
-from quantexp.status import read_status
+from quantexp.status import Phase, read_status
 from quantexp.worker import Worker
 
 FIRST = Metrics(
@@ -115,3 +115,26 @@ def test_run_ends_with_its_capture_where_asked_to(
     assert told.iteration(FIRST)
     assert not told.iteration(replace(FIRST, iteration=2))
     assert told.worker.status.reason == "stopped after capture, as configured"
+
+
+def test_status_says_which_micro_batch_of_which_iteration_runs(
+    observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantexp.megatron.together.gather", lambda own: [own])  # no process group
+    watched = observer("capture=stats")
+    status = watched.worker.status
+    seen = []
+    for iteration in (1, 2):
+        watched._is_proving = iteration == 1
+        for index in (0, 1):
+            watched.micro_batch(iteration, index, None)
+            seen.append((status.phase, status.current_iteration, status.micro_batch))
+    assert [place[1:] for place in seen] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert seen[0][0] is Phase.CAPTURING
+    assert {phase for phase, *_ in seen} <= {Phase.CAPTURING, Phase.PROVING, Phase.TRAINING}
+    assert seen[-1][0] is Phase.TRAINING
+    written = read_status(watched.folder.status)
+    assert written is not None
+    assert written.phase_since is not None
+    watched.evaluation()
+    assert read_status(watched.folder.status).phase is Phase.EVALUATING  # type: ignore[union-attr]

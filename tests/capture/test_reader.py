@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -428,3 +429,25 @@ def test_many_iterations_are_counted_not_listed(
     (tmp_path / "statistics.jsonl").write_text("".join(lines))
     assert main(["captures", str(tmp_path)]) == 0
     assert "20 iterations, 1 to 1901\n" in capsys.readouterr().out
+
+
+def test_a_capture_is_found_by_a_part_of_its_runs_name(
+    described: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("m_d_FA_mxfp8-00000001", "m_d_FA_mxfp4-00000002"):
+        tensors = tmp_path / "elsewhere" / name / "tensors"
+        tensors.mkdir(parents=True)
+        shutil.copy(described / "statistics.jsonl", tensors)
+        (tensors.parent / "config.yaml").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    root = "paths.root=elsewhere"
+    assert main(["captures", "FA_mxfp8", root, "layer=0"]) == 0
+    assert "m_d_FA_mxfp8-00000001" in capsys.readouterr().out
+    for verb in ("captures", "draw", "requantise"):
+        assert main([verb, "FA_mxfp", root]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "got 'FA_mxfp', which fits m_d_FA_mxfp4-00000002, m_d_FA_mxfp8-00000001" in error
