@@ -50,7 +50,7 @@ def _nowhere() -> tuple[Any, Callable[[str], None]]:
 
 def test_auto_quick_draws_one_picture(run: Unhashed, tiny: Callable[..., Experiment]) -> None:
     worker = Worker(RunDir(run.run_dir), tiny("analysis.auto=quick"))
-    assert drawn(worker) == {"quick_analysis.png"}
+    assert drawn(worker) == {"quick_analysis.png", "quick_analysis.json"}
 
 
 @pytest.mark.parametrize(
