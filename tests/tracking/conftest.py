@@ -94,6 +94,6 @@ def real(tiny_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (run,) = (folder / "runs").glob("*-*")
+    (run,) = (folder / "runs").glob("llama*")
     (run / "logs" / "summary.txt").write_text(done.stdout + done.stderr)
     return RunDir(run)
