@@ -146,7 +146,10 @@ def test_no_torch_and_no_hydra_is_imported() -> None:
 def in_shell(shell: str, code: str, cwd: Path) -> list[str]:
     """What a shell prints for some code, with this environment's quantexp on its path."""
     if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
+        reason = f"{shell} is not installed: tests/shells/setup.sh"
+        if os.environ.get("QUANTEXP_REQUIRE_SHELLS") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
     bin_ = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "HOME": str(cwd)}
     flags = {"bash": ["--norc", "-c"], "zsh": ["-f", "-c"], "fish": ["--no-config", "-c"]}

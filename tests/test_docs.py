@@ -38,7 +38,7 @@ INDENTED = re.compile(r"(?<=\n\n)(?P<text>(?: {4}quantexp .*\n)(?: {4}.*\n)*)")
 COMMENT = re.compile(r"<!-- (?P<text>[^>]*) -->\n\Z")
 NOT_RUN = "not run: "
 #: Blocks of the README that `.ci/run` executes.
-CI_BLOCKS = ("main", "tests", "slow-tests")
+CI_BLOCKS = ("main", "tests")
 INLINE = re.compile(r"`(?P<text>quantexp [^`]*)`")
 
 COMPOSED = ("train", "plan", "prepare")
