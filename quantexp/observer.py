@@ -232,18 +232,27 @@ class RunObserver:
         """An iteration is complete; where another follows, it begins now."""
         status = self.worker.status
         status.iteration = iteration
+        self._say_what_waits()
         if iteration < self.experiment.training.iterations:
             status.current_iteration, status.micro_batch = iteration + 1, 1
             status.phase, status.phase_since = Phase.TRAINING, now()
         self.worker.tell(Phase.TRAINING)
+
+    def _say_what_waits(self) -> None:
+        """What waits to be written now; the last tensor was captured when more did."""
+        if self.recorder is not None and self.worker.status.capture:
+            store = self.recorder.store
+            self.worker.status.capture |= {
+                "queue_bytes": store.queue.num_bytes,
+                "bytes_per_s": store.bytes_per_s,
+            }
 
     def finish(self) -> None:
         """Every rank is done; what they captured becomes one capture."""
         from quantexp.capture.report import write_report
 
         if self.recorder is not None:
-            if self.worker.status.capture:
-                self.worker.status.capture["queue_bytes"] = self.recorder.store.queue.num_bytes
+            self._say_what_waits()
             self.worker.tell(Phase.WRITING)
             self.recorder.flush()
         if not self.worker.rank.alone:

@@ -236,8 +236,9 @@ def captured_words(captured: Mapping[str, Any]) -> str:
     words = captured_size(captured["tensors"], captured["num_bytes"])
     if not captured.get("queue_bytes"):
         return words
-    rate = human_bytes(captured["bytes_per_s"])
-    return f"{words}, {human_bytes(captured['queue_bytes'])} wait, {rate}/s"
+    words += f", {human_bytes(captured['queue_bytes'])} wait"
+    rate = captured.get("bytes_per_s")
+    return f"{words}, {human_bytes(rate)}/s" if rate else words
 
 
 def captured_size(num_tensors: int, num_bytes: int) -> str:

@@ -138,3 +138,16 @@ def test_status_says_which_micro_batch_of_which_iteration_runs(
     assert written.phase_since is not None
     watched.evaluation()
     assert read_status(watched.folder.status).phase is Phase.EVALUATING  # type: ignore[union-attr]
+
+
+def test_what_waits_to_be_written_is_brought_up_to_date_by_each_iteration(
+    observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantexp.megatron.together.gather", lambda own: [own])  # no process group
+    watched = observer("capture=stats")
+    status = watched.worker.status
+    status.capture = {"tensors": 28, "num_bytes": 9_600_000, "queue_bytes": 9_600_000}
+    assert watched.iteration(FIRST)
+    written = read_status(watched.folder.status)
+    assert written is not None
+    assert written.capture["queue_bytes"] == 0
