@@ -188,7 +188,7 @@ def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
         entries = entries + list(_statistics_alone(folder, lines))
     if not entries and next(_statistics_alone(folder, []), None) is not None:
         raise CaptureError(
-            f"{folder} holds statistics of tensors and no values; run with capture=tensors to keep values"
+            f"{folder} holds no captured tensors: statistics alone were kept; run with capture=tensors"
         )
     if not entries:
         raise CaptureError(
