@@ -75,9 +75,9 @@ def _train(arguments: argparse.Namespace) -> int:
     experiment = compose(arguments.words, arguments.config_dir)
     if experiment.dry_run:
         return _show_plan(experiment, arguments, as_json=False)
-    from quantexp.refusal import Asked, require_memory
+    from quantexp.refusal import Request, require_memory
 
-    require_memory([Asked(experiment, _quick_test(arguments.words, arguments, os.environ))])
+    require_memory([Request(experiment, _quick_test(arguments.words, arguments, os.environ))])
     if experiment.launcher.kind is LauncherKind.slurm:
         from quantexp.submit import submit_run
 
@@ -104,9 +104,9 @@ def _train_sweep(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "launcher must be local or slurm for all points of a sweep, got both; run one sweep for each"
         )
-    from quantexp.refusal import Asked, require_memory
+    from quantexp.refusal import Request, require_memory
 
-    require_memory([Asked(p.experiment, _quick_test(p.overrides, arguments, {})) for p in points])
+    require_memory([Request(p.experiment, _quick_test(p.overrides, arguments, {})) for p in points])
     if kinds == {LauncherKind.slurm}:
         from quantexp.submit import submit_sweep
 

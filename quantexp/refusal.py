@@ -22,7 +22,7 @@ _STARTED_ANYWAY = "memory=ignore starts {} anyway"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A run that is to start."""
 
     experiment: Experiment
@@ -30,7 +30,7 @@ class Asked:
     fast: Callable[[], Experiment | None] = never
 
 
-def require_memory(runs: Sequence[Asked]) -> None:
+def require_memory(runs: Sequence[Request]) -> None:
     """Refuse to start any of these runs where one of them does not fit, or those that go on at once together do not.
 
     Raises:
@@ -58,18 +58,18 @@ def require_memory_here(experiment: Experiment) -> None:
         raise TooLargeError(f"{fit}; {_STARTED_ANYWAY.format('it')}")
 
 
-def _refused(too_large: Sequence[tuple[str, Asked]], number: int) -> str:
+def _refused(too_large: Sequence[tuple[str, Request]], number: int) -> str:
     """One line for a single run; of a sweep a line for each run that does not fit."""
-    told = [
+    misfits = [
         (name, misfit(run.experiment, room_of(run.experiment), fast=run.fast))
         for name, run in too_large
     ]
     if number == 1:
-        return f"{told[0][1]}; {_STARTED_ANYWAY.format('it')}"
-    grouped = by_reason((name, str(fit)) for name, fit in told)
+        return f"{misfits[0][1]}; {_STARTED_ANYWAY.format('it')}"
+    grouped = by_reason((name, str(fit)) for name, fit in misfits)
     lines = [f"  {'; '.join(names)}: {reason}" for reason, names in grouped.items()]
-    which = "none of them was started" if len(told) == number else "no run was started"
-    first = f"{len(told)} of {number} runs do not fit in memory, and {which}; "
+    which = "none of them was started" if len(misfits) == number else "no run was started"
+    first = f"{len(misfits)} of {number} runs do not fit in memory, and {which}; "
     return "\n".join([first + _STARTED_ANYWAY.format("them"), *lines])
 
 
@@ -91,7 +91,10 @@ def _starts(experiment: Experiment) -> bool:
 
 
 def too_large_together(runs: Sequence[Experiment]) -> str | None:
-    """Why so many runs at once on the CPU of this machine do not fit in its memory together; None where they do."""
+    """Why so many runs at once on the CPU of this machine do not fit in its memory together; None where they do.
+
+    None also where the largest does not fit alone: `require_memory` refuses that one by itself.
+    """
     here = [
         run
         for run in runs
@@ -105,7 +108,7 @@ def too_large_together(runs: Sequence[Experiment]) -> str | None:
         return None
     here = [run for run in here if _starts(run)]
     taken = _largest(here, at_once)
-    if taken <= there:
+    if taken <= there or _largest(here, 1) > there:
         return None
     fewer = max(number for number in range(1, at_once) if _largest(here, number) <= there)
     return (

@@ -24,7 +24,7 @@ from quantexp.ledger.scope import UNNAMED, Missing, Scope, scope
 from quantexp.ledger.settle import settle
 from quantexp.ledger.standing import Standing, standings
 from quantexp.load import from_plain, plain, read
-from quantexp.refusal import Asked, require_memory
+from quantexp.refusal import Request, require_memory
 from quantexp.schema import Experiment, LauncherKind
 from quantexp.status import State
 from quantexp.verbs import CHANGEABLE
@@ -71,7 +71,7 @@ def start_again(
         )
     for each in again:
         _require_same(each)
-    require_memory([Asked(each.experiment) for each in again])
+    require_memory([Request(each.experiment) for each in again])
     begun = len(again)
     console.print(
         f"{begun} {'run starts' if begun == 1 else 'runs start'} at the first iteration",
