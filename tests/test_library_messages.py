@@ -52,5 +52,5 @@ def test_everything_is_as_it_was_afterwards(tmp_path: Path) -> None:
 
 def test_only_installed_libraries_count() -> None:
     assert is_of_library(MEGATRON)
-    assert not is_of_library("/work/quantexp/megatron/trainer.py")
+    assert not is_of_library("/src/quantexp/megatron/trainer.py")
     assert not is_of_library("/venv/lib/site-packages/rich/table.py")
