@@ -196,7 +196,8 @@ def test_shards_of_two_processes_hold_the_same_tensors(
 
 def test_each_rank_has_its_own_log_and_record(outcomes: list[Outcome]) -> None:
     names = {file.name for file in outcomes[1].run.logs.iterdir()}
-    assert names == {"rank0.log", "rank1.log", "rank0.json", "rank1.json", "torchrun.log"}
+    of_ranks = {f"{name}.{kind}" for name in ("rank0", "rank1") for kind in ("log", "json")}
+    assert names == {*of_ranks, "libraries0.log", "libraries1.log", "torchrun.log"}
     assert not outcomes[1].run.rendezvous.exists()
 
 

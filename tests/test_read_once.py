@@ -15,6 +15,7 @@ from hydra.plugins.config_source import ConfigSource
 from omegaconf import OmegaConf
 
 from quantexp.compose import compose, configuration
+from quantexp.read_once import read_once
 
 WORDS = ["quant=linear_mxfp8", "training=fast", "quant.linear.block=16"]
 
@@ -23,6 +24,9 @@ WORDS = ["quant=linear_mxfp8", "training=fast", "quant.linear.block=16"]
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are read, as they are read."""
     names: list[str] = []
+    monkeypatch.setattr(
+        "quantexp.compose.read_once", read_once
+    )  # without what other tests have read
     with configuration(None):
         pass  # Hydra finds its sources when it is first used
     files = SourcesRegistry.instance().resolve("file")

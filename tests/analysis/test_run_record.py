@@ -15,7 +15,9 @@ def test_names_come_from_the_configuration_and_the_label_wins(tmp_path: Path) ->
         "quant: {name: FA_mxfp8}\ncapture: {dir: /elsewhere}\n"
     )
     names = read_names(RunDir(tmp_path))
-    assert names == RunNames(tmp_path.name, "m", "d (built-in sample)", "FA_mxfp8", "/elsewhere")
+    assert (names.run, names.model, names.dataset) == (tmp_path.name, "m", "d (built-in sample)")
+    assert (names.scheme, names.capture_dir) == ("FA_mxfp8", "/elsewhere")
+    assert (names.model_label, names.short_model_label) == ("m", "m")
 
 
 def test_a_dataset_without_label_has_its_name(tmp_path: Path) -> None:

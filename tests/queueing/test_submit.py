@@ -251,7 +251,9 @@ def test_sweep_ends_with_the_report_of_its_runs_beside_its_list(
     (page,) = pages(tmp_path / "runs")
     (listing,) = (tmp_path / "runs" / "sweeps").glob("*.json")
     assert page.stem == listing.stem
-    assert told(console).splitlines()[-1] == f"report  {page}"
+    picture = page.with_suffix(".png")
+    assert told(console).splitlines()[-2:] == [f"report  {page}", f"picture {picture}"]
+    assert picture.is_file()
     text = page.read_text()
     assert "<h2>bf16</h2>" in text
     assert "<h2>linear_mxfp8</h2>" in text

@@ -155,7 +155,7 @@ def _drawn(
         num_tensors = len(rows)
         details = STATISTICS in wanted
         num_files += len(write_tables(out, rows, problems.found, details=details))
-        if details:
+        if details and set(wanted) != {STATISTICS}:  # tables alone need no matplotlib
             from quantexp.analysis.draw.captured import FILE_NAME, save_captured
 
             stem = out / STATISTICS / FILE_NAME
