@@ -49,6 +49,7 @@ def test_interval_that_saves_nothing_is_refused(tiny: Tiny) -> None:
         tiny("checkpoint.every=3")
 
 
+@pytest.mark.slow
 def test_checkpoints_take_what_is_predicted(run_tiny: RunTiny, tiny: Tiny) -> None:
     """The header alone comes to it: less than 200 bytes a tensor."""
     run = run_tiny("checkpoint.every=1", "capture=off")
@@ -67,6 +68,7 @@ def test_folder_that_is_not_whole_is_no_checkpoint(tmp_path: Path) -> None:
     assert saved_iterations(run) == [3]
 
 
+@pytest.mark.slow
 def test_run_that_ends_with_its_capture_saves_what_it_has(run_tiny: RunTiny, tiny: Tiny) -> None:
     words = ["checkpoint.at_end=true", "capture=stats", "capture.stop_after_capture=true"]
     run = run_tiny(*words)
@@ -104,6 +106,7 @@ def test_more_checkpoints_than_the_disk_holds_are_refused(
     require_room(tiny(), tmp_path)
 
 
+@pytest.mark.slow
 def test_disk_that_fills_up_fails_the_run_with_the_reason(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from quantexp.execute import Outcome, execute
 from quantexp.schema import Experiment
 from quantexp.status import State
 
+pytestmark = pytest.mark.slow
+
 QUIET = Console(quiet=True)
 SHARED = [
     "quant=FA_linear_mxfp8",
@@ -66,7 +68,6 @@ def test_two_processes_train_exactly_as_one(outcomes: list[Outcome]) -> None:
         assert [line[name] for line in one] == [line[name] for line in two]
 
 
-@pytest.mark.slow
 def test_random_numbers_do_not_depend_on_how_many_processes_share_a_batch(
     tiny_words: list[str], tmp_path: Path
 ) -> None:
@@ -81,7 +82,6 @@ def test_random_numbers_do_not_depend_on_how_many_processes_share_a_batch(
     assert told[0] == told[1]
 
 
-@pytest.mark.slow
 def test_experts_train_as_in_one_process_too(
     tiny_words: list[str], tiny_models: dict[str, list[str]], tmp_path: Path
 ) -> None:
@@ -162,7 +162,6 @@ def test_weights_are_rank_0s_alone(outcomes: list[Outcome]) -> None:
         assert content["metadata"]["rank"] == line["rank"]
 
 
-@pytest.mark.slow
 def test_shards_of_two_processes_hold_the_same_tensors(
     outcomes: list[Outcome], tiny_words: list[str], tmp_path: Path
 ) -> None:
@@ -252,7 +251,6 @@ def defect(
     return run
 
 
-@pytest.mark.slow
 def test_rank_that_does_not_quantise_fails_the_run_and_is_named(
     defect: Callable[[str], Outcome],
 ) -> None:
@@ -267,7 +265,6 @@ def test_rank_that_does_not_quantise_fails_the_run_and_is_named(
     assert not result.run.metrics.exists(), "no step was taken"
 
 
-@pytest.mark.slow
 def test_error_of_one_rank_is_the_reason_not_what_the_others_saw_of_it(
     defect: Callable[[str], Outcome],
 ) -> None:

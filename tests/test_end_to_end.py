@@ -18,6 +18,8 @@ from quantexp.load import read
 from quantexp.paths import RunDir
 from quantexp.status import State, read_status
 
+pytestmark = pytest.mark.slow
+
 TINY = [
     "training=fast",
     "model.num_layers=1",
@@ -127,7 +129,6 @@ def test_sweep_runs_what_is_not_done_and_prints_its_table(
     assert [(e["operand"], e["status"]) for e in forward] == [("q", "engaged"), ("k", "engaged")]
 
 
-@pytest.mark.slow
 def test_sweep_goes_on_after_failures_and_exits_1(
     first: RunDir, command: Command, folder: Path
 ) -> None:
@@ -149,7 +150,6 @@ def test_sweep_goes_on_after_failures_and_exits_1(
     assert json.loads(failed.status.read_text())["reason"] == overflowed["reason"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_command_that_is_ended_takes_its_worker_along(
     tmp_path: Path, cache: Path, how: signal.Signals
@@ -180,7 +180,6 @@ def test_a_command_that_is_ended_takes_its_worker_along(
         assert process.returncode == 130
 
 
-@pytest.mark.slow
 def test_old_variables_decide_what_every_point_of_a_sweep_captures(
     command: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ LINEAR = {"llama31-8b": 32 * 4, "llama32-1b": 16 * 4, "deepseek2_lite": 6 + 26 *
 LAYERS = {"llama31-8b": 32, "llama32-1b": 16, "deepseek2_lite": 27}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "dataset", "scheme"),
     [

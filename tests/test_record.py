@@ -346,6 +346,7 @@ def test_completed_run_of_other_versions_runs_again_and_says_so(experiment: Expe
     assert (run.attempts / "1" / "status.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["status.json", "provenance.json"])
 @pytest.mark.parametrize("force", ["true", "false"])
 def test_damaged_attempt_is_set_aside_and_said_so(

@@ -45,6 +45,7 @@ def test_what_fits_needs_no_way() -> None:
     assert found(needed() + 0.01) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.3, 0.2, 0.15])
 def test_words_that_are_given_make_it_fit(share: float) -> None:
     room_gb = share * needed()

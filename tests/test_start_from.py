@@ -82,6 +82,7 @@ def started(run_tiny: RunTiny) -> RunDir:
     return run_tiny(*FOUR, "checkpoint.every=2")
 
 
+@pytest.mark.slow
 def test_identity_has_the_checkpoints_content_and_not_its_path(
     started: RunDir, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ def test_words_that_contradict_one_another_are_refused(
         tiny(*FOUR, *words)
 
 
+@pytest.mark.slow
 def test_start_that_cannot_be_is_refused_before_the_run(started: RunDir, tiny: Tiny) -> None:
     name = str(started.root)
     for words, message in [

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 #: What the wheel is built from; a copy, so that the checkout is left as it is.
 SOURCES = ("conf", "quantexp", "launchers", "pyproject.toml", "README.md")

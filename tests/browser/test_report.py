@@ -80,6 +80,7 @@ SCROLLED = """[...document.querySelectorAll('main *')].filter(e => e.tagName !==
   .map(e => e.className + " " + e.getAttribute("aria-label"))"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 800, 1280, 1600])
 def test_nothing_is_wider_than_the_page(
     look: Look, sweep: Path, described: RunDir, tmp_path: Path, width: int

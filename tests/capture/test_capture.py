@@ -231,6 +231,7 @@ def test_no_mode_looks_at_torchs_functions_while_a_tensor_is_kept(
     assert asked[True] == 0
 
 
+@pytest.mark.slow
 def test_a_recomputed_forward_is_not_captured_again(quantised: RunDir, run_tiny: RunTiny) -> None:
     plain = manifest(quantised)
     recomputed = manifest(run_tiny("quant=FA_linear_mxfp8", "training.recompute=full"))
@@ -259,6 +260,7 @@ def test_stop_after_capture_ends_the_run_as_completed_with_everything_on_disk(
     assert "grad_input" in {m["tensor"] for m in manifest(run)}
 
 
+@pytest.mark.slow
 def test_the_price_is_exact(run_tiny: RunTiny, tiny: Tiny) -> None:
     overrides = [
         "training.iterations=3",

@@ -29,6 +29,8 @@ from quantexp.schema import Precision, TokenizerKind
 from tests.huggingface.published import FAMILIES, of_folder, published_model, training, write
 from tests.huggingface.runs import TEXT, data_words, folder_of, model_words, run_of
 
+pytestmark = pytest.mark.slow
+
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}

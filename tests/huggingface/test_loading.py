@@ -84,6 +84,7 @@ def test_padding_of_the_vocabulary_is_zero(tmp_path: Path) -> None:
     loaded(of_folder(tmp_path), Precision.fp32, use)
 
 
+@pytest.mark.slow
 def test_weights_are_never_held_twice(tmp_path: Path) -> None:
     """As the kernel counts it: the largest resident set, mapped pages of the files included.
 

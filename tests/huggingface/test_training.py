@@ -20,6 +20,7 @@ def data(tmp_path: Path) -> list[str]:
     return data_words(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_first_loss_is_the_published_models(
     family: str, tmp_path: Path, data: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ def test_the_models_parameters_are_as_many_as_counted(tiny: Tiny) -> None:
         assert sum(p.numel() for p in model.parameters()) == counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama31-8b", "llama32-1b", "deepseek2_lite"])
 def test_the_shipped_models_are_the_published_ones_as_megatron_builds_them(name: str) -> None:
     """Every tensor of the whole model, without memory for any."""

@@ -112,6 +112,7 @@ def check_proved(run: RunDir) -> None:
     assert provenance["ran"]["products"] == "fp32"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86")
 def test_whole_command_under_avx2_is_proved_and_says_so(
     tiny_words: list[str], tmp_path: Path

@@ -42,6 +42,7 @@ def trained(experiment: Experiment) -> tuple[list[Any], list[dict[str, Tensor]]]
     return told, keeps.gradients_by_name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "words"),
     [

@@ -85,6 +85,7 @@ def test_slow_tests_come_last_in_the_order_of_the_list(project: pytest.Pytester)
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [[], ["-n", "2"]], ids=str)
 def test_after_the_deadline_only_slow_tests_are_left_out_and_counted(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, processes: list[str]

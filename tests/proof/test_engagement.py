@@ -289,6 +289,7 @@ def test_the_value_product_engages_on_its_own(run_tiny: RunTiny, fmt: str) -> No
     assert engaged(run) == {("pv", s) for s in ("fprop.P", "fprop.v", "dgrad_p.v", "dgrad_v.P")}
 
 
+@pytest.mark.slow
 def test_a_change_of_rules_is_proved_again(run_tiny: RunTiny) -> None:
     run = run_tiny(
         "quant=linear_mxfp8",
@@ -308,6 +309,7 @@ def test_recomputed_products_are_counted_apart(run_tiny: RunTiny) -> None:
         assert (entry["calls"], entry["recomputed_calls"]) == (1, recomputed)
 
 
+@pytest.mark.slow
 def test_micro_batches_are_all_counted(run_tiny: RunTiny) -> None:
     run = run_tiny("quant=linear_mxfp8", "training.global_batch_size=6", *ONE_STEP)
     assert {e["calls"] for e in precision(run)["entries"]} == {3}

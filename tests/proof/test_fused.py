@@ -69,6 +69,7 @@ def entries_of_linear(run: RunDir) -> int:
     return int(calls)
 
 
+@pytest.mark.slow
 def test_recomputed_calls_are_told_apart(run_tiny: RunTiny) -> None:
     found = entries(run_tiny("quant=FA_mxfp8", "training.recompute=full", *FUSED))
     for (_, slot), entry in found.items():

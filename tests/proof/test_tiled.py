@@ -14,6 +14,8 @@ from quantexp.paths import RunDir
 from quantexp.quant import tile_products, tiles
 from quantexp.status import State, read_status
 
+pytestmark = pytest.mark.slow
+
 RunTiny = Callable[..., RunDir]
 TILED = (
     "training.attention=tiled",

@@ -31,6 +31,8 @@ WORKER = Path(__file__).with_name("worker.py")
 CUSTOM = f"""\
 import sys
 from hydra_plugins.quantexp_launcher import local
+
+pytestmark = pytest.mark.slow
 local.command = lambda run_dir, _=1: [sys.executable, "-S", {str(WORKER)!r}, str(run_dir)]
 """
 

@@ -24,6 +24,8 @@ from .oracle import DIMS, captured_operand, operand
 from .test_more_schemes import FP4_OF_THE_MOMENT
 from .test_schemes import MODEL
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., RunDir]
 
 #: An operand's captured tensor, and the pass of its product.

@@ -82,6 +82,7 @@ def _trained_and_proved(run: RunDir, quantised: bool) -> None:
     assert all(line["loss"] is not None and line["grad_norm"] > 0 for line in metrics)
 
 
+@pytest.mark.slow
 def test_blocks_along_tokens_end_where_a_sequence_ends(
     run_tiny: Run, tiny_models: dict[str, list[str]]
 ) -> None:
@@ -99,6 +100,7 @@ def test_blocks_along_tokens_end_where_a_sequence_ends(
     assert told_apart >= len(experts) // 2
 
 
+@pytest.mark.slow
 def test_experts_rows_are_the_tokens_that_the_router_chose(
     run_tiny: Run, tiny_models: dict[str, list[str]]
 ) -> None:

@@ -28,6 +28,7 @@ from .grids import rounded
 TOLERANCE = 2.0**-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=pytest.mark.slow)])
 def test_the_stream_is_the_sum_of_what_the_branches_add_and_so_is_its_gradient(
     run_tiny: Callable[..., RunDir], tiny: Callable[..., Experiment], recompute: str

@@ -94,6 +94,7 @@ def test_results_follow_from_the_captured_operands_under_the_declared_scheme_alo
             _misreadings_are_noticed(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pv",
     [

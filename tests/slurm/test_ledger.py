@@ -43,6 +43,7 @@ class Sent:
         for task, run in enumerate(self.runs):
             run.root.mkdir()
             known = {"submission": self.name, "task": task, "job_id": f"{self.id}_{task}"}
+            run.config.write_text("launcher:\n  num_processes: 1\n")
             write_status(run.status, Status(created=now(), iterations=8, **known))  # type: ignore[arg-type]
 
     def begin(self, task: int) -> None:

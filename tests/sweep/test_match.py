@@ -76,6 +76,7 @@ def test_scheme_that_cannot_be_is_matched_by_its_choice(composed: Compose) -> No
     assert Selection("sweep.exclude", [{"quant": "linear_hifp8"}]).takes(config)
 
 
+@pytest.mark.slow
 def test_one_of_several_patterns_is_enough_and_each_must_mean_a_point(composed: Compose) -> None:
     selection = Selection("sweep.exclude", [{"quant": "FA_*"}, {"quant": "linear_mxfp4"}])
     taken = [selection.takes(composed(f"quant={q}")) for q in ("bf16", "FA_mxfp8", "linear_mxfp8")]

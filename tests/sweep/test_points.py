@@ -101,6 +101,7 @@ WIDE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", WIDE, ids=lambda words: " ".join(words))
 def test_point_is_what_its_overrides_compose_here_and_by_hydra_alone(
     own: Path, words: list[str]
@@ -191,6 +192,7 @@ def test_zipped_keys_are_not_multiplied() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "seeds"),
     [
@@ -301,6 +303,7 @@ def test_seeds_beside_an_entrys_own_seed_are_refused(tmp_path: Path) -> None:
 # Exclusions, stages, merged points.
 
 
+@pytest.mark.slow
 def test_excluded_points_are_left_out() -> None:
     exclude = "sweep.exclude=[{quant: 'FA_*'}, {quant: '*hifp8', dataset: dolma}]"
     found = points("dataset=wikipedia,dolma", "quant=glob(*)", exclude)
@@ -439,6 +442,7 @@ def test_sweep_key_among_the_swept_words_of_a_file_is_refused(own: Path) -> None
 # Every point is validated.
 
 
+@pytest.mark.slow
 def test_each_point_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     composed: list[list[str]] = []
 
@@ -477,6 +481,7 @@ def test_bad_last_point_is_refused_and_named(words: list[str], message: str) -> 
     assert refusal(*words).startswith(message)
 
 
+@pytest.mark.slow
 def test_bad_own_scheme_as_last_point_names_its_file(own: Path) -> None:
     file = own / "quant" / "typo.yaml"
     file.write_text(OWN.replace("dgrad", "dgard"))

@@ -232,6 +232,7 @@ def test_only_the_rank_that_leads_has_trackers(tracked: Make) -> None:
     assert Worker(run.folder, run.experiment, Rank(1, 2, 1)).tracking is None
 
 
+@pytest.mark.slow
 def test_courier_of_the_real_kind_starts_and_reports_its_trouble(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -295,6 +295,7 @@ sys.exit(courier.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_courier_that_hangs_ends_soon_after_its_worker(tracked: Make) -> None:
     run = tracked()
     worker = subprocess.Popen(

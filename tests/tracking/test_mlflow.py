@@ -161,6 +161,7 @@ def test_server_that_is_away_is_trouble_on_record(
             assert (delivery["id"], delivery["ended"]) == (None, False)
 
 
+@pytest.mark.slow
 def test_mlflow_is_less_patient_than_it_is_by_itself() -> None:
     code = (
         "import os; from quantexp.tracking import mlflow;"

@@ -158,6 +158,7 @@ def test_destination_is_the_folder(tracked: Make) -> None:
 # Whole runs.
 
 
+@pytest.mark.slow
 def test_run_of_the_command_has_its_curves(real: RunDir) -> None:
     events = read(real)
     losses = events.Scalars("train/loss")

@@ -64,6 +64,7 @@ def only(messages: list[Any], kind: str) -> Any:
     return message
 
 
+@pytest.mark.slow
 def test_run_has_its_name_its_id_and_where_it_belongs(messages: list[Any], real: RunDir) -> None:
     run = only(messages, "run")
     assert run.display_name == f"{real.root.name}.1"
@@ -84,6 +85,7 @@ def test_run_has_the_hyperparameters(messages: list[Any]) -> None:
     assert config["training.iterations"] == ITERATIONS
 
 
+@pytest.mark.slow
 def test_history_is_the_metrics(messages: list[Any], real: RunDir) -> None:
     rows = [items(m.history) for m in messages if m.WhichOneof("record_type") == "history"]
     metrics = [json.loads(row) for row in real.metrics.read_text().splitlines()]
@@ -101,6 +103,7 @@ def test_end_is_told(messages: list[Any]) -> None:
     assert told["state"] == "completed"
 
 
+@pytest.mark.slow
 def test_neither_output_nor_source_nor_packages_are_kept_for_sending(
     messages: list[Any], real: RunDir
 ) -> None:
@@ -144,6 +147,7 @@ def online(
     return run.folder
 
 
+@pytest.mark.slow
 def test_server_that_is_away_is_trouble_on_record(
     tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +157,7 @@ def test_server_that_is_away_is_trouble_on_record(
     assert (delivery["iteration"], delivery["ended"]) == (0, False)
 
 
+@pytest.mark.slow
 def test_what_its_server_did_not_get_is_sent_by_a_second_courier(
     tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:

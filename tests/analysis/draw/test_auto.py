@@ -30,6 +30,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "cores", lambda: 1)
 
 
+@pytest.mark.slow
 def test_auto_true_draws_the_whole_tree(
     run: Unhashed, tiny: Callable[..., Experiment], one_process: None
 ) -> None:

@@ -191,6 +191,7 @@ def test_the_command_ends_with_1_where_a_file_could_not_be_used(
     assert (run.run_dir / "figures/tensor_stats.txt").is_file()
 
 
+@pytest.mark.slow
 def test_a_bare_folder_and_an_old_collection_are_drawn(
     run: Unhashed, draws: Draw, tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ def near(ours: Result, theirs: Result) -> None:
 EXACT_TOO = ("bf16", "hifp8", "mxfp4, P again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -147,6 +148,7 @@ def test_any_length_will_do(call: Call, T: int) -> None:
     near(call("attention", (precision, given, None, (32, 32))), by_tiles(precision, given))
 
 
+@pytest.mark.slow
 def test_several_sequences_and_documents_and_narrower_value_heads(call: Call) -> None:
     """Documents of one sequence each, and then of both alike."""
     precision, given = declared(*FULL_MXFP8), some(torch.bfloat16, 40, B=2, E=20)
@@ -181,6 +183,7 @@ def whole_numbers(T: int, dtype: torch.dtype) -> list[Tensor]:
     return [x.to(dtype) for x in (q, k, whole(T, 1, 1, 20))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "dtype"),
     [
@@ -223,6 +226,7 @@ def ours_in_mxfp4(call: Call) -> Result:
             return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", SLOTS)
 def test_operand_in_the_working_dtype_or_along_the_other_axis_is_another_result(
     ours_in_mxfp4: Result, label: str, monkeypatch: pytest.MonkeyPatch
