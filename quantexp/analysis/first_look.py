@@ -39,7 +39,7 @@ from quantexp.status import write_whole
 ASSUMED = "mxfp8"
 #: Tensors of one look; of more, iterations evenly spread.
 MOST_TENSORS = 20_000
-_VERSION = 1
+_VERSION = 2
 _NONFINITE = " NaN or Inf"
 
 
@@ -73,6 +73,12 @@ class FirstLook:
         """Whether any operand was judged."""
         return any(look.measured.operands for look in self.tensors)
 
+    @property
+    def is_assumed(self) -> bool:
+        """Whether no format was declared, and operands were judged by their values all the same."""
+        operands = [operand for look in self.tensors for operand in look.measured.operands]
+        return bool(operands) and all(o.slot and not o.declared for o in operands)
+
 
 def captured_in(folder: Path) -> Capture:
     """The tensors of a capture folder, those with statistics alone too; none where nothing was captured."""
@@ -82,16 +88,23 @@ def captured_in(folder: Path) -> Capture:
         return Capture(folder, [])
 
 
-def first_look(capture: Capture, keep: Path | None = None) -> FirstLook:
+def first_look(capture: Capture, keep: Path | None = None, *, force: bool = False) -> FirstLook:
     """Look at a capture; with `keep`, what an earlier look left there is taken, or what is found is left there.
+
+    What was left is not taken with `force`, and not where the lists, or a file with values, are no longer as they were.
 
     A tensor that cannot be read or judged is a finding. Tensors are looked at side by side, each on one core: torch's
     own threads would wait for each other at every one of many short operations.
     """
     entries, iterations = _with_room(capture)
-    stamp = {"lists": _stamps(capture.folder), "entries": _digest(entries)}
-    if keep is not None and (kept := _kept(keep)) and kept.get("of") == stamp:
-        return _of_json(kept)
+    files = dict.fromkeys(str(e.metadata["file"]) for e in entries if e.metadata.get("file"))
+    stamp = {
+        "lists": _stamps(capture.folder),
+        "entries": _digest(entries),
+        "values": _stamps_of(capture.folder, files),
+    }
+    if keep is not None and not force and (kept := _kept(keep)) and kept[0] == stamp:
+        return kept[1]
     is_declared = any(map(is_quantised, entries))
     num_threads = torch.get_num_threads()
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -114,11 +127,14 @@ def first_look(capture: Capture, keep: Path | None = None) -> FirstLook:
 
 
 def kept_look(keep: Path, folder: Path) -> FirstLook | None:
-    """What an earlier `first_look` left of a capture folder; None where nothing is, or more was captured since."""
-    kept = _kept(keep)
-    if kept is None or kept["of"].get("lists") != _stamps(folder):
+    """What an earlier `first_look` left of a capture folder; None where nothing is, or the capture changed since."""
+    if (kept := _kept(keep)) is None:
         return None
-    return _of_json(kept)
+    stamp, found = kept
+    is_same = stamp["lists"] == _stamps(folder) and stamp["values"] == _stamps_of(
+        folder, stamp["values"]
+    )
+    return found if is_same else None
 
 
 def _with_room(capture: Capture) -> tuple[list[CapturedTensor], tuple[int, ...] | None]:
@@ -200,6 +216,19 @@ def _stamps(folder: Path) -> list[list[int]]:
     return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
 
 
+def _stamps_of(folder: Path, files: Iterable[str]) -> dict[str, list[int] | None]:
+    """Size and time of each file; None of one that is missing."""
+    return {file: _stamp(folder / file) for file in files}
+
+
+def _stamp(file: Path) -> list[int] | None:
+    try:
+        stat = file.stat()
+    except (OSError, ValueError):
+        return None
+    return [stat.st_size, stat.st_mtime_ns]
+
+
 def _digest(entries: Iterable[CapturedTensor]) -> str:
     keys = ("file", "key", "module", "layer", "tensor", "iteration", "micro_batch", "rank")
     digest = hashlib.blake2b(digest_size=16)
@@ -224,13 +253,16 @@ def _json(found: FirstLook, stamp: Mapping[str, Any]) -> str:
     return json.dumps(about)[:-1] + f', "tensors": [\n{tensors}\n]}}\n'
 
 
-def _kept(keep: Path) -> dict[str, Any] | None:
+def _kept(keep: Path) -> tuple[dict[str, Any], FirstLook] | None:
+    """What was left in a file, and of what; None where it holds anything else."""
     try:
         content = json.loads(keep.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if content["version"] != _VERSION or not isinstance(content["of"]["lists"], list):
+            return None
+        dict(content["of"]["values"])
+        return content["of"], _of_json(content)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    is_ours = isinstance(content, dict) and content.get("version") == _VERSION
-    return content if is_ours else None
 
 
 def _of_json(content: Mapping[str, Any]) -> FirstLook:

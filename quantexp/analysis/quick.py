@@ -67,12 +67,6 @@ class _Content:
     baseline: LossCurve | None
     notes: tuple[str, ...]
 
-    @property
-    def is_assumed(self) -> bool:
-        """Whether the run quantised nothing, and its operands were judged all the same."""
-        operands = [o for look in self.look.tensors for o in look.measured.operands]
-        return bool(operands) and all(o.slot and not o.declared for o in operands)
-
 
 def draw_quick_analysis(run_dir: Path, out: Path) -> Path:
     """Draw the quick analysis of a run folder to `out`: a .png, or a folder for one.
@@ -89,10 +83,14 @@ def draw_quick_analysis(run_dir: Path, out: Path) -> Path:
     return save_png(_figure(_content(names, look, run)), path)
 
 
-def save_quick_analysis(source: Source, stem: Path, formats: Sequence[str]) -> list[Path]:
-    """The same of a source of `quantexp draw`: a run, a capture folder, an old collection, with its filters."""
-    keep = stem.with_name(f"{stem.name}.json")
-    look = first_look(source.capture, keep)
+def save_quick_analysis(
+    source: Source, stem: Path, keep: Path, formats: Sequence[str], *, force: bool = False
+) -> list[Path]:
+    """The same of a source of `quantexp draw`: a run, a capture folder, an old collection, with its filters.
+
+    Its numbers are left in `keep`; those that are there are not taken with `force`.
+    """
+    look = first_look(source.capture, keep, force=force)
     figure = _figure(_content(source.names, look, source.run))
     return [keep, *save_figure(figure, stem, formats)]
 
@@ -191,7 +189,7 @@ def _draw_kinds(
     room = _WIDTH_INCH - _LEFT_INCH - _RIGHT_INCH
     wide = 0.68 * room if content.look.is_judged else room
     ax = page.axes(_LEFT_INCH, y, wide, tall)
-    draw_magnitudes(ax, kinds, is_assumed=content.is_assumed)
+    draw_magnitudes(ax, kinds, is_assumed=content.look.is_assumed)
     if content.look.is_judged:
         draw_shares(page.axes(_LEFT_INCH + wide + 0.28, y, room - wide - 0.28, tall), kinds)
 
@@ -231,7 +229,7 @@ def _formats(content: _Content) -> str:
         o.format.split()[0] for k in content.look.tensors for o in k.measured.operands
     )
     said = ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
-    return f" if held in {said}" if content.is_assumed else f" in {said}"
+    return f" if held in {said}" if content.look.is_assumed else f" in {said}"
 
 
 def _scheme(content: _Content) -> str:

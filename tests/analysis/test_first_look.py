@@ -222,6 +222,57 @@ def test_what_was_kept_of_other_tensors_is_not_taken(capture: Capture, tmp_path:
     assert len(look(capture, keep).tensors) == 2
 
 
+@pytest.mark.parametrize("change", ["restored", "missing", "damaged"])
+def test_what_was_kept_of_other_values_is_not_taken(
+    capture: Capture, tmp_path: Path, change: str
+) -> None:
+    keep = tmp_path / "quick_analysis.json"
+    path = capture.dir / capture.add(torch.randn(4, 4), "input")["file"]
+    whole = path.read_bytes()
+    if change == "restored":
+        path.unlink()
+    look(capture, keep)
+    if change == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(whole if change == "restored" else b"junk")
+    assert kept_look(keep, capture.dir) is None
+    assert str(look(capture, keep)) == str(look(capture))
+
+
+def test_what_was_kept_is_not_taken_when_all_is_drawn_anew(
+    capture: Capture, tmp_path: Path
+) -> None:
+    keep = tmp_path / "quick_analysis.json"
+    capture.add(torch.randn(4, 4), "input")
+    look(capture, keep)
+    found = json.loads(keep.read_text())
+    keep.write_text(json.dumps({**found, "tensors": []}))
+    assert look(capture, keep).tensors == ()
+    assert len(first_look(captured_in(capture.dir), keep, force=True).tensors) == 1
+    assert len(look(capture, keep).tensors) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"version": 2}',
+        '{"version": 2, "of": []}',
+        '{"version": 2, "of": {"lists": [], "values": {}}, "tensors": [{}]}',
+        '{"version": 2, "of": {"lists": [], "values": {}}, "tensors": [3], "iterations": 5}',
+    ],
+)
+def test_a_foreign_or_damaged_file_of_what_was_found_is_as_none(
+    capture: Capture, tmp_path: Path, content: str
+) -> None:
+    capture.add(torch.randn(4, 4), "input")
+    keep = tmp_path / "quick_analysis.json"
+    keep.write_text(content)
+    assert kept_look(keep, capture.dir) is None
+    assert len(look(capture, keep).tensors) == 1
+
+
 def test_of_too_many_tensors_iterations_evenly_spread_are_looked_at(
     capture: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

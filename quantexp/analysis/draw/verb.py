@@ -140,11 +140,14 @@ def _drawn(
         for source in sources:
             name = QUICK if len(sources) == 1 else f"{QUICK}/{source.label}"
             loss = None if source.run is None else _size_and_time(source.run.metrics)
-            make = partial(save_quick_analysis, source, out / name, asked.formats)
+            keep = _keep(out / name, asked)
+            make = partial(
+                save_quick_analysis, source, out / name, keep, asked.formats, force=asked.force
+            )
             num_files += stamps.kept_or(name, [about, chosen, loss], make, lambda: True)
         if len(sources) > 1:
             losses = [_size_and_time(s.run.metrics) for s in sources if s.run is not None]
-            make = partial(_save_overview, sources, out, asked.formats)
+            make = partial(_save_overview, sources, out, asked)
             num_files += stamps.kept_or(QUICK, [about, chosen, losses], make, lambda: True)
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
         figures = [folder for folder in FIGURES if folder in wanted]
@@ -170,13 +173,18 @@ def _drawn(
     return Outcome(out, num_tensors, num_known, problems.found, num_files)
 
 
-def _save_overview(sources: Sequence[Source], out: Path, formats: Sequence[str]) -> list[Path]:
+def _keep(stem: Path, asked: Asked) -> Path:
+    """Where the numbers of a picture are left; the report reads those of all tensors, never those of some."""
+    return stem.with_name(f"{stem.name}{'.filtered' * bool(asked.filters)}.json")
+
+
+def _save_overview(sources: Sequence[Source], out: Path, asked: Asked) -> list[Path]:
     """All sources together, by what the picture of each has found."""
     from quantexp.analysis.first_look import first_look
     from quantexp.analysis.overview import save_overview
 
-    looks = [first_look(s.capture, out / QUICK / f"{s.label}.json") for s in sources]
-    return save_overview(sources, looks, out / QUICK, formats)
+    looks = [first_look(s.capture, _keep(out / QUICK / s.label, asked)) for s in sources]
+    return save_overview(sources, looks, out / QUICK, asked.formats)
 
 
 def _chapters(wanted: Sequence[str]) -> list[Chapter]:

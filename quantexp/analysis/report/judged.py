@@ -48,6 +48,9 @@ class Judge:
         self.is_assumed = not any(map(is_quantised, entries))
         self._asked = Asked((ASSUMED,) if self.is_assumed else (), operands_only=True)
         kept = kept_look(run.figures / f"{QUICK}.json", folder)
+        # That of other tensors than are shown may have been judged in other formats.
+        if kept is not None and kept.is_judged and kept.is_assumed != self.is_assumed:
+            kept = None
         looks = () if kept is None else kept.tensors
         self._known: dict[tuple[Any, ...], Measured | State] = {
             _key(vars(look.measured.place)): look.measured for look in looks

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from analysis.captures import BF16, MX8, Capture, attention_formats, linear_formats
 from analysis.compare.runs import Runs
+from quantexp.analysis.draw.asked import Asked
+from quantexp.analysis.draw.verb import draw
 from quantexp.analysis.first_look import captured_in, first_look
 from quantexp.analysis.report.cells import Numerics, Row, numerics
 from quantexp.analysis.report.deadline import Deadline
@@ -172,6 +175,20 @@ def test_what_the_picture_found_is_taken_without_a_look_at_values(capture: Captu
     found = numerics(run, None, 100, Deadline(-1.0))
     assert found.notes == []
     assert content_of(found, "x wgrad") == content_of(looked, "x wgrad")
+
+
+def test_what_a_picture_of_some_tensors_assumed_is_not_taken(capture: Capture) -> None:
+    x = torch.randn(64, 1, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    capture.add(x, "input", "fc1", quant_type="bf16", formats=linear_formats(BF16))
+    capture.add(x, "input", "fc2", formats=linear_formats(MX8))
+    run = RunDir(capture.run_dir)
+    asked = Asked([str(run.root)], {"type": "bf16"}, run.figures, ("png",), ("quick_analysis",))
+    draw(asked, Console(quiet=True), print)
+    kept = run.figures / "quick_analysis.filtered.json"
+    assert {path.name for path in run.figures.glob("quick*")} == {"quick_analysis.png", kept.name}
+    kept.rename(run.figures / "quick_analysis.json")
+    found = numerics(run, None, 100, Deadline(None))
+    assert content_of(found, "x fprop", module="fc1")["state"] == "unquantised"
 
 
 def test_values_that_are_gone_leave_a_cell_that_says_so(capture: Capture) -> None:
