@@ -41,7 +41,8 @@ class OfKind:
     #: Finite elements, and those of them that are zero.
     num_finite: int
     num_zeros: int
-    #: The formats of its operands, the most frequent first; empty where none is quantised.
+    #: The formats that the run declared, the most frequent first, and where it declared none for any kind, those that
+    #: its operands were judged in; empty where none is quantised.
     formats: tuple[str, ...]
     #: That of the most frequent format; None where there is no format.
     range: Range | None
@@ -54,19 +55,20 @@ class OfKind:
 def by_kind(look: FirstLook) -> list[OfKind]:
     """The kinds that there are tensors of; block scales, which are codes, are none."""
     found = []
+    is_quantised = any(one.scales for one in look.tensors)
     for kind in Kind:
         looks = [one for one in look.tensors if one.kind is kind]
         if looks and kind is not Kind.SCALE:
-            found.append(_of_kind(kind, looks))
+            found.append(_of_kind(kind, looks, is_quantised=is_quantised))
     return found
 
 
-def _of_kind(kind: Kind, looks: Sequence[Look]) -> OfKind:
+def _of_kind(kind: Kind, looks: Sequence[Look], *, is_quantised: bool) -> OfKind:
     before = [o.measured for o in looks if o.measured.place.source == o.measured.place.tensor]
     operands = [operand for look in looks for operand in look.measured.operands]
-    names = Counter(_format_of(operand.format) for operand in operands)
-    if not names:
-        names = Counter(_format_of(name) for look in looks for name in look.scales)
+    names = Counter(_format_of(name) for look in looks for name in look.scales)
+    if not is_quantised:
+        names = Counter(_format_of(operand.format) for operand in operands)
     formats = tuple(name for name, _ in names.most_common())
     fidelities = [operand.fidelity for operand in operands]
     return OfKind(

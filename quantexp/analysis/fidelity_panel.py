@@ -16,7 +16,6 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 
 from quantexp.analysis.first_look import FirstLook, Look
 from quantexp.analysis.inventory import Kind, experts_as_one, in_flow
@@ -240,7 +239,6 @@ def _name_rows(ax: Axes, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _name_layers(ax: Axes, layers: Sequence[int]) -> None:
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
     step = max(1, -(-len(layers) // 14))
     places = range(0, len(layers), step)
     ax.set_xticks(places, [str(layers[i]) if layers[i] >= 0 else "?" for i in places])

@@ -157,7 +157,10 @@ def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
     assumed = record.quant_type if record.quant_type in USUAL_FORMATS else ASSUMED
     asked = Asked(() if is_declared else (assumed,), operands_only=True)
     if not record.file:
-        measured = of_statistics(entry.metadata)
+        try:
+            measured = of_statistics(entry.metadata)
+        except CaptureError:
+            return "statistics that cannot be read"
     else:
         try:
             measured = measure(entry, asked)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +26,7 @@ from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.draw.source import open_sources
 from quantexp.analysis.draw.tree import QUICK
-from quantexp.analysis.first_look import FirstLook, first_look
+from quantexp.analysis.first_look import FirstLook, Look, first_look
 from quantexp.analysis.inventory import Kind
 from quantexp.analysis.numerics.lines import percent
 from quantexp.analysis.scheme_style import SchemeStyle, scheme_styles
@@ -64,6 +64,9 @@ _SHORT = {
     Kind.GRADIENT: "grad.",
 }
 _GAP_INCH = 0.2
+#: Of one name at the end of a line, with the space to the next.
+_NAME_INCH = 1.35 * TICK_PT / 72
+_NO_SQNR = "no SQNR: capture.format=mxfp8 or capture=tensors adds it"
 _NO_NUMBER = "#EFEFEF"
 #: Shares are coloured from here to 1.
 _LEAST_SHARE = 1e-6
@@ -90,8 +93,8 @@ class _Table:
     write: Callable[[float], str]
     #: The number as it is coloured, larger being better.
     rank: Callable[[float], float]
-    #: What colours reach from and to.
-    span: Callable[[np.ndarray], tuple[float, float]]
+    #: What colours reach from and to; None is what occurs, at least 3 dB.
+    span: tuple[float, float] | None
 
 
 def _decibel_span(values: np.ndarray) -> tuple[float, float]:
@@ -106,10 +109,8 @@ def _digits(share: float) -> float:
     return -math.log10(max(share, _LEAST_SHARE))
 
 
-def _share_span(values: np.ndarray) -> tuple[float, float]:
-    """From all elements to one in a million."""
-    return 0.0, _digits(0.0)
-
+#: From all elements to one in a million.
+_SHARE_SPAN = (0.0, _digits(0.0))
 
 _TABLES = (
     _Table(
@@ -118,7 +119,7 @@ _TABLES = (
         lambda one: one.sqnr_db,
         lambda value: f"{value:.1f}",
         lambda value: value,
-        _decibel_span,
+        None,
     ),
     _Table(
         "Became zero",
@@ -126,7 +127,7 @@ _TABLES = (
         lambda one: one.underflow,
         lambda value: _short_share(value),
         _digits,
-        _share_span,
+        _SHARE_SPAN,
     ),
     _Table(
         "Saturated",
@@ -134,7 +135,7 @@ _TABLES = (
         lambda one: one.saturated,
         lambda value: _short_share(value),
         _digits,
-        _share_span,
+        _SHARE_SPAN,
     ),
 )
 
@@ -196,10 +197,19 @@ def schemes_of(
 
 
 def _declared(*looks: FirstLook) -> list[OfKind]:
-    """The kinds of tensor with those operands alone that the run quantised."""
+    """The kinds of tensor with those operands alone that the run quantised, in the formats that it declared.
+
+    Of statistics, what `capture.format` judged in another format says nothing of the scheme.
+    """
     tensors = [look for one in looks for look in one.tensors]
-    is_quantised = any(look.scales for look in tensors)
-    return by_kind(FirstLook(tuple(tensors))) if is_quantised else []
+    if not any(look.scales for look in tensors):
+        return []
+    return by_kind(FirstLook(tuple(map(_with_declared, tensors))))
+
+
+def _with_declared(look: Look) -> Look:
+    operands = (o for o in look.measured.operands if o.declared or o.format in look.scales)
+    return replace(look, measured=replace(look.measured, operands=tuple(operands)))
 
 
 def draw_overview(schemes: Sequence[Scheme], notes: Sequence[str] = ()) -> Page:
@@ -209,10 +219,13 @@ def draw_overview(schemes: Sequence[Scheme], notes: Sequence[str] = ()) -> Page:
     kinds = [
         k for k in _KINDS if any(one.kind is k and one.sqnr_db for s in schemes for one in s.kinds)
     ]
-    rows = [scheme for scheme in schemes if scheme.kinds]
+    rows = [scheme for scheme in schemes if any(one.sqnr_db for one in scheme.kinds)]
+    if not rows and any(scheme.kinds for scheme in schemes):
+        notes = [*notes, _NO_SQNR]
     label_inch = _label_inch([scheme.label for scheme in schemes])
     table_inch = _ROW_INCH * len(rows)
-    heights = [_LINES_INCH for some in (with_loss, with_gap) if some]
+    loss_inch, gap_inch = _lines_inch(with_loss), _lines_inch(with_gap)
+    heights = [inch for inch, some in ((loss_inch, with_loss), (gap_inch, with_gap)) if some]
     heights += [table_inch] if rows else []
     height = _TITLE_INCH + sum(heights) + _BETWEEN_INCH * max(0, len(heights) - 1)
     height += _FOOT_INCH + _NOTE_INCH * len(notes)
@@ -223,17 +236,17 @@ def draw_overview(schemes: Sequence[Scheme], notes: Sequence[str] = ()) -> Page:
     top, letters = height - _TITLE_INCH, iter("abcdef")
     x, wide = _LINES_LEFT_INCH, _WIDTH_INCH - _LINES_LEFT_INCH - label_inch
     if with_loss:
-        ax = page.axes(x, top - _LINES_INCH, wide, _LINES_INCH)
+        ax = page.axes(x, top - loss_inch, wide, loss_inch)
         dress(ax, f"{next(letters)}  Training loss", "iteration", "nats/token", grid="both")
         _draw_lines(ax, with_loss, [scheme.losses for scheme in with_loss])
-        top -= _LINES_INCH + _BETWEEN_INCH
+        top -= loss_inch + _BETWEEN_INCH
     if with_gap:
-        ax = page.axes(x, top - _LINES_INCH, wide, _LINES_INCH)
+        ax = page.axes(x, top - gap_inch, wide, gap_inch)
         title = f"{next(letters)}  Gap to the baseline, paired by iteration"
         dress(ax, title, "iteration", "nats/token", grid="both")
         ax.axhline(0, color=GREY, lw=1.2)
         _draw_lines(ax, with_gap, [scheme.gaps for scheme in with_gap])
-        top -= _LINES_INCH + _BETWEEN_INCH
+        top -= gap_inch + _BETWEEN_INCH
     if rows:
         _draw_tables(page, rows, kinds, top - table_inch, label_inch, letters)
     for i, note in enumerate(notes):
@@ -241,6 +254,11 @@ def draw_overview(schemes: Sequence[Scheme], notes: Sequence[str] = ()) -> Page:
     if not rows and not with_loss:
         page.write(_EDGE_INCH, height - 0.5, "no run has a loss or a judged operand", LABEL_PT)
     return page
+
+
+def _lines_inch(schemes: Sequence[Scheme]) -> float:
+    """The height of a panel of lines: the names at their ends need room."""
+    return max(_LINES_INCH, _NAME_INCH * len(schemes))
 
 
 def _label_inch(labels: Sequence[str]) -> float:
@@ -287,7 +305,7 @@ def draw_table(
         values
     )
     finite = ranks[np.isfinite(ranks)]
-    low, high = table.span(finite)
+    low, high = table.span or _decibel_span(finite)
     colours = colormaps["viridis"].with_extremes(bad=_NO_NUMBER)
     ax.imshow(
         np.ma.masked_invalid(np.clip(ranks, low, high)),

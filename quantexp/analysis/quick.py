@@ -9,6 +9,7 @@ not be judged are named there too.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def baseline_of(run: RunDir) -> LossCurve | None:
             continue
         try:
             other = read_side(RunDir(folder))
-        except QuantexpError:
+        except (QuantexpError, OSError):  # another's run: damaged, or removed meanwhile
             continue
         if other.is_baseline and other.losses.iterations and not mismatches(side, other):
             return other.losses
@@ -114,7 +115,11 @@ def baseline_of(run: RunDir) -> LossCurve | None:
 
 
 def _written(folder: Path) -> float:
-    return folder.stat().st_mtime
+    """When a folder was written last; of one that is gone, or of a link to nothing, never."""
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return -math.inf
 
 
 def _content(names: RunNames, look: FirstLook, run: RunDir | None) -> _Content:
@@ -134,9 +139,11 @@ def _notes(look: FirstLook) -> list[str]:
             if not look.has_values
             else "no SQNR, underflow or saturation: no tensor is an operand of a product"
         )
-    elif not look.has_values and look.tensors:
+    elif any(k.measured.operands and not k.measured.from_values for k in look.tensors):
+        panels = "b, c" if any(k.scales for k in look.tensors) else "a, b, c"
+        which = "of statistics alone, " if look.has_values else ""
         notes.append(
-            "b, c: in capture.format, as the tensors passed, along the axis of each one's first product"
+            f"{panels}: {which}in capture.format, as the tensors passed, along the axis of each one's first product"
         )
     if look.iterations is not None:
         notes.append(f"{len(look.iterations)} of the captured iterations, evenly spread")

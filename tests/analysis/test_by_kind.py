@@ -83,6 +83,20 @@ def test_statistics_with_a_format_say_the_same_as_values(capture: Capture) -> No
     assert told.sqnr_db == pytest.approx(values.sqnr_db, abs=1e-4)
 
 
+def test_the_formats_are_those_of_the_scheme_whatever_statistics_were_judged_in(
+    capture: Capture,
+) -> None:
+    capture.add(normal(64, 64), "input", formats=linear_formats(MX4))
+    capture.add(normal(32, 1, 1, 64), "query", "attention", formats=attention_formats(BF16))
+    as_statistics(capture, "mxfp8")
+    found = kinds(capture)
+    assert found[Kind.ACTIVATION].formats == ("mxfp4_e2m1",)
+    assert found[Kind.ACTIVATION].range is not None
+    assert not found[Kind.ACTIVATION].range.of_median
+    assert found[Kind.ATTENTION].formats == ()
+    assert found[Kind.ATTENTION].sqnr_db
+
+
 def test_kinds_are_told_apart_and_one_that_is_not_quantised_has_no_range(capture: Capture) -> None:
     for name in ("query", "key", "value"):
         capture.add(normal(32, 1, 1, 64), name, "attention", formats=attention_formats(BF16))

@@ -178,6 +178,16 @@ def test_a_declaration_that_is_not_understood_is_named(capture: Capture) -> None
     assert len(found.tensors) == 1
 
 
+def test_statistics_in_an_unknown_format_are_named(capture: Capture) -> None:
+    name = Path(capture.add(torch.randn(64, 64), "input")["file"]).name
+    as_statistics(capture, "mxfp8")
+    file = capture.dir / "statistics.jsonl"
+    file.write_text(file.read_text().replace("mxfp8_e4m3", "fp3"))
+    found = look(capture)
+    assert found.tensors == ()
+    assert found.findings == {"statistics that cannot be read": [name]}
+
+
 def test_torn_lines_are_named(capture: Capture) -> None:
     capture.add(torch.randn(4, 4), "input")
     capture.write(tail='{"file": "torn')

@@ -10,16 +10,19 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from quantexp.analysis.compare.lines import Band
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.first_look import captured_in, first_look
 from quantexp.analysis.overview import Scheme, draw_overview, draw_sweep, schemes_of
 from quantexp.analysis.run_record import RunNames
+from quantexp.analysis.scheme_style import scheme_styles
 from quantexp.ledger.scope import runs_below
 from quantexp.paths import RunDir
 
 from . import mxfp4
 from .captures import BF16, MX4, Capture, linear_formats
 from .compare.runs import Runs
+from .test_first_look import as_statistics
 
 SCHEMES = {"bf16": [6.0, 5.0], "linear_mxfp4": [6.1, 5.2], "FA_linear_mxfp4": [6.2, 5.4]}
 
@@ -138,3 +141,40 @@ def test_it_says_that_one_seed_cannot_be_told_from_noise_and_what_is_no_matched_
     said = [text.get_text() for text in figure.texts]
     assert "one seed for each scheme: no gap can be told from noise, whatever its size" in said
     assert "no matched pair with the baseline, see quantexp compare: FA_mxfp4" in said
+
+
+def bare(capture: Capture, fmt: str | None) -> Figure:
+    """The overview of a folder of statistics alone of an input in MXFP4."""
+    capture.add(torch.randn(64, 64), "input", formats=linear_formats(MX4))
+    as_statistics(capture, fmt)
+    opened = captured_in(capture.dir)
+    folder = Source("tensors", opened, RunNames("tensors"))
+    return draw_overview(*schemes_of([folder], [first_look(opened)])).figure
+
+
+@pytest.mark.parametrize("fmt", [None, "mxfp8"])
+def test_of_statistics_without_an_sqnr_in_the_schemes_format_there_is_a_note_and_no_table(
+    capture: Capture, fmt: str | None, recwarn: pytest.WarningsRecorder
+) -> None:
+    figure = bare(capture, fmt)
+    assert titles(figure) == []
+    said = [text.get_text() for text in figure.texts]
+    assert "no SQNR: capture.format=mxfp8 or capture=tensors adds it" in said
+    assert not recwarn.list
+
+
+def test_of_statistics_in_the_schemes_format_there_is_a_table(capture: Capture) -> None:
+    assert titles(bare(capture, "mxfp4"))[0] == "a  SQNR (dB)"
+
+
+def test_thirty_schemes_have_names_that_do_not_overlap() -> None:
+    band = Band((1, 2), (5.0, 4.0), (5.0, 4.0), (5.0, 4.0))
+    styles = scheme_styles([f"scheme{i}" for i in range(30)])
+    made = [Scheme(f"scheme{i}", style, (), band, band) for i, style in enumerate(styles)]
+    figure = draw_overview(made).figure
+    figure.canvas.draw()
+    for ax in figure.axes:
+        boxes = sorted((t.get_window_extent() for t in ax.texts), key=lambda box: box.y0)
+        assert len(boxes) == 30
+        assert all(a.y1 <= b.y0 + 0.5 for a, b in itertools.pairwise(boxes))
+        assert boxes[-1].y1 <= ax.get_window_extent().y1 + boxes[-1].height

@@ -140,6 +140,15 @@ def test_statistics_with_a_format_give_all_panels(capture: Capture, drawn: list[
     assert "b, c: in capture.format, as the tensors passed" in words(drawn[0])
 
 
+def test_of_a_run_that_quantises_nothing_the_range_too_is_that_of_the_captures_format(
+    capture: Capture, drawn: list[Figure]
+) -> None:
+    capture.add(torch.randn(64, 64), "input", formats=linear_formats(BF16))
+    as_statistics(capture, "mxfp4")
+    draw_quick_analysis(capture.run_dir, capture.run_dir)
+    assert "a, b, c: in capture.format, as the tensors passed" in words(drawn[0])
+
+
 def test_statistics_without_a_format_show_what_they_have_and_say_what_to_switch_on(
     capture: Capture, drawn: list[Figure]
 ) -> None:
@@ -240,6 +249,7 @@ def test_without_a_matched_bf16_run_there_is_no_baseline(tmp_path: Path) -> None
     runs.add("bf16", [7.0, 6.0], seed=7)
     (tmp_path / "x_bf16-broken").mkdir()
     (tmp_path / "x_bf16-broken" / "config.yaml").write_text("[")
+    (tmp_path / "x_bf16-dangling").symlink_to(tmp_path / "gone")
     assert baseline_of(runs.add("linear_mxfp4", [6.1, 5.2])) is None
 
 

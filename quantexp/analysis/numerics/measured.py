@@ -110,14 +110,21 @@ def measure(entry: CapturedTensor, asked: Asked) -> Measured:
 
 
 def of_statistics(metadata: Mapping[str, Any]) -> Measured:
-    """The measures that were captured of a tensor without its values."""
+    """The measures that were captured of a tensor without its values.
+
+    Raises:
+        CaptureError: its statistics are of a format that is not known, or damaged.
+    """
     found = metadata.get("statistics") or {}
     place = Place.of(metadata)
     shape = tuple(metadata.get("shape") or ())
     bare = Measured(place, shape, str(metadata.get("dtype", "")), False, 0, 0)
     whole = _with_moments(bare, found, *_oddities(found))
     judged = found.get("fidelity")
-    return whole if judged is None else replace(whole, operands=(_of_record(judged),))
+    try:
+        return whole if judged is None else replace(whole, operands=(_of_record(judged),))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CaptureError(f"{place.label}: statistics that cannot be read: {error}") from error
 
 
 def _with_moments(bare: Measured, found: Mapping[str, Any], *notes: str) -> Measured:

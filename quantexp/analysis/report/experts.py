@@ -6,11 +6,12 @@ experts are left out; of kurtosis and crest factor the largest is shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from quantexp.analysis.numerics.counts import Counts
-from quantexp.analysis.report.slots import SlotCell
+from quantexp.analysis.report.slots import SlotCell, State
 
 _COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "count": sum,
@@ -29,6 +30,9 @@ def tensors_together(alike: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, A
         return alike[0][1]
     contents = [content for _, content in alike]
     together: dict[str, Any] = {"experts": len(alike), "dtype": contents[0]["dtype"]}
+    states = [content["state"] for content in contents if "state" in content]
+    if len(states) == len(contents):
+        together["state"] = states[0]
     for key, combine in _COMBINED.items():
         if values := [content[key] for content in contents if key in content]:
             together[key] = combine(values)
@@ -47,9 +51,9 @@ def tensors_together(alike: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, A
 
 
 def slots_together(alike: Sequence[tuple[str, SlotCell]]) -> dict[str, Any]:
-    """The slot of one module, or of several experts the one with the lowest SQNR."""
-    judged = [(name, cell) for name, cell in alike if cell.sqnr_db is not None]
-    name, worst = min(judged or alike, key=lambda one: one[1].sqnr_db or 0.0)
+    """The slot of one module, or of several experts the one with the lowest SQNR; an infinite error is the lowest."""
+    judged = [(name, cell) for name, cell in alike if _sqnr_db(cell) is not None]
+    name, worst = min(judged or alike, key=lambda one: _sqnr_db(one[1]) or 0.0)
     content: dict[str, Any] = {"state": worst.state.value}
     shares = {
         key: max((v for _, c in alike if (v := getattr(c, key)) is not None), default=None)
@@ -67,5 +71,12 @@ def slots_together(alike: Sequence[tuple[str, SlotCell]]) -> dict[str, Any]:
         content["experts"] = len(alike)
     if len(judged) > 1:
         content["worst"] = name
-        content["best_db"] = max(cell.sqnr_db or 0.0 for _, cell in judged)
+        finite = [cell.sqnr_db for _, cell in judged if cell.sqnr_db is not None]
+        if finite:
+            content["best_db"] = max(finite)
     return content
+
+
+def _sqnr_db(cell: SlotCell) -> float | None:
+    """The SQNR, also where a finite value became infinite, which has no number on the page."""
+    return -math.inf if cell.state is State.INFINITE else cell.sqnr_db

@@ -64,6 +64,8 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _training(side: Side, training: Mapping[str, Any]) -> str | None:
     wanted = training.get("iterations")
     of = "" if wanted is None else f" of {wanted}"
+    if not side.losses.losses and side.losses.nonfinite:
+        return f"iteration {last_iteration(side)}{of}, no finite loss"
     if not side.losses.losses:
         return None if wanted is None else f"no iteration{of}"
     lowest = min(side.losses.losses)

@@ -88,13 +88,12 @@ class Judge:
 
     def _look(self, entry: CapturedTensor) -> Measured | State:
         known = entry.metadata
-        if not known.get("file"):
-            return of_statistics(known)
-        if self._deadline.passed:
+        is_bare = not known.get("file")
+        if not is_bare and self._deadline.passed:
             self.num_late += 1
             return State.LATE
         try:
-            return measure(entry, self._asked)
+            return of_statistics(known) if is_bare else measure(entry, self._asked)
         except (CaptureError, OSError):
             return State.FAILED
 

@@ -290,6 +290,35 @@ def test_experts_share_a_cell_that_shows_the_worst_of_them(capture: Capture) -> 
     assert sum(tensor["bins"][1]) == 3 * 64 * 64
 
 
+def test_the_expert_whose_error_is_infinite_is_the_worst(capture: Capture) -> None:
+    formats = {"fprop.x": {"format": "hifp8", "saturate": False, "axis": "input_width"}}
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
+    for expert in range(3):
+        of_it = torch.cat([x, torch.full((4, 64), 50000.0)]) if expert == 1 else x
+        capture.add(of_it, "input", f"expert{expert}-fc1", formats=formats)
+    found = numerics(RunDir(capture.run_dir), None, 100, Deadline(None))
+    slot = content_of(found, "x fprop")
+    assert (slot["state"], slot["worst"]) == ("infinite", "expert1-fc1")
+    assert "sqnr_db" not in slot
+    assert slot["best_db"] > 0
+
+
+def test_experts_without_any_number_say_why(capture: Capture) -> None:
+    for expert in range(2):
+        line_ = capture.add(torch.ones(4, 32), "input", f"expert{expert}-fc1")
+        (capture.dir / line_["file"]).unlink()
+    found = numerics(RunDir(capture.run_dir), None, 100, Deadline(None))
+    assert content_of(found, "input")["state"] == "failed"
+
+
+def test_statistics_in_an_unknown_format_leave_a_cell_that_says_so(runs: Runs) -> None:
+    run = runs.add("linear_mxfp8")
+    judged = {"fidelity": {"format": "fp3", "axis": -1}, "count": 1}
+    write(run, [line("forward", "qkv", "input", 0, statistics=judged)])
+    found = numerics(run, None, 100, Deadline(None))
+    assert content_of(found, "input")["count"] == 1
+
+
 def test_an_old_collection_without_a_manifest_is_shown(tmp_path: Path) -> None:
     folder = tmp_path / "run-1" / "tensors" / "mxfp8"
     folder.mkdir(parents=True)

@@ -298,3 +298,13 @@ def test_ids_on_the_page_are_unique_and_every_link_has_its_place(runs: Runs) -> 
     ids = [a["id"] for _, a in Page(file).tags if "id" in a]
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'href="#([^"]+)"', file.read_text())) <= set(ids)
+
+
+def test_a_run_without_a_finite_loss_is_said_to_have_trained(runs: Runs) -> None:
+    runs.add("FA_mxfp8", [None, None, None])
+    runs.add()
+    path = write_report([runs.root], runs.root)
+    text = " ".join(Page(path).text.split())
+    assert "iteration 3 of 4, no finite loss" in text
+    assert "no iteration" not in text
+    assert '<td data-label="iterations" class="n">3</td>' in path.read_text()

@@ -27,7 +27,7 @@ function slotWords(slot) {
   else parts.push(`SQNR ${slot.sqnr_db.toFixed(2)} dB`);
   if (slot.underflow_share !== undefined) parts.push(`underflow ${percent(slot.underflow_share)} %`);
   if (slot.saturated_share !== undefined) parts.push(`saturation ${percent(slot.saturated_share)} %`);
-  if (slot.worst) parts.push(`the worst of ${slot.experts} experts is ${slot.worst}, the best has ${slot.best_db.toFixed(2)} dB`);
+  if (slot.worst) parts.push(`the worst of ${slot.experts} experts is ${slot.worst}${slot.best_db === undefined ? "" : `, the best has ${slot.best_db.toFixed(2)} dB`}`);
   if (slot.sampled) parts.push(`of ${short(slot.sampled)} elements`);
   if (slot.reason) parts.push(slot.reason);
   return parts.join(", ");
