@@ -28,6 +28,7 @@ from quantexp.analysis.inventory import Kind, kind_of
 from quantexp.analysis.numerics.gather import USUAL_FORMATS, is_quantised
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
 from quantexp.analysis.numerics.operand import largest_scale_exponent
+from quantexp.analysis.numerics.place import Place
 from quantexp.analysis.numerics.table import measured_of_json, tensor_json
 from quantexp.analysis.operands import declared_operands
 from quantexp.capture.manifest import MANIFEST, STATISTICS
@@ -191,7 +192,9 @@ def _scales(record: Record, abs_max: float) -> dict[str, int]:
 
 
 def _name(entry: CapturedTensor) -> str:
-    return Path(str(entry.metadata.get("key") or entry.metadata.get("file"))).name
+    """The file's name, or what the tensor is where only statistics are left of it."""
+    file = entry.metadata.get("key") or entry.metadata.get("file")
+    return Path(str(file)).name if file else Place.of(entry.metadata).label
 
 
 def _torn(folder: Path) -> Iterator[str]:
