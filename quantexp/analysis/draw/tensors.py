@@ -12,8 +12,8 @@ from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.draw.desk import Problems, place_of, progress_bar
 from quantexp.analysis.draw.journal import Journal, key_of
 from quantexp.analysis.draw.pool import Pool
+from quantexp.analysis.draw.statistics_only import key_of_told, name_of_told, told_of
 from quantexp.analysis.draw.tables import Row
-from quantexp.analysis.draw.told import key_of_told, name_of_told, told_of
 from quantexp.analysis.draw.tree import DISTRIBUTIONS, FIGURES
 from quantexp.analysis.draw.work import Done, Task, do
 from quantexp.capture.reader import CapturedTensor

@@ -5,12 +5,12 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from quantexp.analysis.draw.look import Looked
-from quantexp.analysis.draw.told import Told
+from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.style import INK
 from quantexp.format_label import describe_format
 
 
-def write_titles(figure: Figure, looked: Looked | Told, source: str) -> None:
+def write_titles(figure: Figure, looked: Looked | StatisticsOnly, source: str) -> None:
     """Name, and run, iteration, rank, shape and dtype, with what is odd about it."""
     metadata, record = looked.entry.metadata, looked.record
     label = looked.entry.label

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.analysis.draw.look import Looked, look_at
-from quantexp.analysis.draw.told import Told
+from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.draw.tree import DISTRIBUTIONS, HEATMAPS
 from quantexp.capture.reader import CapturedTensor
 
@@ -51,9 +51,9 @@ def do(task: Task) -> Done:
 
 
 def _of_statistics(task: Task) -> Done:
-    told = Told.of(task.entry)
+    told = StatisticsOnly.of(task.entry)
     if DISTRIBUTIONS in task.stems:
-        from quantexp.analysis.draw.told_figure import draw_told
+        from quantexp.analysis.draw.statistics_only_figure import draw_told
         from quantexp.analysis.style import save_figure
 
         figure = draw_told(told, task.source)

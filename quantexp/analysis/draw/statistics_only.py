@@ -14,7 +14,7 @@ from quantexp.capture.reader import CapturedTensor
 
 
 @dataclass(frozen=True)
-class Told:
+class StatisticsOnly:
     """A tensor and its captured statistics."""
 
     entry: CapturedTensor
@@ -22,7 +22,7 @@ class Told:
     record: dict[str, Any]
 
     @classmethod
-    def of(cls, entry: CapturedTensor) -> Told:
+    def of(cls, entry: CapturedTensor) -> StatisticsOnly:
         """The statistics of a line that has no file."""
         metadata = entry.metadata
         about = {"shape": list(metadata.get("shape") or ()), "dtype": str(metadata.get("dtype"))}

@@ -10,8 +10,8 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from quantexp.analysis.draw.told import Told, name_of_told
-from quantexp.analysis.draw.told_figure import draw_told, ranges_of
+from quantexp.analysis.draw.statistics_only import StatisticsOnly, name_of_told
+from quantexp.analysis.draw.statistics_only_figure import draw_told, ranges_of
 from quantexp.capture.fidelity import chosen_for
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics import statistics
@@ -21,7 +21,7 @@ from ..test_first_look import as_statistics  # noqa: TID252
 from .conftest import Draw
 
 
-def told(x: torch.Tensor, fmt: str | None = None, **more: Any) -> Told:
+def told(x: torch.Tensor, fmt: str | None = None, **more: Any) -> StatisticsOnly:
     chosen = None if fmt is None else chosen_for(fmt, "input")
     metadata = {
         **{"module": "fc1", "layer": 3, "layer_type": "linear", "operation": "forward"},
@@ -29,7 +29,7 @@ def told(x: torch.Tensor, fmt: str | None = None, **more: Any) -> Told:
         **{"iteration": 7, "micro_batch": 0, "rank": 0, "shape": list(x.shape)},
         **{"dtype": "float32", "formats": linear_formats(MX4), "statistics": statistics(x, chosen)},
     }
-    return Told.of(CapturedTensor(Path(), metadata | more))
+    return StatisticsOnly.of(CapturedTensor(Path(), metadata | more))
 
 
 def words(figure: Figure) -> str:

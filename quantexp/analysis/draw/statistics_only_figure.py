@@ -27,8 +27,8 @@ from quantexp.analysis.draw.distribution import (
     log2_axis,
     note_what_has_no_place,
 )
+from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.draw.titles import write_titles
-from quantexp.analysis.draw.told import Told
 from quantexp.analysis.numerics.counts import from_json
 from quantexp.analysis.numerics.operand import largest_scale_exponent
 from quantexp.analysis.operands import declared_operands
@@ -49,7 +49,7 @@ _BOX = ("0.001", "0.01", "0.25", "0.5", "0.75", "0.99", "0.999")
 _ZERO_BLOCK = -127
 
 
-def draw_told(told: Told, source: str) -> Figure:
+def draw_told(told: StatisticsOnly, source: str) -> Figure:
     """The figure; `source` names the run or folder."""
     figure = new_figure(WIDTH_INCH, HEIGHT_INCH)
     write_titles(figure, told, source)
@@ -76,7 +76,7 @@ def draw_told(told: Told, source: str) -> Figure:
     return figure
 
 
-def ranges_of(told: Told) -> Iterator[tuple[str, tuple[str, float]]]:
+def ranges_of(told: StatisticsOnly) -> Iterator[tuple[str, tuple[str, float]]]:
     """Label -> format and scale."""
     abs_max = told.record["abs_max"]
     if not abs_max:
@@ -99,7 +99,7 @@ def ranges_of(told: Told) -> Iterator[tuple[str, tuple[str, float]]]:
 def _draw_octaves(
     bars: Axes,
     strip: Axes,
-    told: Told,
+    told: StatisticsOnly,
     ranges: Mapping[str, tuple[str, float]],
     colour: str,
 ) -> None:
@@ -140,7 +140,7 @@ def _draw_octaves(
     note_what_has_no_place(bars, told.record)
 
 
-def _draw_box(ax: Axes, told: Told, colour: str) -> None:
+def _draw_box(ax: Axes, told: StatisticsOnly, colour: str) -> None:
     dress(ax, "b  Values", "x", "", grid="x")
     ax.set_xlabel(f"x   ({BOX_WORDS})", fontsize=6, color=INK)
     quantiles = told.record.get("quantiles")
@@ -155,7 +155,7 @@ def _draw_box(ax: Axes, told: Told, colour: str) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
 
 
-def _draw_normal(ax: Axes, told: Told, colour: str) -> None:
+def _draw_normal(ax: Axes, told: StatisticsOnly, colour: str) -> None:
     dress(ax, "c  Against a normal", "standard normal quantile", "(x - mean) / std", grid="both")
     record = told.record
     if not record.get("std") or not record.get("quantiles"):
