@@ -36,7 +36,7 @@ KEPT_BYTES = 64 << 20
 #: What a thread keeps at most, unless a single row is longer than a strip.
 SCRATCH_BYTES = KEPT_BYTES + 2 * STRIP_BYTES
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-#: The dtypes that go through fp32 at the moment, with how many contexts say so.
+#: One set of dtypes for each open `through_fp32`.
 _active: list[frozenset[torch.dtype]] = []
 
 
@@ -69,16 +69,16 @@ class _Scratch(threading.local):
     """Memory in fp32 of one thread, by use."""
 
     def __init__(self) -> None:
-        self.held: dict[str, Tensor] = {}
+        self.buffers: dict[str, Tensor] = {}
 
     def empty(self, use: str, *shape: int) -> Tensor:
         """A contiguous tensor, which the next one of the same use overwrites."""
         numel = torch.Size(shape).numel()
-        held = self.held.get(use)
-        if held is None or held.numel() < numel:
-            self.held.pop(use, None)
-            held = self.held[use] = torch.empty(numel, dtype=torch.float32)
-        return held[:numel].view(shape)
+        buffer = self.buffers.get(use)
+        if buffer is None or buffer.numel() < numel:
+            self.buffers.pop(use, None)
+            buffer = self.buffers[use] = torch.empty(numel, dtype=torch.float32)
+        return buffer[:numel].view(shape)
 
     def converted(self, use: str, x: Tensor) -> Tensor:
         """X in fp32, a transposed matrix again transposed."""
@@ -118,8 +118,8 @@ class _Kernels:
 
         def multiply(keyset: Any, a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Any:
             if not self._takes(a, b, dim, out):
-                given = {} if out is None else {"out": out}
-                return self.native[name].call_boxed(keyset, a, b, **given)
+                arguments = {} if out is None else {"out": out}
+                return self.native[name].call_boxed(keyset, a, b, **arguments)
             with torch._C.DisableTorchFunction():
                 return self._product(keyset, a, b, out, lambda strip, at: strip)
 
@@ -139,11 +139,11 @@ class _Kernels:
             alpha: float = 1,
             out: Tensor | None = None,
         ) -> Any:
-            goal = c if in_place else out
-            if c.dtype != a.dtype or not self._takes(a, b, dim, goal):
-                given = {} if out is None else {"out": out}
+            target = c if in_place else out
+            if c.dtype != a.dtype or not self._takes(a, b, dim, target):
+                arguments = {} if out is None else {"out": out}
                 return self.native[name].call_boxed(
-                    keyset, c, a, b, beta=beta, alpha=alpha, **given
+                    keyset, c, a, b, beta=beta, alpha=alpha, **arguments
                 )
             with torch._C.DisableTorchFunction():
                 c_MN = c.expand(*a.shape[:-1], b.shape[-1])
@@ -152,7 +152,7 @@ class _Kernels:
                     scaled = strip if alpha == 1 else strip.mul_(alpha)
                     return scaled if beta == 0 else scaled.add_(c_MN[at], alpha=beta)
 
-                return self._product(keyset, a, b, goal, finish)
+                return self._product(keyset, a, b, target, finish)
 
         return multiply
 
