@@ -128,17 +128,14 @@ def _products() -> Check:
     except (ImportError, OSError):
         return Check("CPU products", None, "not looked at: torch cannot be imported")
     from quantexp.device import multiplies_natively
-    from quantexp.product_rate import product_gflop_per_s
-    from quantexp.quant.products import through_fp32
+    from quantexp.product_rate import product_gflop_per_s, rate_in_words
     from quantexp.schema import Precision
 
     words = []
-    for precision, dtype in ((Precision.bf16, torch.bfloat16), (Precision.fp16, torch.float16)):
-        is_native = multiplies_natively(precision)
-        with through_fp32([] if is_native else [dtype]):
-            rate = product_gflop_per_s(dtype, torch.device("cpu"))
-        how = "torch's kernel" if is_native else "through fp32"
-        words.append(f"{precision.value} {how}, {rate:.0f} GFLOP/s")
+    for precision in (Precision.bf16, Precision.fp16):
+        rate = rate_in_words(product_gflop_per_s(precision, torch.device("cpu")))
+        how = "torch's kernel" if multiplies_natively(precision) else "through fp32"
+        words.append(f"{precision.value} {how}, {rate}")
     return Check("CPU products", True, "; ".join(words))
 
 

@@ -16,10 +16,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from quantexp.checkpoints import first_iteration
-from quantexp.device import device_class, multiplies_natively
-from quantexp.evaluation import is_evaluated, num_samples
+from quantexp.device import device_class
+from quantexp.evaluation import num_evaluations, num_samples
 from quantexp.product_rate import product_gflop_per_s
-from quantexp.schema import Experiment, LauncherKind, Precision, Recompute
+from quantexp.schema import Experiment, LauncherKind, Recompute
 from quantexp.sizes import flops_per_iteration, num_parameters
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def work(experiment: Experiment) -> Work:
 
 
 def duration(experiment: Experiment) -> Duration | None:
-    """How long the training takes on this machine alone; None where it runs on another one.
+    """How long the training takes on this machine alone; None where it runs on another one, or the GPU is full.
 
     The processes of a run share this machine's CPU; each has a GPU of its own.
     """
@@ -73,44 +73,32 @@ def duration(experiment: Experiment) -> Duration | None:
 
     is_cpu = device_class(launcher) == "cpu"
     device = torch.device("cpu" if is_cpu else "cuda")
-    rate = _gflop_per_s(training.precision, device)
+    try:
+        rate, copied = product_gflop_per_s(training.precision, device), copied_bytes_per_s(device)
+    except torch.OutOfMemoryError:
+        return None
     rate *= _share_of_threads(experiment) if is_cpu else launcher.num_processes
     updates = num_parameters(experiment.model) * (launcher.num_processes if is_cpu else 1)
-    done = work(experiment)
+    total = work(experiment)
     recomputed = 4 / 3 if training.recompute is Recompute.full else 1
-    seconds = (done.flop * recomputed + _evaluated_flop(experiment)) / (rate * 1e9)
-    seconds += done.iterations * updates * _BYTES_EACH / copied_bytes_per_s(device)
+    seconds = (total.flop * recomputed + _evaluated_flop(experiment)) / (rate * 1e9)
+    seconds += total.iterations * updates * _BYTES_EACH / copied
     return Duration(seconds, rate)
-
-
-@cache
-def _gflop_per_s(precision: Precision, device: torch.device) -> float:
-    """The rate of products as training makes them."""
-    import torch
-
-    from quantexp.quant.products import through_fp32
-
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    dtype = dtypes[precision.value]
-    is_native = device.type != "cpu" or multiplies_natively(precision)
-    with through_fp32([] if is_native else [dtype]):
-        return product_gflop_per_s(dtype, device)
 
 
 def _share_of_threads(experiment: Experiment) -> float:
     """The part of the threads, with all of which products are measured, that the run's processes have."""
     import torch
 
-    asked = experiment.launcher.num_threads
-    if asked is None:
+    num_threads = experiment.launcher.num_threads
+    if num_threads is None:
         return 1.0
-    return min(1.0, asked * experiment.launcher.num_processes / torch.get_num_threads())
+    return min(1.0, num_threads * experiment.launcher.num_processes / torch.get_num_threads())
 
 
 def _evaluated_flop(experiment: Experiment) -> float:
     """FLOPs of the evaluations' forward passes, a third of a training's."""
-    first, last = first_iteration(experiment), experiment.training.iterations
-    times = sum(is_evaluated(experiment, iteration) for iteration in range(first, last + 1))
+    times = num_evaluations(experiment, first_iteration(experiment))
     samples, length = num_samples(experiment), experiment.training.seq_length
     return times * flops_per_iteration(experiment.model, length, samples) / 3
 

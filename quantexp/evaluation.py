@@ -44,6 +44,14 @@ def is_evaluated(experiment: Experiment, iteration: int) -> bool:
     return every is not None and (iteration % every == 0 or is_last)
 
 
+def num_evaluations(experiment: Experiment, first: int) -> int:
+    """How many iterations from `first` to the last `is_evaluated` names, counted without a look at each."""
+    every, last = experiment.evaluation.every, experiment.training.iterations
+    if every is None or first > last:
+        return 0
+    return last // every - (first - 1) // every + (last % every != 0)
+
+
 def was_evaluated(experiment: Experiment, run: RunDir) -> bool:
     """Whether a completed run looked at the held-out samples that are asked for now.
 

@@ -33,6 +33,7 @@ from quantexp.formats.table import get_format
 from quantexp.identity import folder_name, identity
 from quantexp.model_label import describe_model
 from quantexp.paths import RunDir
+from quantexp.product_rate import rate_in_words
 from quantexp.progress import human_bytes
 from quantexp.quant.precision import Entry, changes, declared_maps, entry_record
 from quantexp.quant.sites import Product, Site
@@ -64,7 +65,8 @@ _PATHS = {
     "fused": "fused: torch's kernel on quantised q, k and v, nothing of T x T kept",
     "tiled": "tiled: product by product of a tile of queries at a time, nothing of T x T kept",
 }
-
+#: Why the time of a run on this machine is not known.
+GPU_IS_FULL = "the GPU has no memory free for a measurement"
 
 _MAP = (
     Column("layers", shrink=Shrink.WRAP),
@@ -119,7 +121,8 @@ class Plan:
     tokens: int
     tflop: float
     #: How long the training takes on this machine, without start and figures, and the measured rate of products in the
-    #: working precision that says so; None of a job that runs elsewhere.
+    #: working precision that says so; None of a job that runs elsewhere, or on
+    #: a GPU without free memory.
     time_s: float | None
     product_gflop_per_s: float | None
     precision_map: list[dict[str, object]]
@@ -183,7 +186,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         tokens=done.tokens,
         tflop=done.flop / 1e12,
         time_s=None if takes is None else round(takes.seconds, 1),
-        product_gflop_per_s=None if takes is None else round(takes.gflop_per_s, 1),
+        product_gflop_per_s=None if takes is None else float(f"{takes.gflop_per_s:.3g}"),
         precision_map=[entry_record(entry) for entry in entries],
         map_changes_at=[i for i in changes(experiment.quant) if i <= training.iterations],
         slots=slots,
@@ -335,11 +338,12 @@ def tflop(number: float) -> str:
 
 def time_in_words(plan: Plan) -> str:
     """How long the training takes here, and what was measured for it."""
-    if plan.time_s is None:
-        return "not known: it does not run on this machine"
+    if plan.time_s is None or plan.product_gflop_per_s is None:
+        why = GPU_IS_FULL if plan.script is None else "it does not run on this machine"
+        return f"not known: {why}"
     return (
-        f"about {in_words(plan.time_s)} of training on this machine (measured: {plan.product_gflop_per_s:,.0f} GFLOP/s "
-        f"in {plan.precision} products)"
+        f"about {in_words(plan.time_s)} of training on this machine "
+        f"(measured: {rate_in_words(plan.product_gflop_per_s)} in {plan.precision} products)"
     )
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from quantexp import duration as module
 from quantexp.compose import compose
 from quantexp.duration import duration, in_words, work
-from quantexp.quant.products import go_through_fp32
 from quantexp.schema import Experiment
 from quantexp.sizes import flops_per_iteration, num_parameters
 
@@ -20,15 +17,12 @@ def composed(*words: str) -> Experiment:
 
 
 @pytest.fixture(autouse=True)
-def _rates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 GFLOP/s, 10 GB/s, a machine with two threads and no GPU."""
     monkeypatch.setattr(module, "product_gflop_per_s", lambda *_: 100.0)
     monkeypatch.setattr(module, "copied_bytes_per_s", lambda _: 10e9)
     monkeypatch.setattr(module, "device_class", lambda _: "cpu")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    module._gflop_per_s.cache_clear()
-    yield
-    module._gflop_per_s.cache_clear()
 
 
 def seconds(*words: str) -> float:
@@ -79,19 +73,13 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert takes.gflop_per_s == 200.0
 
 
-def test_products_are_measured_as_training_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    through = []
+def test_nothing_is_known_where_the_gpu_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def rate(dtype: torch.dtype, device: torch.device) -> float:
-        through.append(go_through_fp32(dtype))
-        return 100.0
-
-    monkeypatch.setattr(module, "product_gflop_per_s", rate)
-    for is_native in (True, False):
-        module._gflop_per_s.cache_clear()
-        monkeypatch.setattr(module, "multiplies_natively", lambda _, native=is_native: native)
-        duration(composed())
-    assert through == [False, True]
+    monkeypatch.setattr(module, "device_class", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(module, "copied_bytes_per_s", full)
+    assert duration(composed()) is None
 
 
 def test_nothing_is_known_of_a_job() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quantexp.errors import ConfigError
-from quantexp.evaluation import is_evaluated, num_samples
+from quantexp.evaluation import is_evaluated, num_evaluations, num_samples
 from quantexp.paths import RunDir
 from quantexp.record import opened
 from quantexp.schema import Experiment
@@ -175,3 +175,12 @@ def test_evaluation_of_a_run_is_shown_at_its_end(tmp_path: Path) -> None:
     outcome = Outcome(experiment, RunDir(tmp_path), State.COMPLETED, metrics=metrics)
     print_outcome(outcome, console)
     assert "held out  loss 3.5000, perplexity 33.12" in console.export_text()
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 8, 9, None])
+def test_evaluations_are_counted_as_they_come(tiny: Tiny, every: int | None) -> None:
+    experiment = tiny("training.iterations=8")
+    experiment.evaluation.every = every
+    for first in range(1, 10):
+        each = [is_evaluated(experiment, iteration) for iteration in range(first, 9)]
+        assert num_evaluations(experiment, first) == sum(each)

@@ -114,7 +114,7 @@ def test_work_is_that_of_the_whole_training(full: Plan) -> None:
 def test_time_is_said_with_the_rate_it_follows_from(full: Plan) -> None:
     plan = replace(full, time_s=11_000.0, product_gflop_per_s=95.2)
     assert (
-        "about 3.1 h of training on this machine (measured: 95 GFLOP/s in bf16 products)"
+        "about 3.1 h of training on this machine (measured: 95.2 GFLOP/s in bf16 products)"
         in shown(plan)
     )
     assert full.time_s is not None
@@ -131,6 +131,8 @@ def test_time_of_a_job_is_not_known() -> None:
     plan = planned("training=fast", "launcher=slurm")
     assert (plan.time_s, plan.product_gflop_per_s) == (None, None)
     assert "not known: it does not run on this machine" in shown(plan)
+    on_full_gpu = replace(plan, script=None)
+    assert "not known: the GPU has no memory free for a measurement" in shown(on_full_gpu)
 
 
 def test_what_keeps_a_run_from_starting_is_said_last(full: Plan) -> None:

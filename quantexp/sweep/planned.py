@@ -11,7 +11,8 @@ from rich.table import Table
 
 from quantexp.capture.budget import free_where
 from quantexp.duration import in_words
-from quantexp.plan import Plan, blockers, precision_table, tflop
+from quantexp.plan import GPU_IS_FULL, Plan, blockers, precision_table, tflop
+from quantexp.product_rate import rate_in_words
 from quantexp.progress import human_bytes
 from quantexp.queueing.label import labels
 from quantexp.record import root_of
@@ -54,9 +55,11 @@ def _table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
 
 
 def _mark(plan: Plan) -> str:
-    if plan.to_fit is not None:
-        return "[red]too large[/]"
-    return "[red]cannot start[/]" if plan.missing else "[green]fits[/]"
+    if plan.missing is not None:
+        return "[red]cannot start[/]"
+    if plan.to_fit is None:
+        return "[green]fits[/]"
+    return "[red]too large[/]" if blockers(plan) else "[yellow]too large, starts[/]"
 
 
 def _print_total(
@@ -79,10 +82,14 @@ def _print_total(
 def _total_time(plans: Sequence[Plan]) -> str:
     """The time of all runs, one after the other, where it is known of each; and the rates that were measured."""
     seconds = [plan.time_s for plan in plans if plan.time_s is not None]
+    if elsewhere := sum(plan.script is not None for plan in plans):
+        some = f"{elsewhere} of them {'does' if elsewhere == 1 else 'do'}"
+        who = "they do" if elsewhere == len(plans) else some
+        return f"the time is not known: {who} not run on this machine"
     if len(seconds) < len(plans):
-        return "the time is not known: they do not run on this machine"
-    rates = {plan.precision: plan.product_gflop_per_s for plan in plans}
-    measured = ", ".join(f"{rate:,.0f} GFLOP/s in {name}" for name, rate in rates.items())
+        return f"the time is not known: {GPU_IS_FULL}"
+    rates = dict.fromkeys((plan.product_gflop_per_s or 0.0, plan.precision) for plan in plans)
+    measured = ", ".join(f"{rate_in_words(rate)} in {precision}" for rate, precision in rates)
     return f"about {in_words(sum(seconds))} of training on this machine (measured: {measured} products)"
 
 

@@ -70,11 +70,50 @@ def test_sum_says_the_time_of_all_and_what_was_measured(
     *_, total, _ = shown(experiments, plans)
     work = sum(plan.tflop for plan in plans)
     assert total == (
-        f"in all  3 runs, {work:.1f} TFLOP, about 3 min of training on this machine (measured: 95 GFLOP/s in bf16 "
+        f"in all  3 runs, {work:.1f} TFLOP, about 3 min of training on this machine (measured: 95.0 GFLOP/s in bf16 "
         "products)"
     )
-    *_, total, _ = shown(experiments, [replace(plan, time_s=None) for plan in plans])
-    assert total.endswith("the time is not known: they do not run on this machine")
+    slower = [*plans[:2], replace(plans[2], product_gflop_per_s=47.5)]
+    *_, total, _ = shown(experiments, slower)
+    assert total.endswith("(measured: 95.0 GFLOP/s in bf16, 47.5 GFLOP/s in bf16 products)")
+
+
+@pytest.mark.parametrize(
+    ("scripts", "why"),
+    [
+        (["script"] * 3, "they do not run on this machine"),
+        (["script", None, "script"], "2 of them do not run on this machine"),
+        ([None, None, "script"], "1 of them does not run on this machine"),
+        ([None, None, None], "the GPU has no memory free for a measurement"),
+    ],
+)
+def test_sum_says_why_the_time_is_not_known(
+    experiments: list[Experiment], plans: list[Plan], scripts: list[str | None], why: str
+) -> None:
+    # All on a full GPU, where no run is a job.
+    unknown = [
+        replace(
+            plan, script=script, time_s=plan.time_s if script is None and any(scripts) else None
+        )
+        for plan, script in zip(plans, scripts, strict=True)
+    ]
+    *_, total, _ = shown(experiments, unknown)
+    assert total.endswith(f"TFLOP, the time is not known: {why}")
+
+
+def test_row_says_what_becomes_of_a_run(experiments: list[Experiment], plans: list[Plan]) -> None:
+    large = replace(plans[0], to_fit="9.0 GB do not fit in 1.0 GB (this machine)")
+    ignored = replace(large, memory="ignore")
+    out = io.StringIO()
+    print_sweep_plan(
+        experiments,
+        [large, ignored, replace(ignored, missing="no data")],
+        Console(file=out, width=80, color_system="standard", force_terminal=True),
+        maps=False,
+    )
+    red, yellow = "\x1b[31m", "\x1b[33m"
+    marks = [f"{red}too large", f"{yellow}too large, starts", f"{red}cannot start"]
+    assert [mark in out.getvalue() for mark in marks] == [True] * 3
 
 
 def test_what_keeps_runs_from_starting_is_last_each_reason_once(
@@ -92,9 +131,7 @@ def test_what_keeps_runs_from_starting_is_last_each_reason_once(
     ]
     assert [line.split()[-2:] for line in text if line.endswith(("too large", "cannot start"))] == [
         ["cannot", "start"],
-        ["too", "large"],
-        ["too", "large"],
-    ]
+    ] * 3
 
 
 def test_runs_at_once_that_do_not_fit_together_are_named(
