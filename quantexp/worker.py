@@ -143,12 +143,20 @@ class Worker:
     def leave(self) -> None:
         """End the process from another thread than the main one, which is in one long operation.
 
-        What has been captured is written first, as far as the main thread has let go of it.
+        What has been captured is written first, as far as the main thread has let go of it. The process ends even where
+        that, or how the run ended, cannot be written.
         """
         self.interrupted = True
-        if self._observer is not None and self._observer.recorder is not None:
-            self._observer.recorder.store.queue.close()
-        leave_process(self._interrupted())
+        try:
+            try:
+                if self._observer is not None and self._observer.recorder is not None:
+                    self._observer.recorder.store.queue.close()
+            finally:
+                self._interrupted()
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+        finally:  # no later signal would end it
+            leave_process(130)
 
     def warned(self, signum: int, frame: object) -> None:
         """The scheduler's signal that the job will soon be ended; training goes on until then."""
@@ -363,9 +371,11 @@ def _data(experiment: Experiment) -> tuple[dict[Path, float], Tokenizer]:
 
 def leave_process(code: int) -> None:
     """End this process at once. Taking down torch and the model object by object lasts for seconds."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # a full disk does not keep it
+        os._exit(code)
 
 
 if __name__ == "__main__":

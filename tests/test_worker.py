@@ -138,6 +138,32 @@ def test_worker_whose_main_thread_is_stuck_writes_its_captures_and_its_end(
     second.interrupt(signal.SIGTERM, None)  # the end is written: nothing is raised
 
 
+@pytest.mark.parametrize("full", ["captures", "end"])
+def test_worker_whose_main_thread_is_stuck_ends_on_a_full_disk_too(
+    second: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    full: str,
+) -> None:
+    codes: list[int] = []
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if full == "captures":
+        queue = SimpleNamespace(close=fail)
+        observer = SimpleNamespace(recorder=SimpleNamespace(store=SimpleNamespace(queue=queue)))
+        monkeypatch.setattr(second, "_observer", observer)
+    else:
+        monkeypatch.setattr(second, "_record", fail)
+    monkeypatch.setattr(worker, "leave_process", codes.append)
+    second.leave()
+    assert codes == [130]
+    assert "OSError: [Errno 28] No space left on device" in capfd.readouterr().err
+    record = read_record(second.folder, 1)
+    assert (record is not None) == (full == "captures"), "the end is written where it can be"
+
+
 # In a job.
 
 
