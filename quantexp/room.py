@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 from quantexp.device import device_class
-from quantexp.errors import ConfigError
+from quantexp.errors import ConfigError, RunError
 from quantexp.footprint import memory_parts_gb
 from quantexp.host_memory import host_memory_gb
 from quantexp.quant.fusable import require_fused_attention
@@ -84,7 +84,11 @@ def room_of(experiment: Experiment) -> Room | None:
 
 
 def room_here(experiment: Experiment) -> Room:
-    """The room of each process on the machine that this process runs on, whatever was requested for it."""
+    """The room of each process on the machine that this process runs on, whatever was requested for it.
+
+    Raises:
+        RunError: a job asked for GPUs, and its node shows none.
+    """
     launcher = experiment.launcher
     if device_class(launcher) == "cpu":
         return _share("this machine", host_memory_gb(), launcher)
@@ -92,6 +96,11 @@ def room_here(experiment: Experiment) -> Room:
 
     indices = range(min(_processes_of_a_node(launcher), torch.cuda.device_count()))
     sizes = [torch.cuda.get_device_properties(i).total_memory for i in indices]
+    if not sizes:
+        raise RunError(
+            f"launcher.gpus_per_node={launcher.gpus_per_node} was asked for, and this node shows no GPU: run "
+            "quantexp doctor there, or choose other nodes (launcher.partition), or its CPU (launcher.gpus_per_node=0)"
+        )
     return Room(min(sizes) / 1e9, f"its {torch.cuda.get_device_name(0)}")
 
 

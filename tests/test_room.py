@@ -10,6 +10,7 @@ import pytest
 
 from quantexp import room
 from quantexp.compose import compose
+from quantexp.errors import RunError
 from quantexp.plan import make_plan
 from quantexp.room import Misfit, Room, misfit, needed_gb, room_here, room_of
 from quantexp.schema import Experiment
@@ -177,6 +178,17 @@ def test_job_that_has_started_has_the_room_of_its_node(monkeypatch: pytest.Monke
     monkeypatch.setattr(room, "host_memory_gb", lambda: 8.0)
     job = composed("launcher=slurm", "launcher.mem_gb=100", "launcher.num_processes=2")
     assert room_here(job) == Room(4.0, "this machine, for each of 2 processes")
+
+
+def test_job_whose_node_shows_no_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "device_class", lambda _: "cuda")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    told = (
+        "launcher.gpus_per_node=1 was asked for, and this node shows no GPU: run quantexp doctor there, or choose "
+        "other nodes (launcher.partition), or its CPU (launcher.gpus_per_node=0)"
+    )
+    with pytest.raises(RunError, match=re.escape(told)):
+        room_here(composed("launcher=slurm", "launcher.gpus_per_node=1"))
 
 
 def test_room_on_gpus_is_the_smallest_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
