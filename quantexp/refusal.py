@@ -14,7 +14,7 @@ from quantexp.errors import QuantexpError, TooLargeError
 from quantexp.host_memory import host_memory_gb
 from quantexp.queueing.label import labels
 from quantexp.record import run_folder
-from quantexp.room import misfit, needed_gb, never, room_here, room_of
+from quantexp.room import fits, misfit, needed_gb, never, room_here, room_of
 from quantexp.schema import Experiment, LauncherKind, MemoryCheck
 from quantexp.skip import skipped_or_noticed
 
@@ -38,8 +38,11 @@ def require_memory(runs: Sequence[Request]) -> None:
     """
     named = zip(labels([run.experiment for run in runs]), runs, strict=True)
     checked = [each for each in named if each[1].experiment.memory is MemoryCheck.check]
-    found = [(name, run, misfit(run.experiment, room_of(run.experiment))) for name, run in checked]
-    too_large = [(name, run) for name, run, fit in found if fit and _starts(run.experiment)]
+    too_large = [
+        (name, run)
+        for name, run in checked
+        if not fits(run.experiment, room_of(run.experiment)) and _starts(run.experiment)
+    ]
     if too_large:
         raise TooLargeError(_refused(too_large, len(runs)))
     if together := too_large_together([run.experiment for run in runs]):

@@ -109,6 +109,13 @@ def needed_gb(experiment: Experiment, maps: Sequence[PrecisionMap] | None = None
     return sum(memory_parts_gb(experiment, maps).values())
 
 
+def fits(
+    experiment: Experiment, room: Room | None, maps: Sequence[PrecisionMap] | None = None
+) -> bool:
+    """Whether each process has room; also where its room is not known."""
+    return room is None or needed_gb(experiment, maps) <= room.gb
+
+
 def misfit(
     experiment: Experiment,
     room: Room | None,
@@ -131,9 +138,9 @@ def misfit(
     if room is None:
         return None
     maps = declared_maps(experiment.model, experiment.quant) if maps is None else maps
-    needed = needed_gb(experiment, maps)
-    if needed <= room.gb:
+    if fits(experiment, room, maps):
         return None
+    needed = needed_gb(experiment, maps)
     ways = [
         *_changes_that_fit(experiment, room.gb, maps),
         *_launches_that_fit(experiment, room.gb, needed, maps),
@@ -184,17 +191,19 @@ def _changes_that_fit(
             return
     experiment = _with(experiment, *changes)
     length = experiment.training.seq_length // 2
+    if experiment.training.start_from is not None:
+        length = 0  # its place in the data is counted in sequences of that run's length
     while length >= _SHORTEST:
         change = ("training", "seq_length", length)
         if (total := needed_gb(_with(experiment, change), maps)) <= room:
             yield _takes([*changes, change], total)
             break
         length //= 2
-    fewer = range(1, experiment.model.num_layers)
+    fewer = range(_fewest_layers(experiment), experiment.model.num_layers)
     fitting = bisect_right(fewer, room, key=lambda n: needed_gb(_with(experiment, _layers(n))))
     if fitting:
-        total = needed_gb(_with(experiment, _layers(fitting)))
-        yield _takes([*changes, _layers(fitting)], total)
+        change = _layers(fewer[fitting - 1])
+        yield _takes([*changes, change], needed_gb(_with(experiment, change)))
 
 
 #: Section, key and value.
@@ -243,8 +252,9 @@ def _launches_that_fit(
 def _quick_test(
     experiment: Experiment, room: float, fast: Callable[[], Experiment | None]
 ) -> Iterator[str]:
-    """The preset that makes any model small, where it is not in force."""
-    if experiment.training.name == "fast":
+    """The preset that makes any model small, where it is not in force, nor weights given that it would not fit."""
+    given = experiment.model.init_from or experiment.training.start_from
+    if experiment.training.name == "fast" or given:
         return
     quick = fast()
     if quick is not None and (total := needed_gb(quick)) <= room:
@@ -253,9 +263,26 @@ def _quick_test(
 
 def _least(experiment: Experiment, maps: Sequence[PrecisionMap]) -> str:
     """What the run takes after all that was tried."""
-    changes = [*_changes(experiment, maps), _layers(1)]
+    changes = list(_changes(experiment, maps))
+    if (fewest := _fewest_layers(experiment)) < experiment.model.num_layers:
+        changes.append(_layers(fewest))
+    if not changes:
+        return "take a smaller model or another machine"
     total = needed_gb(_with(experiment, *changes))
     return f"{' '.join(map(_word, changes))} still takes {total:.1f} GB; take a smaller model or another machine"
+
+
+def _fewest_layers(experiment: Experiment) -> int:
+    """The least depth that is not refused: with every layer that a rule names, and all of given weights."""
+    model = experiment.model
+    if model.init_from is not None or experiment.training.start_from is not None:
+        return model.num_layers
+    layers = [
+        *(layer for rule in experiment.quant.rules for layer in rule.layers),
+        *(layer for rule in experiment.capture.rules for layer in rule.layers),
+    ]
+    routed = 0 if model.moe is None else min(model.moe.num_dense_layers + 1, model.num_layers)
+    return max(1, routed, *(layer + 1 if layer >= 0 else -layer for layer in layers))
 
 
 def _takes(changes: Sequence[_Change], total: float) -> str:

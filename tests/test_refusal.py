@@ -59,6 +59,23 @@ def test_single_run_is_refused_in_one_line_with_what_would_fit(
     assert not list(in_tmp.iterdir()), "nothing was started"
 
 
+def test_advice_is_computed_once_and_for_what_is_refused_alone(
+    tiny: Make, machine: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised = []
+
+    def counted(experiment: Experiment, *_: object, **__: object) -> str:
+        advised.append(experiment)
+        return "too large"
+
+    monkeypatch.setattr("quantexp.refusal.misfit", counted)
+    small, large = tiny(), tiny("training.seq_length=128", "training.micro_batch_size=2")
+    machine((needed_gb(small) + needed_gb(large)) / 2)
+    assert needed_gb(small) < needed_gb(large)
+    refused(small, large)
+    assert advised == [large]
+
+
 def test_sweep_names_every_run_that_does_not_fit_and_starts_none(
     in_tmp: Path, machine: Callable[[float], None], capsys: Captured
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from quantexp import room
 from quantexp.compose import compose
-from quantexp.errors import RunError
+from quantexp.errors import ConfigError, RunError
 from quantexp.plan import make_plan
 from quantexp.room import Misfit, Room, misfit, needed_gb, room_here, room_of
 from quantexp.schema import Experiment
@@ -88,6 +88,30 @@ def test_sequence_and_layers_go_last_and_what_never_fits_says_so() -> None:
         f"{' '.join(all_)} model.num_layers=1 still takes {needed(*all_, 'model.num_layers=1'):.1f} GB; take a "
         "smaller model or another machine",
     )
+
+
+@pytest.mark.parametrize(
+    ("rules", "layers"),
+    [
+        (["quant.rules=[{layers: [9], modules: [fc1], format: mxfp8_e4m3}]"], 10),
+        (["quant.rules=[{layers: [-7], modules: [fc1], format: mxfp8_e4m3}]"], 7),
+        (["capture.rules=[{layers: [0, 12], level: off}]"], 13),
+    ],
+)
+def test_no_fewer_layers_are_advised_than_rules_name(rules: list[str], layers: int) -> None:
+    assert room._fewest_layers(composed(*rules)) == layers
+    composed(*rules, f"model.num_layers={layers}")
+    with pytest.raises(ConfigError, match="layers must"):
+        composed(*rules, f"model.num_layers={layers - 1}")
+
+
+def test_what_starts_from_weights_keeps_its_depth() -> None:
+    started, weights = composed(), composed()
+    started.training.start_from, weights.model.init_from = "earlier@6", "folder"
+    quick = compose(["training=fast"], None, {})
+    for experiment in (started, weights):
+        assert room._fewest_layers(experiment) == experiment.model.num_layers
+        assert not list(room._quick_test(experiment, 4.0, lambda: quick))
 
 
 def test_float32_may_become_bf16_and_a_queue_of_captures_shorter() -> None:
