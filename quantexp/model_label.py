@@ -13,7 +13,7 @@ It needs no torch and never fails: of an incomplete configuration it says as muc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -61,13 +61,19 @@ def describe_model(model: ModelConfig | Mapping[str, Any]) -> str:
 
 
 def short_model_label(model: ModelConfig | Mapping[str, Any]) -> str:
-    """Name and size for a column of a table: `llama32-1b cut to 122M of 1.24B parameters`."""
+    """Name and size for a column of a table: `llama32-1b cut to 122M of 1.24B parameters`.
+
+    Of a model that is not merely smaller: `llama32-1b changed, 1.48B parameters (published 1.24B)`.
+    """
     numbers = asdict(model) if isinstance(model, ModelConfig) else dict(model)
     name, size = str(numbers.get("name") or ""), parameters_words(model)
     published = None if numbers.get("from_hf") else _published(name)
-    if size is None or published is None or not list(_changes(numbers, published)):
+    changes = [] if published is None else list(_changes(numbers, published))
+    if size is None or published is None or not changes:
         return name if size is None else f"{name}, {size} parameters"
-    return f"{name} cut to {size} of {parameters_words(published)} parameters"
+    if _is_cut(changes):
+        return f"{name} cut to {size} of {parameters_words(published)} parameters"
+    return f"{name} changed, {size} parameters (published {parameters_words(published)})"
 
 
 def parameters_words(model: ModelConfig | Mapping[str, Any]) -> str | None:
@@ -102,7 +108,7 @@ def _shape(numbers: Mapping[str, Any]) -> str:
     changes = list(_changes(numbers, published))
     if not changes:
         return name
-    if all(_is_smaller(key, ours, theirs) for key, ours, theirs in changes):
+    if _is_cut(changes):
         return f"{name} cut to {', '.join(_cut(*change) for change in changes)}"
     return f"{name} changed to {', '.join(_changed(*change) for change in changes)}"
 
@@ -133,6 +139,11 @@ def _flat(numbers: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[key] = value.value if hasattr(value, "value") else value
     return flat
+
+
+def _is_cut(changes: Iterable[tuple[str, Any, Any]]) -> bool:
+    """Whether every change makes the model smaller."""
+    return all(_is_smaller(*change) for change in changes)
 
 
 def _is_smaller(key: str, ours: Any, theirs: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from quantexp.compose import compose
-from quantexp.model_label import count_words, describe_model
+from quantexp.model_label import count_words, describe_model, short_model_label
 
 CUT = "llama32-1b cut to 2 of 16 layers, vocabulary 257 of 128,256: 122M parameters"
 
@@ -41,6 +41,21 @@ def test_the_label_says_what_differs_from_the_published_model(
     overrides: list[str], label: str
 ) -> None:
     assert describe_model(compose(overrides, None, {}).model) == label
+
+
+@pytest.mark.parametrize(
+    ("overrides", "label"),
+    [
+        ([], "llama32-1b, 1.24B parameters"),
+        (["training=fast"], "llama32-1b cut to 122M of 1.24B parameters"),
+        (["model.num_layers=20"], "llama32-1b changed, 1.48B parameters (published 1.24B)"),
+        (["model.rotary_base=10000"], "llama32-1b changed, 1.24B parameters (published 1.24B)"),
+    ],
+)
+def test_the_short_label_says_cut_of_a_smaller_model_alone(
+    overrides: list[str], label: str
+) -> None:
+    assert short_model_label(compose(overrides, None, {}).model) == label
 
 
 def test_a_saved_configuration_has_the_label_of_its_dataclass() -> None:
