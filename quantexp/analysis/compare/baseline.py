@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from quantexp.analysis.compare.matched import Mismatch, mismatches
 from quantexp.analysis.compare.side import BASELINE, Side
 
+#: Numbers of a model's identity that say how its weights begin.
+_INITIAL = ("initial_weights", "init_std")
+
 
 def baseline_of(side: Side, sides: Sequence[Side]) -> tuple[int, list[Mismatch]] | str:
     """The place of a run's baseline among all, with why the two are no matched pair; else why there is none."""
@@ -32,16 +35,21 @@ def _unfit(side: Side, other: Side) -> str | None:
     if not other.losses.iterations:
         return "without a loss"
     if _model(side, other) != _model(other, side):
-        return f"of another model, {other.names.model}"
+        return f"of another model, {other.names.model_label or other.names.model}"
     if side.names.dataset != other.names.dataset:
         return f"of other data, {other.names.dataset}"
     return None
 
 
 def _model(side: Side, other: Side) -> object:
-    """What tells whether two runs have one model: its numbers, where both say them, else its name."""
+    """What tells whether two runs have one model: its numbers, where both say them, else its name.
+
+    How its weights begin is left to `mismatches`, which says that of a baseline.
+    """
     numbers, others = ((one.identity or {}).get("model") for one in (side, other))
-    return numbers if numbers and others else side.names.model
+    if not (isinstance(numbers, dict) and numbers and others):
+        return side.names.model
+    return {key: value for key, value in numbers.items() if key not in _INITIAL}
 
 
 def how_to_make_one(side: Side) -> str:

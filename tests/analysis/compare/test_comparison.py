@@ -101,7 +101,7 @@ def test_a_bf16_run_without_a_loss_is_no_baseline(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("section", "field", "reason"),
     [
-        ("model", "name", "the bf16 run is of another model, other"),
+        ("model", "name", "the bf16 run is of another model, other, 2 layers"),
         ("dataset", "label", "the bf16 run is of other data, other"),
     ],
 )
@@ -116,6 +116,18 @@ def test_a_bf16_run_of_another_model_or_of_other_data_is_no_baseline(
     change_json(other.provenance, identity={**identity, section: {"num_layers": 3}})
     found = compared(quantised, other, runs.add("linear_mxfp8"))
     assert [row.lacks for row in found.rows] == [reason, None, reason]
+
+
+def test_a_bf16_run_with_other_initial_weights_is_a_baseline_that_is_warned_of(runs: Runs) -> None:
+    quantised, base = runs.add("FA_mxfp8"), runs.add()
+    identity = json.loads(base.provenance.read_text())["identity"]
+    for run, weights in ((quantised, "a1" * 32), (base, "b2" * 32)):
+        model = {**identity["model"], "initial_weights": weights}
+        content = json.loads(run.provenance.read_text())["identity"]
+        change_json(run.provenance, identity={**content, "model": model})
+    (row, _), warnings = compared(quantised, base).rows, compared(quantised, base).warnings
+    assert row.lacks is None
+    assert any("other initial weights: a1a1a1a1 against b2b2b2b2" in words for words in warnings)
 
 
 @pytest.mark.parametrize("command", [None, ["quantexp"], ["quantexp", "resume", "runs"]])
