@@ -140,7 +140,8 @@ def _place(given: str, root: Path) -> Path | None:
     shared = RunsRoot(root)
     for base in (Path.cwd(), root, shared.sweeps, shared.submissions):
         path = base / Path(given).expanduser()
-        for candidate in (path, path.with_name(path.name + ".json")):
+        candidates = [path, *([path.with_name(f"{path.name}.json")] if path.name else [])]
+        for candidate in candidates:
             if candidate.exists():
                 return candidate.absolute()
     run = _named(given, root)

@@ -97,6 +97,11 @@ def test_folder_without_runs_says_what_may_be_given(root: Path, tmp_path: Path) 
         scope("data", root)
 
 
+def test_root_of_the_disk_is_a_folder_like_any_other(root: Path) -> None:
+    with pytest.raises(RunError, match=r"^/ holds no runs: it must be a folder of runs, a run's"):
+        scope("/", root)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"runs": 3}', '{"runs": [3]}'])
 def test_file_that_is_no_sweep_is_refused(root: Path, text: str) -> None:
     (root / "sweeps" / "odd.json").write_text(text)
