@@ -39,7 +39,7 @@ def choice_files(group: str, config_dir: Path | None) -> dict[str, Path]:
 def comment(file: Path) -> str:
     """The comment at the head of a file, in one line."""
     lines = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         if not line.startswith("#"):
             break
         if "@package" not in line:

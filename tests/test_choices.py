@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quantexp.choices import choice_files, groups, hidden_files
+from quantexp.choices import choice_files, comment, groups, hidden_files
 from quantexp.paths import conf_dir
 from quantexp.quant.scheme import CHOICES, SCHEMES
 
@@ -33,6 +33,12 @@ def test_own_choices_follow_the_shipped_ones_however_deep_they_lie(tmp_path: Pat
         (tmp_path / f"{name}.yaml").write_text("")
     assert [*choice_files("quant", tmp_path)][-2:] == ["a", "april/first/b"]
     assert [*choice_files("quant/linear", tmp_path)][-1] == "c"
+
+
+def test_description_that_is_not_utf_8_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    file = tmp_path / "latin.yaml"
+    file.write_bytes("# Für mich.\nname: x\n".encode("latin-1"))
+    assert comment(file) == "F\ufffdr mich."
 
 
 def test_copy_of_a_shipped_file_hides_nothing(tmp_path: Path) -> None:

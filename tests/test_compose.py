@@ -232,6 +232,14 @@ def test_own_file_with_a_shipped_name_is_refused(own: Path) -> None:
         compose([], own, {})
 
 
+def test_own_file_that_is_not_utf_8_is_named(own: Path) -> None:
+    file = own / "quant" / "latin.yaml"
+    file.write_bytes("# Für mich.\n".encode("latin-1") + OWN.encode())
+    with pytest.raises(ConfigError) as caught:
+        compose(["quant=latin"], own, {})
+    assert str(caught.value) == f"{file} is not UTF-8; save it as UTF-8"
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
