@@ -94,7 +94,7 @@ def fitted_table(
             column.heading,
             justify="right" if column.is_number else "left",
             no_wrap=column.shrink is not Shrink.WRAP,
-            overflow="ellipsis" if column.shrink is Shrink.CUT_END else "fold",
+            overflow="fold" if column.shrink is Shrink.WRAP else "ellipsis",
             width=widths[i],
         )
     for row in cells:

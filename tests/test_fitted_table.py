@@ -64,6 +64,14 @@ def test_an_end_is_cut_with_an_ellipsis() -> None:
     assert line == "3/8  capturing iter…"
 
 
+def test_a_number_that_does_not_fit_shows_that_it_is_cut() -> None:
+    columns = (Column("gap", is_number=True), Column("loss", is_number=True))
+    fitted = fitted_table(columns, [["+0.1234", "3.123456"]], 14)
+    (shown,) = lines(fitted, 14)[1:]
+    assert "…" in shown
+    assert not {"+0.123", "3.12345"} & {*shown.split()}, "digits lost in silence"
+
+
 def test_brackets_of_text_are_no_markup() -> None:
     from rich.text import Text
 
