@@ -85,13 +85,17 @@ def print_how_to_go_on(run: RunDir, console: Console) -> None:
 
 
 def print_how_to_go_on_with_sweep(
-    listing: Path, num_left: int, num_runs: int, console: Console
+    listing: Path, num_left: int, num_failed: int, num_runs: int, console: Console
 ) -> None:
-    """What to type after a sweep was interrupted."""
-    console.print(
-        f"{num_left} of {num_runs} runs are left. To run them, each from its first iteration:"
-    )
-    _print_command(f"quantexp resume {short_path(listing)}", console)
+    """What to type after a sweep was interrupted: `resume` takes what is left, `retry` what failed."""
+    if num_left:
+        console.print(
+            f"{num_left} of {num_runs} runs are left. To run them, each from its first iteration:"
+        )
+        _print_command(f"quantexp resume {short_path(listing)}", console)
+    if num_failed:
+        console.print(f"{num_failed} failed. To run them again:")
+        _print_command(f"quantexp retry {short_path(listing)}", console)
 
 
 def _print_command(command: str, console: Console) -> None:

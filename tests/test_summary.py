@@ -19,7 +19,13 @@ from quantexp.paths import RunDir
 from quantexp.schema import Experiment, Precision
 from quantexp.speed import Speed
 from quantexp.status import State, Status, write_status
-from quantexp.summary import print_how_to_go_on, print_outcome, print_sweep, proof_line
+from quantexp.summary import (
+    print_how_to_go_on,
+    print_how_to_go_on_with_sweep,
+    print_outcome,
+    print_sweep,
+    proof_line,
+)
 
 METRICS = {"iteration": 8, "loss": 5.0, "memory_gb": 1.5}
 SPEED = Speed(tokens_per_s=1234.0)
@@ -255,3 +261,27 @@ def test_interrupted_run_is_told_how_to_go_on_and_what_was_saved(
         "To begin another run with its last checkpoint:",
         "  quantexp ... training.start_from=runs/a@4",
     ]
+
+
+@pytest.mark.parametrize(
+    ("left", "failed", "told"),
+    [
+        (
+            2,
+            0,
+            [
+                "2 of 3 runs are left. To run them, each from its first iteration:",
+                "  quantexp resume runs/sweeps/1.json",
+            ],
+        ),
+        (0, 1, ["1 failed. To run them again:", "  quantexp retry runs/sweeps/1.json"]),
+        (0, 0, []),
+    ],
+)
+def test_interrupted_sweep_is_told_to_resume_what_is_left_and_to_retry_what_failed(
+    left: int, failed: int, told: list[str]
+) -> None:
+    out = io.StringIO()
+    listing = Path("runs/sweeps/1.json").absolute()
+    print_how_to_go_on_with_sweep(listing, left, failed, 3, Console(file=out, width=80))
+    assert out.getvalue().splitlines() == told

@@ -17,6 +17,7 @@ from quantexp.queueing.sheet import Place, Sheet
 from quantexp.queueing.slots import Slot, slots_for
 from quantexp.queueing.stop import stopping
 from quantexp.schema import Experiment
+from quantexp.status import State
 from quantexp.summary import print_how_to_go_on_with_sweep, print_outcome, print_sweep
 
 
@@ -95,8 +96,10 @@ def work_through(
     failures = [(i.experiment, i.reason) for i in sheet.items if i.outcome is None]
     print_sweep(outcomes, failures, console)
     if stop.requested:
-        left = sum(not item.completed for item in sheet.items)
-        print_how_to_go_on_with_sweep(sheet.files.listing, left, len(sheet.items), console)
+        again = (State.PENDING, State.CANCELLED, State.PREEMPTED)
+        left = sum(item.outcome is None or item.state in again for item in sheet.items)
+        failed = sum(outcome.state is State.FAILED for outcome in outcomes)
+        print_how_to_go_on_with_sweep(sheet.files.listing, left, failed, len(sheet.items), console)
         raise KeyboardInterrupt
     for outcome in outcomes:
         draw_skipped(outcome, console)

@@ -125,6 +125,33 @@ def test_signal_ends_what_runs_and_the_table_comes_all_the_same(
     ]
 
 
+def test_failed_run_of_an_interrupted_sweep_is_for_retry(
+    workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    def fails(run: RunDir, on_poll: Callable[[], None]) -> None:
+        put_status(run, State.FAILED, "loss nan")
+
+    def is_ended(run: RunDir, on_poll: Callable[[], None]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            while True:
+                on_poll()
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            put_status(run, State.CANCELLED, INTERRUPTED)
+
+    workers.does |= {1: fails, 2: is_ended}
+    with pytest.raises(KeyboardInterrupt):
+        run_points([(make(seed), 0) for seed in (1, 2, 3)], console)
+    (file,) = (tmp_path / "runs" / "sweeps").glob("*.json")
+    assert told(console).splitlines()[-4:] == [
+        "2 of 3 runs are left. To run them, each from its first iteration:",
+        f"  quantexp resume {file}",
+        "1 failed. To run them again:",
+        f"  quantexp retry {file}",
+    ]
+
+
 def test_machine_that_is_too_small_is_said_before_a_folder_is_made(
     workers: Workers, make: Callable[..., Experiment], console: Console, tmp_path: Path
 ) -> None:
