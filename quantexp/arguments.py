@@ -179,11 +179,10 @@ def _examples(examples: Sequence[str]) -> str:
     return "\n".join(["examples:", *(f"quantexp {example}" for example in examples)])
 
 
-def neither_verb_nor_override(word: str, words: Sequence[str]) -> str:
-    """What to say of a word that is neither, among all words of the command line."""
+def neither_verb_nor_override(word: str) -> str:
+    """What to say of a word that is neither."""
     if word in VERBS:
-        others = " ".join(other for other in words if other != word)
-        return f"{word} is a verb and comes before the overrides: quantexp {word} {others}"
+        return f"{word} is a verb: a command has one, before the overrides: quantexp {word} ..."
     chosen = [f"{group}={word}" for group in groups() if word in choice_files(group, None)]
     close = did_you_mean(chosen[:3] or near(word, VERBS))
     return f"{word!r} is neither a verb nor key=value{close and f'; {close}'}"

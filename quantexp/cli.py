@@ -433,7 +433,7 @@ def _check_overrides(words: list[str]) -> None:
     """Misuse of the command line: a word that is neither a verb nor an override."""
     for word in words:
         if "=" not in word and not word.startswith("~"):
-            parser_of("train").error(neither_verb_nor_override(word, words))
+            parser_of("train").error(neither_verb_nor_override(word))
 
 
 def _help(arguments: argparse.Namespace) -> int:

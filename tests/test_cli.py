@@ -68,7 +68,7 @@ def test_without_any_word_the_help_is_shown_and_nothing_runs(capsys: Captured) -
         (["plan", "fast"], "'fast' is neither a verb nor key=value; did you mean training=fast?"),
         (
             ["quant=bf16", "plan"],
-            "plan is a verb and comes before the overrides: quantexp plan quant=bf16;",
+            "plan is a verb: a command has one, before the overrides: quantexp plan ...;",
         ),
     ],
 )
