@@ -82,6 +82,8 @@ class RunLine:
     speed: Speed = field(default_factory=Speed)
     #: When it began here, by the monotonic clock.
     began: float = field(default_factory=time.monotonic)
+    #: When `PlainLines` last said something of it, and of what.
+    said: tuple[float, object] = (-math.inf, None)
     _size: int = -1
 
     def update(self) -> None:
@@ -145,18 +147,17 @@ class PlainLines:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._last: dict[int, tuple[float, object]] = {}
 
     def update(self, line: RunLine, prefix: str = "") -> None:
         """Say a run's new iteration, or what else it does by now; nothing where a line was said just before."""
         status = line.status
         is_new_iteration = status.iteration > 0 and status.phase is Phase.TRAINING
         key = status.iteration if is_new_iteration else (status.phase, status.current_iteration)
-        now, (said_at, said) = time.monotonic(), self._last.get(id(line), (-math.inf, None))
+        now, (said_at, said) = time.monotonic(), line.said
         pause_s = REPEAT_S if key == said else LINE_S
         if not status.phase or now - said_at < pause_s:
             return
-        self._last[id(line)] = (now, key)
+        line.said = (now, key)
         words = [line.loss_words, line.left_words] if is_new_iteration else [activity(status)]
         tokens = tokens_words(line.speed) if is_new_iteration else ""
         at = f"iteration {status.iteration} of {status.iterations}" if is_new_iteration else ""

@@ -11,7 +11,15 @@ import pytest
 from rich.console import Console
 
 from quantexp.paths import RunDir
-from quantexp.progress import RunLine, activity, human_bytes, last_metrics, lines_table, live_line
+from quantexp.progress import (
+    PlainLines,
+    RunLine,
+    activity,
+    human_bytes,
+    last_metrics,
+    lines_table,
+    live_line,
+)
 from quantexp.speed import Speed
 from quantexp.status import Phase, State, Status, write_status
 
@@ -160,6 +168,14 @@ def test_without_a_terminal_there_are_plain_lines(
     assert out.getvalue() == (
         "building the model for 2m\n" + "iteration 2 of 8, loss 5.5000, 1,234 tokens/s\n" * 3
     )
+
+
+def test_every_run_is_told_of_however_soon_it_follows_another() -> None:
+    told: list[str] = []
+    plain = PlainLines(told.append)
+    for i in range(20):  # each in the place in memory that the one before had
+        plain.update(RunLine("s", status=running(Phase.BUILDING)), f"{i} ")
+    assert told == [f"{i} building the model for 2m" for i in range(20)]
 
 
 def test_broken_status_does_not_end_the_line(tmp_path: Path) -> None:
