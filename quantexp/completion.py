@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from quantexp.analysis.draw.asked import FORMATS as FIGURE_FORMATS
 from quantexp.arguments import flags_with_value, parser_of, split_verb
 from quantexp.choices import choice_files, comment, groups
 from quantexp.formats.table import FORMATS
@@ -40,9 +41,9 @@ _BESIDE_RUNS = {
     "compare": ("out=", "paths.root="),
     "report": ("out=", "paths.root="),
     "export": ("format=hf", "iteration=", "out=", "paths.root="),
-    "captures": (*_FILTERS, "phase="),
-    "draw": (*_FILTERS, "type=", "out="),
-    "requantise": _FILTERS,
+    "captures": (*_FILTERS, "phase=", "paths.root="),
+    "draw": (*_FILTERS, "type=", "out=", "paths.root="),
+    "requantise": (*_FILTERS, "paths.root="),
 }
 _WORDS: dict[str, Sequence[str]] = {
     "list": [*KINDS],
@@ -66,7 +67,7 @@ def completions(line: str) -> Candidates:
     """
     *before, prefix = _split(line)[1:] or [""]
     if before and before[-1] in flags_with_value():
-        found = dict.fromkeys(_values_of_flag(before[-1], prefix), "")
+        found = dict.fromkeys(_values_of_flag(split_verb(before)[0], before[-1], prefix), "")
     else:
         found = _words(before, prefix)
     beginning = {word: about for word, about in found.items() if word.startswith(prefix)}
@@ -111,12 +112,13 @@ def _flags(verb: str) -> Candidates:
     }
 
 
-def _values_of_flag(flag: str, prefix: str) -> list[str]:
+def _values_of_flag(verb: str | None, flag: str, prefix: str) -> list[str]:
     """The values of a flag that has a few; of lists (A,B) the next one."""
     actions = (action for verb in VERBS for action in parser_of(verb)._actions)
     allowed = next((a.choices for a in actions if flag in a.option_strings and a.choices), ())
     if flag == "--formats":
-        return [_listed(prefix) + name for name in FORMATS]
+        names = FIGURE_FORMATS if verb == "draw" else FORMATS
+        return [_listed(prefix) + name for name in names]
     return [str(value) for value in allowed or ()]
 
 

@@ -256,7 +256,8 @@ VERBS = {
     ),
     "captures": Verb(
         "list, check or export captured tensors",
-        "[--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...]",
+        "[--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...] "
+        "[paths.root=FOLDER]",
         _captures,
         (
             "captures FA_mxfp8-1a2b3c4d",

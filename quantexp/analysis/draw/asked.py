@@ -23,7 +23,7 @@ NAMES = ("type", "operation", "tensor", "module")
 USAGE = (
     "quantexp draw [--layer 0,4-7] [--rank N] [--iteration N] [--type mxfp8,attention] [--operation forward]\n"
     "                     [--tensor 'grad_*'] [--module fc1] [--only CHAPTER,..] [--formats png,pdf] [--jobs N]\n"
-    "                     [--force] DIR... [out=FOLDER]"
+    "                     [--force] DIR... [out=FOLDER] [paths.root=FOLDER]"
 )
 
 _ABOUT = {
