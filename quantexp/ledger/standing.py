@@ -94,7 +94,7 @@ def _told(run: RunDir) -> Status | str:
     try:
         status = read_status(run.status)
     except RunError as error:
-        return str(error)
+        return str(error).replace(f"{run.root}/", "")  # the run's name stands beside it
     return status or "it has no status.json: it was never started"
 
 
