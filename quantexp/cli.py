@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from quantexp.analysis.draw.asked import asked as asked_to_draw
-from quantexp.analysis.draw.asked import require_folders
 from quantexp.analysis.requantise.asked import asked
 from quantexp.arguments import neither_verb_nor_override, parser_of, split_verb, top_parser
 from quantexp.close_matches import did_you_mean, near
@@ -324,7 +323,6 @@ def _draw(arguments: argparse.Namespace) -> int:
     root, arguments.words = _root_and_rest(arguments.words)
     wanted = asked_to_draw(arguments)
     wanted = replace(wanted, folders=[existing_or_named(each, root) for each in wanted.folders])
-    require_folders(wanted.folders)
     if wanted.jobs != 1:
         start_server(draws=wanted.only != (STATISTICS,))
     from quantexp.analysis.draw.verb import draw

@@ -89,8 +89,8 @@ def find_run(given: str, root: Path) -> RunDir:
     run = _named(given, root)
     if run is None:
         raise RunError(
-            f"RUN must be a run's folder or a part of its name, got {given!r}, and no run in {root} fits; see quantexp "
-            f"status {root}"
+            f"RUN must be a run's folder or a part of its name, got {given!r}, and no run in {root} fits; "
+            f"{_meant(given, root)}see quantexp status {root}"
         )
     return run
 
@@ -98,13 +98,10 @@ def find_run(given: str, root: Path) -> RunDir:
 def existing_or_named(given: str, root: Path) -> str:
     """A path that is there, else the run or sweep below `root` that has this name or this part of it.
 
-    What fits nothing comes back as it is: the verb that takes it says what it must be.
-
     Raises:
-        RunError: a part of several runs' names.
+        RunError: nothing has this name, or it is a part of several runs' names.
     """
-    place = None if Path(given).expanduser().exists() else _place(given, root)
-    return given if place is None else str(place)
+    return given if Path(given).expanduser().exists() else str(_found(given, root))
 
 
 def _named(given: str, root: Path) -> RunDir | None:
@@ -127,13 +124,22 @@ def _found(given: str, root: Path) -> Path:
     place = _place(given, root)
     if place is not None:
         return place
-    parts = [run.root.name.split("_") for run in runs_below(root)]
-    ends = dict.fromkeys("_".join(part[i:]) for part in parts for i in range(len(part)))
-    close = did_you_mean(near(Path(given).name, ends))
     raise RunError(
         f"there is no run, sweep or folder {given}, and no run in {short_path(root)} has that in its name; "
-        f"{close and f'{close} '}see quantexp list runs"
+        f"{_meant(given, root)}see quantexp list runs"
     )
+
+
+def _meant(given: str, root: Path) -> str:
+    """`did you mean FA_mxfp8? ` of a mistyped run; empty where no name is close.
+
+    Ends of names are compared, with the hash and without.
+    """
+    names = [run.root.name for run in runs_below(root)]
+    parts = [name.split("_") for full in names for name in (full, full.rpartition("-")[0])]
+    ends = dict.fromkeys("_".join(part[i:]) for part in parts for i in range(len(part)))
+    close = did_you_mean(near(Path(given).name, ends))
+    return close and f"{close} "
 
 
 def _place(given: str, root: Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -137,11 +138,21 @@ def test_part_of_several_names_or_of_none_is_refused(root: Path) -> None:
         find_run("linear", root)
 
 
+@pytest.mark.parametrize("find", [scope, find_run, existing_or_named])
+def test_mistyped_run_is_answered_with_the_one_that_was_meant(
+    root: Path, find: Callable[[str, Path], object]
+) -> None:
+    for given, meant in (("FA_mxpf8", "FA_mxfp8"), ("FA_mxpf8-00000002", "FA_mxfp8-00000002")):
+        with pytest.raises(RunError, match=rf"; did you mean {meant}.*\? see quantexp"):
+            find(given, root)
+
+
 def test_a_verb_that_takes_a_path_takes_a_part_of_a_name_too(root: Path, tmp_path: Path) -> None:
     run = root / "m_d_FA_mxfp8-00000002"
     assert existing_or_named("FA_mxfp8", root) == str(run)
     assert existing_or_named(str(tmp_path), root) == str(tmp_path)
-    assert existing_or_named("linear", root) == "linear", "the verb says what it must be"
+    with pytest.raises(RunError, match=r"no run, sweep or folder linear, and no run in runs has"):
+        existing_or_named("linear", root)
     with pytest.raises(RunError, match=r"a part of one run's name, got 'FA_', which fits m_d_FA"):
         existing_or_named("FA_", root)
 

@@ -253,7 +253,7 @@ def test_what_cannot_be_done_is_one_line(
 def test_folders_without_tensors_are_refused(
     write: Write, capsys: Captured, tmp_path: Path
 ) -> None:
-    assert "there is no folder" in refused(capsys, str(tmp_path / "none"))
+    assert "there is no run, sweep or folder" in refused(capsys, str(tmp_path / "none"))
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "holds no captured tensors: neither a manifest.jsonl nor" in refused(capsys, str(empty))
