@@ -1,7 +1,7 @@
 """Warnings and log lines of Megatron, torch and Transformer Engine, in a file of their own.
 
 They are about the libraries' options and tell a user nothing about the run, but a developer may want them. What
-quantexp prints, and an error of any library, is left where it is.
+quantexp prints is left where it is; an error that a library logs is in the file and on standard error too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ def library_messages_in(log: Path) -> Iterator[None]:
     """Append to `log` what these libraries warn of; it is not made where they are silent."""
     handler = logging.FileHandler(log, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    errors = logging.StreamHandler()
+    errors.setLevel(logging.ERROR)
+    errors.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     propagated = [logger.propagate for logger in loggers]
     own = logging.Logger("warnings")
@@ -42,6 +45,7 @@ def library_messages_in(log: Path) -> Iterator[None]:
 
     for logger in loggers:
         logger.addHandler(handler)
+        logger.addHandler(errors)
         logger.propagate = False
     warnings.showwarning = show
     try:
@@ -50,6 +54,7 @@ def library_messages_in(log: Path) -> Iterator[None]:
         warnings.showwarning = shown
         for logger, propagates in zip(loggers, propagated, strict=True):
             logger.removeHandler(handler)
+            logger.removeHandler(errors)
             logger.propagate = propagates
         handler.close()
 

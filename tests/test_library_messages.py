@@ -28,6 +28,16 @@ def test_warnings_and_log_lines_of_libraries_go_to_the_file(
     assert captured.out + captured.err == ""
 
 
+def test_an_error_of_a_library_is_shown_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "libraries0.log"
+    with library_messages_in(file):
+        logging.getLogger("megatron.core").error("the cluster fell apart")
+    assert "megatron.core ERROR the cluster fell apart" in file.read_text()
+    assert capsys.readouterr().err == "megatron.core ERROR the cluster fell apart\n"
+
+
 def test_what_is_ours_is_shown_and_without_messages_there_is_no_file(tmp_path: Path) -> None:
     file = tmp_path / "libraries0.log"
     shown: list[str] = []
