@@ -48,6 +48,8 @@ from quantexp.tracking.trackers import check_installed
 
 #: How Hydra says that a group has no choice yet.
 _APPEND = re.compile(r"To append to your default list use (\+([^=\s]+)\S*)")
+#: How OmegaConf says that a group was deleted by whose choice `config.yaml` names another one.
+_NO_CHOICE = re.compile(r"Interpolation key '(\w+)' not found")
 _NULL_SECTION = (
     "the chosen model has no such part: model.mla, model.mla.yarn and model.moe are null where a model has none, and "
     "keys below them cannot be set; choose another model, or give the whole part in a YAML file (model/NAME.yaml in a "
@@ -298,6 +300,9 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
     reason = _first_line(inner)
     if "does not support deletion" in reason:
         return f"~{key} cannot be deleted: every key has a value; set another one, or drop the word"
+    if key == "_dummy_" and (group := _NO_CHOICE.search(reason)):
+        reason = f"{group[1]} has no choice; give {group[1]}=NAME, or drop ~{group[1]}"
+        key = ""
     if append := _APPEND.search(str(inner)):
         reason = f"{append[2]}: there is no choice to replace; to add one, write {append[1]}"
     if key and ("not in" in reason):

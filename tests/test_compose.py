@@ -165,6 +165,13 @@ def test_value_that_can_only_be_text_works_as_it_is_typed() -> None:
     assert compose(words, None, {}).dataset.eod == "<|endoftext|>"
 
 
+@pytest.mark.parametrize("group", ["training", "model"])
+def test_deleted_group_that_another_one_follows_is_refused_in_one_line(group: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([f"~{group}"], None, {})
+    assert str(caught.value) == f"{group} has no choice; give {group}=NAME, or drop ~{group}"
+
+
 def test_deleted_key_is_refused_in_our_words() -> None:
     with pytest.raises(
         ConfigError, match=r"~training\.lr cannot be deleted: every key has a value"
