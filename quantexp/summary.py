@@ -163,7 +163,8 @@ def print_sweep(
         [*(escape(name[i]) for i in shown), *["-"] * 5, "[red]failed[/]"]
         for name in named[len(outcomes) :]
     ]
-    table = fitted_table(columns, rows, console.width, f"{len(named)} runs").table
+    title = f"{len(named)} run{'s' * (len(named) != 1)}"
+    table = fitted_table(columns, rows, console.width, title).table
     console.print(table)
     if any(_gap(outcome, outcomes) != "-" for outcome in outcomes):
         seeds = len({experiment.training.seed for experiment in experiments})
@@ -173,7 +174,8 @@ def print_sweep(
             else f"gap: to the bf16 run of the same seed; how it varies over the {seeds} seeds is the noise",
             style="dim italic",
         )
-    console.print("tokens/s: the median without iteration 1", style="dim italic")
+    if any(column.header == "tokens/s" for column in table.columns):
+        console.print("tokens/s: the median without iteration 1", style="dim italic")
     precisions = {experiment.training.precision for experiment in experiments}
     if precisions != {Precision.bf16}:
         words = ", ".join(sorted(precision.value for precision in precisions))

@@ -159,6 +159,11 @@ def test_scheme_of_a_run_in_fp32_says_what_it_computes_in(ended: Callable[..., O
     assert "working precision" not in bf16
 
 
+def test_one_run_is_called_one(ended: Callable[..., Outcome]) -> None:
+    text = printed(lambda console: print_sweep([ended()], [], console))
+    assert text.splitlines()[0].strip() == "1 run"
+
+
 def test_statistics_without_values_are_called_so(ended: Callable[..., Outcome]) -> None:
     outcomes = [ended(tensors=28), ended("FA_mxfp8", tensors=28)]
     text = printed(lambda console: print_sweep(outcomes, [], console))

@@ -35,9 +35,7 @@ def print_sweep_plan(
 
 
 def _table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
-    table = Table(
-        title=f"{len(plans)} runs", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    table = Table(title=_runs(plans), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("run", overflow="fold")
     for heading in ("memory", "captured", "work", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -54,6 +52,10 @@ def _table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
     return table
 
 
+def _runs(plans: Sequence[Plan]) -> str:
+    return f"{len(plans)} run{'s' * (len(plans) != 1)}"
+
+
 def _mark(plan: Plan) -> str:
     if plan.missing is not None:
         return "[red]cannot start[/]"
@@ -67,7 +69,7 @@ def _print_total(
 ) -> None:
     folder, free = free_where(experiments[0], root_of(experiments[0]))
     console.print(
-        f"[bold]in all[/]  {len(plans)} runs, {tflop(sum(plan.tflop for plan in plans))}, {_total_time(plans)}",
+        f"[bold]in all[/]  {_runs(plans)}, {tflop(sum(plan.tflop for plan in plans))}, {_total_time(plans)}",
         soft_wrap=True,
     )
     console.print(
@@ -99,7 +101,7 @@ def _print_blockers(names: Sequence[str], plans: Sequence[Plan], console: Consol
         (name, reason) for name, plan in zip(names, plans, strict=True) for reason in blockers(plan)
     )
     for reason, those in by_reason(reasons).items():
-        which = f"all {len(plans)} runs" if len(those) == len(plans) else "; ".join(those)
+        which = f"all {len(plans)} runs" if 1 < len(those) == len(plans) else "; ".join(those)
         console.print(
             f"[bold red]will not start:[/] {escape(which)}\n  {escape(reason)}", soft_wrap=True
         )

@@ -33,29 +33,37 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """Warnings, the table of results, the gap on the way, and what differs."""
     for warning in comparison.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=False)
-    _results(comparison, console)
-    for line in _footer(comparison):
+    shown = _results(comparison, console)
+    for line in _footer(comparison, shown):
         console.print(line, style="dim italic", markup=False)
     _print_ways(comparison, console)
     _print_differences(comparison, console)
 
 
-def _results(comparison: Comparison, console: Console) -> None:
+def _results(comparison: Comparison, console: Console) -> set[str]:
+    """The headings of the columns that are shown."""
     rows = [_cells(row, comparison) for row in comparison.rows]
-    title = f"{len(comparison.rows)} runs"
-    console.print(fitted_table(_COLUMNS, rows, console.width, title).table)
+    title = f"{len(rows)} run{'s' * (len(rows) != 1)}"
+    table = fitted_table(_COLUMNS, rows, console.width, title).table
+    console.print(table)
+    return {str(column.header) for column in table.columns}
 
 
-def _footer(comparison: Comparison) -> list[str]:
-    """What the columns mean, in lines that fit 80 columns."""
+def _footer(comparison: Comparison, shown: set[str]) -> list[str]:
+    """What the columns that are shown mean, in lines that fit 80 columns."""
     late = {row.gap.num_late for row in comparison.rows if row.gap}
     over = f" ({max(late)} iteration{'s' * (max(late) > 1)})" if late else ""
-    return [
+    speeds = {
+        "speed": "speed: of the emulation, to bf16's",
+        "tokens/s": "tokens/s: the median without iteration 1",
+    }
+    lines = [
         comparison.noise,
         "gap: loss above bf16 in the last iteration that both have",
-        f"late gap: its mean over the last tenth{over}",
-        "speed: of the emulation, to bf16's; tokens/s: the median without iteration 1",
+        f"late gap: its mean over the last tenth{over}" if "late gap" in shown else "",
+        "; ".join(words for heading, words in speeds.items() if heading in shown),
     ]
+    return [line for line in lines if line]
 
 
 def _cells(row: Row, comparison: Comparison) -> list[str | Text]:

@@ -127,6 +127,17 @@ def test_json_needs_neither_torch_nor_matplotlib(runs: Runs, in_tmp: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+def test_the_footer_explains_the_columns_that_are_shown_alone(runs: Runs) -> None:
+    compared = compare([read_side(runs.add())])
+    console = Console(file=io.StringIO(), width=50)
+    print_comparison(compared, console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert text.splitlines()[0].strip() == "1 run"
+    assert "late gap" not in text
+    assert "tokens/s" not in text
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_tables_fit_every_width_without_a_broken_word(runs: Runs, width: int) -> None:
     sides = [read_side(runs.add()), read_side(runs.add("FA_linear_mxfp8", [6.0, 5.5, 4.0, 3.75]))]
