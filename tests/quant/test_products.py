@@ -268,8 +268,8 @@ def test_memory_is_used_again_and_never_more_than_was_said() -> None:
     keyset = torch._C._dispatch_keys(a) & torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     for x, y in ((a, b), (b.t(), a.t()), (a.t(), a), (b, b.t())):
         made["mm"](keyset, x, y)
-    held = sum(x.nbytes for x in kernels.scratch.held.values())
-    assert 0 < held <= products.SCRATCH_BYTES
+    num_bytes = sum(x.nbytes for x in kernels.scratch.buffers.values())
+    assert 0 < num_bytes <= products.SCRATCH_BYTES
 
 
 def test_it_is_quiet_in_a_process_whose_warnings_are_errors() -> None:
