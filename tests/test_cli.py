@@ -237,7 +237,7 @@ def test_plan_of_a_sweep_says_on_standard_error_what_was_merged(capsys: Captured
     )
 
 
-@pytest.mark.parametrize(("flags", "shown"), [([], "precision map"), (["-m"], "in all  1 runs")])
+@pytest.mark.parametrize(("flags", "shown"), [([], "precision map"), (["-m"], "in all  1 run,")])
 def test_dry_run_shows_the_plan_and_runs_nothing(
     capsys: Captured, flags: list[str], shown: str
 ) -> None:
