@@ -100,10 +100,18 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_idle_process_groups() -> Iterator[None]:
-    """Collect the models of earlier trainings: their process groups keep threads that wake a hundred times a second."""
+    """Collect the models of earlier trainings: their process groups keep threads that wake a hundred times a second.
+
+    A collection takes longer than most tests, so it happens only after many new threads.
+    """
     yield
-    if psutil.Process().num_threads() > 100:
+    if psutil.Process().num_threads() > _threads_left[0] + 50:
         gc.collect()
+        _threads_left[0] = psutil.Process().num_threads()
+
+
+#: Threads that the last collection left.
+_threads_left = [50]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,13 +26,14 @@ from quantexp.status import State, Status, read_json, read_status
 
 from .stand_in import told
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).with_name("worker.py")
 #: Found on PYTHONPATH by every Python that is started: the stand-in instead of the worker.
 CUSTOM = f"""\
 import sys
 from hydra_plugins.quantexp_launcher import local
 
-pytestmark = pytest.mark.slow
 local.command = lambda run_dir, _=1: [sys.executable, "-S", {str(WORKER)!r}, str(run_dir)]
 """
 
