@@ -24,6 +24,7 @@ from quantexp.analysis.requantise.asked import asked
 from quantexp.arguments import neither_verb_nor_override, parser_of, split_verb, top_parser
 from quantexp.close_matches import did_you_mean, near
 from quantexp.errors import ConfigError, QuantexpError
+from quantexp.fitted_table import PIPE_WIDTH
 from quantexp.ledger.scope import existing_or_named
 from quantexp.verbs import CHANGEABLE, COMPLETE, SHELLS, VERBS
 
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from quantexp.resume import Wanted
     from quantexp.schema import Experiment
     from quantexp.sweep.points import Point
-
-#: Columns of what is not read on a terminal, so that no name in a table is cut.
-PIPE_WIDTH = 160
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -140,7 +138,8 @@ def _execute(experiment: Experiment) -> int:
 
     outcome = execute(experiment, _console())
     if outcome.state is State.COMPLETED:
-        draw_skipped(outcome, _console())
+        if outcome.skipped:
+            draw_skipped(outcome.run, experiment.analysis.drawing, _console())
         print_outcome(outcome, _console())
         return 0
     _complain(f"{outcome.run.root.name} {outcome.state.value}: {outcome.reason}")
@@ -278,13 +277,14 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 
 def _captures(arguments: argparse.Namespace) -> int:
-    from quantexp.capture import table, verb
+    from quantexp.capture import table
+    from quantexp.capture import verb as inspect
     from quantexp.capture.report import summary
 
     _name_folder(arguments)
-    capture = verb.selected(arguments.folder, arguments.words)
+    capture = inspect.selected(arguments.folder, arguments.words)
     if arguments.check:
-        checked = verb.checked(capture)
+        checked = inspect.checked(capture)
         for line in checked.damaged:
             _complain(line)
         if checked.damaged:
@@ -293,7 +293,7 @@ def _captures(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             _console().print(checked.told(), soft_wrap=True, markup=False)
     if arguments.export is not None:
-        count = verb.export(capture, arguments.export, arguments.to)
+        count = inspect.export(capture, arguments.export, arguments.to)
         _console().print(f"{count} files in {arguments.export}", soft_wrap=True, markup=False)
     elif arguments.json:
         _print_json(capture.rows() if arguments.list else summary(capture))

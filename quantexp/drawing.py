@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from quantexp.errors import QuantexpError
-from quantexp.execute import Outcome
 from quantexp.paths import RunDir, short_path
 from quantexp.schema import AutoDraw
 
@@ -42,10 +41,9 @@ def draw_figures(run: RunDir, drawing: AutoDraw) -> None:
         draw_quick_analysis(run.root, run.figures)
 
 
-def draw_skipped(outcome: Outcome, console: Console) -> None:
+def draw_skipped(run: RunDir, drawing: AutoDraw, console: Console) -> None:
     """Give a run that is skipped the figures and the report that are asked for and not there."""
-    drawing, run = outcome.experiment.analysis.drawing, outcome.run
-    if not outcome.skipped or drawing is AutoDraw.nothing:
+    if drawing is AutoDraw.nothing:
         return
     lacks_picture = (
         drawing is AutoDraw.everything or not (run.figures / "quick_analysis.png").exists()

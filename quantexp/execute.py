@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from rich.console import Console
 
 from quantexp.capture.ending import finish_capture
 from quantexp.device import device_class
 from quantexp.ending import ended, interrupted
-from quantexp.errors import RunError, RunInUseError
+from quantexp.launch.outcome import Outcome, in_use_elsewhere, outcome, stopping_words
 from quantexp.paths import RunDir
-from quantexp.progress import live_line, recent_metrics
+from quantexp.progress import live_line
 from quantexp.provenance import command_line
 from quantexp.queueing.slots import make_slots
 from quantexp.record import Opened, opened
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp.source import environment
-from quantexp.speed import Speed, speed_of
-from quantexp.status import State, read_json, read_status
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended, from its folder."""
-
-    experiment: Experiment
-    run: RunDir
-    state: State
-    #: Why it failed, or was skipped.
-    reason: str = ""
-    skipped: bool = False
-    #: The last line of metrics.jsonl.
-    metrics: dict[str, Any] | None = None
-    speed: Speed = field(default_factory=Speed)
-    #: Tensors captured, and their bytes.
-    tensors: int = 0
-    num_bytes: int = 0
-    #: precision.json, where the proof got that far.
-    precision: dict[str, Any] | None = None
-    #: What status.json says of each tracker.
-    tracking: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: What the certificates of `quantexp verify` say of the numerics that ran.
-    verified: str | None = None
+from quantexp.status import read_status
 
 
 def execute(experiment: Experiment, console: Console) -> Outcome:
@@ -74,18 +47,6 @@ def execute(experiment: Experiment, console: Console) -> Outcome:
                     on_stop=lambda grace_s: console.print(stopping_words(grace_s), soft_wrap=True),
                 )
         return outcome(experiment, folder.run, folder.skipped)
-
-
-def stopping_words(grace_s: float) -> str:
-    """What to say when an end was asked for."""
-    return f"stopping: what was captured is written, {grace_s:.0f} s at most; Ctrl-C again ends at once"
-
-
-def in_use_elsewhere(run: RunDir, where: str) -> RunInUseError:
-    """The error for a run that waits or runs in a scheduler."""
-    return RunInUseError(
-        f"{run.root} is in use: {where}; wait for it, or quantexp cancel {run.root}"
-    )
 
 
 def carry_out(
@@ -160,34 +121,3 @@ def _overdue(run: RunDir, timeout_min: float) -> bool:
     return datetime.now(UTC) - datetime.fromisoformat(status.finished) > timedelta(
         minutes=timeout_min
     )
-
-
-def outcome(
-    experiment: Experiment, run: RunDir, skipped: str | None = None, elsewhere: str | None = None
-) -> Outcome:
-    """What a run folder says; `skipped` and `elsewhere` are as in `Opened`."""
-    status, metrics = read_status(run.status), recent_metrics(run)
-    if status is None:
-        raise RunError(f"{run.root} has no status.json: it is no run folder, or was never started")
-    return Outcome(
-        experiment,
-        run,
-        status.state,
-        skipped or elsewhere or status.reason,
-        skipped is not None,
-        metrics[-1] if metrics else None,
-        speed_of(metrics),
-        status.capture.get("tensors", 0),
-        status.capture.get("num_bytes", 0),
-        read_json(run.precision) if run.precision.exists() else None,
-        status.tracking,
-        _verified(run),
-    )
-
-
-def _verified(run: RunDir) -> str | None:
-    """What provenance.json says of the verification of what ran; None where it does not."""
-    if not run.provenance.exists():
-        return None
-    known = read_json(run.provenance).get("verified")
-    return None if known is None else str(known["words"])

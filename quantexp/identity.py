@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.binary import fingerprint, pair_paths
+from quantexp.data.binary import ORDER_VERSION, fingerprint, pair_paths
 from quantexp.data.completed import paths, tokenizer_of
 from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.sample import sample_fingerprint
@@ -33,8 +33,6 @@ from quantexp.start_from import recorded_data, start_point
 
 #: Raised whenever the values that a format or product gives change.
 NUMERICS_VERSION = 1
-#: Raised whenever the same data and seed give another order of samples.
-ORDER_VERSION = 1
 
 
 def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:

@@ -2,29 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-
-
-def conf_dir() -> Path:
-    """The shipped configuration: inside the package in a wheel, beside it in a checkout."""
-    package = Path(__file__).parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
-def cache_dir(configured: str | None) -> Path:
-    """Prepared samples and index caches: as configured, else `$XDG_CACHE_HOME/quantexp`."""
-    if configured is not None:
-        return Path(configured).expanduser().absolute()
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "quantexp"
-
-
-def short_path(path: Path) -> Path:
-    """The path below the working directory where it lies there."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ one in `REPEAT_S` while nothing changes.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +23,10 @@ from rich.text import Text
 from quantexp.errors import RunError
 from quantexp.fitted_table import Column, Shrink, fitted_table
 from quantexp.paths import RunDir
-from quantexp.speed import Speed, speed_of
+from quantexp.speed import Speed, recent_metrics, speed_of
 from quantexp.status import Phase, Status, read_status
+from quantexp.terminal.units import clock, duration, human_bytes
 
-#: What is read of a long metrics.jsonl; a line has some 300 bytes.
-TAIL_BYTES = 1 << 16
 #: Seconds between two lines about a run where there is no terminal.
 LINE_S = 2.0
 #: Seconds after which a line is said again of a run that still does the same.
@@ -45,30 +43,6 @@ _COLUMNS = (
     Column("captured", worth=2),
     Column("elapsed", worth=1, is_number=True),
 )
-
-
-def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
-    """The last whole lines of metrics.jsonl, the newest last; what was not finite is NaN."""
-    try:
-        with run.metrics.open("rb") as stream:
-            stream.seek(max(0, run.metrics.stat().st_size - TAIL_BYTES))
-            lines = stream.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    recent = []
-    for line in lines:  # the first and the last may be cut
-        with contextlib.suppress(ValueError):
-            metrics = json.loads(line)
-            if isinstance(metrics, dict):
-                for name in ("loss", "grad_norm"):
-                    metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
-                recent.append(metrics)
-    return recent
-
-
-def last_metrics(run: RunDir) -> dict[str, Any] | None:
-    """The last whole line of metrics.jsonl."""
-    return next(reversed(recent_metrics(run)), None)
 
 
 @dataclass
@@ -247,34 +221,3 @@ def captured_size(num_tensors: int, num_bytes: int) -> str:
     if num_tensors and not num_bytes:
         return f"statistics of {num_tensors} tensors"
     return f"{num_tensors} tensors, {human_bytes(num_bytes)}"
-
-
-def duration(seconds: float | None) -> str:
-    """`45s`, `12m`, `3h 05m`, `2d 04h`; empty for None."""
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.0f}s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes}m"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours}h {minutes:02}m"
-    days, hours = divmod(hours, 24)
-    return f"{days}d {hours:02}h"
-
-
-def clock(seconds: float) -> str:
-    """`1:02:03`."""
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-def human_bytes(count: float) -> str:
-    """Bytes in decimal units, as disks are sold."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -14,11 +14,9 @@ from quantexp.errors import QuantexpError, TooLargeError
 from quantexp.host_memory import host_memory_gb
 from quantexp.queueing.label import labels
 from quantexp.record import run_folder
-from quantexp.room import fits, misfit, needed_gb, never, room_here, room_of
+from quantexp.room import STARTED_ANYWAY, fits, misfit, needed_gb, never, room_of
 from quantexp.schema import Experiment, LauncherKind, MemoryCheck
 from quantexp.skip import skipped_or_noticed
-
-_STARTED_ANYWAY = "memory=ignore starts {} anyway"
 
 
 @dataclass(frozen=True)
@@ -46,19 +44,7 @@ def require_memory(runs: Sequence[Request]) -> None:
     if too_large:
         raise TooLargeError(_refused(too_large, len(runs)))
     if together := too_large_together([run.experiment for run in runs]):
-        raise TooLargeError(f"{together}; {_STARTED_ANYWAY.format('them')}")
-
-
-def require_memory_here(experiment: Experiment) -> None:
-    """Refuse a run whose process does not fit on the machine where it has just been started.
-
-    Raises:
-        TooLargeError: with what would make it fit.
-    """
-    if experiment.memory is MemoryCheck.ignore:
-        return
-    if fit := misfit(experiment, room_here(experiment)):
-        raise TooLargeError(f"{fit}; {_STARTED_ANYWAY.format('it')}")
+        raise TooLargeError(f"{together}; {STARTED_ANYWAY.format('them')}")
 
 
 def _refused(too_large: Sequence[tuple[str, Request]], number: int) -> str:
@@ -68,12 +54,12 @@ def _refused(too_large: Sequence[tuple[str, Request]], number: int) -> str:
         for name, run in too_large
     ]
     if number == 1:
-        return f"{misfits[0][1]}; {_STARTED_ANYWAY.format('it')}"
+        return f"{misfits[0][1]}; {STARTED_ANYWAY.format('it')}"
     grouped = by_reason((name, str(fit)) for name, fit in misfits)
     lines = [f"  {'; '.join(names)}: {reason}" for reason, names in grouped.items()]
     which = "none of them was started" if len(misfits) == number else "no run was started"
     first = f"{len(misfits)} of {number} runs do not fit in memory, and {which}; "
-    return "\n".join([first + _STARTED_ANYWAY.format("them"), *lines])
+    return "\n".join([first + STARTED_ANYWAY.format("them"), *lines])
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 from quantexp.device import device_class
-from quantexp.errors import ConfigError, RunError
+from quantexp.errors import ConfigError, RunError, TooLargeError
 from quantexp.footprint import memory_parts_gb
 from quantexp.host_memory import host_memory_gb
 from quantexp.quant.fusable import require_fused_attention
@@ -26,10 +26,13 @@ from quantexp.schema import (
     Experiment,
     LauncherConfig,
     LauncherKind,
+    MemoryCheck,
     Precision,
     Recompute,
 )
 
+#: The last words of every refusal.
+STARTED_ANYWAY = "memory=ignore starts {} anyway"
 #: Words of a GPU's name and its memory as NVIDIA's data sheets have it, which is in units of 2^30 bytes. Of models that
 #: exist with two sizes it is the larger: a run that is refused must not fit in any.
 _GPU_MEMORY = {
@@ -312,3 +315,15 @@ def _is_fusable(experiment: Experiment) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def require_memory_here(experiment: Experiment) -> None:
+    """Refuse a run whose process does not fit on the machine where it has just been started.
+
+    Raises:
+        TooLargeError: with what would make it fit.
+    """
+    if experiment.memory is MemoryCheck.ignore:
+        return
+    if fit := misfit(experiment, room_here(experiment)):
+        raise TooLargeError(f"{fit}; {STARTED_ANYWAY.format('it')}")

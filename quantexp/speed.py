@@ -1,4 +1,4 @@
-"""The speed of a run, one definition for every place that shows it.
+"""The metrics of a run, and its speed, one definition for every place that shows it.
 
     tokens/s    the median of the last WINDOW iterations, without iteration 1
 
@@ -8,14 +8,44 @@ iterations took. A line of metrics.jsonl has the value of its own iteration alon
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from quantexp.paths import RunDir
+
+#: What is read of a long metrics.jsonl; a line has some 300 bytes.
+TAIL_BYTES = 1 << 16
 #: Iterations that count, the latest; what is read of a long metrics.jsonl has them.
 WINDOW = 100
+
+
+def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
+    """The last whole lines of metrics.jsonl, the newest last; what was not finite is NaN."""
+    try:
+        with run.metrics.open("rb") as stream:
+            stream.seek(max(0, run.metrics.stat().st_size - TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    recent = []
+    for line in lines:  # the first and the last may be cut
+        with contextlib.suppress(ValueError):
+            metrics = json.loads(line)
+            if isinstance(metrics, dict):
+                for name in ("loss", "grad_norm"):
+                    metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
+                recent.append(metrics)
+    return recent
+
+
+def last_metrics(run: RunDir) -> dict[str, Any] | None:
+    """The last whole line of metrics.jsonl."""
+    return next(reversed(recent_metrics(run)), None)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from quantexp.checkpoints import saved_iterations
-from quantexp.execute import Outcome
 from quantexp.facts import Facts
 from quantexp.fitted_table import Column, Shrink, fitted_table
 from quantexp.format_label import describe_format, describe_scheme
+from quantexp.launch.outcome import Outcome
 from quantexp.model_label import describe_model
 from quantexp.paths import RunDir, short_path
 from quantexp.progress import captured_size, human_bytes, tokens_words

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: After the name of a file that is not whole yet.
-PART = ".part"
 #: Bytes of a page: what places and lengths are multiples of, on every disk that is asked.
 PAGE = 4096
 #: Less is not worth the wait for the disk.
@@ -48,11 +46,6 @@ def goes_past(parts: Iterable[memoryview], folder: Path) -> bool:
             return False
         num_bytes += len(part)
     return num_bytes >= LEAST_BYTES and _may_go_past(folder)
-
-
-def beside(path: Path) -> Path:
-    """Where a file is written before it has its name."""
-    return path.with_name(path.name + PART)
 
 
 class DirectFile:

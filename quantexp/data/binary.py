@@ -18,6 +18,8 @@ from quantexp.data.sources import Document
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import DataError
 
+#: Raised whenever the same data and seed give another order of samples.
+ORDER_VERSION = 1
 #: What an index of version 1 begins with.
 INDEX_MAGIC = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1)
 #: The magic, the code of the ids' type, the number of sequences and of documents' ends. Then follow

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from quantexp.execute import Outcome, stopping_words
+from quantexp.launch.outcome import Outcome, stopping_words
 from quantexp.progress import PlainLines, RunLine, captured_size, clock, lines_table
 from quantexp.queueing.sheet import Item, Place
 from quantexp.status import State

@@ -11,7 +11,7 @@ from rich.markup import escape
 from quantexp.capture.budget import require_affordable_together
 from quantexp.device import device_class
 from quantexp.errors import ConfigError, QuantexpError, RunInUseError
-from quantexp.execute import outcome
+from quantexp.launch.outcome import outcome
 from quantexp.load import plain
 from quantexp.provenance import checkout, command_line
 from quantexp.queueing.label import labels

@@ -21,7 +21,8 @@ from rich.markup import escape
 from quantexp.device import device_class
 from quantexp.ending import on_purpose
 from quantexp.errors import QuantexpError, RunError, RunInUseError
-from quantexp.execute import Outcome, carry_out, outcome
+from quantexp.execute import carry_out
+from quantexp.launch.outcome import Outcome, outcome
 from quantexp.lock import is_locked
 from quantexp.queueing.display import Display
 from quantexp.queueing.hold_back import hold_back

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.errors import ConfigError, RunError
-from quantexp.execute import Outcome
+from quantexp.launch.outcome import Outcome
 from quantexp.load import from_plain
 from quantexp.lock import hold
 from quantexp.paths import RunDir, SweepFiles

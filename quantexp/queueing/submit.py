@@ -8,7 +8,7 @@ from rich.console import Console
 
 from quantexp.drawing import draw_skipped, report_sweep
 from quantexp.errors import ConfigError, RunError, RunInUseError
-from quantexp.execute import in_use_elsewhere
+from quantexp.launch.outcome import Outcome, in_use_elsewhere
 from quantexp.queueing.detach import go_on_in_background
 from quantexp.queueing.display import Display, ended_line
 from quantexp.queueing.prepare import prepared
@@ -65,7 +65,7 @@ def detach_run(experiment: Experiment, console: Console) -> int:
     elif not item.completed:
         raise in_use_elsewhere(item.outcome.run, item.outcome.reason)
     else:
-        draw_skipped(item.outcome, console)
+        _draw_skipped(item.outcome, console)
         print_outcome(item.outcome, console)
     return 0
 
@@ -102,7 +102,12 @@ def work_through(
         print_how_to_go_on_with_sweep(sheet.files.listing, left, failed, len(sheet.items), console)
         raise KeyboardInterrupt
     for outcome in outcomes:
-        draw_skipped(outcome, console)
+        _draw_skipped(outcome, console)
     drawings = [item.experiment.analysis.drawing for item in sheet.items]
     report_sweep(sheet.files.listing, drawings, console)
     return 0 if all(item.completed for item in sheet.items) else 1
+
+
+def _draw_skipped(outcome: Outcome, console: Console) -> None:
+    if outcome.skipped:
+        draw_skipped(outcome.run, outcome.experiment.analysis.drawing, console)

@@ -20,7 +20,6 @@ from quantexp.status import State
 from quantexp.tracking.told import Point, TrackedRun, hyperparameters
 
 NAME = "mlflow"
-PACKAGE = "mlflow"
 REMOTE = True
 
 #: MLflow's limits of one request and of a parameter's length.

@@ -17,7 +17,6 @@ from quantexp.status import State
 from quantexp.tracking.told import LOSS, TOKENS_SEEN, Point, TrackedRun, hyperparameters
 
 NAME = "tensorboard"
-PACKAGE = "tensorboard"
 REMOTE = False
 
 LOSS_BY_TOKENS = "train/loss_by_tokens"

@@ -16,7 +16,6 @@ from quantexp.status import State
 from quantexp.tracking.told import Point, TrackedRun, hyperparameters
 
 NAME = "wandb"
-PACKAGE = "wandb"
 REMOTE = True
 
 #: Seconds that W&B may take to answer when a run starts.

@@ -34,7 +34,7 @@ CREATED = "2026-01-02T03:04:05+00:00"
 class Server:
     """A tracker in memory, and the module in front of it."""
 
-    NAME = PACKAGE = "wandb"
+    NAME = "wandb"
     REMOTE = True
     refuses: Exception | None = None
     id: str = "theirs"

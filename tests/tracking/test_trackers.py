@@ -57,10 +57,10 @@ def test_all_modules_have_the_same_names() -> None:
             if getattr(value, "__module__", "") == module["__name__"]
         }
         return {key for key in own if key.islower()} | {
-            key for key in module if key in ("NAME", "PACKAGE", "REMOTE")
+            key for key in module if key in ("NAME", "REMOTE")
         }
 
-    assert {"NAME", "PACKAGE", "REMOTE", "enabled", "destination", "start"} <= public("tensorboard")
+    assert {"NAME", "REMOTE", "enabled", "destination", "start"} <= public("tensorboard")
     assert public("tensorboard") <= public("wandb")
     assert public("wandb") <= public("mlflow")
 

@@ -1,0 +1,1 @@
+"""From an experiment to a run: identity, attempts, reuse, refusals, and the ledger."""
