@@ -31,14 +31,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from quantexp.compose import compose
+from quantexp.config.compose import compose
 from quantexp.formats.kernels import gpu
-from quantexp.quant import fusable, fused, tiled
-from quantexp.quant.announce import watched
-from quantexp.quant.attention import context, scores
-from quantexp.quant.moment import Moment, during
+from quantexp.quant.attention import fusable, fused, tiled
+from quantexp.quant.attention.plain import context, scores
+from quantexp.quant.hooks import nobody
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
-from quantexp.quant.tap import nobody
+from quantexp.quant.product_context import watched
+from quantexp.quant.step_state import Moment, during
 
 WARMUP = 3
 #: The products that every way has to make: S, dq and dk of the width of keys, o, dP and dv of that of values.

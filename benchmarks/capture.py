@@ -49,10 +49,10 @@ CASES = {
 
 def run_here(words: list[str]) -> None:
     """One run in this process; what each step took, and how the capture ended, on stdout."""
-    from quantexp.compose import compose
-    from quantexp.observer import RunObserver
-    from quantexp.record import opened
-    from quantexp.worker import Worker
+    from quantexp.config.compose import compose
+    from quantexp.launch.attempt import opened
+    from quantexp.training.observer import RunObserver
+    from quantexp.training.worker import Worker
 
     ends = [(time.perf_counter(), time.process_time())]
     told = RunObserver.iteration

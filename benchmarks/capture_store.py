@@ -91,7 +91,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 def take_turns(ways: Sequence[str]) -> None:
     """From now on captures are made in these ways, by turns."""
-    from quantexp.capture.recorder import Recorder
+    from quantexp.capture.record.recorder import Recorder
 
     begin = Recorder.begin
     use = {SAVED: _saved_in_the_hooks(), STORED: _Swap({}), NOTHING: _nothing_captured()}
@@ -135,9 +135,9 @@ def _saved_in_the_hooks() -> _Swap:
     """A captured tensor is saved where it passes, and no more."""
     import torch
 
-    from quantexp.capture import recorder
-    from quantexp.capture.statistics import Summary
-    from quantexp.capture.store import CaptureStore, Stored
+    from quantexp.capture.record import recorder
+    from quantexp.capture.statistics.summary import Summary
+    from quantexp.capture.store.folder import CaptureStore, Stored
 
     def add(self: Any, name: str, tensor: Any, about: Any) -> None:
         path = self.folder / name
@@ -159,7 +159,7 @@ def _saved_in_the_hooks() -> _Swap:
 
 
 def _nothing_captured() -> _Swap:
-    from quantexp.capture.recorder import Recorder
+    from quantexp.capture.record.recorder import Recorder
 
     return _Swap({(Recorder, "record"): _do_nothing})
 
@@ -276,8 +276,8 @@ def _rate_of_files(num_bytes: float, root: Path, shapes: Shapes) -> float:
 def _store_rate(kind: Any, num_bytes: float, root: Path, shapes: Shapes) -> tuple[float, int]:
     import torch
 
-    from quantexp.capture.about import About
-    from quantexp.capture.store import CaptureStore
+    from quantexp.capture.store.folder import CaptureStore
+    from quantexp.capture.store.metadata import About
 
     folder = Path(tempfile.mkdtemp(dir=root))
     tensors = [torch.randn(shape).bfloat16() for shape in shapes]

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from quantexp.paths import conf_dir
+from quantexp.folders import conf_dir
 
 SWEEPS = {
     "10 schemes x 2 datasets x 3 seeds": [

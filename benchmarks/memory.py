@@ -42,8 +42,8 @@ _WRITE_S = 5.0
 
 def write_between_iterations() -> None:
     """From now on captured tensors of an iteration are written when it has ended."""
-    from quantexp.capture.recorder import Recorder
-    from quantexp.capture.store import CaptureStore
+    from quantexp.capture.record.recorder import Recorder
+    from quantexp.capture.store.folder import CaptureStore
 
     has_ended, begin, flush, write = (
         threading.Event(),
@@ -78,11 +78,11 @@ def measured(words: list[str]) -> dict[str, float]:
     import torch
 
     import quantexp.data.loader
-    import quantexp.megatron.trainer  # noqa: F401
-    from quantexp.compose import compose
-    from quantexp.plan import make_plan
-    from quantexp.record import opened
-    from quantexp.worker import Worker
+    import quantexp.training.megatron.trainer  # noqa: F401
+    from quantexp.cli.plan import make_plan
+    from quantexp.config.compose import compose
+    from quantexp.launch.attempt import opened
+    from quantexp.training.worker import Worker
 
     torch.randn(64, 64) @ torch.randn(64, 64)
     with tempfile.TemporaryDirectory() as root:

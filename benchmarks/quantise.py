@@ -33,10 +33,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from quantexp import compiled
 from quantexp.formats import quantise, quantise_both
 from quantexp.formats.kernels import cpu
 from quantexp.formats.kernels.choice import torch_alone
+from quantexp.processes import compiled
 
 FORMATS: dict[str, dict[str, Any]] = {
     "mxfp8": {"scale_rule": "rceil"},
@@ -156,7 +156,11 @@ def alone(run: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
 
 def torchao_cases() -> Iterator[Case]:
     """Blocks of 32 by torchao along the last axis, to codes and back to x's dtype."""
-    from quantexp.verify.oracles.torchao_oracle import TYPES, ScaleCalculationMode, mx_tensor
+    from quantexp.formats.verify.oracles.torchao_oracle import (
+        TYPES,
+        ScaleCalculationMode,
+        mx_tensor,
+    )
 
     for name, full in (("mxfp8", "mxfp8_e4m3"), ("mxfp4", "mxfp4_e2m1")):
         mode = ScaleCalculationMode(FORMATS[name]["scale_rule"])

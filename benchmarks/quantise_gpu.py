@@ -24,12 +24,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantexp.formats.flat import quantise_flat
 from quantexp.formats.kernels import gpu
 from quantexp.formats.kernels.launches import CANDIDATES, LAUNCHES
 from quantexp.formats.layout import outer_axis_inner
 from quantexp.formats.mx import quantise_mx
 from quantexp.formats.options import Options, resolve
+from quantexp.formats.per_tensor import quantise_flat
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family
 

@@ -40,11 +40,11 @@ def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
     """By name, a function that goes forward and backward once for each micro-batch."""
     import torch
 
-    from quantexp.compose import compose
-    from quantexp.megatron.model import build_model, set_precision, share_weight_copies
-    from quantexp.megatron.specs import injected, stock_spec
+    from quantexp.config.compose import compose
     from quantexp.quant.precision import precision_map
-    from quantexp.quant.weights import WeightCopies
+    from quantexp.quant.weight_cache.weights import WeightCopies
+    from quantexp.training.megatron.model import build_model, set_precision, share_weight_copies
+    from quantexp.training.megatron.specs import injected, stock_spec
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     T, number = arguments.tokens, arguments.micro_batches
@@ -172,10 +172,10 @@ def main() -> None:
 
     import torch
 
-    from quantexp.compose import compose
-    from quantexp.megatron.session import device_name, session
-    from quantexp.quant.moment import Moment, during
+    from quantexp.config.compose import compose
     from quantexp.quant.scheme import SCHEMES as TEN
+    from quantexp.quant.step_state import Moment, during
+    from quantexp.training.megatron.session import device_name, session
 
     names = list(TEN) if arguments.all else SCHEMES
     words = arguments.words or [f"quant={name}" for name in names]

@@ -2,6 +2,6 @@
 
 import sys
 
-from quantexp.cli import main
+from quantexp.cli.main import main
 
 sys.exit(main())

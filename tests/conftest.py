@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-# The tests' tensors are small: see quantexp.threads.
+# The tests' tensors are small: see quantexp.processes.threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from quantexp.compose import compose
-from quantexp.paths import RunDir
-from quantexp.read_once import read_once
+from quantexp.config.cached_loader import read_once
+from quantexp.config.compose import compose
+from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 
 #: Two layers with grouped queries; every extent a multiple of 32 but the head dimension's own axis.
@@ -63,7 +63,7 @@ pytest_plugins = ["slow_tests"]
 
 TESTS = Path(__file__).parent
 #: Folders whose tests share what is expensive: the SLURM clusters, the run with every tracker.
-TOGETHER = (TESTS / "slurm", TESTS / "tracking")
+TOGETHER = (TESTS / "slurm", TESTS / "training" / "tracking")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -85,8 +85,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            folders = (folder.name for folder in TOGETHER if folder.name in Path(file).parts)
-            return next(folders, file)
+            folders = (folder for folder in TOGETHER if folder in (TESTS.parent / file).parents)
+            return str(next(folders, file))
 
     return ByFile(config, log)
 
@@ -134,7 +134,7 @@ def _shipped_configuration_read_once() -> Iterator[None]:
                 shared[key] = value
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quantexp.compose.read_once", read)
+        patch.setattr("quantexp.config.compose.read_once", read)
         yield
 
 
@@ -169,8 +169,8 @@ def tiny(cache: Path, tmp_path: Path) -> Callable[..., Experiment]:
 
 def run_here(experiment: Experiment, expect: int = 0) -> RunDir:
     """Run an experiment in this process, as a worker does, and return its folder."""
-    from quantexp.record import opened
-    from quantexp.worker import Worker
+    from quantexp.launch.attempt import opened
+    from quantexp.training.worker import Worker
 
     with opened(experiment, "cpu", ["test"]) as (folder, _):
         code = Worker(folder.run, experiment).run()

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from quantexp.compose import compose
-from quantexp.load import read, save
-from quantexp.paths import conf_dir
+from quantexp.config.compose import compose
+from quantexp.config.load import read, save
+from quantexp.config.sweep.points import compose_points
+from quantexp.config.validate.experiment import validate
+from quantexp.folders import conf_dir
 from quantexp.quant.scheme import CHOICES, SCHEMES, derived_name
 from quantexp.schema import Experiment, QuantConfig
-from quantexp.sweep.points import compose_points
-from quantexp.validate import validate
 
 FILES = sorted(file.relative_to(conf_dir()).with_suffix("") for file in conf_dir().rglob("*.yaml"))
 #: A group below another one is chosen with slashes; quant/more is a folder of the group quant.

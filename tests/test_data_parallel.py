@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from quantexp_launchers.local.execute import execute
 from rich.console import Console
 
 from quantexp.capture import open_capture
-from quantexp.capture.budget import price
-from quantexp.compose import compose
-from quantexp.execute import Outcome, execute
+from quantexp.capture.select.budget import price
+from quantexp.config.compose import compose
+from quantexp.launch.outcome import Outcome
+from quantexp.runs.status import State
 from quantexp.schema import Experiment
-from quantexp.status import State
 
 pytestmark = pytest.mark.slow
 
@@ -210,11 +211,11 @@ def test_one_rank_tells_the_trackers(outcomes: list[Outcome]) -> None:
 
 DEFECTIVE = """\
 import os, sys
-import quantexp.capture.direct as direct
-import quantexp.capture.files as files
+import quantexp.capture.store.direct as direct
+import quantexp.capture.store.files as files
 import quantexp.quant.linear as linear
-import quantexp.quant.weights as weights
-from quantexp.worker import main
+import quantexp.quant.weight_cache.weights as weights
+from quantexp.training.worker import main
 if os.environ["RANK"] == "1":
     {defect}
 sys.exit(main(sys.argv[1:]))
@@ -238,14 +239,14 @@ def defect(
             "launcher.timeout_min=1",
         )
         # Only now: Hydra, which looks for plugins when the first experiment is composed, loads the module anew.
-        from hydra_plugins.quantexp_launcher import local
+        from quantexp_launchers.local import processes
 
-        command = local.command
+        command = processes.command
 
         def defective(run_dir: Path, num_processes: int) -> list[str]:
             return [*command(run_dir, num_processes)[:-3], str(script), str(run_dir)]
 
-        monkeypatch.setattr(local, "command", defective)
+        monkeypatch.setattr(processes, "command", defective)
         return execute(experiment, QUIET)
 
     return run

@@ -22,12 +22,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quantexp.analysis.draw.asked import asked as asked_to_draw
-from quantexp.analysis.requantise.asked import asked as asked_to_requantise
-from quantexp.arguments import VERBS, parser_of
-from quantexp.cli import main
-from quantexp.compose import compose
-from quantexp.sweep.points import compose_points
+from quantexp.analysis.draw.arguments import asked as asked_to_draw
+from quantexp.analysis.requantise.arguments import asked as asked_to_requantise
+from quantexp.cli.arguments import VERBS, parser_of
+from quantexp.cli.main import main
+from quantexp.config.compose import compose
+from quantexp.config.sweep.points import compose_points
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"
@@ -281,8 +281,8 @@ def run_python(page: Path, change: Callable[[str], str], *, needs_runs: bool) ->
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) -> Iterator[Path]:
     """A folder with a small run of each of SCHEMES, with tensors and a saved model, and the list of their sweep."""
-    from quantexp.record import opened
-    from quantexp.worker import Worker
+    from quantexp.launch.attempt import opened
+    from quantexp.training.worker import Worker
 
     folder = tmp_path_factory.mktemp("docs")
     words = [*tiny_words, "capture=tensors", "checkpoint.at_end=true"]

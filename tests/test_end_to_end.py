@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quantexp.load import read
-from quantexp.paths import RunDir
-from quantexp.status import State, read_status
+from quantexp.config.load import read
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quantexp.compose import compose
-from quantexp.plan import make_plan
+from quantexp.cli.plan import make_plan
+from quantexp.config.compose import compose
 from quantexp.quant.scheme import SCHEMES
 
 PARAMETERS = {

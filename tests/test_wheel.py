@@ -79,7 +79,7 @@ def test_wheel_holds_configuration_sample_and_plugin(wheel: Path) -> None:
 def test_console_script_is_declared(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
-    assert "quantexp = quantexp.cli:main" in archive.read(name).decode()
+    assert "quantexp = quantexp.cli.main:main" in archive.read(name).decode()
 
 
 def test_installed_wheel_lists_its_schemes_from_an_empty_folder(
@@ -88,7 +88,7 @@ def test_installed_wheel_lists_its_schemes_from_an_empty_folder(
     done = run(installed, tmp_path, "-m", "quantexp", "list", "schemes")
     assert done.returncode == 0, done.stderr
     assert "FA_linear_mxfp8" in done.stdout
-    where = run(installed, tmp_path, "-c", "import quantexp.paths as p; print(p.conf_dir())")
+    where = run(installed, tmp_path, "-c", "import quantexp.runs.paths as p; print(p.conf_dir())")
     assert Path(where.stdout.strip()) == installed / "quantexp" / "conf"
 
 

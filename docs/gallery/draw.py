@@ -105,7 +105,7 @@ def run(folder: Path, name: str, words: list[str]) -> Path:
 
 def quantexp(folder: Path, *words: str) -> None:
     """One command, in the folder."""
-    subprocess.run([sys.executable, "-m", "quantexp.cli", *words], check=True, cwd=folder)
+    subprocess.run([sys.executable, "-m", "quantexp.cli.main", *words], check=True, cwd=folder)
 
 
 def reduce(source: Path, target: Path) -> None:

@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from quantexp.analysis.inventory import Kind
 from quantexp.analysis.scheme_style import SchemeStyle, format_colour
+from quantexp.analysis.tensors.inventory import Kind
 
 BLACK = "#000000"
 ORANGE = "#E69F00"

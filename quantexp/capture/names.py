@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quantexp.decoder import ATTENTION
 from quantexp.formats.table import get_format
+from quantexp.model.decoder import ATTENTION
 from quantexp.quant.precision import ModulePrecision, operand_record
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import WORKING, Operand

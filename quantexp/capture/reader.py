@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quantexp.capture.content import has_hash
-from quantexp.capture.manifest import MANIFEST, STATISTICS, lines_of
 from quantexp.capture.old_names import metadata_of
-from quantexp.capture.values import identity, load_values, name_of, path_of
+from quantexp.capture.store.content import has_hash
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS, lines_of
+from quantexp.capture.store.values import identity, load_values, name_of, path_of
 from quantexp.errors import CaptureError
 
 #: What a key may be compared with: a value, a shell pattern, several of them, or a function of the value.

@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.text import Text
 
 from quantexp.capture.reader import Capture, CapturedTensor
-from quantexp.capture.report import KEYS, summary
-from quantexp.fitted_table import ALWAYS, Column, fitted_table
-from quantexp.progress import human_bytes
+from quantexp.capture.store.report import KEYS, summary
 from quantexp.quant.slots import WORKING
+from quantexp.terminal.fitted_table import ALWAYS, Column, fitted_table
+from quantexp.terminal.units import human_bytes
 
 #: What a row of the list says of where a tensor was; a column that is the same in every row stands above the list.
 _COLUMNS = (

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
-from quantexp.data.binary import folder_beside
-from quantexp.identity import ORDER_VERSION
+from quantexp.data.binary import ORDER_VERSION, folder_beside
 
 _FILES = ("documents", "samples", "shuffle")
 

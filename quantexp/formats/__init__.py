@@ -23,7 +23,6 @@ from quantexp.formats.types import (
 )
 
 if TYPE_CHECKING:
-    from quantexp.formats.both import quantise_both
     from quantexp.formats.decoding import decode
     from quantexp.formats.encoding import Scales, TwoLevelScales, encode
     from quantexp.formats.grid import grid_and_step, lies_on_grid, local_step
@@ -31,9 +30,10 @@ if TYPE_CHECKING:
     from quantexp.formats.philox import Place
     from quantexp.formats.quantising import quantise
     from quantexp.formats.saturating import saturated
-    from quantexp.formats.scaling import scales_of
+    from quantexp.formats.scales_of import scales_of
     from quantexp.formats.tensor_scale import finite_amax
     from quantexp.formats.transform import hadamard, random_signs
+    from quantexp.formats.two_axes import quantise_both
 
 __all__ = [
     "FORMATS",

@@ -19,7 +19,6 @@ from torch import Tensor
 from quantexp.formats import nv
 from quantexp.formats.bits import MAGNITUDE_MASK, MANTISSA_BITS, as_bits
 from quantexp.formats.codes import hif8_code_table, value_key
-from quantexp.formats.flat import SCALED_VALUES
 from quantexp.formats.layout import (
     Scratch,
     blocked_shape,
@@ -32,6 +31,7 @@ from quantexp.formats.layout import (
 from quantexp.formats.mx import scaled_magnitudes, scratch_size
 from quantexp.formats.options import Options, resolve
 from quantexp.formats.packing import check_packable, pack
+from quantexp.formats.per_tensor import SCALED_VALUES
 from quantexp.formats.philox import random_numbers
 from quantexp.formats.table import BF16
 from quantexp.formats.tensor_scale import tensor_scale

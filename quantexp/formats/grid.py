@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.bits import inverse_power_of_two, power_of_two
-from quantexp.formats.fit import binade_steps, fit_blocks, fit_flat, flat_steps, same
 from quantexp.formats.layout import (
     Scratch,
     check_input,
@@ -29,9 +28,10 @@ from quantexp.formats.layout import (
     positive_axis,
 )
 from quantexp.formats.mx import block_amax_bits, scratch_size
+from quantexp.formats.mx_scale import scale_field
 from quantexp.formats.options import Options, resolve
 from quantexp.formats.quantising import quantise
-from quantexp.formats.scale import scale_field
+from quantexp.formats.scale_search import binade_steps, fit_blocks, fit_flat, flat_steps, same
 from quantexp.formats.table import get_format
 from quantexp.formats.types import Family, Format, ScaleRule, Scaling
 

@@ -22,9 +22,9 @@ from quantexp.formats.bits import (
     power_of_two,
 )
 from quantexp.formats.layout import Scratch, chunk_limit, chunks
+from quantexp.formats.mx_scale import can_saturate, scale_field
 from quantexp.formats.options import Options
 from quantexp.formats.rounding import round_element
-from quantexp.formats.scale import can_saturate, scale_field
 
 #: What `pre_scale` multiplies with.
 PRE_SCALE = 0.75

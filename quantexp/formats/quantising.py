@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quantexp.formats.flat import quantise_flat
 from quantexp.formats.kernels.choice import kernel_for
 from quantexp.formats.layout import (
     Target,
@@ -25,6 +24,7 @@ from quantexp.formats.layout import (
 from quantexp.formats.mx import quantise_mx
 from quantexp.formats.nv import quantise_nv
 from quantexp.formats.options import Options, resolve
+from quantexp.formats.per_tensor import quantise_flat
 from quantexp.formats.philox import Place, random_numbers
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, Format, Rounding, ScaleRule, Scaling

@@ -20,9 +20,9 @@ from quantexp.formats.layout import (
     positive_axis,
 )
 from quantexp.formats.mx import PRE_SCALE, block_amax_bits
+from quantexp.formats.mx_scale import scale_field
 from quantexp.formats.nv import block_scales, total_scale
 from quantexp.formats.options import Options, resolve
-from quantexp.formats.scale import scale_field
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, Format, ScaleRule, Scaling
 

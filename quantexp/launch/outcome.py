@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantexp.errors import RunError, RunInUseError
-from quantexp.paths import RunDir
+from quantexp.runs.metrics import Speed, recent_metrics, speed_of
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_json, read_status
 from quantexp.schema import Experiment
-from quantexp.speed import Speed, recent_metrics, speed_of
-from quantexp.status import State, read_json, read_status
 
 
 @dataclass(frozen=True)

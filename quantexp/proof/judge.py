@@ -18,10 +18,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from quantexp.processes.threads import threads
 from quantexp.proof.grids import OTHERS, Grid, declared_grid, has_coarser_scales
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
 from quantexp.quant.slots import Operand
-from quantexp.threads import threads
 
 #: Why an operand with NaN or Inf cannot be judged; the next iteration is watched then.
 NOT_FINITE = "not finite"

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import Rounding, Scaling, finite_amax
-from quantexp.quant.moment import current
 from quantexp.quant.multiply import post_scale
 from quantexp.quant.operand import transformed
 from quantexp.quant.slots import Operand
+from quantexp.quant.step_state import current
 
 #: How far an operand may be from the transform of its source, relative to it, in the root mean square. Four bits
 #: rounded stochastically stay within 0.3; tensors that have nothing to do with each other are sqrt(2) apart.

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quantexp.decoder import is_routed
+from quantexp.model.decoder import is_routed
 from quantexp.proof.judge import Finding, Status, judge
 from quantexp.proof.origin import needs_origin
 from quantexp.proof.owners import Owners
 from quantexp.proof.parts import CUT_SHORT, Parts, narrowed
-from quantexp.quant.announce import (
+from quantexp.quant.operand import own_amax
+from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
+from quantexp.quant.product_context import (
     OBSERVATION,
     Announcement,
     FusedAnnouncement,
@@ -31,8 +33,6 @@ from quantexp.quant.announce import (
     current,
     watched,
 )
-from quantexp.quant.operand import own_amax
-from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
 from quantexp.quant.sites import PRODUCTS, Product, Site
 from quantexp.quant.slots import WORKING, Operand
 

@@ -30,15 +30,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quantexp.quant.announce import Announcement
-from quantexp.quant.buffers import Buffers
+from quantexp.quant.hooks import tell_operand, wants_operand
 from quantexp.quant.multiply import multiply, post_scale
 from quantexp.quant.operand import held, held_by_two, linear_dim
 from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.product_context import Announcement
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand
-from quantexp.quant.tap import tell_operand, wants_operand
+from quantexp.quant.weight_cache.buffers import Buffers
 
 
 def fprop(

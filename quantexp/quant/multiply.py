@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quantexp.quant.announce import Announcement, announce
+from quantexp.quant.product_context import Announcement, announce
 from quantexp.quant.slots import Operand
 
 #: What a product is multiplied with for each operand that was scaled by 3/4 (arXiv 2502.20586).

@@ -18,9 +18,9 @@ from quantexp.formats import (
     saturated,
     scales_of,
 )
-from quantexp.quant.kept import is_one_tensor, shares_read
-from quantexp.quant.moment import current
 from quantexp.quant.slots import Operand
+from quantexp.quant.step_state import current
+from quantexp.quant.weight_cache.policy import is_one_tensor, shares_read
 
 
 def held(

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from quantexp.decoder import ATTENTION, alike_layers, in_words, layer_modules
 from quantexp.errors import ConfigError
+from quantexp.model.decoder import ATTENTION, alike_layers, in_words, layer_modules
 from quantexp.quant.choosing import Setting
 from quantexp.quant.sites import Product, Site, slots_of
 from quantexp.quant.slots import Key, Operand, resolve_site, site_configs

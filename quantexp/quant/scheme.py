@@ -14,7 +14,7 @@ from functools import cache
 
 from omegaconf import OmegaConf
 
-from quantexp.paths import conf_dir
+from quantexp.folders import conf_dir
 from quantexp.quant.precision import operand_record
 from quantexp.quant.sites import Site
 from quantexp.quant.slots import Key, Operand, SiteConfig, resolve_site, site_configs

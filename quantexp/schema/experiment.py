@@ -63,7 +63,7 @@ class SweepConfig:
     """How the words of a sweep (`-m`) become points; without `-m` all of it stays null.
 
     Patterns are mappings of a key (`quant`, `training.lr`) to a shell pattern; all keys of a mapping must match, and of
-    several mappings one. The shapes are checked in `quantexp.sweep.request`.
+    several mappings one. The shapes are checked in `quantexp.config.sweep.request`.
     """
 
     #: Swept keys that advance together instead of being multiplied: a list of keys, or several such lists.

@@ -16,7 +16,7 @@ from quantexp.analysis.scheme_style import (
     shaded,
     styles_by_name,
 )
-from quantexp.paths import conf_dir
+from quantexp.folders import conf_dir
 
 TEN = [path.stem for path in (conf_dir() / "quant").glob("*.yaml")]
 MORE = [path.stem for path in (conf_dir() / "quant" / "more").glob("*.yaml")]

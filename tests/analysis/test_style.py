@@ -7,8 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from quantexp.analysis.draw.asked import FORMATS
-from quantexp.analysis.inventory import Kind
+from quantexp.analysis.draw.arguments import FORMATS
 from quantexp.analysis.scheme_style import FORMAT_COLOURS, scheme_style
 from quantexp.analysis.style import (
     DPI,
@@ -19,6 +18,7 @@ from quantexp.analysis.style import (
     save_figure,
     save_png,
 )
+from quantexp.analysis.tensors.inventory import Kind
 
 
 def test_every_kind_and_quantisation_type_has_a_colour_of_its_own() -> None:

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from quantexp.analysis.report.write import write_report
-from quantexp.compose import compose
-from quantexp.paths import RunDir
+from quantexp.config.compose import compose
+from quantexp.runs.paths import RunDir
 
 from .conftest import Look, Seen
 
@@ -29,8 +29,8 @@ def runs(
     browser: object, tiny_words: Sequence[str], tmp_path_factory: pytest.TempPathFactory
 ) -> list[RunDir]:
     """A run of each scheme with the tensors of two iterations; made only where there is a browser."""
-    from quantexp.record import opened
-    from quantexp.worker import Worker
+    from quantexp.launch.attempt import opened
+    from quantexp.training.worker import Worker
 
     root = tmp_path_factory.mktemp("browser") / "runs"
     words = [*tiny_words, f"paths.root={root}", "capture.iterations=[1,2]", "capture.format=mxfp8"]

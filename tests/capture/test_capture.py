@@ -14,13 +14,13 @@ import pytest
 import torch
 import xxhash
 
-from quantexp.capture.budget import price
-from quantexp.capture.choice import expected_tensors
-from quantexp.capture.recorder import Recorder
-from quantexp.megatron.cpu import _CudaMeansCpu
-from quantexp.paths import RunDir
+from quantexp.capture.record.recorder import Recorder
+from quantexp.capture.select.budget import price
+from quantexp.capture.select.choice import expected_tensors
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
-from quantexp.status import State, read_status
+from quantexp.training.megatron.cpu import _CudaMeansCpu
 
 Tiny = Callable[..., Experiment]
 RunTiny = Callable[..., RunDir]
@@ -90,7 +90,9 @@ def test_a_capture_is_the_same_where_training_leaves_it_no_core(
 ) -> None:
     found = []
     for leaves in (True, False):
-        monkeypatch.setattr("quantexp.threads.leaves_a_core", lambda leaves=leaves: leaves)
+        monkeypatch.setattr(
+            "quantexp.processes.threads.leaves_a_core", lambda leaves=leaves: leaves
+        )
         run = run_tiny("quant=linear_mxfp8", f"paths.root={tmp_path / str(leaves)}", *words)
         lines = manifest(run, "statistics.jsonl")
         lines += manifest(run) if "capture=tensors" in words else []
@@ -339,7 +341,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_no_half_file(
             raise OSError(28, "No space left on device")
         return real(descriptor, parts, offset)
 
-    monkeypatch.setattr("quantexp.capture.files.write_files", lambda files: 0)
+    monkeypatch.setattr("quantexp.capture.store.files.write_files", lambda files: 0)
     monkeypatch.setattr(os, "pwritev", full_after_ten)
     run = run_tiny(expect=1)
     status = read_status(run.status)
@@ -364,7 +366,7 @@ def test_a_folder_that_cannot_be_written_ends_the_run_with_one_line(
 def test_torchs_own_words_for_a_full_disk_are_translated(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quantexp.capture.files.takes", lambda values: False)
+    monkeypatch.setattr("quantexp.capture.store.files.takes", lambda values: False)
 
     def full(content: Any, file: Path) -> None:
         file.write_bytes(b"half")
@@ -373,7 +375,7 @@ def test_torchs_own_words_for_a_full_disk_are_translated(
         )
 
     monkeypatch.setattr(torch, "save", full)
-    monkeypatch.setattr("quantexp.capture.store._free_bytes", lambda path: 0)
+    monkeypatch.setattr("quantexp.capture.store.folder._free_bytes", lambda path: 0)
     run = run_tiny(expect=1)
     status = read_status(run.status)
     assert status is not None

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.capture.budget import price
-from quantexp.capture.choice import expected_tensors
+from quantexp.capture.select.budget import price
+from quantexp.capture.select.choice import expected_tensors
 from quantexp.errors import ConfigError
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 
 pytestmark = pytest.mark.slow

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from quantexp.capture.names import TensorName, formats_record, quant_type, short_name
-from quantexp.quant.moment import Moment, seed_of
 from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.quant.slots import Operand
+from quantexp.quant.step_state import Moment, seed_of
 from quantexp.schema import Experiment
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from quantexp.paths import RunDir
-from quantexp.plan import make_plan
+from quantexp.cli.plan import make_plan
+from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 
 Tiny = Callable[..., Experiment]

@@ -17,9 +17,9 @@ import safetensors.torch
 import torch
 
 from quantexp.capture import open_capture
-from quantexp.capture.about import About
-from quantexp.capture.store import CaptureStore
-from quantexp.cli import main
+from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.metadata import About
+from quantexp.cli.main import main
 from quantexp.errors import CaptureError
 
 

@@ -11,14 +11,14 @@ import torch
 
 from quantexp.analysis.numerics.attention import layers_of, recomputed
 from quantexp.capture.reader import open_capture
-from quantexp.compose import compose
+from quantexp.config.compose import compose
 from quantexp.data.binary import write_binary
 from quantexp.data.completed import paths
 from quantexp.data.sources import Document
 from quantexp.data.tokenizer import ByteTokenizer
 from quantexp.errors import ConfigError, DataError
-from quantexp.identity import data_identity
-from quantexp.paths import RunDir
+from quantexp.launch.identity import data_identity
+from quantexp.runs.paths import RunDir
 from quantexp.schema import TokenizerKind
 
 from .prepare.made import lines, prepared, rows, texts

@@ -10,7 +10,7 @@ import torch
 
 from quantexp.formats import FORMATS, decode, encode, quantise
 from quantexp.formats.codes import code_values
-from quantexp.verify import rational as gold
+from quantexp.formats.verify import rational as gold
 
 from .tensors import assert_same, every_value
 

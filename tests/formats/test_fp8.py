@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, finite_amax, quantise
-from quantexp.verify import rational as gold
-from quantexp.verify.cases import hard_values
-from quantexp.verify.oracles import ml_dtypes_oracle, torch_oracle
+from quantexp.formats.verify import rational as gold
+from quantexp.formats.verify.cases import hard_values
+from quantexp.formats.verify.oracles import ml_dtypes_oracle, torch_oracle
 
 from .tensors import as_numpy, assert_same, every_value
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, Family, grid_and_step, lies_on_grid, local_step, quantise
-from quantexp.verify import rational as gold
+from quantexp.formats.verify import rational as gold
 
 from .tensors import assert_same
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from quantexp.formats import quantise
-from quantexp.verify import rational as gold
-from quantexp.verify.cases import hard_blocks
-from quantexp.verify.exact import Case, answer
-from quantexp.verify.oracles import gfloat_oracle, ml_dtypes_oracle
+from quantexp.formats.verify import rational as gold
+from quantexp.formats.verify.cases import hard_blocks
+from quantexp.formats.verify.exact import Case, answer
+from quantexp.formats.verify.oracles import gfloat_oracle, ml_dtypes_oracle
 
 from .tensors import as_numpy, assert_same, every_finite_value
 

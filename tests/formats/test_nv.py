@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from quantexp.formats import encode, finite_amax, quantise
-from quantexp.verify import rational as gold
-from quantexp.verify.cases import hard_nv_blocks
-from quantexp.verify.exact import Case, answer
-from quantexp.verify.oracles import ml_dtypes_oracle
+from quantexp.formats.verify import rational as gold
+from quantexp.formats.verify.cases import hard_nv_blocks
+from quantexp.formats.verify.exact import Case, answer
+from quantexp.formats.verify.oracles import ml_dtypes_oracle
 
 from .tensors import as_numpy, assert_same, every_finite_value, sqnr_db
 

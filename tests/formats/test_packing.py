@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, decode, encode, quantise
-from quantexp.verify.oracles import torchao_oracle
+from quantexp.formats.verify.oracles import torchao_oracle
 
 from .tensors import assert_same
 

@@ -7,7 +7,7 @@ import torch
 
 from quantexp.formats import philox
 from quantexp.formats.philox import Place, philox4x32, random_integers, random_integers_at
-from quantexp.verify import rational as gold
+from quantexp.formats.verify import rational as gold
 
 CPU = torch.device("cpu")
 #: counter, key and words, from the file of known answers that comes with Random123.

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quantexp.formats import FORMATS, encode, quantise
-from quantexp.verify.rational import FP8_ELEMENTS, MX_ELEMENTS, SCALE_RULES
+from quantexp.formats.verify.rational import FP8_ELEMENTS, MX_ELEMENTS, SCALE_RULES
 
 from .tensors import assert_same
 

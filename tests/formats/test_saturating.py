@@ -9,8 +9,8 @@ import torch
 
 from quantexp.formats import FORMATS, decode, encode, saturated
 from quantexp.formats.codes import code_values
-from quantexp.verify import rational as gold
-from quantexp.verify.cases import hard_blocks
+from quantexp.formats.verify import rational as gold
+from quantexp.formats.verify.cases import hard_blocks
 
 
 def largest_of(x: torch.Tensor, name: str, axis: int, **options: object) -> torch.Tensor:

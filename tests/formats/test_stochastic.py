@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quantexp.formats import FORMATS, Place, decode, encode, layout, lies_on_grid, quantise
-from quantexp.verify import rational as gold
+from quantexp.formats.verify import rational as gold
 
 from .tensors import assert_same, every_finite_value
 from .test_quantising import views

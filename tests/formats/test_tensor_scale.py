@@ -11,7 +11,7 @@ import torch
 
 from quantexp.formats import finite_amax, quantise, resolve
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.verify import rational as gold
+from quantexp.formats.verify import rational as gold
 
 from .tensors import assert_same
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from quantexp.formats import encode
-from quantexp.verify.exact import Case, answer
-from quantexp.verify.oracles import torchao_oracle
-from quantexp.verify.rational import SCALE_RULES
+from quantexp.formats.verify.exact import Case, answer
+from quantexp.formats.verify.oracles import torchao_oracle
+from quantexp.formats.verify.rational import SCALE_RULES
 
 from .tensors import every_finite_value
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quantexp.formats import hadamard, quantise, random_signs
-from quantexp.verify import rational as gold
-from quantexp.verify.walsh import butterflies, factor, sylvester
+from quantexp.formats.verify import rational as gold
+from quantexp.formats.verify.walsh import butterflies, factor, sylvester
 
 from .tensors import as_numpy, assert_same, sqnr_db
 from .test_quantising import views

@@ -15,18 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import quantexp.megatron.linear
-import quantexp.observer
-import quantexp.quant.attention
+import quantexp.quant.attention.plain
 import quantexp.quant.linear
-import quantexp.quant.weights
+import quantexp.quant.weight_cache.weights
+import quantexp.training.megatron.linear
+import quantexp.training.observer
 from quantexp.formats import quantise
-from quantexp.paths import RunDir
-from quantexp.quant.announce import Announcement, announce
 from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.product_context import Announcement, announce
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand
-from quantexp.status import State, read_status
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
 
 RunTiny = Callable[..., RunDir]
 ONE_STEP = ("training.iterations=1", "training.warmup_iterations=0", "capture=off")
@@ -73,7 +73,7 @@ def hold_linear_operands(
     ) -> tuple[Tensor, Tensor]:
         return how(x, first, axes[0]), how(x, second, axes[1])
 
-    for module in (quantexp.quant.linear, quantexp.quant.weights):
+    for module in (quantexp.quant.linear, quantexp.quant.weight_cache.weights):
         monkeypatch.setattr(module, "held", by_one)
         monkeypatch.setattr(module, "held_by_two", by_two)
 
@@ -116,7 +116,7 @@ def test_a_bf16_baseline_that_still_quantises_fails(
         with announce(Announcement(precision.module, Site.LINEAR, Product.FPROP)):
             return torch.matmul(quantise(x, "mxfp4"), w.t())
 
-    monkeypatch.setattr(quantexp.megatron.linear, "fprop", left_behind)
+    monkeypatch.setattr(quantexp.training.megatron.linear, "fprop", left_behind)
     reason = failure(run_tiny("quant=bf16", *ONE_STEP, expect=1))
     assert "layer 0 qkv linear.fprop.x: declared bf16" in reason
     assert "grid of mxfp4_e2m1" in reason
@@ -127,7 +127,9 @@ def test_a_linear_scheme_that_also_quantises_attention_fails(
 ) -> None:
     """Number 3: linear_x did what FA_linear_x does."""
     monkeypatch.setattr(
-        quantexp.quant.attention, "held", lambda x, operand, axis: quantise(x, "mxfp8", axis=axis)
+        quantexp.quant.attention.plain,
+        "held",
+        lambda x, operand, axis: quantise(x, "mxfp8", axis=axis),
     )
     reason = failure(run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1))
     assert "attention qk.fprop.q: declared bf16" in reason
@@ -137,14 +139,14 @@ def test_an_attention_product_in_e5m2_instead_of_e4m3_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Number 4. E5M2's values lie on E4M3's grid but for the smallest: only the unused mantissa bit tells."""
-    original = quantexp.quant.attention.held
+    original = quantexp.quant.attention.plain.held
 
     def e5m2(x: Tensor, operand: Any, axis: int) -> Tensor:
         if not operand.quantised:
             return original(x, operand, axis)
         return quantise(x, "mxfp8_e5m2", axis=axis, scale_rule="rceil")
 
-    monkeypatch.setattr(quantexp.quant.attention, "held", e5m2)
+    monkeypatch.setattr(quantexp.quant.attention.plain, "held", e5m2)
     reason = failure(run_tiny("quant=FA_mxfp8", *ONE_STEP, expect=1))
     assert "attention qk.fprop.q: declared mxfp8_e4m3, it lies on the grid of mxfp8_e5m2" in reason
 
@@ -168,7 +170,7 @@ def test_a_weight_gradient_from_the_originals_fails(
         with announce(Announcement(precision.module, Site.LINEAR, Product.WGRAD, g.shape[1])):
             return torch.matmul(g.reshape(-1, g.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
 
-    monkeypatch.setattr(quantexp.megatron.linear, "wgrad", originals)
+    monkeypatch.setattr(quantexp.training.megatron.linear, "wgrad", originals)
     reason = failure(run_tiny(f"quant={scheme}", *ONE_STEP, expect=1))
     assert "linear.wgrad.g: declared" in reason
     assert "are not on the grid of" in reason
@@ -179,7 +181,7 @@ def test_a_backward_of_attention_from_the_originals_fails(
 ) -> None:
     """Number 5: attention's backward multiplies k and q as they were before quantisation."""
     monkeypatch.setattr(
-        quantexp.quant.attention,
+        quantexp.quant.attention.plain,
         "_forward_or_own",
         lambda precision, site, product, name, axis, forward_axis, x, *layout: x,
     )
@@ -195,7 +197,7 @@ def test_a_layer_that_quantises_and_multiplies_the_originals_fails(
         with announce(Announcement(precision.module, Site.LINEAR, Product.FPROP)):
             return torch.matmul(x, w.t())
 
-    monkeypatch.setattr(quantexp.megatron.linear, "fprop", looks_right)
+    monkeypatch.setattr(quantexp.training.megatron.linear, "fprop", looks_right)
     reason = failure(run_tiny("quant=linear_hifp8", *ONE_STEP, expect=1))
     assert "layer 0 qkv linear.fprop.x: declared hifp8" in reason
 
@@ -209,7 +211,7 @@ def test_a_layer_that_multiplies_the_originals_without_a_word_fails(
         quantexp.quant.linear.fprop(precision, x, w)
         return torch.matmul(x, w.t())
 
-    monkeypatch.setattr(quantexp.megatron.linear, "fprop", hidden)
+    monkeypatch.setattr(quantexp.training.megatron.linear, "fprop", hidden)
     reason = failure(run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1))
     assert "layer 0: 4 matrix products (aten.mm) that the precision map does not list" in reason
 
@@ -221,7 +223,7 @@ def test_a_hidden_product_in_the_backward_fails(
         quantexp.quant.linear.dgrad(precision, g, w)
         return torch.matmul(g, w)
 
-    monkeypatch.setattr(quantexp.megatron.linear, "dgrad", hidden)
+    monkeypatch.setattr(quantexp.training.megatron.linear, "dgrad", hidden)
     reason = failure(run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1))
     assert "layer 0: 4 matrix products (aten.mm) that the precision map does not list" in reason
 
@@ -229,7 +231,7 @@ def test_a_hidden_product_in_the_backward_fails(
 def test_fused_attention_behind_the_scheme_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quantexp.megatron.attention import SchemeAttention
+    from quantexp.training.megatron.attention import SchemeAttention
 
     def fused(
         self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
@@ -337,7 +339,7 @@ def test_a_start_that_overflows_is_watched_until_it_can_be_proved(run_tiny: RunT
 def test_a_start_that_never_becomes_finite_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantexp.observer, "MAX_PROOFS", 2)
+    monkeypatch.setattr(quantexp.training.observer, "MAX_PROOFS", 2)
     run = run_tiny(
         "quant=linear_mxfp8",
         "training.precision=fp16",

@@ -11,11 +11,11 @@ from megatron.core.transformer.moe import router
 from torch import Tensor
 
 from quantexp.formats import quantise
-from quantexp.paths import RunDir
 from quantexp.proof.judge import Status
 from quantexp.proof.verdict import Verdict, merged
 from quantexp.proof.watch import NO_TOKENS, NOT_CALLED, Seen, status_of
-from quantexp.status import State, read_status
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from quantexp.capture import open_capture
 from quantexp.capture.reader import CapturedTensor
-from quantexp.paths import RunDir
-from quantexp.quant import fused
-from quantexp.status import State, read_status
+from quantexp.quant.attention import fused
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
 
 RunTiny = Callable[..., RunDir]
 FUSED = (
@@ -103,12 +103,12 @@ def test_fused_call_that_nobody_announced_fails_the_run(
     kernel = fused._kernel
 
     def twice(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-        from quantexp.quant import announce
+        from quantexp.quant import product_context
 
-        said, announce._current.announcement = announce._current.announcement, None
+        said, product_context._current.announcement = product_context._current.announcement, None
         with torch.no_grad():
             kernel(q, k, v, scale, mask)
-        announce._current.announcement = said
+        product_context._current.announcement = said
         return kernel(q, k, v, scale, mask)
 
     monkeypatch.setattr(fused, "_kernel", twice)

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import quantexp.quant.attention
+import quantexp.quant.attention.plain
 import quantexp.quant.linear
+from quantexp.folders import conf_dir
 from quantexp.formats import quantise
-from quantexp.paths import RunDir, conf_dir
-from quantexp.quant.moment import Moment
 from quantexp.quant.operand import held
 from quantexp.quant.slots import Operand
+from quantexp.quant.step_state import Moment
+from quantexp.runs.paths import RunDir
 
 from .test_engagement import failure, hold_linear_operands, precision
 
@@ -166,7 +167,7 @@ def test_a_bf16_baseline_in_a_later_format_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
     monkeypatch.setattr(
-        quantexp.quant.attention, "held", lambda x, operand, axis: quantise(x, fmt, axis=axis)
+        quantexp.quant.attention.plain, "held", lambda x, operand, axis: quantise(x, fmt, axis=axis)
     )
     reason = failure(run_tiny("quant=bf16", *ONE_STEP, expect=1))
     assert "declared bf16" in reason
@@ -198,7 +199,7 @@ def test_a_forward_copy_that_the_backward_makes_again_repeats_its_numbers(
         seen.setdefault(operand.stream, []).append(y)
         return y
 
-    monkeypatch.setattr(quantexp.quant.attention, "held", watched)
+    monkeypatch.setattr(quantexp.quant.attention.plain, "held", watched)
     run_tiny("quant=FA_mxfp4", "quant.qk.rounding=stochastic", *ONE_STEP)
     for name in ("q", "k"):
         forward, backward = seen[f"layer 0 attention qk.fprop.{name}"]

@@ -11,9 +11,9 @@ import torch
 from quantexp.formats import Hadamard, Rounding, ScaleRule, Scaling
 from quantexp.proof.judge import Status, judge
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
-from quantexp.quant.moment import Moment, during
 from quantexp.quant.operand import held
 from quantexp.quant.slots import Operand
+from quantexp.quant.step_state import Moment, during
 
 STREAM = "layer 0 fc1 linear.wgrad.g"
 MXFP4 = Operand(

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.paths import RunDir
-from quantexp.quant import tile_products, tiles
-from quantexp.status import State, read_status
+from quantexp.quant.attention import tile_products, tiles
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from quantexp.capture import open_capture
-from quantexp.paths import RunDir
-from quantexp.quant import tile_passes, tile_products, tiled
-from quantexp.quant.fused import nobody_asks
+from quantexp.quant.attention import tile_passes, tile_products, tiled
+from quantexp.quant.attention.fused import nobody_asks
+from quantexp.quant.hooks import nobody
 from quantexp.quant.kernels.gpu import Amaxes, Held
-from quantexp.quant.tap import nobody
-from quantexp.status import State, read_status
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
 
 RunTiny = Callable[..., RunDir]
 WORDS = (
@@ -84,7 +84,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
         found.append(Unseen(Borrowing(precision, q, scale, softmax, can_shorten=True)))
         return found[-1]
 
-    monkeypatch.setattr("quantexp.quant.tiles.ROWS", 32)
+    monkeypatch.setattr("quantexp.quant.attention.tiles.ROWS", 32)
     monkeypatch.setattr(tiled, "kernels_for", kernels_for)
     return found
 

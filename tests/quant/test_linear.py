@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.megatron.linear import SchemeLinear
-from quantexp.quant.buffers import Buffers
+from quantexp.quant.hooks import operands_to
 from quantexp.quant.linear import backward_asks_for_input, gradient_copies, input_copies, wgrad
-from quantexp.quant.moment import Moment, during
 from quantexp.quant.operand import held
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Product, Site
-from quantexp.quant.tap import operands_to
+from quantexp.quant.step_state import Moment, during
+from quantexp.quant.weight_cache.buffers import Buffers
 from quantexp.schema import LinearSite, LinearWgrad, ModelConfig, QuantConfig, Slot
+from quantexp.training.megatron.linear import SchemeLinear
 
 MODEL = ModelConfig(
     num_layers=1,

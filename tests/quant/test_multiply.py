@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quantexp.quant.announce import Announcement, current
 from quantexp.quant.multiply import multiply, post_scale
 from quantexp.quant.precision import ModuleId
+from quantexp.quant.product_context import Announcement, current
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand
 

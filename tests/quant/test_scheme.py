@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from quantexp.paths import conf_dir
+from quantexp.folders import conf_dir
 from quantexp.quant.precision import operand_record
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name, site_configs
 from quantexp.quant.slots import resolve_site

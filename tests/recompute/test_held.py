@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 
 from .captured import Array, Module, Slot, read_capture
 from .grids import _ELEMENTS, _blocks, _power_of_two_scale, _scale_exponent

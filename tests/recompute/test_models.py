@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 
 from .bounds import distance, share_outside
 from .captured import Array, Module, read_capture

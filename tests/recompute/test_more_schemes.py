@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 
 from .bounds import share_outside
 from .captured import Module, Slot, read_capture

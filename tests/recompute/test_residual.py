@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 
 from .captured import Array, read_capture

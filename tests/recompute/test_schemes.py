@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 
 from .bounds import distance, share_outside
 from .captured import Module, Slot, read_capture

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# zsh and fish on this host, for the tests of completion (tests/test_completion.py). Needs Debian or Ubuntu and root, or
+# zsh and fish on this host, for the tests of completion (tests/cli/test_completion.py). Needs Debian or Ubuntu and root, or
 # sudo that asks nothing. Nothing is installed where both are found.
 set -euo pipefail
 missing=()

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from quantexp_launchers.slurm.submit import send
 from rich.console import Console
 
-from quantexp.compose import compose
-from quantexp.paths import RunDir
+from quantexp.config.compose import compose
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, read_status
 from quantexp.schema import Experiment
-from quantexp.status import State, Status, read_status
-from quantexp.submit import send
 
 from .cluster import Cluster
 

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from quantexp_launchers.local.execute import execute
 from rich.console import Console
 
-from quantexp.compose import compose
-from quantexp.execute import execute
-from quantexp.paths import RunDir
-from quantexp.plan import make_plan
-from quantexp.source import take_snapshot
-from quantexp.status import State
+from quantexp.cli.plan import make_plan
+from quantexp.config.compose import compose
+from quantexp.runs.paths import RunDir
+from quantexp.runs.snapshot import take_snapshot
+from quantexp.runs.status import State
 
 from .cluster import Cluster
 from .launched import HELD, SMALL, status_of, submitted, until_state

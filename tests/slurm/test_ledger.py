@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.cli import main
-from quantexp.ledger.clients import ClientError
-from quantexp.ledger.scheduler import jobs, jobs_named
-from quantexp.ledger.settle import settle
-from quantexp.ledger.standing import Standing, live_jobs, standing, standings
-from quantexp.paths import RunDir, RunsRoot
-from quantexp.status import State, Status, now, read_status, write_status
+from quantexp.cli.main import main
+from quantexp.launch.ledger.clients import ClientError
+from quantexp.launch.ledger.scheduler import jobs, jobs_named
+from quantexp.launch.ledger.settle import settle
+from quantexp.launch.ledger.standing import Standing, live_jobs, standing, standings
+from quantexp.runs.paths import RunDir, RunsRoot
+from quantexp.runs.status import State, Status, now, read_status, write_status
 
 from .cluster import Cluster
 
@@ -202,7 +202,7 @@ def test_ended_job_is_known_by_accounting_for_ever(
         assert time.monotonic() < end
         time.sleep(0.2)
     # The controller forgets in minutes; an empty answer of squeue is what it says then.
-    monkeypatch.setattr("quantexp.ledger.scheduler._queue", lambda _: {})
+    monkeypatch.setattr("quantexp.launch.ledger.scheduler._queue", lambda _: {})
     sent.begin(0)
     assert standing(sent.runs[0]).reason.startswith(f"job {sent.id}_0 failed with exit code 3")
     assert sorted(task for task in jobs_named(sent.name) if task is not None) == [0, 1]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.paths import RunDir
-from quantexp.status import State
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State
 
 from .cluster import Cluster
 from .launched import ENDLESS, start_again, status_of, submitted, until, until_state, until_training

@@ -10,15 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from quantexp_launchers.slurm.submit import send
 from rich.console import Console
 
-from quantexp.cli import main
-from quantexp.compose import compose
-from quantexp.load import read
-from quantexp.paths import RunDir
-from quantexp.ranks import read_record
-from quantexp.status import State
-from quantexp.submit import send
+from quantexp.cli.main import main
+from quantexp.config.compose import compose
+from quantexp.config.load import read
+from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import read_record
+from quantexp.runs.status import State
 
 from .cluster import Cluster
 from .launched import (

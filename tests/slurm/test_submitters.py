@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.compose import compose
-from quantexp.ledger.standing import live_job
-from quantexp.paths import RunDir
-from quantexp.status import State
+from quantexp.config.compose import compose
+from quantexp.launch.ledger.standing import live_job
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State
 
 from .cluster import Cluster
 from .launched import HELD, SMALL, status_of, submitted, until, until_state
@@ -27,7 +27,7 @@ SUBMITTER = """\
 import pickle, sys
 from pathlib import Path
 from rich.console import Console
-from quantexp.submit import submit_sweep
+from quantexp_launchers.slurm.submit import submit_sweep
 points = pickle.loads(Path(sys.argv[1]).read_bytes())
 print("ready", flush=True)
 sys.stdin.readline()

@@ -17,8 +17,8 @@ from quantexp.analysis.compare.matched import Mismatch, in_words, last_iteration
 from quantexp.analysis.compare.precision import PrecisionChange, precision_changes
 from quantexp.analysis.compare.side import Side
 from quantexp.errors import RunError
-from quantexp.ledger.scope import Missing
-from quantexp.queueing.slots import ranges
+from quantexp.processes.cores import ranges
+from quantexp.runs.find import Missing
 
 #: What makes no difference to what runs, or is told by the precision map.
 NOT_COMPARED = ("quant", "paths", "tracking", "analysis", "dry_run", "force", "sweep")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from quantexp.analysis.run_record import LossCurve
+from quantexp.analysis.tensors.run_record import LossCurve
 
 #: The share of the common iterations, from the end, that `late` is the mean over.
 LATE_SHARE = 0.1

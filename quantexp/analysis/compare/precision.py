@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quantexp.format_label import describe_format
-from quantexp.queueing.slots import ranges
+from quantexp.processes.cores import ranges
+from quantexp.quant.label import describe_format
 
 #: Layer, module, site, product, operand.
 _Slot = tuple[int, str, str, str, str]

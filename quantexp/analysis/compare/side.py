@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantexp.analysis.run_record import (
+from quantexp.analysis.tensors.run_record import (
     LossCurve,
     RunNames,
     losses_of,
@@ -16,9 +16,9 @@ from quantexp.analysis.run_record import (
     read_names,
 )
 from quantexp.errors import RunError
-from quantexp.paths import RunDir
-from quantexp.speed import Speed, speed_of
-from quantexp.status import Status, read_json, read_status
+from quantexp.runs.metrics import Speed, speed_of
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import Status, read_json, read_status
 
 BASELINE = "bf16"
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.compare.matched import last_iteration
-from quantexp.fitted_table import Column, Shrink, fitted_table
+from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
 _COLUMNS = (
     Column("scheme", shrink=Shrink.CUT_START),

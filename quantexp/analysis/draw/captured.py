@@ -9,9 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from quantexp.analysis.collection import Record
 from quantexp.analysis.draw.tables import CLASSES, Row, counted_by
-from quantexp.analysis.inventory import Kind, in_flow, kind_of
 from quantexp.analysis.style import (
     INK,
     KIND_COLOURS,
@@ -22,7 +20,9 @@ from quantexp.analysis.style import (
     new_figure,
     save_figure,
 )
-from quantexp.progress import human_bytes
+from quantexp.analysis.tensors.collection import Record
+from quantexp.analysis.tensors.inventory import Kind, in_flow, kind_of
+from quantexp.terminal.units import human_bytes
 
 FILE_NAME = "captured"
 _WIDTH_INCH, _ROW_INCH, _BETWEEN_INCH = 9.0, 0.27, 0.85

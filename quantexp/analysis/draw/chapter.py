@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from quantexp.analysis.collection import Record
-from quantexp.analysis.run_record import RunNames
+from quantexp.analysis.tensors.collection import Record
+from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture, CapturedTensor
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

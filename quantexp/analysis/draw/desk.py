@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quantexp.analysis.draw.pool import Pool
 from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
-from quantexp.status import write_whole
+from quantexp.runs.status import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

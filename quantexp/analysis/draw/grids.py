@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.analysis.collection import Record
-from quantexp.analysis.operands import DeclaredOperand, declared_operands
-from quantexp.analysis.rows import laid_out
-from quantexp.analysis.sample import sample_blocks
+from quantexp.analysis.tensors.collection import Record
+from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
+from quantexp.analysis.tensors.rows import laid_out
+from quantexp.analysis.tensors.sample import sample_blocks
 from quantexp.errors import CaptureError
 from quantexp.formats import Family, TwoLevelScales, scales_of
 from quantexp.formats.codes import code_values

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from quantexp.analysis.draw.asked import NUMBERS
+from quantexp.analysis.draw.arguments import NUMBERS
 from quantexp.analysis.draw.chapter import Source
 from quantexp.capture.reader import Capture, CapturedTensor
-from quantexp.capture.values import metadata_in
+from quantexp.capture.store.values import metadata_in
 from quantexp.errors import CaptureError
 
 #: What a filter looks at, where that is not the key of its name.

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.analysis.draw.work import Done
-from quantexp.capture.manifest import lines_of
 from quantexp.capture.reader import CapturedTensor
-from quantexp.status import write_whole
+from quantexp.capture.store.manifest import lines_of
+from quantexp.runs.status import write_whole
 
 #: Counts up when figures or statistics change.
 VERSION = 1

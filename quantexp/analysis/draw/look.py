@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.capture.histogram import Histogram
-from quantexp.capture.operands import SCALE
 from quantexp.capture.reader import CapturedTensor
-from quantexp.capture.statistics import QUANTILES, summarise_counted
+from quantexp.capture.record.operands import SCALE
+from quantexp.capture.statistics.histogram import Histogram
+from quantexp.capture.statistics.summary import QUANTILES, summarise_counted
 from quantexp.errors import CaptureError
 from quantexp.formats import get_format
 from quantexp.formats.decoding import scale_values
@@ -35,7 +35,7 @@ class Looked:
     #: As captured, memory-mapped; the codes of block scales as the numbers they stand for.
     values: Tensor
     counted: Histogram
-    #: As `quantexp.capture.statistics` has it, with `shape` and `dtype`; None is what there is no number for.
+    #: As `quantexp.capture.statistics.summary` has it, with `shape` and `dtype`; None is what there is no number for.
     record: dict[str, Any]
 
     @property

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from quantexp.analysis.draw.server import context
 from quantexp.errors import CaptureError
-from quantexp.threads import threads
-from quantexp.with_parent import end_with_parent
+from quantexp.processes.threads import threads
+from quantexp.processes.with_parent import end_with_parent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -15,16 +15,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from quantexp.analysis.draw.asked import NUMBERS, numbers, require_folders
+from quantexp.analysis.draw.arguments import NUMBERS, numbers, require_folders
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.draw.inside import completed, values_of
 from quantexp.analysis.requantise.source import foreign_files
-from quantexp.analysis.run_record import RunNames, read_names
-from quantexp.capture.manifest import MANIFEST
+from quantexp.analysis.tensors.run_record import RunNames, read_names
 from quantexp.capture.reader import Capture, open_capture
+from quantexp.capture.store.manifest import MANIFEST
 from quantexp.errors import CaptureError, ConfigError
-from quantexp.ledger.scope import is_run, scope
-from quantexp.paths import RunDir
+from quantexp.runs.find import is_run, scope
+from quantexp.runs.paths import RunDir
 
 #: Values that an error lists.
 _MOST_LISTED = 20

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantexp.capture.histogram import Histogram
+from quantexp.capture.statistics.histogram import Histogram
 
 #: Bars in an octave.
 _PER_OCTAVE = 4

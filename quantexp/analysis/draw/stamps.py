@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.errors import RunError
-from quantexp.status import read_json, write_json
+from quantexp.runs.status import read_json, write_json
 
 NAME = ".chapters.json"
 

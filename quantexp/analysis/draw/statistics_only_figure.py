@@ -16,8 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from quantexp.analysis.by_kind import representable
-from quantexp.analysis.collection import Record
 from quantexp.analysis.draw.distribution import (
     BOX_WORDS,
     HEIGHT_INCH,
@@ -31,7 +29,6 @@ from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.draw.titles import write_titles
 from quantexp.analysis.numerics.counts import from_json
 from quantexp.analysis.numerics.operand import largest_scale_exponent
-from quantexp.analysis.operands import declared_operands
 from quantexp.analysis.style import (
     BLACK,
     INK,
@@ -42,6 +39,9 @@ from quantexp.analysis.style import (
     quant_colour,
     say_instead,
 )
+from quantexp.analysis.tensors.by_kind import representable
+from quantexp.analysis.tensors.collection import Record
+from quantexp.analysis.tensors.operands import declared_operands
 from quantexp.errors import CaptureError
 
 _BOX = ("0.001", "0.01", "0.25", "0.5", "0.75", "0.99", "0.999")

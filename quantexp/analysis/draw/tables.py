@@ -23,10 +23,10 @@ from typing import Any, TextIO
 
 from quantexp.analysis.draw.tree import STATISTICS
 from quantexp.analysis.draw.work import Done
-from quantexp.analysis.inventory import experts_as_one
+from quantexp.analysis.tensors.inventory import experts_as_one
 from quantexp.capture.reader import CapturedTensor
-from quantexp.capture.statistics import QUANTILES
-from quantexp.progress import human_bytes
+from quantexp.capture.statistics.summary import QUANTILES
+from quantexp.terminal.units import human_bytes
 
 TABLE = "tensor_stats.txt"
 _ABOUT = (

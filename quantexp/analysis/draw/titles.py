@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from quantexp.analysis.draw.look import Looked
 from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.style import INK
-from quantexp.format_label import describe_format
+from quantexp.quant.label import describe_format
 
 
 def write_titles(figure: Figure, looked: Looked | StatisticsOnly, source: str) -> None:

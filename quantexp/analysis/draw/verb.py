@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from quantexp.analysis.draw.asked import Asked
+from quantexp.analysis.draw.arguments import Asked
 from quantexp.analysis.draw.chapter import Chapter, Source
 from quantexp.analysis.draw.desk import ChapterDesk, Problems
 from quantexp.analysis.draw.journal import VERSION, Journal
@@ -34,7 +34,8 @@ from quantexp.analysis.draw.tables import write_tables
 from quantexp.analysis.draw.tensors import draw_tensors, pieces_of
 from quantexp.analysis.draw.tree import CHAPTER_FOLDERS, FIGURES, PARTS, QUICK, STATISTICS
 from quantexp.errors import CaptureError, ConfigError
-from quantexp.paths import RunDir, short_path
+from quantexp.folders import short_path
+from quantexp.runs.paths import RunDir
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _drawn(
     num_files = num_tensors = num_known = 0
     chosen = [sorted(asked.filters.items()), [source.label for source in sources]]
     if QUICK in wanted:
-        from quantexp.analysis.quick import save_quick_analysis
+        from quantexp.analysis.quick.picture import save_quick_analysis
 
         for source in sources:
             name = QUICK if len(sources) == 1 else f"{QUICK}/{source.label}"
@@ -180,8 +181,8 @@ def _keep(stem: Path, asked: Asked) -> Path:
 
 def _save_overview(sources: Sequence[Source], out: Path, asked: Asked) -> list[Path]:
     """All sources together, by what the picture of each has found."""
-    from quantexp.analysis.first_look import first_look
-    from quantexp.analysis.overview import save_overview
+    from quantexp.analysis.quick.first_look import first_look
+    from quantexp.analysis.quick.overview import save_overview
 
     looks = [first_look(s.capture, _keep(out / QUICK / s.label, asked)) for s in sources]
     return save_overview(sources, looks, out / QUICK, asked.formats)

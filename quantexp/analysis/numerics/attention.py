@@ -23,7 +23,7 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 from quantexp.analysis.numerics.place import Place
 from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
-from quantexp.quant.documents import hidden
+from quantexp.quant.attention.documents import hidden
 
 #: Queries and keys that a map has at most: larger ones are pooled.
 MOST_PIXELS = 256

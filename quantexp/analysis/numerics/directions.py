@@ -10,11 +10,11 @@ from statistics import median
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from quantexp.analysis.inventory import in_flow
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.lines import finite, write_note, write_title
 from quantexp.analysis.numerics.operand import Axis
 from quantexp.analysis.style import BLUE, INK, ORANGE, TICK_PT, dress, new_figure
+from quantexp.analysis.tensors.inventory import in_flow
 
 _ROW_INCH, _TOP_INCH, _BOTTOM_INCH, _LEFT_INCH = 0.24, 0.95, 0.85, 2.1
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quantexp.analysis.operands import tensor_called
 from quantexp.analysis.scheme_style import Dash
 from quantexp.analysis.style import (
     BLACK,
@@ -22,7 +21,8 @@ from quantexp.analysis.style import (
     VERMILLION,
     YELLOW,
 )
-from quantexp.capture.operands import SCALE, source_of
+from quantexp.analysis.tensors.operands import tensor_called
+from quantexp.capture.record.operands import SCALE, source_of
 
 
 @dataclass(frozen=True)

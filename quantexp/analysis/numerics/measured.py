@@ -15,17 +15,17 @@ from typing import Any
 
 from torch import Tensor
 
-from quantexp.analysis.collection import Record
 from quantexp.analysis.numerics.counts import from_json
 from quantexp.analysis.numerics.operand import UnderFormat, axis_of, under_format
 from quantexp.analysis.numerics.outliers import Outliers, channel_dims, head_dims, outliers
 from quantexp.analysis.numerics.place import Place
-from quantexp.analysis.operands import DeclaredOperand, declared_operands
 from quantexp.analysis.requantise.blocks import keeps_blocks
 from quantexp.analysis.requantise.slots import OperandSlot, check_layout, slots_of
-from quantexp.analysis.statistics import Fidelity
+from quantexp.analysis.tensors.collection import Record
+from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
+from quantexp.analysis.tensors.statistics import Fidelity
 from quantexp.capture.reader import CapturedTensor
-from quantexp.capture.statistics import statistics
+from quantexp.capture.statistics.summary import statistics
 from quantexp.errors import CaptureError
 from quantexp.formats import finite_amax, get_format
 from quantexp.formats.layout import INPUT_DTYPES

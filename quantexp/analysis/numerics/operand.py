@@ -19,10 +19,10 @@ from torch import Tensor
 
 from quantexp.analysis.numerics.counts import Counts, of_exponents
 from quantexp.analysis.numerics.hif8 import code_counts
-from quantexp.analysis.operands import DeclaredOperand
-from quantexp.analysis.rounded import Rounded, is_scaled, rounded_part
-from quantexp.analysis.rows import num_blocks_of_padding
-from quantexp.analysis.statistics import Fidelity, quantisation_error
+from quantexp.analysis.tensors.operands import DeclaredOperand
+from quantexp.analysis.tensors.rounded import Rounded, is_scaled, rounded_part
+from quantexp.analysis.tensors.rows import num_blocks_of_padding
+from quantexp.analysis.tensors.statistics import Fidelity, quantisation_error
 from quantexp.formats import Family, TwoLevelScales, scales_of
 from quantexp.formats.decoding import scale_values
 

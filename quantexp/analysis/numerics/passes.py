@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from quantexp.analysis.inventory import experts_as_one, in_flow
 from quantexp.analysis.numerics.by_layer import about_group
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.lines import LEAST_SHARE, finite, set_scale, write_note, write_title
@@ -43,6 +42,7 @@ from quantexp.analysis.style import (
     new_figure,
     say_instead,
 )
+from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
 
 _COLOURS = (SKY, ORANGE, GREEN, BLUE, PURPLE, VERMILLION, GREY, BLACK)
 _MARKERS = ("o", "s", "D", "v", "X", "P", "^", "*")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quantexp.analysis.collection import Record
-from quantexp.analysis.inventory import experts_as_one
-from quantexp.capture.operands import SCALE, source_of
+from quantexp.analysis.tensors.collection import Record
+from quantexp.analysis.tensors.inventory import experts_as_one
+from quantexp.capture.record.operands import SCALE, source_of
 
 FORWARD, BACKWARD = "forward", "backward"
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from quantexp.analysis.inventory import experts_as_one, in_flow
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.measured import Measured
 from quantexp.analysis.numerics.operand import UnderFormat
 from quantexp.analysis.numerics.place import Place
+from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
 
 AS_DECLARED = "as declared"
 _PRODUCTS = ("fprop", "dgrad", "dgrad_q", "dgrad_k", "dgrad_p", "dgrad_v", "wgrad", "")

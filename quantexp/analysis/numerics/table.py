@@ -21,7 +21,7 @@ from quantexp.analysis.numerics.measured import Measured
 from quantexp.analysis.numerics.operand import Axis, UnderFormat
 from quantexp.analysis.numerics.outliers import Outliers
 from quantexp.analysis.numerics.place import Place
-from quantexp.analysis.statistics import Fidelity
+from quantexp.analysis.tensors.statistics import Fidelity
 
 _PLACE = (
     *("module", "layer", "layer_type", "operation", "phase", "tensor"),

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantexp.analysis.compare.gap import milestones
-from quantexp.analysis.first_look import ASSUMED
-from quantexp.analysis.inventory import experts_as_one, in_flow
+from quantexp.analysis.quick.first_look import ASSUMED
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.experts import slots_together, tensors_together
 from quantexp.analysis.report.judged import Judge
 from quantexp.analysis.report.lines import Lines, lines_with_room
 from quantexp.analysis.report.slots import BACKWARD, FORWARD, SlotCell, State, place_of_slot
+from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
 from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 
 #: Cells of tensors of all runs of a report together: what keeps ten schemes below 10 MB.
 MAX_CELLS = 10_000

@@ -9,7 +9,7 @@ from quantexp.analysis.compare.matched import last_iteration
 from quantexp.analysis.compare.side import Side
 from quantexp.analysis.report.origin import Origin
 from quantexp.analysis.report.proof import Proof
-from quantexp.format_label import describe_scheme
+from quantexp.quant.label import describe_scheme
 
 Facts = tuple[tuple[str, str], ...]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.report.deadline import Deadline
-from quantexp.capture.manifest import MANIFEST, STATISTICS
 from quantexp.capture.reader import CapturedTensor, open_capture, unlisted
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 
 #: The writer puts it before anything that is nested.
 _ITERATION = re.compile(rb'"iteration": ?(\d+)')

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 
 #: PNG files of all runs of a report together, in bytes; base64 makes a third more of them.
 MAX_BYTES = 3_000_000

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantexp.analysis.compare.precision import settings
-from quantexp.analysis.inventory import experts_as_one
-from quantexp.format_label import describe_format
+from quantexp.analysis.tensors.inventory import experts_as_one
+from quantexp.processes.cores import ranges
+from quantexp.quant.label import describe_format
 from quantexp.quant.slots import WORKING
-from quantexp.queueing.slots import ranges
 
 #: Rows of a table; a map with a rule for each slot has more.
 MAX_ROWS = 400

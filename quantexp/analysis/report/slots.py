@@ -10,7 +10,7 @@ from typing import Any
 
 from quantexp.analysis.numerics.measured import Measured
 from quantexp.analysis.numerics.operand import UnderFormat
-from quantexp.analysis.operands import operand_called
+from quantexp.analysis.tensors.operands import operand_called
 from quantexp.quant.sites import PRODUCTS
 from quantexp.quant.slots import WORKING
 

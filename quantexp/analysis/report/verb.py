@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quantexp.analysis.compare.asked import named_runs
+from quantexp.analysis.compare.arguments import named_runs
 from quantexp.analysis.report.write import FILE_NAME, write_page
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 
 
 def run_report(words: Sequence[str], root: Path, out: Path | None) -> Path:

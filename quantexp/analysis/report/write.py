@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from quantexp import __version__
-from quantexp.analysis.compare.asked import Runs, named_runs
+from quantexp.analysis.compare.arguments import Runs, named_runs
 from quantexp.analysis.compare.comparison import Comparison, compare
 from quantexp.analysis.compare.lines import Line, lines_of
 from quantexp.analysis.compare.side import read_side
@@ -30,9 +30,9 @@ from quantexp.analysis.report.parts import Part, part
 from quantexp.analysis.report.pictures import pictures
 from quantexp.analysis.report.series import series
 from quantexp.errors import RunError
-from quantexp.ledger.scope import Missing
-from quantexp.paths import RunDir
-from quantexp.status import now, write_whole
+from quantexp.runs.find import Missing
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import now, write_whole
 
 FILE_NAME = "report.html"
 _SCRIPTS = ("svg.js", "losses.js", "colours.js", "detail.js", "heatmap.js", "page.js")

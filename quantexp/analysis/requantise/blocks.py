@@ -1,7 +1,7 @@
 """Whole blocks of a tensor, spread evenly over all of it, that stand for the tensor.
 
 A few long rows or wide strips would miss channels, so single blocks are taken: one from each of equal strata of all
-blocks, its place within moved by the golden ratio (see `quantexp.analysis.sample`). The same tensor always gives the
+blocks, its place within moved by the golden ratio (see `quantexp.analysis.tensors.sample`). The same tensor always gives the
 same blocks. A short last block is not among them, unless the axis has no other.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.analysis.rows import rows_of
-from quantexp.analysis.sample import evenly_spread
+from quantexp.analysis.tensors.rows import rows_of
+from quantexp.analysis.tensors.sample import evenly_spread
 
 
 def spread_blocks(x: Tensor, dim: int, block: int, num_elements: int) -> tuple[Tensor, int]:

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quantexp.analysis.requantise.scoring import Looked
-from quantexp.analysis.rows import left_out
-from quantexp.analysis.statistics import Fidelity, fidelity, quantisation_error
+from quantexp.analysis.tensors.rows import left_out
+from quantexp.analysis.tensors.statistics import Fidelity, fidelity, quantisation_error
 from quantexp.formats import Family, Format, ScaleRule
 from quantexp.formats.bits import (
     EXPONENT_MASK,
@@ -30,8 +30,8 @@ from quantexp.formats.bits import (
     power_of_two,
 )
 from quantexp.formats.mx import block_amax_bits
+from quantexp.formats.mx_scale import scale_field
 from quantexp.formats.rounding import round_element
-from quantexp.formats.scale import scale_field
 
 #: Of a block's exponent from the floor rule's.
 OFFSETS = range(-4, 7)

@@ -21,7 +21,6 @@ from matplotlib.lines import Line2D
 from quantexp.analysis.requantise.exponent import Point
 from quantexp.analysis.requantise.files import medians
 from quantexp.analysis.requantise.tally import Tally
-from quantexp.analysis.statistics import Fidelity
 from quantexp.analysis.style import (
     BLACK,
     BLUE,
@@ -38,9 +37,10 @@ from quantexp.analysis.style import (
     new_figure,
     save_png,
 )
+from quantexp.analysis.tensors.statistics import Fidelity
 from quantexp.formats import Family, Format
 from quantexp.quant.choosing import FORWARD_AMAX, GRADIENT_AMAX
-from quantexp.status import write_whole
+from quantexp.runs.status import write_whole
 
 #: Operand -> name, colour, marker.
 _CURVES = {

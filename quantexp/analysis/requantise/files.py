@@ -22,8 +22,8 @@ from quantexp.analysis.requantise.passing import FileScores
 from quantexp.analysis.requantise.recommend import Choice, in_order
 from quantexp.analysis.requantise.slots import module_of
 from quantexp.analysis.requantise.tally import Tally, Worst
-from quantexp.analysis.statistics import Fidelity
-from quantexp.status import write_whole
+from quantexp.analysis.tensors.statistics import Fidelity
+from quantexp.runs.status import write_whole
 
 _TENSOR = ("layer", "iteration", "micro_batch", "rank", "tensor", "file")
 _OPTIONS = ("scale_rule", "scaling", "rounding", "pre_scale", "hadamard")

@@ -19,8 +19,8 @@ from quantexp.analysis.requantise.candidates import Candidate
 from quantexp.analysis.requantise.exponent import Point, study
 from quantexp.analysis.requantise.scoring import Looked, scores
 from quantexp.analysis.requantise.slots import OperandSlot, check_layout, slots_of
-from quantexp.analysis.rows import laid_out, rows_of
-from quantexp.analysis.statistics import Fidelity
+from quantexp.analysis.tensors.rows import laid_out, rows_of
+from quantexp.analysis.tensors.statistics import Fidelity
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.errors import CaptureError
 from quantexp.formats import finite_amax

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from quantexp.analysis.requantise.candidates import Candidate, Transform
 from quantexp.analysis.requantise.slots import OperandSlot
-from quantexp.analysis.rows import left_out, padding_of_transform
-from quantexp.analysis.saturation import largest_representable
-from quantexp.analysis.statistics import Fidelity, fidelity
+from quantexp.analysis.tensors.rows import left_out, padding_of_transform
+from quantexp.analysis.tensors.saturation import largest_representable
+from quantexp.analysis.tensors.statistics import Fidelity, fidelity
 from quantexp.formats import (
     Hadamard,
     Options,
@@ -51,7 +51,7 @@ class Looked:
     dim: int
     #: Of the whole tensor, 0-dim.
     amax: Tensor
-    #: Elements of x that are none of the tensor (`quantexp.analysis.rows`); None where all are.
+    #: Elements of x that are none of the tensor (`quantexp.analysis.tensors.rows`); None where all are.
     padding: Tensor | None = None
 
     @property

@@ -1,7 +1,7 @@
 """Which operands of the matrix products a captured tensor was: each with the axis that its blocks run along.
 
 A tensor serves several products along different axes: a linear layer's input is fprop.x along the input width and
-wgrad.x along tokens. Captured tensors lie as in `quantexp.analysis.operands`. Sequences are an axis of their own, so
+wgrad.x along tokens. Captured tensors lie as in `quantexp.analysis.tensors.operands`. Sequences are an axis of their own, so
 blocks along tokens lie within one.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quantexp.analysis.inventory import experts_as_one
-from quantexp.analysis.operands import dimension_of, operand_called
+from quantexp.analysis.tensors.inventory import experts_as_one
+from quantexp.analysis.tensors.operands import dimension_of, operand_called
 from quantexp.errors import CaptureError
 from quantexp.quant.sites import PRODUCTS, Product, Site
 

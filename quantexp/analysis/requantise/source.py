@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quantexp.analysis.run_record import read_names
+from quantexp.analysis.tensors.run_record import read_names
 from quantexp.capture.reader import Capture, open_capture
 from quantexp.errors import RunError
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 
 #: Quantisation types that say that nothing was quantised, or nothing at all.
 _UNQUANTISED = frozenset({"bf16", "none", "None"})

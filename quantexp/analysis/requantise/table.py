@@ -13,8 +13,8 @@ from quantexp.analysis.requantise.best import best_of_formats
 from quantexp.analysis.requantise.candidates import Candidate
 from quantexp.analysis.requantise.recommend import Choice, in_order
 from quantexp.analysis.requantise.tally import Tally, Worst
-from quantexp.format_label import HIGH
 from quantexp.formats import Format, Hadamard
+from quantexp.quant.label import HIGH
 
 #: After an SQNR that takes a Hadamard transform.
 _MARKS = {Hadamard.NONE: "", Hadamard.DETERMINISTIC: " H", Hadamard.RANDOM: " R"}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from quantexp.analysis.requantise.passing import FileScores, SlotScores, Work
 from quantexp.analysis.requantise.slots import OperandSlot, module_of
-from quantexp.analysis.statistics import Fidelity
+from quantexp.analysis.tensors.statistics import Fidelity
 
 
 class Place(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from quantexp.analysis.requantise.asked import Asked
+from quantexp.analysis.requantise.arguments import Asked
 from quantexp.analysis.requantise.candidates import candidates, formats_of
 from quantexp.analysis.requantise.exponent import study_points
 from quantexp.analysis.requantise.exponent_figure import draw_study, write_study
@@ -34,8 +34,8 @@ from quantexp.analysis.requantise.scheme_file import NAME, scheme_path, scheme_t
 from quantexp.analysis.requantise.source import foreign_files, trajectory_note
 from quantexp.analysis.requantise.table import print_table
 from quantexp.analysis.requantise.tally import Tally
+from quantexp.capture.inspect import selected
 from quantexp.capture.reader import Capture
-from quantexp.capture.verb import selected
 from quantexp.errors import CaptureError
 from quantexp.formats import Format
 

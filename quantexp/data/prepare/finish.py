@@ -28,7 +28,7 @@ from quantexp.data.prepared import (
 )
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import DataError
-from quantexp.status import write_json
+from quantexp.runs.status import write_json
 
 #: Bytes copied at a time.
 _COPY = 1 << 22

@@ -20,7 +20,7 @@ from quantexp.data.prepare.chunks import Position
 from quantexp.data.prepare.work import PARTS, Tally, Worked
 from quantexp.data.sources import Rejected
 from quantexp.errors import DataError
-from quantexp.status import write_json
+from quantexp.runs.status import write_json
 
 
 @dataclass(frozen=True)

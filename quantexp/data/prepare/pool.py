@@ -21,7 +21,7 @@ from quantexp.data.prepare.chunks import Chunk
 from quantexp.data.prepare.work import Filters, Worked, work
 from quantexp.data.tokenizer import Tokenizer, load_tokenizer
 from quantexp.errors import DataError
-from quantexp.with_parent import end_with_parent
+from quantexp.processes.with_parent import end_with_parent
 
 #: Chunks under way for each process.
 _AHEAD = 3

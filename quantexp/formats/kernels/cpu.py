@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quantexp.compiled import library
 from quantexp.formats.bits import EXPONENT_MASK, NAN_BITS
+from quantexp.formats.mx_scale import rule_offset
 from quantexp.formats.options import Options
-from quantexp.formats.scale import rule_offset
 from quantexp.formats.types import Family, Rounding
+from quantexp.processes.compiled import library
 
 SOURCE = Path(__file__).with_name("cpu.c")
 #: What torch code costs in its place.

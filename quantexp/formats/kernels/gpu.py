@@ -22,8 +22,8 @@ from torch import Tensor
 
 from quantexp.formats.kernels.launches import LAUNCHES
 from quantexp.formats.layout import INPUT_DTYPES, outer_axis_inner
+from quantexp.formats.mx_scale import can_saturate, rule_offset
 from quantexp.formats.options import Options, resolve
-from quantexp.formats.scale import can_saturate, rule_offset
 from quantexp.formats.table import MX_BLOCK
 from quantexp.formats.types import Element, Family, Rounding, ScaleRule, Scaling
 

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from quantexp.errors import EngagementError
+from quantexp.quant.attention.tile_products import Slot, TileProducts
 from quantexp.quant.kernels.gpu import DO_FOR_P, V_FOR_P, K, Kernels, Q
 from quantexp.quant.precision import slot_label
-from quantexp.quant.tile_products import Slot, TileProducts
 
 #: Of the norm of a head's result.
 BOUND = 2.0**-7

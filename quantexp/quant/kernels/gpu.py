@@ -34,14 +34,8 @@ from quantexp.formats.options import Options, resolve
 from quantexp.formats.table import get_format
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, Rounding
-from quantexp.quant.attention import by_token, product_scale
-from quantexp.quant.kernels.arguments import Constants, Heads, OfDS, OfP
-from quantexp.quant.kernels.launches import LAUNCHES, Launch, launch_for
-from quantexp.quant.operand import follows_own_amax
-from quantexp.quant.precision import Entry, ModulePrecision
-from quantexp.quant.sites import Product, Site
-from quantexp.quant.slots import Operand
-from quantexp.quant.tile_products import (
+from quantexp.quant.attention.plain import by_token, product_scale
+from quantexp.quant.attention.tile_products import (
     DS_BY_KEYS,
     DS_BY_QUERIES,
     P_BACKWARD,
@@ -49,6 +43,12 @@ from quantexp.quant.tile_products import (
     WITHIN,
     Slot,
 )
+from quantexp.quant.kernels.arguments import Constants, Heads, OfDS, OfP
+from quantexp.quant.kernels.launches import LAUNCHES, Launch, launch_for
+from quantexp.quant.operand import follows_own_amax
+from quantexp.quant.precision import Entry, ModulePrecision
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import Operand
 
 #: What kinds of HOW there are (`triton_tiles`).
 _NOT, _MX, _HIF8 = 0, 1, 2

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from quantexp.paths import RunDir
-from quantexp.status import State, Status, write_status
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, write_status
 
 MX8 = {"format": "mxfp8_e4m3", "block": 32, "scale_rule": "rceil", "rounding": "even"}
 BF16 = {"format": "bf16", "block": None, "scale_rule": None, "rounding": None}

@@ -9,9 +9,9 @@ import yaml
 from quantexp.analysis.compare.comparison import compare, record
 from quantexp.analysis.compare.side import read_side
 from quantexp.errors import RunError
-from quantexp.ledger.scope import Missing
-from quantexp.paths import RunDir
-from quantexp.status import State
+from quantexp.runs.find import Missing
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State
 
 from .runs import BF16, MX8, Runs, change_json
 

@@ -6,7 +6,7 @@ from quantexp.analysis.compare.comparison import Comparison, compare
 from quantexp.analysis.compare.lines import lines_of
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.scheme_style import scheme_style
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 from tests.analysis.compare.runs import Runs
 
 LOSSES = {1: [6.0, 5.0, 4.0], 2: [6.5, 5.5, 4.6], 3: [5.0, 5.1, 4.1]}

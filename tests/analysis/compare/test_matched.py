@@ -17,7 +17,7 @@ from quantexp.analysis.compare.matched import (
     mismatches,
 )
 from quantexp.analysis.compare.side import read_side
-from quantexp.identity import identity
+from quantexp.launch.identity import identity
 from quantexp.schema import Experiment
 
 from .runs import Runs, change_json

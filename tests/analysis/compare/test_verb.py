@@ -10,11 +10,11 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
-from quantexp.analysis.compare.asked import named_runs, out_and_rest
+from quantexp.analysis.compare.arguments import named_runs, out_and_rest
 from quantexp.analysis.compare.comparison import compare
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.compare.table import print_comparison
-from quantexp.cli import main
+from quantexp.cli.main import main
 from quantexp.errors import ConfigError
 
 from .runs import Runs
@@ -120,7 +120,7 @@ def test_a_mistyped_run_is_answered_with_the_one_that_was_meant(
 def test_json_needs_neither_torch_nor_matplotlib(runs: Runs, in_tmp: Path) -> None:
     runs.add()
     code = (
-        "import sys; from quantexp.cli import main; assert main(['compare', 'runs', '--json']) == 0; "
+        "import sys; from quantexp.cli.main import main; assert main(['compare', 'runs', '--json']) == 0; "
         "assert not {'torch', 'matplotlib', 'megatron'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from quantexp.analysis.draw.asked import Asked
+from quantexp.analysis.draw.arguments import Asked
 from quantexp.analysis.draw.look import Looked, look_at
 from quantexp.analysis.draw.verb import Outcome, draw
 from quantexp.capture.reader import CapturedTensor

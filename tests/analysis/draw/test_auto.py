@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from quantexp.analysis.draw import verb
-from quantexp.analysis.draw.asked import Asked
-from quantexp.compose import compose
+from quantexp.analysis.draw.arguments import Asked
+from quantexp.config.compose import compose
+from quantexp.config.load import plain, read, save
 from quantexp.errors import ConfigError
-from quantexp.load import plain, read, save
-from quantexp.paths import RunDir
+from quantexp.runs.paths import RunDir
 from quantexp.schema import AutoDraw, Experiment
-from quantexp.worker import Worker
+from quantexp.training.worker import Worker
 
 from .conftest import Unhashed
 

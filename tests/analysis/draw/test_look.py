@@ -9,8 +9,8 @@ import scipy.stats  # type: ignore[import-untyped, unused-ignore]
 import torch
 
 from quantexp.analysis.draw.look import look_at
-from quantexp.capture.content import content_hash
-from quantexp.capture.statistics import QUANTILES
+from quantexp.capture.statistics.summary import QUANTILES
+from quantexp.capture.store.content import content_hash
 from quantexp.errors import CaptureError
 
 from .conftest import Look, stored

@@ -6,7 +6,7 @@ import scipy.stats  # type: ignore[import-untyped, unused-ignore]
 import torch
 
 from quantexp.analysis.draw.spread import edge_of, magnitude_bars, normal_points, quantiles
-from quantexp.capture.histogram import Histogram, histogram
+from quantexp.capture.statistics.histogram import Histogram, histogram
 
 
 def test_bars_are_numpys_histogram_of_the_magnitudes() -> None:

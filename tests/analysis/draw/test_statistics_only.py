@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 
 from quantexp.analysis.draw.statistics_only import StatisticsOnly, name_of_told
 from quantexp.analysis.draw.statistics_only_figure import draw_told, ranges_of
-from quantexp.capture.fidelity import chosen_for
 from quantexp.capture.reader import CapturedTensor
-from quantexp.capture.statistics import statistics
+from quantexp.capture.statistics.fidelity import chosen_for
+from quantexp.capture.statistics.summary import statistics
 
 from ..captures import MX4, Capture, linear_formats  # noqa: TID252
-from ..test_first_look import as_statistics  # noqa: TID252
+from ..quick.test_first_look import as_statistics  # noqa: TID252
 from .conftest import Draw
 
 

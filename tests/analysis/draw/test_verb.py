@@ -17,7 +17,7 @@ from quantexp.analysis.draw.tree import CHAPTER_FOLDERS, PARTS
 from quantexp.analysis.draw.work import Done, Task, do
 from quantexp.analysis.style import new_figure
 from quantexp.capture.reader import CapturedTensor
-from quantexp.cli import main
+from quantexp.cli.main import main
 from quantexp.errors import CaptureError, ConfigError
 
 from .conftest import Draw, Unhashed, normal, old_name
@@ -303,7 +303,7 @@ def test_the_parts_are_named_as_their_chapters() -> None:
 def test_statistics_alone_need_no_matplotlib(run: Unhashed, tmp_path: Path) -> None:
     words = ["draw", str(run.run_dir), f"out={tmp_path / 'o'}", *("--only", "statistics")]
     code = (
-        "import sys; from quantexp.cli import main\n"
+        "import sys; from quantexp.cli.main import main\n"
         f"assert main({[*words, '--jobs', '1']}) == 0\n"
         "print('matplotlib' in sys.modules)"
     )

@@ -14,7 +14,7 @@ from analysis.captures import Capture, attention_formats, linear_formats
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.measured import Asked, measure
-from quantexp.analysis.run_record import RunNames
+from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture as Opened
 from quantexp.capture.reader import CapturedTensor, open_capture
 from quantexp.errors import CaptureError

@@ -11,8 +11,8 @@ import torch
 
 from analysis.captures import HIF8, MX4, Capture
 from quantexp.analysis.numerics.chapter import CHAPTER
-from quantexp.capture.fidelity import chosen_for
-from quantexp.capture.statistics import statistics
+from quantexp.capture.statistics.fidelity import chosen_for
+from quantexp.capture.statistics.summary import statistics
 
 from .desks import MemoryDesk, add_run, normal, of_entries, source_of
 

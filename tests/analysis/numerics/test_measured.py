@@ -13,10 +13,10 @@ from analysis.captures import HIF8, MX4, Capture, attention_formats, linear_form
 from quantexp.analysis.numerics.counts import Counts
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
 from quantexp.analysis.numerics.operand import Axis, UnderFormat
-from quantexp.analysis.statistics import quantisation_error
-from quantexp.capture.fidelity import chosen_for
+from quantexp.analysis.tensors.statistics import quantisation_error
 from quantexp.capture.reader import open_capture
-from quantexp.capture.statistics import statistics
+from quantexp.capture.statistics.fidelity import chosen_for
+from quantexp.capture.statistics.summary import statistics
 from quantexp.errors import CaptureError
 from quantexp.formats import FORMATS, get_format
 

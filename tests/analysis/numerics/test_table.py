@@ -13,7 +13,7 @@ from analysis.captures import HIF8, MX4, Capture, linear_formats
 from quantexp.analysis import numerics
 from quantexp.analysis.numerics.measured import Asked, Measured, measure
 from quantexp.analysis.numerics.table import COLUMNS, csv_text, json_text
-from quantexp.analysis.statistics import Fidelity
+from quantexp.analysis.tensors.statistics import Fidelity
 from quantexp.capture.reader import open_capture
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from quantexp.capture.fidelity import chosen_for
-from quantexp.capture.statistics import statistics
-from quantexp.paths import RunDir
+from quantexp.capture.statistics.fidelity import chosen_for
+from quantexp.capture.statistics.summary import statistics
+from quantexp.runs.paths import RunDir
 
 #: Operation, module and tensor of a layer, in the order of capture.
 TENSORS = (

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from quantexp.errors import RunError
-from quantexp.execute import outcome
-from quantexp.paths import RunDir
+from quantexp.launch.outcome import outcome
+from quantexp.launch.summary import print_outcome
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
-from quantexp.status import State, read_status
-from quantexp.summary import print_outcome
 
 RunTiny = Callable[..., RunDir]
 
@@ -61,7 +61,7 @@ def test_a_failed_run_has_a_report_with_its_reason(
     def fail(*words: object, **options: object) -> None:
         raise RunError("out of <luck>")
 
-    monkeypatch.setattr("quantexp.megatron.trainer.train", fail)
+    monkeypatch.setattr("quantexp.training.megatron.trainer.train", fail)
     run = run_tiny("analysis.auto=quick", expect=1)
     assert "failed: out of &lt;luck&gt;" in run.report.read_text()
     without = run_tiny("analysis.auto=false", "training.seed=2", expect=1)

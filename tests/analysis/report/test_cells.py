@@ -11,13 +11,13 @@ from rich.console import Console
 
 from analysis.captures import BF16, MX8, Capture, attention_formats, linear_formats
 from analysis.compare.runs import Runs
-from quantexp.analysis.draw.asked import Asked
+from quantexp.analysis.draw.arguments import Asked
 from quantexp.analysis.draw.verb import draw
-from quantexp.analysis.first_look import captured_in, first_look
+from quantexp.analysis.quick.first_look import captured_in, first_look
 from quantexp.analysis.report.cells import Numerics, Row, numerics
 from quantexp.analysis.report.deadline import Deadline
-from quantexp.analysis.statistics import quantisation_error
-from quantexp.paths import RunDir
+from quantexp.analysis.tensors.statistics import quantisation_error
+from quantexp.runs.paths import RunDir
 
 from .captured import TENSORS, captured, line, write
 

@@ -5,7 +5,7 @@ from quantexp.analysis.compare.comparison import compare
 from quantexp.analysis.compare.lines import lines_of
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.report.series import series, thinned
-from quantexp.paths import conf_dir
+from quantexp.folders import conf_dir
 
 
 def test_short_lines_stay_as_they_are() -> None:

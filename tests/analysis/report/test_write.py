@@ -9,10 +9,10 @@ import pytest
 
 from analysis.compare.runs import Runs, change_json
 from quantexp.analysis.report.write import embedded, write_report
-from quantexp.cli import main
+from quantexp.cli.main import main
 from quantexp.errors import RunError
-from quantexp.paths import conf_dir
-from quantexp.status import State
+from quantexp.folders import conf_dir
+from quantexp.runs.status import State
 
 from .captured import captured, write
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.capture.about import About
-from quantexp.capture.store import CaptureStore
+from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.metadata import About
 
 Write = Callable[..., Path]
 

@@ -15,7 +15,7 @@ from quantexp.analysis.requantise.exponent import (
     study_points,
 )
 from quantexp.analysis.requantise.scoring import Looked
-from quantexp.analysis.statistics import quantisation_error
+from quantexp.analysis.tensors.statistics import quantisation_error
 from quantexp.formats import finite_amax, get_format, quantise
 
 from .conftest import normal

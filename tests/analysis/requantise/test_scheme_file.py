@@ -11,9 +11,9 @@ from quantexp.analysis.requantise.candidates import Candidate, candidates, forma
 from quantexp.analysis.requantise.recommend import Choice
 from quantexp.analysis.requantise.scheme_file import scheme_path, scheme_text
 from quantexp.analysis.requantise.tally import Worst
-from quantexp.compose import compose
+from quantexp.cli.plan import make_plan
+from quantexp.config.compose import compose
 from quantexp.formats import Hadamard
-from quantexp.plan import make_plan
 from quantexp.quant.precision import precision_map
 from quantexp.quant.sites import PRODUCTS, Site
 from quantexp.schema import Experiment
@@ -113,8 +113,8 @@ def test_a_recommendation_trains_with_its_engagement_proved(
     tmp_path: Path, tiny_words: list[str]
 ) -> None:
     """Formats of every family, a transform and attention's own slots in one scheme."""
-    from quantexp.record import opened
-    from quantexp.worker import Worker
+    from quantexp.launch.attempt import opened
+    from quantexp.training.worker import Worker
 
     by_name = {one.name: one for one in candidates(formats_of(None))}
     linear = [

@@ -13,13 +13,13 @@ import torch
 import yaml
 from rich.console import Console
 
-from quantexp.analysis.requantise.asked import Asked
+from quantexp.analysis.requantise.arguments import Asked
 from quantexp.analysis.requantise.candidates import candidates, formats_of
 from quantexp.analysis.requantise.files import COLUMNS
 from quantexp.analysis.requantise.verb import requantise
-from quantexp.analysis.statistics import quantisation_error
+from quantexp.analysis.tensors.statistics import quantisation_error
 from quantexp.capture import open_capture
-from quantexp.cli import main
+from quantexp.cli.main import main
 
 from .conftest import Write, attention, linear, normal
 

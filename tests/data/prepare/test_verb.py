@@ -13,7 +13,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from quantexp.cli import main
+from quantexp.cli.main import main
 from quantexp.data.binary import pair_paths
 from quantexp.data.prepare import pool, progress
 from quantexp.data.prepare.inputs import inputs_hash

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.formats.flat import quantise_flat
 from quantexp.formats.layout import outer_axis_inner
 from quantexp.formats.mx import quantise_mx
 from quantexp.formats.options import Options, resolve
+from quantexp.formats.per_tensor import quantise_flat
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, ScaleRule
 

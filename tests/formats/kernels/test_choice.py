@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from quantexp import compiled
 from quantexp.formats import quantise
 from quantexp.formats.kernels import choice, cpu, gpu
 from quantexp.formats.options import resolve
+from quantexp.processes import compiled
 
 from .builds import DTYPES, assert_same_bits, by_torch, wild
 

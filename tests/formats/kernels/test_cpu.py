@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp import compiled
 from quantexp.formats import FORMATS, finite_amax, quantise, tensor_scale
 from quantexp.formats.kernels import cpu
 from quantexp.formats.kernels.choice import torch_alone
 from quantexp.formats.options import resolve
 from quantexp.formats.types import Family, ScaleRule
+from quantexp.processes import compiled
 
 from .builds import DTYPES, assert_same_bits, by_torch, seeded, wild
 

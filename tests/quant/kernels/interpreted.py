@@ -10,12 +10,12 @@ from torch import Tensor
 
 from quantexp.errors import EngagementError
 from quantexp.formats.kernels import gpu as quantising
-from quantexp.quant import tiled, tiles
-from quantexp.quant.announce import watched
+from quantexp.quant.attention import tiled, tiles
+from quantexp.quant.attention.tile_products import Slot
 from quantexp.quant.kernels import gpu, launches
-from quantexp.quant.moment import Moment, during
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.tile_products import Slot
+from quantexp.quant.product_context import watched
+from quantexp.quant.step_state import Moment, during
 
 from .tiled_cases import Result, by_tiles
 

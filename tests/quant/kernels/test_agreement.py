@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from quantexp.errors import EngagementError
-from quantexp.quant.attention import by_head, expanded
+from quantexp.quant.attention.plain import by_head, expanded
+from quantexp.quant.attention.tile_products import DS_BY_KEYS, P_FORWARD, TileProducts
 from quantexp.quant.kernels.agreement import BOUND, require_gradients, require_output
 from quantexp.quant.kernels.gpu import Amaxes, Held, Kernels
-from quantexp.quant.moment import Moment, during
-from quantexp.quant.tile_products import DS_BY_KEYS, P_FORWARD, TileProducts
+from quantexp.quant.step_state import Moment, during
 
 from .tiled_cases import FULL_HIFP8, declared, operands
 

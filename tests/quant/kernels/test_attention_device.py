@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quantexp.quant import tiled
-from quantexp.quant.announce import watched
+from quantexp.quant.attention import tiled
 from quantexp.quant.kernels.agreement import BOUND
 from quantexp.quant.kernels.choice import kernels_for
-from quantexp.quant.moment import Moment, during
+from quantexp.quant.product_context import watched
+from quantexp.quant.step_state import Moment, during
 
 from .tiled_cases import (
     FULL_HIFP8,

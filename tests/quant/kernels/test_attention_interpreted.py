@@ -22,9 +22,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.quant import tile_products, tiles
+from quantexp.quant.attention import tile_products, tiles
 from quantexp.quant.kernels.agreement import BOUND
-from quantexp.quant.moment import Moment, during
+from quantexp.quant.step_state import Moment, during
 
 from .tiled_cases import (
     FULL_HIFP8,

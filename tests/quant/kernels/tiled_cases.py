@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.compose import compose
-from quantexp.quant import tiled
-from quantexp.quant.fused import nobody_asks
+from quantexp.config.compose import compose
+from quantexp.quant.attention import tiled
+from quantexp.quant.attention.fused import nobody_asks
+from quantexp.quant.hooks import nobody
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
-from quantexp.quant.tap import nobody
 
 FULL_MXFP8 = (
     "quant=more/FA_full_mxfp8",

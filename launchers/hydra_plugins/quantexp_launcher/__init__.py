@@ -1,1 +1,0 @@
-"""Hydra's launcher for quantexp: `hydra/launcher=quantexp`, the default of the shipped configuration."""

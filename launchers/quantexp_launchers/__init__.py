@@ -1,0 +1,1 @@
+"""The launchers, a folder for each kind."""

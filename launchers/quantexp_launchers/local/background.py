@@ -1,0 +1,53 @@
+"""The process that works through a sheet in the background: `python -m quantexp_launchers.local.background SHEET`.
+
+It shows what a foreground sweep shows where there is no terminal. SIGTERM ends its runs as cancelled and leaves what
+waits as it is; if it is killed, its runs end too. SIGHUP, which a closed terminal or a logout sends, does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from quantexp.errors import QuantexpError
+from quantexp.terminal.fitted_table import PIPE_WIDTH
+from quantexp_launchers.local.detach import READY
+from quantexp_launchers.local.sheet import read_sheet
+from quantexp_launchers.local.slots import slots_for
+from quantexp_launchers.local.submit import work_through
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Work through the sheet; exit codes are those of `quantexp`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m quantexp_launchers.local.background", description=__doc__
+    )
+    parser.add_argument("sheet", type=Path)
+    parser.add_argument("--ready-fd", type=int, help="told once the sheet is this process's")
+    arguments = parser.parse_args(argv)
+
+    def ready() -> None:
+        if arguments.ready_fd is not None:
+            os.write(arguments.ready_fd, READY)
+            os.close(arguments.ready_fd)
+
+    try:
+        sheet = read_sheet(arguments.sheet)
+        slots = slots_for([item.experiment for item in sheet.items])
+        return work_through(sheet, slots, Console(width=PIPE_WIDTH, highlight=False), ready)
+    except QuantexpError as error:
+        sys.stderr.write(f"quantexp: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("quantexp: interrupted\n")
+        return 130
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and so in its workers
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""What a person sees while a sweep goes on: how many runs are where, and a line for each that runs.
+
+On a terminal both are kept up to date below the lines about runs that have ended; elsewhere there are only lines, one
+when a run starts and one when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from quantexp.launch.outcome import Outcome, stopping_words
+from quantexp.launch.progress import PlainLines, RunLine, captured_size, lines_table
+from quantexp.runs.status import State
+from quantexp.terminal.units import clock
+from quantexp_launchers.local.processes import GRACE_S
+from quantexp_launchers.local.sheet import Item, Place
+
+
+class Display:
+    """Shows the runs of a sweep for as long as it is entered; for the main thread alone."""
+
+    def __init__(self, items: Sequence[Item], console: Console) -> None:
+        self.items, self.console = items, console
+        self.lines: dict[int, RunLine] = {}
+        self.plain = PlainLines(self._say_plain)
+        self.summary = Text(no_wrap=True, overflow="ellipsis")
+        self.live = Live(
+            get_renderable=self._shown, console=console, transient=True, refresh_per_second=4
+        )
+        self._began = time.monotonic()
+        self._stopping = False
+
+    def __enter__(self) -> Display:
+        self.update(0)
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.console.is_terminal:
+            with self._anybody():
+                self.live.stop()
+
+    @contextlib.contextmanager
+    def _anybody(self) -> Iterator[None]:
+        """A terminal that was closed, or a pipe nobody reads, ends no run: there is only nobody to show it to."""
+        try:
+            yield
+        except OSError:
+            self.console.quiet = True
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        with self._anybody():
+            self.console.print(text, soft_wrap=True)
+
+    def bug(self, trace: str) -> None:
+        """A traceback, for standard error."""
+        with self._anybody():
+            sys.stderr.write(trace)
+
+    def started(self, item: Item) -> None:
+        """A run has a slot."""
+        self.lines[id(item)] = RunLine(item.label, item.run)
+        if not self.console.is_terminal:
+            self.say(f"started    {escape(item.label)}")
+
+    def ended(self, item: Item) -> None:
+        """A run has left its slot."""
+        del self.lines[id(item)]
+        if item.place is Place.OVER:
+            self.say(ended_line(item))
+        elif not self.console.is_terminal:
+            self.say(f"put off    {escape(item.label)}: another process has it")
+
+    def _say_stopping(self) -> None:
+        """Once, and at once."""
+        if not self._stopping:
+            self._stopping = True
+            self.say(stopping_words(GRACE_S))
+
+    def update(self, num_interrupts: int) -> None:
+        """Bring everything up to date with the run folders."""
+        for line in self.lines.values():
+            line.update()
+            if not self.console.is_terminal:
+                self.plain.update(line, f"{line.name}: ")
+        words = summary(self.items)
+        if num_interrupts:
+            self._say_stopping()
+            words = f"ending (Ctrl-C again: at once): {words}"
+        self.summary.plain = f"{words}  {clock(time.monotonic() - self._began)}"
+
+    def _shown(self) -> Group:
+        """The counts, and a line for each run that goes on."""
+        lines = list(self.lines.values())
+        return Group(self.summary, *([lines_table(lines, self.console.width)] if lines else []))
+
+    def _say_plain(self, words: str) -> None:
+        self.say(escape(words))
+
+
+def summary(items: Sequence[Item]) -> str:
+    """`3 of 10 completed, 1 failed, 2 running, 4 waiting`."""
+    completed = sum(item.completed for item in items)
+    ended = Counter(i.state.value for i in items if i.place is Place.OVER and not i.completed)
+    places = Counter(item.place for item in items)
+    parts = [f"{completed} of {len(items)} completed"]
+    parts += [f"{count} {state}" for state, count in ended.items()]
+    parts += [
+        f"{places[place]} {words}"
+        for place, words in (
+            (Place.RUNNING, "running"),
+            (Place.IN_USE, "run by other processes"),
+            (Place.WAITING, "waiting"),
+        )
+        if places[place]
+    ]
+    return ", ".join(parts)
+
+
+def ended_line(item: Item) -> str:
+    """How a run ended, in a line."""
+    label = escape(item.label)
+    if item.outcome is None:
+        return f"[red]failed[/]     {label}: {escape(item.reason)}"
+    if item.outcome.state is not State.COMPLETED:
+        return f"[red]{item.outcome.state.value:10}[/] {label}: {escape(item.outcome.reason)}"
+    return _completed(label, item.outcome)
+
+
+def _completed(label: str, outcome: Outcome) -> str:
+    word = "skipped" if outcome.skipped else "completed"
+    loss = f"loss {outcome.metrics['loss']:.4f}, " if outcome.metrics else ""
+    return f"[green]{word:10}[/] {label}: {loss}{captured_size(outcome.tensors, outcome.num_bytes)}"

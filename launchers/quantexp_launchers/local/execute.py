@@ -1,0 +1,123 @@
+"""One experiment, from its configuration to its outcome: open the folder, run the worker, read what it left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+
+from rich.console import Console
+
+from quantexp.capture.store.ending import finish_capture
+from quantexp.launch.attempt import Opened, opened
+from quantexp.launch.outcome import Outcome, in_use_elsewhere, outcome, stopping_words
+from quantexp.launch.progress import live_line
+from quantexp.runs.device import device_class
+from quantexp.runs.ending import ended, interrupted
+from quantexp.runs.paths import RunDir
+from quantexp.runs.provenance import command_line
+from quantexp.runs.snapshot import environment
+from quantexp.runs.status import read_status
+from quantexp.schema import Experiment, LauncherConfig
+from quantexp_launchers.local.slots import make_slots
+
+
+def execute(experiment: Experiment, console: Console) -> Outcome:
+    """Run an experiment on this machine, with a live line, unless it is completed already.
+
+    An interrupt (Ctrl-C) ends the worker and gives an outcome whose state is cancelled.
+
+    Raises:
+        RunError, DataError: it cannot start.
+    """
+    make_slots(1, experiment.launcher.num_processes)
+    with opened(experiment, device_class(experiment.launcher), command_line()) as (folder, lock):
+        if folder.elsewhere is not None:
+            raise in_use_elsewhere(folder.run, folder.elsewhere)
+        if folder.notice is not None:
+            console.print(folder.notice, soft_wrap=True)
+        if folder.ready:
+            assert lock is not None
+            names = [experiment.model.name, experiment.dataset.name, str(experiment.quant.name)]
+            with live_line(folder.run, names, console) as update:
+                carry_out(
+                    experiment,
+                    folder,
+                    lock,
+                    update,
+                    on_stop=lambda grace_s: console.print(stopping_words(grace_s), soft_wrap=True),
+                )
+        return outcome(experiment, folder.run, folder.skipped)
+
+
+def carry_out(
+    experiment: Experiment,
+    folder: Opened,
+    lock: int,
+    on_poll: Callable[[], None],
+    variables: Mapping[str, str] | None = None,
+    on_stop: Callable[[float], None] = lambda _: None,
+) -> None:
+    """Run the attempt that is ready in a folder to its end, whatever that is; the folder then says how it ended.
+
+    A KeyboardInterrupt, of the user or raised by `on_poll`, ends it as cancelled; another one gives it no more time.
+
+    Args:
+        experiment: what runs.
+        folder: opened, and ready.
+        lock: the folder's.
+        on_poll: called several times a second.
+        variables: of the workers' environment, beside this process's.
+        on_stop: called when an interrupt has ended the wait, with the seconds that the workers have for their end.
+    """
+    launcher = experiment.launcher
+    try:
+        code = _start(launcher, folder, on_poll, lock, variables or {}, on_stop)
+    except KeyboardInterrupt:
+        finish_capture(folder.run.captured(experiment.capture.dir))
+        interrupted(folder.run, launcher.num_processes)
+    else:
+        finish_capture(folder.run.captured(experiment.capture.dir))
+        ended(folder.run, launcher.num_processes, code)
+
+
+def _start(
+    launcher: LauncherConfig,
+    folder: Opened,
+    update: Callable[[], None],
+    lock: int,
+    more: Mapping[str, str],
+    on_stop: Callable[[float], None],
+) -> int:
+    """Start the worker or workers and wait for their end; the exit code."""
+    from quantexp_launchers.local import processes
+
+    run, variables = folder.run, {**environment(folder.snapshot), **more}
+    if launcher.num_processes == 1:
+        return processes.run_worker(
+            run.root, run.rank_log(0), update, variables, keep_open=(lock,), on_stop=on_stop
+        )
+
+    def goes_on() -> bool:
+        update()
+        return not _overdue(run, launcher.timeout_min)
+
+    return processes.run_ranks(
+        run.root,
+        launcher.num_processes,
+        launcher.num_threads,
+        run.torchrun_log,
+        goes_on,
+        variables,
+        keep_open=(lock,),
+        on_stop=on_stop,
+    )
+
+
+def _overdue(run: RunDir, timeout_min: float) -> bool:
+    """Whether rank 0 ended so long ago that another rank must hang."""
+    status = read_status(run.status)
+    if status is None or status.finished is None:
+        return False
+    return datetime.now(UTC) - datetime.fromisoformat(status.finished) > timedelta(
+        minutes=timeout_min
+    )

@@ -1,0 +1,79 @@
+"""Every run folder of a sweep made ready before the first run starts, so that all that is to come can be seen."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+
+from quantexp.capture.select.budget import require_affordable_together
+from quantexp.config.load import plain
+from quantexp.errors import ConfigError, QuantexpError, RunInUseError
+from quantexp.launch.attempt import Opened, anywhere, opened, root_of, run_folder
+from quantexp.launch.label import labels
+from quantexp.launch.outcome import outcome
+from quantexp.runs.device import device_class
+from quantexp.runs.provenance import checkout, command_line
+from quantexp.schema import Experiment
+from quantexp_launchers.local.sheet import Item, Place, Sheet
+
+
+def prepared(points: Sequence[tuple[Experiment, int]], console: Console) -> Sheet:
+    """The sheet of these experiments, each with its stage; every folder that is not in use says `pending`.
+
+    What has completed already, or waits in a scheduler, is over at once, and so is what cannot be prepared.
+
+    Raises:
+        ConfigError: the runs have different folders for run folders.
+        CaptureError: together they would capture more than is free.
+    """
+    experiments = [experiment for experiment, _ in points]
+    roots = {root_of(experiment) for experiment in experiments}
+    if len(roots) > 1:
+        raise ConfigError(
+            f"paths.root is one for the whole sweep, got {', '.join(sorted(map(str, roots)))}; give it once"
+        )
+    items = [
+        Item(experiment, stage, label, plain(anywhere(experiment)))
+        for (experiment, stage), label in zip(points, labels(experiments), strict=True)
+    ]
+    sheet = Sheet(roots.pop(), items, command_line(), checkout())
+    with console.status(f"preparing {len(items)} runs"):
+        for item in items:
+            _prepare(item, sheet, console)
+    ready = [
+        (item.experiment, item.run.root)
+        for item in items
+        if item.run and item.place is Place.WAITING
+    ]
+    require_affordable_together(ready)
+    return sheet
+
+
+def _prepare(item: Item, sheet: Sheet, console: Console) -> None:
+    device = device_class(item.experiment.launcher)
+    try:
+        with opened(
+            item.experiment, device, sheet.command, source=sheet.source, since=sheet.started
+        ) as (folder, _):
+            item.run = folder.run
+            if folder.notice is not None:
+                console.print(f"{escape(item.label)}: {escape(folder.notice)}", soft_wrap=True)
+            look_at(item, folder)
+    except RunInUseError as error:
+        item.run, item.place = run_folder(item.experiment, device), Place.IN_USE
+        item.reason = str(error)
+    except QuantexpError as error:
+        item.place, item.reason = Place.OVER, str(error)
+    except Exception as error:  # noqa: BLE001  (a bug in one point does not take the others away)
+        traceback.print_exc()
+        item.place, item.reason = Place.OVER, f"{type(error).__name__}: {error}"
+
+
+def look_at(item: Item, folder: Opened) -> None:
+    """A run that has its result, or is somebody else's, is over for us."""
+    if not folder.ready:
+        item.outcome = outcome(item.experiment, folder.run, folder.skipped, folder.elsewhere)
+        item.place = Place.OVER

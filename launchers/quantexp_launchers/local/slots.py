@@ -1,0 +1,124 @@
+"""Slots: the parts of this machine in which runs of a sweep go on at the same time.
+
+With GPUs each slot has as many of its own as a run has processes, and the workers see no others. Without, each has an
+equal share of the cores that this process may use; what is left over by the division stays idle, so that every run of
+a sweep has the same number of threads. One slot alone is the whole machine, as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quantexp.errors import ConfigError, RunError
+from quantexp.processes.cores import allowed_cores, ranges
+from quantexp.runs.device import has_driver
+from quantexp.schema import Experiment, LauncherConfig
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one run at a time may use; empty is everything."""
+
+    #: As CUDA_VISIBLE_DEVICES names them: numbers or UUIDs.
+    gpus: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
+    #: CPU threads of all its processes together; None leaves them to torch.
+    num_threads: int | None = None
+
+    def variables(self, launcher: LauncherConfig) -> dict[str, str]:
+        """The environment of a run's processes here. A smaller OMP_NUM_THREADS of the user's stays."""
+        found = {}
+        if self.gpus:
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[: launcher.num_processes])
+        if self.num_threads is not None and launcher.num_threads is None:
+            share = max(1, self.num_threads // launcher.num_processes)
+            given = os.environ.get("OMP_NUM_THREADS", "")
+            found["OMP_NUM_THREADS"] = str(min(share, int(given)) if given.isdecimal() else share)
+        return found
+
+    def enter(self) -> None:
+        """Keep this thread, and every process it starts from now on, on the slot's cores, where the system can."""
+        if self.cores and hasattr(os, "sched_setaffinity"):
+            with contextlib.suppress(OSError):  # cores that were taken from us meanwhile
+                os.sched_setaffinity(0, self.cores)
+
+    def __str__(self) -> str:
+        if self.gpus:
+            return f"GPU {','.join(self.gpus)}"
+        return f"core {ranges(self.cores)}" if self.cores else "the whole machine"
+
+
+def slots_for(experiments: Sequence[Experiment]) -> list[Slot]:
+    """The slots for the runs of one sweep, each large enough for its largest run.
+
+    Raises:
+        ConfigError: the runs do not agree how many go on at once.
+        RunError: the machine has fewer GPUs, or cores, than that takes.
+    """
+    asked = {experiment.launcher.max_parallel for experiment in experiments}
+    if len(asked) > 1:
+        raise ConfigError(
+            f"launcher.max_parallel is one for the whole sweep, got {', '.join(sorted(map(str, asked)))}; give it once"
+        )
+    num_processes = max(experiment.launcher.num_processes for experiment in experiments)
+    return make_slots(asked.pop() or 1, num_processes)
+
+
+def make_slots(num_slots: int, num_processes: int) -> list[Slot]:
+    """So many equal slots, each for a run of so many processes.
+
+    Raises:
+        RunError: the machine has fewer GPUs, or cores, than that takes, or its GPUs differ.
+    """
+    gpus, cores = visible_gpus(), allowed_cores()
+    if gpus:
+        _check_gpus(gpus, num_slots, num_processes)
+    elif num_slots > len(cores):
+        raise RunError(
+            f"launcher.max_parallel={num_slots} needs a core for each run, and this process may use {len(cores)}; "
+            "lower it"
+        )
+    if num_slots == 1:
+        return [Slot()]
+    share = max(1, len(cores) // num_slots)
+    if gpus:
+        starts = range(0, num_slots * num_processes, num_processes)
+        return [Slot(tuple(gpus[s : s + num_processes]), (), share) for s in starts]
+    return [Slot((), tuple(cores[i * share : (i + 1) * share]), share) for i in range(num_slots)]
+
+
+def _check_gpus(gpus: list[str], num_slots: int, num_processes: int) -> None:
+    import torch
+
+    needed = num_slots * num_processes
+    if needed > len(gpus):
+        many = f"launcher.max_parallel={num_slots} x " if num_slots > 1 else ""
+        in_all = f", {needed} in all," if num_slots > 1 else ""
+        raise RunError(
+            f"{many}launcher.num_processes={num_processes} needs a GPU for each process{in_all} and this machine has "
+            f"{len(gpus)}; lower {'one of them' if num_slots > 1 else 'it'}"
+        )
+    kinds = sorted({torch.cuda.get_device_name(i) for i in range(needed)})
+    if num_slots > 1 and len(kinds) > 1:
+        raise RunError(
+            f"launcher.max_parallel={num_slots} needs {needed} GPUs of one kind, because the kind is part of a run's "
+            f"identity, and the first {needed} are {', '.join(kinds)}; choose some with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none on a machine without CUDA."""
+    if not has_driver():
+        return []
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return [str(i) for i in range(count)]
+    return [word.strip() for word in given.split(",")][:count]

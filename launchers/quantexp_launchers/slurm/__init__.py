@@ -1,0 +1,1 @@
+"""Runs as SLURM jobs, by submitit."""

@@ -1,0 +1,183 @@
+"""What stands in the script of a SLURM job: sbatch's options, the lines before and after the ranks, srun's arguments.
+
+    the configured environment, modules and setup lines
+    quantexp_launchers.slurm.job begin      is this still what was submitted? what is left of an earlier start?
+    srun ... one task a rank (or a torchrun a node); srun ends all of them once one has failed
+    quantexp_launchers.slurm.job end        how did it end, in the scheduler's words too? to be put back into the queue?
+
+All of it imports quantexp from the snapshot that was taken at submission. Nothing of the configuration stands unquoted
+here but `launcher.setup`, which is shell by intention. The script exits with 0 or 1 alone: sacct shows codes above 127
+as other numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from typing import Any
+
+from quantexp.runs.snapshot import environment
+from quantexp.schema import ContainerRuntime, LauncherConfig
+from quantexp_launchers.slurm.batch import Batch
+from quantexp_launchers.slurm.job import NOTHING_TO_DO, PUT_BACK
+
+#: The job's own number. An array's number alone can be a task's too, and would mean all of them to scontrol.
+_OWN_JOB = "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+
+
+def parameters(batch: Batch) -> dict[str, Any]:
+    """The batch in submitit's words; what it has no word for goes in as further options of sbatch."""
+    launcher = batch.launcher
+    further: dict[str, Any] = {
+        "requeue" if launcher.max_requeue else "no-requeue": True,
+        "reservation": launcher.reservation,
+        "gpus-per-node": _gpus(launcher),
+        "kill-on-invalid-dep": "yes" if batch.dependency else None,
+        **{name: _flag(value) for name, value in launcher.sbatch.items()},
+    }
+    return {
+        "job_name": batch.name,
+        "partition": launcher.partition,
+        "account": launcher.account,
+        "qos": launcher.qos,
+        "time": launcher.time_min,
+        "nodes": launcher.nodes,
+        "ntasks_per_node": 1 if launcher.torchrun else _ranks_per_node(launcher),
+        "cpus_per_task": _cpus_per_task(launcher),
+        "mem": None if launcher.mem_gb is None else f"{math.ceil(launcher.mem_gb * 1e9 / 2**20)}M",
+        "constraint": launcher.constraint,
+        "exclude": launcher.exclude,
+        "nodelist": launcher.nodelist,
+        "mail_user": launcher.mail_user,
+        "mail_type": launcher.mail_type,
+        "dependency": batch.dependency,
+        # A warning as early as the start would find ranks that cannot take it yet, and end them.
+        "signal_delay_s": min(launcher.signal_s, 30 * launcher.time_min),
+        "array_parallelism": batch.throttle or len(batch.runs),
+        "wckey": None,
+        "additional_parameters": {k: v for k, v in further.items() if v is not None},
+        "srun_args": _srun_args(batch),
+        "setup": _before(batch),
+        "teardown": _after(batch),
+    }
+
+
+def python(batch: Batch) -> str:
+    """What starts Python, as a shell takes it; inside the container where that needs no plugin of SLURM."""
+    launcher = batch.launcher
+    command = shlex.quote(launcher.python or sys.executable)
+    if launcher.container is None or launcher.container_runtime is ContainerRuntime.pyxis:
+        return command
+    words = [launcher.container_runtime.value, "exec"]
+    if launcher.gpus_per_node:
+        words.append("--nv")
+    for mount in _mounts(batch):
+        words += ["--bind", mount]
+    return f"{shlex.join([*words, launcher.container])} {command}"
+
+
+def _ranks_per_node(launcher: LauncherConfig) -> int:
+    return launcher.num_processes // launcher.nodes
+
+
+def _gpus(launcher: LauncherConfig) -> str | None:
+    if not launcher.gpus_per_node:
+        return None
+    kind = f"{launcher.gpu_type}:" if launcher.gpu_type else ""
+    return f"{kind}{launcher.gpus_per_node}"
+
+
+def _flag(value: str) -> str | bool:
+    return True if value.lower() == "true" else value
+
+
+def _cpus_per_task(launcher: LauncherConfig) -> int | None:
+    if launcher.cpus_per_process is None:
+        return None
+    return launcher.cpus_per_process * (_ranks_per_node(launcher) if launcher.torchrun else 1)
+
+
+def _srun_args(batch: Batch) -> list[str]:
+    cpus = _cpus_per_task(batch.launcher)
+    return [
+        "--kill-on-bad-exit=1",
+        # From SLURM 22.05 on srun no longer takes this over from the job.
+        *([f"--cpus-per-task={cpus}"] if cpus else []),
+        *_pyxis(batch),
+        *batch.launcher.srun_args,
+    ]
+
+
+def _before(batch: Batch) -> list[str]:
+    """What the script does before the ranks."""
+    launcher = batch.launcher
+    variables = dict(launcher.environment)
+    if launcher.cpus_per_process is not None:
+        variables.setdefault("OMP_NUM_THREADS", str(launcher.cpus_per_process))
+    return [
+        "umask 077",
+        "trap true TERM  # the lines after the ranks are run even where the scheduler ends the job",
+        *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
+        *(f"module load {shlex.quote(module)} || exit 1" for module in launcher.modules),
+        *launcher.setup,
+        *_snapshot(batch),
+        _OWN_JOB,
+        f"{_job_step(batch, 'begin')} && begun=0 || begun=$?",
+        f"[ $begun -ne {NOTHING_TO_DO} ] || exit 0",
+        _put_back("begun"),
+        "[ $begun -eq 0 ] || exit 1",
+    ]
+
+
+def _snapshot(batch: Batch) -> list[str]:
+    """Python's search path: the snapshot first, whatever the lines before have set."""
+    own = environment(batch.snapshot, inherit=False)
+    path = shlex.quote(own.pop("PYTHONPATH"))
+    return [
+        f'export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        *(f"export {name}={shlex.quote(value)}" for name, value in own.items()),
+    ]
+
+
+def _after(batch: Batch) -> list[str]:
+    """What the script does after the ranks."""
+    return [
+        "code=$?",
+        "trap '' TERM  # nor are the commands of these lines ended",
+        # Not by `timeout`, which would be ended; what scontrol prints is waited for so long as it may take.
+        f"{_job_step(batch, 'end')} $code < <(scontrol show job --oneliner $job) && code=0 || code=$?",
+        _put_back("code"),
+        "[ $code -eq 0 ] || exit 1",
+        "exit 0",
+    ]
+
+
+def _put_back(variable: str) -> str:
+    return f"[ ${variable} -ne {PUT_BACK} ] || scontrol requeue $job"
+
+
+def _job_step(batch: Batch, verb: str) -> str:
+    words = ["-m", "quantexp_launchers.slurm.job", verb, str(batch.folder)]
+    command = python(batch)
+    if pyxis := _pyxis(batch):
+        command = (
+            f"{shlex.join(['srun', '--ntasks=1', '--nodes=1', '--overlap', *pyxis])} {command}"
+        )
+    return f"{command} {shlex.join(words)}"
+
+
+def _pyxis(batch: Batch) -> list[str]:
+    launcher = batch.launcher
+    if launcher.container is None or launcher.container_runtime is not ContainerRuntime.pyxis:
+        return []
+    return [
+        f"--container-image={launcher.container}",
+        f"--container-mounts={','.join(_mounts(batch))}",
+    ]
+
+
+def _mounts(batch: Batch) -> list[str]:
+    """The folder of the runs, which holds submissions and snapshots too, and what was asked for."""
+    root = batch.folder.parent.parent
+    return [f"{root}:{root}", *batch.launcher.container_mounts]

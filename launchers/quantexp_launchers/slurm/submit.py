@@ -1,0 +1,287 @@
+"""From points to SLURM jobs: everything is checked and prepared first, then sent as one array for each request.
+
+Nothing is waited for. While it works, the submitter holds the lock of every folder it sends, so several submitters of
+the same sweep send each run once. A submission's name is written into the folders before the scheduler is asked: a
+submitter that is killed in between loses no job. Where SLURM refuses one array of several, none is sent: those it has
+taken are cancelled, and their jobs, which cannot begin before the folders are unlocked, would find that they are no
+longer wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from quantexp.capture.select.budget import require_affordable_together
+from quantexp.config.load import plain
+from quantexp.errors import ConfigError, RunError
+from quantexp.launch.attempt import Opened, anywhere, opened, root_of
+from quantexp.launch.identity import folder_name, identity
+from quantexp.launch.ledger.clients import ClientError, ask
+from quantexp.runs.device import device_class
+from quantexp.runs.paths import RunDir, RunsRoot, Submission
+from quantexp.runs.provenance import command_line
+from quantexp.runs.snapshot import snapshot_name
+from quantexp.runs.status import State, now, read_status, write_json, write_status
+from quantexp.runs.sweep_list import sweep_file, write_sweep
+from quantexp.schema import Experiment, LauncherConfig
+from quantexp_launchers.slurm.batch import Array, Batch, Ready, Sent, batches, dependency, in_lanes
+from quantexp_launchers.slurm.executor import check, require_slurm, submit
+from quantexp_launchers.slurm.submitted import print_submitted
+
+#: Seconds that other submitters of the same runs may take.
+PATIENCE_S = 300.0
+#: Characters of paths.root that cannot be: SLURM replaces % in the names of its files and takes \ for its end, and
+#: PYTHONPATH and mounts are divided at the colon.
+_NOT_IN_ROOT = "%\\:"
+
+
+def submit_run(experiment: Experiment, console: Console) -> int:
+    """Submit one run and say what to type next; 0."""
+    with private([experiment]):
+        sent, arrays = send([(experiment, 0)], console)
+    print_submitted(sent, arrays, console, sent[0].run.root)
+    return 0
+
+
+def submit_sweep(points: list[tuple[Experiment, int]], console: Console) -> int:
+    """Submit a sweep, list it in runs/sweeps/ and say what to type next; 0."""
+    root, started = root_of(points[0][0]), now()
+    with private([experiment for experiment, _ in points]):
+        sent, arrays = send(points, console, lambda sent: _list(root, started, points, sent))
+        file = _list(root, started, points, sent)
+    print_submitted(sent, arrays, console, file)
+    return 0
+
+
+def _list(
+    root: Path, started: str, points: list[tuple[Experiment, int]], sent: Sequence[Sent]
+) -> Path:
+    """The sweep's list of runs: first before SLURM is asked, so that no run is sent that no list has."""
+    listed = [
+        {
+            "run": one.run.root.name,
+            "job_id": one.job_id,
+            "reason": one.reason,
+            "stage": stage,
+            "config": plain(anywhere(one.experiment)),
+        }
+        for one, (_, stage) in zip(sent, points, strict=True)
+    ]
+    file = sweep_file(root, started)
+    write_sweep(file, {"started": started, "runs": listed})
+    return file
+
+
+@contextlib.contextmanager
+def private(experiments: Sequence[Experiment]) -> Iterator[None]:
+    """Files and folders for the user alone, where a configuration holds variables of the environment."""
+    if not any(experiment.launcher.environment for experiment in experiments):
+        yield
+        return
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def send(
+    points: list[tuple[Experiment, int]],
+    console: Console,
+    prepared: Callable[[list[Sent]], object] = lambda _: None,
+) -> tuple[list[Sent], list[Array]]:
+    """Submit every point that needs to run; points of a later stage wait until all of an earlier one completed.
+
+    Args:
+        points: experiments, each with its stage.
+        console: for what is to be said about a run's earlier attempt.
+        prepared: called when every folder is ready, before SLURM is asked.
+
+    Raises:
+        ConfigError: points with different paths.root, or one that cannot be.
+        RunError: no SLURM here, or it refuses a request; then nothing was submitted.
+        DataError: data that is missing.
+        CaptureError: together they would capture more than is free.
+    """
+    require_slurm()
+    root = _common_root([experiment for experiment, _ in points])
+    check_root(root, [experiment.launcher for experiment, _ in points])
+    for batch in batches(root, "quantexp", [Ready(e, stage, root) for e, stage in points], root):
+        check(batch)
+    with contextlib.ExitStack() as locks:
+        folders = _opened(points, locks)
+        for folder in folders:
+            if folder.notice is not None:
+                console.print(folder.notice, soft_wrap=True, markup=False)
+        require_affordable_together(
+            [(e, f.run.root) for (e, _), f in zip(points, folders, strict=True) if f.ready]
+        )
+        prepared(_sent(points, folders, []))
+        arrays = _send(root, points, folders)
+    return _sent(points, folders, arrays), arrays
+
+
+def _sent(
+    points: list[tuple[Experiment, int]], folders: list[Opened], arrays: list[Array]
+) -> list[Sent]:
+    ids = {
+        run: job_id
+        for array in arrays
+        for run, job_id in zip(array.batch.runs, array.job_ids, strict=True)
+    }
+    return [
+        Sent(
+            experiment,
+            folder.run,
+            ids.get(folder.run.root),
+            folder.skipped or folder.elsewhere or "",
+        )
+        for (experiment, _), folder in zip(points, folders, strict=True)
+    ]
+
+
+def planned(experiment: Experiment, run: Path) -> Batch:
+    """The batch of one run as it would be sent, but for the submission's time and random letters in its name.
+
+    Raises:
+        ConfigError: paths.root cannot be.
+    """
+    root = root_of(experiment)
+    check_root(root, [experiment.launcher])
+    snapshot = RunsRoot(root).snapshots / snapshot_name()
+    (batch,) = batches(root, "quantexp-TIME-ID", [Ready(experiment, 0, run)], snapshot)
+    return batch
+
+
+def check_root(root: Path, launchers: Sequence[LauncherConfig]) -> None:
+    """Refuse a folder of runs that a job's script cannot name.
+
+    Raises:
+        ConfigError: with the character.
+    """
+    bad = [c for c in str(root) if c in _NOT_IN_ROOT or not c.isprintable()]
+    if any(launcher.container is not None for launcher in launchers):
+        bad += [c for c in str(root) if c == ","]
+    if bad:
+        raise ConfigError(
+            f"paths.root must not hold {bad[0]!r} under SLURM, got {str(root)!r}; choose another folder"
+        )
+
+
+def _common_root(experiments: list[Experiment]) -> Path:
+    roots = sorted({root_of(experiment) for experiment in experiments})
+    if len(roots) != 1:
+        raise ConfigError(
+            f"paths.root must be one folder for all runs that are submitted together, got {', '.join(map(str, roots))}"
+        )
+    return roots[0]
+
+
+def _opened(points: list[tuple[Experiment, int]], locks: contextlib.ExitStack) -> list[Opened]:
+    """Every point's folder, locked: in the order of their names, so that two submitters cannot wait for each other."""
+    names = [folder_name(e, identity(e, device_class(e.launcher))) for e, _ in points]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"several points are the same run ({', '.join(twice)}): they differ in nothing that changes its numbers; "
+            "leave out all but one of each"
+        )
+    folders: dict[int, Opened] = {}
+    for index in sorted(range(len(points)), key=names.__getitem__):
+        experiment = points[index][0]
+        device = device_class(experiment.launcher)
+        opening = opened(experiment, device, command_line(), patience_s=PATIENCE_S)
+        folders[index], _ = locks.enter_context(opening)
+    return [folders[index] for index in range(len(points))]
+
+
+def _send(root: Path, points: list[tuple[Experiment, int]], folders: list[Opened]) -> list[Array]:
+    ready, waiting = [], []
+    for (experiment, stage), folder in zip(points, folders, strict=True):
+        if folder.elsewhere is not None:
+            waiting.append((stage, folder.run))
+        elif folder.skipped is None:
+            ready.append(Ready(experiment, stage, folder.run.root))
+    name = f"quantexp-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    to_send = in_lanes(batches(root, name, ready, folders[0].snapshot))
+    arrays: list[Array] = []
+    try:
+        for batch in to_send:
+            elsewhere = [_job_id(run) for stage, run in waiting if stage < batch.stage]
+            after = dependency(batch, arrays, filter(None, elsewhere))
+            batch = dataclasses.replace(batch, dependency=after, umask=_umask())
+            _announce(batch)
+            arrays.append(Array(batch, tuple(submit(batch))))
+    except BaseException as error:
+        for batch in to_send:
+            _withdraw(batch, str(error) or type(error).__name__)
+        raise
+    for array in arrays:
+        _note(array)
+    return arrays
+
+
+def _job_id(run: RunDir) -> str | None:
+    status = read_status(run.status)
+    return None if status is None else status.job_id
+
+
+def _umask() -> int:
+    now_ = os.umask(0o077)
+    os.umask(now_)
+    return now_
+
+
+def _announce(batch: Batch) -> None:
+    """Write who is about to be sent where, before the scheduler knows."""
+    try:
+        batch.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        batch.folder.mkdir(mode=0o700)
+        tasks = Submission(batch.folder).tasks
+        write_json(
+            tasks,
+            {
+                "runs": [str(run) for run in batch.runs],
+                "snapshot": str(batch.snapshot),
+                "umask": batch.umask,
+            },
+        )
+        tasks.chmod(0o600)
+    except OSError as error:
+        raise RunError(
+            f"{batch.folder} cannot be written: {error.strerror}; set paths.root to a folder that can"
+        ) from error
+    for task, run in enumerate(batch.runs):
+        status = read_status(RunDir(run).status)
+        assert status is not None
+        status.submission, status.task = batch.name, task
+        write_status(RunDir(run).status, status)
+
+
+def _withdraw(batch: Batch, why: str) -> None:
+    """Take back what may have been sent: SLURM may have taken it although it did not say so."""
+    if batch.folder.is_dir():
+        with contextlib.suppress(ClientError):
+            ask(["scancel", "--quiet", f"--name={batch.name}"])
+    for run in batch.runs:
+        status = read_status(RunDir(run).status)
+        assert status is not None
+        status.submission = status.task = None
+        status.state, status.reason = State.CANCELLED, f"not submitted: {why}"
+        write_status(RunDir(run).status, status)
+
+
+def _note(array: Array) -> None:
+    """Write the jobs' ids; a job that is faster waits for the folder's lock before it writes its own."""
+    for run, job_id in zip(array.batch.runs, array.job_ids, strict=True):
+        status = read_status(RunDir(run).status)
+        assert status is not None
+        status.job_id = job_id
+        write_status(RunDir(run).status, status)

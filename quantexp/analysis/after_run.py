@@ -1,0 +1,89 @@
+"""What `analysis.auto` asks for: of a run that has ended, of one that is skipped, of a sweep that is over.
+
+A run draws itself in its worker. One that is skipped, since it has completed before, gets from the process that skips
+it what its folder does not have yet. A sweep's report is written by the process that worked through it, beside its
+list. What cannot be drawn is told and changes nothing about how anything ended.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from quantexp.errors import QuantexpError
+from quantexp.folders import short_path
+from quantexp.runs.paths import RunDir
+from quantexp.schema import AutoDraw
+
+#: Seconds that the report at the end of a run may look at captured values; that of a sweep as many for each run.
+REPORT_LOOK_S = 1.0
+
+
+def draw_figures(run: RunDir, drawing: AutoDraw) -> None:
+    """The run's figures: the whole tree, or one picture.
+
+    Raises:
+        CaptureError: they cannot be drawn.
+    """
+    if drawing is AutoDraw.everything:
+        from quantexp.analysis.draw.verb import draw_run
+
+        draw_run(run)
+    elif drawing is AutoDraw.quick:
+        from quantexp.analysis.quick.picture import draw_quick_analysis
+
+        run.figures.mkdir(exist_ok=True)
+        draw_quick_analysis(run.root, run.figures)
+
+
+def draw_skipped(run: RunDir, drawing: AutoDraw, console: Console) -> None:
+    """Give a run that is skipped the figures and the report that are asked for and not there."""
+    if drawing is AutoDraw.nothing:
+        return
+    lacks_picture = (
+        drawing is AutoDraw.everything or not (run.figures / "quick_analysis.png").exists()
+    )
+    if not lacks_picture and run.report.exists():
+        return
+    with _told(f"{run.root.name} was not drawn", console):
+        from quantexp.analysis.report.write import write_report
+
+        if drawing is AutoDraw.everything:
+            console.print(f"drawing    {escape(run.root.name)}", soft_wrap=True)
+        if lacks_picture:
+            draw_figures(run, drawing)
+        write_report([run.root], run.root, REPORT_LOOK_S)
+
+
+def report_sweep(listing: Path, drawings: Sequence[AutoDraw], console: Console) -> None:
+    """Write the report and the picture of several runs beside their list; nothing where no run is to be drawn."""
+    if len(drawings) < 2 or set(drawings) == {AutoDraw.nothing}:
+        return
+    page = listing.with_suffix(".html")
+    with _told(f"{page.name} was not written; quantexp report {listing}", console):
+        from quantexp.analysis.report.write import write_report
+
+        write_report([listing], page, REPORT_LOOK_S * len(drawings))
+        console.print(f"[bold]report[/]  {escape(str(short_path(page)))}", soft_wrap=True)
+    picture = listing.with_suffix(".png")
+    with _told(f"{picture.name} was not drawn; quantexp draw {listing}", console):
+        from quantexp.analysis.quick.overview import draw_sweep
+
+        draw_sweep(listing, picture)
+        console.print(f"[bold]picture[/] {escape(str(short_path(picture)))}", soft_wrap=True)
+
+
+@contextmanager
+def _told(words: str, console: Console) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  (whatever it is, the runs are over)
+        if not isinstance(error, QuantexpError):
+            traceback.print_exc(file=sys.stderr)
+        console.print(f"[red]{escape(words)}[/]: {escape(str(error))}", soft_wrap=True)

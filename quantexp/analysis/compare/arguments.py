@@ -1,0 +1,47 @@
+"""Which runs the words of `compare` and `report` name, and where what they write goes. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantexp.errors import ConfigError
+from quantexp.runs.find import Missing, scope
+from quantexp.runs.paths import RunDir
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs that were named, each once, in the order given; of a sweep also those that have no folder."""
+
+    runs: tuple[RunDir, ...]
+    missing: tuple[Missing, ...] = ()
+
+
+def named_runs(words: Sequence[str], root: Path) -> Runs:
+    """The runs behind some words, each a run, a part of one's name, a sweep's list or a folder of runs.
+
+    Raises:
+        RunError: a word that is none of these, by itself.
+    """
+    found = [scope(word, root) for word in words]
+    runs = dict.fromkeys(run.root.resolve() for one in found for run in one.runs)
+    missing = [gone for one in found for gone in one.missing]
+    return Runs(tuple(RunDir(folder) for folder in runs), tuple(missing))
+
+
+def out_and_rest(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Where the output is to go, as the last `out=PATH` says, and the other words.
+
+    Raises:
+        ConfigError: `out=` without a path.
+    """
+    given = [word for word in words if word.startswith("out=")]
+    rest = [word for word in words if word not in given]
+    if not given:
+        return None, rest
+    path = given[-1].removeprefix("out=")
+    if not path:
+        raise ConfigError("out must be a path, got nothing; give out=PATH")
+    return Path(path).expanduser(), rest

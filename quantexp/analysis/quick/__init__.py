@@ -1,0 +1,1 @@
+"""The quick analysis: one picture of a run, or of several."""

@@ -1,0 +1,285 @@
+"""The heat map of the quick analysis: SQNR of every operand by layer and slot, the worst ones named.
+
+A row is one operand of one product of one module (`fc1  fprop x`), all experts as one; where there are too many rows,
+one operand of a module with the worst of its products, then one module. A cell is the lowest SQNR of its tensors. Where
+nothing was judged, the cells are how far the largest magnitude stands above the root mean square, which says how much
+of a format's range outliers take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from quantexp.analysis.numerics.measured import Measured
+from quantexp.analysis.numerics.series import in_order
+from quantexp.analysis.quick.first_look import FirstLook, Look
+from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, dress
+from quantexp.analysis.tensors.inventory import Kind, experts_as_one, in_flow
+
+#: Rows that have room.
+MOST_ROWS = 32
+#: From the cells to the left end of the modules' names.
+MODULES_INCH = 1.5
+#: Operands that are named.
+NUM_WORST = 5
+#: Cells are written into up to so many layers.
+_FEW_LAYERS = 4
+_LEAST_SPAN = 3.0
+_NO_NUMBER = "#E8E8E8"
+_MAP = "viridis"
+_OPERANDS = ("x", "w", "g", "q", "k", "dS", "P", "v", "dO")
+_PRODUCTS = ("fprop", "dgrad", "dgrad_q", "dgrad_k", "dgrad_p", "dgrad_v", "wgrad")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of one tensor, and where it belongs."""
+
+    module: str
+    #: `fprop.x`; of statistics the tensor's name.
+    series: str
+    layer: int
+    value: float
+    #: The tensor, for the list of the worst.
+    name: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A heat map."""
+
+    #: Module and the rest of the row's name; empty where a row is a module.
+    rows: tuple[tuple[str, str], ...]
+    layers: tuple[int, ...]
+    #: NaN where there is no number; inf and -inf are kept.
+    values_RL: np.ndarray
+    #: The worst tensors, the worst first, at most one a row: name, value, row and column.
+    worst: tuple[tuple[str, float, int, int], ...]
+    #: What a row stands for beside what its name says.
+    aggregated: str
+
+
+def sqnr_grid(look: FirstLook, most_rows: int = MOST_ROWS) -> Grid | None:
+    """SQNR in dB; None where no operand was judged."""
+    cells = [
+        Cell(
+            experts_as_one(measured.place.module),
+            operand.slot or measured.place.tensor,
+            measured.place.layer,
+            operand.fidelity.sqnr_db,
+            _named(measured, operand.slot),
+        )
+        for measured in _measured(look)
+        for operand in measured.operands
+    ]
+    return grid_of(cells, min, most_rows) if cells else None
+
+
+def crest_grid(look: FirstLook, most_rows: int = MOST_ROWS) -> Grid | None:
+    """log2 of the largest magnitude over the root mean square; None where there are no statistics."""
+    cells = [
+        Cell(
+            experts_as_one(measured.place.module),
+            measured.place.tensor,
+            measured.place.layer,
+            math.log2(measured.abs_max / rms),
+            _named(measured, ""),
+        )
+        for measured in _measured(look)
+        if (rms := math.hypot(measured.mean, measured.std)) > 0
+    ]
+    return grid_of(cells, max, most_rows) if cells else None
+
+
+def _measured(look: FirstLook) -> Iterable[Measured]:
+    def is_number(one: Look) -> bool:
+        return one.kind is not Kind.SCALE
+
+    return (one.measured for one in look.tensors if is_number(one))
+
+
+def _named(measured: Measured, slot: str) -> str:
+    place = measured.place
+    product, _, operand = slot.rpartition(".")
+    layer = f"L{place.layer} " if place.layer >= 0 else ""
+    what = f"{product} {operand}" if slot else place.tensor
+    return f"{layer}{place.module} {what}"
+
+
+def grid_of(
+    cells: Sequence[Cell], worst_of: Callable[[Iterable[float]], float], most_rows: int
+) -> Grid:
+    """The cells laid out, with `worst_of` (min or max) of the numbers that share a place."""
+    name: Callable[[Cell], tuple[str, str]]
+    for name, aggregated in _LEVELS:  # noqa: B007  (the last one that is tried is taken)
+        rows = _rows_in_order({name(cell) for cell in cells})
+        if len(rows) <= most_rows:
+            break
+    layers = sorted({cell.layer for cell in cells})
+    places: dict[tuple[int, int], list[Cell]] = {}
+    for cell in cells:
+        if not math.isnan(cell.value):
+            place = (rows.index(name(cell)), layers.index(cell.layer))
+            places.setdefault(place, []).append(cell)
+    values = np.full((len(rows), len(layers)), math.nan)
+    of_row: dict[int, tuple[str, float, int, int]] = {}
+    for (row, column), members in sorted(places.items()):
+        values[row, column] = value = worst_of(cell.value for cell in members)
+        known = of_row.get(row)
+        if known is None or (value != known[1] and worst_of((value, known[1])) == value):
+            who = next(cell.name for cell in members if cell.value == value)
+            of_row[row] = (who, value, row, column)
+    worst = sorted(of_row.values(), key=lambda one: one[1], reverse=worst_of is max)
+    shown = tuple(one for one in worst if not _is_perfect(one[1], worst_of))[:NUM_WORST]
+    return Grid(tuple(rows), tuple(layers), values, shown, aggregated)
+
+
+def _is_perfect(value: float, worst_of: Callable[[Iterable[float]], float]) -> bool:
+    """Nothing was rounded."""
+    return worst_of is min and value == math.inf
+
+
+def _by_slot(cell: Cell) -> tuple[str, str]:
+    product, _, operand = cell.series.rpartition(".")
+    return cell.module, f"{product} {operand}" if product else cell.series
+
+
+def _by_operand(cell: Cell) -> tuple[str, str]:
+    return cell.module, cell.series.rpartition(".")[2]
+
+
+def _by_module(cell: Cell) -> tuple[str, str]:
+    return cell.module, ""
+
+
+_LEVELS: tuple[tuple[Callable[[Cell], tuple[str, str]], str], ...] = (
+    (_by_slot, ""),
+    (_by_operand, "the worst product of each operand"),
+    (_by_module, "the worst operand of each module"),
+)
+
+
+def _rows_in_order(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Modules as in the forward pass, in each the forward product first."""
+    different = list(rows)
+    modules = in_flow(module for module, _ in different)
+    order = in_order(words for _, words in different)
+
+    def place(row: tuple[str, str]) -> tuple[int, int, int, int]:
+        module, words = row
+        product, _, operand = words.rpartition(" ")
+        known = _OPERANDS.index(operand) if operand in _OPERANDS else len(_OPERANDS)
+        rank = _PRODUCTS.index(product) if product in _PRODUCTS else len(_PRODUCTS)
+        return modules.index(module), rank, known, order.index(words)
+
+    return sorted(different, key=place)
+
+
+def draw_grid(ax: Axes, grid: Grid, title: str, unit: str, *, low_is_worst: bool) -> None:
+    """The cells, their numbers where there is room, the worst ones framed and numbered, and a colour bar."""
+    dress(ax, title, "layer", "", grid="x")
+    ax.grid(visible=False)
+    finite = grid.values_RL[np.isfinite(grid.values_RL)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if high - low < _LEAST_SPAN and finite.size:
+        low, high = (low + high - _LEAST_SPAN) / 2, (low + high + _LEAST_SPAN) / 2
+    colours = colormaps[_MAP if low_is_worst else f"{_MAP}_r"].with_extremes(bad=_NO_NUMBER)
+    shown = np.clip(grid.values_RL, low, high)
+    image = ax.imshow(
+        np.ma.masked_invalid(shown),
+        cmap=colours,
+        vmin=low,
+        vmax=high,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    _name_rows(ax, grid.rows)
+    _name_layers(ax, grid.layers)
+    if len(grid.layers) <= _FEW_LAYERS:
+        _write_numbers(ax, grid, colours, low, high)
+    for number, (_, _, row, column) in enumerate(grid.worst, start=1):
+        _frame(ax, number, row, column, len(grid.layers))
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    bar = figure.colorbar(image, ax=ax, fraction=0.04, pad=0.02, aspect=35)
+    bar.ax.tick_params(labelsize=TICK_PT, colors=INK)
+    bar.ax.set_title(unit, fontsize=TICK_PT, color=INK)
+    bar.outline.set_visible(False)
+
+
+def _name_rows(ax: Axes, rows: Sequence[tuple[str, str]]) -> None:
+    """The slot beside each row, its module far left at the first one, a line between modules."""
+    ax.set_yticks(range(len(rows)), [words or module for module, words in rows], fontsize=TICK_PT)
+    ax.tick_params(axis="y", length=0)
+    for i, (module, words) in enumerate(rows):
+        if i and rows[i - 1][0] == module:
+            continue
+        if i:
+            ax.axhline(i - 0.5, color="white", lw=2.5)
+        if words:
+            ax.annotate(
+                module,
+                (0, i),
+                xycoords=("axes fraction", "data"),
+                xytext=(-MODULES_INCH * 72, 0),
+                textcoords="offset points",
+                ha="left",
+                va="center",
+                fontsize=TICK_PT,
+                fontweight="bold",
+                color=INK,
+            )
+
+
+def _name_layers(ax: Axes, layers: Sequence[int]) -> None:
+    step = max(1, -(-len(layers) // 14))
+    places = range(0, len(layers), step)
+    ax.set_xticks(places, [str(layers[i]) if layers[i] >= 0 else "?" for i in places])
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
+
+
+def _write_numbers(ax: Axes, grid: Grid, colours: object, low: float, high: float) -> None:
+    for row, values in enumerate(grid.values_RL):
+        for column, value in enumerate(values):
+            if math.isnan(value):
+                continue
+            words = f"{value:.1f}" if math.isfinite(value) else "exact" if value > 0 else "inf"
+            red, green, blue, _ = colours(np.clip((value - low) / (high - low), 0, 1))  # type: ignore[operator]
+            is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
+            ax.text(
+                column,
+                row,
+                words,
+                ha="center",
+                va="center",
+                fontsize=NOTE_PT,
+                color="white" if is_dark else "black",
+            )
+
+
+def _frame(ax: Axes, number: int, row: int, column: int, num_layers: int) -> None:
+    edges = Rectangle(
+        (column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#D00000", lw=1.6, zorder=4
+    )
+    ax.add_patch(edges)
+    is_wide = num_layers <= _FEW_LAYERS
+    ax.text(
+        column - 0.47 if is_wide else column,
+        row,
+        str(number),
+        ha="left" if is_wide else "center",
+        va="center",
+        fontsize=NOTE_PT,
+        fontweight="bold",
+        color="white",
+        zorder=5,
+        bbox={"boxstyle": "square,pad=0.12", "facecolor": "#D00000", "edgecolor": "none"},
+    )

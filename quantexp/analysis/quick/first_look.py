@@ -1,0 +1,281 @@
+"""One look at every captured tensor: magnitudes, and what is lost of each operand under its format.
+
+Magnitudes are those that the capture counted, of whole tensors. Operands are judged by a bounded part of the captured
+values, in the formats that the run declared; where it declared none, in the one of the file's name, or `ASSUMED`. Of a
+tensor without values there is what the capture judged while it passed (`capture.format`), and nothing where no format
+was chosen.
+
+What was found is kept beside the picture as JSON, so that drawing again, and the report, look at no value twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantexp.analysis.compare.gap import milestones
+from quantexp.analysis.numerics.gather import USUAL_FORMATS, is_quantised
+from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
+from quantexp.analysis.numerics.operand import largest_scale_exponent
+from quantexp.analysis.numerics.place import Place
+from quantexp.analysis.numerics.table import measured_of_json, tensor_json
+from quantexp.analysis.tensors.collection import Record
+from quantexp.analysis.tensors.inventory import Kind, kind_of
+from quantexp.analysis.tensors.operands import declared_operands
+from quantexp.capture.reader import Capture, CapturedTensor, open_capture
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS
+from quantexp.errors import CaptureError
+from quantexp.runs.status import write_whole
+
+#: What operands of which no format is known are judged in, where a file's name does not say one either.
+ASSUMED = "mxfp8"
+#: Tensors of one look; of more, iterations evenly spread.
+MOST_TENSORS = 20_000
+_VERSION = 2
+_NONFINITE = " NaN or Inf"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known of one tensor."""
+
+    measured: Measured
+    kind: Kind
+    #: Format -> exponent of the scale that the tensor's largest element gets in it; of the formats it was held in.
+    scales: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """What is known of the tensors of one capture."""
+
+    tensors: tuple[Look, ...] = ()
+    #: What is odd ("all zero", "missing") -> the tensors, by their labels.
+    findings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Iterations that were looked at, if these are not all.
+    iterations: tuple[int, ...] | None = None
+
+    @property
+    def has_values(self) -> bool:
+        """Whether values were captured of any tensor."""
+        return any(look.measured.from_values for look in self.tensors)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether any operand was judged."""
+        return any(look.measured.operands for look in self.tensors)
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether no format was declared, and operands were judged by their values all the same."""
+        operands = [operand for look in self.tensors for operand in look.measured.operands]
+        return bool(operands) and all(o.slot and not o.declared for o in operands)
+
+
+def captured_in(folder: Path) -> Capture:
+    """The tensors of a capture folder, those with statistics alone too; none where nothing was captured."""
+    try:
+        return open_capture(folder, statistics=True)
+    except CaptureError:
+        return Capture(folder, [])
+
+
+def first_look(capture: Capture, keep: Path | None = None, *, force: bool = False) -> FirstLook:
+    """Look at a capture; with `keep`, what an earlier look left there is taken, or what is found is left there.
+
+    What was left is not taken with `force`, and not where the lists, or a file with values, are no longer as they were.
+
+    A tensor that cannot be read or judged is a finding. Tensors are looked at side by side, each on one core: torch's
+    own threads would wait for each other at every one of many short operations.
+    """
+    entries, iterations = _with_room(capture)
+    files = dict.fromkeys(str(e.metadata["file"]) for e in entries if e.metadata.get("file"))
+    stamp = {
+        "lists": _stamps(capture.folder),
+        "entries": _digest(entries),
+        "values": _stamps_of(capture.folder, files),
+    }
+    if keep is not None and not force and (kept := _kept(keep)) and kept[0] == stamp:
+        return kept[1]
+    is_declared = any(map(is_quantised, entries))
+    num_threads = torch.get_num_threads()
+    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        looks = list(pool.map(partial(_look, is_declared), entries))
+    torch.set_num_threads(num_threads)
+    findings: dict[str, list[str]] = {}
+    if torn := list(_torn(capture.folder)):
+        findings["lines that a crash tore, left out"] = torn
+    for entry, look in zip(entries, looks, strict=True):
+        if isinstance(look, str):
+            findings.setdefault(look, []).append(_name(entry))
+            continue
+        for what in _findings(look.measured):
+            findings.setdefault(what, []).append(look.measured.place.label)
+    found = FirstLook(tuple(k for k in looks if isinstance(k, Look)), findings, iterations)
+    if keep is not None:
+        keep.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(keep, _json(found, stamp))
+    return found
+
+
+def kept_look(keep: Path, folder: Path) -> FirstLook | None:
+    """What an earlier `first_look` left of a capture folder; None where nothing is, or the capture changed since."""
+    if (kept := _kept(keep)) is None:
+        return None
+    stamp, found = kept
+    is_same = stamp["lists"] == _stamps(folder) and stamp["values"] == _stamps_of(
+        folder, stamp["values"]
+    )
+    return found if is_same else None
+
+
+def _with_room(capture: Capture) -> tuple[list[CapturedTensor], tuple[int, ...] | None]:
+    """Every stored value once, then what has statistics alone; of too many, the iterations that there is room for."""
+    bare = [e for e in capture if not e.metadata.get("file") and e.metadata.get("statistics")]
+    entries = [*capture.with_values(), *bare]
+    if len(entries) <= MOST_TENSORS:
+        return entries, None
+    of = [int(entry.metadata.get("iteration") or 0) for entry in entries]
+    all_of_them = tuple(sorted(set(of)))
+    each = -(-len(entries) // len(all_of_them))
+    chosen = set(milestones(all_of_them, max(2, MOST_TENSORS // each)))
+    kept = [entry for entry, iteration in zip(entries, of, strict=True) if iteration in chosen]
+    return kept, tuple(sorted(chosen))
+
+
+def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
+    """What is known of a tensor, or why nothing is."""
+    record = Record.from_metadata(entry.metadata)
+    assumed = record.quant_type if record.quant_type in USUAL_FORMATS else ASSUMED
+    asked = Asked(() if is_declared else (assumed,), operands_only=True)
+    if not record.file:
+        try:
+            measured = of_statistics(entry.metadata)
+        except CaptureError:
+            return "statistics that cannot be read"
+    else:
+        try:
+            measured = measure(entry, asked)
+        except CaptureError:
+            return "corrupt" if entry.path.is_file() else "missing"
+        except OSError:
+            return "missing"
+    return Look(measured, kind_of(record), _scales(record, measured.abs_max))
+
+
+def _findings(measured: Measured) -> Iterator[str]:
+    if measured.place.is_scale:
+        return
+    for note in measured.notes:
+        yield "NaN or Inf among the elements" if note.endswith(_NONFINITE) else note
+    if any(one.fidelity.sqnr_db == -math.inf for one in measured.operands):
+        yield "a value became infinite"
+
+
+def _scales(record: Record, abs_max: float) -> dict[str, int]:
+    if not (math.isfinite(abs_max) and abs_max > 0):
+        return {}
+    try:
+        declared = declared_operands(record)
+    except CaptureError:
+        return {}
+    return {one.name: largest_scale_exponent(one, abs_max) for one in declared}
+
+
+def _name(entry: CapturedTensor) -> str:
+    """The file's name, or what the tensor is where only statistics are left of it."""
+    file = entry.metadata.get("key") or entry.metadata.get("file")
+    return Path(str(file)).name if file else Place.of(entry.metadata).label
+
+
+def _torn(folder: Path) -> Iterator[str]:
+    """Where the lists have lines that do not end as an object does."""
+    for file in _lists(folder):
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if (content := line.strip()) and not content.endswith(b"}"):
+                    yield f"{file.name}:{number}"
+
+
+def _lists(folder: Path) -> list[Path]:
+    """The manifest and the statistics, with the parts of ranks."""
+    files = (
+        file
+        for name in (MANIFEST, STATISTICS)
+        for file in (folder / name, *sorted(folder.glob(f"{Path(name).stem}.rank*.jsonl")))
+    )
+    return [file for file in files if file.is_file()]
+
+
+def _stamps(folder: Path) -> list[list[int]]:
+    """Sizes and times of the lists."""
+    stats = (file.stat() for file in _lists(folder))
+    return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
+
+
+def _stamps_of(folder: Path, files: Iterable[str]) -> dict[str, list[int] | None]:
+    """Size and time of each file; None of one that is missing."""
+    return {file: _stamp(folder / file) for file in files}
+
+
+def _stamp(file: Path) -> list[int] | None:
+    try:
+        stat = file.stat()
+    except (OSError, ValueError):
+        return None
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _digest(entries: Iterable[CapturedTensor]) -> str:
+    keys = ("file", "key", "module", "layer", "tensor", "iteration", "micro_batch", "rank")
+    digest = hashlib.blake2b(digest_size=16)
+    for entry in entries:
+        digest.update(repr([entry.metadata.get(key) for key in keys]).encode())
+    return digest.hexdigest()
+
+
+def _json(found: FirstLook, stamp: Mapping[str, Any]) -> str:
+    tensors = ",\n".join(
+        json.dumps(
+            {"kind": look.kind.name, "scales": dict(look.scales), **tensor_json(look.measured)}
+        )
+        for look in found.tensors
+    )
+    about = {
+        "version": _VERSION,
+        "of": stamp,
+        "findings": {what: list(who) for what, who in found.findings.items()},
+        "iterations": found.iterations,
+    }
+    return json.dumps(about)[:-1] + f', "tensors": [\n{tensors}\n]}}\n'
+
+
+def _kept(keep: Path) -> tuple[dict[str, Any], FirstLook] | None:
+    """What was left in a file, and of what; None where it holds anything else."""
+    try:
+        content = json.loads(keep.read_text(encoding="utf-8"))
+        if content["version"] != _VERSION or not isinstance(content["of"]["lists"], list):
+            return None
+        dict(content["of"]["values"])
+        return content["of"], _of_json(content)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _of_json(content: Mapping[str, Any]) -> FirstLook:
+    looks = (
+        Look(measured_of_json(one), Kind[one["kind"]], one["scales"]) for one in content["tensors"]
+    )
+    iterations = content["iterations"]
+    return FirstLook(
+        tuple(looks), content["findings"], None if iterations is None else tuple(iterations)
+    )

@@ -1,0 +1,139 @@
+"""What a run folder says of the run itself: its names and its loss. All of it may be absent."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quantexp.errors import RunError
+from quantexp.model.label import describe_model, short_model_label
+from quantexp.runs.paths import RunDir
+
+
+@dataclass(frozen=True)
+class RunNames:
+    """What a figure's title says; None where the configuration does not say it."""
+
+    run: str
+    model: str | None = None
+    dataset: str | None = None
+    scheme: str | None = None
+    #: Where the tensors are, if not in the run folder.
+    capture_dir: str | None = None
+    #: Whether tokens attended to their own document alone.
+    mask_documents: bool = False
+    #: The model with what was changed in it and its size (`describe_model`).
+    model_label: str | None = None
+    #: The model and its size, for a single line (`short_model_label`).
+    short_model_label: str | None = None
+    #: The working precision: bf16, fp16 or fp32.
+    precision: str | None = None
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """The training loss, nats a token, by iteration, ascending."""
+
+    iterations: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
+    #: Iterations whose loss is NaN or Inf, left out above.
+    nonfinite: tuple[int, ...] = ()
+
+
+def read_names(run: RunDir) -> RunNames:
+    """The names in config.yaml; a dataset's label wins over its name.
+
+    Raises:
+        RunError: no such folder, or a config.yaml that is not a YAML mapping.
+    """
+    if not run.root.is_dir():
+        raise RunError(f"{run.root} is no run folder: there is no such folder; give one of runs/")
+    name = run.root.resolve().name
+    config = read_config(run)
+    dataset = _text(config, "dataset", "label") or _text(config, "dataset", "name")
+    return RunNames(
+        name,
+        _text(config, "model", "name"),
+        dataset,
+        _text(config, "quant", "name"),
+        _text(config, "capture", "dir"),
+        _text(config, "dataset", "mask_documents") == "True",
+        describe_model(_section(config, "model")) or None,
+        short_model_label(_section(config, "model")) or None,
+        _text(config, "training", "precision"),
+    )
+
+
+def read_losses(run: RunDir) -> LossCurve:
+    """The losses in metrics.jsonl; of an iteration that was repeated after a resume, the later.
+
+    Torn lines, and lines without iteration or loss, are left out.
+    """
+    return losses_of(read_metrics(run))
+
+
+def losses_of(lines: Iterable[Mapping[str, Any]]) -> LossCurve:
+    """`read_losses` of lines that have been read."""
+    losses: dict[int, float] = {}
+    for values in lines:
+        iteration, loss = values.get("iteration"), values.get("loss")
+        if isinstance(iteration, int) and "loss" in values and loss is None:
+            losses[iteration] = math.nan  # how a loss that is not finite is written
+        elif isinstance(iteration, int) and isinstance(loss, int | float):
+            losses[iteration] = float(loss)
+    finite = {i: losses[i] for i in sorted(losses) if math.isfinite(losses[i])}
+    nonfinite = tuple(i for i in sorted(losses) if i not in finite)
+    return LossCurve(tuple(finite), tuple(finite.values()), nonfinite)
+
+
+def read_metrics(run: RunDir) -> list[Mapping[str, Any]]:
+    """The lines of metrics.jsonl, in the order in which they were written; torn ones are empty."""
+    if not run.metrics.is_file():
+        return []
+    lines = run.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [_json_mapping(line) for line in lines]
+
+
+def read_config(run: RunDir) -> Mapping[str, Any]:
+    """config.yaml as plain values; nothing where there is none.
+
+    Raises:
+        RunError: a config.yaml that is not a YAML mapping.
+    """
+    return _mapping(run.config) if run.config.is_file() else {}
+
+
+def _mapping(path: Path) -> Mapping[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is not readable YAML; restore it, or run again") from error
+    if not isinstance(config, dict):
+        raise RunError(
+            f"{path} must hold a mapping, got {type(config).__name__}; restore it, or run again"
+        )
+    return config
+
+
+def _section(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    section = config.get(group)
+    return section if isinstance(section, dict) else {}
+
+
+def _text(config: Mapping[str, Any], group: str, key: str) -> str | None:
+    value = _section(config, group).get(key)
+    return None if value is None else str(value)
+
+
+def _json_mapping(line: str) -> Mapping[str, Any]:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return values if isinstance(values, dict) else {}

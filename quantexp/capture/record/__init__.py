@@ -1,0 +1,1 @@
+"""From hooks in the model to tensors on the host."""

@@ -1,0 +1,348 @@
+"""From the modules' taps to the store: the right iterations, micro-batches and tensors, each once.
+
+A recomputed forward pass passes its taps a second time inside the backward and is left out. A weight is stored once an
+iteration; the backward's line refers to the forward's file. Where several ranks share a batch, what they all hold alike
+(weights, reduced gradients) is rank 0's to keep, and the counters of their files interleave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantexp.capture.names import TensorName, quant_type
+from quantexp.capture.record.deferred import Deferred, deferred
+from quantexp.capture.record.operands import is_replaced
+from quantexp.capture.select.choice import takes_micro_batch
+from quantexp.capture.select.rules import Take, take
+from quantexp.capture.select.sample import sample_of
+from quantexp.capture.statistics.fidelity import Chosen, chosen_for
+from quantexp.capture.statistics.summary import Summary, summarise
+from quantexp.capture.store.folder import CaptureStore, Stored
+from quantexp.capture.store.metadata import BEFORE, About, Describer
+from quantexp.errors import CaptureError
+from quantexp.quant.hooks import FORWARD, Tap
+from quantexp.quant.precision import ModuleId, ModulePrecision
+from quantexp.schema import CaptureConfig, CaptureLevel
+
+#: Seconds between two reports of progress.
+_TELL_S = 0.05
+#: Tensors that are the same on every rank that shares a batch.
+ALIKE = frozenset({"weight", "main_grad"})
+
+
+def start_timestamp() -> str:
+    """The time as the names of a run's files begin with it."""
+    return datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What has been captured so far."""
+
+    tensors: int
+    num_bytes: int
+    #: The tensor captured last, as `L0-fc1 forward input`.
+    current: str
+    #: Why nothing is captured any more, if so.
+    stopped: str = ""
+    #: Bytes that wait to be written, bytes a second that are, and seconds that training waited for room.
+    queue_bytes: int = 0
+    bytes_per_s: float = 0.0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A module's weight as it was kept: in which iteration, in which file if in any."""
+
+    iteration: int
+    stored: Stored | None = None
+    statistics: Summary | Deferred | None = None
+
+
+class Recorder:
+    """One rank's capture."""
+
+    def __init__(
+        self,
+        config: CaptureConfig,
+        store: CaptureStore,
+        rank: int,
+        on_progress: Callable[[Progress], None],
+        world_size: int = 1,
+        timestamp: str | None = None,
+        iterations: Collection[int] = (1,),
+        num_layers: int = 1,
+    ) -> None:
+        self.config, self.store, self.rank = config, store, rank
+        self.iterations, self._num_layers = iterations, num_layers
+        self.on_progress = on_progress
+        self.tensors = 0
+        self._world_size = world_size
+        self._timestamp = timestamp or start_timestamp()
+        self._counter = rank + 1
+        #: The iteration that whatever passes belongs to.
+        self.iteration = -1
+        self._is_captured = False
+        #: This rank's share of the budget.
+        self._most_bytes = None if config.max_gb is None else config.max_gb * 1e9 / world_size
+        #: Why nothing is captured any more.
+        self.stopped = ""
+        self._takes: dict[tuple[ModuleId, str, str], Take] = {}
+        self._describer = Describer(rank)
+        self._last_stored: Stored | None = None
+        self._weights: dict[tuple[ModuleId, str], _Weight] = {}
+        self._last_iteration = max(iterations, default=0)
+        self._comes_more = True
+        self.seconds = 0.0
+        #: Statistics of tensors that the optimizer changes.
+        self._changing: list[Deferred] = []
+        self._latest: TensorName | None = None
+        self._told = 0.0
+
+    def begin(
+        self, iteration: int, micro_batch: int | None, loss_scale: float | None = None
+    ) -> None:
+        """Whatever passes from now on belongs to this micro-batch; None is the whole iteration."""
+        self.iteration = iteration
+        self._describer.begin(iteration, micro_batch, loss_scale)
+        self._is_captured = self.captures(iteration) and (
+            micro_batch is None or takes_micro_batch(self.config, micro_batch)
+        )
+        if self._comes_more and iteration > self._last_iteration and not self.stopped:
+            self._comes_more = False
+            with self._stops_where_full():
+                self.store.let_go()
+
+    def tap(
+        self,
+        module: ModuleId,
+        precision: Callable[[], ModulePrecision],
+        about: Callable[[str], Mapping[str, object]],
+    ) -> Tap:
+        """The tap of one module. What `about` says of a tensor by its name (the softmax scale) joins its metadata."""
+        self._describer.more[module] = about
+
+        def look(operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
+            if not self.passes(module, operation, name):
+                return
+            declared = precision()
+            replaced = partial(is_replaced, declared, operation, name)
+            kept = self.take(module, operation, name).unless_replaced(replaced)
+            if kept.level is not CaptureLevel.off:
+                self.record(module, declared, operation, phase, name, tensor)
+
+        return look
+
+    def passes(
+        self, module: ModuleId, operation: str, tensor_name: str, alike: bool | None = None
+    ) -> bool:
+        """Whether a tensor that a module hands over now is kept: `wants`, and it passes for the first time."""
+        if not self._is_captured:
+            return False
+        recomputed = operation == FORWARD and torch._C._current_autograd_node() is not None
+        return not recomputed and self.wants(module, operation, tensor_name, alike)
+
+    def captures(self, iteration: int) -> bool:
+        """Whether an iteration is captured."""
+        return iteration in self.iterations
+
+    def record(
+        self,
+        module: ModuleId,
+        precision: ModulePrecision,
+        operation: str,
+        phase: str,
+        tensor_name: str,
+        tensor: Tensor,
+    ) -> None:
+        """Keep one tensor, as full values or as statistics."""
+        name = TensorName(
+            module.layer, module.name, operation, phase, tensor_name, quant_type(precision)
+        )
+        with self.recording():
+            if tensor_name == "weight":
+                self._keep_weight(module, name, tensor, precision)
+            else:
+                self._keep(name, tensor, precision)
+
+    def summary(
+        self, tensor: Tensor, chosen: Chosen | None = None, name: str = ""
+    ) -> Summary | Deferred:
+        """A tensor's statistics, counted while training goes on where nothing changes the tensor meanwhile."""
+        if name == "main_grad":  # the optimizer scales it as soon as it is captured
+            return summarise(tensor, chosen)
+        found = deferred(tensor, chosen)
+        if name == "weight" and isinstance(found, Deferred):
+            self._changing.append(found)
+        return found
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether tensors of this micro-batch are kept."""
+        return self._is_captured and not self.stopped
+
+    def settle(self) -> None:
+        """The optimizer is about to step: wait until every weight is counted, and nothing waits for company."""
+        changing, self._changing = self._changing, []
+        if not self.stopped:
+            with self.recording():
+                self.store.send()
+                self.store.settle(changing)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Around all that keeps a tensor: the time it takes, and what comes of a full disk.
+
+        No mode looks at torch's functions meanwhile: that of a CPU that stands for a GPU would at each of them.
+        """
+        start = time.perf_counter()
+        with self._stops_where_full(), torch._C.DisableTorchFunction():
+            yield
+        self.seconds += time.perf_counter() - start
+
+    def flush(self) -> None:
+        """Wait until all that was captured is on disk.
+
+        Raises:
+            CaptureError: it cannot be written, and `capture.train_on_if_full` is false.
+        """
+        if not self.stopped:
+            with self._stops_where_full():
+                self.store.flush()
+            self._tell()
+
+    @contextlib.contextmanager
+    def _stops_where_full(self) -> Iterator[None]:
+        try:
+            yield
+        except CaptureError as error:
+            if not self.config.train_on_if_full:
+                raise
+            self.stopped = (
+                f"capture stopped in iteration {self.iteration}, training goes on: {error}"
+            )
+            sys.stderr.write(f"{self.stopped}\n")
+            self._latest = None
+            self._tell()
+
+    def wants(
+        self, module: ModuleId, operation: str, tensor_name: str, alike: bool | None = None
+    ) -> bool:
+        """Whether a tensor that passes now is kept; `alike` says that every rank has it, unless its name does."""
+        if alike is None:
+            alike = tensor_name in ALIKE
+        return (
+            self._is_captured
+            and not self.stopped
+            and self.take(module, operation, tensor_name).level is not CaptureLevel.off
+            and (self.rank == 0 or not alike)
+        )
+
+    def take(self, module: ModuleId, operation: str, tensor_name: str) -> Take:
+        """What is kept of a tensor."""
+        key = (module, operation, tensor_name)
+        if key not in self._takes:
+            self._takes[key] = take(self.config, self._num_layers, *key)
+        return self._takes[key]
+
+    def _keep(
+        self, name: TensorName, tensor: Tensor, precision: ModulePrecision
+    ) -> Summary | Deferred:
+        summary = self.summary(tensor, self._chosen(name.tensor), name.tensor)
+        taken = self.take(precision.module, name.operation, name.tensor)
+        sample = sample_of(tuple(tensor.shape), name.tensor, taken.sample_of, taken.sample_count)
+        self.keep(name, precision, tensor, summary, taken, sample)
+        return summary
+
+    def keep(
+        self,
+        name: TensorName,
+        precision: ModulePrecision,
+        tensor: Tensor,
+        statistics: Summary | Deferred,
+        taken: Take,
+        sample: dict[str, Any] | None,
+        more: Mapping[str, object] = BEFORE,
+    ) -> None:
+        """Keep a tensor's statistics and, where asked for, its values or a sample of them.
+
+        `more` says which of its values these are.
+        """
+        self._last_stored = None
+        is_stored = taken.level is CaptureLevel.tensors
+        if is_stored and sample is not None:
+            index = torch.tensor(sample["indices"], device=tensor.device)
+            tensor = tensor.detach().index_select(sample["axis"], index)
+            more = {**more, "sample": sample}
+        about = self._describer.about(name, precision, tensor, statistics, more)
+        if is_stored:
+            self._store(name, tensor, about)
+        self.store.add_statistics(about)
+        self._progress(name)
+
+    def _store(self, name: TensorName, tensor: Tensor, about: About) -> None:
+        """Values into a file; over the budget a line that says why there is none."""
+        num_bytes = tensor.numel() * tensor.element_size()
+        if self._most_bytes is not None and self.store.num_bytes + num_bytes > self._most_bytes:
+            reason = f"over capture.max_gb={self.config.max_gb:g}"
+            self.store.leave_out(about.with_more(left_out=reason))
+            return
+        self.store.add(name.file(self._timestamp, self._counter), tensor, about)
+        self._counter += self._world_size
+        self._last_stored = self.store.last
+
+    def _keep_weight(
+        self, module: ModuleId, name: TensorName, tensor: Tensor, precision: ModulePrecision
+    ) -> None:
+        """Once an iteration and operation; the backward's line refers to the forward's file."""
+        key = (module, name.operation)
+        if self._weights.get(key, _Weight(-1)).iteration == self.iteration:
+            return
+        forward = self._weights.get((module, FORWARD), _Weight(-1))
+        if name.operation == FORWARD or forward.iteration != self.iteration:
+            summary = self._keep(name, tensor, precision)
+            self._weights[key] = _Weight(self.iteration, self._last_stored, summary)
+            return
+        if forward.stored is not None:
+            assert forward.statistics is not None
+            about = self._describer.about(name, precision, tensor, forward.statistics, BEFORE)
+            self.store.refer(forward.stored, about)
+        self._weights[key] = forward
+
+    def _progress(self, name: TensorName) -> None:
+        self.tensors += 1
+        self._latest = name
+        if time.perf_counter() - self._told >= _TELL_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told = time.perf_counter()
+        queue, name = self.store.queue, self._latest
+        current = "" if name is None else f"{name.layer_idx} {name.operation} {name.tensor}"
+        self.on_progress(
+            Progress(
+                self.tensors,
+                self.store.num_bytes,
+                current,
+                self.stopped,
+                queue.num_bytes,
+                self.store.bytes_per_s,
+                queue.waited_s,
+            )
+        )
+
+    def _chosen(self, tensor_name: str) -> Chosen | None:
+        if self.config.format is None:
+            return None
+        return chosen_for(self.config.format, tensor_name)

@@ -1,0 +1,1 @@
+"""Which tensors a capture keeps, when, and what they cost."""

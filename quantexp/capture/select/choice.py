@@ -1,0 +1,260 @@
+"""Which tensors a configuration asks for, with their shapes: torch-free, so that `plan` knows the price beforehand.
+
+# T tokens, B micro-batch, H query heads, G key-value heads, D head_dim (E of a value head)
+
+How many tokens a routed expert gets is known only once it has them. Here they are spread evenly, so that the sum over a
+layer's experts is exact where all of them are captured alike and no sampling cuts some short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+
+from quantexp.capture.names import RESIDUAL, ROUTER
+from quantexp.capture.record.operands import (
+    SCALE,
+    Held,
+    held_of,
+    is_replaced,
+    scale_sample,
+    scale_shape,
+    source_of,
+)
+from quantexp.capture.select.rules import (
+    RESIDUAL_GRADS,
+    RESIDUALS,
+    ROUTER_LOGITS,
+    Take,
+    keeps_operands,
+    rules_on,
+    take_by,
+)
+from quantexp.capture.select.sample import sample_of, sampled_shape
+from quantexp.capture.select.schedule import captured_iterations
+from quantexp.model.decoder import (
+    ATTENTION,
+    LinearShape,
+    is_routed,
+    moe_of,
+    shapes_by_layer,
+    value_head_dim,
+)
+from quantexp.model.sizes import element_bytes
+from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap, Sites, precision_map
+from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One tensor that a captured micro-batch will give."""
+
+    module: ModuleId
+    operation: str
+    phase: str
+    tensor: str
+    shape: tuple[int, ...]
+    bytes_each: int
+    #: Once a captured iteration (weights, main gradients) instead of once a micro-batch.
+    once: bool = False
+    #: Another tensor's file: the backward's weight is the forward's.
+    shared: bool = False
+    take: Take = field(default_factory=lambda: Take(CaptureLevel.tensors))
+    #: A quantised operand, or its block scales: what it is.
+    held: Held | None = None
+    #: The shape of the values that these scales belong to.
+    scales_of: tuple[int, ...] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the values on disk; the file's own framing (some 2 kB) comes on top."""
+        if self.shared or self.take.level is not CaptureLevel.tensors:
+            return 0
+        whole = self.scales_of or self.shape
+        sample = sample_of(
+            whole, source_of(self.tensor), self.take.sample_of, self.take.sample_count
+        )
+        if self.scales_of is not None:
+            assert self.held is not None
+            assert self.held.operand.block is not None
+            dim = self.held.dim(len(whole))
+            sample = scale_sample(sample, whole, dim, self.held.operand.block)
+        return prod(sampled_shape(self.shape, sample)) * self.bytes_each
+
+
+def takes_micro_batch(capture: CaptureConfig, index: int) -> bool:
+    """Whether a micro-batch (from 0) of a captured iteration is captured."""
+    return capture.collect_micro_batches == 0 or index < capture.collect_micro_batches
+
+
+def last_captured(experiment: Experiment) -> int:
+    """The last iteration that is captured; 0 where nothing is."""
+    iterations = captured_iterations(experiment.capture, experiment.training.iterations)
+    return iterations[-1] if iterations else 0
+
+
+def expected_tensors(experiment: Experiment, iteration: int = 1) -> Iterator[Expected]:
+    """Every tensor one captured micro-batch of an iteration gives."""
+    declared = precision_map(experiment.model, experiment.quant, iteration)
+    for giver in _givers(experiment, declared):
+        yield from _taken(experiment, giver, _rules_on(experiment, giver))
+
+
+def expected_alike(
+    experiment: Experiment, declared: PrecisionMap
+) -> Iterator[tuple[int, list[Expected]]]:
+    """The same under a precision map, to be counted: how many modules are alike, and what the first of them gives.
+
+    Layers and experts are many, and kinds of them few.
+    """
+    alike: dict[Hashable, list[_Giver]] = {}
+    for giver in _givers(experiment, declared):
+        rules = tuple(_rules_on(experiment, giver))
+        key = (giver.make, giver.follows_from, id(giver.precision.alike), rules)
+        alike.setdefault(key, []).append(giver)
+    for givers in alike.values():
+        first = givers[0]
+        yield len(givers), list(_taken(experiment, first, _rules_on(experiment, first)))
+
+
+@dataclass(frozen=True)
+class _Giver:
+    """A module that gives tensors: as it is declared, and what makes its tensors of what they follow from."""
+
+    precision: ModulePrecision
+    make: Callable[..., Iterator[Expected]]
+    follows_from: tuple[Hashable, ...] = ()
+
+
+def _givers(experiment: Experiment, declared: PrecisionMap) -> Iterator[_Giver]:
+    model = experiment.model
+    shapes = shapes_by_layer(model)
+    for module, precision in declared.items():
+        if module.name == ATTENTION:
+            yield _Giver(precision, _attention)
+        else:
+            shape = shapes[module.layer][module.name]
+            yield _Giver(precision, _linear, (_tokens(experiment, module), shape))
+    nothing: Sites = {}
+    for layer in range(model.num_layers):
+        residual = ModulePrecision(ModuleId(layer, RESIDUAL), nothing)
+        yield _Giver(residual, _residual, (layer == 0,))
+        if (moe := moe_of(model, layer)) is not None:
+            router = ModulePrecision(ModuleId(layer, ROUTER), nothing)
+            yield _Giver(router, _router, (moe.num_experts,))
+
+
+def _rules_on(experiment: Experiment, giver: _Giver) -> list[int]:
+    return rules_on(experiment.capture, experiment.model.num_layers, giver.precision.module)
+
+
+def _taken(experiment: Experiment, giver: _Giver, rules: Sequence[int]) -> Iterator[Expected]:
+    """What the rules on a module keep; a weight that the forward left out is the backward's own."""
+    capture, precision = experiment.capture, giver.precision
+    tensors = list(giver.make(experiment, precision.module, *giver.follows_from))
+    if keeps_operands(capture):
+        tensors += _held(precision, tensors)
+    left_out: set[str] = set()
+    for each in tensors:
+        name = each.tensor if each.held is None else each.held.tensor
+        taken = take_by(capture, rules, each.operation, name)
+        taken = taken.unless_replaced(partial(is_replaced, precision, each.operation, each.tensor))
+        if taken.level is CaptureLevel.off:
+            left_out.add(each.tensor)
+        else:
+            shared = each.shared and each.tensor not in left_out
+            yield replace(each, take=taken, shared=shared)
+
+
+def _held(precision: ModulePrecision, tensors: list[Expected]) -> Iterator[Expected]:
+    """The quantised operands of a module, each followed by its block scales if it has any."""
+    by_name = {each.tensor: each for each in tensors}
+    for entry in precision.entries():
+        held = held_of(entry)
+        if held is None:
+            continue
+        source, block = by_name[held.source], held.operand.block
+        values = replace(
+            source,
+            operation=held.operation,
+            phase="pre",
+            tensor=held.tensor,
+            once=held.once,
+            shared=False,
+            held=held,
+        )
+        yield values
+        if block is not None:
+            yield replace(
+                values,
+                tensor=held.tensor + SCALE,
+                shape=scale_shape(values.shape, held.dim(len(values.shape)), block),
+                bytes_each=1,
+                scales_of=values.shape,
+            )
+
+
+def _linear(
+    experiment: Experiment, module: ModuleId, tokens: tuple[int, ...], shape: LinearShape
+) -> Iterator[Expected]:
+    x, y = (*tokens, shape.input_width), (*tokens, shape.output_width)
+    w = (shape.output_width, shape.input_width)
+    size = element_bytes(experiment.training)
+    yield Expected(module, "forward", "pre", "input", x, size)
+    yield Expected(module, "forward", "pre", "weight", w, size, once=True)
+    yield Expected(module, "forward", "post", "output", y, size)
+    yield Expected(module, "backward", "pre", "grad_output", y, size)
+    yield Expected(module, "backward", "pre", "weight", w, size, once=True, shared=True)
+    yield Expected(module, "backward", "post", "grad_input", x, size)
+    yield Expected(module, "backward", "post", "grad_weight", w, size)
+    yield Expected(module, "backward", "post", "main_grad", w, 4, once=True)
+
+
+def _tokens(experiment: Experiment, module: ModuleId) -> tuple[int, ...]:
+    """[T, B], or an even share of them for a routed expert, the first experts having the rest."""
+    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
+    moe = moe_of(experiment.model, module.layer)
+    if moe is None or not is_routed(module.name):
+        return (T, B)
+    expert = int(module.name.removeprefix("expert").partition("-")[0])
+    share, rest = divmod(T * B * moe.top_k, moe.num_experts)
+    return (share + (expert < rest),)
+
+
+def _attention(experiment: Experiment, module: ModuleId) -> Iterator[Expected]:
+    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
+    model, size = experiment.model, element_bytes(experiment.training)
+    H, G, D = model.num_attention_heads, model.num_query_groups, model.head_dim
+    E = value_head_dim(model)
+    q, k, v, P, o = (T, B, H, D), (T, B, G, D), (T, B, G, E), (B, H, T, T), (T, B, H * E)
+    yield Expected(module, "forward", "pre", "query", q, size)
+    yield Expected(module, "forward", "pre", "key", k, size)
+    yield Expected(module, "forward", "pre", "value", v, size)
+    yield Expected(module, "forward", "post", "attn_weights", P, size)
+    yield Expected(module, "forward", "post", "output", o, size)
+    yield Expected(module, "backward", "pre", "grad_output", (T, B, H, E), size)
+    yield Expected(module, "backward", "pre", "grad_scores", P, size)
+    yield Expected(module, "backward", "post", "grad_attn_weights", P, size)
+    yield Expected(module, "backward", "post", "grad_query", q, size)
+    yield Expected(module, "backward", "post", "grad_key", k, size)
+    yield Expected(module, "backward", "post", "grad_value", v, size)
+
+
+def _residual(experiment: Experiment, module: ModuleId, is_first: bool) -> Iterator[Expected]:
+    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
+    shape, size = (T, B, experiment.model.hidden_size), element_bytes(experiment.training)
+    for name, gradient in zip(RESIDUALS, RESIDUAL_GRADS, strict=True):
+        enters = name == "resid_pre"
+        if not enters or is_first:
+            yield Expected(module, "forward", "pre" if enters else "post", name, shape, size)
+            yield Expected(module, "backward", "post" if enters else "pre", gradient, shape, size)
+
+
+def _router(experiment: Experiment, module: ModuleId, num_experts: int) -> Iterator[Expected]:
+    """The router works in float32 whatever the working precision."""
+    T, B = experiment.training.seq_length, experiment.training.micro_batch_size
+    logits, gradient = ROUTER_LOGITS
+    yield Expected(module, "forward", "post", logits, (T, B, num_experts), 4)
+    yield Expected(module, "backward", "pre", gradient, (T, B, num_experts), 4)

@@ -1,0 +1,163 @@
+"""What is kept of each tensor: the capture's own keys, then its ordered rules, the later winning.
+
+A rule names layers, modules, operations and tensors, as the rules of a scheme do, and what it changes: `level` (off
+leaves out, stats keeps statistics, tensors keeps values too), `values` (before quantisation, after it, both) and the
+sample. A quantised operand is meant by its own name (`input_wgrad`) and by that of the tensor it is made from. What is
+kept only on request (attention probabilities, weight gradients, the residual stream, router logits) is taken by a rule
+that names it in `tensors`. With `capture.level=off` no rule takes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from quantexp.capture.record.operands import HELD_TENSORS, source_of
+from quantexp.errors import ConfigError
+from quantexp.model.decoder import in_words
+from quantexp.quant.precision import ModuleId
+from quantexp.schema import CaptureConfig, CaptureLevel, CaptureRule, CaptureValues, SampleOf
+from quantexp.schema.ranges import at_least
+
+#: Tensors kept only with `capture.attn_weights`.
+ATTENTION_WEIGHTS = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
+#: Tensors kept only with `capture.weight_grads`.
+WEIGHT_GRADS = frozenset({"grad_weight", "main_grad"})
+#: The residual stream, kept only with `capture.residual`: after the embedding, attention and the MLP.
+RESIDUALS = ("resid_pre", "resid_mid", "resid_post")
+RESIDUAL_GRADS = tuple(f"grad_{name}" for name in RESIDUALS)
+#: What a router scores the experts with before softmax, kept only with `capture.router_logits`.
+ROUTER_LOGITS = ("router_logits", "grad_router_logits")
+TENSORS = (
+    *("input", "weight", "output", "query", "key", "value", "attn_weights"),
+    *("grad_output", "grad_input", "grad_weight", "main_grad"),
+    *("grad_query", "grad_key", "grad_value", "grad_attn_weights", "grad_scores"),
+    *(*RESIDUALS, *RESIDUAL_GRADS, *ROUTER_LOGITS),
+)
+OPERATIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Take:
+    """What is kept of one tensor."""
+
+    level: CaptureLevel
+    #: At most so many rows, blocks of rows or heads of the values; 0 is all.
+    sample_count: int = 0
+    sample_of: SampleOf = SampleOf.rows
+    values: CaptureValues = CaptureValues.before
+
+    def unless_replaced(self, replaced: Callable[[], bool]) -> Take:
+        """The same of a tensor before quantisation, where quantised forms of it may stand in its place."""
+        if self.values is CaptureValues.after and replaced():
+            return replace(self, level=CaptureLevel.off)
+        return self
+
+
+def take(
+    capture: CaptureConfig, num_layers: int, module: ModuleId, operation: str, tensor: str
+) -> Take:
+    """What is kept of a tensor of a module, or of a quantised operand by its name, whichever iteration it passes in."""
+    return take_by(capture, rules_on(capture, num_layers, module), operation, tensor)
+
+
+def rules_on(capture: CaptureConfig, num_layers: int, module: ModuleId) -> list[int]:
+    """The rules, by their indices, that mean a module."""
+    return [i for i, rule in enumerate(capture.rules) if _is_on(rule, num_layers, module)]
+
+
+def take_by(capture: CaptureConfig, rules: Sequence[int], operation: str, tensor: str) -> Take:
+    """What is kept of a tensor of a module that these rules are on."""
+    level = capture.level if _asked_for(capture, tensor) else CaptureLevel.off
+    if capture.level is CaptureLevel.off:
+        return Take(level)
+    count, of, values = capture.sample_count, capture.sample_of, capture.values
+    for rule in (capture.rules[index] for index in rules):
+        if not _means(rule, operation, tensor):
+            continue
+        if rule.level is not None and (rule.tensors or _asked_for(capture, tensor)):
+            level = rule.level
+        count = count if rule.sample_count is None else rule.sample_count
+        of = rule.sample_of or of
+        values = rule.values or values
+    if source_of(tensor) != tensor and values is CaptureValues.before:
+        level = CaptureLevel.off
+    return Take(level, count, of, values)
+
+
+def _asked_for(capture: CaptureConfig, tensor: str) -> bool:
+    tensor = source_of(tensor)
+    if tensor in ATTENTION_WEIGHTS:
+        return capture.attn_weights
+    if tensor in RESIDUALS or tensor in RESIDUAL_GRADS:
+        return capture.residual
+    if tensor in ROUTER_LOGITS:
+        return capture.router_logits
+    return capture.weight_grads if tensor in WEIGHT_GRADS else True
+
+
+def keeps_operands(capture: CaptureConfig) -> bool:
+    """Whether anything asks for quantised operands."""
+    values = [capture.values, *(r.values for r in capture.rules if r.values is not None)]
+    return any(v is not CaptureValues.before for v in values)
+
+
+def _is_on(rule: CaptureRule, num_layers: int, module: ModuleId) -> bool:
+    layers = [layer % num_layers for layer in rule.layers]
+    return (not layers or module.layer in layers) and (
+        not rule.modules or any(fnmatchcase(module.name, p) for p in rule.modules)
+    )
+
+
+def _means(rule: CaptureRule, operation: str, tensor: str) -> bool:
+    """Whether a rule is for a tensor of the modules that it is on."""
+    names = {tensor, source_of(tensor)}
+    return (not rule.operations or operation in rule.operations) and (
+        not rule.tensors or any(fnmatchcase(n, p) for n in names for p in rule.tensors)
+    )
+
+
+def check_capture_rules(capture: CaptureConfig, num_layers: int, modules: list[str]) -> None:
+    """Refuse rules that name what does not exist, or change nothing.
+
+    Raises:
+        ConfigError: naming the rule by its index.
+    """
+    at_least("capture.sample_count", capture.sample_count, 0)
+    for index, rule in enumerate(capture.rules):
+        where = f"capture.rules[{index}]"
+        changes = (rule.level, rule.values, rule.sample_count, rule.sample_of)
+        if all(change is None for change in changes):
+            raise ConfigError(
+                f"{where} must say what it changes: level, values, sample_count or sample_of; got none of them"
+            )
+        if rule.sample_count is not None:
+            at_least(f"{where}.sample_count", rule.sample_count, 0)
+        for layer in rule.layers:
+            if not -num_layers <= layer < num_layers:
+                raise ConfigError(
+                    f"{where}.layers must lie between {-num_layers} and {num_layers - 1} for {num_layers} layers, "
+                    f"got {layer}"
+                )
+        _match(f"{where}.modules", rule.modules, modules)
+        _match(f"{where}.operations", rule.operations, OPERATIONS)
+        _match(f"{where}.tensors", rule.tensors, (*TENSORS, *HELD_TENSORS))
+        _check_held(where, rule, capture)
+
+
+def _check_held(where: str, rule: CaptureRule, capture: CaptureConfig) -> None:
+    """Refuse a rule for quantised operands alone where nothing asks for any."""
+    named = [p for p in rule.tensors if any(fnmatchcase(t, p) for t in HELD_TENSORS)]
+    plain = any(fnmatchcase(t, p) for t in TENSORS for p in rule.tensors)
+    if named and not plain and not keeps_operands(capture):
+        raise ConfigError(
+            f"{where}.tensors names operands after quantisation ({', '.join(named)}), and capture.values=before keeps "
+            "none; add values: both to the rule, or drop it"
+        )
+
+
+def _match(key: str, patterns: list[str], names: list[str] | tuple[str, ...]) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"{key} must match one of {in_words(names)}, got {pattern!r}")

@@ -1,0 +1,105 @@
+"""When tensors are captured: which iterations of a run.
+
+Three keys name iterations, and their union is the schedule:
+
+    capture.iterations       a list of iterations and ranges: [1, 100, 200-210]
+    capture.every            every N-th: N, 2N, 3N, ...
+    capture.powers_of_two    1, 2, 4, 8, ...
+
+Without any of them every iteration is in the schedule. `capture.first_iteration` leaves out what comes before it, and
+`capture.control_iter` keeps the first so many of what is left: 0 is all, and null is one iteration without a schedule
+and all of a schedule. An iteration is captured whole: its forward and its backward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from quantexp.errors import ConfigError
+from quantexp.schema import CaptureConfig, CaptureLevel
+from quantexp.schema.ranges import at_least
+
+_ITEM = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def check_schedule(capture: CaptureConfig, iterations: int) -> None:
+    """Refuse a schedule that cannot be read, or that names no iteration of the run.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    at_least("capture.first_iteration", capture.first_iteration, 1)
+    if capture.control_iter is not None:
+        at_least("capture.control_iter", capture.control_iter, 0)
+    if capture.every is not None:
+        at_least("capture.every", capture.every, 1)
+    for item in capture.iterations:
+        _item(item)
+    taken = captured_iterations(capture, iterations)
+    if capture.level is not CaptureLevel.off and has_schedule(capture) and not taken:
+        raise ConfigError(
+            f"capture.{_keys(capture)} must name an iteration from capture.first_iteration={capture.first_iteration} "
+            f"to training.iterations={iterations}, and names none; change it, or capture=off"
+        )
+
+
+def has_schedule(capture: CaptureConfig) -> bool:
+    """Whether any of the three keys is given."""
+    return bool(capture.iterations) or capture.every is not None or capture.powers_of_two
+
+
+def ends_by_itself(capture: CaptureConfig) -> bool:
+    """Whether the capture is complete at an iteration that does not depend on how long the run is."""
+    if capture.level is CaptureLevel.off or capture.control_iter == 0:
+        return False
+    endless = capture.every is not None or capture.powers_of_two
+    return capture.control_iter is not None or not endless
+
+
+def captured_iterations(capture: CaptureConfig, iterations: int) -> Sequence[int]:
+    """The captured iterations, ascending, of a run of so many; asking whether one is among them is cheap."""
+    if capture.level is CaptureLevel.off:
+        return range(0)
+    most = capture.control_iter
+    if not has_schedule(capture):
+        first, count = capture.first_iteration, 1 if most is None else most
+        return range(first, min(iterations, first + count - 1 if count else iterations) + 1)
+    first = capture.first_iteration
+    if capture.every is not None and not (capture.iterations or capture.powers_of_two):
+        start = -(-first // capture.every) * capture.every
+        return range(start, iterations + 1, capture.every)[: most or None]
+    named = {i for i in _named(capture, iterations) if first <= i <= iterations}
+    return tuple(islice(sorted(named), most or None))
+
+
+def _named(capture: CaptureConfig, iterations: int) -> Iterator[int]:
+    for item in capture.iterations:
+        first, last = _item(item)
+        yield from range(first, min(last, iterations) + 1)
+    if capture.every is not None:
+        yield from range(capture.every, iterations + 1, capture.every)
+    if capture.powers_of_two:
+        yield from (1 << k for k in range(iterations.bit_length()))
+
+
+def _item(item: str) -> tuple[int, int]:
+    """First and last iteration that one item of the list names."""
+    found = _ITEM.fullmatch(item)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= first <= last:
+        raise ConfigError(
+            "capture.iterations must list iterations from 1 and ranges such as 10-20, first and last included, "
+            f"got {item!r}"
+        )
+    return first, last
+
+
+def _keys(capture: CaptureConfig) -> str:
+    given = {
+        "iterations": bool(capture.iterations),
+        "every": capture.every is not None,
+        "powers_of_two": capture.powers_of_two,
+    }
+    return ", capture.".join(name for name, is_given in given.items() if is_given)

@@ -1,0 +1,121 @@
+"""Every value of a tensor, counted: the histogram from which its statistics follow.
+
+A 16-bit dtype has 65,536 values, so counting them is one pass over the tensor and exact: moments, extremes and
+quantiles of the histogram are those of the tensor. float32 is counted by the upper half of its bits, a bfloat16
+truncated towards zero: what follows from it is within one part in 128 of the magnitude, and moments come from the
+elements themselves (`quantexp.capture.statistics.moments`).
+
+Nothing leaves the device: the counts stay where the tensor is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.layout import memory_order
+
+NUM_BINS = 1 << 16
+#: Elements whose widened indices stay in the cache.
+_CHUNK = 1 << 18
+
+# V the 65,536 bit patterns; N the elements of a tensor, in the order in which they lie in memory
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often each value occurs, NaN and Inf apart; on the tensor's device."""
+
+    #: Values, ascending, float64: all finite ones of the dtype, or (on a CPU) those that occur.
+    values: Tensor
+    #: Their counts, int64.
+    counts: Tensor
+    #: 0-dim, int64.
+    num_nan: Tensor
+    num_inf: Tensor
+    #: Whether each element is counted at its own value, not at that of its upper half.
+    exact: bool
+
+
+def histogram(x: Tensor) -> Histogram:
+    """The histogram of a bfloat16, float16 or float32 tensor of any shape, in one pass over it.
+
+    In float32's a NaN whose upper half is that of infinity counts as infinite.
+    """
+    kind = _kind(torch.bfloat16 if x.dtype == torch.float32 else x.dtype, x.device)
+    exact = x.dtype != torch.float32
+    x_N = _in_memory_order(x)
+    counts_V = _counts_on_cpu(x_N) if x.device.type == "cpu" else _counts(x_N)
+    num_nan, num_inf = counts_V[kind.nan].sum(), counts_V[kind.inf].sum()
+    if x.device.type != "cpu":
+        return Histogram(kind.values, counts_V[kind.order], num_nan, num_inf, exact)
+    counts_V.index_fill_(0, kind.nan, 0).index_fill_(0, kind.inf, 0)
+    pattern = counts_V.nonzero().squeeze(1)
+    num_positive = int(torch.searchsorted(pattern, NUM_BINS // 2))
+    pattern = torch.cat([pattern[num_positive:].flip(0), pattern[:num_positive]])
+    return Histogram(kind.table[pattern], counts_V[pattern], num_nan, num_inf, exact)
+
+
+def _in_memory_order(x: Tensor) -> Tensor:
+    return x.detach().permute(memory_order(x)).reshape(-1)
+
+
+def _counts_on_cpu(x_N: Tensor) -> Tensor:
+    """How often each bit pattern of 16 bits occurs, int64; of float32 those of the upper halves."""
+    bits_N = x_N.view(torch.uint16)
+    if x_N.dtype == torch.float32:
+        bits_N = bits_N[1::2]  # every machine torch runs on is little-endian
+    wide_N = torch.empty(min(_CHUNK, bits_N.numel()), dtype=torch.int32)
+    counts_V = torch.bincount(wide_N[:0], minlength=NUM_BINS)
+    for start in range(0, bits_N.numel(), _CHUNK):
+        chunk_N = bits_N[start : start + _CHUNK]
+        index_N = wide_N[: chunk_N.numel()].copy_(chunk_N)
+        counts_V += torch.bincount(index_N, minlength=NUM_BINS)
+    return counts_V
+
+
+def _counts(x_N: Tensor) -> Tensor:
+    """Without a look at the counts from the host, which `bincount` takes on other devices."""
+    is_wide = x_N.dtype == torch.float32
+    bits_N = x_N.view(torch.int32) >> 16 if is_wide else x_N.view(torch.int16).to(torch.int32)
+    counts_V = torch.zeros(NUM_BINS, dtype=torch.int32, device=x_N.device)
+    index_N = bits_N.bitwise_and_(NUM_BINS - 1).to(torch.int64)
+    ones_N = counts_V.new_ones(1).expand(index_N.shape)
+    return counts_V.scatter_add_(0, index_N, ones_N).to(torch.int64)
+
+
+def value_table(dtype: torch.dtype) -> Tensor:
+    """The value of each bit pattern of a 16-bit dtype, float64, on the CPU."""
+    return _kind(dtype, torch.device("cpu")).table
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The bit patterns of a 16-bit dtype, sorted into finite ones by value, NaN and Inf."""
+
+    order: Tensor
+    values: Tensor
+    nan: Tensor
+    inf: Tensor
+    #: The value of each pattern, float64.
+    table: Tensor
+
+
+@cache
+def _kind(dtype: torch.dtype, device: torch.device) -> _Kind:
+    bits_V = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    values_V = bits_V.view(dtype).to(torch.float64)
+    index_V = bits_V.to(torch.int64) & (NUM_BINS - 1)
+    finite_V = values_V.isfinite()
+    values, by_value = values_V[finite_V].sort(stable=True)
+    parts = (
+        index_V[finite_V][by_value],
+        values,
+        index_V[values_V.isnan()],
+        index_V[values_V.isinf()],
+        values_V[index_V],  # the patterns that begin with a one came first
+    )
+    return _Kind(*(part.to(device) for part in parts))

@@ -1,0 +1,250 @@
+"""Tensors' statistics by compiled code (`statistics.c`): the numbers of `summarise`, on a CPU, several times as fast.
+
+    counts of the 65,536 patterns -> moments, quantiles, magnitudes
+    MX, in one more pass          -> amax, scale and error of each block
+
+It gives what the torch code gives, but for the order in which float64 sums are added up, and for MX sums, where a lane
+adds up to 95 squares in float32 first: relative error below 95 * 2^-24, which is 2.5e-5 dB. What it does not take (a
+format of another family, fp16 under MX, blocks whose scale lies at the ends of the range) is left to torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quantexp.capture.statistics.histogram import NUM_BINS, Histogram, value_table
+from quantexp.formats import Family, encode, get_format
+from quantexp.formats.layout import memory_order
+from quantexp.processes.compiled import library
+from quantexp.quant.slots import Operand
+
+SOURCE = Path(__file__).with_name("statistics.c")
+#: What torch code costs in its place.
+SLOWER = "statistics are computed by torch, several times slower"
+#: Block size of the compiled MX code.
+_BLOCK = 32
+_NUM_SUMS, _NUM_HELD, _NUM_BYTES = 11, 7, 256
+
+# V the 65,536 bit patterns; N the elements of a tensor, in the order in which they lie in memory
+
+
+class _Format(ctypes.Structure):
+    _fields_ = (
+        ("mantissa_bits", ctypes.c_int32),
+        ("emin", ctypes.c_int32),
+        ("max", ctypes.c_float),
+        ("zero", ctypes.c_int32),
+        ("one", ctypes.c_int32),
+        ("step", ctypes.c_uint32),
+    )
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("wide", ctypes.c_int64),
+        ("values", ctypes.c_void_p),
+        ("format", ctypes.c_void_p),
+        ("outer", ctypes.c_int64),
+        ("extent", ctypes.c_int64),
+        ("inner", ctypes.c_int64),
+        ("numbers", ctypes.c_void_p),
+        ("blocks", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("odd", ctypes.c_int64),
+        ("found", ctypes.c_int64),
+    )
+
+
+class _Scratch(threading.local):
+    """Memory of one thread."""
+
+    def __init__(self) -> None:
+        self.room_for(1)
+
+    def room_for(self, num_threads: int) -> None:
+        """Have room for what so many threads of torch do for this one."""
+        #: Counts of patterns, zero between calls.
+        self.tables = np.zeros((num_threads, 2 * NUM_BINS), np.uint32)
+        #: The first thread's: the values that occur in the only tensor of a call, ascending, and how often.
+        self.ordered = np.empty((num_threads, 2, NUM_BINS))
+
+
+_scratch = _Scratch()
+
+
+class Kernels:
+    """The compiled function."""
+
+    def __init__(self, compiled: ctypes.CDLL) -> None:
+        pointer, whole = ctypes.c_void_p, ctypes.c_int64
+        self.summarise = compiled.summarise
+        self.summarise.argtypes = (pointer, whole, pointer, *[whole] * 4, pointer, pointer)
+        self.summarise.restype = None
+
+
+@cache
+def kernels() -> Kernels | None:
+    """The compiled function; None where there is no compiler."""
+    found = library(SOURCE, otherwise=SLOWER).library
+    return None if found is None else Kernels(found)
+
+
+@dataclass(frozen=True)
+class Described:
+    """Which quantiles and exponents are wanted."""
+
+    shares: tuple[float, ...]
+    lowest: int
+    highest: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """A tensor to look at, and the operand and axis under which its blocks are judged, if any."""
+
+    x: Tensor
+    operand: Operand | None = None
+    axis: int = -1
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What one look at a tensor's elements gives."""
+
+    #: NaN, Inf, zeros, `power_sums`, quantiles and magnitudes by exponent, float64.
+    numbers: Tensor
+    #: Of an MX format: signal, noise, energy, elements judged, non-zero, underflowed, saturated, and how many blocks
+    #: have each scale byte. None without one, or where a block's scale is beyond what is exact in this way.
+    errors: Tensor | None
+    #: How many different values occur; of float32, upper halves.
+    num_values: int
+
+
+def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[Counted]:
+    """Look at bfloat16, float16 or float32 tensors on a CPU, of any shape and layout, in one call.
+
+    Fewer than 2^32 elements each.
+    """
+    num_shares, num_bins = len(wanted.shares), wanted.highest - wanted.lowest + 3
+    # By numpy: torch's threads would wait for each other for longer than small work takes.
+    numbers = np.empty((len(looks), _NUM_SUMS + num_shares + num_bins))
+    errors = np.zeros((len(looks), _NUM_HELD + _NUM_BYTES))
+    blocks = np.zeros((len(looks), _NUM_BYTES), np.int64)
+    jobs = (_Job * len(looks))()
+    held = [
+        _fill(job, look, numbers[row], errors[row], blocks[row])
+        for row, (job, look) in enumerate(zip(jobs, looks, strict=True))
+    ]
+    num_threads = torch.get_num_threads()
+    if num_threads > len(_scratch.tables):
+        _scratch.room_for(num_threads)
+    kernel.summarise(
+        ctypes.addressof(jobs),
+        len(looks),
+        _doubles(wanted.shares).ctypes.data,
+        num_shares,
+        wanted.lowest,
+        wanted.highest,
+        num_threads,
+        _scratch.tables.ctypes.data,
+        _scratch.ordered.ctypes.data,
+    )
+    del held
+    errors[:, _NUM_HELD:] = blocks
+    by_tensor = zip(jobs, torch.from_numpy(numbers), torch.from_numpy(errors), strict=True)
+    return [
+        Counted(of_tensor, of_blocks if job.format and not job.odd else None, job.found)
+        for job, of_tensor, of_blocks in by_tensor
+    ]
+
+
+def counted_values(kernel: Kernels, look: Look, wanted: Described) -> tuple[Counted, Histogram]:
+    """The same of one tensor, and how often each value occurs; of float32 its upper halves."""
+    found = counted(kernel, [look], wanted)[0]
+    values, counts = _scratch.ordered[0, :, : found.num_values]
+    copies = torch.from_numpy(values.copy()), torch.from_numpy(counts.astype(np.int64))
+    is_exact = look.x.dtype != torch.float32
+    return found, Histogram(*copies, found.numbers[0], found.numbers[1], is_exact)
+
+
+def _fill(
+    job: _Job,
+    look: Look,
+    numbers: npt.NDArray[np.float64],
+    errors: npt.NDArray[np.float64],
+    blocks: npt.NDArray[np.int64],
+) -> Tensor:
+    """Describe a tensor; gives the elements as they lie in memory, to be kept while they are looked at."""
+    x = look.x if look.x.ndim else look.x.reshape(1)
+    order: Sequence[int] = range(x.ndim)
+    x_N = x
+    if not x.is_contiguous():
+        order = memory_order(x)
+        x_N = x.permute(*order).reshape(-1)
+    job.x, job.n, job.wide = x_N.data_ptr(), x_N.numel(), x_N.dtype == torch.float32
+    job.values = value_table(x.dtype).data_ptr() if x.dtype == torch.float16 else None
+    job.numbers, job.sums, job.blocks = (a.ctypes.data for a in (numbers, errors, blocks))
+    if look.operand is not None and takes(x, look.operand):
+        job.format = ctypes.addressof(_format(look.operand))
+        shape, at = [x.shape[dim] for dim in order], list(order).index(look.axis % x.ndim)
+        job.outer, job.extent, job.inner = (
+            math.prod(shape[:at]),
+            shape[at],
+            math.prod(shape[at + 1 :]),
+        )
+    return x_N
+
+
+def takes(x: Tensor, operand: Operand) -> bool:
+    """Whether the errors of a tensor's blocks on a CPU under a format are counted here."""
+    return (
+        get_format(operand.format).family is Family.MX
+        and x.dtype in (torch.bfloat16, torch.float32)
+        and operand.block == _BLOCK
+        and x.numel() > 0
+    )
+
+
+@cache
+def _format(operand: Operand) -> _Format:
+    element = get_format(operand.format).element
+    zero, one = _byte(0.0, operand), _byte(1.0, operand)
+    return _Format(element.mantissa_bits, element.emin, element.max, zero, one, _step(operand))
+
+
+@cache
+def _step(operand: Operand) -> int:
+    """The smallest 23-bit mantissa of an amax whose block has a larger scale than the power of two below it."""
+    low, high = 0, 1 << 23
+    while low < high:  # the scale does not decrease with the amax
+        middle = (low + high) // 2
+        is_larger = _byte(1.0 + middle * 2.0**-23, operand) > _byte(1.0, operand)
+        low, high = (low, middle) if is_larger else (middle + 1, high)
+    return low
+
+
+@lru_cache(maxsize=1 << 12)
+def _byte(amax: float, operand: Operand) -> int:
+    """The E8M0 byte of a block with this float32 as its amax."""
+    x = torch.tensor([amax], dtype=torch.float32)
+    _, scales = encode(x, operand.format, block=1, scale_rule=operand.scale_rule)
+    assert isinstance(scales, Tensor), "of one level: the MX family"
+    return int(scales)
+
+
+@cache
+def _doubles(values: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    return np.array(values)

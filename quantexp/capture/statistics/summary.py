@@ -1,0 +1,228 @@
+"""A tensor's statistics, computed where it is in one pass and moved as some hundred numbers.
+
+`summarise` leaves a small vector on the tensor's device and, on a GPU, waits for nothing; `Summary.record` brings it
+to the host and gives what JSON holds. Nothing is sampled: for 16-bit dtypes all of it is exact, for float32 all but the
+quantiles, which are those of the elements truncated to bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantexp.capture.statistics import native
+from quantexp.capture.statistics.fidelity import Chosen, fidelity, fidelity_record
+from quantexp.capture.statistics.histogram import Histogram, histogram
+from quantexp.capture.statistics.moments import central_moments, power_sums
+from quantexp.formats.layout import INPUT_DTYPES
+
+#: Shares of the finite elements below each quantile.
+QUANTILES = (0.0001, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999)
+#: Exponents floor(log2 |x|) of the first and last bin; what lies outside is counted in two more.
+LOWEST_EXPONENT, HIGHEST_EXPONENT = -64, 31
+
+_WANTED = native.Described(QUANTILES, LOWEST_EXPONENT, HIGHEST_EXPONENT)
+_NUM_BINS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 3
+_NUM_SUMS = 8
+_NO_MOMENTS = ("mean", "std", "min", "max", "abs_max", "skew", "kurtosis")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A tensor's statistics, still on its device."""
+
+    count: int
+    #: NaN, Inf, zeros, power sums, quantiles, magnitudes, and the fidelity where a format was chosen; float64.
+    numbers: Tensor
+    chosen: Chosen | None = None
+
+    def record(self) -> dict[str, Any]:
+        """The statistics as JSON holds them; None is what there is no number for."""
+        numbers = self.numbers.tolist()
+        nan, inf, zeros, *rest = numbers
+        sums, rest = rest[:_NUM_SUMS], rest[_NUM_SUMS:]
+        quantiles, rest = rest[: len(QUANTILES)], rest[len(QUANTILES) :]
+        magnitudes, of_format = rest[:_NUM_BINS], rest[_NUM_BINS:]
+        record: dict[str, Any] = {
+            "count": self.count,
+            "zeros": int(zeros),
+            "nonfinite": self.count - int(sums[0]),
+            "nan": int(nan),
+            "inf": int(inf),
+            "zero_share": zeros / self.count if self.count else None,
+            **_moments(sums),
+            "quantiles": _quantiles(sums[0], quantiles),
+            "log2_magnitude": _magnitudes(magnitudes),
+        }
+        if self.chosen is not None:
+            record["fidelity"] = fidelity_record(self.chosen, of_format)
+        return record
+
+
+def statistics(x: Tensor, chosen: Chosen | None = None) -> dict[str, Any]:
+    """`summarise` and `record` in one."""
+    return summarise(x, chosen).record()
+
+
+@torch.no_grad()
+def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
+    """The statistics of a tensor of any shape and layout, and of what a chosen format does to it.
+
+    NaN and Inf are counted and left out of everything else. Other dtypes than bfloat16, float16 and float32 are taken
+    as float32.
+    """
+    x = as_input(x)
+    kernel = kernel_for(x)
+    if kernel is not None:
+        return summarise_all(kernel, [(x, chosen)])[0]
+    return summarise_counted(x, chosen)[0]
+
+
+@torch.no_grad()
+def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary, Histogram]:
+    """The same, with the count of each value that it follows from."""
+    x = as_input(x)
+    if (kernel := kernel_for(x)) is not None:
+        found, counted = native.counted_values(kernel, _look(x, chosen), _WANTED)
+        numbers = found.numbers
+        if chosen is not None:
+            errors = found.errors
+            errors = fidelity(x, counted, chosen) if errors is None else errors
+            numbers = torch.cat([numbers, errors])
+        return Summary(x.numel(), numbers, chosen), counted
+    counted = histogram(x)
+    sums = power_sums(x, counted)
+    zeros = _zeros(x, counted)
+    num_nan, num_inf = _nonfinite(x, counted)
+    parts = [
+        torch.stack([num_nan, num_inf, zeros]).to(torch.float64),
+        sums,
+        _quantiles_of(counted),
+        _exponents_of(counted, zeros),
+    ]
+    if chosen is not None:
+        parts.append(fidelity(x, counted, chosen))
+    return Summary(x.numel(), torch.cat(parts), chosen), counted
+
+
+def summarise_all(
+    kernel: native.Kernels, tensors: Sequence[tuple[Tensor, Chosen | None]]
+) -> list[Summary]:
+    """`summarise` of tensors that `kernel_for` has a kernel for, in one call during which other threads go on."""
+    looks = [_look(x, chosen) for x, chosen in tensors]
+    summaries = []
+    for (x, chosen), found in zip(tensors, native.counted(kernel, looks, _WANTED), strict=True):
+        numbers = found.numbers
+        if chosen is not None:
+            if found.errors is None:
+                summaries.append(summarise_counted(x, chosen)[0])
+                continue
+            numbers = torch.cat([numbers, found.errors])
+        summaries.append(Summary(x.numel(), numbers, chosen))
+    return summaries
+
+
+def as_input(x: Tensor) -> Tensor:
+    """The tensor in a dtype whose statistics are taken."""
+    if x.requires_grad:
+        x = x.detach()
+    return x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
+
+
+def kernel_for(x: Tensor) -> native.Kernels | None:
+    """The compiled code, where it takes such a tensor."""
+    return native.kernels() if x.device.type == "cpu" and x.numel() < 1 << 32 else None
+
+
+def _look(x: Tensor, chosen: Chosen | None) -> native.Look:
+    return native.Look(x) if chosen is None else native.Look(x, chosen.operand, chosen.axis)
+
+
+def _zeros(x: Tensor, counted: Histogram) -> Tensor:
+    if counted.exact:
+        return (counted.counts * (counted.values == 0)).sum()
+    return x.numel() - torch.count_nonzero(x)
+
+
+def _nonfinite(x: Tensor, counted: Histogram) -> tuple[Tensor, Tensor]:
+    """How many are NaN and Inf; float32's halves cannot always tell, so they are looked at where there are any."""
+    both = counted.num_nan + counted.num_inf
+    if counted.exact or (x.device.type == "cpu" and int(both) == 0):
+        return counted.num_nan, counted.num_inf
+    num_nan = x.isnan().sum()
+    return num_nan, both - num_nan
+
+
+def _quantiles_of(counted: Histogram) -> Tensor:
+    """Linear between the two neighbours in order, as numpy's default; NaN where no element is finite."""
+    cumulative = counted.counts.cumsum(0)
+    if cumulative.numel() == 0:
+        return torch.full((len(QUANTILES),), torch.nan, dtype=torch.float64)
+    n = cumulative[-1]
+    shares = torch.tensor(QUANTILES, dtype=torch.float64, device=cumulative.device)
+    position = shares * (n - 1).clamp_min(0)
+    below = position.floor().to(torch.int64)
+    last = counted.values.numel() - 1
+
+    def at(rank: Tensor) -> Tensor:
+        found = torch.searchsorted(cumulative, rank.clamp_max(n - 1), right=True)
+        return counted.values[found.clamp_max(last)]
+
+    low, high = at(below), at(below + 1)
+    return torch.where(n > 0, low + (high - low) * (position - below), torch.nan)
+
+
+def _exponents_of(counted: Histogram, zeros: Tensor) -> Tensor:
+    """How many elements have each floor(log2 |x|); the first bin is what lies below, the last what lies above."""
+    _, exponent = torch.frexp(counted.values)
+    bin_ = (exponent - 1).clamp(LOWEST_EXPONENT - 1, HIGHEST_EXPONENT + 1) - (LOWEST_EXPONENT - 1)
+    bin_ = torch.where(counted.values == 0, 0, bin_).to(torch.int64)
+    counts = counted.counts.to(torch.float64)
+    bins = torch.zeros(_NUM_BINS, dtype=torch.float64, device=counts.device)
+    bins.index_add_(0, bin_, counts)
+    bins[0] -= zeros
+    return bins
+
+
+def _moments(sums: Sequence[float]) -> dict[str, float | None]:
+    if not sums[0]:
+        return dict.fromkeys(_NO_MOMENTS)
+    mean, m2, m3, m4 = central_moments(list(sums))
+    low, high = sums[6:8]
+    # A spread that is only the rounding of float64 has no shape.
+    spread = m2 > 1e-24 * max(low * low, high * high)
+    return {
+        "mean": mean,
+        "std": math.sqrt(m2),
+        "min": low,
+        "max": high,
+        "abs_max": max(abs(low), abs(high)),
+        "skew": m3 / m2**1.5 if spread and m2**1.5 else None,
+        "kurtosis": m4 / m2**2 if spread and m2**2 else None,
+    }
+
+
+def _quantiles(count: float, quantiles: Sequence[float]) -> dict[str, float] | None:
+    if not count:
+        return None
+    return {str(share): value for share, value in zip(QUANTILES, quantiles, strict=True)}
+
+
+def _magnitudes(bins: Sequence[float]) -> dict[str, Any]:
+    """From the first exponent that occurs to the last, and what lies outside the bins."""
+    counts = [int(count) for count in bins]
+    return {"below": counts[0], "above": counts[-1], **trimmed(counts[1:-1], LOWEST_EXPONENT)}
+
+
+def trimmed(counts: Sequence[int], first: int) -> dict[str, Any]:
+    """A histogram over neighbouring integers without the empty bins at its ends."""
+    occurring = [index for index, count in enumerate(counts) if count]
+    if not occurring:
+        return {"first": None, "counts": []}
+    start, end = occurring[0], occurring[-1]
+    return {"first": first + start, "counts": list(counts[start : end + 1])}

@@ -1,0 +1,1 @@
+"""The capture folder: values, manifest, statistics."""

@@ -1,0 +1,92 @@
+"""Many files in a call of compiled code (`files.c`), during which Python goes on.
+
+Opening, writing and renaming a file each give the interpreter away and ask for it back. A thread that asks while
+training calls one torch operation after another is woken at each of them, and mostly finds it taken again: by the time
+it has it, half a millisecond of processor time is gone, several times that of the write.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from quantexp.capture.store.direct import CALL_BYTES, CALL_PARTS, address_of
+from quantexp.folders import beside
+from quantexp.processes.compiled import compiled
+
+SOURCE = Path(__file__).with_name("files.c")
+#: What Python code costs in its place.
+SLOWER = "files of captures are written one by one"
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (("start", ctypes.c_void_p), ("num_bytes", ctypes.c_size_t))
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("beside", ctypes.c_char_p),
+        ("path", ctypes.c_char_p),
+        ("parts", ctypes.c_void_p),
+        ("num_parts", ctypes.c_int64),
+        ("num_bytes", ctypes.c_int64),
+        ("past_cache", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A file with all that it holds, in a folder that exists."""
+
+    path: Path
+    parts: Sequence[memoryview]
+    #: Whether it may go past the system's cache: whole pages, from the beginning of one on.
+    past_cache: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its content."""
+        return sum(map(len, self.parts))
+
+
+def takes(whole: Whole) -> bool:
+    """Whether a file can be written in one go; none can without a C compiler."""
+    is_one_call = whole.num_bytes <= CALL_BYTES and len(whole.parts) <= CALL_PARTS
+    return is_one_call and _function() is not None
+
+
+def write_files(files: Sequence[Whole]) -> int:
+    """How many were written, from the first on, and have their names; of the next there is nothing.
+
+    Each is one that `takes` takes, and is written beside its place and renamed.
+    """
+    if not files:
+        return 0
+    function = _function()
+    assert function is not None, "taken where there is one"
+    jobs, held = (_Job * len(files))(), list[ctypes.Array[_Part]]()
+    for job, whole in zip(jobs, files, strict=True):
+        parts = (_Part * len(whole.parts))()
+        for part, content in zip(parts, whole.parts, strict=True):
+            part.start, part.num_bytes = address_of(np.frombuffer(content, np.uint8)), len(content)
+        held.append(parts)
+        job.beside, job.path = os.fsencode(beside(whole.path)), os.fsencode(whole.path)
+        job.parts, job.num_parts = ctypes.addressof(parts), len(parts)
+        job.num_bytes, job.past_cache = whole.num_bytes, whole.past_cache
+    return function(ctypes.addressof(jobs), len(jobs))
+
+
+@cache
+def _function() -> Callable[[int, int], int] | None:
+    found = compiled(SOURCE).library
+    if found is None:
+        return None
+    function = found.write_files
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_int64
+    return function

@@ -1,0 +1,98 @@
+"""What a capture holds, counted: at the end of a run in `report.json` beside the manifest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantexp.capture.reader import Capture, CapturedTensor, open_capture
+from quantexp.capture.store.manifest import MANIFEST
+from quantexp.capture.store.values import identity
+from quantexp.model.safetensors import DTYPES
+from quantexp.runs.status import write_json
+
+REPORT = "report.json"
+#: What tensors are counted by; the layer type is the site, attention or linear.
+KEYS = ("layer_type", "module", "layer", "operation", "quant_type")
+
+
+def write_report(folder: Path) -> None:
+    """Write the report of a capture folder, where it lists any tensor."""
+    manifest = folder / MANIFEST
+    if manifest.is_file() and manifest.stat().st_size:
+        write_json(folder / REPORT, summary(open_capture(folder)))
+
+
+def summary(capture: Capture) -> dict[str, Any]:
+    """Counts and bytes, by site, module, layer, operation and quantisation type.
+
+    `tensors` counts lines and `files` stored values: in a shard a tensor counts as a file of its own. `statistics_only`
+    counts tensors without values, and `described_bytes` is what their values would take.
+    """
+    without = [entry for entry in capture if is_described(entry)]
+    files = capture.with_values()
+    shards = {entry.metadata["file"] for entry in files if entry.metadata.get("key") is not None}
+    return {
+        "folder": str(capture.folder),
+        "listed": len(capture),
+        "iterations": iterations_of(capture),
+        "files": len(files),
+        "shards": len(shards),
+        "bytes": capture.num_bytes,
+        "left_out": sum(1 for entry in capture if entry.metadata.get("left_out")),
+        "statistics_only": len(without),
+        "described_bytes": sum(_described_bytes(entry.metadata) for entry in without),
+        **{f"by_{key}": _by(capture, key) for key in KEYS},
+    }
+
+
+def is_described(entry: CapturedTensor) -> bool:
+    """Whether statistics alone were to be kept of a tensor."""
+    known = entry.metadata
+    has_statistics = isinstance(known.get("statistics"), dict)
+    return has_statistics and not known.get("file") and not known.get("left_out")
+
+
+def iterations_of(entries: Sequence[CapturedTensor] | Capture) -> list[int]:
+    """The iterations of some tensors, ascending."""
+    found = {entry.metadata.get("iteration") for entry in entries}
+    return sorted(iteration for iteration in found if isinstance(iteration, int))
+
+
+def _by(capture: Capture, key: str) -> dict[str, dict[str, int]]:
+    groups: dict[str, list[CapturedTensor]] = {}
+    for entry in capture:
+        groups.setdefault(str(entry.metadata.get(key)), []).append(entry)
+    seen: set[tuple[str, str | None]] = set()
+    return {value: _counts(entries, seen) for value, entries in groups.items()}
+
+
+def _counts(entries: Sequence[CapturedTensor], seen: set[tuple[str, str | None]]) -> dict[str, int]:
+    """Counts of one group; values that `seen` has are counted already, in the group that lists them first."""
+    files = num_bytes = 0
+    for known in (entry.metadata for entry in entries):
+        if known.get("file") and (place := identity(known)) not in seen:
+            seen.add(place)
+            files += 1
+            num_bytes += int(known.get("bytes") or 0)
+    return {
+        "tensors": len(entries),
+        "iterations": len(iterations_of(entries)),
+        "files": files,
+        "bytes": num_bytes,
+        "described_bytes": sum(_described_bytes(e.metadata) for e in entries if is_described(e)),
+    }
+
+
+def _described_bytes(known: Mapping[str, Any]) -> int:
+    """What a tensor's values would take; 0 where shape or dtype are missing."""
+    dtype = str(known.get("dtype"))
+    shape = known.get("shape")
+    if dtype not in DTYPES or not isinstance(shape, list):
+        return 0
+    itemsize: int = getattr(torch, dtype).itemsize
+    return math.prod(shape) * itemsize

@@ -1,0 +1,138 @@
+"""A captured tensor's values on disk: where the manifest's line says they are, checked, and memory-mapped.
+
+A line names a file of its own (`file`), or a shard with the values' key and place in it (`file`, `key`, `offsets`: the
+first byte and the one after the last). Whatever a line says, nothing outside the capture folder is read and no code is
+run.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quantexp.capture.store.manifest import MANIFEST
+from quantexp.errors import CaptureError
+from quantexp.folders import beside
+from quantexp.model.safetensors import DTYPES
+
+
+def identity(metadata: Mapping[str, Any]) -> tuple[str, str | None]:
+    """What tells stored values apart: the file, and the key where it is a shard."""
+    return str(metadata["file"]), metadata.get("key")
+
+
+def path_of(folder: Path, metadata: Mapping[str, Any]) -> Path:
+    """The file of a line; a shard that was never sealed is found under the name it still has.
+
+    Raises:
+        CaptureError: outside the folder.
+    """
+    path = _inside(folder, str(metadata["file"]))
+    part = beside(path)
+    is_open = metadata.get("key") is not None and part.is_file() and not path.is_file()
+    return part if is_open else path
+
+
+def name_of(folder: Path, metadata: Mapping[str, Any]) -> str:
+    """The tensor's name in the folder, without a suffix: the same in every kind of store.
+
+    Raises:
+        CaptureError: it leads out of the folder.
+    """
+    key = metadata.get("key")
+    name = str(metadata["file"]).removesuffix(".pt") if key is None else str(key)
+    return str(_inside(folder, name).relative_to(_resolved(folder.absolute())))
+
+
+def _inside(folder: Path, name: str) -> Path:
+    path = (folder / name).resolve()
+    if not path.is_relative_to(_resolved(folder.absolute())):
+        raise CaptureError(f"{folder / MANIFEST} names {name}, which is outside the folder")
+    return path
+
+
+@lru_cache(maxsize=64)
+def _resolved(folder: Path) -> Path:
+    """Where the folder is, found once: a collection has thousands of files."""
+    return folder.resolve()
+
+
+def load_values(path: Path, metadata: Mapping[str, Any]) -> Tensor:
+    """The values of a line in its file; writing to them changes no file.
+
+    Raises:
+        CaptureError: no such file, or not a file of captured values.
+    """
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        is_file = False
+    if not is_file:
+        raise CaptureError(f"{path} is missing although it is listed; capture again")
+    return _of_file(path) if metadata.get("key") is None else _of_shard(path, metadata)
+
+
+def metadata_in(path: Path) -> dict[str, Any]:
+    """What a file of its own says of its tensor beside the values; nothing where it says nothing.
+
+    Raises:
+        CaptureError: not a file of captured values.
+    """
+    content = _content(path)
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _content(path: Path) -> Any:
+    """What is in a file of its own, values memory-mapped."""
+    try:
+        return torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except Exception as error:  # an unpickler that meets other bytes may raise anything
+        raise CaptureError(
+            f"{path} is refused: it is no file of captured values, is damaged, or holds more than tensors and plain "
+            "data"
+        ) from error
+
+
+def _of_file(path: Path) -> Tensor:
+    content = _content(path)
+    tensor = content.get("tensor") if isinstance(content, dict) else content
+    if not isinstance(tensor, Tensor):
+        raise CaptureError(f"{path} holds no tensor; was it captured?")
+    return tensor.detach()
+
+
+def _of_shard(path: Path, metadata: Mapping[str, Any]) -> Tensor:
+    key = metadata["key"]
+    try:
+        start, stop = (int(offset) for offset in metadata["offsets"])
+        shape = [int(extent) for extent in metadata["shape"]]
+        if metadata["dtype"] not in DTYPES or min(shape, default=0) < 0:
+            raise ValueError(metadata["dtype"])
+        dtype: torch.dtype = getattr(torch, metadata["dtype"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CaptureError(
+            f"the manifest's line of {key} lacks offsets, shape or dtype of its values in {path}"
+        ) from error
+    fits = stop - start == math.prod(shape) * dtype.itemsize
+    if not (fits and start >= 0 and stop <= path.stat().st_size):
+        raise CaptureError(
+            f"{path} does not hold {key} at bytes {start} to {stop} as {metadata['dtype']} {shape}: the shard or the "
+            "manifest is damaged"
+        )
+    if start == stop:
+        return torch.empty(shape, dtype=dtype)
+    content = np.memmap(path, np.uint8, mode="c", offset=start, shape=(stop - start,))
+    raw = torch.from_numpy(content)
+    raw = raw if start % dtype.itemsize == 0 else raw.clone()
+    return raw.view(dtype).view(shape)

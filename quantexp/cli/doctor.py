@@ -1,0 +1,217 @@
+"""`quantexp doctor`: what this machine can run, and what stands in the way."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from quantexp import __version__
+from quantexp.folders import cache_dir, conf_dir
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at."""
+
+    name: str
+    #: None: a matter of taste or an extra; False: quantexp cannot run until it is mended.
+    ok: bool | None
+    found: str
+
+
+def checks() -> list[Check]:
+    """Everything, in the order a person would ask."""
+    looks: list[Callable[[], Check]] = [
+        _python,
+        _torch,
+        _device,
+        _numerics,
+        _compiled,
+        _products,
+        _transformer_engine,
+        _megatron,
+        _submitit,
+        _memory,
+        _configuration,
+        _cache,
+        _disk,
+    ]
+    return [look() for look in looks]
+
+
+def _python() -> Check:
+    return Check(
+        "quantexp",
+        True,
+        f"{__version__} on Python {platform.python_version()}, {platform.machine()}",
+    )
+
+
+def _torch() -> Check:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Check(
+            "torch", False, f"cannot be imported: {error}; pip install -c constraints.txt torch"
+        )
+    return Check("torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def _device() -> Check:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return Check("device", None, "not looked at: torch cannot be imported")
+    if not torch.cuda.is_available():
+        return Check("device", True, f"CPU ({os.cpu_count()} cores); no CUDA device")
+    from quantexp.formats.kernels import gpu
+
+    properties = torch.cuda.get_device_properties(0)
+    obstacle = gpu.obstacle(torch.device("cuda", 0))
+    how = "Triton" if obstacle is None else f"torch, many times slower: {obstacle}"
+    return Check(
+        "device",
+        True,
+        f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / 1e9:.0f} GB, compute "
+        f"capability {properties.major}.{properties.minor}; tensors are quantised, and attention in tiles multiplied, "
+        f"by {how}",
+    )
+
+
+def _numerics() -> Check:
+    from quantexp.formats.verify.certificate import State, standing
+
+    try:
+        import torch
+    except (ImportError, OSError):
+        return Check("numerics", None, "not looked at: torch cannot be imported")
+    known = standing(cache_dir(None), "cuda" if torch.cuda.is_available() else "cpu")
+    ok = {State.VERIFIED: True, State.FAILED: False}.get(known.state)
+    return Check("numerics", ok, known.words)
+
+
+def _compiled() -> Check:
+    try:
+        from quantexp.capture.statistics import native
+        from quantexp.capture.store import batch_writer
+        from quantexp.formats.kernels import cpu
+    except (ImportError, OSError):
+        return Check("compiled code", None, "not looked at: torch cannot be imported")
+    from quantexp.processes.compiled import compiled
+
+    found = [(compiled(module.SOURCE), module.SLOWER) for module in (cpu, native, batch_writer)]
+    missing = [(one, slower) for one, slower in found if not one.library]
+    if missing:
+        reasons = dict.fromkeys(one.words for one, _ in missing)
+        words = "; ".join([*reasons, *(slower for _, slower in missing)])
+        return Check("compiled code", None, words)
+    quantising = found[0][0]
+    assert quantising.library is not None
+    how = cpu.Compiled(quantising.library).words
+    words = f"{quantising.words}: quantisation ({how}), statistics, files of captures"
+    return Check("compiled code", True, words)
+
+
+def _products() -> Check:
+    """Which kernels multiply 16-bit matrices on the CPU, and how fast."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        return Check("CPU products", None, "not looked at: torch cannot be imported")
+    from quantexp.launch.product_rate import product_gflop_per_s, rate_in_words
+    from quantexp.runs.device import multiplies_natively
+    from quantexp.schema import Precision
+
+    words = []
+    for precision in (Precision.bf16, Precision.fp16):
+        rate = rate_in_words(product_gflop_per_s(precision, torch.device("cpu")))
+        how = "torch's kernel" if multiplies_natively(precision) else "through fp32"
+        words.append(f"{precision.value} {how}, {rate}")
+    return Check("CPU products", True, "; ".join(words))
+
+
+def _transformer_engine() -> Check:
+    import importlib.util
+
+    from quantexp.training.megatron.without_te import hide_broken_te
+
+    if importlib.util.find_spec("transformer_engine") is None:
+        return Check("transformer-engine", None, "not installed; not needed (extra: quantexp[te])")
+    broken = hide_broken_te()
+    if broken is not None:
+        return Check("transformer-engine", None, f"installed but broken, left out: {broken}")
+    return Check("transformer-engine", None, "installed and importable")
+
+
+def _megatron() -> Check:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import megatron.core
+            import megatron.core.models.gpt.gpt_model
+        except (ImportError, RuntimeError, OSError) as error:
+            return Check("megatron-core", False, f"cannot be imported: {error}")
+    return Check("megatron-core", True, str(megatron.core.__version__))
+
+
+def _submitit() -> Check:
+    if shutil.which("sbatch") is None:
+        return Check("SLURM", None, "no sbatch on the PATH: runs stay on this machine")
+    return Check("SLURM", None, f"sbatch at {shutil.which('sbatch')}")
+
+
+def _memory() -> Check:
+    import psutil
+
+    free = psutil.virtual_memory().available / 1e9
+    return Check(
+        "memory", None if free >= 8 else False, f"{free:.1f} GB free (training=fast takes up to 8)"
+    )
+
+
+def _configuration() -> Check:
+    there = (conf_dir() / "config.yaml").is_file()
+    return Check("configuration", there, str(conf_dir()))
+
+
+def _cache() -> Check:
+    folder = cache_dir(None)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Check("cache", False, f"{folder} cannot be written: {error}; set paths.cache=FOLDER")
+    return Check("cache", True, str(folder))
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    return Check("disk", None, f"{free:.1f} GB free in {Path.cwd()}")
+
+
+def doctor_json(found: list[Check]) -> dict[str, object]:
+    """What `doctor --json` prints."""
+    return {"ok": all(c.ok is not False for c in found), "checks": [asdict(c) for c in found]}
+
+
+def print_doctor(found: list[Check], console: Console) -> None:
+    """The checks for a person."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    marks = {True: "[green]ok[/]", None: "[dim]--[/]", False: "[red]no[/]"}
+    for check in found:
+        table.add_row(marks[check.ok], check.name, escape(check.found))
+    console.print(table)

@@ -1,0 +1,170 @@
+"""`quantexp export RUN format=hf`: a run's checkpoint as a published model, with config.json and tokenizer.
+
+What comes out is what transformers and other tools load by its folder. Weights are copied as they were saved, bit for
+bit. The tokenizer is the run's: a Hugging Face folder's files, the one file of another kind under its own name; the
+byte tokenizer is written as the tokenizer.json that gives the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from quantexp.analysis.compare.arguments import named_runs, out_and_rest
+from quantexp.config.load import read
+from quantexp.data.completed import tokenizer_of
+from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.errors import ConfigError, DataError, RunError
+from quantexp.model.checkpoints import PADDING, STATE, folder_of, saved_iterations
+from quantexp.model.huggingface.weights import CONFIG
+from quantexp.runs.paths import RunDir
+from quantexp.schema import DatasetConfig, TokenizerKind
+
+#: What a tokenizer's folder may hold besides tokenizer.json that belongs to it.
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_END_OF_DOCUMENT = "<|endoftext|>"
+
+
+def export(words: Sequence[str], root: Path) -> Path:
+    """Export as the words of the command line say; the folder that was written.
+
+    Args:
+        words: a run, `format=hf`, and perhaps `iteration=N` (else the last) and `out=FOLDER`.
+        root: the folder of the run folders.
+
+    Raises:
+        ConfigError: words that say something else.
+        RunError: no such run, no such checkpoint, or the folder is taken or cannot be written.
+        DataError: the run's tokenizer is missing, or another one than the run had.
+    """
+    out, rest = out_and_rest(words)
+    options = dict(word.split("=", 1) for word in rest if _is_option(word))
+    run = _run([word for word in rest if not _is_option(word)], root)
+    if (wanted := options.get("format")) != "hf":
+        raise ConfigError(f"export needs format=hf, the one format there is, got {wanted!r}")
+    iteration = _iteration(run, options.get("iteration"))
+    target = (out or run.exported(iteration)).absolute()
+    if target.exists():
+        raise RunError(f"{target} is there already; give out=FOLDER, or remove it")
+    experiment = read(run.config)
+    part = target.with_name(target.name + ".part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        end = _write_tokenizer(experiment.dataset, _recorded(run), part)
+        for file in sorted(folder_of(run, iteration).iterdir()):
+            if file.name not in (PADDING, STATE):
+                shutil.copyfile(file, part / file.name)
+        content = json.loads((part / CONFIG).read_bytes())
+        (part / CONFIG).write_text(json.dumps({**content, "eos_token_id": end}, indent=2) + "\n")
+        part.rename(target)
+    except OSError as error:
+        raise RunError(f"{target} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
+
+
+def _is_option(word: str) -> bool:
+    return word.partition("=")[0] in ("format", "iteration") and "=" in word
+
+
+def _run(words: list[str], root: Path) -> RunDir:
+    if not words:
+        raise ConfigError("export takes a run: its folder, or a part of its name")
+    runs = named_runs(words, root).runs
+    if len(runs) != 1:
+        raise ConfigError(f"export takes one run, {' '.join(words)} are {len(runs)}")
+    return runs[0]
+
+
+def _iteration(run: RunDir, asked: str | None) -> int:
+    saved = saved_iterations(run)
+    if not saved:
+        raise RunError(
+            f"{run.root} has no checkpoint: the same experiment with checkpoint.at_end=true runs again and saves one"
+        )
+    if asked is None:
+        return saved[-1]
+    if not asked.isdecimal() or int(asked) not in saved:
+        raise ConfigError(f"iteration must be one of {', '.join(map(str, saved))}, got {asked}")
+    return int(asked)
+
+
+def _recorded(run: RunDir) -> str | None:
+    """The fingerprint of the tokenizer that the run had; the sample's is always the same."""
+    try:
+        data: dict[str, Any] = json.loads(run.provenance.read_bytes())["identity"]["data"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{run.provenance} does not say what data the run had: {error}") from error
+    return data.get("tokenizer")
+
+
+def _write_tokenizer(dataset: DatasetConfig, recorded: str | None, folder: Path) -> int:
+    """Write the run's tokenizer; the id that ends a document."""
+    if dataset.tokenizer is TokenizerKind.byte:
+        words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END_OF_DOCUMENT}
+        (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer_json()) + "\n")
+        (folder / "tokenizer_config.json").write_text(json.dumps(words, indent=2) + "\n")
+        return ByteTokenizer.eod
+    tokenizer = tokenizer_of(dataset)
+    if tokenizer.fingerprint() != recorded:
+        raise DataError(
+            f"{dataset.tokenizer_path} is another tokenizer than the run had; put that one back to export it"
+        )
+    given = Path(str(dataset.tokenizer_path)).expanduser()
+    if dataset.tokenizer is not TokenizerKind.huggingface and given.is_file():
+        shutil.copyfile(given, folder / given.name)
+        return tokenizer.eod
+    file = given / "tokenizer.json" if given.is_dir() else given
+    shutil.copyfile(file, folder / "tokenizer.json")
+    for name in _TOKENIZER_FILES:
+        if file.with_name(name).is_file():
+            shutil.copyfile(file.with_name(name), folder / name)
+    return tokenizer.eod
+
+
+def byte_tokenizer_json() -> dict[str, Any]:
+    """A tokenizer.json with the ids of `ByteTokenizer`: a vocabulary of bytes, and no merges.
+
+    Its alphabet is GPT-2's, where each byte has a printable character: its own, or one from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    vocab = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+    by_bytes = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": ByteTokenizer.eod,
+                "content": _END_OF_DOCUMENT,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", **by_bytes},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", **by_bytes},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [],
+        },
+    }

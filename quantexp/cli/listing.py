@@ -1,0 +1,186 @@
+"""What there is to choose from, read from the configuration's folders without composing or importing torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from quantexp.cli.format_rows import format_rows
+from quantexp.cli.verbs import KINDS
+from quantexp.config.choices import choice_files, comment
+from quantexp.errors import ConfigError, RunError
+from quantexp.model.label import short_model_label
+from quantexp.quant.scheme import SCHEMES
+from quantexp.runs.metrics import last_metrics
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import read_status
+from quantexp.terminal.close_matches import did_you_mean, near
+from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
+
+_REASON = "reason"
+_RUNS = (
+    Column("run", shrink=Shrink.CUT_START),
+    Column("state"),
+    Column("iteration", is_number=True),
+    Column("loss", is_number=True),
+    Column(_REASON, worth=2, shrink=Shrink.WRAP, min_width=40),
+    Column("model", worth=1),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One name the user may choose, and what it is."""
+
+    name: str
+    about: str
+
+
+def choices(kind: str, config_dir: Path | None) -> list[Choice]:
+    """The choices of one kind that is a configuration group: shipped ones and those of the user's folder.
+
+    Raises:
+        ConfigError: an unknown kind; a user's folder that is not there.
+    """
+    group = KINDS.get(kind)
+    if group is None:
+        close = did_you_mean(near(kind, KINDS))
+        raise ConfigError(
+            f"list must be one of {', '.join(KINDS)}, got {kind!r}{close and f'; {close}'}"
+        )
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
+    files = choice_files(group, config_dir)
+    found = [Choice(name, _about(file, group == "quant")) for name, file in files.items()]
+    if group != "quant":
+        return found
+    order = {name: index for index, name in enumerate(SCHEMES)}
+    return sorted(found, key=lambda c: (order.get(c.name, len(order)), c.name))
+
+
+def _about(file: Path, is_scheme: bool) -> str:
+    """The comment at the head of a file; the sites of one of the ten schemes, which have none."""
+    about = comment(file)
+    if about or not is_scheme or file.stem not in SCHEMES:
+        return about
+    linear, qk = SCHEMES[file.stem]
+    return f"linear {linear}, QK {qk}, PV none"
+
+
+def run_rows(root: Path) -> list[dict[str, object]]:
+    """Every run below the root, newest first."""
+    rows: list[dict[str, object]] = []
+    for folder in sorted(root.glob("*-*")):
+        run = RunDir(folder)
+        try:
+            status = read_status(run.status)
+        except RunError:
+            continue
+        if status is None:
+            continue
+        metrics = last_metrics(run)
+        rows.append(
+            {
+                "run": folder.name,
+                "state": status.state.value,
+                "iteration": status.iteration,
+                "iterations": status.iterations,
+                "loss": metrics["loss"] if metrics and math.isfinite(metrics["loss"]) else None,
+                "created": status.created,
+                "reason": status.reason,
+                "model": _model(run),
+            }
+        )
+    return sorted(rows, key=lambda row: str(row["created"]), reverse=True)
+
+
+def _model(run: RunDir) -> str:
+    """The model's label; empty where the configuration is gone or cannot be read."""
+    try:
+        config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+        return short_model_label(config["model"])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        return ""
+
+
+def listing(kinds: list[str], config_dir: Path | None, root: Path) -> dict[str, object]:
+    """What `list --json` prints: every kind asked for, all but runs where none is named."""
+    return {
+        kind: _rows(kind, config_dir, root) for kind in kinds or [k for k in KINDS if k != "runs"]
+    }
+
+
+def _rows(kind: str, config_dir: Path | None, root: Path) -> list[dict[str, object]]:
+    if kind == "runs":
+        return run_rows(root)
+    if kind == "formats":
+        return format_rows()
+    return [{"name": choice.name, "about": choice.about} for choice in choices(kind, config_dir)]
+
+
+def print_listing(content: dict[str, object], console: Console) -> None:
+    """The listing for a person."""
+    for kind, rows in content.items():
+        assert isinstance(rows, list)
+        if not rows:
+            console.print(f"{kind}: none")
+        elif kind == "runs":
+            _print_runs(rows, console)
+        elif kind == "formats":
+            _print_formats(rows, console)
+        else:
+            table = Table(
+                title=kind, title_justify="left", show_header=False, box=None, pad_edge=True
+            )
+            table.add_column(style="bold", no_wrap=True)
+            table.add_column(overflow="fold")
+            for row in rows:
+                table.add_row(row["name"], escape(row["about"]))
+            console.print(table)
+
+
+def _print_runs(rows: list[dict[str, Any]], console: Console) -> None:
+    """A line for each run; why it ended stands below the table where that does not fit beside it."""
+    cells: list[list[str | Text]] = [
+        [
+            Text(row["run"]),
+            row["state"],
+            f"{row['iteration']}/{row['iterations']}",
+            "-" if row["loss"] is None else f"{row['loss']:.4f}",
+            Text(row["reason"]),
+            Text(row["model"]),
+        ]
+        for row in rows
+    ]
+    fitted = fitted_table(_RUNS, cells, console.width, "runs")
+    console.print(fitted.table)
+    if _REASON in fitted.left_out:
+        for row in rows:
+            if row["reason"]:
+                console.print(f"{escape(row['run'])}: {escape(row['reason'])}")
+
+
+def _print_formats(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title="formats", title_justify="left", box=None, pad_edge=True)
+    table.add_column("format", style="bold", no_wrap=True)
+    for name in ("bits", "block", "largest", "smallest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("scale", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            str(row["element_bits"]),
+            "-" if row["block"] is None else str(row["block"]),
+            f"{row['largest']:.{5 if row['largest'] < 1e5 else 3}g}",
+            f"{row['smallest']:.3g}",
+            row["scale"],
+        )
+    console.print(table)

@@ -1,0 +1,117 @@
+"""The plan of a sweep for a person: a row for each run, their sum, and last what keeps runs from starting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from quantexp.capture.select.budget import free_where
+from quantexp.cli.plan import GPU_IS_FULL, Plan, blockers, precision_table, tflop
+from quantexp.launch.attempt import root_of
+from quantexp.launch.duration import in_words
+from quantexp.launch.label import labels
+from quantexp.launch.product_rate import rate_in_words
+from quantexp.launch.refusal import by_reason, too_large_together
+from quantexp.schema import Experiment
+from quantexp.terminal.units import human_bytes
+
+
+def print_sweep_plan(
+    experiments: Sequence[Experiment], plans: Sequence[Plan], console: Console, *, maps: bool
+) -> None:
+    """Print the plans of a sweep's experiments; with `maps` the precision map of each scheme first."""
+    names = labels(experiments)
+    if maps:
+        _print_maps(names, plans, console)
+    console.print(_table(names, plans))
+    _print_total(experiments, plans, console)
+    _print_blockers(names, plans, console)
+    if (together := too_large_together(experiments)) is not None:
+        console.print(f"[bold red]will not start:[/] {escape(together)}", soft_wrap=True)
+
+
+def _table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
+    table = Table(title=_runs(plans), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("run", overflow="fold")
+    for heading in ("memory", "captured", "work", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name, plan in zip(names, plans, strict=True):
+        table.add_row(
+            escape(name),
+            f"{plan.memory_gb_per_gpu * plan.num_processes:,.1f} GB",
+            human_bytes(plan.capture_bytes),
+            tflop(plan.tflop),
+            "?" if plan.time_s is None else in_words(plan.time_s),
+            _mark(plan),
+        )
+    return table
+
+
+def _runs(plans: Sequence[Plan]) -> str:
+    return f"{len(plans)} run{'s' * (len(plans) != 1)}"
+
+
+def _mark(plan: Plan) -> str:
+    if plan.missing is not None:
+        return "[red]cannot start[/]"
+    if plan.to_fit is None:
+        return "[green]fits[/]"
+    return "[red]too large[/]" if blockers(plan) else "[yellow]too large, starts[/]"
+
+
+def _print_total(
+    experiments: Sequence[Experiment], plans: Sequence[Plan], console: Console
+) -> None:
+    folder, free = free_where(experiments[0], root_of(experiments[0]))
+    console.print(
+        f"[bold]in all[/]  {_runs(plans)}, {tflop(sum(plan.tflop for plan in plans))}, {_total_time(plans)}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"[bold]capture[/] {human_bytes(sum(p.capture_bytes for p in plans))} of values in "
+        f"{sum(p.capture_tensors for p in plans):,} tensors, statistics of "
+        f"{sum(p.capture_statistics for p in plans):,}; "
+        f"{human_bytes(free)} are free in {escape(str(folder))}",
+        soft_wrap=True,
+    )
+
+
+def _total_time(plans: Sequence[Plan]) -> str:
+    """The time of all runs, one after the other, where it is known of each; and the rates that were measured."""
+    seconds = [plan.time_s for plan in plans if plan.time_s is not None]
+    if elsewhere := sum(plan.script is not None for plan in plans):
+        some = f"{elsewhere} of them {'does' if elsewhere == 1 else 'do'}"
+        who = "they do" if elsewhere == len(plans) else some
+        return f"the time is not known: {who} not run on this machine"
+    if len(seconds) < len(plans):
+        return f"the time is not known: {GPU_IS_FULL}"
+    rates = dict.fromkeys((plan.product_gflop_per_s or 0.0, plan.precision) for plan in plans)
+    measured = ", ".join(f"{rate_in_words(rate)} in {precision}" for rate, precision in rates)
+    return f"about {in_words(sum(seconds))} of training on this machine (measured: {measured} products)"
+
+
+def _print_blockers(names: Sequence[str], plans: Sequence[Plan], console: Console) -> None:
+    """Each reason once, below the runs that it is for."""
+    reasons = (
+        (name, reason) for name, plan in zip(names, plans, strict=True) for reason in blockers(plan)
+    )
+    for reason, those in by_reason(reasons).items():
+        which = f"all {len(plans)} runs" if 1 < len(those) == len(plans) else "; ".join(those)
+        console.print(
+            f"[bold red]will not start:[/] {escape(which)}\n  {escape(reason)}", soft_wrap=True
+        )
+
+
+def _print_maps(names: Sequence[str], plans: Sequence[Plan], console: Console) -> None:
+    """The precision maps, those that are the same once."""
+    by_map: dict[str, list[int]] = {}
+    for index, plan in enumerate(plans):
+        by_map.setdefault(repr((plan.precision_map, plan.map_changes_at)), []).append(index)
+    for indices in by_map.values():
+        console.print(f"[bold]{escape('; '.join(names[i] for i in indices))}[/]", soft_wrap=True)
+        console.print(precision_table(plans[indices[0]], console.width))

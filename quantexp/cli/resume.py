@@ -1,0 +1,154 @@
+"""`quantexp resume` and `quantexp retry`: runs that exist, started again with the configuration they have.
+
+resume takes what is missing or was interrupted: prepared and never started, cancelled, ended from outside, or listed by
+a sweep and gone. retry takes what failed. What waits, runs or has completed is left alone. The configuration is the
+run's own, so the run is the same; only how it is launched may be changed (`launcher.time_min=600`), and whether its
+memory is checked (`memory=ignore`). A run begins again at its first iteration; what it had, checkpoints included, is
+kept in its `attempts/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from quantexp.cli.verbs import CHANGEABLE
+from quantexp.config.load import from_plain, plain, read
+from quantexp.errors import ConfigError, RunError
+from quantexp.launch.identity import folder_name, identity
+from quantexp.launch.ledger.settle import settle
+from quantexp.launch.ledger.standing import Standing, standings
+from quantexp.launch.refusal import Request, require_memory
+from quantexp.runs.device import device_class
+from quantexp.runs.find import UNNAMED, Missing, Scope, scope
+from quantexp.runs.status import State
+from quantexp.schema import Experiment, LauncherKind
+
+#: Which runs a verb is for.
+Wanted = Callable[[Standing], bool]
+
+
+@dataclass(frozen=True)
+class Again:
+    """A run that is to start again."""
+
+    name: str
+    experiment: Experiment
+    #: Of a sweep: runs of a later stage wait for those of an earlier one.
+    stage: int = 0
+
+
+def interrupted(found: Standing) -> bool:
+    """Whether a run did not come to an end of its own."""
+    states = (State.PENDING, State.CANCELLED, State.PREEMPTED)
+    return not found.alive and found.state in states
+
+
+def failed(found: Standing) -> bool:
+    """Whether a run ended by its own fault."""
+    return not found.alive and found.state is State.FAILED
+
+
+def start_again(
+    given: str | None, root: Path, wanted: Wanted, overrides: list[str], console: Console
+) -> int:
+    """Start the wanted runs of a scope again, as their configuration launches them; the exit code.
+
+    Raises:
+        RunError: nothing to start, a run that is no longer the same, or one whose folder and configuration are gone.
+        ConfigError: an override that is not the launcher's.
+    """
+    where = scope(given, root)
+    again = [_changed(each, overrides) for each in _chosen(where, wanted)]
+    if not again:
+        raise RunError(
+            f"nothing to start again in {where.about}; see quantexp status {where.about}"
+        )
+    for each in again:
+        _require_same(each)
+    require_memory([Request(each.experiment) for each in again])
+    begun = len(again)
+    console.print(
+        f"{begun} {'run starts' if begun == 1 else 'runs start'} at the first iteration",
+        soft_wrap=True,
+    )
+    return _launch(again, console)
+
+
+def _chosen(where: Scope, wanted: Wanted) -> list[Again]:
+    found = [settle(each) for each in standings(where.runs)]
+    again = [
+        Again(each.run.root.name, read(each.run.config), where.stages.get(each.run.root.name, 0))
+        for each in found
+        if wanted(each)
+    ]
+    if wanted is interrupted:
+        again += [_restored(missing, where) for missing in where.missing]
+    return again
+
+
+def _restored(missing: Missing, where: Scope) -> Again:
+    if missing.config is None:
+        raise RunError(
+            f"{missing.name} in {where.about} has neither a folder nor a configuration ({missing.reason}); start it "
+            "anew"
+        )
+    return Again(missing.name, from_plain(missing.config), where.stages.get(missing.name, 0))
+
+
+def _changed(again: Again, overrides: list[str]) -> Again:
+    for word in overrides:
+        if not word.startswith(CHANGEABLE):
+            raise ConfigError(
+                f"{word} would make it another run; of a run that exists only launcher.KEY=VALUE and memory=VALUE can "
+                "be changed"
+            )
+    if not overrides:
+        return again
+    try:
+        merged = OmegaConf.merge(
+            OmegaConf.structured(Experiment),
+            plain(again.experiment),
+            OmegaConf.from_dotlist(overrides),
+        )
+        container = OmegaConf.to_container(merged, enum_to_str=True)
+    except OmegaConfBaseException as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"{' '.join(overrides)}: {first}") from error
+    assert isinstance(container, dict)
+    content = {str(key): value for key, value in container.items()}
+    return Again(again.name, from_plain(content), again.stage)
+
+
+def _require_same(again: Again) -> None:
+    """Refuse a run whose data, device or numerics are others by now: it would get another folder."""
+    experiment = again.experiment
+    name = folder_name(experiment, identity(experiment, device_class(experiment.launcher)))
+    if again.name not in (name, UNNAMED):
+        raise RunError(
+            f"{again.name} would be another run now ({name}): its data, device, number of processes or the numerics "
+            "changed; start it anew with quantexp"
+        )
+
+
+def _launch(again: list[Again], console: Console) -> int:
+    def points(kind: LauncherKind) -> list[tuple[Experiment, int]]:
+        return [
+            (each.experiment, each.stage) for each in again if each.experiment.launcher.kind is kind
+        ]
+
+    code = 0
+    if slurm := points(LauncherKind.slurm):
+        from quantexp_launchers.slurm.submit import submit_sweep
+
+        code = submit_sweep(slurm, console)
+    if local := points(LauncherKind.local):
+        from quantexp_launchers.local.submit import run_points
+
+        code = run_points(local, console) or code
+    return code

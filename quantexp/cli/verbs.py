@@ -1,0 +1,313 @@
+"""The verbs of the command line: what each is for, its arguments and flags, and examples. Needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantexp.analysis.draw.arguments import USAGE as DRAW_USAGE
+from quantexp.analysis.draw.arguments import add_arguments as add_draw_arguments
+from quantexp.analysis.requantise.arguments import USAGE as REQUANTISE_USAGE
+from quantexp.analysis.requantise.arguments import add_arguments as add_requantise_arguments
+
+#: What can be listed -> the configuration group; None for what is no group.
+KINDS: dict[str, str | None] = {
+    "models": "model",
+    "datasets": "dataset",
+    "schemes": "quant",
+    "formats": None,
+    "presets": "training",
+    "captures": "capture",
+    "launchers": "launcher",
+    "experiments": "experiment",
+    "runs": None,
+}
+SHELLS = ("bash", "zsh", "fish")
+#: The first word of a call from a shell that completes a command line.
+COMPLETE = "__complete"
+#: What may be changed of a run that exists: how these words begin.
+CHANGEABLE = ("launcher.", "memory=")
+_CHANGES = "[launcher.key=value ...] [memory=ignore]"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb, as its help shows it."""
+
+    #: One line in the list of verbs.
+    about: str
+    #: What follows the verb.
+    usage: str
+    #: Adds the arguments and flags.
+    add: Callable[[argparse.ArgumentParser], None]
+    #: What follows `quantexp`, each.
+    examples: tuple[str, ...]
+    #: More about it, in lines of at most 78 characters.
+    more: str = ""
+
+
+def _overrides(parser: argparse.ArgumentParser) -> None:
+    about = "choices (group=choice) and values (key=value)"
+    parser.add_argument("words", nargs="*", metavar="key=value", help=about)
+    _config_dir(parser)
+
+
+def _config_dir(parser: argparse.ArgumentParser) -> None:
+    about = "a folder with YAML files of your own, laid out as conf/"
+    parser.add_argument("-cd", "--config-dir", type=Path, metavar="FOLDER", help=about)
+
+
+def _multirun(parser: argparse.ArgumentParser) -> None:
+    about = "a sweep over several values: a=x,y 'quant=glob(*)'"
+    parser.add_argument("-m", "--multirun", action="store_true", help=about)
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _train(parser: argparse.ArgumentParser) -> None:
+    _overrides(parser)
+    _multirun(parser)
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    _overrides(parser)
+    _multirun(parser)
+    parser.add_argument("--maps", action="store_true", help="of a sweep the precision maps too")
+    _json(parser)
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="KIND", help=f"one of {', '.join(KINDS)}")
+    _config_dir(parser)
+    _json(parser)
+
+
+def _prepare(parser: argparse.ArgumentParser) -> None:
+    _overrides(parser)
+    _json(parser)
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    _json(parser)
+
+
+def _verify(parser: argparse.ArgumentParser) -> None:
+    about = "paths.cache=FOLDER: where the certificate is kept"
+    parser.add_argument("words", nargs="*", metavar="paths.cache=FOLDER", help=about)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="only this (default: all)")
+    parser.add_argument("--formats", metavar="A,B", help="only these (no certificate)")
+    _json(parser)
+
+
+def _ledger(metavar: str) -> Callable[[argparse.ArgumentParser], None]:
+    about = "a folder of runs (./runs), a run or a part of its name, a sweep's list, a submission"
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("words", nargs="*", metavar=metavar, help=about)
+
+    return add
+
+
+def _status(parser: argparse.ArgumentParser) -> None:
+    _ledger("DIR")(parser)
+    parser.add_argument("--watch", action="store_true", help="go on until all have ended")
+    _json(parser)
+
+
+def _logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="RUN", help="a run, or a part of its name")
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="the process (default 0)")
+    parser.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
+
+
+def _captures(parser: argparse.ArgumentParser) -> None:
+    about = "a run, a part of its name, or a folder of captured tensors"
+    parser.add_argument("folder", metavar="DIR", help=about)
+    parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: tensor=grad_*")
+    parser.add_argument("--list", action="store_true", help="a row for each tensor")
+    parser.add_argument("--check", action="store_true", help="compare every file with its hash")
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="copy the tensors there")
+    about = "as what --export writes them (default pt)"
+    parser.add_argument("--to", choices=("pt", "safetensors", "npz"), default="pt", help=about)
+    _json(parser)
+
+
+def _requantise(parser: argparse.ArgumentParser) -> None:
+    add_requantise_arguments(parser)
+    _json(parser)
+
+
+def _side_by_side(metavar: str) -> Callable[[argparse.ArgumentParser], None]:
+    about = "runs, parts of their names, a sweep's list, a folder of runs"
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("words", nargs="+", metavar=metavar, help=about)
+
+    return add
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    _side_by_side("RUN")(parser)
+    _json(parser)
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="+", metavar="RUN", help="a run, or a part of its name")
+
+
+def _help(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="VERB", help="the verb; none: all verbs")
+
+
+def _completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
+
+
+VERBS = {
+    "train": Verb(
+        "run an experiment (the verb may be left out)",
+        "[-m] group=choice key=value ...",
+        _train,
+        (
+            "model=llama32-1b dataset=wikipedia quant=FA_linear_mxfp8 training=fast",
+            "-m model=llama32-1b dataset=wikipedia 'quant=glob(*)' training=fast",
+            "-m +experiment=ten_schemes sweep.seeds=3 training=fast",
+            "quant=FA_mxfp8 quant/pv=hifp8 training=fast",
+            "--config-dir mine quant=my_scheme training=fast",
+        ),
+        "Groups: model, dataset, quant (the scheme), quant/linear, quant/qk, quant/pv,\n"
+        "capture, training, launcher, +experiment; quantexp list shows their choices.\n"
+        "A value with a character that the shell reads stands in single quotes.",
+    ),
+    "plan": Verb(
+        "show what would run: precision map, memory, time; run nothing",
+        "[-m] [--maps] [--json] group=choice key=value ...",
+        _plan,
+        (
+            "plan model=llama32-1b quant=FA_linear_mxfp8 training=fast",
+            "plan quant=FA_linear_mxfp4 --json",
+            "plan -m 'quant=glob(*)' training=fast",
+        ),
+        "Needs neither data nor a GPU.",
+    ),
+    "prepare": Verb(
+        "turn raw text into the tokens that runs read",
+        "dataset=NAME dataset.source=FILES [dataset.key=value ...]",
+        _prepare,
+        (
+            "prepare dataset.source=dumps/ dataset.tokenizer_path=llama/",
+            "prepare dataset=dolma dataset.source=raw/ dataset.tokenizer=byte",
+        ),
+    ),
+    "list": Verb(
+        "list models, datasets, schemes, formats, presets, ..., or runs",
+        "[--json] [KIND ...]",
+        _list,
+        ("list", "list schemes", "list formats --json", "--config-dir mine list schemes"),
+        "Without a KIND everything but the runs.",
+    ),
+    "status": Verb(
+        "show which runs wait, run or have ended, and why",
+        "[--watch | --json] [DIR] [paths.root=FOLDER]",
+        _status,
+        ("status", "status --watch", "status FA_mxfp8-1a2b3c4d"),
+    ),
+    "logs": Verb(
+        "show what a run printed",
+        "[--rank N] [-f] RUN [paths.root=FOLDER]",
+        _logs,
+        ("logs FA_mxfp8-1a2b3c4d", "logs -f FA_mxfp8 --rank 1"),
+    ),
+    "resume": Verb(
+        "start again what was interrupted or is missing",
+        f"[DIR] [paths.root=FOLDER] {_CHANGES}",
+        _ledger("DIR"),
+        ("resume", "resume FA_mxfp8-1a2b3c4d launcher.time_min=600"),
+        "What waits, runs or has completed is left alone.",
+    ),
+    "retry": Verb(
+        "start again what failed",
+        f"[DIR] [paths.root=FOLDER] {_CHANGES}",
+        _ledger("DIR"),
+        ("retry", "retry FA_mxfp8-1a2b3c4d"),
+    ),
+    "cancel": Verb(
+        "end runs that wait or run",
+        "[DIR] [paths.root=FOLDER]",
+        _ledger("DIR"),
+        ("cancel", "cancel FA_mxfp8-1a2b3c4d"),
+    ),
+    "compare": Verb(
+        "compare runs with bf16: losses, gaps, speed, what differs",
+        "[--json] RUN ... [out=FOLDER] [paths.root=FOLDER]",
+        _compare,
+        ("compare runs", "compare bf16 FA_mxfp8 out=figures", "compare runs --json"),
+        "Writes compare/compare.png and .pdf, or below out=FOLDER.",
+    ),
+    "report": Verb(
+        "write one page about runs that works offline, report.html",
+        "DIR ... [out=PATH] [paths.root=FOLDER]",
+        _side_by_side("DIR"),
+        ("report FA_mxfp8-1a2b3c4d", "report runs out=report.html"),
+    ),
+    "captures": Verb(
+        "list, check or export captured tensors",
+        "[--list] [--check] [--export FOLDER [--to KIND]] [--json] DIR [key=pattern ...] "
+        "[paths.root=FOLDER]",
+        _captures,
+        (
+            "captures FA_mxfp8-1a2b3c4d",
+            "captures FA_mxfp8 --list layer=0 tensor=grad_*",
+            "captures FA_mxfp8 --export tensors --to npz",
+        ),
+    ),
+    "draw": Verb(
+        "draw figures and statistics of captured tensors",
+        " ".join(DRAW_USAGE.split()).removeprefix("quantexp draw "),
+        add_draw_arguments,
+        ("draw FA_mxfp8-1a2b3c4d", "draw FA_mxfp8 layer=0-3 --only distributions out=draw"),
+    ),
+    "requantise": Verb(
+        "score a capture under every format and recommend a scheme",
+        REQUANTISE_USAGE.removeprefix("quantexp requantise "),
+        _requantise,
+        ("requantise bf16-1a2b3c4d", "requantise bf16 --formats mxfp8,hifp8 layer=0"),
+    ),
+    "export": Verb(
+        "write a run's saved model as published models are",
+        "RUN format=hf [iteration=N] [out=FOLDER] [paths.root=FOLDER]",
+        _export,
+        ("export FA_mxfp8-1a2b3c4d format=hf", "export FA_mxfp8 format=hf iteration=500 out=model"),
+    ),
+    "doctor": Verb(
+        "check what this machine can run", "[--json]", _doctor, ("doctor", "doctor --json")
+    ),
+    "verify": Verb(
+        "check the number formats of this machine against exact arithmetic",
+        "[--device cpu|cuda] [--formats A,B] [--json] [paths.cache=FOLDER]",
+        _verify,
+        ("verify", "verify --device cpu --formats mxfp8,hifp8"),
+    ),
+    "completion": Verb(
+        "print what makes a shell complete verbs, keys, choices and runs",
+        "|".join(SHELLS),
+        _completion,
+        ("completion bash", "completion zsh", "completion fish"),
+        'In ~/.bashrc:                    eval "$(quantexp completion bash)"\n'
+        'In ~/.zshrc, after compinit:     eval "$(quantexp completion zsh)"\n'
+        "In ~/.config/fish/config.fish:   quantexp completion fish | source",
+    ),
+    "help": Verb("show the help of a verb", "[VERB]", _help, ("help", "help plan")),
+}
+
+#: The verbs as the help lists them.
+GROUPS = {
+    "experiments": ("train", "plan", "prepare", "list"),
+    "runs": ("status", "logs", "resume", "retry", "cancel"),
+    "results": ("compare", "report", "captures", "draw", "requantise", "export"),
+    "this machine": ("doctor", "verify", "completion", "help"),
+}

@@ -1,0 +1,84 @@
+"""The environment variables of the old scripts, as overrides: they count only for what no override says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from quantexp.config.overrides import quoted
+from quantexp.errors import ConfigError
+from quantexp.quant.scheme import SCHEME_FORMATS, SCHEMES
+from quantexp.terminal.close_matches import did_you_mean, near
+
+#: Words for CUSTOM_QUANT_TYPE that are no scheme's name -> the overrides they stand for: a format quantises linear
+#: layers and attention scores, `none` and the working precisions quantise nothing.
+QUANT_TYPES: dict[str, dict[str, str]] = {
+    **{name: {"quant": f"FA_linear_{name}"} for name in SCHEME_FORMATS},
+    "none": {"quant": "bf16"},
+    **{name: {"quant": "bf16", "training.precision": name} for name in ("fp16", "fp32")},
+}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def environment_overrides(overrides: list[str], environment: Mapping[str, str]) -> list[str]:
+    """The old scripts' variables as overrides, for what no override says.
+
+    Raises:
+        ConfigError: a variable with a value it cannot have, or beside an override that differs.
+    """
+    given = OverridesParser.create().parse_overrides(overrides)
+    words = []
+    if value := environment.get("CUSTOM_QUANT_TYPE"):
+        words += _unless_given(given, "CUSTOM_QUANT_TYPE", value, _quant_type(value))
+    if value := environment.get("TENSOR_SAVE_ENABLED"):
+        if value.lower() not in (*_TRUE, *_FALSE):
+            raise ConfigError(f"TENSOR_SAVE_ENABLED must be 0 or 1, got {value!r}")
+        level = "tensors" if value.lower() in _TRUE else "off"
+        words += _unless_given(given, "TENSOR_SAVE_ENABLED", value, {"capture": level})
+    if value := environment.get("TENSOR_SAVE_DIR"):
+        words += _unless_given(given, "TENSOR_SAVE_DIR", value, {"capture.dir": value})
+    return words
+
+
+def _quant_type(value: str) -> dict[str, str]:
+    """What a value of CUSTOM_QUANT_TYPE means."""
+    if value in SCHEMES:
+        return {"quant": value}
+    if value not in QUANT_TYPES:
+        allowed = [*QUANT_TYPES, *SCHEMES]
+        close = did_you_mean(near(value, allowed))
+        raise ConfigError(
+            f"CUSTOM_QUANT_TYPE must be one of {', '.join(allowed)}, got {value!r}{close and f'; {close}'}"
+        )
+    return QUANT_TYPES[value]
+
+
+def _unless_given(
+    given: list[Override], variable: str, value: str, meaning: dict[str, str]
+) -> list[str]:
+    """The overrides that a variable stands for, but for those given already; an error beside one that differs."""
+    words = []
+    for key, wanted in meaning.items():
+        about = [override for override in given if _concerns(override, key)]
+        for override in about:
+            same = override.get_key_element() in (key, f"{key}.level")
+            if not same or str(override.value()) != wanted:
+                told = " ".join(f"{k}={v}" for k, v in meaning.items())
+                raise ConfigError(
+                    f"{variable}={value} (that is, {told}) and {override.input_line} differ; "
+                    f"unset {variable} or drop the override"
+                )
+        if not about:
+            words.append(f"{key}={quoted(wanted)}")
+    return words
+
+
+def _concerns(override: Override, key: str) -> bool:
+    named = override.get_key_element().lstrip("+~")
+    if key == "quant":
+        return named == "quant" or named.startswith(("quant/", "quant."))
+    if key == "capture":
+        return named in ("capture", "capture.level")
+    return named == key

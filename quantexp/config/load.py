@@ -1,0 +1,334 @@
+"""From a composed configuration to an `Experiment`, strictly.
+
+A plain container is merged into the structured schema, so that a key the schema does not have is an error even where
+Hydra was told to add it (`+key=`). What depends on other keys is then filled in: the built-in sample brings its
+label, byte tokenizer and vocabulary. `save` and `read` are a run folder's config.yaml: what a rank reads is what
+was validated.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from quantexp.config.choices import groups
+from quantexp.config.validate.data import validate_data
+from quantexp.config.validate.experiment import validate
+from quantexp.data.completed import complete
+from quantexp.errors import ConfigError
+from quantexp.model.checkpoints import first_iteration
+from quantexp.runs.status import write_whole
+from quantexp.schema import (
+    CaptureConfig,
+    CaptureRule,
+    Composition,
+    Experiment,
+    Rule,
+    SweepConfig,
+    TokenizerKind,
+)
+from quantexp.schema.keys import keys, section_of
+from quantexp.terminal.close_matches import did_you_mean, near
+
+#: How OmegaConf says that a value has the wrong type, and what the types are called here.
+_TYPE_ERROR = re.compile(
+    r"Value '(?P<given>.*)' (of type '.*' could not be converted to|is not a valid) (?P<wanted>\w+)"
+)
+#: How it says that a value is none of a fixed choice.
+_CHOICE_ERROR = re.compile(r"Invalid value '(?P<given>.*)', expected one of \[(?P<wanted>.*)\]")
+_KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
+_Kind = TypeVar("_Kind", bound=Experiment)
+#: How it says that a list was expected, or a dictionary.
+_NO_LIST, _NO_MAPPING = "is not a ListConfig", "is not a subclass of"
+#: What stands in lists, and where.
+_RULES: dict[Any, str] = {Rule: "quant.rules[]", CaptureRule: "capture.rules[]"}
+#: Bytes and the end of a document.
+BYTE_VOCAB_SIZE = 257
+
+
+def load(config: DictConfig) -> Experiment:
+    """The experiment of a composed configuration, complete and validated.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong type or out of range, by its full key.
+    """
+    composition = _structured(_plain(config), Composition)
+    validate_data(composition.dataset)
+    _complete_dataset(composition)
+    _complete_start(composition)
+    composition.analysis.auto = composition.analysis.auto.lower()
+    parts = {f.name: getattr(composition, f.name) for f in dataclasses.fields(Experiment)}
+    experiment = Experiment(**parts)
+    validate(experiment)
+    return experiment
+
+
+def load_sweep(config: DictConfig) -> SweepConfig:
+    """How a sweep is to spread a composed configuration, which need not be a whole experiment.
+
+    Raises:
+        ConfigError: an unknown key or a value of the wrong type, by its full key.
+    """
+    try:
+        plain = OmegaConf.to_container(config.sweep, resolve=True)
+        merged = OmegaConf.merge(_schema(Composition), {"sweep": plain})
+        sweep = OmegaConf.to_object(merged.sweep)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_message(error)) from error
+    assert isinstance(sweep, SweepConfig)
+    return sweep
+
+
+def save(experiment: Experiment, file: Path) -> None:
+    """Write the resolved configuration; `read` gives the same experiment back."""
+    write_whole(file, yaml.dump(plain(experiment), Dumper=_Dumper, sort_keys=False, width=1000))
+
+
+def plain(experiment: Experiment) -> dict[str, Any]:
+    """The experiment in plain dictionaries and lists; `from_plain` gives the same experiment back."""
+    return dataclasses.asdict(experiment, dict_factory=_named)
+
+
+def _named(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value.name if isinstance(value, Enum) else value for key, value in items}
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """YAML as OmegaConf reads it, for which 1e5 is a number where YAML's own rules say it is a word."""
+
+
+def _represent_str(dumper: _Dumper, text: str) -> yaml.Node:
+    try:
+        float(text)
+        style = "'"
+    except ValueError:
+        style = None
+    node: yaml.Node = dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return node
+
+
+_Dumper.add_representer(str, _represent_str)
+
+
+def from_plain(content: dict[str, Any]) -> Experiment:
+    """The experiment of plain dictionaries and lists.
+
+    Raises:
+        ConfigError: it is not a whole configuration of this version.
+    """
+    experiment = _structured(content, Experiment)
+    validate(experiment)
+    return experiment
+
+
+def read(file: Path) -> Experiment:
+    """The experiment of a run folder.
+
+    Raises:
+        ConfigError: the file is not a whole configuration of this version.
+    """
+    try:
+        config = OmegaConf.load(file)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{file} is no configuration; run the experiment again")
+    return from_plain(_plain(config))
+
+
+def read_capture(file: Path) -> CaptureConfig:
+    """What a run folder's configuration says about capture; many times faster than reading all of it.
+
+    Raises:
+        ConfigError: it is not a configuration, or its capture is none of this version.
+    """
+    try:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))["capture"]
+        capture = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CaptureConfig), given))
+    except (
+        OSError,
+        yaml.YAMLError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OmegaConfBaseException,
+    ) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    assert isinstance(capture, CaptureConfig)
+    return capture
+
+
+def unknown_key(full_key: str, owner: Any = None) -> str:
+    """The message for a key the schema does not have, with what stands there or is near.
+
+    Args:
+        full_key: as `located` gives it.
+        owner: the dataclass that has no such key, where it is known.
+    """
+    parent, _, name = full_key.rpartition(".")
+    if owner in _RULES:
+        return _no_such_key(_RULES[owner], name, owner)
+    node: Any = Experiment if owner is Experiment else Composition
+    for part in filter(None, parent.split(".")):
+        node = section_of(node, part)
+        if node is None:
+            return f"unknown key {full_key}"
+    return _no_such_key(parent, name, node)
+
+
+def _no_such_key(parent: str, name: str, owner: Any) -> str:
+    names = [f.name for f in dataclasses.fields(owner)]
+    if "/" in name:
+        return f"there is no group {name}; {_hint(name, groups())}groups: {', '.join(groups())}"
+    elsewhere = [] if owner is not Composition else [*keys(), *groups()]
+    elsewhere.sort(key=lambda key: not key.startswith("training."))
+    key = f"{parent}.{name}" if parent else name
+    return (
+        f"unknown key {key}; {_hint(name, [*names, *elsewhere])}allowed in {parent or 'the root'}: "
+        f"{', '.join(names)}"
+    )
+
+
+def _hint(name: str, names: Iterable[str]) -> str:
+    close = did_you_mean(near(name, dict.fromkeys(names)))
+    return f"{close} " if close else ""
+
+
+def located(key: str, owner: Any) -> str:
+    """The full key: of one in a list OmegaConf knows the last part alone, and the dataclass it is in."""
+    return f"{_RULES[owner]}.{key}" if owner in _RULES and "." not in key else key
+
+
+def wrong_type(key: str, omegaconf_says: str) -> str | None:
+    """The message for a value of the wrong type, where OmegaConf's says that; else None."""
+    if _NO_LIST in omegaconf_says:
+        return f"{key} must be a list, in brackets"
+    if _NO_MAPPING in omegaconf_says:
+        return f"{key} must be keys with values, in braces"
+    if choice := _CHOICE_ERROR.search(omegaconf_says):
+        close = did_you_mean(near(choice["given"], choice["wanted"].split(", ")))
+        return f"{key} must be one of {choice['wanted']}, got {choice['given']!r}{close and f'; {close}'}"
+    typed = _TYPE_ERROR.search(omegaconf_says)
+    if typed is None or typed["wanted"] not in _KINDS:
+        return None
+    return f"{key} must be {_KINDS[typed['wanted']]}, got {typed['given']!r}"
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    try:
+        return {str(key): _resolved(config[key]) for key in config if key != "hydra"}
+    except OmegaConfBaseException as error:
+        raise ConfigError(_message(error)) from error
+
+
+def _resolved(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def _structured(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
+    """The dataclass of a plain container.
+
+    In a sweep most sections of a point are those of another point, so each is converted by itself and kept. Where
+    that is not possible, and for what is refused, the whole is converted: its messages have the full keys.
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    parts: dict[str, Any] = {}
+    try:
+        for key, value in plain.items():
+            section, default = fields[key].default_factory, fields[key].default
+            if isinstance(value, dict) and isinstance(section, type):
+                parts[key] = copy.deepcopy(_section(section, _Section(repr(value), value)))
+            elif type(value) is type(default):
+                parts[key] = value
+            elif isinstance(default, Enum) and isinstance(value, str):
+                parts[key] = type(default)[value]
+            else:
+                return _whole(plain, kind)
+    except (KeyError, OmegaConfBaseException):
+        return _whole(plain, kind)
+    return kind(**parts) if set(parts) == set(fields) else _whole(plain, kind)
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A plain container, known by its text: types and order show in it."""
+
+    text: str
+    content: dict[str, Any] = field(compare=False)
+
+
+@lru_cache(maxsize=256)
+def _section(kind: type, section: _Section) -> Any:
+    return OmegaConf.to_object(OmegaConf.merge(_schema(kind), section.content))
+
+
+@cache
+def _schema(kind: type) -> DictConfig:
+    """A dataclass as OmegaConf has it; merging copies it."""
+    schema = OmegaConf.structured(kind)
+    assert isinstance(schema, DictConfig)
+    return schema
+
+
+def _whole(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(kind), plain)
+        experiment = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_message(error)) from error
+    assert isinstance(experiment, kind)
+    return experiment
+
+
+def _message(error: OmegaConfBaseException) -> str:
+    key = located(str(error.full_key or ""), error.object_type)
+    if isinstance(error, ConfigKeyError) and key:
+        return unknown_key(key, error.object_type)
+    first = str(error).splitlines()[0]
+    if key and (wrong := wrong_type(key, first)):
+        return wrong
+    if "missing" in first.lower():
+        return f"{key} has no value; give {key}=..."
+    return f"{key}: {first}" if key else first
+
+
+def _complete_start(experiment: Experiment) -> None:
+    """A run that goes on from a checkpoint captures from its own first iteration on."""
+    capture = experiment.capture
+    capture.first_iteration = max(capture.first_iteration, first_iteration(experiment))
+
+
+def _complete_dataset(experiment: Experiment) -> None:
+    dataset = experiment.dataset
+    if dataset.label is not None:
+        raise ConfigError(
+            f"dataset.label follows from the dataset and cannot be set, got {dataset.label!r}"
+        )
+    dataset.sample = dataset.sample and dataset.path is None and not dataset.blend
+    if dataset.sample:
+        for key in ("tokenizer_path", "tokenizer_pattern", "eod"):
+            if (given := getattr(dataset, key)) is not None:
+                raise ConfigError(
+                    f"dataset.{key}={given} cannot hold with the built-in sample, which has a "
+                    "byte tokenizer; give dataset.path too, or drop it"
+                )
+        if experiment.model.init_from is not None:
+            raise ConfigError(
+                f"model.init_from={experiment.model.init_from} cannot hold with the built-in sample, whose byte "
+                "tokenizer has not the ids of published weights; give dataset.path and dataset.tokenizer_path too"
+            )
+        dataset.tokenizer = TokenizerKind.byte
+        experiment.model.vocab_size = BYTE_VOCAB_SIZE
+    complete(dataset)
+    dataset.label = f"{dataset.name} (built-in sample)" if dataset.sample else dataset.name

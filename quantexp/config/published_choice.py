@@ -1,0 +1,80 @@
+"""`model.from_hf`: the model of a published configuration, as one of Hydra's choices.
+
+The numbers of a config.json become a file of the group `model`, in Hydra's store, and the words choose that one. A
+model file of the user's own may name the config.json; what it says besides wins over the published numbers. From
+anywhere else (a word, an experiment) `from_hf` replaces the chosen model as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
+
+from quantexp.errors import ConfigError
+from quantexp.folders import conf_dir
+from quantexp.model.huggingface.configuration import numbers, read_config
+
+_KEY = "model.from_hf"
+
+
+def words_to_choose_by(words: list[str]) -> list[str]:
+    """The words that say which configuration is meant: where one of them is `model.from_hf`, no other key of the model.
+
+    Those may be of a part (`model.mla`) that only the published model has.
+    """
+    keys = [_key(word) for word in words]
+    if _KEY not in keys:
+        return words
+    return [w for w, key in zip(words, keys, strict=True) if key == _KEY or key[:6] != "model."]
+
+
+def with_published_choice(words: list[str], config: DictConfig) -> list[str]:
+    """The words with the published model as the chosen one.
+
+    Args:
+        words: all of them.
+        config: what `words_to_choose_by` of them composes to; it has `model.from_hf`.
+
+    Raises:
+        ConfigError: a published configuration that cannot be read, or another model chosen as well.
+    """
+    file = Path(str(config.model.from_hf)).expanduser()
+    choice = _stored(file / "config.json" if file.is_dir() else file, _beside(config, words))
+    return [*(word for word in words if _key(word) != "model"), f"model={choice}"]
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
+
+
+def _beside(config: DictConfig, words: list[str]) -> dict[str, Any]:
+    """What the chosen model's own file says, where it is what names the published configuration."""
+    name = f"model/{config.hydra.runtime.choices.get('model')}.yaml"
+    folders = [Path(urlsplit(str(folder)).path) for folder in config.hydra.searchpath]
+    files = (folder / name for folder in [*folders, conf_dir()])
+    file = next((file for file in files if file.is_file()), None)
+    own = yaml.safe_load(file.read_text(encoding="utf-8")) if file is not None else None
+    if own and own.get("from_hf") is not None:
+        return {key: value for key, value in own.items() if key != "defaults"}
+    for word in words:
+        if _key(word) == "model":
+            raise ConfigError(
+                f"{word} and {_KEY}={config.model.from_hf} both choose the model; drop one of them"
+            )
+    return {}
+
+
+def _stored(file: Path, beside: dict[str, Any]) -> str:
+    """Make a published model, with what is said beside it, a choice; its name."""
+    folder = re.sub(r"[^A-Za-z0-9._+~-]", "-", file.absolute().parent.name).lstrip("._+~-")
+    node = {"name": folder or "from_hf", **numbers(read_config(file), file), **beside}
+    choice = f"from_hf_{sha256(repr(node).encode()).hexdigest()[:16]}"
+    ConfigStore.instance().store(group="model", name=choice, node=node)
+    return choice

@@ -1,0 +1,73 @@
+"""Explicit points: a YAML list of mappings, override -> value, each mapping one variant of a sweep.
+
+Values are taken as they stand: a comma, a quote or a bracket in a string is part of it and never a sweep, and
+`${...}` refers to the configuration, as everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.types import Quote, QuotedString, Transformer
+from omegaconf import ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from quantexp.config.sweep.axes import Axis, Variant, bare
+from quantexp.errors import ConfigError
+
+_FORM = "a list of mappings such as `- {quant: FA_mxfp8, training.lr: 1.0e-4}`"
+
+
+def listed(file: Path, given: list[str]) -> Axis:
+    """The variants of a file, in its order; `given` are the keys that the command line has already.
+
+    Raises:
+        ConfigError: a file that cannot be read or is no list of mappings, by its name; an entry with a key that the
+            command line sets too, by its number.
+    """
+    entries = _entries(file)
+    if not entries:
+        raise ConfigError(f"{file}: no points; write {_FORM}")
+    return [_variant(f"{file}, entry {n}", entry, given) for n, entry in enumerate(entries, 1)]
+
+
+def _entries(file: Path) -> list[Any]:
+    try:
+        content = OmegaConf.load(file)
+    except FileNotFoundError as error:
+        raise ConfigError(f"sweep.points: there is no file {file}") from error
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, ListConfig):
+        raise ConfigError(f"{file} must be {_FORM}")
+    entries = OmegaConf.to_container(content)
+    assert isinstance(entries, list)
+    return entries
+
+
+def _variant(where: str, entry: Any, given: list[str]) -> Variant:
+    if not isinstance(entry, dict) or not entry:
+        raise ConfigError(f"{where} must be a mapping of overrides to values, got {entry!r}")
+    for key in map(str, entry):
+        if bare(key).startswith(("hydra.", "hydra/", "sweep.")):
+            raise ConfigError(f"{where}: {key} is one for the whole sweep; give it beside the file")
+        if bare(key) in map(bare, given):
+            raise ConfigError(f"{where}: {key} is on the command line too; give it in one place")
+    return {str(key): word(str(key), value) for key, value in entry.items()}
+
+
+def word(key: str, value: Any) -> str:
+    """The override that gives a key this value and no other, whatever is in it."""
+    return f"{key}={Transformer.str(_literal(value))}"
+
+
+def _literal(value: Any) -> Any:
+    if isinstance(value, str):
+        return QuotedString(value, Quote.single)
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    return value

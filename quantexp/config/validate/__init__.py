@@ -1,0 +1,1 @@
+"""Checks of a configuration that its types do not make."""

@@ -1,0 +1,199 @@
+"""Ranges and combinations of the launcher's keys: layout, resources, and what may stand in a job's script.
+
+Values reach a shell only where they are meant to (`launcher.setup`); everything else is quoted where it is written.
+What quoting cannot save is refused here: a line break in an `#SBATCH` line would start a line of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from quantexp.errors import ConfigError
+from quantexp.schema import Experiment, LauncherConfig, LauncherKind, SlurmConfig
+from quantexp.schema.ranges import at_least, positive
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+#: sbatch's options that quantexp sets itself -> the key that decides them; None where nothing may.
+_OWN_OPTIONS = {
+    "array": "launcher.max_parallel",
+    "job-name": None,
+    "output": None,
+    "error": None,
+    "open-mode": None,
+    "signal": "launcher.signal_s",
+    "dependency": "sweep.first",
+    "export": "launcher.environment",
+    "requeue": "launcher.max_requeue",
+    "no-requeue": "launcher.max_requeue=0",
+    "kill-on-invalid-dep": None,
+    "chdir": None,
+    "wrap": None,
+    "ntasks": "launcher.num_processes",
+    "ntasks-per-node": "launcher.num_processes and launcher.nodes",
+    "time": "launcher.time_min",
+    "nodes": "launcher.nodes",
+    "cpus-per-task": "launcher.cpus_per_process",
+    "mem": "launcher.mem_gb",
+    "gpus-per-node": "launcher.gpus_per_node",
+    "partition": "launcher.partition",
+    "account": "launcher.account",
+    "qos": "launcher.qos",
+    "constraint": "launcher.constraint",
+    "exclude": "launcher.exclude",
+    "nodelist": "launcher.nodelist",
+    "reservation": "launcher.reservation",
+    "mail-user": "launcher.mail_user",
+    "mail-type": "launcher.mail_type",
+    "gpus": "launcher.gpus_per_node",
+    "gpus-per-task": "launcher.gpus_per_node",
+    "clusters": None,
+    "parsable": None,
+    "test-only": None,
+    "wait": None,
+}
+#: srun's arguments that quantexp sets itself, long and short -> the key that decides them.
+_OWN_SRUN = {
+    "--ntasks": "launcher.num_processes",
+    "-n": "launcher.num_processes",
+    "--ntasks-per-node": "launcher.num_processes and launcher.nodes",
+    "--nodes": "launcher.nodes",
+    "-N": "launcher.nodes",
+    "--cpus-per-task": "launcher.cpus_per_process",
+    "-c": "launcher.cpus_per_process",
+    "--container-image": "launcher.container",
+    "--container-mounts": "launcher.container_mounts",
+    "--output": None,
+    "-o": None,
+    "--error": None,
+    "-e": None,
+    "--kill-on-bad-exit": None,
+    "-K": None,
+}
+#: Variables that every rank is given.
+_OWN_VARIABLES = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("PYTHONSAFEPATH", "SUBMITIT_EXECUTOR"),
+}
+
+
+def validate_launcher(experiment: Experiment) -> None:
+    """Refuse a layout or a request that cannot run.
+
+    Raises:
+        ConfigError: the first thing wrong, by its full key.
+    """
+    launcher = experiment.launcher
+    for key in ("num_processes", "nodes"):
+        at_least(f"launcher.{key}", getattr(launcher, key), 1)
+    for key in ("num_threads", "max_parallel"):
+        if getattr(launcher, key) is not None:
+            at_least(f"launcher.{key}", getattr(launcher, key), 1)
+    positive("launcher.timeout_min", launcher.timeout_min)
+    _share_of_batch(experiment)
+    if launcher.kind is LauncherKind.local:
+        _nothing_of_slurm(launcher)
+    else:
+        _slurm(launcher)
+
+
+def _share_of_batch(experiment: Experiment) -> None:
+    launcher, training = experiment.launcher, experiment.training
+    together = training.micro_batch_size * launcher.num_processes
+    if training.global_batch_size % together:
+        raise ConfigError(
+            "training.global_batch_size must be a multiple of training.micro_batch_size x launcher.num_processes = "
+            f"{training.micro_batch_size} x {launcher.num_processes} = {together}, got {training.global_batch_size}"
+        )
+
+
+def _nothing_of_slurm(launcher: LauncherConfig) -> None:
+    plain = SlurmConfig()
+    for key in (f.name for f in dataclasses.fields(SlurmConfig)):
+        if getattr(launcher, key) != getattr(plain, key):
+            raise ConfigError(
+                f"launcher.{key}={getattr(launcher, key)} is for SLURM and would do nothing here; add launcher=slurm, "
+                "or drop it"
+            )
+
+
+def _slurm(launcher: LauncherConfig) -> None:
+    if launcher.num_processes % launcher.nodes:
+        raise ConfigError(
+            f"launcher.num_processes must be a multiple of launcher.nodes={launcher.nodes}, got "
+            f"{launcher.num_processes}"
+        )
+    each = launcher.num_processes // launcher.nodes
+    if launcher.gpus_per_node not in (0, each):
+        raise ConfigError(
+            f"launcher.gpus_per_node must be 0 (CPU) or {each}, a GPU for each of a node's processes "
+            f"(launcher.num_processes={launcher.num_processes} over launcher.nodes={launcher.nodes}), got "
+            f"{launcher.gpus_per_node}"
+        )
+    if launcher.gpu_type is not None and not launcher.gpus_per_node:
+        raise ConfigError(
+            f"launcher.gpu_type={launcher.gpu_type} needs launcher.gpus_per_node of at least 1"
+        )
+    at_least("launcher.time_min", launcher.time_min, 1)
+    at_least("launcher.max_requeue", launcher.max_requeue, 0)
+    at_least("launcher.signal_s", launcher.signal_s, 1)
+    if launcher.cpus_per_process is not None:
+        at_least("launcher.cpus_per_process", launcher.cpus_per_process, 1)
+    if launcher.mem_gb is not None:
+        positive("launcher.mem_gb", launcher.mem_gb)
+    if launcher.detach:
+        raise ConfigError(
+            "launcher.detach=true is for runs of this machine: a SLURM job is never waited for; drop it"
+        )
+    if launcher.container_mounts and launcher.container is None:
+        raise ConfigError("launcher.container_mounts needs launcher.container")
+    if launcher.container is not None and launcher.python is None:
+        raise ConfigError(
+            "launcher.container needs launcher.python, what starts Python inside it (python3)"
+        )
+    _script(launcher)
+
+
+def _script(launcher: LauncherConfig) -> None:
+    for name in launcher.environment:
+        if not _VARIABLE.fullmatch(name):
+            raise ConfigError(
+                f"launcher.environment must have names of letters, digits and _, got {name!r}"
+            )
+        if name in _OWN_VARIABLES:
+            raise _own(f"launcher.environment.{name}", None)
+    for name in launcher.sbatch:
+        if not _OPTION.fullmatch(name):
+            raise ConfigError(
+                "launcher.sbatch must have sbatch's long option names without dashes in front (exclusive, licenses, "
+                f"...), got {name!r}"
+            )
+        if name in _OWN_OPTIONS:
+            raise _own(f"launcher.sbatch.{name}", _OWN_OPTIONS[name])
+    if launcher.sbatch.get("gres", "").startswith("gpu"):
+        raise _own(f"launcher.sbatch.gres={launcher.sbatch['gres']}", "launcher.gpus_per_node")
+    for argument in launcher.srun_args:
+        name = argument.partition("=")[0] if argument.startswith("--") else argument[:2]
+        if name in _OWN_SRUN:
+            raise _own(f"launcher.srun_args={argument}", _OWN_SRUN[name])
+    for key in (
+        *("partition", "account", "qos", "gpu_type", "constraint", "exclude", "nodelist"),
+        *("reservation", "mail_user", "mail_type", "container", "python"),
+    ):
+        _one_line(f"launcher.{key}", getattr(launcher, key))
+    for name, value in launcher.sbatch.items():
+        _one_line(f"launcher.sbatch.{name}", value)
+    for key in ("modules", "container_mounts", "srun_args"):
+        for value in getattr(launcher, key):
+            _one_line(f"launcher.{key}", value)
+
+
+def _own(what: str, key: str | None) -> ConfigError:
+    remedy = f"set {key}" if key else "quantexp needs it itself"
+    return ConfigError(f"{what} cannot be set: {remedy}")
+
+
+def _one_line(key: str, value: str | None) -> None:
+    if value is not None and not (value.isprintable() and value):
+        raise ConfigError(f"{key} must be one line of printable characters, got {value!r}")

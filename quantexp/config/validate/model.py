@@ -1,0 +1,114 @@
+"""Ranges and combinations of a model's numbers. Each message names the full key, what was given and what is allowed."""
+
+from __future__ import annotations
+
+from quantexp.errors import ConfigError
+from quantexp.schema import AuxLoss, MlaConfig, ModelConfig, MoeConfig, YarnConfig
+from quantexp.schema.ranges import at_least, not_negative, positive
+
+
+def validate_model(model: ModelConfig) -> None:
+    """Refuse a model that cannot be built.
+
+    Raises:
+        ConfigError: the first thing wrong.
+    """
+    for key in (
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "head_dim",
+        "vocab_size",
+        "max_sequence_length",
+        "rotary_base",
+    ):
+        at_least(f"model.{key}", getattr(model, key), 1)
+    positive("model.norm_epsilon", model.norm_epsilon)
+    positive("model.init_std", model.init_std)
+    if model.rope_scaling_factor is not None:
+        positive("model.rope_scaling_factor", model.rope_scaling_factor)
+    if model.num_attention_heads % model.num_query_groups:
+        raise ConfigError(
+            f"model.num_query_groups must divide model.num_attention_heads={model.num_attention_heads}, "
+            f"got {model.num_query_groups}"
+        )
+    if model.mla is not None:
+        _mla(model, model.mla)
+    elif model.head_dim % 2:
+        raise ConfigError(
+            f"model.head_dim must be even for the rotary embedding, got {model.head_dim}"
+        )
+    if model.moe is not None:
+        _moe(model.moe, model.num_layers)
+
+
+def _mla(model: ModelConfig, mla: MlaConfig) -> None:
+    for key in ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
+        at_least(f"model.mla.{key}", getattr(mla, key), 1)
+    if mla.q_lora_rank is not None:
+        at_least("model.mla.q_lora_rank", mla.q_lora_rank, 1)
+    if mla.qk_pos_emb_head_dim % 2:
+        raise ConfigError(
+            "model.mla.qk_pos_emb_head_dim must be even for the rotary embedding, got "
+            f"{mla.qk_pos_emb_head_dim}"
+        )
+    whole = mla.qk_head_dim + mla.qk_pos_emb_head_dim
+    if model.head_dim != whole:
+        raise ConfigError(
+            f"model.head_dim must be model.mla.qk_head_dim + model.mla.qk_pos_emb_head_dim = {whole}, got "
+            f"{model.head_dim}"
+        )
+    if model.num_query_groups != model.num_attention_heads:
+        raise ConfigError(
+            "model.num_query_groups must be model.num_attention_heads="
+            f"{model.num_attention_heads} with model.mla, whose heads share a latent instead, got "
+            f"{model.num_query_groups}"
+        )
+    if model.rope_scaling_factor is not None:
+        raise ConfigError(
+            "model.rope_scaling_factor is Llama 3's and does not go with model.mla; use model.mla.yarn, got "
+            f"{model.rope_scaling_factor:g}"
+        )
+    if mla.yarn is not None:
+        _yarn(mla.yarn)
+
+
+def _yarn(yarn: YarnConfig) -> None:
+    if not yarn.factor > 1:
+        raise ConfigError(f"model.mla.yarn.factor must be above 1, got {yarn.factor:g}")
+    at_least("model.mla.yarn.original_length", yarn.original_length, 1)
+    positive("model.mla.yarn.beta_slow", yarn.beta_slow)
+    if not yarn.beta_fast > yarn.beta_slow:
+        raise ConfigError(
+            f"model.mla.yarn.beta_fast must be above model.mla.yarn.beta_slow={yarn.beta_slow:g}, got "
+            f"{yarn.beta_fast:g}"
+        )
+    for key in ("mscale", "mscale_all_dim"):
+        not_negative(f"model.mla.yarn.{key}", getattr(yarn, key))
+
+
+def _moe(moe: MoeConfig, num_layers: int) -> None:
+    at_least("model.moe.num_experts", moe.num_experts, 1)
+    at_least("model.moe.expert_ffn_hidden_size", moe.expert_ffn_hidden_size, 1)
+    at_least("model.moe.num_shared_experts", moe.num_shared_experts, 0)
+    _between("model.moe.top_k", moe.top_k, 1, moe.num_experts, "model.moe.num_experts")
+    _between("model.moe.num_dense_layers", moe.num_dense_layers, 0, num_layers, "model.num_layers")
+    positive("model.moe.routed_scaling_factor", moe.routed_scaling_factor)
+    not_negative("model.moe.aux_loss_coefficient", moe.aux_loss_coefficient)
+    if moe.norm_topk_prob and moe.routed_scaling_factor != 1:
+        raise ConfigError(
+            "model.moe.routed_scaling_factor must be 1 with model.moe.norm_topk_prob=true (DeepSeek-V2 has one or the "
+            f"other), got {moe.routed_scaling_factor:g}"
+        )
+    if (moe.aux_loss is AuxLoss.none) != (moe.aux_loss_coefficient == 0):
+        raise ConfigError(
+            "model.moe.aux_loss_coefficient must be above 0 with a balancing loss and 0 without one, got "
+            f"{moe.aux_loss_coefficient:g} with model.moe.aux_loss={moe.aux_loss.value}"
+        )
+
+
+def _between(key: str, value: int, least: int, most: int, most_key: str) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{key} must lie between {least} and {most_key}={most}, got {value}")

@@ -1,0 +1,240 @@
+"""The scale under which a tensor lies best on the grid of a format that has one scale a tensor.
+
+    current  (and delayed) rounding may carry amax across the power of two that decided the scale, so the scale
+             that follows from the tensor, half and twice of it are tried, and the one that fits
+             most elements is taken; equality is exact, as powers of two are.
+    exact    the scale is only known to a rounding error, hence a tolerance (`_exact_tolerance`).
+
+NVFP4's block scales are unknown too. A block's largest element is one of the element's seven values
+times its scale, so the scales that these give are tried, from the largest value on, and the first
+that fits the whole block is taken. Rounded to nearest that is the first, 6 (or 4 and less where the
+block's scale is one of E4M3's first subnormals); rounded stochastically or scaled by 3/4 it may be
+4, and so may the largest element of the tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.bits import EXPONENT_MASK, as_bits
+from quantexp.formats.codes import code_values
+from quantexp.formats.hif8 import spacing_to
+from quantexp.formats.layout import chunk_limit, chunks, outer_axis_inner
+from quantexp.formats.nv import nearest_scale, total_scale
+from quantexp.formats.options import Options
+from quantexp.formats.per_tensor import quantise_flat
+from quantexp.formats.rounding import round_magnitudes
+from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.formats.types import Element, Family, Scaling
+
+#: One rounding of float32.
+_FLOAT32_UNIT = 2.0**-24
+#: By how much NVFP4's tensor scale may differ from what follows from the tensor; 1.5 is 6 / 4.
+_FACTORS = {
+    Scaling.CURRENT: (1.0, 0.5, 2.0),
+    Scaling.DELAYED: (1.0, 0.5, 2.0),
+    Scaling.EXACT: (1.0, 1.5),
+}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Which elements lie on the grid at which scale."""
+
+    on_grid: Tensor
+    #: a 0-dim float32 tensor, None for no scaling.
+    scale: Tensor | None
+
+    @property
+    def count(self) -> int:
+        """How many elements lie on the grid."""
+        return int(self.on_grid.sum())
+
+
+@dataclass(frozen=True)
+class BlockFit(Fit):
+    """The same with scales of blocks."""
+
+    #: the grid's spacing around each element, float32.
+    steps: Tensor
+
+
+def same(x: Tensor, y: Tensor) -> Tensor:
+    """Where two tensors are equal, NaN to NaN."""
+    return (x == y) | (x.isnan() & y.isnan())
+
+
+def fit_flat(x: Tensor, options: Options, amax: Tensor | None) -> Fit:
+    """The fit of a format without blocks; `amax` stands for x's own, as in `quantise`."""
+    scale = tensor_scale(x, options, amax)
+    if scale is None:
+        return Fit(same(x, _again(x, options, None)), None)
+    if options.scaling is Scaling.EXACT:
+        return _near_flat_grid(x, options, scale)
+    best = Fit(same(x, _again(x, options, scale)), scale)
+    for factor in (0.5, 2.0):
+        if best.count == x.numel():
+            break
+        fit = Fit(same(x, _again(x, options, scale * factor)), scale * factor)
+        best = max(best, fit, key=lambda one: one.count)
+    return best
+
+
+def _again(x: Tensor, options: Options, scale: Tensor | None) -> Tensor:
+    dense = x.contiguous()
+    again = torch.empty_like(dense)
+    quantise_flat(dense.view(-1), again.view(-1), options, scale)
+    return again
+
+
+def _near_flat_grid(x: Tensor, options: Options, scale: Tensor) -> Fit:
+    """As `fit_flat`, for a scale that is known to a rounding error only.
+
+    The largest element was rounded to e(target) / s so that, not the target, is what amax is
+    measured against; where the target is halfway between two values, to either.
+    """
+    target = torch.tensor([options.amax_target], dtype=torch.float32, device=x.device)
+    beside = torch.cat([target * (1 - 2.0**-20), target * (1 + 2.0**-20)])
+    rounded = torch.unique(_again(beside, options, None).clamp_max_(options.fmt.element.max))
+    fits = [_near_flat_grid_at(x, options, scale * ratio) for ratio in rounded / target]
+    return max(fits, key=lambda one: one.count)
+
+
+def _near_flat_grid_at(x: Tensor, options: Options, scale: Tensor) -> Fit:
+    v = x.to(torch.float32) * scale
+    grid = _again(v, options, None)
+    relative, absolute = _exact_tolerance(x.dtype)
+    near = (v - grid).abs() <= grid.abs() * relative + absolute * scale
+    return Fit(near | same(v, grid), scale)
+
+
+def _exact_tolerance(dtype: torch.dtype) -> tuple[float, float]:
+    """How far x s can lie from the grid if x = e(x0 s0) / s0 and s follows from x's amax.
+
+    With u the dtype's unit roundoff and w = 2^-24 float32's: an element is q / s0 (1 + a) with
+    |a| <= u + w (one division, one rounding to the dtype), and so is amax; forming s takes up to
+    three roundings and x s one. To first order that is 2 (u + w) + 4 w, and one part in 64 covers
+    the products of errors. Below the dtype's normal range an element is off by half a subnormal
+    step instead.
+    """
+    info = torch.finfo(dtype)
+    unit = info.eps / 2
+    relative = (2 * (unit + _FLOAT32_UNIT) + 4 * _FLOAT32_UNIT) * (1 + 1 / 64)
+    return relative, info.tiny * info.eps / 2
+
+
+def flat_steps(x32: Tensor, scale: Tensor | None, options: Options) -> Tensor:
+    """The spacing around each element (float32) of a format without blocks."""
+    v = x32 if scale is None else x32 * scale
+    if options.fmt.family is Family.HIF8:
+        step = torch.empty_like(v)
+        spacing_to(step, v, torch.empty_like(v))
+    else:
+        step = binade_steps(v.abs(), options.fmt.element)
+    return step if scale is None else step.div_(scale)
+
+
+def binade_steps(magnitude: Tensor, element: Element) -> Tensor:
+    """The element's spacing in the binade of each magnitude (float32), in a new tensor."""
+    step = torch.bitwise_and(as_bits(magnitude), EXPONENT_MASK).view(torch.float32)
+    return step.clamp_min_(2.0**element.emin).mul_(2.0**-element.mantissa_bits)
+
+
+def fit_blocks(x: Tensor, axis: int, options: Options, amax: Tensor | None) -> BlockFit:
+    """The fit of NVFP4 with blocks along `axis`, counted from the front.
+
+    Where less than a quarter of the elements fit, no other scale of the tensor is tried: of normal
+    data about 0.4 fit under a scale that is off by a factor of 1.5, 0.9 under one off by 2, and of
+    data that is not quantised 0.08.
+    """
+    scale = tensor_scale(x, options, amax)
+    if scale is None:
+        return _fit_blocks_at(x, axis, options, None)
+    best = None
+    for factor in _FACTORS[options.scaling]:
+        fit = _fit_blocks_at(x, axis, options, scale * factor)
+        best = fit if best is None else max(best, fit, key=lambda one: one.count)
+        if best.count == x.numel() or 4 * best.count < x.numel():
+            break
+    assert best is not None
+    return best
+
+
+def _fit_blocks_at(x: Tensor, axis: int, options: Options, scale: Tensor | None) -> BlockFit:
+    extents = outer_axis_inner(x.shape, axis)
+    dense = x.contiguous()
+    on_grid = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    steps = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    x_ONI, on_ONI, steps_ONI = (t.view(extents) for t in (dense, on_grid, steps))
+    tolerance = _block_tolerance(x.dtype, options)
+    for chunk in chunks(extents, options.block, chunk_limit(x.device)):
+        part_OBKI = chunk.elements(x_ONI).to(torch.float32)
+        near, step = _fit_chunk(part_OBKI, options, scale, tolerance)
+        chunk.elements(on_ONI).copy_(near)
+        chunk.elements(steps_ONI).copy_(step)
+    return BlockFit(on_grid, scale, steps)
+
+
+def _block_tolerance(dtype: torch.dtype, options: Options) -> tuple[float, float]:
+    """How far x / d can lie from the element's grid, relative to it, and x from its value, absolutely.
+
+    A power of two leaves no more than six significant bits, which every dtype holds. Else x was
+    rounded once to the dtype (u), and d, which follows from x's amax, is known to eight roundings
+    of float32: one each of amax / target, b t and q d, then and now, and two of x / d.
+    """
+    info = torch.finfo(dtype)
+    if options.scaling is not Scaling.EXACT:
+        return 0.0, info.tiny * info.eps / 2
+    relative = (info.eps / 2 + 8 * _FLOAT32_UNIT) * (1 + 1 / 64)
+    return relative, info.tiny * info.eps / 2
+
+
+def _fit_chunk(
+    x_OBKI: Tensor, options: Options, scale: Tensor | None, tolerance: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """Which elements fit, and the step around each: of each block at the first scale that fits all of it.
+
+    Once two scales fit no block but those that are all zero, no other is tried.
+    """
+    element, b_element = options.fmt.element, options.fmt.block_scale
+    assert b_element is not None
+    magnitude = x_OBKI.abs()
+    amax_OB1I = magnitude.amax(dim=2, keepdim=True)
+    near = step = done = torch.empty(0)
+    for number, largest in enumerate(_largest_first(element)):
+        ratio = amax_OB1I / largest
+        block_scale = nearest_scale(ratio if scale is None else ratio / scale, b_element)
+        total = total_scale(block_scale, scale)
+        fits, grid = _near_element(magnitude, total, element, tolerance)
+        steps = binade_steps(grid, element).mul_(total)
+        whole = fits.all(dim=2, keepdim=True)
+        if number == 0:
+            near, step, done = fits, steps, whole
+        else:
+            take = whole & ~done
+            near, step = torch.where(take, fits, near), torch.where(take, steps, step)
+            done = done | whole
+        if bool(done.all()) or (number == 1 and not bool((done & (amax_OB1I > 0)).any())):
+            break
+    finite = amax_OB1I.isfinite()
+    step = step.masked_fill(magnitude == 0, 0.0).masked_fill_(~finite, torch.nan)
+    return (near & finite) | x_OBKI.isnan(), step
+
+
+def _largest_first(element: Element) -> list[float]:
+    """The element's positive finite values."""
+    return sorted((v for v in code_values(element) if 0 < v < torch.inf), reverse=True)
+
+
+def _near_element(
+    magnitude: Tensor, total: Tensor, element: Element, tolerance: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """Whether magnitude / total lies near the element's grid, and where there."""
+    relative, absolute = tolerance
+    grid = (magnitude / total).clamp_max_(element.max)
+    round_magnitudes(grid, element, torch.empty_like(grid))
+    value = grid * total
+    return (magnitude - value).abs() <= value * relative + absolute, grid

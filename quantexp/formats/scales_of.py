@@ -1,0 +1,91 @@
+"""The scales that a tensor is quantised with, without its codes.
+
+They are those of `encode`, byte for byte, from each block's amax alone: rounding has no part in them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantexp.formats.bits import EXPONENT_MASK, MAGNITUDE_MASK, MANTISSA_BITS, as_bits
+from quantexp.formats.encoding import (
+    Scales,
+    TwoLevelScales,
+    check_has_codes,
+    magnitude_code,
+    or_one,
+)
+from quantexp.formats.layout import blocked_shape, check_input, positive_axis
+from quantexp.formats.mx_scale import scale_field
+from quantexp.formats.nv import block_scales
+from quantexp.formats.options import Options, resolve
+from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.formats.types import Family, Format, ScaleRule, Scaling
+
+
+@torch.no_grad()
+def scales_of(
+    x: Tensor,
+    fmt: str | Format,
+    *,
+    axis: int = -1,
+    block: int | None = None,
+    scale_rule: ScaleRule | str | None = None,
+    scaling: Scaling | str | None = None,
+    amax_target: float | None = None,
+    amax: Tensor | None = None,
+) -> Scales:
+    """The second of what `encode` gives: uint8 for MX, `TwoLevelScales` for NVFP4, else 0-dim float32.
+
+    Block scales have x's shape with the extent n of `axis` replaced by ceil(n / block); of a block with NaN or Inf the
+    byte is 0xFF, for NVFP4 0x7F.
+
+    Raises:
+        ValueError: as `encode`.
+    """
+    options = resolve(
+        fmt,
+        block=block,
+        scale_rule=scale_rule,
+        scaling=scaling,
+        amax_target=amax_target,
+        has_amax=amax is not None,
+    )
+    check_has_codes(options.fmt)
+    check_input(x)
+    axis = positive_axis(axis, x.ndim)
+    x = x.detach()
+    if options.fmt.family is Family.MX:
+        return _of_blocks(x, axis, options, None)
+    scale = tensor_scale(x, options, amax)
+    if options.fmt.family is Family.NV:
+        return TwoLevelScales(_of_blocks(x, axis, options, scale), or_one(scale, x))
+    return or_one(scale, x)
+
+
+def _of_blocks(x: Tensor, axis: int, options: Options, scale: Tensor | None) -> Tensor:
+    amax = _block_amax(x if x.ndim else x.reshape(1), axis, options.block).to(torch.float32)
+    codes = _codes(as_bits(amax).bitwise_and_(MAGNITUDE_MASK), options, scale)
+    return codes.to(torch.uint8).reshape(blocked_shape(x.shape, axis, options.block))
+
+
+def _block_amax(x: Tensor, axis: int, block: int) -> Tensor:
+    """The largest magnitude of each block, NaN of either sign where it has one."""
+    extent = x.shape[axis]
+    whole = extent // block * block
+    blocks = torch.unflatten(x.narrow(axis, 0, whole), axis, (whole // block, block))
+    parts = [blocks.abs().amax(axis + 1)]
+    if whole < extent:
+        parts.append(x.narrow(axis, whole, extent - whole).abs().amax(axis, keepdim=True))
+    return torch.cat(parts, axis)
+
+
+def _codes(amax_bits: Tensor, options: Options, scale: Tensor | None) -> Tensor:
+    element = options.fmt.block_scale
+    if element is None:
+        field = scale_field(amax_bits, options.fmt.element, options.scale_rule)
+        return field >> MANTISSA_BITS
+    (nan_code,) = element.nan_codes
+    code = magnitude_code(block_scales(amax_bits, options.fmt, scale), element)
+    return code.masked_fill_(amax_bits >= EXPONENT_MASK, nan_code)

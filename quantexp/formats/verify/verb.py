@@ -1,0 +1,178 @@
+"""`quantexp verify`: run the suite, print the table, keep the certificates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from quantexp.errors import VerifyError
+from quantexp.formats import get_format
+from quantexp.formats.verify import kernels
+from quantexp.formats.verify.certificate import Certificate, certify, save
+from quantexp.formats.verify.gold_check import GOLD
+from quantexp.formats.verify.oracles import find_oracles
+from quantexp.formats.verify.suite import SUBJECTS, TRANSFORM, devices, place, verify
+from quantexp.formats.verify.tally import Row, Tally
+
+#: A line about what is being looked at.
+Tell = Callable[[str, Tally], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out, and where it was kept."""
+
+    rows: list[Row]
+    subjects: list[str]
+    #: name -> version, and name -> why not.
+    oracles: dict[str, str]
+    absent: dict[str, str]
+    seconds: float
+    #: one a device, where they were kept; empty where a part of the formats passed.
+    certificates: list[Path]
+
+    @property
+    def cases(self) -> int:
+        """Values compared."""
+        return sum(row.cases for row in self.rows)
+
+    @property
+    def mismatches(self) -> int:
+        """Values that differed."""
+        return sum(row.mismatches for row in self.rows)
+
+
+def chosen_subjects(names: str | None) -> list[str]:
+    """The subjects of `--formats a,b`, all without it.
+
+    Raises:
+        VerifyError: a name that is none.
+    """
+    if names is None:
+        return list(SUBJECTS)
+    wanted = set()
+    for name in names.split(","):
+        try:
+            wanted.add(name if name == TRANSFORM else get_format(name).name)
+        except ValueError as error:
+            raise VerifyError(f"--formats: {error}, or {TRANSFORM}") from error
+    return [subject for subject in SUBJECTS if subject in wanted]
+
+
+def chosen_devices(name: str | None) -> tuple[str, ...]:
+    """The devices of `--device`, all that there are without it.
+
+    Raises:
+        VerifyError: CUDA where there is none.
+    """
+    if name is not None and name not in devices():
+        raise VerifyError("this machine has no CUDA device: leave --device out, or give cpu")
+    return devices() if name is None else (name,)
+
+
+def run_verify(names: str | None, device: str | None, cache: Path, console: Console) -> Outcome:
+    """Verify, with a live line on a terminal, and keep a certificate for each device.
+
+    A part of the formats makes no certificate, unless something differed: then what is known of the device is that.
+
+    Raises:
+        VerifyError: a format or device that there is not, or a certificate that cannot be written.
+    """
+    subjects, on = chosen_subjects(names), chosen_devices(device)
+    placed = place(on, kernels.KERNELS)
+    oracles, absent = find_oracles()
+    versions = {oracle.name: oracle.version for oracle in oracles}
+    start = time.monotonic()
+    with _live_line(subjects, console) as tell:
+        rows = verify(subjects, placed, oracles, tell).rows
+    seconds = time.monotonic() - start
+    files = []
+    for one in on:
+        labels = [p.label for p in placed if p.device == one]
+        about = [asdict(row) for row in rows if row.kernel in (*labels, GOLD)]
+        made: Certificate = certify(one, about, labels, subjects, versions, absent, seconds)
+        if subjects == list(SUBJECTS) or not made.passed:
+            files.append(save(made, cache))
+    return Outcome(rows, subjects, versions, absent, seconds, files)
+
+
+@contextmanager
+def _live_line(subjects: list[str], console: Console) -> Iterator[Tell]:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}", markup=False),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as line:
+        task = line.add_task("verify", total=len(subjects), numbers="")
+
+        def tell(subject: str, tally: Tally) -> None:
+            cases = sum(row.cases for row in tally.rows)
+            numbers = f"{cases:,} values, {tally.mismatches:,} differ"
+            done = subjects.index(subject)
+            line.update(task, description=subject, completed=done, numbers=numbers)
+
+        yield tell
+
+
+def verify_json(found: Outcome) -> dict[str, Any]:
+    """What `verify --json` prints."""
+    return {
+        "passed": not found.mismatches,
+        "cases": found.cases,
+        "mismatches": found.mismatches,
+        "seconds": round(found.seconds, 1),
+        "oracles": found.oracles,
+        "absent": found.absent,
+        "certificates": [str(file) for file in found.certificates],
+        "rows": [asdict(row) for row in found.rows],
+    }
+
+
+def print_verify(found: Outcome, console: Console) -> None:
+    """The table, the first mismatches of each row, and what was asked and what was not."""
+    table = Table()
+    for name in ("format", "kernel", "oracle"):
+        table.add_column(name, no_wrap=True)
+    for name in ("cases", "mismatches"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        style = "red" if row.mismatches else None
+        words = (row.format, row.kernel, row.oracle, f"{row.cases:,}", f"{row.mismatches:,}")
+        table.add_row(*map(escape, words), style=style)
+    console.print(table)
+    for row in found.rows:
+        for one in row.examples:
+            where = f" of {one.input}" if one.input else ""
+            console.print(
+                f"{row.format}, {row.kernel}, {one.what}{where} at {one.at} ({one.asked}): {row.oracle} says "
+                f"{one.expected}, got {one.got}",
+                soft_wrap=True,
+                markup=False,
+            )
+    present = [GOLD, *(f"{name} {version}" for name, version in found.oracles.items())]
+    console.print(f"oracles: {', '.join(present)}", soft_wrap=True, markup=False)
+    for name, reason in found.absent.items():
+        console.print(f"absent, not counted: {name}: {reason}", soft_wrap=True, markup=False)
+    console.print(
+        f"{found.cases:,} values compared in {found.seconds:.0f} s, {found.mismatches:,} differ",
+        soft_wrap=True,
+        markup=False,
+    )
+    for file in found.certificates:
+        console.print(f"certificate: {file}", soft_wrap=True, markup=False)
+    if not found.certificates:
+        console.print(f"no certificate: only {', '.join(found.subjects)}", soft_wrap=True)

@@ -1,0 +1,35 @@
+"""How fast a run goes, from its latest iterations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from quantexp.launch.progress import time_left_s
+from quantexp.runs.metrics import recent_metrics, speed_of
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import Status
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The last iteration's loss and the run's speed; None where there is none, or not a finite one."""
+
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    #: Until the last iteration, at the median time of an iteration, seconds.
+    time_left_s: float | None = None
+
+
+def pace(run: RunDir, status: Status) -> Pace:
+    """The pace of a run at its latest iterations."""
+    latest = recent_metrics(run)
+    if not latest:
+        return Pace()
+    speed = speed_of(latest)
+    return Pace(_number(latest[-1].get("loss")), speed.tokens_per_s, time_left_s(status, speed))
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]

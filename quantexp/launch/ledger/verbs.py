@@ -1,0 +1,89 @@
+"""The verbs of the ledger: `quantexp status`, `logs` and `cancel`, each from its words to an exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from quantexp.errors import RunError
+from quantexp.launch.ledger.cancel import PATIENCE_S, cancel
+from quantexp.launch.ledger.rows import status_rows
+from quantexp.launch.ledger.settle import settle
+from quantexp.launch.ledger.standing import Standing, standings
+from quantexp.launch.ledger.view import view
+from quantexp.runs.find import Scope, find_run, scope
+
+#: Seconds between two looks of `status --watch`.
+WATCH_S = 5.0
+
+
+def status_json(given: str | None, root: Path) -> list[dict[str, object]]:
+    """What `quantexp status --json` prints."""
+    where = scope(given, root)
+    return status_rows(_settled(where), where.missing)
+
+
+def show_status(given: str | None, root: Path, console: Console) -> int:
+    """Print the table of a scope; 0."""
+    where = scope(given, root)
+    found = _settled(where)
+    if not found and not where.missing:
+        console.print(f"no runs in {escape(where.about)}", soft_wrap=True)
+    else:
+        console.print(view(found, where.missing, console))
+    return 0
+
+
+def watch_status(given: str | None, root: Path, console: Console) -> int:
+    """Show the table of a scope until all of it has ended; 0. Runs that begin meanwhile are shown too."""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            where = scope(given, root)
+            found = _settled(where)
+            height = console.height - 1 if console.is_terminal else None
+            live.update(view(found, where.missing, console, height), refresh=True)
+            if not any(each.alive for each in found):
+                live.update(view(found, where.missing, console))
+                return 0
+            time.sleep(WATCH_S)
+
+
+def show_logs(given: str, root: Path, rank: int, *, follow: bool) -> int:
+    """Print a rank's log to standard output; 0."""
+    from quantexp.launch.ledger.logs import follow_log, show_log
+
+    (follow_log if follow else show_log)(find_run(given, root), rank, _write)
+    return 0
+
+
+def cancel_runs(given: str | None, root: Path, console: Console) -> int:
+    """End what is alive in a scope and say what became of each; 0, or 1 where some could not be ended."""
+    where = scope(given, root)
+    found = _settled(where)
+    if alive := sum(each.alive for each in found):
+        runs = "1 run is" if alive == 1 else f"{alive} runs are"
+        console.print(f"stopping: {runs} asked to end and waited for, {PATIENCE_S:.0f} s at most")
+    outcomes = cancel(found)
+    for each in outcomes:
+        word = "[yellow]cancelled[/]" if each.done else "[red]not cancelled[/]"
+        console.print(f"{word}  {escape(each.run)}: {escape(each.words)}", soft_wrap=True)
+    failed = sum(not each.done for each in outcomes)
+    if not outcomes:
+        console.print(f"nothing waits or runs in {escape(where.about)}", soft_wrap=True)
+    elif failed:
+        raise RunError(f"{failed} of {len(outcomes)} runs could not be cancelled")
+    return 0
+
+
+def _settled(where: Scope) -> list[Standing]:
+    return [settle(each) for each in standings(where.runs)]
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,241 @@
+"""What a person sees when it is over: a summary of one run, a table of a sweep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from quantexp.folders import short_path
+from quantexp.launch.label import differences, names
+from quantexp.launch.outcome import Outcome
+from quantexp.launch.progress import captured_size, tokens_words
+from quantexp.model.checkpoints import saved_iterations
+from quantexp.model.label import describe_model
+from quantexp.quant.label import describe_format, describe_scheme
+from quantexp.quant.slots import WORKING
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
+from quantexp.schema import AutoDraw, Experiment, Precision
+from quantexp.terminal.facts import Facts
+from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
+from quantexp.terminal.units import human_bytes
+from quantexp.training.tracking.trackers import BACKENDS
+
+#: How model, dataset, scheme and what else tells runs apart become narrower.
+_NAMES = (Shrink.CUT_END, Shrink.CUT_END, Shrink.CUT_START, Shrink.WRAP)
+_COLOURS = {State.COMPLETED: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
+
+
+def print_outcome(outcome: Outcome, console: Console) -> None:
+    """The summary of one run that completed or was skipped."""
+    experiment, metrics = outcome.experiment, outcome.metrics
+    table = Facts(console)
+    table.add_row("state", _state(outcome))
+    if outcome.skipped:
+        table.add_row("", escape(outcome.reason))
+    table.add_row("model", escape(describe_model(experiment.model)))
+    table.add_row("data", escape(str(experiment.dataset.label)))
+    precision = experiment.training.precision
+    table.add_row("scheme", escape(describe_scheme(str(experiment.quant.name), precision)))
+    table.add_row("proof", proof_line(outcome.precision, precision))
+    if outcome.verified is not None:
+        table.add_row("numerics", escape(outcome.verified))
+    if metrics is not None:
+        table.add_row(
+            "training",
+            f"iteration {metrics['iteration']}, loss {metrics['loss']:.4f}, "
+            f"{tokens_words(outcome.speed)}, {metrics['memory_gb']:.1f} GB",
+        )
+        if (held_out := metrics.get("validation_loss")) is not None:
+            perplexity = metrics["perplexity"]
+            words = "beyond all bounds" if perplexity is None else f"{perplexity:,.2f}"
+            table.add_row("held out", f"loss {held_out:.4f}, perplexity {words}")
+    table.add_row("captured", _captured(outcome))
+    for name, text in tracking_lines(outcome).items():
+        table.add_row(name, escape(text))
+    table.add_path("run", outcome.run.root)
+    picture = outcome.run.figures / "quick_analysis.png"
+    if picture.exists():
+        table.add_path("picture", picture)
+    if (outcome.run.figures / "tensor_stats.txt").exists():
+        table.add_path("figures", outcome.run.figures)
+    if outcome.run.report.exists():
+        table.add_path("report", outcome.run.report)
+    elif experiment.analysis.drawing is not AutoDraw.nothing:
+        table.add_row("report", "not written (quantexp report writes it), see")
+        table.add_path("", outcome.run.rank_log(0))
+    table.print()
+
+
+def print_how_to_go_on(run: RunDir, console: Console) -> None:
+    """What to type after a run was interrupted, each command on a line of its own."""
+    status, folder = read_status(run.status), short_path(run.root)
+    saved = saved_iterations(run)
+    if status is not None:
+        none = "" if saved else ", and no checkpoint was saved"
+        console.print(
+            f"{status.iteration} of {status.iterations} iterations were complete{none}. To begin again at the first:"
+        )
+    _print_command(f"quantexp resume {folder}", console)
+    if saved:
+        console.print("To begin another run with its last checkpoint:")
+        _print_command(f"quantexp ... training.start_from={folder}@{saved[-1]}", console)
+
+
+def print_how_to_go_on_with_sweep(
+    listing: Path, num_left: int, num_failed: int, num_runs: int, console: Console
+) -> None:
+    """What to type after a sweep was interrupted: `resume` takes what is left, `retry` what failed."""
+    if num_left:
+        console.print(
+            f"{num_left} of {num_runs} runs are left. To run them, each from its first iteration:"
+        )
+        _print_command(f"quantexp resume {short_path(listing)}", console)
+    if num_failed:
+        console.print(f"{num_failed} failed. To run them again:")
+        _print_command(f"quantexp retry {short_path(listing)}", console)
+
+
+def _print_command(command: str, console: Console) -> None:
+    console.print(f"  [bold]{escape(command)}[/]", soft_wrap=True)
+
+
+def proof_line(proof: dict[str, Any] | None, precision: Precision) -> str:
+    """The proof of engagement in one line."""
+    if proof is None:
+        return "none"
+    entries = proof["entries"]
+    quantised = [e for e in entries if e["format"] != WORKING]
+    engaged = sum(e["status"] == "engaged" for e in quantised)
+    inconclusive = sum(e["status"] == "inconclusive" for e in entries)
+    parts = [
+        f"{engaged} of {len(quantised)} quantised slots engaged, "
+        f"{len(entries) - len(quantised)} slots {describe_format(WORKING, precision)}, "
+        f"{proof['quantised_calls']} quantised operands seen"
+    ]
+    if inconclusive:
+        parts.append(f"{inconclusive} inconclusive")
+    return "; ".join(parts)
+
+
+def tracking_lines(outcome: Outcome) -> dict[str, str]:
+    """Tracker -> where it has the run, and what is wrong; TensorBoard, which is in the run folder, only if it is."""
+    lines = {}
+    for name, told in outcome.tracking.items():
+        if told["trouble"]:
+            end = f"up to iteration {told['iteration']}" if told["iteration"] else "nothing"
+            lines[name] = f"was told {end}: {told['trouble']}"
+        elif name in BACKENDS and BACKENDS[name].REMOTE:
+            lines[name] = str(told["where"])
+    return lines
+
+
+def print_sweep(
+    outcomes: list[Outcome], failures: list[tuple[Experiment, str]], console: Console
+) -> None:
+    """The table of a sweep: one row a run, the gap to the bf16 run of the same model and data.
+
+    `failures` are runs that could not start, with the reason. Model, dataset and what else tells runs apart (the seed)
+    have a column only where they differ.
+    """
+    experiments = [o.experiment for o in outcomes] + [experiment for experiment, _ in failures]
+    named = [
+        (*names(experiment), " ".join(differs))
+        for experiment, differs in zip(experiments, differences(experiments), strict=True)
+    ]
+    shown = [i for i in range(4) if i == 2 or len({name[i] for name in named}) > 1]
+    columns = [
+        *(Column(("model", "dataset", "scheme", "differs in")[i], shrink=_NAMES[i]) for i in shown),
+        Column("final loss", is_number=True),
+        Column("gap to bf16", is_number=True),
+        Column("tokens/s", worth=3, is_number=True),
+        Column("tensors", worth=1, is_number=True),
+        Column("captured", worth=2, is_number=True),
+        Column("state"),
+    ]
+    rows = [
+        [*(escape(name[i]) for i in shown), *_results(outcome, outcomes)]
+        for name, outcome in zip(named, outcomes, strict=False)
+    ]
+    rows += [
+        [*(escape(name[i]) for i in shown), *["-"] * 5, "[red]failed[/]"]
+        for name in named[len(outcomes) :]
+    ]
+    title = f"{len(named)} run{'s' * (len(named) != 1)}"
+    table = fitted_table(columns, rows, console.width, title).table
+    console.print(table)
+    if any(_gap(outcome, outcomes) != "-" for outcome in outcomes):
+        seeds = len({experiment.training.seed for experiment in experiments})
+        console.print(
+            "gap: one seed each, so it cannot be told from noise"
+            if seeds == 1
+            else f"gap: to the bf16 run of the same seed; how it varies over the {seeds} seeds is the noise",
+            style="dim italic",
+        )
+    if any(column.header == "tokens/s" for column in table.columns):
+        console.print("tokens/s: the median without iteration 1", style="dim italic")
+    precisions = {experiment.training.precision for experiment in experiments}
+    if precisions != {Precision.bf16}:
+        words = ", ".join(sorted(precision.value for precision in precisions))
+        line = f"scheme bf16 quantises nothing; the working precision of these runs is {words}"
+        console.print(line, style="dim italic")
+    waiting = Counter(o.reason for o in outcomes if o.state is State.PENDING)
+    over = [o for o in outcomes if o.state not in (State.COMPLETED, State.PENDING)]
+    reasons = [(o.run.root.name, o.reason) for o in over]
+    not_started = [
+        (" ".join(filter(None, name)), reason)
+        for name, (_, reason) in zip(named[len(outcomes) :], failures, strict=True)
+    ]
+    for run, reason in [*reasons, *not_started]:
+        console.print(f"[red]{escape(run)}[/]: {escape(reason)}", soft_wrap=True)
+    for reason, count in waiting.items():
+        console.print(f"{count} pending: {escape(reason)}", soft_wrap=True)
+
+
+def _results(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
+    metrics = outcome.metrics
+    return [
+        f"{metrics['loss']:.4f}" if metrics else "-",
+        _gap(outcome, outcomes),
+        tokens_words(outcome.speed).removesuffix(" tokens/s"),
+        str(outcome.tensors),
+        human_bytes(outcome.num_bytes)
+        if outcome.num_bytes or not outcome.tensors
+        else "statistics",
+        _state(outcome),
+    ]
+
+
+def _gap(outcome: Outcome, outcomes: list[Outcome]) -> str:
+    """The loss above the bf16 run that differs in nothing but the scheme."""
+    baseline = next((o for o in outcomes if _is_baseline(o, outcome)), None)
+    if baseline is None or not outcome.metrics or not baseline.metrics:
+        return "-"
+    if baseline.metrics["iteration"] != outcome.metrics["iteration"]:
+        return "-"
+    return f"{outcome.metrics['loss'] - baseline.metrics['loss']:+.4f}"
+
+
+def _is_baseline(candidate: Outcome, outcome: Outcome) -> bool:
+    mine, other = outcome.experiment, candidate.experiment
+    return other.quant.name == "bf16" and (mine.model, mine.dataset, mine.training) == (
+        other.model,
+        other.dataset,
+        other.training,
+    )
+
+
+def _captured(outcome: Outcome) -> str:
+    level = outcome.experiment.capture.level.value
+    if not outcome.tensors:
+        return f"nothing (capture={level})"
+    return captured_size(outcome.tensors, outcome.num_bytes)
+
+
+def _state(outcome: Outcome) -> str:
+    word = "skipped" if outcome.skipped else outcome.state.value
+    return f"[{_COLOURS.get(outcome.state, 'white')}]{word}[/]"

@@ -1,0 +1,1 @@
+"""Predicted memory of a run, and whether it fits."""

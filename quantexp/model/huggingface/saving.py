@@ -1,0 +1,121 @@
+"""A model's weights written as they are published: safetensors of a bounded size, an index over several, config.json.
+
+One published tensor is held at a time. The files are those that transformers writes: `model.safetensors`, or
+`model-00001-of-00003.safetensors` and so on with `model.safetensors.index.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantexp.model.huggingface.configuration import config_json
+from quantexp.model.huggingface.mapping import mapping, published
+from quantexp.model.huggingface.weights import CONFIG, INDEX, SINGLE
+from quantexp.model.safetensors import content_of, dtype_name, entry, framed
+from quantexp.schema import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+#: Bytes of one file; a larger tensor has one to itself.
+SHARD_BYTES = 5_000_000_000
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def save_published(
+    gpt: GPTModel,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    folder: Path,
+    shard_bytes: int = SHARD_BYTES,
+    more: Mapping[str, Callable[[Path], None]] | None = None,
+) -> None:
+    """Write a model into a new folder, beside its place, then renamed.
+
+    Args:
+        gpt: built for `model`.
+        model: its numbers.
+        dtype: the working dtype; what Megatron holds in fp32 meanwhile (norms) came from it and goes back to it.
+        folder: must not exist.
+        shard_bytes: at most so many bytes in a file.
+        more: other files of the folder, and what writes them.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from quantexp.model.huggingface.loading import published_tensors
+
+    part = folder.with_name(folder.name + ".part")
+    if part.exists():
+        shutil.rmtree(part)
+    part.mkdir(parents=True)
+    tensors = ((name, t.to(dtype)) for name, t in published_tensors(gpt, model))
+    shards = _shards(published(mapping(model)), dtype.itemsize, shard_bytes)
+    names = _names(len(shards))
+    for name, shapes in zip(names, shards, strict=True):
+        _write(part / name, shapes, str(dtype).removeprefix("torch."), dtype.itemsize, tensors)
+    if len(names) > 1:
+        _write_index(part / INDEX, names, shards, dtype.itemsize)
+    words = config_json(model, str(dtype).removeprefix("torch."))
+    (part / CONFIG).write_text(json.dumps(words, indent=2) + "\n")
+    for name, write in (more or {}).items():
+        write(part / name)
+    part.rename(folder)
+
+
+def _shards(shapes: Shapes, itemsize: int, most: int) -> list[dict[str, tuple[int, ...]]]:
+    """The tensors in their order, file by file."""
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    taken = 0
+    for name, shape in shapes.items():
+        size = math.prod(shape) * itemsize
+        if shards[-1] and taken + size > most:
+            shards.append({})
+            taken = 0
+        shards[-1][name] = shape
+        taken += size
+    return shards
+
+
+def _names(number: int) -> list[str]:
+    if number == 1:
+        return [SINGLE]
+    return [f"model-{i:05d}-of-{number:05d}.safetensors" for i in range(1, number + 1)]
+
+
+def _write(
+    file: Path,
+    shapes: Shapes,
+    dtype: str,
+    itemsize: int,
+    tensors: Iterator[tuple[str, torch.Tensor]],
+) -> None:
+    """The next tensors of the model, which are those of this file."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * itemsize
+        header[name] = entry(dtype, list(shape), start, end)
+    with file.open("wb") as stream:
+        stream.write(framed(header))
+        for expected in shapes:
+            name, tensor = next(tensors)
+            assert name == expected
+            assert dtype_name(tensor) == dtype
+            stream.write(content_of(tensor))
+
+
+def _write_index(file: Path, names: list[str], shards: list[Any], itemsize: int) -> None:
+    total = sum(math.prod(shape) * itemsize for shapes in shards for shape in shapes.values())
+    weight_map = {
+        tensor: name for name, shapes in zip(names, shards, strict=True) for tensor in shapes
+    }
+    content = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    file.write_text(json.dumps(content, indent=2) + "\n")

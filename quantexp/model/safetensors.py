@@ -1,0 +1,115 @@
+"""The safetensors format, written: eight bytes with the header's length, the header in JSON, the values.
+
+The format is that of https://github.com/huggingface/safetensors (README, "Format"): little-endian, values without gaps
+in the order of their offsets, the header padded with spaces so that values begin at a multiple of eight bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quantexp.folders import beside
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The format's names of dtypes, by torch's without `torch.`.
+DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """A tensor's dtype as torch names it, without `torch.`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def entry(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
+    """A tensor in the header; offsets count from the first value's byte.
+
+    Raises:
+        KeyError: a dtype that the format has not.
+    """
+    return {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
+
+
+def framed(header: Mapping[str, Any], num_bytes: int | None = None) -> bytes:
+    """The header with its length in front, padded to `num_bytes` in all, or to a multiple of eight.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    text = json.dumps(header, separators=(",", ":")).encode()
+    padding = -len(text) % 8 if num_bytes is None else num_bytes - 8 - len(text)
+    if padding < 0:
+        raise ValueError(f"a header of {len(text)} bytes in the room for {num_bytes}")
+    return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
+
+
+def content_of(tensor: Tensor) -> memoryview:
+    """The bytes of a CPU tensor's values, in the order of its indices; they hold the tensor.
+
+    Raises:
+        ValueError: a tensor on another device.
+    """
+    if not tensor.is_cpu:
+        raise ValueError(f"values on {tensor.device}, to be read from the host's memory")
+    raw: Any = np.asarray(_Bytes(tensor.contiguous()))
+    return memoryview(raw)
+
+
+class _Bytes:
+    """A contiguous CPU tensor as numpy takes memory, whatever its dtype.
+
+    Numpy's array interface, version 3; torch's own ways would lend the interpreter to others at each step.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        num_bytes = tensor.numel() * tensor.element_size()
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (num_bytes,),
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write named tensors and text metadata to one file, beside its place, then renamed.
+
+    Raises:
+        KeyError: a dtype that the format has not.
+        OSError: it cannot be written.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = entry(dtype_name(tensor), list(tensor.shape), start, end)
+    part = beside(path)
+    try:
+        with part.open("wb") as stream:
+            stream.write(framed(header))
+            for tensor in tensors.values():
+                stream.write(content_of(tensor))
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,79 @@
+"""Counting without building: parameters, bytes and tensor shapes that follow from a configuration alone."""
+
+from __future__ import annotations
+
+from quantexp.model.decoder import (
+    alike_layers,
+    is_routed,
+    linear_shapes,
+    moe_of,
+    other_parameters,
+    value_head_dim,
+)
+from quantexp.schema import Experiment, ModelConfig, Precision, TrainingConfig
+
+#: Megatron pads the vocabulary to a multiple of this, so that it divides over tensor-parallel ranks.
+VOCAB_MULTIPLE = 128
+
+
+def padded_vocab_size(vocab_size: int) -> int:
+    """Rows of the embedding as Megatron holds it."""
+    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def num_micro_batches_each(experiment: Experiment) -> int:
+    """Micro-batches that each process takes of a global batch."""
+    training = experiment.training
+    together = training.micro_batch_size * experiment.launcher.num_processes
+    return training.global_batch_size // together
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Parameters, without Megatron's padding of the vocabulary."""
+    layers = num_linear_parameters(model)
+    layers += sum(count * other_parameters(model, layer) for layer, count in alike_layers(model))
+    embeddings = (1 if model.tie_embeddings else 2) * model.vocab_size * model.hidden_size
+    return layers + model.hidden_size + embeddings
+
+
+def num_linear_parameters(model: ModelConfig) -> int:
+    """Elements of the decoder's linear weights."""
+    return sum(
+        count * sum(shape.count for shape in linear_shapes(model, layer).values())
+        for layer, count in alike_layers(model)
+    )
+
+
+def num_padding_parameters(model: ModelConfig) -> int:
+    """Parameters that exist only because the vocabulary is padded."""
+    rows = padded_vocab_size(model.vocab_size) - model.vocab_size
+    return (1 if model.tie_embeddings else 2) * rows * model.hidden_size
+
+
+def element_bytes(training: TrainingConfig) -> int:
+    """Bytes of one element of the working precision."""
+    return 4 if training.precision is Precision.fp32 else 2
+
+
+def active_linear_parameters(model: ModelConfig, layer: int) -> int:
+    """Elements of the weights, router included, that one token is multiplied with in a layer."""
+    moe, shapes = moe_of(model, layer), linear_shapes(model, layer)
+    if moe is None:
+        return sum(shape.count for shape in shapes.values())
+    always = sum(shape.count for name, shape in shapes.items() if not is_routed(name))
+    routed = sum(shapes[f"expert0-{name}"].count for name in ("fc1", "fc2"))
+    return always + moe.top_k * routed + moe.num_experts * model.hidden_size
+
+
+def flops_per_iteration(model: ModelConfig, seq_length: int, num_sequences: int) -> float:
+    """Model FLOPs of one optimizer step: 2 a multiply-add, the backward twice the forward.
+
+    A token counts the weights of its own experts, of all shared ones and of the router. The causal half of the
+    attention products is not subtracted; norms, softmax and activations, recomputation and quantisation are not
+    counted.
+    """
+    tokens = seq_length * num_sequences
+    linear = sum(n * active_linear_parameters(model, layer) for layer, n in alike_layers(model))
+    output = padded_vocab_size(model.vocab_size) * model.hidden_size
+    heads = model.num_attention_heads * (model.head_dim + value_head_dim(model))
+    return 6.0 * tokens * (linear + output + model.num_layers * seq_length * heads)

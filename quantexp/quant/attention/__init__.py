@@ -1,0 +1,1 @@
+"""The matrix products of attention with the declared quantisation: plain, fused and tiled."""

@@ -1,0 +1,1 @@
+"""Quantised copies of weights, kept within an optimizer step."""

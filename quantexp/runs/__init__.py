@@ -1,0 +1,1 @@
+"""One run folder on disk: paths, status, lock, fencing, ranks, metrics, source snapshot, provenance."""

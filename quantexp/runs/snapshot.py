@@ -1,0 +1,145 @@
+"""The source that a run uses: a copy from the moment of submission, kept under the hash of its content.
+
+A run may start long after it was asked for (a queue, a sweep), and its processes import quantexp when they start. They
+import it from this copy, so that editing, updating or checking out something else in between changes nothing. The copy
+holds quantexp itself, its launcher and the shipped configuration; other packages are known by their versions alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import quantexp
+from quantexp.errors import RunError
+from quantexp.folders import conf_dir
+from quantexp.runs.paths import RunsRoot
+from quantexp.runs.status import read_json
+
+#: The packages that a run imports of this project.
+PACKAGES = ("quantexp", "quantexp_launchers")
+#: Hex digits of a snapshot's name.
+DIGITS = 16
+_LEFT_OUT = ("__pycache__",)
+
+
+@functools.cache
+def take_snapshot(root: Path) -> Path:
+    """The folder of a copy of the source that is imported here, made if there is none yet.
+
+    A process takes one for each root, when it first asks: all points of a sweep run the same source. Folders are 0700
+    and files 0400; several processes may take the same one at once.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    files = dict(_files())
+    folder = RunsRoot(root).snapshots / _digest(files)
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+        try:
+            for name, file in files.items():
+                target = scratch / name
+                target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                shutil.copyfile(file, target)
+                target.chmod(0o400)
+            scratch.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        if not folder.is_dir():  # else another process was faster
+            raise RunError(
+                f"the source cannot be copied to {folder.parent}: {error.strerror}; set paths.root to a folder that "
+                "can be written"
+            ) from error
+    return folder
+
+
+def snapshot_name() -> str:
+    """The name that a snapshot of the source as it is now has."""
+    return _digest(dict(_files()))
+
+
+def check_snapshot(folder: Path) -> None:
+    """Refuse a copy that is gone or is no longer what it was.
+
+    Raises:
+        RunError: with what to do.
+    """
+    if not folder.is_dir():
+        raise RunError(
+            f"the source this run was submitted with is gone from {folder}; submit the run again"
+        )
+    found = {
+        str(file.relative_to(folder)): file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and not set(file.parts) & set(_LEFT_OUT)
+    }
+    if _digest(found) != folder.name:
+        raise RunError(
+            f"the source this run was submitted with was changed in {folder}; submit the run again"
+        )
+
+
+def require_snapshot(provenance: Path) -> None:
+    """Refuse to run anything but the source that a run was submitted with.
+
+    Raises:
+        RunError: this process imported another quantexp than provenance.json names.
+    """
+    wanted = read_json(provenance)["source"]["snapshot"]
+    imported = Path(quantexp.__file__).parent.parent
+    if imported.name != wanted:
+        raise RunError(
+            f"this run is for the source snapshot {wanted}, and quantexp was imported from {imported}; start it with "
+            "quantexp"
+        )
+
+
+def environment(snapshot: Path, *, inherit: bool = True) -> dict[str, str]:
+    """Variables with which Python imports quantexp from a snapshot, wherever it is started.
+
+    Args:
+        snapshot: what `take_snapshot` gave.
+        inherit: put this process's own PYTHONPATH behind it.
+    """
+    before = os.environ.get("PYTHONPATH") if inherit else None
+    path = os.pathsep.join([str(snapshot), *([before] if before else [])])
+    # Without PYTHONSAFEPATH the working directory, perhaps a checkout, would come first.
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    """Name inside a snapshot (laid out as in a wheel), and the file it is copied from."""
+    folders = {name: _folder_of(name) for name in PACKAGES}
+    if not (folders["quantexp"] / "conf").is_dir():
+        folders["quantexp/conf"] = conf_dir()
+    for name, folder in folders.items():
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and not set(file.parts) & set(_LEFT_OUT):
+                yield f"{name}/{file.relative_to(folder)}", file
+
+
+def _folder_of(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _digest(files: dict[str, Path]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        content = files[name].read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:DIGITS]

@@ -1,0 +1,1 @@
+"""What the terminal shows: tables, facts, units, suggestions. Knows nothing of experiments."""

@@ -1,0 +1,1 @@
+"""The process that trains: worker, observer, saver; Megatron and the trackers."""

@@ -1,0 +1,153 @@
+"""Megatron's core attention with the scheme's products in place of the stock ones.
+
+plain: softmax, mask, scale and dropout are the stock class's own modules; only the two matrix products and their
+       backward are ours. Scores and probabilities are held whole.
+fused: torch's fused kernel on quantised operands, where the scheme allows it (`quantexp.quant.attention.fused`).
+tiled: the plain path's products and the stock softmax, a tile of queries at a time (`quantexp.quant.attention.tiled`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from torch import Tensor
+
+from quantexp.errors import ConfigError
+from quantexp.quant.attention import fused, tiled
+from quantexp.quant.attention.plain import context, scores
+from quantexp.quant.hooks import FORWARD, POST, PRE, Tap, nobody
+from quantexp.quant.precision import ModulePrecision
+from quantexp.schema import AttentionPath
+
+
+class LatentCoreAttention(DotProductAttention):  # type: ignore[misc]
+    """Megatron's own core attention as latent attention builds it, with the widths of key and value heads told apart.
+
+    The stock class takes neither argument and has the value heads' width, all that it needs, from `kv_channels`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        assert v_channels in (None, self.hidden_size_per_attention_head)
+
+
+class SchemeAttention(LatentCoreAttention):
+    """Scaled dot-product attention, multiplying as the scheme declares.
+
+    # T tokens, B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
+    """
+
+    precision: ModulePrecision
+    tap: Tap = staticmethod(nobody)
+    #: Whether the tap wants what only the plain path holds whole.
+    asked: fused.Asked = staticmethod(fused.nobody_asks)
+    path: AttentionPath = AttentionPath.plain
+    #: While a forward pass lasts, its mask: True where a query does not see a key, [B, 1, T, T]; None is causal.
+    mask: Tensor | None = None
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: object = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: object = None,
+    ) -> Tensor:
+        """The attention output [T, B, H*E] of query [T, B, H, D], key [T, B, G, D] and value [T, B, G, E].
+
+        Raises:
+            ConfigError: packed sequences or an attention bias, which no path has; what tiles do not have.
+        """
+        if packed_seq_params is not None or attention_bias is not None:
+            raise ConfigError("attention here has no packed sequences and no bias")
+        self.mask = attention_mask
+        try:
+            return self._attention(query, key, value)
+        finally:
+            self.mask = None
+
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.tap(FORWARD, PRE, "query", query)
+        self.tap(FORWARD, PRE, "key", key)
+        self.tap(FORWARD, PRE, "value", value)
+
+        by_path = {
+            AttentionPath.plain: self._plain,
+            AttentionPath.fused: self._fused,
+            AttentionPath.tiled: self._tiled,
+        }
+        o_TBHE = by_path[self.path](query, key, value, self.mask)
+        output = o_TBHE.reshape(*query.shape[:2], -1)
+        self.tap(FORWARD, POST, "output", output)
+        return output
+
+    def _plain(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
+        T, B, H, _ = q_TBHD.shape
+        S = scores(self.precision, self.tap, q_TBHD, k_TBGD, self.softmax_scale)
+        P = self.scale_mask_softmax(S.view(B, H, T, T), mask, self.softmax_offset)
+        with self._dropout_rng():
+            P = self.attention_dropout(P)
+        self.tap(FORWARD, POST, "attn_weights", P)
+        o = context(self.precision, self.tap, P.reshape(B * H, T, T), v_TBGE)
+        return o.view(B, H, T, -1).permute(2, 0, 1, 3)
+
+    def _fused(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
+        return fused.attention(
+            self.precision, self.tap, self.asked, q_TBHD, k_TBGD, v_TBGE, self.softmax_scale, mask
+        )
+
+    def _tiled(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
+        if (
+            self.attention_dropout.p
+            or self.softmax_offset is not None
+            or self.scale_mask_softmax.window_size is not None
+        ):
+            raise ConfigError(
+                "training.attention=tiled has no attention dropout, no softmax offset and no sliding window; use "
+                "training.attention=plain"
+            )
+        T, B, H, _ = q_TBHD.shape
+        o = tiled.attention(
+            self.precision,
+            self.tap,
+            self.asked,
+            q_TBHD,
+            k_TBGD,
+            v_TBGE,
+            self.softmax_scale,
+            partial(self._probabilities, mask),
+            mask,
+        )
+        return o.view(B, H, T, -1).permute(2, 0, 1, 3)
+
+    def _probabilities(self, mask: Tensor | None, S_BHRK: Tensor, start: int) -> Tensor:
+        """The stock softmax of R rows of scores, the first of which is query `start`; without a mask causal."""
+        R, K = S_BHRK.shape[2:]
+        if mask is None:
+            queries = torch.arange(start, start + R, device=S_BHRK.device)
+            hidden = torch.arange(K, device=S_BHRK.device) > queries[:, None]
+        else:
+            hidden = mask[:, :, start : start + R, :K]
+        P: Tensor = self.scale_mask_softmax(S_BHRK, hidden, None)
+        return P
+
+    def _dropout_rng(self) -> contextlib.AbstractContextManager[None]:
+        if self.config.sequence_parallel:
+            return contextlib.nullcontext()
+        fork: contextlib.AbstractContextManager[None] = (
+            tensor_parallel.get_cuda_rng_tracker().fork()
+        )
+        return fork

@@ -1,0 +1,177 @@
+"""Megatron-Core on a machine without CUDA: what it takes, for as long as a run lasts.
+
+`cpu_device()` is a context manager. Where CUDA is available it does nothing at all. Elsewhere, inside the
+context and only there:
+
+- `torch.cuda`'s device, stream and random-number functions answer for the CPU, since Megatron calls them without
+  asking (rotary embedding, DistributedDataParallel, `model_parallel_cuda_manual_seed`);
+- a `TorchFunctionMode` turns the literal device "cuda" into "cpu", `Tensor.cuda()` into the tensor itself, and lets
+  `Tensor.type()` answer `torch.cuda.*`, which Megatron's mixed-precision optimizer insists on. It holds in the
+  backward too, where recomputed forwards run;
+- the optimizer steps without fresh memory of a weight's size (`quantexp.training.megatron.optimizer`).
+
+Everything is put back on leaving, also after an error. It changes where tensors live, never what is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.optim import adam as torch_adam
+from torch.overrides import TorchFunctionMode
+
+from quantexp.training.megatron.optimizer import adam_in_strips, scale_each
+
+
+class _Stream:
+    """A stream on a device that has none: everything is already in order."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def wait_stream(self, stream: object) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, event: object) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, event: object = None) -> _Event:
+        """An event that has already happened."""
+        return _Event()
+
+
+class _Event:
+    """An event that has always just happened."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def record(self, stream: object = None) -> None:
+        """Nothing to record."""
+
+    def wait(self, stream: object = None) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Always done."""
+        return True
+
+
+#: Looked up once: the mode is asked at every call.
+_CUDA, _TYPE, _TO, _CPU = torch.Tensor.cuda, torch.Tensor.type, torch.Tensor.to, torch.device("cpu")
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Reads the device "cuda" as "cpu" in every torch function."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is _CUDA:
+            return args[0]
+        if func is _TYPE and len(args) == 1 and not kwargs:
+            return str(func(*args)).replace("torch.", "torch.cuda.", 1)
+        if func is _TO and any(_is_cuda(a) for a in args[1:]):
+            args = tuple(_CPU if _is_cuda(a) else a for a in args)
+        if not kwargs:
+            return func(*args)
+        if _is_cuda(kwargs.get("device")):
+            kwargs = {**kwargs, "device": _CPU}
+        return func(*args, **kwargs)
+
+
+def _is_cuda(device: object) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, str) and device.startswith("cuda")
+
+
+def _set_cpu_rng_state(state: torch.Tensor, device: object = -1, graph_safe: bool = False) -> None:
+    torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def _same_stream(stream: object) -> Iterator[None]:
+    yield
+
+
+def _replacements() -> list[tuple[ModuleType, str, object]]:
+    """What each name means where there is no CUDA: (module, name, replacement)."""
+    from megatron.core.optimizer import clip_grads
+    from megatron.core.optimizer import optimizer as megatron_optimizer
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    def no_op(*args: object, **kwargs: object) -> None:
+        """There is nothing to do on a CPU."""
+
+    def get_rng_state(device: object = "cuda") -> torch.Tensor:
+        return torch.get_rng_state()
+
+    return [
+        (torch.cuda, "current_device", lambda: torch.device("cpu")),
+        (torch.cuda, "synchronize", no_op),
+        (torch.cuda, "empty_cache", no_op),
+        (torch.cuda, "get_rng_state", get_rng_state),
+        (torch.cuda.random, "get_rng_state", get_rng_state),
+        (torch.cuda, "set_rng_state", _set_cpu_rng_state),
+        (torch.cuda, "manual_seed", torch.manual_seed),
+        (torch.cuda, "current_stream", _Stream),
+        (torch.cuda, "default_stream", _Stream),
+        (torch.cuda, "stream", _same_stream),
+        (torch.cuda, "Stream", _Stream),
+        (torch.cuda, "Event", _Event),
+        (megatron_random, "_set_cuda_rng_state", _set_cpu_rng_state),
+        (torch_adam, "adam", adam_in_strips),
+        (clip_grads, "multi_tensor_scale_impl", scale_each),
+        (megatron_optimizer, "multi_tensor_scale_impl", scale_each),
+    ]
+
+
+#: What `torch.autograd.backward` calls for the work itself.
+_BACKWARD = "_engine_run_backward"
+
+
+def _under(mode: _CudaMeansCpu, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the mode on again: torch takes it off while it handles `backward`."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return function(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def cpu_device() -> Iterator[None]:
+    """Let Megatron-Core run on the CPU inside this context; does nothing where CUDA is available."""
+    if torch.cuda.is_available():
+        yield
+        return
+    before: list[tuple[ModuleType, str, object]] = []
+    try:
+        for module, name, replacement in _replacements():
+            before.append((module, name, getattr(module, name)))
+            setattr(module, name, replacement)
+        mode = _CudaMeansCpu()
+        run_backward = getattr(torch.autograd, _BACKWARD)
+        before.append((torch.autograd, _BACKWARD, run_backward))
+        setattr(torch.autograd, _BACKWARD, _under(mode, run_backward))
+        with mode:
+            yield
+    finally:
+        for module, name, original in reversed(before):
+            setattr(module, name, original)

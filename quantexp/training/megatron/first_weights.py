@@ -1,0 +1,27 @@
+"""What a model begins with, where that is not the random weights of the seed."""
+
+from __future__ import annotations
+
+from megatron.core.models.gpt.gpt_model import GPTModel
+
+from quantexp.config.start_point import StartPoint, start_point
+from quantexp.model.huggingface.fit import fitting_weights
+from quantexp.model.huggingface.loading import load_padding, load_weights
+from quantexp.model.huggingface.weights import open_weights
+from quantexp.schema import Experiment
+
+
+def load_first_weights(gpt: GPTModel, experiment: Experiment) -> StartPoint | None:
+    """Fill a model that was just built, if the configuration says with what; the checkpoint that it goes on from.
+
+    Raises:
+        DataError: weights that are missing or another model's.
+    """
+    model, start = experiment.model, start_point(experiment)
+    if start is not None:
+        load_weights(gpt, model, fitting_weights(model, start.weights))
+        if start.padding.is_file():
+            load_padding(gpt, model, open_weights(start.padding))
+    elif model.init_from is not None:
+        load_weights(gpt, model, fitting_weights(model))
+    return start

@@ -1,0 +1,130 @@
+"""Megatron's parallel linear layers with the scheme's three matrix products in place of the stock ones.
+
+One method is overridden, `_forward_impl`, the one that multiplies; parameters, initialisation, gathering and
+checkpointing stay Megatron's. The autograd function keeps the weight and, as the stock function does, the input, or in
+its place the copy of it that wgrad multiplies (`quantexp.quant.linear`). It returns the weight gradient in the working
+dtype: that enters the fp32 main gradient through DistributedDataParallel's hook, by the same route in every scheme,
+bf16 included. Tensor parallelism is refused here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from torch import Tensor
+
+from quantexp.errors import ConfigError
+from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, Tap, nobody
+from quantexp.quant.linear import (
+    backward_asks_for_input,
+    dgrad,
+    fprop,
+    gradient_copies,
+    input_copies,
+    wgrad,
+)
+from quantexp.quant.operand import clipped
+from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.rows import Rows
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.weight_cache.weights import WeightCopies
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one forward of a layer has beside its tensors."""
+
+    precision: ModulePrecision
+    tap: Tap
+    rows: Rows | None
+    copies: WeightCopies
+    #: Whether a backward may follow: not in an evaluation, nor in a forward that is recomputed before its backward.
+    differentiated: bool
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, call: _Call) -> Tensor:
+        ctx.call, precision = call, call.precision
+        needs_dx, needs_dw = (call.differentiated and needs for needs in ctx.needs_input_grad[:2])
+        x_fprop: Tensor | None = None
+        x_wgrad: Tensor | None = None
+        if needs_dw:
+            x_fprop, x_wgrad = input_copies(precision, x, call.rows, call.copies.buffers)
+        w_fprop = call.copies.for_fprop(precision, w, needs_dx)
+        keeps_x = x_wgrad is None or backward_asks_for_input(precision)
+        ctx.save_for_backward(x if keeps_x else None, x_wgrad, w)
+        return fprop(precision, x, w, held_x=x_fprop, held_w=w_fprop)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        x, x_wgrad, w = ctx.saved_tensors
+        x = x_wgrad if x is None else x  # nobody asks for more
+        call: _Call = ctx.call
+        precision = call.precision
+        tap = call.tap if g.numel() else nobody
+        tap(BACKWARD, PRE, "grad_output", g)
+        call.tap(BACKWARD, PRE, "weight", w)
+        dx = dw = g_dgrad = g_wgrad = None
+        if ctx.needs_input_grad[0] and ctx.needs_input_grad[1]:
+            g_dgrad, g_wgrad = gradient_copies(precision, g, call.rows, call.copies.buffers)
+        if ctx.needs_input_grad[0]:
+            w_dgrad = call.copies.for_dgrad(precision, w)
+            dx = dgrad(precision, g, w, held_g=g_dgrad, held_w=w_dgrad)
+            del g_dgrad, w_dgrad
+            dx = clipped(dx, x, precision.operand(Site.LINEAR, Product.FPROP, "x"), -1)
+            tap(BACKWARD, POST, "grad_input", dx)
+        if ctx.needs_input_grad[1]:
+            dw = wgrad(precision, g, x, call.rows, held_g=g_wgrad, held_x=x_wgrad)
+            dw = clipped(dw, w, precision.operand(Site.LINEAR, Product.FPROP, "w"), -1)
+            tap(BACKWARD, POST, "grad_weight", dw)
+        return dx, dw, None
+
+
+class SchemeLinear:
+    """What both parallel linear layers share; `precision` is set once the model is built."""
+
+    precision: ModulePrecision
+    tap: Tap = staticmethod(nobody)
+    #: A routed expert's tokens of this micro-batch; None where they are of one sequence, or all of the micro-batch.
+    rows: Rows | None = None
+    #: The training's; this one is never in a step, and keeps nothing.
+    copies: WeightCopies = WeightCopies()
+
+    def _forward_impl(
+        self,
+        input: Tensor,  # noqa: A002  (Megatron calls with this keyword)
+        weight: Tensor,
+        bias: Tensor | None = None,
+        gradient_accumulation_fusion: bool = False,
+        allreduce_dgrad: bool = False,
+        sequence_parallel: bool = False,
+        **deferral: object,
+    ) -> Tensor:
+        if gradient_accumulation_fusion or allreduce_dgrad or sequence_parallel:
+            raise ConfigError(
+                "this layer runs without gradient-accumulation fusion, tensor and sequence parallelism; got "
+                f"fusion={gradient_accumulation_fusion}, tensor parallel={allreduce_dgrad}, "
+                f"sequence parallel={sequence_parallel}"
+            )
+        tap = (
+            self.tap if input.numel() else nobody
+        )  # an expert without tokens shows its weight alone
+        tap(FORWARD, PRE, "input", input)
+        self.tap(FORWARD, PRE, "weight", weight)
+        call = _Call(self.precision, self.tap, self.rows, self.copies, torch.is_grad_enabled())
+        output: Tensor = _Linear.apply(input, weight, call)  # type: ignore[no-untyped-call]
+        tap(FORWARD, POST, "output", output)
+        return output if bias is None else output + bias
+
+
+class SchemeColumnParallelLinear(SchemeLinear, ColumnParallelLinear):  # type: ignore[misc]
+    """Megatron's ColumnParallelLinear (qkv, fc1), multiplying as the scheme declares."""
+
+
+class SchemeRowParallelLinear(SchemeLinear, RowParallelLinear):  # type: ignore[misc]
+    """Megatron's RowParallelLinear (proj, fc2), multiplying as the scheme declares."""

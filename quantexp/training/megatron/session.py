@@ -1,0 +1,131 @@
+"""The process-wide state that a Megatron-Core run needs, for exactly as long as it lasts.
+
+Process group, model-parallel groups, random-number tracker, determinism and, without CUDA, the CPU stand-ins and the
+kernels that take 16-bit products through fp32 where a rank's processor needs them: set up on entering, taken down on
+leaving, so that the next run in the same process starts from nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from torch._C._distributed_c10d import HashStore, TCPStore
+
+from quantexp.quant.products import go_through_fp32, through_fp32
+from quantexp.runs.device import multiplies_natively
+from quantexp.runs.ranks import Rank
+from quantexp.schema import Precision, TrainingConfig
+from quantexp.training.megatron.collectives import gather
+from quantexp.training.megatron.cpu import cpu_device
+from quantexp.training.megatron.model import DTYPES
+
+
+def is_deterministic(training: TrainingConfig) -> bool:
+    """As configured; null means yes on a CPU, where it costs nothing, and no on a GPU."""
+    if training.deterministic is None:
+        return not torch.cuda.is_available()
+    return training.deterministic
+
+
+@contextlib.contextmanager
+def session(
+    training: TrainingConfig, rank: Rank | None = None, timeout_min: float = 10.0
+) -> Iterator[torch.device]:
+    """Everything Megatron keeps globally, and the device to train on.
+
+    Args:
+        training: seed and determinism; the seed is the same on every rank, and so are the initial weights.
+        rank: which of several processes this is; None is the only one.
+        timeout_min: minutes after which waiting for another rank is an error.
+    """
+    rank = rank or Rank()
+    with cpu_device(), _determinism(is_deterministic(training)):
+        device = _device(rank)
+        _initialise_process_group(device, rank, timedelta(minutes=timeout_min))
+        try:
+            parallel_state.initialize_model_parallel(distributed_timeout_minutes=timeout_min)
+            torch.manual_seed(training.seed)
+            tensor_parallel.model_parallel_cuda_manual_seed(training.seed)
+            with through_fp32(_dtypes_without_kernels(training, device)):
+                yield device
+        finally:
+            # Its cache holds the last 32 models' embeddings, and each of them a process group with its threads.
+            RotaryEmbedding.forward.cache_clear()
+            parallel_state.destroy_model_parallel()
+            torch.distributed.destroy_process_group()
+
+
+def products_of(training: TrainingConfig, device: torch.device) -> str | None:
+    """Inside `session`, how the run's 16-bit products are made on a CPU: `fp32` or `native`; None for others."""
+    if device.type != "cpu" or training.precision is Precision.fp32:
+        return None
+    return "fp32" if go_through_fp32(DTYPES[training.precision]) else "native"
+
+
+def _dtypes_without_kernels(training: TrainingConfig, device: torch.device) -> list[torch.dtype]:
+    """The working dtype, if it is of 16 bits and any rank's processor has no kernel for its products."""
+    if device.type != "cpu" or training.precision is Precision.fp32:
+        return []
+    everywhere = all(gather(multiplies_natively(training.precision)))
+    return [] if everywhere else [DTYPES[training.precision]]
+
+
+def _device(rank: Rank) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(rank.local_rank)
+    return torch.device("cuda", rank.local_rank)
+
+
+def device_name(device: torch.device) -> str:
+    """`cpu`, or the GPU's name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _initialise_process_group(device: torch.device, rank: Rank, timeout: timedelta) -> None:
+    torch.distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=HashStore() if rank.alone else _shared_store(rank, timeout),
+        rank=rank.rank,
+        world_size=rank.world_size,
+        timeout=timeout,
+    )
+
+
+def _shared_store(rank: Rank, timeout: timedelta) -> TCPStore:
+    """The ranks' store at MASTER_ADDR:MASTER_PORT.
+
+    Rank 0 listens at that address alone; left to itself the store would listen at every address of the machine. Where
+    torchrun listens there already (as it does unless told not to), every rank only connects.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosts = rank.leads and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    listener = socket.create_server((host, port)).detach() if hosts else None
+    return TCPStore(host, port, rank.world_size, hosts, timeout, master_listen_fd=listener)
+
+
+@contextlib.contextmanager
+def _determinism(wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Filling fresh memory is part of the deterministic mode; no code here reads memory it has not written.
+    deterministic: Any = torch.utils.deterministic
+    filling = deterministic.fill_uninitialized_memory
+    deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        deterministic.fill_uninitialized_memory = filling
+        torch.use_deterministic_algorithms(before)

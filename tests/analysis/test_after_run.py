@@ -1,0 +1,50 @@
+"""What `analysis.auto` asks for, of a run that was skipped."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quantexp.analysis.after_run import draw_skipped
+from quantexp.analysis.draw import verb
+from quantexp.launch.outcome import outcome
+from quantexp.runs.paths import RunDir
+from quantexp.schema import Experiment
+
+RunTiny = Callable[..., RunDir]
+
+
+def skip(experiment: Experiment, run: RunDir) -> str:
+    """What is told when the run is skipped."""
+    console = Console(file=io.StringIO(), width=200)
+    draw_skipped(outcome(experiment, run, "already completed"), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def files(run: RunDir) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in run.root.rglob("*.png")}
+
+
+@pytest.mark.slow
+def test_skipped_run_is_drawn_as_it_is_asked_for_now(
+    run_tiny: RunTiny, tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "cores", lambda: 1)
+    words = ["quant=linear_mxfp8", "capture=stats"]
+    run = run_tiny(*words, "analysis.auto=false")
+    assert skip(tiny(*words, "analysis.auto=false"), run) == ""
+    assert not run.report.exists()
+    assert skip(tiny(*words, "analysis.auto=quick"), run) == ""
+    assert [path.name for path in files(run)] == ["quick_analysis.png"]
+    assert "quick_analysis.png" in run.report.read_text()
+    before = files(run)
+    assert skip(tiny(*words, "analysis.auto=quick"), run) == ""
+    assert files(run) == before, "nothing is lacking"
+    assert skip(tiny(*words, "analysis.auto=true"), run) == f"drawing    {run.root.name}\n"
+    assert {"tensor_stats.txt", "numerics"} <= {path.name for path in run.figures.iterdir()}
+    assert "numerics/" in run.report.read_text()

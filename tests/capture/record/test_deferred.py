@@ -1,0 +1,170 @@
+"""Statistics counted while others go on: those of the tensor as it was, or none."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.capture.record.deferred import Deferred, count_all, deferred
+from quantexp.capture.statistics import native
+from quantexp.capture.statistics.fidelity import chosen_for
+from quantexp.capture.statistics.summary import Summary, statistics
+from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.metadata import About
+from quantexp.capture.store.queue import WorkQueue
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+
+
+def tensors() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    shapes = [(64, 3, 96), (), (0, 4), (5, 33), (128, 64)]
+    return [
+        torch.randn(shape, generator=generator).to(dtype) for shape in shapes for dtype in DTYPES
+    ]
+
+
+@pytest.mark.parametrize("format_name", [None, "mxfp8", "mxfp4", "hifp8"])
+def test_many_in_a_call_are_what_each_is_alone(format_name: str | None) -> None:
+    chosen = chosen_for(format_name, "input") if format_name else None
+    many = [deferred(x, chosen) for x in tensors()]
+    assert all(isinstance(one, Deferred) for one in many), "these tests need a C compiler"
+    count_all(one for one in many if isinstance(one, Deferred))
+    for one, x in zip(many, tensors(), strict=True):
+        assert isinstance(one, Deferred)
+        assert one.is_counted
+        assert one.num_bytes == 0
+        assert one.record() == statistics(x, chosen)
+
+
+def test_blocks_at_the_ends_of_the_range_are_judged_by_torch_among_others() -> None:
+    small = torch.full((4, 64), 2.0**-125, dtype=torch.bfloat16)
+    usual = torch.ones(4, 64, dtype=torch.bfloat16)
+    chosen = chosen_for("mxfp8", "input")
+    many = [Deferred(x, chosen) for x in (usual, small, usual)]
+    count_all(many)
+    assert [one.record() for one in many] == [statistics(x, chosen) for x in (usual, small, usual)]
+
+
+def test_without_a_compiler_they_are_counted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "kernels", lambda: None)
+    assert isinstance(deferred(torch.ones(3)), Summary)
+
+
+def test_a_tensor_is_let_go_once_it_is_counted() -> None:
+    x = torch.ones(10, 10)
+    held = Deferred(x)
+    assert held.num_bytes == 400
+    assert held.is_of(x)
+    assert not held.is_of(x[0])
+    held.record()
+    assert held.num_bytes == 0
+    assert not held.is_of(x)
+
+
+def test_a_tensor_that_was_changed_has_no_statistics() -> None:
+    x = torch.ones(8)
+    held = Deferred(x)
+    x.view(2, 4).mul_(2.0)
+    assert held.record() == {}
+    assert held.changed
+
+
+def metadata(held: Deferred, **more: Any) -> dict[str, Any]:
+    return {"module": "fc1", "tensor": "input", "statistics": held, **more}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_changed_tensor_is_listed_as_left_out_and_the_others_are_kept(tmp_path: Path) -> None:
+    store = CaptureStore(tmp_path)
+    tensors = [torch.full((4,), float(i)) for i in range(3)]
+    for i, x in enumerate(tensors):
+        store.add_statistics(About.of(metadata(Deferred(x), index=i)))
+    tensors[1].zero_()
+    store.flush()
+    store.close()
+    kept = lines(tmp_path / "statistics.jsonl")
+    assert [(line["index"], line["statistics"]["mean"]) for line in kept] == [(0, 0.0), (2, 2.0)]
+    (left_out,) = lines(tmp_path / "manifest.jsonl")
+    assert left_out["index"] == 1
+    assert left_out["file"] is None
+    assert left_out["left_out"] == "it was changed in place before it was counted"
+
+
+def test_values_that_are_kept_are_counted_in_their_copy(tmp_path: Path) -> None:
+    store, gate = CaptureStore(tmp_path), threading.Event()
+    store.queue.put(gate.wait)  # type: ignore[arg-type]
+    x = torch.ones(64, 1024)
+    held = Deferred(x)
+    store.add("bf16/x.pt", x, About.of(metadata(held)))
+    store.add_statistics(About.of(metadata(held)))
+    x.zero_()
+    gate.set()
+    store.flush()
+    store.close()
+    (listed,) = lines(tmp_path / "manifest.jsonl")
+    (kept,) = lines(tmp_path / "statistics.jsonl")
+    assert listed["statistics"]["mean"] == kept["statistics"]["mean"] == 1.0
+
+
+def test_settle_waits_until_they_are_counted(tmp_path: Path) -> None:
+    store, gate = CaptureStore(tmp_path), threading.Event()
+    store.queue.put(gate.wait)  # type: ignore[arg-type]
+    x = torch.ones(16)
+    held = Deferred(x)
+    store.add_statistics(About.of(metadata(held)))
+    store.send()
+    threading.Timer(0.2, gate.set).start()
+    store.settle([held])
+    assert gate.is_set()
+    assert held.is_counted
+    x.zero_()
+    store.flush()
+    store.close()
+    assert lines(tmp_path / "statistics.jsonl")[0]["statistics"]["mean"] == 1.0
+
+
+def test_settle_does_not_wait_for_a_tensor_whose_copy_is_counted(tmp_path: Path) -> None:
+    store, gate = CaptureStore(tmp_path), threading.Event()
+    store.queue.put(gate.wait)  # type: ignore[arg-type]
+    x = torch.ones(64, 1024)
+    held = Deferred(x)
+    store.add("bf16/x.pt", x, About.of(metadata(held)))
+    store.settle([held])  # the queue stands still: this would not return
+    assert not held.is_counted
+    gate.set()
+    store.flush()
+    store.close()
+    assert held.is_counted
+
+
+def test_what_is_held_counts_in_the_queue_and_goes_before_it_is_too_much(tmp_path: Path) -> None:
+    store, gate = CaptureStore(tmp_path, queue_bytes=8000), threading.Event()
+    store.queue.put(gate.wait)  # type: ignore[arg-type]
+    for _ in range(4):
+        store.add_statistics(About.of(metadata(Deferred(torch.ones(100)))))
+    assert store.queue.num_bytes == 1200  # the eighth part of the queue, reached with the third
+    gate.set()
+    store.flush()
+    store.close()
+    assert len(lines(tmp_path / "statistics.jsonl")) == 4
+
+
+def test_an_error_before_is_told_to_who_waits(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError("full")
+
+    queue: WorkQueue[None] = WorkQueue(100, lambda followers: None)
+    queue.put(fail)
+    with pytest.raises(OSError, match="full"):
+        queue.wait_for(lambda: False)
+    queue.close()

@@ -1,0 +1,146 @@
+"""What a capture may take."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantexp.capture.select.budget import price, require_affordable, require_affordable_together
+from quantexp.capture.select.choice import expected_alike, expected_tensors
+from quantexp.errors import CaptureError
+from quantexp.quant.precision import ModuleId, precision_map
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
+from quantexp.schema import Experiment
+
+Tiny = Callable[..., Experiment]
+
+
+def test_a_capture_over_its_budget_is_refused_before_it_starts(tiny: Tiny, tmp_path: Path) -> None:
+    from quantexp.launch.attempt import opened
+
+    experiment = tiny("capture.max_gb=0.001")
+    words = (
+        r"the capture would take 0.00\d+ GB in \d+ tensors, and capture.max_gb allows 0.001; cap"
+    )
+    with pytest.raises(CaptureError, match=words), opened(experiment, "cpu", ["test"]):
+        pass
+    assert not list(tmp_path.glob("runs/*/config.yaml"))
+
+
+def test_a_capture_over_the_free_disk_is_refused(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 1_000_000
+
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    words = (
+        rf"GB with its lists, and {tmp_path} has 0.001 GB free; .* or set capture.dir to another"
+    )
+    with pytest.raises(CaptureError, match=words):
+        require_affordable(tiny(), tmp_path / "not" / "there")
+    require_affordable(tiny("capture=off"), tmp_path)
+
+
+def test_runs_whose_captures_together_are_over_the_free_disk_are_refused(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tiny()
+    each = price(experiment).on_disk
+
+    class Usage:
+        free = 2 * each
+
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    runs = [(experiment, tmp_path / str(i)) for i in range(3)]
+    require_affordable_together(runs[:2])
+    with pytest.raises(
+        CaptureError, match=r"the captures of 3 runs would take .* GB with their lists"
+    ):
+        require_affordable_together(runs)
+    require_affordable_together([(tiny("capture=off"), tmp_path)] * 9)
+
+
+def test_statistics_alone_have_a_price_too(tiny: Tiny) -> None:
+    asked = price(tiny("capture=stats"))
+    assert (asked.tensors, asked.num_bytes) == (0, 0)
+    assert asked.statistics == price(tiny()).tensors > 0
+    assert price(tiny("capture=off")).on_disk == 0
+
+
+def test_the_budget_holds_while_running_and_the_manifest_says_what_was_left_out(
+    run_tiny: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantexp.launch.attempt.require_affordable", lambda *_: None)
+    run = run_tiny("capture.max_gb=0.0001")
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in (run.tensors / "manifest.jsonl").read_text().splitlines()
+    ]
+    stored = {line["file"]: line["bytes"] for line in lines if line["file"]}
+    assert 0 < sum(stored.values()) <= 100_000
+    left_out = [line for line in lines if line["file"] is None]
+    assert {line["left_out"] for line in left_out} == {"over capture.max_gb=0.0001"}
+    assert all(line["statistics"]["count"] for line in left_out)
+
+
+def test_a_full_disk_ends_the_capture_and_training_goes_on_where_asked(
+    run_tiny: Callable[..., RunDir],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("quantexp.capture.store.files.write_files", lambda files: 0)
+    monkeypatch.setattr(os, "pwritev", full)
+    run = run_tiny("capture.train_on_if_full=true")
+    status = read_status(run.status)
+    assert status is not None
+    assert (status.state, status.iteration) == (State.COMPLETED, 2)
+    words = (
+        "capture stopped in iteration 1, training goes on: captured tensors cannot be written to"
+    )
+    assert status.capture["stopped"].startswith(words)
+    assert capsys.readouterr().err.count(words) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["quant=bf16", "capture=stats"],
+        [
+            "quant=FA_linear_mxfp8",
+            "capture.residual=true",
+            "capture.rules=[{layers:[-1],level:off}]",
+        ],
+        ["quant=linear_mxfp4", "capture.values=both", "quant.linear.rounding=stochastic"],
+        [
+            *("quant=FA_linear_mxfp8", "capture.values=after", "capture.sample_count=3"),
+            "quant.rules=[{layers:[0],modules:['*fc1'],block:16}]",
+            "capture.rules=[{modules:[fc2],level:stats},{tensors:[main_grad],level:tensors}]",
+        ],
+    ],
+    ids=["plain", "layers", "streams", "rules"],
+)
+@pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
+def test_modules_that_are_counted_together_give_the_same(
+    tiny: Tiny, tiny_models: dict[str, list[str]], model: str, words: list[str]
+) -> None:
+    """Of routed experts some have a token more than others, as the tokens fall."""
+    experiment = tiny(*tiny_models[model], "training.seq_length=33", *words)
+    declared = precision_map(experiment.model, experiment.quant)
+    nowhere = ModuleId(0, "")
+    counted: Counter[Any] = Counter()
+    for count, given in expected_alike(experiment, declared):
+        for each in given:
+            counted[replace(each, module=nowhere)] += count
+    one_by_one = (replace(each, module=nowhere) for each in expected_tensors(experiment))
+    assert counted == Counter(one_by_one)

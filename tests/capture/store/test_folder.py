@@ -1,0 +1,238 @@
+"""What is on disk, whatever happens to the process that writes it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import xxhash
+
+from quantexp.capture import open_capture
+from quantexp.capture.record.deferred import Deferred, deferred
+from quantexp.capture.store.ending import finish_capture
+from quantexp.capture.store.files import Prepared
+from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.metadata import About
+from quantexp.schema import StoreKind
+
+#: Imports torch once, then forks writers and kills each at a random moment of its work.
+KILLER = """\
+import os, random, signal, sys, time
+from collections.abc import Sequence
+from pathlib import Path
+import torch
+from quantexp.capture import shards
+from quantexp.capture.store.metadata import About
+from quantexp.capture.store.folder import CaptureStore
+from quantexp.schema import StoreKind
+
+shards.SHARD_BYTES = 1 << 20
+
+def write(folder, in_pages, works_beside):
+    kind = StoreKind[sys.argv[2]]
+    store = CaptureStore(folder, queue_bytes=1 << 20, kind=kind, works_beside=works_beside)
+    for i in range(10**9):
+        x = torch.full((64, 256 * (1 + i % 7) if in_pages else 1 + i % 97), float(i))
+        store.add(f"bf16/{i}.pt", x, About.of({"i": i, "shape": list(x.shape), "dtype": "float32"}))
+
+generator = random.Random(0)
+for turn in range(25):
+    child = os.fork()
+    if not child:
+        write(Path(sys.argv[1]) / str(turn), turn % 2 == 0, turn % 4 < 2)
+    # The first five are killed at any moment from their start on, the others once they have listed something: the
+    # thread that writes gives way to others, and on a busy machine its start can take longer than any fixed time.
+    manifest = Path(sys.argv[1]) / str(turn) / "manifest.jsonl"
+    while turn >= 5 and (not manifest.exists() or manifest.read_bytes().count(b"\\n") < 2):
+        time.sleep(0.001)
+    time.sleep(generator.uniform(0.005, 0.05))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", StoreKind)
+def test_a_kill_at_any_moment_leaves_only_whole_tensors_in_the_manifest(
+    tmp_path: Path, kind: StoreKind
+) -> None:
+    subprocess.run([sys.executable, "-c", KILLER, str(tmp_path), kind.value], check=True)
+    folders = [tmp_path / str(turn) for turn in range(25)]
+    listed = [_check_whole(folder) for folder in folders]
+    assert sum(listed) > 25
+    for folder in folders:
+        _check_each_file(folder)
+        finish_capture(folder)
+    assert [_check_whole(folder) for folder in folders] == listed
+    assert sum(_check_each_file(folder) for folder in folders) >= sum(listed)
+
+
+def _check_whole(folder: Path) -> int:
+    """Every tensor that the manifest names."""
+    manifest = folder / "manifest.jsonl"
+    text = manifest.read_text() if manifest.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    for entry, line in zip(open_capture(folder) if lines else (), lines, strict=True):
+        raw = entry.torch().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        assert "xxh3_128:" + xxhash.xxh3_128_hexdigest(raw) == line["hash"]
+        assert bool((entry.torch() == line["i"]).all())
+    return len(lines)
+
+
+def _check_each_file(folder: Path) -> int:
+    """A file that looks whole is whole, listed or not; how many tensors there are."""
+    found = 0
+    for file in folder.rglob("*.pt"):
+        content = torch.load(file, weights_only=True)
+        assert bool((content["tensor"] == content["metadata"]["i"]).all())
+        found += 1
+    for file in folder.rglob("*.safetensors"):
+        for key, x in safetensors.torch.load_file(file).items():
+            assert bool((x == int(key.removeprefix("bf16/"))).all())
+            found += 1
+    return found
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+@pytest.mark.parametrize(
+    "x",
+    [torch.empty(0), torch.empty(3, 0, 2), torch.full((3, 2), float("nan")), torch.tensor(1.5)],
+    ids=["empty", "zero-size", "nan", "scalar"],
+)
+def test_odd_tensors_are_stored_bit_for_bit(
+    tmp_path: Path, x: torch.Tensor, kind: StoreKind
+) -> None:
+    store = CaptureStore(tmp_path, kind=kind)
+    store.add("bf16/a.pt", x, About.of({"shape": list(x.shape), "dtype": "float32"}))
+    store.flush()
+    (entry,) = open_capture(tmp_path)
+    found = entry.torch()
+    assert found.shape == x.shape
+    assert torch.equal(found.nan_to_num(7.0), x.nan_to_num(7.0))
+    store.close()
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_values_are_those_of_the_moment_they_were_taken(tmp_path: Path, kind: StoreKind) -> None:
+    store, x = CaptureStore(tmp_path, kind=kind), torch.zeros(1000)
+    for i in range(20):
+        x.fill_(i)
+        store.add(f"bf16/{i}.pt", x, About.of({"shape": [1000], "dtype": "float32"}))
+    store.close()
+    for i, entry in enumerate(open_capture(tmp_path)):
+        assert entry.torch().unique().tolist() == [i]
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_whoever_computes_the_same_is_written(tmp_path: Path, kind: StoreKind) -> None:
+    for works_beside in (True, False):
+        folder = tmp_path / str(works_beside)
+        store = CaptureStore(folder, kind=kind, works_beside=works_beside)
+        for i in range(40):
+            x = torch.arange(i * 1000, dtype=torch.float32)
+            about = About.of({"shape": [1000 * i], "dtype": "float32", "statistics": deferred(x)})
+            store.add(f"bf16/{i}.pt", x, about)
+            store.add_statistics(about)
+            x.zero_()
+        store.refer(store.last, about.with_more(again=True))
+        store.leave_out(About.of({"left_out": "why", "statistics": deferred(torch.ones(5))}))
+        store.flush()
+        store.close()
+    one, other = (
+        {
+            path.relative_to(folder): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+        for folder in (tmp_path / "True", tmp_path / "False")
+    )
+    assert one == other
+    assert len(one[Path("manifest.jsonl")].splitlines()) == 42
+    assert len(one[Path("statistics.jsonl")].splitlines()) == 40
+
+
+def test_without_a_core_of_its_own_only_the_disk_is_waited_for_beside(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    store = CaptureStore(tmp_path, works_beside=False)
+    held = Deferred(torch.ones(100))
+    store.add_statistics(About.of({"statistics": held}))
+    store.send()
+    assert held.is_counted
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["capture-disk"]
+    store.close()
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_files_of_others_are_left_alone(tmp_path: Path, kind: StoreKind) -> None:
+    (tmp_path / "shards").mkdir()
+    others = [tmp_path / name for name in ("notes.txt", "other.part", "shards/x.safetensors.part")]
+    for other in others:
+        other.write_text("mine")
+    store = CaptureStore(tmp_path, kind=kind)
+    store.add("bf16/a.pt", torch.zeros(3), About.of({"shape": [3], "dtype": "float32"}))
+    store.close()
+    finish_capture(tmp_path)
+    assert [other.read_text() for other in others] == ["mine"] * 3
+
+
+def _noted(store: CaptureStore, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names of what is written in one go, as it comes."""
+    seen, write = list[list[str]](), store._values.write
+
+    def noted(together: Sequence[Prepared], is_behind: bool) -> None:
+        if together:
+            seen.append([one.name for one in together])
+        write(together, is_behind)
+
+    monkeypatch.setattr(store._values, "write", noted)
+    return seen
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_tensors_wait_for_company_until_there_is_enough_or_they_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: StoreKind
+) -> None:
+    store = CaptureStore(tmp_path, queue_bytes=8000, kind=kind)
+    seen = _noted(store, monkeypatch)
+    about = {"shape": [100], "dtype": "float32"}
+    for name in "abc":  # 400 bytes each: with an eighth of the queue it is enough
+        store.add(f"bf16/{name}.pt", torch.ones(100), About.of(dict(about)))
+    assert store.queue.num_bytes <= 1200
+    store.queue.flush()
+    assert seen == [["bf16/a.pt", "bf16/b.pt", "bf16/c.pt"]]
+    store.add("bf16/d.pt", torch.ones(100), About.of(dict(about)))
+    assert store.last is not None
+    store.refer(store.last, About.of({**about, "again": True}))
+    store.leave_out(About.of({**about, "left_out": "why"}))
+    store.queue.flush()
+    assert len(seen) == 1
+    assert store.queue.num_bytes == 400, "counted while it waits"
+    store.send()
+    store.queue.flush()
+    assert seen[1:] == [["bf16/d.pt"]]
+    lines = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
+    assert len(lines) == 6
+    assert lines[4] == {**lines[3], "again": True}
+    assert (lines[5]["left_out"], lines[5]["file"]) == ("why", None)
+    store.close()
+
+
+def test_what_waits_for_company_makes_room_for_what_would_wait_for_it(tmp_path: Path) -> None:
+    """Neither values nor held tensors of nearly the queue's size stand still before what was not sent."""
+    store = CaptureStore(tmp_path, queue_bytes=1 << 20)
+    small, large = torch.ones(1000), torch.ones(261_500)
+    store.add("bf16/0.pt", small, About.of({"shape": [1000], "dtype": "float32"}))
+    store.add("bf16/1.pt", large, About.of({"shape": [261_500], "dtype": "float32"}))
+    store.add("bf16/2.pt", small, About.of({"shape": [1000], "dtype": "float32"}))
+    store.add_statistics(About.of({"statistics": Deferred(large)}))
+    store.flush()
+    assert store.queue.peak_bytes <= 1 << 20
+    assert len(open_capture(tmp_path)) == 3
+    store.close()

@@ -1,0 +1,150 @@
+"""`quantexp doctor`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+import quantexp.processes.compiled
+from quantexp.cli import doctor
+from quantexp.cli.doctor import Check, checks, doctor_json, print_doctor
+from quantexp.formats.verify.certificate import Standing, State
+from quantexp.processes.compiled import Compiled
+
+
+def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp / "cache"))
+    found = {check.name: check for check in checks()}
+    assert list(found) == [
+        "quantexp",
+        "torch",
+        "device",
+        "numerics",
+        "compiled code",
+        "CPU products",
+        "transformer-engine",
+        "megatron-core",
+        "SLURM",
+        "memory",
+        "configuration",
+        "cache",
+        "disk",
+    ]
+    for name in ("quantexp", "torch", "device", "megatron-core", "configuration", "cache"):
+        assert found[name].ok, found[name]
+    assert found["cache"].found == str(in_tmp / "cache" / "quantexp")
+    assert found["numerics"] == Check("numerics", None, "not verified: run quantexp verify")
+
+
+@pytest.mark.parametrize(("state", "ok"), [("verified", True), ("failed", False)])
+def test_what_the_certificate_says_is_said(
+    state: str, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Standing(State(state), "in words")
+    monkeypatch.setattr("quantexp.formats.verify.certificate.standing", lambda *_: known)
+    assert doctor._numerics() == Check("numerics", ok, "in words")
+
+
+def test_cache_that_cannot_be_written_is_said_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    check = doctor._cache()
+    assert check.ok is False
+    assert check.found.endswith("set paths.cache=FOLDER")
+
+
+def test_missing_torch_is_found_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert doctor._torch().ok is False
+    assert "pip install" in doctor._torch().found
+    assert doctor._device() == Check("device", None, "not looked at: torch cannot be imported")
+    assert doctor._numerics().found == "not looked at: torch cannot be imported"
+    assert doctor._products().found == "not looked at: torch cannot be imported"
+
+
+def test_one_no_makes_the_whole_no() -> None:
+    good, taste, bad = Check("a", True, ""), Check("b", None, ""), Check("c", False, "")
+    assert doctor_json([good, taste])["ok"] is True
+    assert doctor_json([good, taste, bad]) == {
+        "ok": False,
+        "checks": [
+            {"name": "a", "ok": True, "found": ""},
+            {"name": "b", "ok": None, "found": ""},
+            {"name": "c", "ok": False, "found": ""},
+        ],
+    }
+
+
+def test_checks_are_printed_with_their_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_doctor([Check("a", True, "[fine]"), Check("b", False, "broken")], Console())
+    assert capsys.readouterr().out.split() == ["ok", "a", "[fine]", "no", "b", "broken"]
+
+
+def test_without_a_compiler_it_is_said_what_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTEXP_COMPILE", "0")
+    words = (
+        "not compiled, as QUANTEXP_COMPILE=0 says; tensors are quantised by torch, many times slower; "
+        "statistics are computed by torch, several times slower; files of captures are written one by one"
+    )
+    assert doctor._compiled() == Check("compiled code", None, words)
+
+
+def test_one_file_that_does_not_compile_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(source: Path) -> Compiled:
+        return Compiled(None, "it is broken") if source.name == "statistics.c" else real(source)
+
+    real = quantexp.processes.compiled.compiled
+    monkeypatch.setattr(quantexp.processes.compiled, "compiled", compiled)
+    words = "it is broken; statistics are computed by torch, several times slower"
+    assert doctor._compiled() == Check("compiled code", None, words)
+
+
+def test_the_compiler_and_what_it_compiled_to_are_named() -> None:
+    found = doctor._compiled()
+    assert found.ok
+    vectors = "(AVX-512|AVX2|vectors of 128 bits)"
+    assert re.search(
+        rf": quantisation \({vectors}, torch's threads\), statistics, files of captures$",
+        found.found,
+    )
+
+
+@pytest.mark.parametrize(
+    ("native", "words"),
+    [
+        (("bf16", "fp16"), "bf16 torch's kernel, ~; fp16 torch's kernel, ~"),
+        (("bf16",), "bf16 torch's kernel, ~; fp16 through fp32, ~"),
+        ((), "bf16 through fp32, ~; fp16 through fp32, ~"),
+    ],
+)
+def test_the_kernels_of_16_bit_products_are_said_with_their_speed(
+    native: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantexp.runs.device.multiplies_natively", lambda p: p.value in native)
+    monkeypatch.setattr("quantexp.launch.product_rate.product_gflop_per_s", lambda *_: 95.24)
+    check = doctor._products()
+    assert check.ok
+    assert check.found == words.replace("~", "95.2 GFLOP/s")
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "how"),
+    [(None, "Triton"), ("no Triton", "torch, many times slower: no Triton")],
+)
+def test_a_gpu_is_said_with_what_quantises_on_it(
+    obstacle: str | None, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h200 = SimpleNamespace(name="NVIDIA H200", total_memory=141e9, major=9, minor=0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: h200)
+    monkeypatch.setattr("quantexp.formats.kernels.gpu.obstacle", lambda device: obstacle)
+    words = "2 x NVIDIA H200, 141 GB, compute capability 9.0; tensors are quantised, and attention in tiles multiplied,"
+    assert doctor._device() == Check("device", True, f"{words} by {how}")

@@ -1,0 +1,189 @@
+"""Out again: what a run saved, as transformers loads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.huggingface.published import FAMILIES, of_folder, published_model, training, write
+from tests.huggingface.runs import TEXT, data_words, folder_of, model_words, run_of
+
+from quantexp.cli.export import byte_tokenizer_json, export
+from quantexp.cli.main import main
+from quantexp.config.load import read, save
+from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.errors import ConfigError, DataError, RunError
+from quantexp.model.checkpoints import folder_of as checkpoint_of
+from quantexp.model.huggingface.fit import fitting_weights
+from quantexp.model.huggingface.loading import load_weights
+from quantexp.model.huggingface.saving import save_published
+from quantexp.model.huggingface.weights import open_weights
+from quantexp.runs.paths import RunDir
+from quantexp.schema import Precision, TokenizerKind
+from quantexp.training.megatron.model import DTYPES, build_model
+from quantexp.training.megatron.session import session
+from quantexp.training.megatron.specs import stock_spec
+
+pytestmark = pytest.mark.slow
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for file in open_weights(folder).files:
+        tensors |= load_file(file)
+    return tensors
+
+
+@pytest.mark.parametrize("shard_bytes", [40_000, 10**9])
+@pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_loaded_and_saved_is_the_same_to_the_last_bit(
+    family: str, precision: Precision, shard_bytes: int, tmp_path: Path
+) -> None:
+    dtype = DTYPES[precision]
+    config = FAMILIES[family]
+    given = write(published_model(config).to(dtype), config, tmp_path / "given")
+    model = of_folder(given)
+    with session(training(precision)):
+        gpt, _ = build_model(model, training(precision), stock_spec(model))
+        load_weights(gpt, model, fitting_weights(model))
+        save_published(gpt, model, dtype, tmp_path / "saved", shard_bytes)
+    before, after = tensors_of(given), tensors_of(tmp_path / "saved")
+    assert before.keys() == after.keys()
+    assert all(before[name].dtype == after[name].dtype == dtype for name in before)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    again = of_folder(tmp_path / "saved")
+    again.init_from = model.init_from
+    assert again == model
+    files = open_weights(tmp_path / "saved").files
+    assert len(files) == 1 if shard_bytes == 10**9 else len(files) > 2
+    assert all(file.stat().st_size < shard_bytes + 10_000 for file in files)
+
+
+@pytest.fixture(params=FAMILIES)
+def trained(request: pytest.FixtureRequest, tmp_path: Path, cache: Path) -> RunDir:
+    """Published weights, two iterations of training, both saved."""
+    words = [*model_words(folder_of(request.param, tmp_path)), *data_words(tmp_path)]
+    return run_of([*words, "checkpoint.every=1", "training.precision=fp32"], tmp_path, cache)
+
+
+def test_transformers_loads_what_is_exported(
+    trained: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert (
+        main(["export", trained.root.name, "format=hf", f"paths.root={trained.root.parent}"]) == 0
+    )
+    folder = trained.exported(2)
+    assert capsys.readouterr().out.strip() == str(folder)
+    model, told = AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, dtype="auto", attn_implementation="eager"
+    )
+    assert not any(told.values()), told
+    assert model.dtype == torch.float32
+    assert model.config.eos_token_id == 256
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer(TEXT).input_ids == ByteTokenizer().tokenize(TEXT)
+    assert tokenizer.eos_token_id == 256
+    ours = of_folder(folder)
+    tokens = torch.tensor([ByteTokenizer().tokenize(TEXT)[:41]])
+    with session(training()), torch.no_grad():
+        gpt, _ = build_model(ours, training(), stock_spec(ours))
+        load_weights(gpt, ours, fitting_weights(ours))
+        logits = gpt(tokens, torch.arange(41)[None], None)[..., :257]
+        assert (logits - model(tokens).logits).abs().max() < 1e-4  # as in test_truth
+    first, last = tensors_of(checkpoint_of(trained, 1)), tensors_of(folder)
+    assert any(not torch.equal(first[name], last[name]) for name in first)
+
+
+@pytest.fixture
+def llama(tmp_path: Path, cache: Path) -> RunDir:
+    words = [*model_words(folder_of("llama31", tmp_path)), *data_words(tmp_path)]
+    kept = ["checkpoint.at_end=true", "checkpoint.optimizer=true"]
+    return run_of([*words, *kept], tmp_path, cache)
+
+
+def test_export_says_what_is_wrong_with_its_words(llama: RunDir, tmp_path: Path) -> None:
+    root, name = llama.root.parent, str(llama.root)
+    for words, message in [
+        (["format=hf"], "export takes a run: its folder, or a part of its name"),
+        ([name], "export needs format=hf, the one format there is, got None"),
+        ([name, "format=gguf"], "export needs format=hf, the one format there is, got 'gguf'"),
+        ([name, "format=hf", "iteration=1"], "iteration must be one of 2, got 1"),
+        ([name, "format=hf", "iteration=last"], "iteration must be one of 2, got last"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            export(words, root)
+    shutil.copytree(llama.root, root / f"{llama.root.name[:-8]}00000000")
+    with pytest.raises(ConfigError, match=r"export takes one run, .* are 2"):
+        export([str(root), "format=hf"], root)
+    out = export([name, "format=hf", "iteration=2", f"out={tmp_path / 'here'}"], root)
+    assert sorted(file.name for file in out.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    with pytest.raises(RunError, match=r"here is there already; give out=FOLDER, or remove it"):
+        export([name, "format=hf", f"out={tmp_path / 'here'}"], root)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"file/x cannot be written: "):
+        export([name, "format=hf", f"out={tmp_path / 'file' / 'x'}"], root)
+
+
+def test_run_without_a_checkpoint_says_how_to_get_one(llama: RunDir) -> None:
+    shutil.rmtree(llama.checkpoints)
+    with pytest.raises(
+        RunError, match=r"has no checkpoint: the same experiment with checkpoint\.at_end=true ru"
+    ):
+        export([str(llama.root), "format=hf"], llama.root.parent)
+
+
+def test_run_without_a_record_of_its_data_is_refused(llama: RunDir) -> None:
+    llama.provenance.write_text("{}")
+    with pytest.raises(RunError, match=r"provenance\.json does not say what data the run had"):
+        export([str(llama.root), "format=hf"], llama.root.parent)
+
+
+def test_runs_own_tokenizer_is_exported_and_no_other(llama: RunDir, tmp_path: Path) -> None:
+    given = tmp_path / "tokenizer"
+    given.mkdir()
+    (given / "tokenizer.json").write_text(json.dumps(byte_tokenizer_json()))
+    (given / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
+    experiment = read(llama.config)
+    experiment.dataset.tokenizer = TokenizerKind.huggingface
+    experiment.dataset.tokenizer_path = str(given)
+    save(experiment, llama.config)
+    with pytest.raises(
+        DataError, match=r"is another tokenizer than the run had; put that one back to export"
+    ):
+        export([str(llama.root), "format=hf"], llama.root.parent)
+    assert not llama.exported(2).exists()
+    content: dict[str, Any] = json.loads(llama.provenance.read_text())
+    from quantexp.data.tokenizer import load_tokenizer
+
+    content["identity"]["data"]["tokenizer"] = load_tokenizer(
+        "huggingface", str(given)
+    ).fingerprint()
+    llama.provenance.write_text(json.dumps(content))
+    out = export([str(llama.root), "format=hf"], llama.root.parent)
+    for name in ("tokenizer.json", "special_tokens_map.json"):
+        assert (out / name).read_bytes() == (given / name).read_bytes()
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == 256
+
+
+def test_byte_tokenizer_is_the_same_for_every_byte_and_character() -> None:
+    from tokenizers import Tokenizer
+
+    theirs = Tokenizer.from_str(json.dumps(byte_tokenizer_json()))
+    text = "".join(map(chr, [*range(0x800), 0x20AC, 0x1F600, 0x10FFFF])) + "  a\n\n b"
+    assert theirs.encode(text).ids == ByteTokenizer().tokenize(text)
+    assert theirs.decode(theirs.encode(text).ids) == text
+    assert theirs.get_vocab_size(with_added_tokens=True) == ByteTokenizer.vocab_size
+    assert theirs.token_to_id("<|endoftext|>") == ByteTokenizer.eod

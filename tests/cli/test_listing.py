@@ -1,0 +1,204 @@
+"""`quantexp list`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from quantexp.cli.format_rows import format_rows
+from quantexp.cli.listing import choices, listing, print_listing, run_rows
+from quantexp.cli.verbs import KINDS
+from quantexp.errors import ConfigError
+from quantexp.folders import conf_dir
+from quantexp.formats import decode
+from quantexp.formats.table import FORMATS
+from quantexp.quant.scheme import SCHEMES
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, write_status
+
+
+def names(kind: str, config_dir: Path | None = None) -> list[str]:
+    return [choice.name for choice in choices(kind, config_dir)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "group"),
+    [
+        ("models", "model"),
+        ("datasets", "dataset"),
+        ("presets", "training"),
+        ("captures", "capture"),
+        ("launchers", "launcher"),
+        ("experiments", "experiment"),
+    ],
+)
+def test_kind_lists_every_file_of_its_group(kind: str, group: str) -> None:
+    assert names(kind) == sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+
+
+def test_schemes_are_the_ten_in_their_order_and_then_the_rest() -> None:
+    assert names("schemes")[:10] == list(SCHEMES)
+    more = names("schemes")[10:]
+    assert more == sorted(f"more/{f.stem}" for f in (conf_dir() / "quant" / "more").glob("*.yaml"))
+    assert {"more/FA_full_hifp8", "more/linear_nvfp4", "more/linear_mxfp4_sr_rht"} <= set(more)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, group in KINDS.items() if group])
+def test_every_shipped_choice_says_what_it_is(kind: str) -> None:
+    assert [choice.name for choice in choices(kind, None) if not choice.about] == []
+
+
+def test_every_group_is_listed() -> None:
+    folders = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
+    assert set(filter(None, KINDS.values())) == folders
+
+
+def test_formats_say_bits_block_scale_and_range() -> None:
+    rows = {row["name"]: row for row in format_rows()}
+    assert list(rows) == list(FORMATS)
+    assert rows["mxfp8_e4m3"] == {
+        "name": "mxfp8_e4m3",
+        "about": "OCP Microscaling Formats (MX) v1.0",
+        "aliases": ["mxfp8"],
+        "element": "e4m3",
+        "element_bits": 8,
+        "block": 32,
+        "scale": "a power of two (E8M0) a block",
+        "largest": 448.0,
+        "smallest": 2.0**-9,
+    }
+    assert rows["nvfp4_e2m1"]["scale"] == "E4M3 a block, float32 a tensor"
+    assert rows["bf16"]["smallest"] == 2.0**-133
+
+
+#: Formats whose codes mean values by themselves.
+PLAIN = ("hifp8", "fp8_e4m3", "fp8_e5m2")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_largest_and_smallest_are_those_of_all_codes(name: str) -> None:
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    values = decode(codes, torch.tensor(1.0), name, dtype=torch.float32).abs()
+    values = values[values.isfinite() & (values > 0)]
+    row = next(row for row in format_rows() if row["name"] == name)
+    assert (row["largest"], row["smallest"]) == (values.max().item(), values.min().item())
+
+
+def test_formats_fit_80_columns_a_line_each() -> None:
+    out = io.StringIO()
+    print_listing({"formats": format_rows()}, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2 + len(FORMATS)
+    assert "mxfp8_e4m3" in lines[2]
+
+
+def test_list_of_a_mistyped_kind_suggests_one() -> None:
+    with pytest.raises(ConfigError, match=r"got 'schems'; did you mean schemes\?$"):
+        choices("schems", None)
+
+
+def test_a_config_dir_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--config-dir must be a folder, got '.*none'"):
+        choices("schemes", tmp_path / "none")
+
+
+#: Made of the ten's own choices.
+OWN = {"more/FA_full_hifp8", "more/FA_full_mxfp4", "more/FA_full_mxfp8"}
+
+
+def test_a_scheme_of_other_formats_or_options_cites_its_source() -> None:
+    about = {choice.name: choice.about for choice in choices("schemes", None)[10:]}
+    for name in about.keys() - OWN:
+        assert "arXiv" in about[name] or "OCP" in about[name], name
+
+
+def test_scheme_says_its_sites_and_a_file_its_comment() -> None:
+    about = {choice.name: choice.about for choice in choices("schemes", None)}
+    assert about["FA_linear_mxfp8"] == "linear mxfp8, QK mxfp8, PV none"
+    assert about["more/FA_full_mxfp8"].startswith("Q and K of the attention scores as in FA_mxfp8")
+    fast = {choice.name: choice.about for choice in choices("presets", None)}["fast"]
+    assert fast.startswith("The quick test: ")
+
+
+def test_own_choices_are_listed_too(tmp_path: Path) -> None:
+    (tmp_path / "quant" / "more").mkdir(parents=True)
+    (tmp_path / "quant" / "own.yaml").write_text("# My own.\ndefaults: []\n")
+    (tmp_path / "quant" / "more" / "odd.yaml").write_text("defaults: []\n")
+    (tmp_path / "quant" / "april").mkdir()
+    (tmp_path / "quant" / "april" / "deep.yaml").write_text("# Deep.\n")
+    found = {choice.name: choice.about for choice in choices("schemes", tmp_path)}
+    assert found["own"] == "My own."
+    assert found["more/odd"] == ""
+    assert found["april/deep"] == "Deep."
+    assert set(SCHEMES) < set(found)
+
+
+@pytest.mark.parametrize("kind", ["widgets", "runs"])
+def test_unknown_kind_lists_the_kinds(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"list must be one of models, datasets, .*got '{kind}'"):
+        choices(kind, None)
+
+
+def test_nothing_asked_lists_all_but_the_runs(tmp_path: Path) -> None:
+    assert list(listing([], None, tmp_path)) == [kind for kind in KINDS if kind != "runs"]
+
+
+def finished_run(root: Path, name: str, status: Status, metrics: str | None = None) -> None:
+    run = RunDir(root / name)
+    run.root.mkdir(parents=True)
+    write_status(run.status, status)
+    if metrics is not None:
+        run.metrics.write_text(metrics)
+
+
+def test_runs_are_listed_newest_first_and_broken_folders_are_passed_over(tmp_path: Path) -> None:
+    finished_run(tmp_path, "m_d_a-1", Status(State.FAILED, "[no] data", created="2026-01-01"))
+    done = Status(State.COMPLETED, created="2026-02-01", iteration=8, iterations=8)
+    finished_run(tmp_path, "m_d_b-2", done, '{"loss": 5.5}\n{"loss": 5.25}\n{"lo')
+    (tmp_path / "m_d_c-3").mkdir()
+    (tmp_path / "m_d_d-4").mkdir()
+    (tmp_path / "m_d_d-4" / "status.json").write_text("{")
+    rows = run_rows(tmp_path)
+    assert [(row["run"], row["state"], row["loss"]) for row in rows] == [
+        ("m_d_b-2", "completed", 5.25),
+        ("m_d_a-1", "failed", None),
+    ]
+    out = io.StringIO()
+    print_listing({"runs": rows}, Console(file=out, width=100))
+    text = out.getvalue()
+    assert "8/8" in text
+    assert "5.2500" in text
+    assert "[no] data" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_listed_runs_fit_every_width_without_a_broken_word(tmp_path: Path, width: int) -> None:
+    name = "llama32-1b_wikipedia_FA_linear_mxfp8-36da3b10"
+    reason = "loss nan, gradient norm inf in 8 iterations in a row"
+    finished_run(tmp_path, name, Status(State.FAILED, reason, created="2026-01-01"))
+    (tmp_path / name / "config.yaml").write_text("model: {name: mine, num_layers: 2}")
+    out = io.StringIO()
+    print_listing({"runs": run_rows(tmp_path)}, Console(file=out, width=width))
+    lines = out.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(reason.split()) in " ".join(out.getvalue().split())
+    assert name in out.getvalue() or width == 60
+
+
+def test_a_listed_run_says_what_its_model_is(tmp_path: Path) -> None:
+    finished_run(tmp_path, "m_d_a-1", Status(State.COMPLETED, created="2026-01-01"))
+    shape = (
+        (conf_dir() / "model" / "llama32-1b.yaml").read_text().replace("layers: 16", "layers: 2")
+    )
+    indented = "".join(f"  {line}\n" for line in shape.splitlines())
+    (tmp_path / "m_d_a-1" / "config.yaml").write_text(f"model:\n{indented}")
+    assert run_rows(tmp_path)[0]["model"] == "llama32-1b cut to 384M of 1.24B parameters"
+
+
+def test_no_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_listing(listing(["runs"], None, tmp_path), Console())
+    assert capsys.readouterr().out == "runs: none\n"

@@ -1,0 +1,167 @@
+"""resume and retry: which runs start again, and that each is still the run it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quantexp.cli.resume import failed, interrupted, start_again
+from quantexp.config.load import plain
+from quantexp.errors import ConfigError, RunError
+from quantexp.launch.attempt import anywhere, opened
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status, write_status
+from quantexp.schema import Experiment
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Experiment, int]]:
+    """What would be run here."""
+    points: list[tuple[Experiment, int]] = []
+
+    def run_points(given: list[tuple[Experiment, int]], console: Console) -> int:
+        points.extend(given)
+        return 0
+
+    monkeypatch.setattr("quantexp_launchers.local.submit.run_points", run_points)
+    return points
+
+
+@pytest.fixture
+def left(tiny: Callable[..., Experiment]) -> Callable[..., RunDir]:
+    """A run folder as a run leaves it that came to this state."""
+
+    def leave(state: State, *overrides: str, started: bool = True) -> RunDir:
+        with opened(tiny(*overrides), "cpu", ["test"]) as (folder, _):
+            status = read_status(folder.run.status)
+            assert status is not None
+            began = "2026-01-01T00:00:00+00:00" if started else None
+            write_status(folder.run.status, replace(status, state=state, started=began))
+        return folder.run
+
+    return leave
+
+
+def seeds(points: list[tuple[Experiment, int]]) -> list[int]:
+    return sorted(experiment.training.seed for experiment, _ in points)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def one_of_each(left: Callable[..., RunDir]) -> None:
+    """A run in every state a run can be left in; its seed is the state's number."""
+    for seed, state in enumerate(State):
+        left(state, f"training.seed={seed}", started=state is not State.PENDING)
+
+
+@pytest.mark.usefixtures("one_of_each")
+def test_resume_takes_what_did_not_come_to_its_end(
+    root: Path, launched: list[tuple[Experiment, int]]
+) -> None:
+    assert start_again(None, root, interrupted, [], QUIET) == 0
+    states = [list(State)[seed] for seed in seeds(launched)]
+    assert states == [State.PENDING, State.RUNNING, State.PREEMPTED, State.CANCELLED]
+
+
+@pytest.mark.usefixtures("one_of_each")
+def test_retry_takes_what_failed_alone(root: Path, launched: list[tuple[Experiment, int]]) -> None:
+    assert start_again(None, root, failed, [], QUIET) == 0
+    assert [list(State)[seed] for seed in seeds(launched)] == [State.FAILED]
+
+
+def test_run_is_the_same_but_for_how_it_is_launched(
+    left: Callable[..., RunDir],
+    tiny: Callable[..., Experiment],
+    root: Path,
+    launched: list[tuple[Experiment, int]],
+) -> None:
+    left(State.CANCELLED, "quant=FA_mxfp8")
+    start_again(None, root, interrupted, ["launcher.num_threads=1"], QUIET)
+    ((experiment, _),) = launched
+    assert experiment == anywhere(tiny("quant=FA_mxfp8", "launcher.num_threads=1"))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("training.lr=1", r"training\.lr=1 would make it another run; .* only launcher\.KEY=VALUE"),
+        ("launcher.num_threads=x", r"launcher\.num_threads=x: Value 'x' .* could not be converted"),
+        ("launcher.nothing=1", r"launcher\.nothing=1: Key 'nothing' not in 'LauncherConfig'"),
+        ("launcher.num_threads=0", r"launcher\.num_threads must be at least 1, got 0"),
+    ],
+)
+def test_other_changes_are_refused(
+    left: Callable[..., RunDir], root: Path, word: str, message: str
+) -> None:
+    left(State.CANCELLED)
+    with pytest.raises(ConfigError, match=message):
+        start_again(None, root, interrupted, [word], QUIET)
+
+
+def test_change_that_makes_another_run_is_refused(left: Callable[..., RunDir], root: Path) -> None:
+    left(State.CANCELLED, "training.global_batch_size=2", "training.micro_batch_size=1")
+    with pytest.raises(
+        RunError, match=r"would be another run now \(.*\): its data, device, number"
+    ):
+        start_again(None, root, interrupted, ["launcher.num_processes=2"], QUIET)
+
+
+def test_nothing_to_start_is_said(left: Callable[..., RunDir], root: Path) -> None:
+    run = left(State.COMPLETED)
+    with pytest.raises(
+        RunError, match=f"nothing to start again in {run.root}; see quantexp status"
+    ):
+        start_again(str(run.root), root, interrupted, [], QUIET)
+
+
+def sweep_of(root: Path, entries: list[dict[str, object]]) -> Path:
+    file = root / "sweeps" / "20260101.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"started": "2026-01-01", "runs": entries}))
+    return file
+
+
+def test_run_that_vanished_from_a_sweep_is_made_again(
+    left: Callable[..., RunDir],
+    tiny: Callable[..., Experiment],
+    root: Path,
+    launched: list[tuple[Experiment, int]],
+) -> None:
+    run = left(State.COMPLETED)
+    config = plain(anywhere(tiny()))
+    file = sweep_of(root, [{"run": run.root.name, "stage": 1, "config": config}])
+    shutil.rmtree(run.root)
+    start_again(str(file), root, interrupted, [], QUIET)
+    assert launched == [(anywhere(tiny()), 1)]
+
+
+def test_vanished_run_without_a_configuration_is_named(root: Path) -> None:
+    file = sweep_of(root, [{"run": "llama_wikipedia_bf16-12345678"}])
+    with pytest.raises(
+        RunError, match=r"llama_wikipedia_bf16-12345678 in .* has neither a folder nor a co"
+    ):
+        start_again(str(file), root, interrupted, [], QUIET)
+
+
+def test_it_is_said_that_runs_begin_at_the_first_iteration(
+    left: Callable[..., RunDir],
+    root: Path,
+    launched: list[tuple[Experiment, int]],
+) -> None:
+    left(State.CANCELLED)
+    console = Console(record=True, width=160)
+    start_again(None, root, interrupted, [], console)
+    assert "1 run starts at the first iteration" in console.export_text()
+    assert len(launched) == 1

@@ -1,0 +1,519 @@
+"""Every point of a sweep, composed and validated, is what it is when composed by itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
+
+from quantexp.config.compose import compose
+from quantexp.config.load import save
+from quantexp.config.sweep.points import Point, compose_points, merged_lines
+from quantexp.errors import ConfigError
+from quantexp.folders import conf_dir
+from quantexp.launch.identity import identity
+from quantexp.quant.scheme import SCHEMES
+from quantexp.schema import CaptureLevel
+
+OWN = """\
+defaults:
+  - linear: mxfp8
+  - qk: none
+  - pv: none
+  - _self_
+
+name: own
+linear:
+  dgrad:
+    g: {format: bf16}
+"""
+
+EXPERIMENT = """\
+# @package _global_
+defaults:
+  - override /training: fast
+  - override /capture: "off"
+  - _self_
+training:
+  iterations: 4
+  min_lr: ${training.lr}
+"""
+
+SWEEP = """\
+# @package _global_
+hydra: {sweeper: {params: {quant: "bf16,FA_mxfp8", training.seed: "5"}}}
+sweep:
+  first: {quant: FA_*}
+  seeds: 2
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A config-dir with the scheme `own` and two experiments; its path needs every quoting there is."""
+    folder = tmp_path / "it's, a \\ folder"
+    for group, name, text in (
+        ("quant", "own", OWN),
+        ("experiment", "short", EXPERIMENT),
+        ("experiment", "swept", SWEEP),
+    ):
+        (folder / group).mkdir(parents=True, exist_ok=True)
+        (folder / group / f"{name}.yaml").write_text(text)
+    return folder
+
+
+def points(*words: str, config_dir: Path | None = None) -> list[Point]:
+    return compose_points(list(words), config_dir, {})
+
+
+def schemes(*words: str, config_dir: Path | None = None) -> list[str | None]:
+    return [point.experiment.quant.name for point in points(*words, config_dir=config_dir)]
+
+
+def refusal(*words: str, config_dir: Path | None = None) -> str:
+    """The message with which a sweep is refused; always one line."""
+    with pytest.raises(ConfigError) as caught:
+        points(*words, config_dir=config_dir)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# What a point is.
+
+
+WIDE = [
+    ["quant=glob(FA_m*)", "dataset=dolma"],
+    ["quant=glob(FA*,exclude=*4)", "training=default,fast"],
+    ["quant=bf16,FA_mxfp8", "quant/pv=none,hifp8", "quant/linear=mxfp4"],
+    ["quant=linear_mxfp8,more/FA_full_mxfp8", "model.num_layers=range(1,3)"],
+    ["quant=linear_mxfp8", "quant.linear.block=16,32", "quant.linear.wgrad.g.format=bf16"],
+    ["quant=linear_mxfp4", "quant.rules=[{layers:[0],format:bf16}],[]", "training.lr=1e-3"],
+    ["training.lr=1e-3,2e-3", "training.min_lr=${training.lr}", "paths.root=runs/${quant.name}"],
+    ["training=fast", "capture.dir='a,b','it\\'s $(x) [y]'", "training.precision=fp16"],
+    ["+experiment=short", "quant=own,FA_mxfp8", "capture=tensors"],
+    ["training.seed=1", "training.seed=2,3", "training.lr=1e-4", "training.lr=2e-4"],
+    ["training=fast", "~capture", "++training.seed=1,2"],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", WIDE, ids=lambda words: " ".join(words))
+def test_point_is_what_its_overrides_compose_here_and_by_hydra_alone(
+    own: Path, words: list[str]
+) -> None:
+    found = points(*words, config_dir=own)
+    assert len(found) > 1
+    for point in found:
+        assert compose(point.overrides, own, {}) == point.experiment
+        with initialize_config_dir(str(conf_dir().absolute()), version_base="1.3"):
+            search = "hydra.searchpath=['file://" + str(own).replace("'", "\\'") + "']"
+            config = hydra_compose("config", [search, *point.overrides])
+        plain = OmegaConf.to_container(config, resolve=True)
+        assert isinstance(plain, dict)
+        assert without_completed(asdict(point.experiment)) == without_completed(plain)
+
+
+def without_completed(plain: dict[Any, Any]) -> dict[Any, Any]:
+    """What is filled in after the composition, and the sweep, left out."""
+    plain.pop("sweep", None)
+    for section, keys in (
+        ("quant", ["name"]),
+        ("model", ["vocab_size"]),
+        ("dataset", ["label", "sample", "split", "tokenizer"]),
+    ):
+        for key in keys:
+            plain[section].pop(key)
+    return plain
+
+
+def test_sweep_leaves_no_trace_in_a_point(tmp_path: Path) -> None:
+    sweeping = [
+        "sweep.seeds=2",
+        "sweep.first={quant: bf16}",
+        "quant=bf16,FA_mxfp8",
+        "training=fast",
+    ]
+    point = points(*sweeping)[0]
+    alone = compose(["quant=bf16", "training=fast"], None, {})
+    assert point.experiment == alone
+    assert identity(point.experiment, "cpu") == identity(alone, "cpu")
+    save(point.experiment, tmp_path / "config.yaml")
+    assert "sweep" not in (tmp_path / "config.yaml").read_text()
+
+
+def test_points_share_nothing_that_one_could_change() -> None:
+    one, other = points("training=fast", "training.seed=1,2")
+    one.experiment.quant.linear.fprop.x.format = "changed"
+    one.experiment.model.num_layers = 99
+    assert other.experiment.quant.linear.fprop.x.format is None
+    assert other.experiment.model.num_layers == 2
+
+
+# Order and number.
+
+
+def test_glob_is_exactly_the_ten_schemes(in_tmp: Path) -> None:
+    found = schemes("quant=glob(*)", "model.num_layers=1")
+    assert len(found) == len(SCHEMES) == 10
+    assert set(found) == set(SCHEMES)
+    assert not list(in_tmp.iterdir()), "a sweep leaves no file of Hydra's behind"
+
+
+def test_glob_finds_the_users_own_choices_too(own: Path) -> None:
+    assert schemes("quant=glob(o*)", config_dir=own) == ["own"]
+
+
+def test_last_word_is_the_fastest() -> None:
+    found = points("training.seed=1,2", "quant=bf16,FA_mxfp8", "training=fast")
+    assert [(p.experiment.training.seed, p.experiment.quant.name) for p in found] == [
+        (1, "bf16"),
+        (1, "FA_mxfp8"),
+        (2, "bf16"),
+        (2, "FA_mxfp8"),
+    ]
+    assert found[1].overrides == ["training.seed=1", "quant=FA_mxfp8", "training=fast"]
+
+
+def test_nothing_swept_is_one_point() -> None:
+    (point,) = points("quant=FA_mxfp8")
+    assert (point.overrides, point.stage) == (["quant=FA_mxfp8"], 0)
+
+
+def test_zipped_keys_are_not_multiplied() -> None:
+    found = points("quant=bf16,FA_mxfp8", "training.lr=1e-3,1e-4", "sweep.zip=[quant, training.lr]")
+    assert [(p.experiment.quant.name, p.experiment.training.lr) for p in found] == [
+        ("bf16", 1e-3),
+        ("FA_mxfp8", 1e-4),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [
+        (["sweep.seeds=3"], [1234, 1235, 1236]),
+        (["sweep.seeds=2", "training.seed=5"], [5, 6]),
+        (["sweep.seeds=[7, 1]"], [7, 1]),
+        (["sweep.seeds=1"], [1234]),
+    ],
+)
+def test_seeds_multiply_the_points(words: list[str], seeds: list[int]) -> None:
+    found = points("quant=bf16,FA_mxfp8", *words)
+    assert [(p.experiment.quant.name, p.experiment.training.seed) for p in found] == [
+        (scheme, seed) for scheme in ("bf16", "FA_mxfp8") for seed in seeds
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["sweep.seeds=[1,2]", "training.seed=5"],
+            "sweep.seeds=[1, 2] and training.seed=5 both set training.seed; give one of them",
+        ),
+        (
+            ["sweep.seeds=2", "training.seed=5,6"],
+            "sweep.seeds=2 and training.seed=5 both set training.seed; give one of them",
+        ),
+        (
+            ["sweep.seeds=1,2"],
+            "sweep.seeds=1,2: sweep.seeds is one for the whole sweep; write a list as sweep.seeds=[a,b]",
+        ),
+        (
+            ["sweep.seed=2"],
+            "unknown key sweep.seed; did you mean seeds? allowed in sweep: zip, poi",
+        ),
+        (
+            ["+sweep.seed=2"],
+            "unknown key sweep.seed; did you mean seeds? allowed in sweep: zip, po",
+        ),
+        (["sweep.points=[1]"], "sweep.points: Cannot convert 'list' to string"),
+        (["quant=glob(z*)"], "quant=glob(z*) stands for no value; available: FA_hifp8, FA_linear_"),
+        (["quantt=glob(*)"], "quantt=glob(*) stands for no value: there is no group quantt"),
+        (["hydra/sweeper=other"], "hydra/sweeper=other: no such choice; available: basic"),
+        (["hydra.sweeper._target_=x"], "hydra/sweeper must be basic, got x"),
+    ],
+)
+def test_sweep_that_cannot_be_is_refused(words: list[str], message: str) -> None:
+    assert refusal(*words).startswith(message)
+
+
+# Explicit points.
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> str:
+    """The override that names a file of two explicit points."""
+    file = tmp_path / "points.yaml"
+    file.write_text("- {quant: FA_mxfp8, training.lr: 1e-4}\n- {quant: bf16, quant/pv: mxfp8}\n")
+    return f"sweep.points={file}"
+
+
+def test_explicit_points_are_combined_with_the_other_words(listed: str) -> None:
+    found = points("training=default,fast", listed, "sweep.seeds=[1]")
+    assert [(p.experiment.quant.name, p.experiment.training.name) for p in found] == [
+        ("FA_mxfp8", "default"),
+        ("FA_mxfp8", "fast"),
+        ("pv_mxfp8", "default"),
+        ("pv_mxfp8", "fast"),
+    ]
+    assert found[0].experiment.training.lr == 1e-4
+    assert {p.experiment.training.seed for p in found} == {1}
+
+
+def test_relative_file_is_found_from_the_working_directory(in_tmp: Path) -> None:
+    (in_tmp / "p.yaml").write_text("- {quant: FA_mxfp8}\n")
+    assert schemes("sweep.points=p.yaml") == ["FA_mxfp8"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "{quant: FA_mxfp9}",
+            "quant=FA_mxfp9: no such choice; did you mean FA_mxfp4 or FA_mxfp8? ",
+        ),
+        ("{training.lrr: 1}", "unknown key training.lrr; did you mean lr?"),
+        ("{+training.lrr: 1}", "unknown key training.lrr; did you mean lr?"),
+        ("{training.lr: abc}", "training.lr must be a number, got 'abc'"),
+        ("{training.seed: -1}", "training.seed must be at least 0, got -1"),
+        ("{training.seed: [1, 2]}", "training.seed"),
+    ],
+)
+def test_mistake_in_the_file_is_named_with_its_entry(
+    tmp_path: Path, entry: str, message: str
+) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(f"- {{quant: bf16}}\n- {entry}\n")
+    said = refusal(f"sweep.points={file}", "training.min_lr=1e-5,1e-6")
+    assert said.startswith(f"{file}, entry 2: {message}")
+
+
+def test_seeds_beside_an_entrys_own_seed_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("- {quant: bf16}\n- {training.seed: 3}\n")
+    said = refusal(f"sweep.points={tmp_path / 'p.yaml'}", "sweep.seeds=2")
+    assert said == "sweep.seeds=2 and training.seed=3 both set training.seed; give one of them"
+
+
+# Exclusions, stages, merged points.
+
+
+@pytest.mark.slow
+def test_excluded_points_are_left_out() -> None:
+    exclude = "sweep.exclude=[{quant: 'FA_*'}, {quant: '*hifp8', dataset: dolma}]"
+    found = points("dataset=wikipedia,dolma", "quant=glob(*)", exclude)
+    assert [(p.experiment.dataset.name, p.experiment.quant.name) for p in found] == [
+        ("wikipedia", "bf16"),
+        ("wikipedia", "linear_hifp8"),
+        ("wikipedia", "linear_mxfp4"),
+        ("wikipedia", "linear_mxfp8"),
+        ("dolma", "bf16"),
+        ("dolma", "linear_mxfp4"),
+        ("dolma", "linear_mxfp8"),
+    ]
+
+
+def test_point_that_cannot_be_may_be_excluded() -> None:
+    words = ["quant=linear_mxfp8,linear_hifp8", "quant.linear.block=16"]
+    assert refusal(*words).startswith(
+        "quant.linear.block does not apply to hifp8, got 16; remove it"
+    )
+    assert schemes(*words, "sweep.exclude={quant: linear_hifp8}") == [
+        points(*words, "sweep.exclude={quant: linear_hifp8}")[0].experiment.quant.name
+    ]
+
+
+def test_exclusion_that_matches_nothing_is_a_typo() -> None:
+    said = refusal("quant=bf16,FA_mxfp8", "sweep.exclude={quant: linear*}")
+    assert said == (
+        "sweep.exclude: {'quant': 'linear*'} matches no point (of 2); quant is bf16, FA_mxfp8"
+    )
+
+
+def test_excluding_everything_is_refused() -> None:
+    said = refusal("quant=bf16,FA_mxfp8", "sweep.exclude={quant: '*'}")
+    assert said == "sweep.exclude leaves no point (of 2)"
+
+
+def test_first_points_are_stage_0_and_come_first() -> None:
+    words = ["training.seed=1,2", "quant=FA_mxfp8,bf16,linear_mxfp8"]
+    found = points(*words, "sweep.first={quant: bf16}")
+    assert [(p.stage, p.experiment.training.seed, p.experiment.quant.name) for p in found] == [
+        (0, 1, "bf16"),
+        (0, 2, "bf16"),
+        (1, 1, "FA_mxfp8"),
+        (1, 1, "linear_mxfp8"),
+        (1, 2, "FA_mxfp8"),
+        (1, 2, "linear_mxfp8"),
+    ]
+    assert {p.stage for p in points(*words)} == {0}, "without sweep.first nothing waits"
+
+
+def test_first_that_means_only_excluded_points_is_a_typo() -> None:
+    said = refusal(
+        "quant=bf16,FA_mxfp8", "sweep.exclude={quant: bf16}", "sweep.first={quant: bf16}"
+    )
+    assert said.startswith(
+        "sweep.first: {'quant': 'bf16'} matches no point (of 1); quant is FA_mxfp8"
+    )
+
+
+def test_points_that_are_the_same_experiment_are_merged_and_said() -> None:
+    found = points("quant=bf16,FA_mxfp8", "quant/qk=none,mxfp8")
+    assert [p.experiment.quant.name for p in found] == ["bf16", "FA_mxfp8"]
+    assert [p.merged for p in found] == [
+        [["quant=FA_mxfp8", "quant/qk=none"]],
+        [["quant=FA_mxfp8", "quant/qk=mxfp8"]],
+    ]
+    assert merged_lines(found) == [
+        "quant=FA_mxfp8 is the same experiment as quant=bf16: it runs once",
+        "quant=FA_mxfp8 is the same experiment as quant=bf16: it runs once",
+    ]
+
+
+def test_value_that_is_there_twice_is_merged_and_said() -> None:
+    found = points("training.lr=1e-4,1.0e-4", "quant=bf16")
+    assert len(found) == 1
+    assert merged_lines(found) == [
+        "training.lr=0.0001 quant=bf16 is there more than once: it runs once"
+    ]
+
+
+def test_merged_point_is_as_early_as_the_earliest_of_them(own: Path) -> None:
+    (own / "training").mkdir()
+    text = (conf_dir() / "training" / "default.yaml").read_text()
+    (own / "training" / "same.yaml").write_text(text)
+    (point,) = points("training=default,same", "sweep.first={training: same}", config_dir=own)
+    assert point.stage == 0
+    assert len(point.merged) == 1
+
+
+# YAML files that say what is swept.
+
+
+def test_yaml_file_says_what_is_swept(own: Path) -> None:
+    found = points("+experiment=swept", config_dir=own)
+    assert [(p.stage, p.experiment.quant.name, p.experiment.training.seed) for p in found] == [
+        (0, "FA_mxfp8", 5),
+        (0, "FA_mxfp8", 6),
+        (1, "bf16", 5),
+        (1, "bf16", 6),
+    ]
+    for point in found:
+        assert compose(point.overrides, own, {}) == point.experiment
+
+
+def test_command_line_replaces_what_the_file_says(own: Path) -> None:
+    words = ["quant=linear_mxfp8", "sweep.first={dataset: wikipedia}", "sweep.seeds=null"]
+    (point,) = points("+experiment=swept", *words, config_dir=own)
+    assert (point.stage, point.experiment.quant.name) == (0, "linear_mxfp8")
+
+
+def test_whole_section_may_be_given_at_once() -> None:
+    assert len(points("sweep={seeds: 2, exclude: {quant: bf16}}", "quant=bf16,FA_mxfp8")) == 2
+
+
+def test_shipped_sweep_of_the_ten_schemes_runs_bf16_first() -> None:
+    found = points("+experiment=ten_schemes")
+    assert [p.experiment.quant.name for p in found] == list(SCHEMES)
+    assert [p.stage for p in found] == [0] + [1] * 9
+
+
+def test_swept_files_cannot_say_different_things_of_the_sweep(own: Path) -> None:
+    said = refusal("+experiment=short,swept", config_dir=own)
+    assert said == (
+        "its files say something else about `sweep` than those of the whole sweep; what is swept cannot set `sweep` "
+        "itself (point +experiment=swept)"
+    )
+
+
+def test_sweep_key_among_the_swept_words_of_a_file_is_refused(own: Path) -> None:
+    text = "# @package _global_\nhydra: {sweeper: {params: {sweep.seeds: '2'}}}\n"
+    (own / "experiment" / "odd.yaml").write_text(text)
+    said = refusal("+experiment=odd", config_dir=own)
+    assert said == "hydra.sweeper.params: sweep.seeds=2 belongs below `sweep:`"
+
+
+# Every point is validated.
+
+
+@pytest.mark.slow
+def test_each_point_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[list[str]] = []
+
+    def counted(name: str, words: list[str], **options: Any) -> Any:
+        composed.append(words)
+        return hydra_compose(name, words, **options)
+
+    monkeypatch.setattr("quantexp.config.compose.hydra_compose", counted)
+    monkeypatch.setattr("quantexp.config.sweep.variants.hydra_compose", counted)
+    assert len(points("quant=bf16,FA_mxfp8", "training.seed=range(1,4)")) == 6
+    assert len(composed) == 1 + 6, "what all share, and every point"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["quant=bf16,FA_mxfp9"], "quant=FA_mxfp9: no such choice"),
+        (
+            ["training.lr=1e-3,abc"],
+            "training.lr must be a number, got 'abc' (point training.lr=abc)",
+        ),
+        (
+            ["training.seed=1,-1"],
+            "training.seed must be at least 0, got -1 (point training.seed=-1)",
+        ),
+        (
+            ["quant=linear_mxfp8", "quant.linear.block=32,24"],
+            "quant.linear.block must be a power of",
+        ),
+        (["quant=bf16,FA_mxfp8", "quant.name=bf16"], "quant.name cannot be set to 'bf16'"),
+        (["+training.lrr=1,2"], "unknown key training.lrr; did you mean lr?"),
+        (["quant={a,b"], "cannot read the override 'quant={a,b': "),
+    ],
+)
+def test_bad_last_point_is_refused_and_named(words: list[str], message: str) -> None:
+    assert refusal(*words).startswith(message)
+
+
+@pytest.mark.slow
+def test_bad_own_scheme_as_last_point_names_its_file(own: Path) -> None:
+    file = own / "quant" / "typo.yaml"
+    file.write_text(OWN.replace("dgrad", "dgard"))
+    said = refusal("quant=own,typo", config_dir=own)
+    assert said.startswith(f"{file}: unknown key quant.linear.dgard; did you mean dgrad?")
+
+
+def test_own_scheme_keeps_its_name_in_a_sweep(own: Path) -> None:
+    assert schemes("quant=bf16,own", config_dir=own) == ["bf16", "own"]
+
+
+# The old scripts' variables.
+
+
+def test_variables_hold_for_every_point_of_a_sweep() -> None:
+    environment = {"CUSTOM_QUANT_TYPE": "mxfp4", "TENSOR_SAVE_ENABLED": "off"}
+    found = [p.experiment for p in compose_points(["training.seed=1,2"], None, environment)]
+    assert [e.quant.name for e in found] == ["FA_linear_mxfp4", "FA_linear_mxfp4"]
+    assert {e.capture.level for e in found} == {CaptureLevel.off}
+    assert [e.training.seed for e in found] == [1, 2]
+
+
+def test_variable_is_part_of_a_points_overrides() -> None:
+    (point,) = compose_points([], None, {"CUSTOM_QUANT_TYPE": "mxfp4"})
+    assert compose(point.overrides, None, {}) == point.experiment
+
+
+def test_variable_beside_a_swept_scheme_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"CUSTOM_QUANT_TYPE=mxfp8 .* and quant=bf16,FA_mxfp8 di"):
+        compose_points(["quant=bf16,FA_mxfp8"], None, {"CUSTOM_QUANT_TYPE": "mxfp8"})
+
+
+def test_variable_beside_another_scheme_in_the_file_of_points_is_an_error(listed: str) -> None:
+    with pytest.raises(ConfigError, match=r"CUSTOM_QUANT_TYPE=bf16 .* and quant='FA_mxfp8' differ"):
+        compose_points([listed], None, {"CUSTOM_QUANT_TYPE": "bf16"})

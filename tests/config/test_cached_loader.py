@@ -1,0 +1,102 @@
+"""Every file is read once within a `configuration`, and no composition changes another's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.global_hydra import GlobalHydra
+from hydra.plugins.config_source import ConfigSource
+from omegaconf import OmegaConf
+
+from quantexp.config.cached_loader import read_once
+from quantexp.config.compose import compose, configuration
+
+WORDS = ["quant=linear_mxfp8", "training=fast", "quant.linear.block=16"]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are read, as they are read."""
+    names: list[str] = []
+    monkeypatch.setattr(
+        "quantexp.config.compose.read_once", read_once
+    )  # without what other tests have read
+    with configuration(None):
+        pass  # Hydra finds its sources when it is first used
+    files = SourcesRegistry.instance().resolve("file")
+    load_config = files.load_config
+
+    def load(source: ConfigSource, config_path: str) -> object:
+        names.append(config_path)
+        return load_config(source, config_path)
+
+    monkeypatch.setattr(files, "load_config", load)
+    return names
+
+
+def test_second_composition_reads_only_what_is_new(read: list[str]) -> None:
+    with configuration(None):
+        hydra_compose("config", WORDS)
+        assert sorted(set(read)) == sorted(read), "nothing twice"
+        assert {"quant/linear_mxfp8", "training/fast"} <= set(read)
+        read.clear()
+        hydra_compose("config", ["quant=FA_mxfp8", "training=fast"])
+    assert sorted(read) == ["quant/FA_mxfp8", "quant/linear/none", "quant/qk/mxfp8"]
+
+
+def test_overrides_of_one_composition_are_not_in_the_next() -> None:
+    with configuration(None):
+        first = hydra_compose("config", ["quant=linear_mxfp8"])
+        hydra_compose("config", WORDS)
+        again = hydra_compose("config", ["quant=linear_mxfp8"])
+    assert OmegaConf.to_container(first) == OmegaConf.to_container(again)
+    assert again.quant.linear.block == 32
+
+
+def test_what_is_handed_out_is_what_hydra_reads() -> None:
+    """Types, flags and defaults lists included, each time anew."""
+    with configuration(None):
+        loader = GlobalHydra.instance().config_loader()
+        assert isinstance(loader, ConfigLoaderImpl)
+        ours, hydras = loader.repository, ConfigRepository(loader.get_search_path())
+        for name in ("config", "schema", "training/fast", "quant/FA_mxfp8", "hydra/config"):
+            first, second, read = (r.load_config(name) for r in (ours, ours, hydras))
+            assert first is not second
+            assert first == second == read
+            assert read is not None
+            assert _types(first.config) == _types(second.config) == _types(read.config)
+        assert ours.load_config("training/none_such") is None
+
+
+def _types(node: Any) -> list[tuple[object, object]]:
+    """What OmegaConf knows of a node and of all below it, beside the values."""
+    content = getattr(node, "_content", None)  # a section that is missing has none of its own
+    below = content.values() if isinstance(content, dict) else content
+    below = [] if below is None or isinstance(below, str) else below
+    return [(type(node), node._metadata), *(each for one in below for each in _types(one))]
+
+
+def test_next_command_sees_a_changed_file(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    file = tmp_path / "training" / "own.yaml"
+    for lr in (1e-3, 2e-3):
+        file.write_text(f"name: own\nlr: {lr}\n")
+        assert compose(["training=own"], tmp_path, {}).training.lr == lr
+
+
+def test_same_name_in_another_search_path_is_another_file(tmp_path: Path) -> None:
+    for folder, lr in (("one", 1e-3), ("two", 2e-3)):
+        (tmp_path / folder / "training").mkdir(parents=True)
+        (tmp_path / folder / "training" / "own.yaml").write_text(f"name: own\nlr: {lr}\n")
+    with configuration(None):
+        found = [
+            hydra_compose("config", [f"hydra.searchpath=[{tmp_path / folder}]", "training=own"])
+            for folder in ("one", "two")
+        ]
+    assert [config.training.lr for config in found] == [1e-3, 2e-3]

@@ -1,0 +1,428 @@
+"""Names of schemes, sweeps and the old scripts' variables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from quantexp.config.compose import compose
+from quantexp.config.environment import environment_overrides
+from quantexp.errors import ConfigError
+from quantexp.schema import CaptureLevel, Precision
+
+OWN = """\
+defaults:
+  - linear: mxfp8
+  - qk: none
+  - pv: none
+  - _self_
+
+name: own
+linear:
+  dgrad:
+    g: {format: bf16}
+"""
+
+
+def name(*words: str, config_dir: Path | None = None) -> str | None:
+    return compose(list(words), config_dir, {}).quant.name
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A config-dir with the scheme `own`; its path needs every quoting there is."""
+    folder = tmp_path / "it's, a \\ folder"
+    (folder / "quant").mkdir(parents=True)
+    (folder / "quant" / "own.yaml").write_text(OWN)
+    return folder
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["quant=FA_mxfp8", "quant/pv=hifp8"], "qk_mxfp8+pv_hifp8"),
+        (["quant=bf16", "quant/linear=mxfp4"], "linear_mxfp4"),
+        (["quant/linear=mxfp8", "quant/qk=mxfp8"], "FA_linear_mxfp8"),
+        (["quant=FA_linear_mxfp8", "quant/qk=hifp8"], "linear_mxfp8+qk_hifp8"),
+        (["quant=FA_linear_mxfp8", "quant/linear=none", "quant/qk=none"], "bf16"),
+        (["quant=more/FA_full_mxfp8"], "FA_full_mxfp8"),
+    ],
+)
+def test_composition_is_named_by_what_it_does(words: list[str], expected: str) -> None:
+    assert name(*words) == expected
+
+
+def test_changed_slot_makes_the_site_custom() -> None:
+    changed = name("quant=linear_mxfp8", "quant.linear.wgrad.g.format=mxfp8_e5m2")
+    assert changed is not None
+    assert changed.startswith("linear_custom~")
+
+
+def test_rule_adds_a_hash_of_the_meaning() -> None:
+    first = name("quant=linear_mxfp8", "quant.rules=[{layers:[0],format:bf16}]")
+    other = name("quant=linear_mxfp8", "quant.rules=[{layers:[1],format:bf16}]")
+    assert first is not None
+    assert first.startswith("linear_mxfp8~")
+    assert first != other
+
+
+def test_overridden_shipped_extra_scheme_loses_its_name() -> None:
+    changed = name("quant=more/FA_full_hifp8", "quant/pv=hifp8")
+    assert changed is not None
+    assert changed.startswith("qk_custom+pv_hifp8~")
+
+
+def test_own_scheme_keeps_its_name(own: Path) -> None:
+    assert name("quant=own", "training.seed=2", config_dir=own) == "own"
+
+
+UNNAMED = OWN.replace("name: own\n", "")
+IN_A_FOLDER = re.sub(r"- (linear|qk|pv):", r"- /quant/\1@\1:", UNNAMED)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("fancy", UNNAMED, "fancy"),
+        ("more/fancy", IN_A_FOLDER, "fancy"),
+        ("april/first/fancy", IN_A_FOLDER, "fancy"),
+        ("plain", "defaults: [FA_mxfp8, _self_]\n", "plain"),
+        (
+            "on_more",
+            "defaults: [more/FA_full_mxfp8@_here_, _self_]\npv: {format: hifp8}\n",
+            "on_more",
+        ),
+    ],
+)
+def test_own_scheme_is_named_by_its_file_until_it_is_changed(
+    own: Path, file: str, text: str, expected: str
+) -> None:
+    path = own / "quant" / f"{file}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert name(f"quant={file}", config_dir=own) == expected
+    changed = name(f"quant={file}", "quant.linear.wgrad.g.format=mxfp8_e5m2", config_dir=own)
+    assert changed is not None
+    assert changed.startswith("linear_custom")
+
+
+def test_own_file_named_as_a_shipped_scheme_in_a_folder_is_refused(own: Path) -> None:
+    (own / "quant" / "linear_nvfp4.yaml").write_text(UNNAMED)
+    with pytest.raises(
+        ConfigError, match=r"quant\.name 'linear_nvfp4' is a shipped scheme and this"
+    ):
+        compose(["quant=linear_nvfp4"], own, {})
+
+
+def test_own_scheme_keeps_its_name_whatever_the_model(own: Path) -> None:
+    text = OWN + "rules:\n  - {layers: [20], format: bf16}\n"
+    (own / "quant" / "deep.yaml").write_text(text.replace("name: own", "name: deep"))
+    assert name("quant=deep", "model.num_layers=32", config_dir=own) == "deep"
+
+
+def test_own_scheme_loses_its_name_when_overridden(own: Path) -> None:
+    changed = name("quant=own", "quant/pv=hifp8", config_dir=own)
+    assert changed is not None
+    assert changed.startswith("linear_custom+pv_hifp8~")
+
+
+@pytest.mark.parametrize("taken", ["linear_mxfp8", "FA_full_mxfp8"])
+def test_shipped_name_on_another_composition_is_refused(own: Path, taken: str) -> None:
+    (own / "quant" / "own.yaml").write_text(OWN.replace("name: own", f"name: {taken}"))
+    with pytest.raises(
+        ConfigError, match=rf"quant\.name '{taken}' is a shipped scheme and this composition is "
+    ):
+        compose(["quant=own"], own, {})
+
+
+@pytest.mark.parametrize("word", ["quant.name=fancy", "+quant.name=fancy", "quant.name=FA_mxfp8"])
+def test_name_on_the_command_line_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"quant\.name cannot be set to '\w+': the name follows "):
+        compose([word], None, {})
+
+
+def test_missing_config_dir_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--config-dir must be a folder, got '.*nowhere'"):
+        compose([], tmp_path / "nowhere", {})
+
+
+@pytest.mark.parametrize("word", ["a b=c", "quant={a", "quant=[bf16"])
+def test_override_that_cannot_be_read_says_what_to_write(word: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^cannot read the override '.*': .*write \S+="
+    ) as caught:
+        compose([word], None, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_value_that_can_only_be_text_works_as_it_is_typed() -> None:
+    words = ["dataset.path=/d", "dataset.tokenizer_path=/t", "dataset.eod=<|endoftext|>"]
+    assert compose(words, None, {}).dataset.eod == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("group", ["training", "model"])
+def test_deleted_group_that_another_one_follows_is_refused_in_one_line(group: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([f"~{group}"], None, {})
+    assert str(caught.value) == f"{group} has no choice; give {group}=NAME, or drop ~{group}"
+
+
+def test_deleted_key_is_refused_in_our_words() -> None:
+    with pytest.raises(
+        ConfigError, match=r"~training\.lr cannot be deleted: every key has a value"
+    ):
+        compose(["~training.lr"], None, {})
+
+
+@pytest.mark.parametrize(
+    ("word", "suggestion"),
+    [
+        ("iterations=5", "did you mean training.iterations or capture.iterations?"),
+        ("lr=1", "did you mean training.lr?"),
+        ("modl=tiny", "did you mean model?"),
+        ("qk=mxfp8", "did you mean quant/qk?"),
+        ("quant/lin=mxfp4", "did you mean quant/linear?"),
+        ("quant=FA_linear_mxpf8", "did you mean FA_linear_mxfp8?"),
+        ("quant=FA_full_mxfp8", "did you mean more/FA_full_mxfp8?"),
+        ("quant=linear_nvfp4_recpe", "did you mean more/linear_nvfp4_recipe?"),
+        ("training=fsat", "did you mean fast?"),
+        ("launcher.kind=slrm", "did you mean slurm?"),
+    ],
+)
+def test_mistyped_key_group_or_choice_is_answered_with_what_was_meant(
+    word: str, suggestion: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([word], None, {})
+    assert suggestion in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "meanings"),
+    [
+        ("quant=mxfp8", "FA_mxfp8, linear_mxfp8 or FA_linear_mxfp8"),
+        ("quant=hifp8", "FA_hifp8, linear_hifp8 or FA_linear_hifp8"),
+        ("quant=nvfp4", "more/FA_full_nvfp4, more/FA_linear_nvfp4 or more/linear_nvfp4"),
+    ],
+)
+def test_format_in_place_of_a_scheme_is_answered_with_the_schemes(word: str, meanings: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([word], None, {})
+    assert str(caught.value) == f"{word} may mean {meanings}; choose one (quantexp list schemes)"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["training.lr=1e9", "training.min_lr=2e9"],
+            "training.min_lr must be at most training.lr=1e9, got 2e9",
+        ),
+        (["training.iterations=1e9"], "training.iterations must be a whole number, got '1e9'"),
+    ],
+)
+def test_number_is_told_as_it_was_typed(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(words, None, {})
+    assert str(caught.value) == message
+
+
+def test_own_file_with_a_shipped_name_is_refused(own: Path) -> None:
+    (own / "quant" / "FA_mxfp8.yaml").write_text(OWN)
+    message = r"quant/FA_mxfp8\.yaml has the name of a shipped file, which would be taken instead"
+    with pytest.raises(ConfigError, match=message):
+        compose([], own, {})
+
+
+def test_own_file_that_is_not_utf_8_is_named(own: Path) -> None:
+    file = own / "quant" / "latin.yaml"
+    file.write_bytes("# Für mich.\n".encode("latin-1") + OWN.encode())
+    with pytest.raises(ConfigError) as caught:
+        compose(["quant=latin"], own, {})
+    assert str(caught.value) == f"{file} is not UTF-8; save it as UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "quant=bf16,FA_mxfp8",
+            "quant=bf16,FA_mxfp8 holds several values: add -m to run them all, or write quant=[a,b] for a list and "
+            "quant='a,b' for text",
+        ),
+        ("quant=glob(*)", "quant=glob(*) holds several values: add -m to run them all"),
+        ("training.seed=range(1,4)", "training.seed=range(1,4) holds several values: add -m to"),
+        ("sweep.seeds=3", "sweep.seeds is for a sweep, got 3; add -m, or drop it"),
+        ("sweep.seeds=1,2", "sweep.seeds=1,2 holds several values: add -m to run them all"),
+        ("sweep.points=p.yaml", "sweep.points is for a sweep, got p.yaml; add -m, or drop it"),
+        ("sweep.first={quant:bf16}", "sweep.first is for a sweep, got {'quant': 'bf16'}; add"),
+        ("sweep.exclude=[{quant:bf16}]", "sweep.exclude is for a sweep, got [{'quant': 'bf16'}]"),
+        ("sweep.zip=[a,b]", "sweep.zip is for a sweep, got ['a', 'b']; add -m, or drop it"),
+        (
+            "+sweep.sed=1",
+            "unknown key sweep.sed; did you mean seeds? allowed in sweep: zip, points, ",
+        ),
+    ],
+)
+def test_what_makes_a_sweep_is_refused_without_the_flag(word: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([word], None, {})
+    assert str(caught.value).startswith(message)
+
+
+def test_sweep_of_a_yaml_file_is_refused_without_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nhydra: {sweeper: {params: {quant: glob(*)}}}\n"
+    (tmp_path / "experiment" / "all.yaml").write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"hydra\.sweeper\.params is for a sweep, got \{'quant': 'g"
+    ):
+        compose(["+experiment=all"], tmp_path, {})
+
+
+def test_group_without_a_choice_says_how_to_add_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=ten_schemes"], None, {})
+    assert str(caught.value) == (
+        "experiment: there is no choice to replace; to add one, write +experiment=ten_schemes"
+    )
+
+
+def test_resolved_experiment_says_nothing_of_a_sweep() -> None:
+    assert not hasattr(compose([], None, {}), "sweep")
+
+
+# The old scripts' variables.
+
+#: What CUSTOM_QUANT_TYPE=fp16 stands for.
+_FP16 = "quant=bf16 training.precision=fp16"
+
+
+@pytest.mark.parametrize(
+    ("value", "scheme"),
+    [
+        ("mxfp8", "FA_linear_mxfp8"),
+        ("mxfp4", "FA_linear_mxfp4"),
+        ("hifp8", "FA_linear_hifp8"),
+        ("FA_mxfp4", "FA_mxfp4"),
+        ("bf16", "bf16"),
+        ("none", "bf16"),
+    ],
+)
+def test_custom_quant_type_chooses_the_scheme(value: str, scheme: str) -> None:
+    assert compose([], None, {"CUSTOM_QUANT_TYPE": value}).quant.name == scheme
+
+
+@pytest.mark.parametrize("value", ["fp16", "fp32"])
+def test_working_precision_as_custom_quant_type_quantises_nothing(value: str) -> None:
+    experiment = compose(["training=fast"], None, {"CUSTOM_QUANT_TYPE": value})
+    assert experiment.quant.name == "bf16"
+    assert experiment.training.precision is Precision[value]
+
+
+def test_variables_are_read_from_the_process_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUSTOM_QUANT_TYPE", "mxfp8")
+    monkeypatch.setenv("TENSOR_SAVE_DIR", "/tensors of, it's\\")
+    monkeypatch.setenv("TENSOR_SAVE_ENABLED", "1")
+    experiment = compose([])
+    assert experiment.quant.name == "FA_linear_mxfp8"
+    assert experiment.capture.dir == "/tensors of, it's\\"
+    assert experiment.capture.level is CaptureLevel.tensors
+
+
+def test_tensor_save_enabled_wins_over_what_the_preset_turns_on() -> None:
+    experiment = compose(["training=fast"], None, {"TENSOR_SAVE_ENABLED": "0"})
+    assert experiment.capture.level is CaptureLevel.off
+
+
+def test_empty_variables_say_nothing() -> None:
+    empty = dict.fromkeys(("CUSTOM_QUANT_TYPE", "TENSOR_SAVE_DIR", "TENSOR_SAVE_ENABLED"), "")
+    assert environment_overrides([], empty) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "word"),
+    [
+        ("CUSTOM_QUANT_TYPE", "mxfp8", "quant=FA_linear_mxfp8"),
+        ("CUSTOM_QUANT_TYPE", "mxfp8", "quant='FA_linear_mxfp8'"),
+        ("CUSTOM_QUANT_TYPE", "none", "quant=bf16"),
+        ("TENSOR_SAVE_ENABLED", "true", "capture=tensors"),
+        ("TENSOR_SAVE_ENABLED", "1", "capture.level=tensors"),
+        ("TENSOR_SAVE_ENABLED", "no", "capture=off"),
+        ("TENSOR_SAVE_DIR", "/t", "capture.dir=/t"),
+    ],
+)
+def test_same_value_twice_is_fine(variable: str, value: str, word: str) -> None:
+    assert environment_overrides([word], {variable: value}) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "meaning", "word"),
+    [
+        ("CUSTOM_QUANT_TYPE", "mxfp8", "quant=FA_linear_mxfp8", "quant=bf16"),
+        ("CUSTOM_QUANT_TYPE", "mxfp8", "quant=FA_linear_mxfp8", "quant/pv=hifp8"),
+        ("CUSTOM_QUANT_TYPE", "bf16", "quant=bf16", "quant.linear.format=hifp8"),
+        ("CUSTOM_QUANT_TYPE", "mxfp8", "quant=FA_linear_mxfp8", "quant=glob(*)"),
+        ("CUSTOM_QUANT_TYPE", "bf16", "quant=bf16", "quant=bf16,FA_mxfp8"),
+        ("CUSTOM_QUANT_TYPE", "none", "quant=bf16", "quant=FA_mxfp8"),
+        ("CUSTOM_QUANT_TYPE", "fp16", _FP16, "quant=FA_mxfp8"),
+        ("CUSTOM_QUANT_TYPE", "fp16", _FP16, "training.precision=bf16"),
+        ("TENSOR_SAVE_ENABLED", "1", "capture=tensors", "capture=stats"),
+        ("TENSOR_SAVE_ENABLED", "0", "capture=off", "capture.level=tensors"),
+        ("TENSOR_SAVE_DIR", "/a", "capture.dir=/a", "capture.dir=/b"),
+    ],
+)
+def test_differing_override_is_an_error_that_names_both(
+    variable: str, value: str, meaning: str, word: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        environment_overrides([word], {variable: value})
+    assert str(caught.value) == (
+        f"{variable}={value} (that is, {meaning}) and {word} differ; unset {variable} or drop the "
+        "override"
+    )
+
+
+def test_bad_quant_type_lists_what_it_may_be() -> None:
+    with pytest.raises(
+        ConfigError, match=r"CUSTOM_QUANT_TYPE must be one of mxfp8, mxfp4, .*, got 'fp9'"
+    ):
+        environment_overrides([], {"CUSTOM_QUANT_TYPE": "fp9"})
+    with pytest.raises(ConfigError, match=r"got 'mxpf8'; did you mean mxfp8\?$"):
+        environment_overrides([], {"CUSTOM_QUANT_TYPE": "mxpf8"})
+
+
+def test_bad_tensor_save_enabled_is_refused() -> None:
+    with pytest.raises(ConfigError, match="TENSOR_SAVE_ENABLED must be 0 or 1, got 'maybe'"):
+        environment_overrides([], {"TENSOR_SAVE_ENABLED": "maybe"})
+
+
+@pytest.mark.parametrize("word", ["model.mla.kv_lora_rank=3", "model.moe={num_experts: 4}"])
+def test_keys_of_a_part_that_the_model_has_not_are_refused(word: str) -> None:
+    message = (
+        r"the chosen model has no such part: model\.mla, model\.mla\.yarn and model\.moe are null"
+    )
+    with pytest.raises(ConfigError, match=message):
+        compose([word], None, {})
+
+
+def test_an_unknown_key_of_a_part_says_what_is_near() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown key model\.mla\.kv_lora_ranx; did you mean kv_lora_rank\? allowed in model\.mla: q_lora_rank, ",
+    ):
+        compose(["model=deepseek2_lite", "model.mla.kv_lora_ranx=3"], None, {})
+
+
+def test_a_model_of_ones_own_may_have_experts(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    text = "defaults: [llama32-1b]\nname: mine\nmoe: {num_experts: 4, top_k: 2, expert_ffn_hidden_size: 512}\n"
+    (tmp_path / "model" / "mine.yaml").write_text(text)
+    model = compose(["model=mine"], tmp_path, {}).model
+    assert model.moe is not None
+    assert (model.name, model.num_layers, model.moe.top_k, model.mla) == ("mine", 16, 2, None)

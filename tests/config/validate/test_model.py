@@ -1,0 +1,92 @@
+"""What a model's numbers may not be, by the words that the user reads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from quantexp.config.compose import compose
+from quantexp.errors import ConfigError
+
+CASES = [
+    ("model.mla.kv_lora_rank=0", "model.mla.kv_lora_rank must be at least 1, got 0"),
+    ("model.mla.q_lora_rank=0", "model.mla.q_lora_rank must be at least 1, got 0"),
+    ("model.mla.v_head_dim=0", "model.mla.v_head_dim must be at least 1, got 0"),
+    (
+        "model.mla.qk_pos_emb_head_dim=63",
+        "model.mla.qk_pos_emb_head_dim must be even for the rotary embedding, got 63",
+    ),
+    (
+        "model.mla.qk_head_dim=64",
+        "model.head_dim must be model.mla.qk_head_dim + model.mla.qk_pos_emb_head_dim = 128, got 192",
+    ),
+    (
+        "model.num_query_groups=4",
+        "model.num_query_groups must be model.num_attention_heads=16 with model.mla, whose heads share a latent "
+        "instead, got 4",
+    ),
+    (
+        "model.rope_scaling_factor=8",
+        "model.rope_scaling_factor is Llama 3's and does not go with model.mla; use model.mla.yarn, got 8",
+    ),
+    ("model.mla.yarn.factor=1", "model.mla.yarn.factor must be above 1, got 1"),
+    (
+        "model.mla.yarn.original_length=0",
+        "model.mla.yarn.original_length must be at least 1, got 0",
+    ),
+    ("model.mla.yarn.beta_slow=0", "model.mla.yarn.beta_slow must be a positive number, got 0"),
+    (
+        "model.mla.yarn.beta_fast=1",
+        "model.mla.yarn.beta_fast must be above model.mla.yarn.beta_slow=1, got 1",
+    ),
+    ("model.mla.yarn.mscale=-1", "model.mla.yarn.mscale must be a number of at least 0, got -1"),
+    ("model.moe.num_experts=0", "model.moe.num_experts must be at least 1, got 0"),
+    (
+        "model.moe.top_k=65",
+        "model.moe.top_k must lie between 1 and model.moe.num_experts=64, got 65",
+    ),
+    ("model.moe.top_k=0", "model.moe.top_k must lie between 1 and model.moe.num_experts=64, got 0"),
+    (
+        "model.moe.num_dense_layers=28",
+        "model.moe.num_dense_layers must lie between 0 and model.num_layers=27, got 28",
+    ),
+    (
+        "model.moe.expert_ffn_hidden_size=0",
+        "model.moe.expert_ffn_hidden_size must be at least 1, got 0",
+    ),
+    ("model.moe.num_shared_experts=-1", "model.moe.num_shared_experts must be at least 0, got -1"),
+    (
+        "model.moe.routed_scaling_factor=0",
+        "model.moe.routed_scaling_factor must be a positive number, got 0",
+    ),
+    (
+        "model.moe.aux_loss_coefficient=-1",
+        "model.moe.aux_loss_coefficient must be a number of at least 0, got -1",
+    ),
+    (
+        "model.moe.aux_loss=none",
+        "model.moe.aux_loss_coefficient must be above 0 with a balancing loss and 0 without one, got 0.001 with "
+        "model.moe.aux_loss=none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("word", "message"), CASES, ids=[word for word, _ in CASES])
+def test_what_cannot_be_built_is_refused(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compose(["model=deepseek2_lite", word], None, {})
+
+
+def test_deepseek_normalises_or_scales_the_weights_of_its_experts() -> None:
+    words = ["model.moe.norm_topk_prob=true", "model.moe.routed_scaling_factor=2.5"]
+    message = "model.moe.routed_scaling_factor must be 1 with model.moe.norm_topk_prob=true"
+    with pytest.raises(ConfigError, match=message):
+        compose(["model=deepseek2_lite", *words], None, {})
+
+
+def test_an_odd_head_goes_with_latent_attention_alone() -> None:
+    words = ["model.mla.qk_head_dim=65", "model.head_dim=129"]
+    assert compose(["model=deepseek2_lite", *words], None, {}).model.head_dim == 129
+    with pytest.raises(ConfigError, match=r"model\.head_dim must be even for the rotary"):
+        compose(["model.head_dim=129"], None, {})

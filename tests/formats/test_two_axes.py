@@ -1,0 +1,101 @@
+"""Two copies of a tensor along two axes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from quantexp.formats import FORMATS, quantise, quantise_both
+from quantexp.formats.kernels import cpu
+
+from .kernels.builds import DTYPES, assert_same_bits, wild
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_copies_are_those_of_quantise(
+    dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(cpu, "functions", lambda: None)
+    for shape in ((64, 96), (70, 33), (3, 40, 50), (2, 35, 3, 40), (600, 700), (1, 1)):
+        x = wild(dtype, *shape)
+        for axes in itertools.product(range(-len(shape), 0), repeat=2):
+            for block in (1, 16, 32, 64, 128):
+                options = {"block": block, "scale_rule": "rceil"}
+                for y, axis in zip(
+                    quantise_both(x, "mxfp8", axes=axes, **options), axes, strict=True
+                ):
+                    assert_same_bits(y, quantise(x, "mxfp8", axis=axis, **options))
+
+
+def test_a_kernel_reads_x_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever axis comes first and however x lies in memory, where one axis is the last in memory."""
+    monkeypatch.setattr("quantexp.formats.two_axes.quantise", None)
+    x = wild(torch.bfloat16, 64, 128)
+    for given in (x, x.t(), x.view(4, 16, 128).transpose(0, 1)):
+        quantise_both(given, "mxfp4", axes=(0, given.ndim - 1))
+        quantise_both(given, "mxfp4", axes=(-1, 0))
+
+
+def test_large_copies_are_those_of_quantise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    x = wild(torch.bfloat16, 4096, 4128)
+    for y, axis in zip(quantise_both(x, "mxfp8", axes=(0, 1)), (0, 1), strict=True):
+        assert_same_bits(y, quantise(x, "mxfp8", axis=axis))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("strided", [False, True])
+def test_out_is_filled_and_returned(name: str, strided: bool) -> None:
+    x = wild(torch.float32, 40, 50)
+    out = tuple(torch.empty(50, 40).t() if strided else torch.empty_like(x) for _ in range(2))
+    found = quantise_both(x, name, axes=(0, 1), out=out)
+    for y, there, axis in zip(found, out, (0, 1), strict=True):
+        assert y is there
+        assert_same_bits(y, quantise(x, name, axis=axis))
+
+
+@pytest.mark.parametrize("name", ["hifp8", "fp8_e4m3", "bf16"])
+def test_without_blocks_it_is_one_tensor_twice(name: str) -> None:
+    first, second = quantise_both(wild(torch.float32, 4, 64), name, axes=(0, 1))
+    assert first is second
+
+
+def test_one_axis_twice_is_one_tensor() -> None:
+    x = wild(torch.float32, 4, 64)
+    first, second = quantise_both(x, "mxfp8", axes=(1, -1))
+    assert first is second
+    assert_same_bits(first, quantise(x, "mxfp8"))
+
+
+def test_options_reach_the_arithmetic() -> None:
+    x = wild(torch.float32, 64, 64)
+    cases = {
+        "mxfp4": {"rounding": "stochastic", "seed": 7},
+        "nvfp4": {"amax": torch.tensor(3.0)},
+        "hifp8": {"scaling": "current", "amax": torch.tensor(3.0)},
+    }
+    for name, options in cases.items():
+        for y, axis in zip(quantise_both(x, name, axes=(0, 1), **options), (0, 1), strict=True):
+            assert_same_bits(y, quantise(x, name, axis=axis, **options))
+
+
+def test_empty_tensors_stay_empty() -> None:
+    for shape in ((0, 4), (4, 0), (3, 0, 5)):
+        first, second = quantise_both(torch.ones(shape), "mxfp8", axes=(0, -1))
+        assert first.shape == second.shape == shape
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"axis must lie in \[-2, 1\], got 2"):
+        quantise_both(x, "mxfp8", axes=(0, 2))
+    with pytest.raises(ValueError, match="out must have x's shape"):
+        quantise_both(x, "mxfp8", axes=(0, 1), out=(torch.empty(2, 3), torch.empty(3, 2)))
+    with pytest.raises(ValueError, match="mxfp8_e4m3 has no option scaling"):
+        quantise_both(x, "mxfp8", axes=(0, 1), scaling="current")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'blocks'"):
+        quantise_both(x, "mxfp8", axes=(0, 1), blocks=3)

@@ -1,0 +1,134 @@
+"""The certificate: what it is for, and what is said where there is none that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quantexp.errors import VerifyError
+from quantexp.formats.verify import certificate
+from quantexp.formats.verify.certificate import (
+    Certificate,
+    State,
+    certify,
+    device_kind,
+    folder_in,
+    formats_source,
+    save,
+    standing,
+)
+
+
+def made(mismatches: int = 0, **changed: Any) -> Certificate:
+    row = {"format": "hifp8", "kernel": "reference (cpu)", "oracle": "exact gold"}
+    rows = [{**row, "cases": 1000, "mismatches": mismatches, "examples": []}]
+    found = certify("cpu", rows, ["reference (cpu)"], ["hifp8"], {"gfloat": "1"}, {}, 1.26)
+    return dataclasses.replace(found, **changed)
+
+
+def test_without_one_it_is_said_what_to_do(tmp_path: Path) -> None:
+    known = standing(tmp_path, "cpu")
+    assert known.state is State.NOT_VERIFIED
+    assert known.words == "not verified: run quantexp verify"
+    assert known.record() == {"state": "not verified", "words": known.words, "certificate": None}
+
+
+def test_one_for_what_runs_here_says_what_it_is_worth(tmp_path: Path) -> None:
+    save(made(absent={"torchao": "not installed"}), tmp_path)
+    known = standing(tmp_path, "cpu")
+    assert known.state is State.VERIFIED
+    assert known.words.startswith("verified on 20")
+    assert known.words.endswith(": 1,000 values, against exact gold, gfloat 1; absent: torchao")
+    record = known.record()
+    assert record["certificate"]["rows"][0]["cases"] == 1000
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_a_failed_one_is_not_hidden(tmp_path: Path) -> None:
+    save(made(), tmp_path)
+    save(made(mismatches=3), tmp_path)
+    known = standing(tmp_path, "cpu")
+    assert known.state is State.FAILED
+    assert known.words.startswith("verification failed on 20")
+    assert known.words.endswith(": 3 of 1,000 values differ, in hifp8")
+    assert known.certificate is not None
+    assert known.certificate.passed is False
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [({"formats_source": "0" * 16}, "other formats"), ({"torch": "2.9.1"}, "torch 2.9.1")],
+)
+def test_one_for_another_version_is_said_to_be_that(
+    changed: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    save(made(**changed), tmp_path)
+    known = standing(tmp_path, "cpu")
+    assert (known.state, known.certificate) == (State.ANOTHER_VERSION, None)
+    assert known.words.startswith("not verified as it runs: the certificate of 20")
+    assert known.words.endswith(f" is for {words}; run quantexp verify")
+
+
+def test_one_for_another_device_does_not_count(tmp_path: Path) -> None:
+    save(made(device="NVIDIA H200"), tmp_path)
+    known = standing(tmp_path, "cpu")
+    assert known.state is State.NOT_VERIFIED
+    assert "there is a certificate for NVIDIA H200; run quantexp verify" in known.words
+
+
+def test_certificates_of_versions_and_devices_lie_side_by_side(tmp_path: Path) -> None:
+    files = [save(made(torch=v, device=d), tmp_path) for v in "12" for d in ("cpu (x)", "A 100")]
+    assert len(set(files)) == 4
+    assert files[0].name == f"{formats_source()}-torch-1-cpu-x.json"
+    assert save(made(), tmp_path) == save(made(mismatches=1), tmp_path)
+
+
+def test_a_file_that_is_no_certificate_is_not_there(tmp_path: Path) -> None:
+    folder_in(tmp_path).mkdir()
+    for name, text in {"a.json": "{", "b.json": "[]", "c.json": '{"passed": true}'}.items():
+        (folder_in(tmp_path) / name).write_text(text)
+    assert standing(tmp_path, "cpu").state is State.NOT_VERIFIED
+
+
+def test_a_folder_that_cannot_be_written_is_said_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "verify").write_text("")
+    with pytest.raises(VerifyError, match=r"cannot be written to .*; set paths\.cache=FOLDER"):
+        save(made(), tmp_path)
+
+
+def test_the_digest_is_of_the_formats_source_and_of_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import quantexp.formats
+
+    before = formats_source()
+    source = Path(str(quantexp.formats.__file__)).parent
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(quantexp.formats, "__file__", str(tmp_path / "__init__.py"))
+    certificate.formats_source.cache_clear()
+    try:
+        assert formats_source() == before
+        for changed in ("nv.py", "kernels/cpu.py", "kernels/cpu.c", "kernels/lanes.h"):
+            file = tmp_path / changed
+            text = file.read_text()
+            file.write_text(f"{text}\n")
+            certificate.formats_source.cache_clear()
+            assert formats_source() != before
+            file.write_text(text)
+        (tmp_path / "kernels" / "__pycache__").mkdir(exist_ok=True)
+        (tmp_path / "kernels" / "__pycache__" / "cpu.pyc").write_text("not source")
+        certificate.formats_source.cache_clear()
+        assert formats_source() == before
+    finally:
+        certificate.formats_source.cache_clear()
+
+
+def test_a_cpu_is_named_by_its_vector_instructions() -> None:
+    assert torch.backends.cpu.get_cpu_capability() in device_kind("cpu")
+    assert device_kind("cpu").startswith("cpu (")

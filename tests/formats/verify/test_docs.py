@@ -1,0 +1,20 @@
+"""The page about `quantexp verify` names what there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quantexp.formats.verify.certificate import State
+from quantexp.formats.verify.kernels import KERNELS
+from quantexp.formats.verify.oracles import ORACLES
+
+PAGE = (Path(__file__).parents[2] / "docs" / "verify.md").read_text()
+
+
+def test_every_kernel_oracle_and_state_has_its_line() -> None:
+    for kernel in KERNELS:
+        assert f"\n| `{kernel.name}` |" in PAGE
+    for oracle in ORACLES:
+        assert f"\n| {oracle} |" in PAGE
+    for state in State:
+        assert f"\n| `{state.value}` |" in PAGE

@@ -1,0 +1,192 @@
+"""What a rank printed, whole and as it grows."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quantexp.errors import RunError
+from quantexp.launch.ledger import logs
+from quantexp.launch.ledger.logs import follow_log, show_log
+from quantexp.runs.lock import take_lock
+from quantexp.runs.paths import RunDir, RunsRoot
+from quantexp.runs.status import State, Status, read_status, write_status
+
+from .conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "POLL_S", 0.02)
+    monkeypatch.setattr(logs, "ASK_S", 0.1)
+
+
+def shown(run: RunDir, rank: int = 0) -> str:
+    parts: list[str] = []
+    show_log(run, rank, parts.append)
+    return "".join(parts)
+
+
+def of_job(run: RunDir) -> Path:
+    folder = RunsRoot(run.root.parent).submissions / SUBMISSION
+    folder.mkdir(parents=True)
+    return folder
+
+
+class Following:
+    """`follow_log` in a thread of its own."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.parts: list[str] = []
+        self.thread = threading.Thread(target=follow_log, args=(run, 0, self.parts.append))
+        self.thread.start()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+    def until(self, text: str) -> None:
+        end = time.monotonic() + 10
+        while self.text != text:
+            assert time.monotonic() < end, self.text
+            time.sleep(0.01)
+
+    def ends(self) -> None:
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def running(make_run: MakeRun) -> Iterator[RunDir]:
+    """A run of this machine whose lock is held."""
+    run = make_run(host=platform.node(), pid=os.getpid())
+    lock = take_lock(run)
+    yield run
+    os.close(lock)
+
+
+def end(run: RunDir, state: State = State.COMPLETED) -> None:
+    status = read_status(run.status)
+    assert status is not None
+    status.state = state
+    write_status(run.status, status)
+
+
+def test_log_of_each_rank_is_shown_whole(make_run: MakeRun) -> None:
+    run = make_run(state=State.COMPLETED)
+    run.config.write_text("launcher:\n  num_processes: 2\n")
+    run.rank_log(0).write_text("one\ntwo\n")
+    run.rank_log(1).write_bytes(b"caf\xc3\xa9 \xff\n")
+    assert shown(run) == "one\ntwo\n"
+    assert shown(run, 1) == "café \ufffd\n"
+
+
+@pytest.mark.parametrize(
+    ("processes", "rank", "known"),
+    [(1, 1, "rank 0 alone"), (4, 4, "ranks 0 to 3"), (4, -1, "ranks")],
+)
+def test_rank_that_a_run_does_not_have_is_refused_by_those_it_has(
+    make_run: MakeRun, processes: int, rank: int, known: str
+) -> None:
+    run = make_run()
+    run.config.write_text(f"launcher:\n  num_processes: {processes}\n")
+    for log in (show_log, follow_log):
+        with pytest.raises(
+            RunError,
+            match=f"--rank must be one of m_d_bf16-00000001, which has {known}.*, got {rank}",
+        ):
+            log(run, rank, print)
+
+
+def test_before_its_own_log_the_jobs_output_stands_in(slurm: FakeSlurm, make_run: MakeRun) -> None:
+    slurm.answer("squeue", queue_line("7_4", "RUNNING"))
+    run = make_run(submission=SUBMISSION, task=4, job_id="7_4")
+    folder = of_job(run)
+    out, err = folder / "7_4_0_log.out", folder / "7_4_0_log.err"
+    out.write_text("modules\n")
+    err.write_text("warning\n")
+    assert shown(run) == f"==> {out} <==\nmodules\n==> {err} <==\nwarning\n"
+    run.rank_log(0).write_text("own\n")
+    assert shown(run) == "own\n"
+
+
+def test_before_its_own_log_torchruns_stands_in(make_run: MakeRun) -> None:
+    run = make_run(state=State.FAILED)
+    run.torchrun_log.write_text("no rendezvous\n")
+    assert shown(run) == f"==> {run.torchrun_log} <==\nno rendezvous\n"
+
+
+def test_run_that_printed_nothing_says_what_it_does(slurm: FakeSlurm, make_run: MakeRun) -> None:
+    slurm.answer("squeue", queue_line("7_4", "PENDING", reason="Resources"))
+    run = make_run(state=State.PENDING, submission=SUBMISSION, task=4, job_id="7_4")
+    with pytest.raises(RunError) as caught:
+        shown(run)
+    assert str(caught.value) == (
+        "m_d_bf16-00000001 has printed nothing yet (job 7_4 waiting (Resources)); quantexp logs -f waits for it"
+    )
+    end(run, State.CANCELLED)
+    for log in (show_log, follow_log):
+        with pytest.raises(RunError, match=r"has printed nothing: it is cancelled$"):
+            log(run, 0, print)
+
+
+def test_folder_without_a_configuration_is_refused(make_run: MakeRun) -> None:
+    run = make_run()
+    run.config.write_text("[]")
+    with pytest.raises(RunError, match=r"config\.yaml is not a run's configuration: TypeError"):
+        shown(run)
+    run.config.unlink()
+    with pytest.raises(RunError, match=r"config\.yaml is not a run's configuration: FileNotFound"):
+        shown(run)
+
+
+def test_following_ends_with_the_run(running: RunDir) -> None:
+    log = running.rank_log(0)
+    log.write_text("one\n")
+    following = Following(running)
+    following.until("one\n")
+    with log.open("ab") as stream:
+        stream.write(b"caf\xc3")
+        stream.flush()
+        following.until("one\ncaf")
+        stream.write(b"\xa9\n")
+    end(running)
+    following.ends()
+    assert following.text == "one\ncafé\n"
+
+
+def test_following_waits_for_the_first_word(running: RunDir) -> None:
+    following = Following(running)
+    time.sleep(0.1)
+    running.rank_log(0).write_text("at last\n")
+    following.until("at last\n")
+    end(running)
+    following.ends()
+
+
+def test_following_goes_on_across_a_requeue(slurm: FakeSlurm, make_run: MakeRun) -> None:
+    slurm.answer("squeue", queue_line("7_4", "RUNNING"))
+    run = make_run(submission=SUBMISSION, task=4, job_id="7_4")
+    run.rank_log(0).write_text("first start\n")
+    following = Following(run)
+    following.until("first start\n")
+    end(run, State.PREEMPTED)
+    slurm.answer("squeue", queue_line("7_4", "PENDING", restarts=1))
+    time.sleep(0.3)
+    earlier = run.attempts / "1"
+    earlier.mkdir(parents=True)
+    run.logs.rename(earlier / "logs")
+    run.logs.mkdir()
+    write_status(run.status, Status(State.RUNNING, submission=SUBMISSION, task=4, job_id="7_4"))
+    slurm.answer("squeue", queue_line("7_4", "RUNNING", restarts=1))
+    run.rank_log(0).write_text("2nd\n")
+    following.until("first start\n2nd\n")
+    end(run)
+    slurm.answer("squeue", queue_line("7_4", "COMPLETED", restarts=1))
+    following.ends()

@@ -1,0 +1,33 @@
+"""How fast a run goes."""
+
+from __future__ import annotations
+
+import json
+
+from quantexp.launch.ledger.pace import Pace, pace
+from quantexp.runs.status import Status
+
+from .conftest import MakeRun
+
+
+def line(iteration: int, step_time_s: float | None, loss: float | None = 2.0) -> str:
+    speed = {"step_time_s": step_time_s, "tokens_per_s": 64.0}
+    return json.dumps({"iteration": iteration, "loss": loss, **speed}) + "\n"
+
+
+def test_time_left_is_at_the_median_of_the_iterations_after_the_first(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics.write_text(line(1, 90.0) + line(2, 2.0) + line(3, 3.0))
+    assert pace(run, Status(iteration=3, iterations=8)) == Pace(2.0, 64.0, 12.5)
+
+
+def test_what_is_not_finite_or_cut_is_none(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics.write_text(line(1, 2.0) + line(2, 2.0, loss=None) + '{"loss": 1.5, "step')
+    assert pace(run, Status(iteration=2, iterations=8)) == Pace(None, 64.0, 12.0)
+    run.metrics.write_text("[]\n" + line(2, None))
+    assert pace(run, Status(iteration=2, iterations=8)) == Pace(2.0, 64.0, None)
+
+
+def test_run_without_metrics_has_no_pace(make_run: MakeRun) -> None:
+    assert pace(make_run(), Status()) == Pace()

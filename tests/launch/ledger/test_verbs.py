@@ -1,0 +1,223 @@
+"""`quantexp status`, `logs` and `cancel` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from quantexp.cli.main import main
+from quantexp.launch.ledger import verbs
+from quantexp.runs.lock import take_lock
+from quantexp.runs.paths import RunDir, RunsRoot
+from quantexp.runs.status import State, read_status, write_json, write_status
+
+from .conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verbs, "WATCH_S", 0.05)
+
+
+def misuse(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(list(words))
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_status_shows_every_run_of_the_folder_of_runs(capsys: Captured, make_run: MakeRun) -> None:
+    make_run("m_d_bf16-1", State.COMPLETED, iteration=8)
+    make_run("m_d_FA_mxfp8-2", State.FAILED, iteration=2, reason="loss nan")
+    assert main(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["m_d_FA_mxfp8-2", "failed", "2/8", "4.7500", "128", "loss", "nan"]
+    assert lines[2].split() == ["m_d_bf16-1", "completed", "8/8", "4.0000", "128"]
+    assert lines[3] == "2 runs: 1 completed, 1 failed"
+
+
+def test_status_takes_the_folder_of_runs_as_list_does(
+    capsys: Captured, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run("m_d_bf16-1", State.COMPLETED)
+    monkeypatch.chdir("/")
+    assert main(["status", f"paths.root={tmp_path / 'runs'}"]) == 0
+    assert "1 run: 1 completed" in capsys.readouterr().out
+    assert main(["status", f"paths.root={tmp_path / 'runs'}", "m_d_bf16-1", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["run"], row["state"]) == ("m_d_bf16-1", "completed")
+
+
+def test_status_writes_down_what_it_finds_ended(capsys: Captured, make_run: MakeRun) -> None:
+    run = make_run("m_d_bf16-1", State.RUNNING, host=platform.node(), pid=2**22 + 1)
+    assert main(["status"]) == 0
+    assert "ended without a word" in capsys.readouterr().out
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.PREEMPTED
+
+
+def test_status_of_a_sweep_tells_what_is_missing(
+    capsys: Captured, make_run: MakeRun, tmp_path: Path
+) -> None:
+    make_run("m_d_bf16-1", State.COMPLETED)
+    sweeps = RunsRoot(tmp_path / "runs").sweeps
+    sweeps.mkdir()
+    write_json(sweeps / "a.json", {"runs": [{"run": "m_d_bf16-1"}, {"run": "m_d_gone-2"}]})
+    assert main(["status", "runs/sweeps/a.json"]) == 0
+    assert "2 runs: 1 completed, 1 missing" in capsys.readouterr().out
+
+
+def test_status_without_runs_says_so(capsys: Captured, tmp_path: Path) -> None:
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path / 'runs'}\n"
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(["status", "--watch"]) == 0
+
+
+def test_status_of_a_folder_that_is_gone_is_one_line(capsys: Captured) -> None:
+    assert main(["status", "runs/gone"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("quantexp: there is no run, sweep or folder runs/gone, and no run in ")
+    assert err.count("\n") == 1
+
+
+def test_watching_ends_when_all_has_ended(capsys: Captured, make_run: MakeRun) -> None:
+    run = make_run("m_d_bf16-1", State.RUNNING, host=platform.node(), pid=os.getpid())
+    lock = take_lock(run)
+
+    def ends() -> None:
+        time.sleep(0.3)
+        status = read_status(run.status)
+        assert status is not None
+        status.state = State.COMPLETED
+        write_status(run.status, status)
+
+    thread = threading.Thread(target=ends)
+    thread.start()
+    assert main(["status", "--watch"]) == 0
+    thread.join()
+    os.close(lock)
+    assert "1 run: 1 completed" in capsys.readouterr().out
+
+
+def test_watching_can_be_interrupted(
+    capsys: Captured, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("m_d_bf16-1", State.RUNNING, host=platform.node(), pid=os.getpid())
+    lock = take_lock(run)
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verbs.time, "sleep", interrupted)
+    assert main(["status", "--watch"]) == 130
+    os.close(lock)
+    assert capsys.readouterr().err == "quantexp: interrupted\n"
+
+
+def test_logs_shows_a_run_by_a_part_of_its_name(capsys: Captured, make_run: MakeRun) -> None:
+    make_run("m_d_FA_mxfp8-2", State.COMPLETED).rank_log(0).write_text("hello\n")
+    make_run("m_d_bf16-1", State.COMPLETED)
+    assert main(["logs", "mxfp8"]) == 0
+    assert capsys.readouterr().out == "hello\n"
+    assert main(["logs", "-f", "mxfp8"]) == 0
+    assert capsys.readouterr().out == "hello\n"
+    assert main(["logs", "mxfp8", "--rank", "3"]) == 1
+    assert "which has rank 0 alone, got 3" in capsys.readouterr().err
+    assert main(["logs", "m_d"]) == 1
+    assert "RUN must be a part of one run's name, got 'm_d'" in capsys.readouterr().err
+
+
+def test_cancel_says_what_it_ended_and_what_not(
+    capsys: Captured, slurm: FakeSlurm, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.answer("squeue", queue_line("7_4", "PENDING", reason="Resources"))
+    make_run("m_d_bf16-1", State.PENDING, submission=SUBMISSION, task=4, job_id="7_4")
+    monkeypatch.setattr("quantexp.launch.ledger.cancel.POLL_S", 0.01)
+    monkeypatch.setattr("quantexp.launch.ledger.cancel.SEEN_S", 0.1)
+    real = verbs.cancel
+
+    def cancelled(found: list[verbs.Standing]) -> object:
+        slurm.answer("squeue")
+        return real(found)
+
+    monkeypatch.setattr(verbs, "cancel", cancelled)
+    assert main(["cancel"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "stopping: 1 run is asked to end and waited for, 40 s at most",
+        "cancelled  m_d_bf16-1: job 7_4 waiting (Resources)",
+    ]
+    make_run("m_d_FA-2", State.RUNNING, host="far", pid=7)
+    assert main(["cancel"]) == 1
+    captured = capsys.readouterr()
+    assert "\nnot cancelled  m_d_FA-2: far, process 7: not a process of" in captured.out
+    assert captured.err == "quantexp: 1 of 1 runs could not be cancelled\n"
+
+
+def test_cancel_with_nothing_to_end_says_so(
+    capsys: Captured, make_run: MakeRun, tmp_path: Path
+) -> None:
+    make_run("m_d_bf16-1", State.COMPLETED)
+    assert main(["cancel", "runs"]) == 0
+    assert capsys.readouterr().out == f"nothing waits or runs in {tmp_path / 'runs'}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["status", "a", "b"],
+            "status takes [--watch | --json] [DIR] [paths.root=FOLDER], got a b",
+        ),
+        (
+            ["status", "training=fast"],
+            "status takes [--watch | --json] [DIR] [paths.root=FOLDER], got training=fast",
+        ),
+        (["cancel", "a", "b"], "cancel takes [DIR] [paths.root=FOLDER], got a b"),
+        (["logs", "a", "b"], "logs takes [--rank N] [-f] RUN [paths.root=FOLDER], got a b"),
+        (["logs"], "logs takes a run: its folder, or a part of its name"),
+        (
+            ["logs", "a", "--rank", "x"],
+            "--rank must be a whole number, got 'x'; see quantexp help logs",
+        ),
+        (["status", "--json", "--watch"], "--json and --watch exclude each other"),
+        (["cancel", "--json"], "cancel has no flag --json; it is one of plan, "),
+    ],
+)
+def test_misuse_is_said(capsys: Captured, words: list[str], message: str) -> None:
+    assert misuse(*words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
+def test_help_says_what_the_verb_takes(capsys: Captured, verb: str) -> None:
+    assert misuse(verb, "--help") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: quantexp {verb} [")
+    assert "paths.root=FOLDER" in out
+
+
+def test_status_imports_no_torch(make_run: MakeRun, tmp_path: Path) -> None:
+    run: RunDir = make_run("m_d_bf16-1", State.COMPLETED)
+    run.rank_log(0).write_text("x\n")
+    script = (
+        "import sys\nfrom quantexp.cli.main import main\n"
+        "for words in (['status'], ['cancel'], ['logs', 'bf16']):\n    assert main(words) == 0\n"
+        "heavy = {'torch', 'megatron', 'matplotlib', 'numpy', 'hydra'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,188 @@
+"""The table, its summary and the JSON."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from quantexp.launch.ledger.job import Job, JobState
+from quantexp.launch.ledger.pace import Pace
+from quantexp.launch.ledger.standing import Standing
+from quantexp.launch.ledger.view import duration, summary, view
+from quantexp.runs.find import Missing
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import Phase, State, Status
+
+GONE = Missing("m-1b_d_old-00000009", "its folder is gone: /r/m-1b_d_old-00000009")
+LIMIT = "the time limit of 240 min was reached at iteration 3 of 8; give more"
+
+
+def made(scheme: str, state: State | None, **fields: Any) -> Standing:
+    run = RunDir(Path(f"/r/m-1b_d_{scheme}-0a1b2c3d"))
+    status = Status(state or State.PENDING, iteration=3, iterations=8)
+    return replace(Standing(run, state, status=status, pace=Pace(3.25, 15420.4, 3900.0)), **fields)
+
+
+MIXED = [
+    made("bf16", State.COMPLETED),
+    made("FA_mxfp8", State.RUNNING, alive=True, where="job 7_4 running on n1"),
+    made("FA_mxfp4", State.PREEMPTED, reason=LIMIT),
+    made("FA_hifp8", State.FAILED, reason="out [of] memory; the end of rank0.log:\nline\nline"),
+    made("FA_own", State.PREEMPTED, reason=LIMIT),
+    made("linear_mxfp8", None, reason="status.json cannot be read"),
+]
+
+
+def shown(
+    found: list[Standing], width: int, *missing: Missing, height: int | None = None
+) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(view(found, missing, console, height))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_wide_table_has_a_line_a_run_with_where_or_why() -> None:
+    lines = shown(MIXED, 160, GONE)
+    headings = ["run", "state", "iteration", "loss", "tokens/s", "left", "where, or why it ended"]
+    assert re.split("  +", lines[0]) == headings
+    assert lines[2].split("  ", 1)[0] == "m-1b_d_FA_mxfp8-0a1b2c3d"
+    assert lines[2].split()[1:6] == ["running", "3/8", "3.2500", "15,420", "1h"]
+    assert lines[2].endswith("05m  job 7_4 running on n1")
+    assert lines[3].endswith(LIMIT)
+    assert lines[4].endswith("out [of] memory; the end of rank0.log:")
+    assert "unreadable" in lines[6]
+    assert lines[7].split()[:2] == ["m-1b_d_old-00000009", "missing"]
+    assert lines[-1] == (
+        "7 runs: 1 running, 1 completed, 1 failed, 2 preempted, 1 unreadable, 1 missing"
+    )
+
+
+def test_narrow_table_leaves_out_what_names_share_and_tells_reasons_below_once() -> None:
+    lines = shown(MIXED, 80, GONE)
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0] == "m-1b_d_..."
+    assert lines[1].split() == ["run", "state", "iteration", "loss", "tokens/s", "left"]
+    assert [line.split()[0] for line in lines[2:8]] == [
+        f"{name}-0a1b2c3d"
+        for name in ("bf16", "FA_mxfp8", "FA_mxfp4", "FA_hifp8", "FA_own", "linear_mxfp8")
+    ]
+    below = [re.split("  +", line) for line in lines[lines.index("", 8) + 1 :]]
+    assert below[0] == ["FA_mxfp8-0a1b2c3d", "job 7_4 running on n1"]
+    assert below[1][0] == "FA_mxfp4-0a1b2c3d"
+    assert below[1][1] == "the time limit of 240 min was reached at iteration 3 of"
+    assert below[2] == ["FA_own-0a1b2c3d", "8; give more"]
+    assert below[5] == ["m-1b_d_old-00000009", GONE.reason]
+    assert sum("the time limit" in line for line in lines) == 1
+
+
+def test_names_never_lose_a_part_of_their_scheme() -> None:
+    found = [made("FA_mxfp8", State.COMPLETED), made("FA_mxfp4", State.COMPLETED)]
+    assert shown(found, 60)[2].startswith("FA_mxfp8-0a1b2c3d")
+
+
+def test_one_run_keeps_its_whole_name() -> None:
+    assert shown([MIXED[0]], 80)[1].startswith("m-1b_d_bf16-0a1b2c3d")
+
+
+def test_many_runs_of_one_reason_are_named_in_part() -> None:
+    found = [made(f"s{i}", State.FAILED, reason="no data") for i in range(9)]
+    lines = shown(found, 80)
+    assert "and 6 more" in lines
+    assert sum("no data" in line for line in lines) == 1
+
+
+def test_table_that_is_too_high_leaves_out_what_is_completed() -> None:
+    found = [*(made(f"s{i}", State.COMPLETED) for i in range(30)), MIXED[1]]
+    lines = shown(found, 160, height=10)
+    assert len(lines) == 3
+    assert lines[-1] == "31 runs: 1 running, 30 completed"
+    assert len(shown(found, 160)) == 33
+
+
+def waiting(name: str) -> Standing:
+    job = Job(f"7_{name}", "x", JobState.PENDING, "Priority")
+    where = f"job {job.id} waiting (Priority)"
+    return made(name, State.PENDING, alive=True, where=where, job=job)
+
+
+def test_jobs_that_wait_for_the_same_are_told_once_in_a_narrow_table() -> None:
+    lines = shown([waiting(f"s{i}") for i in range(9)], 80)
+    assert sum("waiting (Priority)" in line for line in lines) == 1
+    assert "job 7_s3 waiting (Priority)" in shown([waiting(f"s{i}") for i in range(9)], 160)[4]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_running_capture_is_told_beside_where_the_run_is(width: int) -> None:
+    capture = {"tensors": 64, "num_bytes": 2.4e6, "queue_bytes": 1.2e6, "bytes_per_s": 5e6}
+    status = Status(State.RUNNING, iteration=3, iterations=8, capture=capture)
+    running = replace(MIXED[1], status=status)
+    words = "job 7_4 running on n1; 64 tensors, 2.4 MB, 1.2 MB wait, 5.0 MB/s"
+    assert words in " ".join(" ".join(shown([running, MIXED[0]], width)).split())
+    stopped = replace(status, capture={"stopped": "capture stopped in iteration 2: full"})
+    lines = shown([replace(running, status=stopped)], width)
+    assert any(line.endswith("job 7_4 running on n1; capture stopped") for line in lines)
+    ended = replace(MIXED[2], status=status)
+    assert "tensors" not in " ".join(shown([ended], width)), "the report counts them"
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("height", [8, 24, 40])
+def test_live_table_fits_the_terminal_and_shows_what_runs(width: int, height: int) -> None:
+    found = [waiting(f"s{i}") for i in range(60)]
+    found += [made("late", State.COMPLETED), made("z", State.RUNNING, where="job 7_z on n1")]
+    lines = shown(found, width, GONE, height=height)
+    assert len(lines) <= height
+    assert any("z-0a1b2c3d" in line and "running" in line for line in lines)
+    assert lines[-1] == "63 runs: 60 pending, 1 running, 1 completed, 1 missing"
+    assert re.fullmatch(r"and \d+ more", lines[-2])
+
+
+def test_what_could_not_be_found_out_is_said_once() -> None:
+    found = [made(f"s{i}", State.RUNNING, note="its job was not looked at: why") for i in range(3)]
+    assert shown([*found, MIXED[0]], 160)[-2] == "3 of 4: its job was not looked at: why"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, ""),
+        (0, "0s"),
+        (59.2, "59s"),
+        (60, "1m"),
+        (3540, "59m"),
+        (3599, "1h 00m"),
+        (3900, "1h 05m"),
+        (86400 * 2 + 3600 * 4, "2d 04h"),
+    ],
+)
+def test_time_left_is_short(seconds: float | None, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_summary_counts_in_the_order_of_a_life() -> None:
+    assert summary([MIXED[0]]) == "1 run: 1 completed"
+    assert summary([]) == "no runs"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
+def test_no_line_is_longer_than_the_width_and_no_word_is_broken(width: int) -> None:
+    lines = shown(MIXED, width, GONE)
+    assert all(len(line) <= width for line in lines)
+    text = " ".join(" ".join(lines).split())
+    for word in ("preempted", "unreadable", "3.2500", "1h 05m", "m-1b_d_old-00000009", "memory;"):
+        assert word in text
+
+
+def test_a_running_run_says_what_it_does_now() -> None:
+    status = Status(
+        State.RUNNING, phase=Phase.CAPTURING, current_iteration=1, iterations=8, micro_batch=1
+    )
+    lines = shown([replace(MIXED[1], status=status)], 160)
+    assert lines[1].endswith("job 7_4 running on n1; capturing iteration 1")

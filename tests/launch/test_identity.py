@@ -1,0 +1,337 @@
+"""What a run's hash covers, and what it does not."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from quantexp.config.compose import compose
+from quantexp.data.binary import fingerprint, write_binary
+from quantexp.data.sources import Document
+from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.errors import DataError
+from quantexp.launch.identity import folder_name, hash8, identity
+from quantexp.model.huggingface.mapping import mapping, published
+from quantexp.model.safetensors import write_safetensors
+from quantexp.schema import (
+    CaptureLevel,
+    CaptureValues,
+    Experiment,
+    LauncherKind,
+    LrSchedule,
+    Precision,
+    Recompute,
+    Rule,
+    TokenizerKind,
+    WandbMode,
+)
+
+Change = Callable[[Experiment], None]
+
+
+@pytest.fixture(scope="module")
+def base() -> Experiment:
+    return compose(["training=fast", "quant=FA_linear_mxfp8"], None, {})
+
+
+@pytest.fixture(autouse=True)
+def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that torch multiplies 16-bit matrices on."""
+    monkeypatch.setattr("quantexp.launch.identity.multiplies_natively", lambda _: True)
+
+
+def digest(experiment: Experiment, device: str = "cpu") -> str:
+    return hash8(identity(experiment, device))
+
+
+def setting(key: str, value: object) -> Change:
+    *path, last = key.split(".")
+
+    def change(experiment: Experiment) -> None:
+        node: object = experiment
+        for part in path:
+            node = getattr(node, part)
+        setattr(node, last, value)
+
+    return change
+
+
+def after(base: Experiment, key: str, value: object) -> str:
+    experiment = copy.deepcopy(base)
+    setting(key, value)(experiment)
+    return digest(experiment)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.num_layers", 3),
+        ("model.rope_scaling_factor", None),
+        ("model.init_std", 0.01),
+        ("training.seed", 1),
+        ("training.lr", 2e-4),
+        ("training.iterations", 9),
+        ("training.micro_batch_size", 1),
+        ("training.lr_schedule", LrSchedule.linear),
+        ("training.precision", Precision.fp32),
+        ("launcher.num_processes", 2),
+        ("training.recompute", Recompute.full),
+        ("training.deterministic", True),
+        ("quant.linear.format", "mxfp4"),
+        ("quant.linear.wgrad.g.format", "mxfp8_e5m2"),
+        ("quant.linear.block", 16),
+        ("quant.qk.scale_rule", "floor"),
+        ("quant.pv.format", "hifp8"),
+        ("quant.rules", [Rule(layers=[0], format="bf16")]),
+        ("quant.rules", [Rule(iterations=[2, 3], format="bf16")]),
+        ("dataset.name", "dolma"),
+        ("dataset.split", "90,10,0"),
+    ],
+)
+def test_what_decides_the_numbers_changes_the_hash(
+    base: Experiment, key: str, value: object
+) -> None:
+    assert after(base, key, value) != digest(base)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.name", "other"),
+        ("model.from_hf", "/elsewhere/config.json"),
+        ("training.name", "other"),
+        ("quant.name", "other"),
+        ("dataset.label", "other"),
+        ("capture.level", CaptureLevel.off),
+        ("capture.dir", "/elsewhere"),
+        ("capture.control_iter", 0),
+        ("capture.attn_weights", True),
+        ("capture.residual", True),
+        ("capture.values", CaptureValues.both),
+        ("analysis.auto", False),
+        ("tracking.tensorboard", False),
+        ("tracking.wandb.enabled", True),
+        ("tracking.wandb.project", "other"),
+        ("tracking.wandb.mode", WandbMode.offline),
+        ("tracking.mlflow.enabled", True),
+        ("tracking.mlflow.tracking_uri", "https://elsewhere"),
+        ("launcher.name", "slurm"),
+        ("launcher.num_threads", 3),
+        ("launcher.timeout_min", 1.0),
+        ("paths.root", "/elsewhere"),
+        ("paths.cache", "/elsewhere"),
+        ("force", True),
+        ("dry_run", True),
+        ("quant.linear.fprop.x.format", "mxfp8"),
+        ("quant.rules", [Rule(iterations=[9, None], format="bf16")]),
+    ],
+)
+def test_what_does_not_decide_the_numbers_leaves_the_hash(
+    base: Experiment, key: str, value: object
+) -> None:
+    assert after(base, key, value) == digest(base)
+
+
+def test_device_class_changes_the_hash(base: Experiment) -> None:
+    assert digest(base, "NVIDIA H200") != digest(base, "cpu")
+
+
+def test_folder_says_model_dataset_scheme_and_hash(base: Experiment) -> None:
+    name = folder_name(base, identity(base, "cpu"))
+    assert re.fullmatch(r"llama32-1b_wikipedia_FA_linear_mxfp8-[0-9a-f]{8}", name)
+
+
+def test_identity_is_readable(base: Experiment) -> None:
+    content = identity(base, "cpu")
+    assert set(content) == {
+        "model",
+        "data",
+        "scheme",
+        "training",
+        "attention_path",
+        "device_class",
+        "data_parallel",
+        "numerics",
+    }
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Writes a byte-tokenised .bin/.idx pair with this text and returns its prefix."""
+
+    def write(name: str, text: str) -> Path:
+        prefix = tmp_path / name / "data"
+        prefix.parent.mkdir()
+        write_binary([Document("1", text, "test")], prefix, ByteTokenizer())
+        return prefix
+
+    return write
+
+
+def with_data(base: Experiment, prefix: Path) -> Experiment:
+    experiment = copy.deepcopy(base)
+    dataset = experiment.dataset
+    dataset.sample, dataset.path = False, str(prefix)
+    dataset.tokenizer = TokenizerKind.byte
+    return experiment
+
+
+def test_datas_content_counts_and_its_path_does_not(
+    base: Experiment, prepared: Callable[[str, str], Path]
+) -> None:
+    here, there = prepared("here", "one text"), prepared("there", "one text")
+    other = prepared("other", "two text")
+    assert digest(with_data(base, here)) == digest(with_data(base, there))
+    assert digest(with_data(base, here)) != digest(with_data(base, other))
+    assert digest(with_data(base, here)) != digest(base)
+
+
+@pytest.fixture
+def weights(base: Experiment, tmp_path: Path) -> Callable[[str, float], Path]:
+    """Writes weights of this value that fit a small model of the base's kind and returns their folder."""
+
+    def write(name: str, value: float) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        shapes = published(mapping(small(base).model))
+        tensors = {name: torch.full(shape, value) for name, shape in shapes.items()}
+        write_safetensors(folder / "model.safetensors", tensors, {})
+        return folder
+
+    return write
+
+
+def small(base: Experiment, init_from: Path | None = None) -> Experiment:
+    experiment = copy.deepcopy(base)
+    model = experiment.model
+    model.hidden_size, model.ffn_hidden_size, model.head_dim = 32, 32, 8
+    model.init_from = None if init_from is None else str(init_from)
+    return experiment
+
+
+def test_initial_weights_count_by_their_content(
+    base: Experiment, weights: Callable[[str, float], Path]
+) -> None:
+    here, there, other = weights("here", 1.0), weights("there", 1.0), weights("other", 2.0)
+    assert digest(small(base, here)) == digest(small(base, there))
+    assert len({digest(small(base, w)) for w in (here, other, None)}) == 3
+    assert "initial_weights" in identity(small(base, here), "cpu")["model"]
+    assert str(here) not in str(identity(small(base, here), "cpu"))
+
+
+def test_weights_of_another_model_have_no_identity(
+    base: Experiment, weights: Callable[[str, float], Path]
+) -> None:
+    experiment = small(base, weights("here", 1.0))
+    experiment.model.num_layers = 3
+    with pytest.raises(
+        DataError, match=r"9 tensors missing: model\.layers\.2\.input_layernorm\.weight, "
+    ):
+        identity(experiment, "cpu")
+
+
+def test_no_data_at_all_says_what_to_give(base: Experiment) -> None:
+    experiment = copy.deepcopy(base)
+    experiment.dataset.sample = False
+    with pytest.raises(
+        DataError,
+        match=r"dataset=wikipedia has no data: give dataset\.path=PREFIX of a Megatron \.bin/\.idx "
+        r"pair \(`quantexp prepare` makes one of raw text\) and dataset\.tokenizer_path=FOLDER, or "
+        r"training=fast for the built-in sample",
+    ):
+        identity(experiment, "cpu")
+
+
+def test_missing_pair_is_named(base: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere"):
+        identity(with_data(base, tmp_path / "nowhere"), "cpu")
+
+
+def test_missing_tokenizer_path_says_what_to_give(base: Experiment, tmp_path: Path) -> None:
+    experiment = with_data(base, tmp_path / "nowhere")
+    experiment.dataset.tokenizer = TokenizerKind.huggingface
+    with pytest.raises(DataError, match=r"dataset\.tokenizer=huggingface needs a path: give a fol"):
+        identity(experiment, "cpu")
+
+
+def test_content_that_changes_under_the_same_path_changes_the_hash(
+    base: Experiment, prepared: Callable[[str, str], Path]
+) -> None:
+    """Points of a sweep share what was read of their data, as long as the files are the same."""
+    prefix = prepared("here", "one text")
+    experiment = with_data(base, prefix)
+    before = digest(experiment)
+    assert digest(experiment) == before
+    write_binary([Document("1", "two text", "test")], prefix, ByteTokenizer())
+    assert digest(experiment) != before
+
+
+def test_data_is_read_once_for_all_points(
+    base: Experiment, prepared: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(prefix: Path) -> str:
+        read.append(prefix)
+        return fingerprint(prefix)
+
+    monkeypatch.setattr("quantexp.launch.identity.fingerprint", counted)
+    experiment = with_data(base, prepared("shared", "one text"))
+    assert len({digest(experiment) for _ in range(3)}) == 1
+    assert len(read) == 1
+
+
+def test_parts_that_a_model_has_not_leave_its_hash_as_it_was(base: Experiment) -> None:
+    model = identity(base, "cpu")["model"]
+    assert "mla" not in model
+    assert "moe" not in model
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "model.moe.top_k=5",
+        "model.moe.aux_loss=batch",
+        "model.moe.num_experts=9",
+        "model.mla.q_lora_rank=64",
+        "model.mla.yarn.mscale=1",
+    ],
+)
+def test_attention_and_experts_decide_the_numbers(word: str) -> None:
+    words = ["training=fast", "model=deepseek2_lite"]
+    assert digest(compose([*words, word], None, {})) != digest(compose(words, None, {}))
+
+
+def test_kept_copies_of_weights_count_where_they_share_a_draw_alone(base: Experiment) -> None:
+    """Made again, a copy is the same bits, unless each micro-batch rounded it stochastically by itself."""
+    assert after(base, "training.weight_cache", False) == digest(base)
+    words = ["quant=linear_mxfp4", "quant.linear.dgrad.w.rounding=stochastic"]
+    drawn = compose(["training=fast", "training.micro_batch_size=1", *words], None, {})
+    assert "weight_cache" in identity(drawn, "cpu")["training"]
+    assert after(drawn, "training.weight_cache", False) != digest(drawn)
+    for key, value in (("training.global_batch_size", 1), ("quant.linear.hadamard", "random")):
+        alone = copy.deepcopy(drawn)
+        setting(key, value)(alone)
+        assert after(alone, "training.weight_cache", False) == digest(alone), key
+
+
+def test_products_through_fp32_are_in_it_and_torchs_own_kernels_are_not(
+    base: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def covered(native: bool, device: str = "cpu", **launcher: object) -> dict[str, object]:
+        monkeypatch.setattr("quantexp.launch.identity.multiplies_natively", lambda _: native)
+        experiment = copy.deepcopy(base)
+        for key, value in launcher.items():
+            setattr(experiment.launcher, key, value)
+        return identity(experiment, device)
+
+    native = covered(native=True)
+    assert "products" not in native
+    assert covered(native=False) == {**native, "products": "fp32"}
+    assert "products" not in covered(native=False, device="NVIDIA H200")
+    assert "products" not in covered(native=False, kind=LauncherKind.slurm)

@@ -1,0 +1,54 @@
+"""Runs of a sweep are called by what they do not have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quantexp.launch.label import labels
+from quantexp.schema import Experiment, LrSchedule
+
+
+def test_schemes_alone_are_called_by_their_names(make: Callable[..., Experiment]) -> None:
+    assert labels([make(scheme="bf16"), make(scheme="FA_mxfp8")]) == ["bf16", "FA_mxfp8"]
+    assert labels([make()]) == ["bf16"]
+
+
+def test_model_and_dataset_are_named_where_they_differ(make: Callable[..., Experiment]) -> None:
+    one, other = make(), make()
+    other.dataset.name = "dolma"
+    assert labels([one, other]) == ["wikipedia bf16", "dolma bf16"]
+
+
+def test_runs_of_one_name_are_told_apart_by_the_keys_that_differ(
+    make: Callable[..., Experiment],
+) -> None:
+    experiments = [make(1), make(2), make(2, scheme="FA_mxfp8")]
+    assert labels(experiments) == ["bf16 seed=1", "bf16 seed=2", "FA_mxfp8"]
+    experiments[1].training.lr_schedule = LrSchedule.constant
+    assert labels(experiments) == [
+        "bf16 lr_schedule=cosine seed=1",
+        "bf16 lr_schedule=constant seed=2",
+        "FA_mxfp8",
+    ]
+
+
+def test_preset_is_named_and_not_all_its_keys(make: Callable[..., Experiment]) -> None:
+    experiments = [make(1), make(2), make(2)]
+    experiments[2].training.name = "default"
+    experiments[2].training.seq_length = 4096
+    assert labels(experiments) == [
+        "bf16 training=fast seed=1",
+        "bf16 training=fast seed=2",
+        "bf16 training=default seed=2",
+    ]
+
+
+def test_keys_that_follow_from_the_data_are_not_named(make: Callable[..., Experiment]) -> None:
+    experiments = [make(), make()]
+    experiments[1].dataset.path, experiments[1].dataset.sample = "/data/wiki", False
+    experiments[1].model.vocab_size = 1000
+    assert labels(experiments) == ["bf16 path=None", "bf16 path=/data/wiki"]
+
+
+def test_equal_experiments_have_equal_labels(make: Callable[..., Experiment]) -> None:
+    assert labels([make(), make()]) == ["bf16", "bf16"]

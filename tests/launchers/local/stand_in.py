@@ -1,0 +1,73 @@
+"""Stand-ins for what runs an attempt, and what they leave in a run folder."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from rich.console import Console
+
+from quantexp.launch.attempt import Opened
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, now, read_status, write_status
+from quantexp.schema import Experiment
+
+
+def put_status(run: RunDir, state: State, reason: str = "") -> None:
+    """Leave the folder as a worker does that ends so, or runs."""
+    status = read_status(run.status)
+    assert status is not None
+    status.state, status.reason, status.iteration = state, reason, status.iterations
+    status.started = status.started or now()
+    if state is not State.RUNNING:
+        status.finished = now()
+    write_status(run.status, status)
+
+
+def told(console: Console) -> str:
+    """What a console that writes into a string was told."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+class Workers:
+    """Stands in for running an attempt: says `completed` after a moment, or as told for a seed."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        #: Seeds in the order in which they started, and those that run now.
+        self.started: list[int] = []
+        self.running: set[int] = set()
+        #: The most that ever ran at once.
+        self.most = 0
+        self.variables: list[Mapping[str, str]] = []
+        #: What a seed does instead of completing.
+        self.does: dict[int, Callable[[RunDir, Callable[[], None]], None]] = {}
+        self.seconds = 0.05
+
+    def __call__(
+        self,
+        experiment: Experiment,
+        folder: Opened,
+        lock: int,
+        on_poll: Callable[[], None],
+        variables: Mapping[str, str],
+    ) -> None:
+        seed = experiment.training.seed
+        with self.lock:
+            self.started.append(seed)
+            self.running.add(seed)
+            self.most = max(self.most, len(self.running))
+            self.variables.append(variables)
+        put_status(folder.run, State.RUNNING)
+        try:
+            if seed in self.does:
+                self.does[seed](folder.run, on_poll)
+            else:
+                time.sleep(self.seconds)
+                put_status(folder.run, State.COMPLETED)
+        finally:
+            with self.lock:
+                self.running.discard(seed)

@@ -1,0 +1,94 @@
+"""The process that works through a sheet in the background, as far as one can look without another process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from quantexp_launchers.local import queue
+from quantexp_launchers.local.background import main
+from quantexp_launchers.local.detach import READY
+from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.sheet import Sheet
+from rich.console import Console
+
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import INTERRUPTED, State, read_json
+from quantexp.schema import Experiment
+
+from .stand_in import Workers, put_status
+
+
+@pytest.fixture
+def sheet(make: Callable[..., Experiment], workers: Workers) -> Sheet:
+    sheet = prepared([(make(seed), 0) for seed in (1, 2)], Console(quiet=True))
+    sheet.write()
+    return sheet
+
+
+def test_sheet_is_worked_through_and_printed(
+    sheet: Sheet, workers: Workers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_end, write_end = os.pipe()
+    assert main([str(sheet.files.listing), "--ready-fd", str(write_end)]) == 0
+    with os.fdopen(read_end, "rb") as ready:
+        assert ready.read() == READY
+    assert workers.started == [1, 2]
+    assert "completed  bf16 seed=2" in capsys.readouterr().out
+    assert [row["state"] for row in read_json(sheet.files.listing)["runs"]] == ["completed"] * 2
+
+
+def test_failed_run_is_exit_code_1(sheet: Sheet, workers: Workers) -> None:
+    workers.does[1] = lambda run, _: put_status(run, State.FAILED, "loss nan")
+    assert main([str(sheet.files.listing)]) == 1
+
+
+def test_command_and_source_are_those_of_the_submission(
+    sheet: Sheet, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheet.command, sheet.source = ["quantexp", "as", "typed"], {"commit": "0123"}
+    sheet.write()
+    monkeypatch.setattr("sys.argv", ["background"])
+    main([str(sheet.files.listing)])
+    assert sheet.items[0].run is not None
+    provenance = read_json(sheet.items[0].run.provenance)
+    assert provenance["command"] == ["quantexp", "as", "typed"]
+    assert provenance["source"]["commit"] == "0123"
+
+
+def test_interruption_is_130(
+    sheet: Sheet, workers: Workers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def is_ended(run: RunDir, on_poll: Callable[[], None]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            while True:
+                on_poll()
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            put_status(run, State.CANCELLED, INTERRUPTED)
+
+    workers.does[1] = is_ended
+    assert main([str(sheet.files.listing)]) == 130
+    assert capsys.readouterr().err == "quantexp: interrupted\n"
+
+
+def test_sheet_that_cannot_be_read_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "x.json")]) == 1
+    assert capsys.readouterr().err.startswith("quantexp: ")
+
+
+def test_bug_of_the_queue_is_not_hidden(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumbles(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(queue.Queue, "work", stumbles)
+    with pytest.raises(ZeroDivisionError):
+        main([str(sheet.files.listing)])
+    assert read_json(sheet.files.listing)["finished"] is not None

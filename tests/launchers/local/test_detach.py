@@ -1,0 +1,200 @@
+"""Runs in the background: they outlive the command and its terminal, end when asked to, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from quantexp_launchers.local import prepare
+from quantexp_launchers.local.detach import go_on_in_background
+from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.sheet import Sheet
+from rich.console import Console
+
+from quantexp.errors import RunError
+from quantexp.runs.lock import is_held, is_locked
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, read_json, read_status
+from quantexp.schema import Experiment
+
+from .stand_in import told
+
+pytestmark = pytest.mark.slow
+
+WORKER = Path(__file__).with_name("worker.py")
+#: Found on PYTHONPATH by every Python that is started: the stand-in instead of the worker.
+CUSTOM = f"""\
+import sys
+from hydra_plugins.quantexp_launcher import local
+
+local.command = lambda run_dir, _=1: [sys.executable, "-S", {str(WORKER)!r}, str(run_dir)]
+"""
+
+Detach = Callable[..., tuple[Sheet, psutil.Process]]
+
+
+@pytest.fixture
+def detach(
+    make: Callable[..., Experiment],
+    console: Console,
+    in_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Detach]:
+    """Starts a sweep of so many runs in the background; whatever a failing test leaves is killed."""
+    (in_tmp / "custom").mkdir()
+    (in_tmp / "custom" / "sitecustomize.py").write_text(CUSTOM)
+    path = [str(in_tmp / "custom"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(prepare, "device_class", lambda _: "cpu")
+    processes: list[psutil.Process] = []
+
+    def start(num_runs: int, seconds: float = 0.1) -> tuple[Sheet, psutil.Process]:
+        monkeypatch.setenv("STAND_IN_SECONDS", str(seconds))
+        sheet = prepared([(make(seed), 0) for seed in range(num_runs)], console)
+        go_on_in_background(sheet, console)
+        found = re.search(r"in the background, process (\d+)", told(console))
+        assert found is not None
+        processes.append(psutil.Process(int(found[1])))
+        return sheet, processes[-1]
+
+    yield start
+    for process in processes:
+        if process.is_running():
+            process.kill()
+
+
+def status_of(sheet: Sheet, index: int = 0) -> Status:
+    run = sheet.items[index].run
+    assert run is not None
+    status = read_status(run.status)
+    assert status is not None
+    return status
+
+
+def run_of(sheet: Sheet, index: int = 0) -> RunDir:
+    run = sheet.items[index].run
+    assert run is not None
+    return run
+
+
+def wait_until(
+    true: Callable[[], Any], told: Callable[[], Any] = lambda: None, within_s: float = 60
+) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, told()
+        time.sleep(0.02)
+
+
+def left(root: Path) -> list[psutil.Process]:
+    """Processes with the folder of the runs on their command line."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(root) in word for word in process.info["cmdline"] or [])
+    ]
+
+
+def test_sweep_goes_on_by_itself_and_says_how_to_follow_it(
+    detach: Detach, console: Console, in_tmp: Path
+) -> None:
+    sheet, process = detach(2)
+    assert os.getsid(process.pid) == process.pid, "no terminal's end reaches it"
+    assert process.terminal() is None
+    process.send_signal(signal.SIGHUP)
+    assert is_held(sheet.files.lock)
+    wait_until(lambda: read_json(sheet.files.listing)["finished"])
+    assert [row["state"] for row in read_json(sheet.files.listing)["runs"]] == ["completed"] * 2
+    name, listing = run_of(sheet).root.name, sheet.files.listing.relative_to(in_tmp)
+    assert told(console).splitlines() == [
+        f"2 runs go on in the background, process {process.pid}",
+        "runs    runs",
+        f"follow  quantexp status {listing}",
+        f"        quantexp logs runs/{name} -f",
+        f"stop    quantexp cancel {listing}",
+        f"log     {sheet.files.log.relative_to(in_tmp)}",
+    ]
+    wait_until(lambda: not left(sheet.root))
+    log = sheet.files.log.read_text()
+    assert "completed  bf16 seed=1" in log
+    assert "2 runs" in log
+
+
+def test_one_run_goes_on_from_the_snapshot_of_the_source_and_is_followed_in_its_own_folder(
+    detach: Detach, console: Console
+) -> None:
+    sheet, process = detach(1, 60)
+    name = run_of(sheet).root.name
+    first, *lines = told(console).splitlines()
+    assert first.startswith("1 run goes on in the background, process ")
+    assert lines[:2] == [f"runs    runs/{name}", f"follow  quantexp status runs/{name}"]
+    wait_until(lambda: status_of(sheet).state is State.RUNNING)
+    source = Path(process.environ()["PYTHONPATH"].split(os.pathsep)[0])
+    assert source.parent == sheet.root / "snapshots"
+    commit = read_json(run_of(sheet).provenance)["source"]
+    assert commit == {**sheet.source, "snapshot": source.name}
+    process.terminate()
+    wait_until(lambda: not left(sheet.root))
+
+
+def test_end_asked_for_cancels_what_runs_and_leaves_what_waits(detach: Detach) -> None:
+    sheet, process = detach(2, 60)
+    wait_until(lambda: status_of(sheet).state is State.RUNNING)
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: not left(sheet.root))
+    assert (status_of(sheet).state, status_of(sheet).reason) == (State.CANCELLED, "interrupted")
+    waiting = status_of(sheet, 1)
+    assert waiting.state is State.PENDING
+    assert waiting.reason == "its sweep was interrupted before it started"
+
+
+def test_killed_background_takes_its_run_along(detach: Detach) -> None:
+    sheet, process = detach(2, 60)
+    wait_until(lambda: status_of(sheet).state is State.RUNNING)
+    process.kill()
+    wait_until(lambda: not left(sheet.root))
+    assert status_of(sheet).state is State.CANCELLED
+    assert status_of(sheet, 1).state is State.PENDING
+    wait_until(lambda: not is_locked(run_of(sheet)))
+    assert not is_held(sheet.files.lock)
+
+
+def test_background_that_does_not_start_says_why(
+    detach: Detach, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(sheet: Sheet) -> None:
+        sheet.files.listing.parent.mkdir(parents=True)
+        sheet.files.listing.write_text("{")
+
+    monkeypatch.setattr(Sheet, "write", broken)
+    with pytest.raises(
+        RunError,
+        match=r"(?s)the background process did not start; the end of .*\.log:\nquantexp: .*cannot be ",
+    ):
+        detach(1)
+    (run,) = (in_tmp / "runs").glob("llama*")
+    status = read_status(RunDir(run).status)
+    assert status is not None
+    assert status.state is State.PENDING
+    assert status.reason == "the background process did not start"
+
+
+def test_background_is_ended_where_the_user_does_not_wait_for_its_start(
+    detach: Detach, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            detach(1, 60)
+    wait_until(lambda: not left(in_tmp), lambda: left(in_tmp))

@@ -1,0 +1,198 @@
+"""From a run folder to its outcome, deaths without a word included."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantexp_launchers.local import processes, slots
+from quantexp_launchers.local.execute import _overdue, execute
+from rich.console import Console
+
+from quantexp.errors import RunError
+from quantexp.launch.outcome import outcome
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, read_status, write_json, write_status
+from quantexp.schema import Experiment
+
+Worker = Callable[..., int]
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Worker], None]:
+    """Puts a function in the worker process's place."""
+
+    def put(stand_in: Worker) -> None:
+        monkeypatch.setattr(processes, "run_worker", stand_in)
+
+    return put
+
+
+def completes(run_dir: Path, log: Path, on_poll: Callable[[], None], *_: Any, **__: Any) -> int:
+    run = RunDir(run_dir)
+    status = read_status(run.status)
+    assert status is not None
+    status.state, status.iteration = State.COMPLETED, status.iterations
+    status.capture = {"tensors": 3, "num_bytes": 12}
+    write_status(run.status, status)
+    run.metrics.write_text('{"iteration": 2, "loss": 5.0, "tokens_per_s": 1.0}\n')
+    write_json(run.precision, {"entries": []})
+    run.tensors.mkdir()
+    (run.tensors / "manifest.jsonl").touch()
+    on_poll()
+    return 0
+
+
+def test_outcome_is_what_the_folder_says(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+) -> None:
+    worker(completes)
+    result = execute(tiny(), QUIET)
+    assert (result.state, result.skipped, result.reason) == (State.COMPLETED, False, "")
+    assert result.metrics is not None
+    assert result.metrics["loss"] == 5.0
+    assert (result.tensors, result.num_bytes) == (3, 12)
+    assert result.precision == {"entries": []}
+
+
+def test_completed_run_starts_no_worker(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+) -> None:
+    worker(completes)
+    first = execute(tiny(), QUIET)
+
+    def never(*_: Any, **__: Any) -> int:
+        raise AssertionError("a worker was started")
+
+    worker(never)
+    again = execute(tiny(), QUIET)
+    assert again.skipped
+    assert "already completed" in again.reason
+    assert again.run == first.run
+
+
+def test_worker_that_died_without_a_word_is_a_failure_in_one_line(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+) -> None:
+    def dies(run_dir: Path, log: Path, on_poll: Callable[[], None], *_: Any, **__: Any) -> int:
+        log.write_text("".join(f"line {i}\n" for i in range(30)))
+        return -9
+
+    worker(dies)
+    result = execute(tiny(), QUIET)
+    assert result.state is State.FAILED
+    log = result.run.rank_log(0)
+    assert result.reason == f"the worker was ended by SIGKILL (out of memory?); see {log}"
+    status = read_status(result.run.status)
+    assert status is not None
+    assert status.finished is not None
+
+
+def test_worker_that_died_before_its_log_is_a_failure_too(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+) -> None:
+    def dies(*_: Any, **__: Any) -> int:
+        return 1
+
+    worker(dies)
+    result = execute(tiny(), QUIET)
+    log = result.run.rank_log(0)
+    assert result.reason == f"the worker ended with exit code 1 and no reason; see {log}"
+
+
+def test_interrupted_run_is_cancelled_even_before_its_worker_could_say_so(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> int:
+        raise KeyboardInterrupt
+
+    worker(interrupted)
+    result = execute(tiny(), QUIET)
+    assert (result.state, result.reason) == (State.CANCELLED, "interrupted")
+    status = read_status(result.run.status)
+    assert status is not None
+    assert status.state is State.CANCELLED
+
+
+def test_interrupt_says_at_once_what_it_waits_for_and_how_long(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+) -> None:
+    def interrupted(*_: Any, on_stop: Callable[[float], None], **__: Any) -> int:
+        on_stop(20.0)
+        raise KeyboardInterrupt
+
+    worker(interrupted)
+    console = Console(file=io.StringIO(), width=80)
+    execute(tiny(), console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == (
+        "stopping: what was captured is written, 20 s at most; Ctrl-C again ends at once\n"
+    )
+
+
+def test_failure_the_worker_told_is_kept(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+) -> None:
+    def fails(run_dir: Path, *_: Any, **__: Any) -> int:
+        write_status(RunDir(run_dir).status, Status(State.FAILED, "loss nan"))
+        return 1
+
+    worker(fails)
+    assert execute(tiny(), QUIET).reason == "loss nan"
+
+
+def test_folder_that_is_no_run_is_refused(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"has no status\.json: it is no run folder, or was never"):
+        outcome(tiny(), RunDir(tmp_path))
+
+
+def test_more_processes_than_gpus_are_refused(
+    tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = tiny("training.micro_batch_size=1", "launcher.num_processes=2")
+    monkeypatch.setattr(slots, "has_driver", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(
+        RunError,
+        match=r"launcher\.num_processes=2 needs a GPU for each process and this machine has 1; lower it",
+    ):
+        execute(two, QUIET)
+
+
+def test_interrupted_worker_that_could_not_say_so_is_cancelled(
+    tiny: Callable[..., Experiment], worker: Callable[[Worker], None]
+) -> None:
+    folders: list[Path] = []
+
+    def interrupted(run_dir: Path, *_: Any, **__: Any) -> int:
+        folders.append(run_dir)
+        raise KeyboardInterrupt
+
+    worker(interrupted)
+    assert execute(tiny(), QUIET).state is State.CANCELLED
+    status = read_status(RunDir(folders[0]).status)
+    assert status is not None
+    assert (status.state, status.reason) == (State.CANCELLED, "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("finished", "overdue"),
+    [
+        (None, False),
+        ("2020-01-01T00:00:00+00:00", True),
+        ("2999-01-01T00:00:00+00:00", False),
+    ],
+)
+def test_ranks_that_stay_long_after_rank_0_has_ended_are_overdue(
+    tmp_path: Path, finished: str | None, overdue: bool
+) -> None:
+    run = RunDir(tmp_path)
+    assert not _overdue(run, 1.0)
+    write_status(run.status, Status(State.COMPLETED, finished=finished))
+    assert _overdue(run, 1.0) is overdue

@@ -1,0 +1,166 @@
+"""All folders of a sweep are there, and say pending, before the first run starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from quantexp_launchers.local import prepare
+from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.sheet import Place
+from rich.console import Console
+
+from quantexp.capture.select.budget import price
+from quantexp.config.load import from_plain, read
+from quantexp.errors import CaptureError, ConfigError, DataError
+from quantexp.launch import attempt
+from quantexp.runs.lock import take_lock
+from quantexp.runs.status import State, read_json, read_status, write_json
+from quantexp.schema import CaptureLevel, Experiment
+
+from .stand_in import Workers, put_status, told
+
+
+@pytest.fixture(autouse=True)
+def _no_device(workers: Workers) -> None:
+    """What is prepared starts nothing."""
+
+
+def test_every_folder_says_pending(make: Callable[..., Experiment], console: Console) -> None:
+    sheet = prepared([(make(1), 0), (make(2), 1)], console)
+    for item, seed, stage in zip(sheet.items, (1, 2), (0, 1), strict=True):
+        assert item.run is not None
+        status = read_status(item.run.status)
+        assert status is not None
+        assert (status.state, status.started) == (State.PENDING, None)
+        assert read(item.run.config).training.seed == seed
+        assert (item.place, item.stage) == (Place.WAITING, stage)
+        assert from_plain(item.config) == read(item.run.config)
+
+
+def test_commit_is_asked_for_once_and_in_every_provenance(
+    make: Callable[..., Experiment], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def checkout() -> dict[str, object]:
+        asked.append(1)
+        return {"commit": "0123", "diff": ""}
+
+    monkeypatch.setattr(prepare, "checkout", checkout)
+    sheet = prepared([(make(1), 0), (make(2), 0)], console)
+    assert asked == [1]
+    for item in sheet.items:
+        assert item.run is not None
+        assert read_json(item.run.provenance)["source"]["commit"] == "0123"
+
+
+def test_completed_run_is_over(make: Callable[..., Experiment], console: Console) -> None:
+    (item,) = prepared([(make(1), 0)], console).items
+    assert item.run is not None
+    put_status(item.run, State.COMPLETED)
+    (item,) = prepared([(make(1), 0)], console).items
+    assert item.completed
+    assert item.outcome is not None
+    assert item.outcome.skipped
+
+
+def test_run_that_other_versions_completed_says_so(
+    make: Callable[..., Experiment], console: Console
+) -> None:
+    (item,) = prepared([(make(1), 0)], console).items
+    assert item.run is not None
+    put_status(item.run, State.COMPLETED)
+    then = read_json(item.run.provenance)
+    write_json(item.run.provenance, {**then, "quantexp": "0.0.1"})
+    (item,) = prepared([(make(1), 0)], console).items
+    assert item.place is Place.WAITING
+    assert "bf16: completed before with other versions (quantexp 0.0.1 then" in told(console)
+
+
+def test_run_in_use_is_known_by_its_folder(
+    make: Callable[..., Experiment], console: Console
+) -> None:
+    (item,) = prepared([(make(1), 0)], console).items
+    assert item.run is not None
+    lock = take_lock(item.run)
+    (again,) = prepared([(make(1), 0)], console).items
+    os.close(lock)
+    assert (again.place, again.run) == (Place.IN_USE, item.run)
+    assert "is in use by another process" in again.reason
+
+
+def test_run_of_a_scheduler_is_over_with_where_it_is(
+    make: Callable[..., Experiment], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared([(make(1), 0)], console)
+    monkeypatch.setattr(attempt, "_elsewhere", lambda *_: "job 12 is waiting")
+    (item,) = prepared([(make(1), 0)], console).items
+    assert item.place is Place.OVER
+    assert (item.state, item.completed) == (State.PENDING, False)
+    assert item.outcome is not None
+    assert item.outcome.reason == "job 12 is waiting"
+
+
+def test_run_without_data_is_over_and_the_others_are_not(
+    make: Callable[..., Experiment], console: Console
+) -> None:
+    lacking = make(1)
+    lacking.dataset.sample = False
+    first, second = prepared([(lacking, 0), (make(2), 0)], console).items
+    assert (first.run, first.place, first.state) == (None, Place.OVER, State.FAILED)
+    assert "has no data" in first.reason
+    assert second.place is Place.WAITING
+
+
+def test_bug_in_one_point_does_not_take_the_others_away(
+    make: Callable[..., Experiment],
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def stumbles(*_: object) -> None:
+        raise ZeroDivisionError("by nought")
+
+    monkeypatch.setattr(prepare, "look_at", stumbles)
+    (item,) = prepared([(make(1), 0)], console).items
+    assert (item.place, item.reason) == (Place.OVER, "ZeroDivisionError: by nought")
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_captures_that_together_are_over_the_free_disk_are_refused_before_any_run(
+    make: Callable[..., Experiment], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiments = [make(seed) for seed in (1, 2)]
+    for experiment in experiments:
+        experiment.capture.level = CaptureLevel.tensors
+
+    class Usage:
+        free = int(1.5 * price(experiments[0]).on_disk)
+
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    with pytest.raises(CaptureError, match="the captures of 2 runs would take"):
+        prepared([(experiment, 0) for experiment in experiments], console)
+
+
+def test_runs_in_two_places_are_refused(
+    make: Callable[..., Experiment], console: Console, tmp_path: Path
+) -> None:
+    other = make(2)
+    other.paths.root = str(tmp_path / "others")
+    with pytest.raises(ConfigError, match=r"paths\.root is one for the whole sweep, got .*others"):
+        prepared([(make(1), 0), (other, 0)], console)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_error_of_a_point_is_its_reason(
+    make: Callable[..., Experiment], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(*_: object) -> None:
+        raise DataError("no [data]")
+
+    monkeypatch.setattr(attempt, "identity", lacks)
+    (item,) = prepared([(make(1), 0)], console).items
+    assert item.reason == "no [data]"

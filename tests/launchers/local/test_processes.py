@@ -1,0 +1,380 @@
+"""Workers in the foreground: their logs, their exit codes, their ends, and that none is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from quantexp_launchers.local import processes
+from quantexp_launchers.local.processes import command, run_ranks, run_worker
+
+from quantexp.runs.lock import take_lock
+from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import read_record
+from quantexp.runs.status import State, Status, read_status
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for `python -m quantexp.training.worker`: RUN_DIR/worker.py is what it runs."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$3/worker.py" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    return tmp_path / "worker.py"
+
+
+def test_worker_is_given_the_folder_alone_and_its_words_are_logged(
+    worker: Path, tmp_path: Path
+) -> None:
+    worker.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
+    polls: list[int] = []
+    code = run_worker(tmp_path, tmp_path / "log", lambda: polls.append(1), {})
+    assert code == 7
+    expected = ["-m", "quantexp.training.worker", str(tmp_path), "--with-parent"]
+    assert (tmp_path / "log").read_text() == f"{expected}\n"
+    assert polls, "the display is brought up to date at least once at the end"
+
+
+def test_log_is_continued(worker: Path, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("before\n")
+    worker.write_text("import sys\nprint('after', file=sys.stderr)\n")
+    assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}) == 0
+    assert (tmp_path / "log").read_text() == "before\nafter\n"
+
+
+def test_killed_worker_has_its_signals_code(worker: Path, tmp_path: Path) -> None:
+    worker.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}) == -signal.SIGKILL
+
+
+def test_file_descriptors_asked_for_stay_open(worker: Path, tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    worker.write_text(f"import os\nos.write({write_end}, b'x')\n")
+    assert run_worker(tmp_path, tmp_path / "log", lambda: None, {}, keep_open=(write_end,)) == 0
+    assert os.read(read_end, 1) == b"x"
+    os.close(read_end)
+    os.close(write_end)
+
+
+WAITING = """\
+import os, pathlib, signal, sys, time
+here = pathlib.Path(sys.argv[3])
+signal.signal(signal.SIGTERM, {handler})
+(here / "part").write_text(str(os.getpid()))
+(here / "part").rename(here / "pid")
+time.sleep(60)
+"""
+
+
+def interrupting(tmp_path: Path) -> None:
+    if (tmp_path / "pid").exists():
+        raise KeyboardInterrupt
+
+
+def interrupting_once(tmp_path: Path) -> None:
+    if (tmp_path / "pid").exists() and not (tmp_path / "interrupted").exists():
+        (tmp_path / "interrupted").touch()
+        raise KeyboardInterrupt
+
+
+def test_interrupted_worker_may_end_itself(worker: Path, tmp_path: Path) -> None:
+    handler = "lambda *_: (time.sleep(0.5), (here / 'ended').touch(), sys.exit(130))"
+    worker.write_text(WAITING.format(handler=handler))
+    with pytest.raises(KeyboardInterrupt):
+        run_worker(tmp_path, tmp_path / "log", lambda: interrupting_once(tmp_path), {})
+    assert (tmp_path / "ended").exists()
+
+
+def test_interrupt_is_told_once_with_the_seconds_that_are_left(
+    worker: Path, tmp_path: Path
+) -> None:
+    worker.write_text(WAITING.format(handler="lambda *_: sys.exit(130)"))
+    told: list[float] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_worker(
+            tmp_path,
+            tmp_path / "log",
+            lambda: interrupting_once(tmp_path),
+            {},
+            on_stop=told.append,
+        )
+    assert told == [processes.GRACE_S]
+
+
+@pytest.mark.parametrize("interrupts", [True, False])
+def test_ranks_that_are_ended_are_told_of_where_an_interrupt_ended_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupts: bool
+) -> None:
+    monkeypatch.setattr(
+        processes, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
+    )
+    told: list[float] = []
+    polls: list[int] = []
+
+    def on_poll() -> bool:
+        polls.append(1)
+        if interrupts and len(polls) == 1:
+            raise KeyboardInterrupt
+        return False
+
+    with contextlib.suppress(KeyboardInterrupt):
+        run_ranks(tmp_path, 2, None, tmp_path / "log", on_poll, {}, on_stop=told.append)
+    assert told == ([processes.GRACE_S] if interrupts else [])
+
+
+def test_second_interrupt_gives_a_worker_no_more_time(worker: Path, tmp_path: Path) -> None:
+    worker.write_text(WAITING.format(handler="signal.SIG_IGN"))
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_worker(tmp_path, tmp_path / "log", lambda: interrupting(tmp_path), {})
+    assert time.monotonic() - start < processes.GRACE_S / 2
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_worker_that_does_not_end_is_killed(
+    worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 0.2)
+    worker.write_text(WAITING.format(handler="signal.SIG_IGN"))
+    with pytest.raises(KeyboardInterrupt):
+        run_worker(tmp_path, tmp_path / "log", lambda: interrupting_once(tmp_path), {})
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_several_processes_are_torchruns_and_meet_through_a_file(tmp_path: Path) -> None:
+    words = command(tmp_path, 3)
+    assert words[:4] == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3"]
+    assert f"--rdzv-endpoint={tmp_path / '.rendezvous'}" in words
+    assert words[-3:] == ["-m", "quantexp.training.worker", str(tmp_path)]
+
+
+LEAVES_A_CHILD = """\
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+pathlib.Path({pid!r}).write_text(str(child.pid))
+print(os.environ["OMP_NUM_THREADS"], os.environ["GLOO_SOCKET_IFNAME"], flush=True)
+time.sleep({seconds})
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("seconds", [1, 60])
+def test_no_rank_outlives_torchrun_ended_or_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    pid = tmp_path / "pid"
+    script = LEAVES_A_CHILD.format(pid=str(pid), seconds=seconds)
+    monkeypatch.setattr(processes, "command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    start = time.monotonic()
+    code = run_ranks(
+        tmp_path,
+        2,
+        None,
+        tmp_path / "log",
+        lambda: (
+            (time.monotonic() - start < 30 and seconds == 1) or not (tmp_path / "log").read_text()
+        ),
+        {},
+    )
+    assert code == (5 if seconds == 1 else -signal.SIGTERM)
+    assert (tmp_path / "log").read_text() == "7 lo\n"
+    assert not psutil.pid_exists(int(pid.read_text()))
+
+
+@pytest.mark.parametrize(("num_threads", "threads"), [(3, "3"), (None, "1")])
+def test_ranks_share_the_cores_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, num_threads: int | None, threads: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert processes._environment(2, num_threads)["OMP_NUM_THREADS"] == threads
+
+
+class Started:
+    """`quantexp` with two processes, in a process of its own that can be interrupted."""
+
+    def __init__(self, words: list[str], root: Path) -> None:
+        self.root = root
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "quantexp", *words, f"paths.root={root}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+
+    @property
+    def run(self) -> RunDir:
+        (folder,) = self.root.glob("llama*")
+        return RunDir(folder)
+
+    @property
+    def status(self) -> Status:
+        status = read_status(self.run.status)
+        assert status is not None
+        return status
+
+    def wait_until_it_trains(self) -> None:
+        end = time.monotonic() + 90
+        while not list(self.root.glob("llama*/metrics.jsonl")):
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+    def rank_pid(self, rank: int) -> int:
+        record = read_record(self.run, rank)
+        assert record is not None
+        return record.pid
+
+    def end(self, within_s: float) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=within_s)
+        return self.process.returncode, errors
+
+    def left(self) -> list[psutil.Process]:
+        """Every process that has the run's folder on its command line or in its environment's place."""
+        return [
+            process
+            for process in psutil.process_iter(["cmdline", "pid"])
+            if any(str(self.root) in word for word in process.info["cmdline"] or [])
+        ]
+
+
+@pytest.fixture
+def started(tiny_words: list[str], tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    """Starts a long run of two processes that trains; whatever a failing test leaves is killed."""
+    runs: list[Started] = []
+
+    def start(*words: str) -> Started:
+        long = ["training.micro_batch_size=1", "training.iterations=100000", "capture=off"]
+        runs.append(
+            Started([*tiny_words, *long, "launcher.num_processes=2", *words], tmp_path / "runs")
+        )
+        runs[-1].wait_until_it_trains()
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        for process in run.left():
+            process.kill()
+        run.process.communicate()
+
+
+@pytest.mark.slow
+def test_killed_rank_fails_the_run_and_is_named(started: Callable[..., Started]) -> None:
+    run = started()
+    os.kill(run.rank_pid(1), signal.SIGKILL)
+    code, errors = run.end(within_s=60)
+    assert code == 1
+    assert run.status.state is State.FAILED
+    assert run.status.finished is not None
+    assert run.status.reason.startswith("rank 1 did not end by itself (killed, out of memory, ")
+    assert f"the end of {run.run.rank_log(1)}" in run.status.reason
+    assert "rank 1 did not end by itself" in errors
+    assert not run.left()
+
+
+@pytest.mark.slow
+def test_killed_rank_0_cannot_keep_the_run_running(started: Callable[..., Started]) -> None:
+    run = started()
+    os.kill(run.rank_pid(0), signal.SIGKILL)
+    code, _ = run.end(within_s=60)
+    assert code == 1
+    assert run.status.state is State.FAILED
+    assert run.status.reason.startswith("rank 0 did not end by itself")
+    assert not run.left()
+
+
+@pytest.mark.slow
+def test_hanging_rank_fails_the_run_within_the_timeout_and_is_named(
+    started: Callable[..., Started],
+) -> None:
+    """12 s until the other rank gives up, 30 s until torchrun kills what does not end when asked."""
+    run = started("launcher.timeout_min=0.2")
+    os.kill(run.rank_pid(1), signal.SIGSTOP)
+    code, errors = run.end(within_s=12 + 30 + 30)
+    assert code == 1
+    assert run.status.state is State.FAILED
+    assert "rank 1 did not end by itself" in run.status.reason
+    assert "rank 0 then: RuntimeError: " in run.status.reason
+    assert "Timed out waiting 12000ms" in errors
+    assert not run.left()
+
+
+@pytest.mark.slow
+def test_interrupt_ends_every_rank_as_cancelled(started: Callable[..., Started]) -> None:
+    run = started()
+    run.process.send_signal(signal.SIGINT)
+    code, errors = run.end(within_s=60)
+    assert code == 130
+    assert "cancelled: interrupted" in errors
+    assert (run.status.state, run.status.reason) == (State.CANCELLED, "interrupted")
+    assert not run.left()
+
+
+@pytest.mark.slow
+def test_second_interrupt_gives_a_hanging_rank_no_more_time(
+    started: Callable[..., Started],
+) -> None:
+    run = started()
+    os.kill(run.rank_pid(1), signal.SIGSTOP)
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    run.process.send_signal(signal.SIGINT)
+    code, _ = run.end(within_s=processes.GRACE_S / 2)
+    assert code == 130
+    assert run.status.state is State.CANCELLED
+    assert not run.left()
+
+
+@pytest.mark.slow
+def test_killed_torchrun_leaves_no_rank(started: Callable[..., Started]) -> None:
+    run = started()
+    torchrun = psutil.Process(run.rank_pid(0)).parent()
+    assert torchrun is not None
+    torchrun.kill()
+    code, _ = run.end(within_s=60)
+    assert code == 1
+    assert run.status.state is State.FAILED
+    assert not run.left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("also_torchrun", [False, True])
+def test_killed_quantexp_leaves_nothing(
+    started: Callable[..., Started], also_torchrun: bool
+) -> None:
+    run = started()
+    rank = psutil.Process(run.rank_pid(0))
+    torchrun = rank.parent()
+    assert torchrun is not None
+    run.process.kill()
+    if also_torchrun:
+        torchrun.kill()
+    run.end(within_s=10)
+    psutil.wait_procs([torchrun, rank], 60)
+    assert not run.left()
+    assert run.status.state is State.CANCELLED
+    os.close(take_lock(run.run, patience_s=10))
+
+
+@pytest.mark.slow
+def test_ranks_listen_at_the_loopback_address_alone(started: Callable[..., Started]) -> None:
+    listening = {
+        connection.laddr.ip
+        for process in started().left()
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}

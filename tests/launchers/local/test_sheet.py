@@ -1,0 +1,88 @@
+"""A sweep's sheet tells how its runs stand, and is enough to go on with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.sheet import Place, Sheet, read_sheet
+from rich.console import Console
+
+from quantexp.config.load import from_plain, read
+from quantexp.errors import RunError
+from quantexp.launch.ledger.waiting import waiting_in
+from quantexp.runs.lock import is_held
+from quantexp.runs.status import read_json, write_json
+from quantexp.schema import Experiment
+
+from .stand_in import Workers
+
+
+@pytest.fixture
+def sheet(make: Callable[..., Experiment], workers: Workers, console: Console) -> Sheet:
+    return prepared([(make(1), 0), (make(2), 1)], console)
+
+
+def test_file_lists_the_runs_with_all_that_makes_them(sheet: Sheet) -> None:
+    sheet.write()
+    content = read_json(sheet.files.listing)
+    assert sheet.files.listing.parent == sheet.root / "sweeps"
+    assert sheet.files.listing.name.startswith(sheet.started[:10].replace("-", "") + "_")
+    assert content["pid"] == os.getpid()
+    assert content["finished"] is None
+    assert [(row["state"], row["stage"]) for row in content["runs"]] == [
+        ("pending", 0),
+        ("pending", 1),
+    ]
+    for row in content["runs"]:
+        folder = sheet.root / row["run"]
+        assert from_plain(row["config"]) == read(folder / "config.yaml")
+
+
+def test_sheet_is_read_as_it_was_written(sheet: Sheet) -> None:
+    sheet.write()
+    again = read_sheet(sheet.files.listing)
+    assert (again.root, again.started, again.files) == (sheet.root, sheet.started, sheet.files)
+    assert (again.command, again.source) == (sheet.command, sheet.source)
+    for item, before in zip(again.items, sheet.items, strict=True):
+        assert (item.run, item.stage, item.label) == (before.run, before.stage, before.label)
+        assert item.place is Place.WAITING
+        assert before.run is not None
+        assert item.experiment == read(before.run.config)
+
+
+def test_sheet_is_held_for_as_long_as_somebody_works_through_it(sheet: Sheet) -> None:
+    first, second = (item.run for item in sheet.items)
+    assert first is not None
+    assert second is not None
+    assert not is_held(sheet.files.lock)
+    with sheet.held():
+        assert is_held(sheet.files.lock)
+        assert read_json(sheet.files.listing)["finished"] is None
+        assert set(waiting_in(sheet.root)) == {first.root.name, second.root.name}
+        assert set(waiting_in(sheet.root).values()) == {sheet.files.listing.stem}
+        sheet.items[0].place = Place.OVER
+        sheet.write()
+        assert set(waiting_in(sheet.root)) == {second.root.name}
+    assert not is_held(sheet.files.lock)
+    assert not sheet.files.lock.exists()
+    assert read_json(sheet.files.listing)["finished"] is not None
+
+
+@pytest.mark.parametrize("content", [{}, {"runs": [{"config": {}}]}, []])
+def test_file_that_is_no_sheet_is_refused(tmp_path: Path, content: object) -> None:
+    write_json(tmp_path / "x.json", content)
+    with pytest.raises(RunError, match=r"x\.json is not a sweep of this version: "):
+        read_sheet(tmp_path / "x.json")
+
+
+def test_folder_that_cannot_be_written_is_named(sheet: Sheet) -> None:
+    (sheet.root / "sweeps").write_text("")
+    for use in (sheet.write, lambda: sheet.held().__enter__()):
+        with pytest.raises(
+            RunError, match=r"the sweep's list of runs cannot be written to .*runs/sweeps: .*; set "
+        ):
+            use()

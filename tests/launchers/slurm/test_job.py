@@ -1,0 +1,584 @@
+"""The two ends of a job's script: what begins, what is left alone, and how each end is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from quantexp_launchers.slurm import job
+from quantexp_launchers.slurm.job import (
+    NOTHING_TO_DO,
+    PUT_BACK,
+    begin,
+    end,
+    main,
+    own_task,
+    read_within,
+)
+
+from quantexp.config.compose import compose
+from quantexp.errors import RunError, RunInUseError
+from quantexp.launch.attempt import opened
+from quantexp.runs.fencing import is_ours, take_over
+from quantexp.runs.lock import take_lock
+from quantexp.runs.paths import RunDir, Submission
+from quantexp.runs.ranks import RankRecord, write_record
+from quantexp.runs.status import State, Status, read_status, write_json, write_status
+from quantexp.schema import Experiment
+
+#: What the scheduler says of a job that it does nothing to.
+RUNS = {"JobState": "RUNNING", "Reason": "None", "Restarts": "0", "PreemptTime": "None"}
+CANCELLED = {**RUNS, "JobState": "COMPLETING"}
+LIMIT = {**RUNS, "JobState": "COMPLETING", "Reason": "TimeLimit", "TimeLimit": "01:00:00"}
+PREEMPTED = {**RUNS, "PreemptTime": "2026-11-21T05:45:54"}
+BEGINS_AGAIN = "it will begin again at its first iteration"
+
+
+@dataclass
+class World:
+    """A run that was submitted, as its job finds it."""
+
+    task: job.Task
+    experiment: Experiment
+    monkeypatch: pytest.MonkeyPatch
+
+    @property
+    def run(self) -> RunDir:
+        return self.task.run
+
+    @property
+    def status(self) -> Status:
+        found = read_status(self.run.status)
+        assert found is not None
+        return found
+
+    def told(self, state: State, reason: str = "", **values: object) -> None:
+        """Have the run say that."""
+        given = replace(self.status, state=state, reason=reason, **values)  # type: ignore[arg-type]
+        write_status(self.run.status, given)
+
+    def started(self, times: int) -> job.Task:
+        """The job of another start."""
+        self.monkeypatch.setenv("SLURM_RESTART_COUNT", str(times))
+        return replace(self.task, starts_before=times)
+
+    def trains(self, iteration: int = 3) -> None:
+        """Have the run be in its training."""
+        self.told(State.RUNNING, iteration=iteration, started="2026-01-01T00:00:00.000+00:00")
+        self.run.metrics.write_text('{"iteration": 1}\n')
+        self.run.rank_log(0).write_text("words\n")
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    words = ["training=fast", "launcher=slurm", "launcher.max_requeue=2", "capture=tensors"]
+    return compose(words, None, {})
+
+
+@pytest.fixture
+def world(
+    composed: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., World]:
+    def make(num_processes: int = 1) -> World:
+        experiment = replace(composed, paths=replace(composed.paths, root=str(tmp_path / "runs")))
+        experiment.launcher = replace(composed.launcher, num_processes=num_processes)
+        experiment.training = replace(composed.training, micro_batch_size=1)
+        with opened(experiment, "cpu", ["test"]) as (folder, _):
+            run = folder.run
+        submission = Submission(tmp_path / "runs" / "submissions" / "q-1")
+        submission.root.mkdir(parents=True)
+        content = {"runs": ["/other", str(run.root)], "snapshot": str(folder.snapshot)}
+        write_json(submission.tasks, {**content, "umask": 0o022})
+        status = read_status(run.status)
+        assert status is not None
+        write_status(run.status, replace(status, submission="q-1", task=1))
+        for name, value in {"JOB_ID": "12", "ARRAY_JOB_ID": "7", "ARRAY_TASK_ID": "1"}.items():
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+        return World(own_task(submission, os.environ), experiment, monkeypatch)
+
+    return make
+
+
+# Which run a job is for.
+
+
+def test_task_of_an_array_is_its_place_in_the_list(world: Callable[..., World]) -> None:
+    task = world().task
+    assert (task.index, task.job_id, task.raw_job_id, task.starts_before) == (1, "7_1", "12", 0)
+    assert task.umask == 0o022
+
+
+def test_job_alone_is_the_first_of_the_list(world: Callable[..., World]) -> None:
+    submission = world().task.submission
+    task = own_task(submission, {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "2"})
+    assert (task.run.root, task.job_id, task.starts_before) == (Path("/other"), "12", 2)
+
+
+def test_place_that_the_list_does_not_have_is_refused(world: Callable[..., World]) -> None:
+    environment = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    with pytest.raises(RunError, match=r"tasks\.json lists 2 runs, and this is task 2"):
+        own_task(world().task.submission, environment)
+
+
+def test_error_is_one_line_and_exit_code_1(
+    world: Callable[..., World], capsys: pytest.CaptureFixture[str]
+) -> None:
+    submission = world().task.submission
+    submission.tasks.unlink()
+    assert main(["begin", str(submission.root)]) == 1
+    assert capsys.readouterr().err.startswith(f"{submission.tasks} cannot be read: ")
+
+
+# Beginning.
+
+
+def test_run_that_waits_begins(world: Callable[..., World]) -> None:
+    waits = world()
+    assert begin(waits.task) == 0
+    assert (waits.status.state, waits.status.job_id) == (State.PENDING, "7_1")
+    assert is_ours(waits.run)
+    assert not waits.run.attempts.exists()
+
+
+def test_umask_of_the_submitter_holds_in_the_job(world: Callable[..., World]) -> None:
+    waits = world()
+    before = os.umask(0o077)
+    try:
+        assert main(["begin", str(waits.task.submission.root)]) == 0
+        assert os.umask(0o077) == 0o022
+    finally:
+        os.umask(before)
+
+
+def test_vanished_folder_is_said_so(world: Callable[..., World], tmp_path: Path) -> None:
+    gone = world()
+    gone.run.root.rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=r"the run folder .* is gone; submit the run again"):
+        begin(gone.task)
+
+
+@pytest.mark.parametrize(("submission", "index"), [(None, None), ("q-2", 1), ("q-1", 0)])
+def test_run_of_another_submission_is_left_alone(
+    world: Callable[..., World],
+    capsys: pytest.CaptureFixture[str],
+    submission: str | None,
+    index: int | None,
+) -> None:
+    other = world()
+    other.told(State.PENDING, submission=submission, task=index)
+    before = other.run.status.read_bytes()
+    for task in (other.task, other.started(1)):
+        assert begin(task) == NOTHING_TO_DO
+    assert "belongs to another submission by now" in capsys.readouterr().err
+    assert other.run.status.read_bytes() == before
+    assert not other.run.start.exists()
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.CANCELLED])
+def test_run_that_is_over_is_left_alone(
+    world: Callable[..., World], capsys: pytest.CaptureFixture[str], state: State
+) -> None:
+    over = world()
+    over.told(state)
+    assert begin(over.started(1)) == NOTHING_TO_DO
+    assert f"is {state} already" in capsys.readouterr().err
+
+
+def test_changed_source_fails_the_run(world: Callable[..., World]) -> None:
+    edited = world()
+    file = edited.task.snapshot / "quantexp" / "worker.py"
+    file.chmod(0o600)
+    file.write_text("print('something else')\n")
+    assert begin(edited.task) == 1
+    assert edited.status.state is State.FAILED
+    assert "the source this run was submitted with was changed in" in edited.status.reason
+
+
+def test_changed_configuration_fails_the_run(world: Callable[..., World]) -> None:
+    edited = world()
+    edited.run.config.write_text("a: [")
+    assert begin(edited.task) == 1
+    assert edited.status.state is State.FAILED
+    assert "config.yaml cannot be read" in edited.status.reason
+
+
+def test_folder_that_somebody_keeps_is_an_error_of_the_first_start(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = world()
+    monkeypatch.setattr(job, "PATIENCE_S", 0.1)
+    lock = take_lock(kept.run)
+    with pytest.raises(RunInUseError, match=r"is in use by another process; wait for it, or stop"):
+        begin(kept.task)
+    os.close(lock)
+
+
+def test_later_start_waits_in_the_queue_for_an_earlier_one_that_does_not_end(
+    world: Callable[..., World],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On a node that was lost it goes on; it is told that it is no longer wanted, but may hang."""
+    kept = world()
+    monkeypatch.setattr(job, "PATIENCE_S", 0.1)
+    take_over(kept.run)
+    lock = take_lock(kept.run)
+    assert begin(kept.started(1)) == PUT_BACK
+    assert "; the job is put back into the queue" in capsys.readouterr().err
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    assert not is_ours(kept.run), "the earlier start sees that it is over"
+    with pytest.raises(RunInUseError):
+        begin(kept.started(2))
+    os.close(lock)
+
+
+def test_ranks_are_given_what_a_killed_submitter_could_not_give(
+    world: Callable[..., World],
+) -> None:
+    from quantexp_launchers.slurm.task import enter
+    from submitit.core.utils import DelayedSubmission
+
+    lost = world()
+    pickle = lost.task.submission.pickle("7_1")
+    assert begin(lost.task) == 0
+    given = DelayedSubmission.load(pickle)
+    assert given.function is enter
+    assert given.args == (str(lost.run.root), 0o022)
+    pickle.write_bytes(b"the submitter's")
+    assert begin(lost.task) == 0
+    assert pickle.read_bytes() == b"the submitter's"
+
+
+# Beginning again.
+
+
+def test_next_start_sets_the_earlier_one_aside_whole(
+    world: Callable[..., World], capsys: pytest.CaptureFixture[str]
+) -> None:
+    back = world()
+    back.trains()
+    back.told(State.PREEMPTED, f"preempted by another job at iteration 3 of 8; {BEGINS_AGAIN}")
+    before, config = back.status, back.run.config.read_bytes()
+    assert begin(back.started(1)) == 0
+    status = back.status
+    assert (status.state, status.started, status.iteration) == (State.PENDING, None, 0)
+    assert (status.created, status.iterations) == (before.created, before.iterations)
+    (restart,) = status.restarts
+    assert restart["reason"] == "preempted by another job at iteration 3 of 8"
+    assert restart["iteration"] == 3
+    assert restart["time"] > before.created
+    attempt = RunDir(back.run.attempts / "1")
+    assert read_status(attempt.status) == before
+    assert attempt.config.read_bytes() == back.run.config.read_bytes() == config
+    assert attempt.provenance.read_bytes() == back.run.provenance.read_bytes()
+    assert attempt.rank_log(0).read_text() == "words\n"
+    assert not back.run.metrics.exists()
+    assert back.run.reserve.stat().st_size == 1 << 16
+    assert back.run.logs.is_dir()
+    assert "started again by the scheduler (preempted by" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "why"),
+    [
+        (State.RUNNING, "", "ended without a word on n1 at iteration 3 of 8 (node lost?)"),
+        (State.FAILED, "loss nan; see x", "put back after it had failed (loss nan)"),
+        (State.PREEMPTED, "put back into the queue at iteration 3 of 8; it", None),
+        (State.PREEMPTED, "ended from outside", "ended from outside"),
+    ],
+)
+def test_why_a_run_starts_again(
+    world: Callable[..., World], state: State, reason: str, why: str | None
+) -> None:
+    back = world()
+    back.trains()
+    back.told(state, reason, host="n1")
+    assert begin(back.started(1)) == 0
+    assert back.status.restarts[0]["reason"] == (
+        why or "put back into the queue at iteration 3 of 8"
+    )
+
+
+@pytest.fixture
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What SLURM writes is in the machine's own time."""
+    with monkeypatch.context() as own:
+        own.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_utc")
+@pytest.mark.parametrize("state", [State.RUNNING, State.PREEMPTED])
+def test_node_s_own_words_say_why_where_the_run_could_not(
+    world: Callable[..., World], state: State
+) -> None:
+    back = world()
+    back.trains()
+    back.told(state, "ended from outside")
+    back.task.submission.printed("7_1").write_text(
+        "slurmstepd-n2: error: *** JOB 12 ON n2 CANCELLED AT 2026-01-01T00:00:09 DUE TO PREEMPTION ***\n"
+    )
+    assert begin(back.started(1)) == 0
+    assert back.status.restarts[0]["reason"] == "preempted by another job at iteration 3 of 8"
+
+
+def test_start_that_never_got_to_its_ranks_counts_too(world: Callable[..., World]) -> None:
+    back = world()
+    assert begin(back.task) == 0
+    assert begin(back.started(1)) == 0
+    assert back.status.restarts[0]["reason"] == "put back before its first iteration"
+    assert not back.run.attempts.exists(), "there is nothing to keep"
+
+
+def test_start_too_many_fails_with_every_reason(world: Callable[..., World]) -> None:
+    back = world()
+    for times in (1, 2):
+        back.trains()
+        back.told(State.PREEMPTED, f"cause {times}; it will")
+        assert begin(back.started(times)) == 0
+    back.trains()
+    back.told(State.PREEMPTED, "cause 3; it will")
+    assert begin(back.started(3)) == 1
+    assert back.status.state is State.FAILED
+    assert back.status.reason == (
+        "the scheduler put it back 3 times, and launcher.max_requeue=2 allows no more: cause 1; cause 2; cause 3"
+    )
+    assert sorted(path.name for path in back.run.attempts.iterdir()) == ["1", "2"]
+
+
+# The end.
+
+
+@pytest.fixture
+def ends(world: Callable[..., World]) -> Callable[..., World]:
+    """A run whose job has begun."""
+
+    def make(num_processes: int = 1) -> World:
+        begun = world(num_processes)
+        assert begin(begun.task) == 0
+        begun.trains()
+        return begun
+
+    return make
+
+
+def test_completed_run_exits_with_0(ends: Callable[..., World]) -> None:
+    run = ends()
+    run.told(State.COMPLETED)
+    assert end(run.task, 0, RUNS) == 0
+    assert run.status.state is State.COMPLETED
+
+
+@pytest.mark.parametrize("said", [RUNS, CANCELLED, LIMIT, PREEMPTED, {}])
+def test_completed_run_stays_so_whatever_comes_after(
+    ends: Callable[..., World], said: dict[str, str]
+) -> None:
+    run = ends()
+    run.told(State.COMPLETED)
+    assert end(run.task, 143, said) == 0
+    assert run.status.state is State.COMPLETED
+
+
+def test_failure_that_the_run_told_is_kept(ends: Callable[..., World]) -> None:
+    run = ends()
+    run.told(State.FAILED, "loss nan")
+    assert end(run.task, 1, RUNS) == 1
+    assert (run.status.state, run.status.reason) == (State.FAILED, "loss nan")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (137, "the worker was ended by SIGKILL (out of memory?); see "),
+        (139, "the worker was ended by SIGSEGV; see "),
+        (1, "the worker ended with exit code 1 and no reason; see "),
+        (0, "the worker ended with exit code 0 and no reason; see "),
+    ],
+)
+def test_death_without_a_word_is_a_failure(
+    ends: Callable[..., World], code: int, words: str
+) -> None:
+    run = ends()
+    assert end(run.task, code, RUNS) == 1
+    assert run.status.state is State.FAILED
+    assert run.status.reason.startswith(words)
+
+
+def test_ranks_that_could_not_start_say_what_they_printed(ends: Callable[..., World]) -> None:
+    run = ends()
+    run.told(State.PENDING)
+    run.run.rank_log(0).unlink()
+    run.task.submission.printed("7_1").write_text("this run is for another number of processes\n")
+    assert end(run.task, 1, RUNS) == 1
+    assert run.status.state is State.FAILED
+    assert run.status.reason.startswith("its ranks could not start (exit code 1); the end of ")
+    assert run.status.reason.endswith("7_1_0_log.err:\nthis run is for another number of processes")
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "words"),
+    [
+        (CANCELLED, State.CANCELLED, "cancelled in the scheduler at iteration 3 of 8"),
+        (
+            LIMIT,
+            State.PREEMPTED,
+            f"the time limit of 01:00:00 was reached at iteration 3 of 8; {BEGINS_AGAIN}, so give "
+            "launcher.time_min more to quantexp resume",
+        ),
+        (
+            {**RUNS, "JobState": "NODE_FAIL", "NodeList": "n2"},
+            State.PREEMPTED,
+            f"a node was lost (n2) at iteration 3 of 8; {BEGINS_AGAIN}",
+        ),
+        (
+            {**RUNS, "JobState": "PENDING", "Restarts": "1"},
+            State.PREEMPTED,
+            f"put back into the queue at iteration 3 of 8; {BEGINS_AGAIN}",
+        ),
+    ],
+)
+def test_what_the_scheduler_did_is_the_run_s_end(
+    ends: Callable[..., World], said: dict[str, str], state: State, words: str
+) -> None:
+    run = ends()
+    for code, told in ((130, State.PREEMPTED), (0, State.RUNNING), (137, State.RUNNING)):
+        run.told(told, "ended from outside")
+        assert end(run.task, code, said) == 1
+        assert (run.status.state, run.status.reason) == (state, words)
+
+
+def test_preempted_job_that_would_count_as_failed_is_put_back(ends: Callable[..., World]) -> None:
+    run = ends()
+    assert end(run.task, 130, PREEMPTED) == PUT_BACK
+    assert run.status.state is State.PREEMPTED
+    run.told(State.RUNNING, restarts=[{"reason": "one"}, {"reason": "two"}])
+    assert end(run.task, 130, PREEMPTED) == 1
+    assert run.status.state is State.FAILED
+    assert run.status.reason.startswith("the scheduler put it back 3 times, and launcher.max_req")
+
+
+def test_signal_that_the_scheduler_knows_nothing_of_is_a_cancellation(
+    ends: Callable[..., World],
+) -> None:
+    run = ends()
+    run.told(State.PREEMPTED, "ended from outside")
+    assert end(run.task, 130, RUNS) == 1
+    assert run.status.state is State.CANCELLED
+    assert run.status.reason == "ended by a signal that the scheduler did not send"
+
+
+def test_run_is_not_given_up_where_the_scheduler_does_not_say_why(
+    ends: Callable[..., World],
+) -> None:
+    """Cancelled ones do not come back, and the scheduler may well have put it back."""
+    run = ends()
+    run.told(State.PREEMPTED, "ended from outside")
+    assert end(run.task, 130, {}) == 1
+    assert run.status.state is State.PREEMPTED
+    assert run.status.reason == "ended from outside, and the scheduler did not say why"
+    assert begin(run.started(1)) == 0
+
+
+def test_end_of_a_start_that_is_no_longer_the_newest_changes_nothing(
+    ends: Callable[..., World], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ends()
+    run.started(1)
+    take_over(run.run)
+    before = run.run.status.read_bytes()
+    run.monkeypatch.delenv("SLURM_RESTART_COUNT")
+    assert end(run.task, 130, CANCELLED) == 1
+    assert run.run.status.read_bytes() == before
+    assert "is another start's by now" in capsys.readouterr().err
+
+
+def test_end_of_a_run_that_was_submitted_anew_changes_nothing(ends: Callable[..., World]) -> None:
+    run = ends()
+    run.told(State.PENDING, submission="q-2")
+    before = run.run.status.read_bytes()
+    assert end(run.task, 130, CANCELLED) == 1
+    assert run.run.status.read_bytes() == before
+
+
+# Several ranks.
+
+
+def records(run: RunDir, *states: State, reason: str = "") -> None:
+    """What each rank leaves; the reason is the failed one's."""
+    for rank, state in enumerate(states):
+        why = reason if state is State.FAILED else ""
+        write_record(run, rank, RankRecord(1, state, why, finished="2026-01-01"))
+        run.rank_log(rank).write_text("words\n")
+
+
+def test_rank_that_failed_first_is_the_reason(ends: Callable[..., World]) -> None:
+    run = ends(2)
+    records(run.run, State.RUNNING, State.FAILED, reason="out of space")
+    assert end(run.task, 1, RUNS) == 1
+    assert run.status.state is State.FAILED
+    assert run.status.reason.startswith("rank 1: out of space; the end of ")
+
+
+def test_rank_that_was_killed_is_named(ends: Callable[..., World]) -> None:
+    run = ends(2)
+    records(run.run, State.PREEMPTED, State.RUNNING)
+    assert end(run.task, 137, RUNS) == 1
+    assert run.status.reason.startswith("rank 1 did not end by itself (killed, out of memory, or")
+
+
+def test_run_of_several_is_completed_only_if_every_rank_is(ends: Callable[..., World]) -> None:
+    run = ends(2)
+    run.told(State.COMPLETED)
+    records(run.run, State.COMPLETED, State.FAILED, reason="no")
+    assert end(run.task, 1, RUNS) == 1
+    assert run.status.state is State.FAILED
+    run.told(State.COMPLETED)
+    records(run.run, State.COMPLETED, State.COMPLETED)
+    assert end(run.task, 143, CANCELLED) == 0
+    assert run.status.state is State.COMPLETED
+
+
+def test_lists_of_captured_tensors_are_joined_however_it_ended(ends: Callable[..., World]) -> None:
+    run = ends(2)
+    run.run.tensors.mkdir()
+    for name in ("manifest.jsonl", "manifest.rank1.jsonl"):
+        (run.run.tensors / name).write_text(f'{{"file": "{name}"}}\n')
+    assert end(run.task, 130, CANCELLED) == 1
+    assert [path.name for path in run.run.tensors.iterdir()] == ["manifest.jsonl"]
+    assert len((run.run.tensors / "manifest.jsonl").read_text().splitlines()) == 2
+
+
+# The scheduler's words.
+
+
+def test_words_are_read_to_their_end() -> None:
+    read, write = os.pipe()
+    os.write(write, "JobId=1 Comment=é\n".encode())
+    os.close(write)
+    assert read_within(read, 10) == "JobId=1 Comment=é\n"
+    os.close(read)
+
+
+def test_client_that_does_not_answer_is_waited_for_no_longer_than_that() -> None:
+    read, write = os.pipe()
+    os.write(write, b"JobId=1")
+    start = time.monotonic()
+    assert read_within(read, 0.2) == "JobId=1"
+    assert 0.1 < time.monotonic() - start < 5
+    os.close(read)
+    os.close(write)
+
+
+def test_the_ends_of_a_job_import_no_torch() -> None:
+    """SLURM kills what has not ended after KillWait, on a node that may have other work."""
+    script = "import sys, quantexp_launchers.slurm.job; sys.exit(bool({'torch', 'megatron'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

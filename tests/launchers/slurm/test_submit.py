@@ -1,0 +1,389 @@
+"""From points to jobs, with a stand-in for the sending: what is prepared, what is written when, and that it is all or
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quantexp_launchers.slurm import submit
+from quantexp_launchers.slurm.batch import Batch
+from quantexp_launchers.slurm.submit import check_root, planned, send, submit_run, submit_sweep
+from rich.console import Console
+
+from quantexp.config.compose import compose
+from quantexp.config.load import read
+from quantexp.errors import ConfigError, DataError, RunError
+from quantexp.launch.attempt import opened
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, read_status, write_status
+from quantexp.schema import CaptureLevel, Experiment
+
+QUIET = Console(quiet=True)
+
+
+class Slurm:
+    """Stands in for SLURM: notes what it is asked, and answers with numbers."""
+
+    def __init__(self) -> None:
+        self.checked: list[Batch] = []
+        self.sent: list[Batch] = []
+        self.cancelled: list[str] = []
+        #: Called with every batch that is sent, before it is taken.
+        self.on_submit: Callable[[Batch], object] = lambda _: None
+
+    def check(self, batch: Batch) -> None:
+        self.checked.append(batch)
+
+    def submit(self, batch: Batch) -> list[str]:
+        self.on_submit(batch)
+        self.sent.append(batch)
+        number = 100 + len(self.sent)
+        return [f"{number}_{task}" for task in range(len(batch.runs))]
+
+    def ask(self, words: list[str]) -> str:
+        self.cancelled.append(words[-1])
+        return ""
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    stand_in = Slurm()
+    monkeypatch.setattr(submit, "require_slurm", lambda: None)
+    for name in ("check", "submit", "ask"):
+        monkeypatch.setattr(submit, name, getattr(stand_in, name))
+    return stand_in
+
+
+@pytest.fixture(scope="module")
+def composed() -> Experiment:
+    return compose(["training=fast", "launcher=slurm"], None, {})
+
+
+Point = Callable[..., tuple[Experiment, int]]
+
+
+@pytest.fixture
+def point(composed: Experiment, tmp_path: Path) -> Point:
+    """An experiment of its own seed, with keys of the launcher changed, and its stage."""
+
+    def make(seed: int = 1, stage: int = 0, **launcher: Any) -> tuple[Experiment, int]:
+        experiment = replace(
+            composed,
+            paths=replace(composed.paths, root=str(tmp_path / "runs")),
+            training=replace(composed.training, seed=seed),
+            launcher=replace(composed.launcher, **launcher),
+        )
+        return experiment, stage
+
+    return make
+
+
+def status_of(run: RunDir) -> Status:
+    found = read_status(run.status)
+    assert found is not None
+    return found
+
+
+def test_everything_is_checked_and_prepared_before_anything_is_sent(
+    slurm: Slurm, point: Point, tmp_path: Path
+) -> None:
+    def look(batch: Batch) -> None:
+        assert len(slurm.checked) == 2
+        assert len(list((tmp_path / "runs").glob("llama*/config.yaml"))) == 3
+        assert len(list((tmp_path / "runs" / "snapshots").iterdir())) == 1
+        for task, run in enumerate(batch.runs):
+            status = status_of(RunDir(run))
+            assert (status.submission, status.task, status.job_id) == (batch.name, task, None)
+
+    slurm.on_submit = look
+    sent, arrays = send([point(1), point(2, time_min=5), point(3)], QUIET)
+    assert [one.job_id for one in sent] == ["101_0", "102_0", "101_1"]
+    assert [array.id for array in arrays] == ["101", "102"]
+    for one in sent:
+        assert status_of(one.run).job_id == one.job_id
+        assert read(one.run.config).training.seed == one.experiment.training.seed
+
+
+def test_submission_lists_its_runs_for_the_user_alone(slurm: Slurm, point: Point) -> None:
+    before = os.umask(0o022)
+    try:
+        send([point(1), point(2)], QUIET)
+    finally:
+        os.umask(before)
+    (batch,) = slurm.sent
+    for folder in (batch.folder, batch.folder.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    tasks = batch.folder / "tasks.json"
+    assert stat.S_IMODE(tasks.stat().st_mode) == 0o600
+    assert json.loads(tasks.read_text()) == {
+        "runs": [str(run) for run in batch.runs],
+        "snapshot": str(batch.snapshot),
+        "umask": 0o022,
+    }
+    assert batch.umask == 0o022
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode"), [({}, 0o755), ({"TOKEN": "t0ken-0f-n0b0dy"}, 0o700)]
+)
+def test_folder_whose_configuration_holds_variables_is_for_the_user_alone(
+    slurm: Slurm, point: Point, environment: dict[str, str], mode: int, tmp_path: Path
+) -> None:
+    before = os.umask(0o022)
+    try:
+        submit_sweep([point(environment=environment)], QUIET)
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+    (folder,) = (tmp_path / "runs").glob("llama*")
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
+    (listed,) = (tmp_path / "runs" / "sweeps").iterdir()
+    assert stat.S_IMODE(listed.stat().st_mode) == mode & 0o666
+    assert "t0ken-0f-n0b0dy" not in (folder / "provenance.json").read_text()
+
+
+def test_names_of_two_submissions_differ(slurm: Slurm, point: Point) -> None:
+    for seed in (1, 2):
+        send([point(seed)], QUIET)
+    first, second = slurm.sent
+    assert first.name != second.name
+    assert first.name.startswith("quantexp-20")
+
+
+def test_later_stage_waits_for_the_earlier_one(slurm: Slurm, point: Point) -> None:
+    send([point(1, 1), point(2, 0), point(3, 1)], QUIET)
+    assert [(batch.stage, batch.dependency) for batch in slurm.sent] == [
+        (0, None),
+        (1, "afterok:101"),
+    ]
+
+
+def test_limit_holds_over_all_arrays(slurm: Slurm, point: Point) -> None:
+    send([point(n, time_min=n, max_parallel=1) for n in (1, 2, 3)], QUIET)
+    assert [(batch.throttle, batch.dependency) for batch in slurm.sent] == [
+        (1, None),
+        (1, "afterany:101"),
+        (1, "afterany:101:102"),
+    ]
+
+
+# What need not be sent.
+
+
+def waits(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """Another submitter has sent it."""
+    with opened(experiment, "cpu", []) as (folder, _):
+        status = status_of(folder.run)
+        write_status(folder.run.status, replace(status, submission="q-9", task=4, job_id="90_4"))
+
+    def live(status: Status) -> str | None:
+        return f"job {status.job_id} is waiting" if status.job_id == "90_4" else None
+
+    monkeypatch.setattr(
+        submit, "opened", lambda *words, **keys: opened(*words, **keys, whereabouts=live)
+    )
+    return folder.run
+
+
+def test_run_that_waits_already_is_not_sent_again(
+    slurm: Slurm, point: Point, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = waits(point(1)[0], monkeypatch)
+    before = run.status.read_bytes()
+    sent, _ = send([point(1), point(2)], QUIET)
+    assert [(one.job_id, one.reason) for one in sent] == [
+        (None, "job 90_4 is waiting"),
+        ("101_0", ""),
+    ]
+    assert run.status.read_bytes() == before
+
+
+def test_later_stage_waits_for_what_another_submitter_has_sent(
+    slurm: Slurm, point: Point, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits(point(1)[0], monkeypatch)
+    send([point(1, 0), point(2, 1)], QUIET)
+    assert [batch.dependency for batch in slurm.sent] == ["afterok:90_4"]
+
+
+def test_completed_run_is_not_sent_and_nothing_waits_for_it(slurm: Slurm, point: Point) -> None:
+    experiment, _ = point(1)
+    experiment.capture = replace(experiment.capture, level=CaptureLevel.off)
+    with opened(experiment, "cpu", []) as (folder, _):
+        done = replace(status_of(folder.run), state=State.COMPLETED, iteration=8, finished="then")
+        write_status(folder.run.status, done)
+    sent, arrays = send([(experiment, 0), point(2, 1)], QUIET)
+    assert sent[0].reason.startswith("already completed then")
+    assert [array.batch.dependency for array in arrays] == [None]
+
+
+def test_nothing_to_send_asks_for_nothing(
+    slurm: Slurm,
+    point: Point,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    waits(point(1)[0], monkeypatch)
+    assert submit_run(point(1)[0], Console(width=300)) == 0
+    assert not slurm.sent
+    assert not (tmp_path / "runs" / "submissions").exists()
+    assert "not sent" in (shown := capsys.readouterr().out)
+    assert "job 90_4 is waiting" in shown
+
+
+def test_earlier_attempt_that_is_run_again_is_said_so(
+    slurm: Slurm, point: Point, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with opened(point(1)[0], "cpu", []) as (folder, _):
+        pass
+    folder.run.status.write_text("{")
+    send([point(1)], Console(width=300))
+    assert "an earlier attempt cannot be read (" in capsys.readouterr().out
+
+
+# What is refused.
+
+
+def test_points_with_different_folders_are_refused(
+    slurm: Slurm, point: Point, tmp_path: Path
+) -> None:
+    other = point(2)[0]
+    other.paths = replace(other.paths, root=str(tmp_path / "others"))
+    with pytest.raises(ConfigError) as caught:
+        send([point(1), (other, 0)], QUIET)
+    assert str(caught.value) == (
+        "paths.root must be one folder for all runs that are submitted together, got "
+        f"{tmp_path / 'others'}, {tmp_path / 'runs'}"
+    )
+
+
+def test_points_that_are_one_run_are_refused(slurm: Slurm, point: Point) -> None:
+    with pytest.raises(ConfigError) as caught:
+        send([point(1), point(1, time_min=5)], QUIET)
+    assert str(caught.value).startswith(
+        "several points are the same run (llama32-1b_wikipedia_bf16-"
+    )
+    assert str(caught.value).endswith("; leave out all but one of each")
+
+
+@pytest.mark.parametrize("root", ["/a%jb", "/a\\b", "/a:b", "/a\nb", "/a\tb"])
+def test_folder_that_a_script_cannot_name_is_refused(slurm: Slurm, point: Point, root: str) -> None:
+    experiment, _ = point(1)
+    experiment.paths = replace(experiment.paths, root=root)
+    for use in (lambda: send([(experiment, 0)], QUIET), lambda: planned(experiment, Path("x"))):
+        with pytest.raises(ConfigError) as caught:
+            use()
+        assert str(caught.value) == (
+            f"paths.root must not hold {root[2]!r} under SLURM, got {root!r}; choose another folder"
+        )
+
+
+def test_comma_is_refused_only_where_it_would_divide_mounts(point: Point) -> None:
+    check_root(Path("/a,b"), [point(1)[0].launcher])
+    with pytest.raises(ConfigError, match=r"paths\.root must not hold ',' under SLURM"):
+        check_root(Path("/a,b"), [point(1, container="x.sif")[0].launcher])
+
+
+def test_request_that_slurm_refuses_leaves_nothing(
+    slurm: Slurm, point: Point, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuses(batch: Batch) -> None:
+        raise RunError("SLURM refuses the job: too much")
+
+    monkeypatch.setattr(submit, "check", refuses)
+    with pytest.raises(RunError, match="too much"):
+        send([point(1)], QUIET)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_missing_data_is_an_error_before_anything_is_sent(slurm: Slurm, point: Point) -> None:
+    experiment, _ = point(2)
+    experiment.dataset = replace(experiment.dataset, sample=False, path=None)
+    with pytest.raises(DataError, match="has no data"):
+        send([point(1), (experiment, 0)], QUIET)
+    assert not slurm.sent
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(RunError("SLURM refuses the job: no more"), "SLURM refuses the job: no more"),
+     (KeyboardInterrupt(), "KeyboardInterrupt")],
+)  # fmt: skip
+def test_all_is_taken_back_where_one_array_is_refused(
+    slurm: Slurm, point: Point, error: BaseException, why: str, tmp_path: Path
+) -> None:
+    def second_is_refused(batch: Batch) -> None:
+        if slurm.sent:
+            raise error
+
+    slurm.on_submit = second_is_refused
+    with pytest.raises(type(error)):
+        send([point(1), point(2, time_min=5), point(3, time_min=7)], QUIET)
+    first, second = sorted(path.name for path in (tmp_path / "runs" / "submissions").iterdir())
+    assert slurm.cancelled == [f"--name={first}", f"--name={second}"]
+    for folder in (tmp_path / "runs").glob("llama*"):
+        status = status_of(RunDir(folder))
+        assert (status.submission, status.task, status.job_id) == (None, None, None)
+        assert (status.state, status.reason) == (State.CANCELLED, f"not submitted: {why}")
+    slurm.on_submit = lambda _: None
+    sent, _ = send([point(1), point(2, time_min=5), point(3, time_min=7)], QUIET)
+    assert all(one.job_id for one in sent)
+    assert not list((tmp_path / "runs").glob("llama*/attempts")), "it had never started"
+
+
+def test_submissions_that_cannot_be_written_are_a_clean_error(
+    slurm: Slurm, point: Point, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "submissions").write_text("in the way")
+    with pytest.raises(RunError, match=r"submissions/quantexp-.* cannot be written: .*; set paths"):
+        send([point(1)], QUIET)
+
+
+# Sweeps.
+
+
+def test_sweep_is_listed_before_it_is_sent_and_with_its_jobs_after(
+    slurm: Slurm, point: Point, tmp_path: Path
+) -> None:
+    sweeps = tmp_path / "runs" / "sweeps"
+
+    def rows() -> list[dict[str, Any]]:
+        (file,) = sweeps.iterdir()
+        found = json.loads(file.read_text())["runs"]
+        assert isinstance(found, list)
+        return found
+
+    def look(_: Batch) -> None:
+        assert [row["job_id"] for row in rows()] == [None, None]
+
+    slurm.on_submit = look
+    submit_sweep([point(1), point(2, 1)], QUIET)
+    assert [(row["job_id"], row["stage"], row["reason"]) for row in rows()] == [
+        ("101_0", 0, ""),
+        ("102_0", 1, ""),
+    ]
+    for row, seed in zip(rows(), (1, 2), strict=True):
+        assert row["config"]["training"]["seed"] == seed
+        assert (tmp_path / "runs" / row["run"] / "config.yaml").is_file()
+
+
+# The plan.
+
+
+def test_planned_batch_is_the_one_that_is_sent(slurm: Slurm, point: Point) -> None:
+    experiment, _ = point(1, partition="gpu")
+    sent, arrays = send([(experiment, 0)], QUIET)
+    plan, real = planned(experiment, sent[0].run.root), arrays[0].batch
+    assert plan.name == "quantexp-TIME-ID"
+    assert replace(plan, name=real.name, folder=real.folder, umask=real.umask) == real
+    assert plan.folder.parent == real.folder.parent

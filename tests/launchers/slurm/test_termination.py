@@ -1,0 +1,215 @@
+"""What the scheduler did to a job, from what SLURM 22.05 said of jobs that were ending (recorded, and shortened)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from quantexp_launchers.slurm.termination import cause_printed, in_words, record_of, taken_away
+
+from quantexp.runs.status import State, Status
+
+
+@pytest.fixture
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What SLURM writes is in the machine's own time."""
+    with monkeypatch.context() as own:
+        own.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+#: Recorded at the last line of a job's script.
+RECORD = (
+    "JobId=22 JobName=quantexp-1 UserId=root(0) GroupId=root(0) Account=research QOS=normal JobState={state} "
+    "Reason={reason} Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag=1 ExitCode=0:0 RunTime=00:00:07 "
+    "TimeLimit=01:00:00 Deadline=N/A PreemptEligibleTime=2026-11-21T05:45:43 PreemptTime={preempted} "
+    "Partition=lo NodeList=n1 BatchHost=n1 Command=/w/runs/submissions/q/.submission_file_1.sh WorkDir=/w Power= \n"
+)
+
+
+def said(
+    state: str, reason: str = "None", restarts: int = 0, preempted: str = "None"
+) -> dict[str, str]:
+    text = RECORD.format(state=state, reason=reason, restarts=restarts, preempted=preempted)
+    return record_of(text, "22")
+
+
+AT = "2026-11-21T05:45:54"
+
+
+@pytest.mark.parametrize(
+    ("job", "state", "reason", "comes_back", "has_to_ask"),
+    [
+        (said("COMPLETING"), State.CANCELLED, "cancelled in the scheduler", False, False),
+        (said("CANCELLED"), State.CANCELLED, "cancelled in the scheduler", False, False),
+        (
+            said("COMPLETING", restarts=1),
+            *(State.PREEMPTED, "put back into the queue", True, False),
+        ),
+        (
+            said("PENDING", "BeginTime", restarts=1),
+            *(State.PREEMPTED, "put back into the queue", True, False),
+        ),
+        (
+            said("RUNNING", preempted=AT),
+            *(State.PREEMPTED, "preempted by another job", True, True),
+        ),
+        (
+            said("COMPLETING", "TimeLimit"),
+            *(State.PREEMPTED, "the time limit of 01:00:00 was reached", False, False),
+        ),
+        (
+            said("TIMEOUT", "TimeLimit"),
+            *(State.PREEMPTED, "the time limit of 01:00:00 was reached", False, False),
+        ),
+        (
+            said("NODE_FAIL", "NodeDown"),
+            *(State.PREEMPTED, "a node was lost (n1)", False, False),
+        ),
+        (said("DEADLINE"), State.PREEMPTED, "ended by the scheduler (deadline)", False, False),
+        (
+            said("COMPLETING", "QOSMaxWallDurationPerJobLimit"),
+            *(State.PREEMPTED, "ended by the scheduler (QOSMaxWallDurationPerJobLimit)"),
+            *(False, False),
+        ),
+    ],
+)
+def test_what_was_done_to_a_job(
+    job: dict[str, str], state: State, reason: str, comes_back: bool, has_to_ask: bool
+) -> None:
+    found = taken_away(job, 0)
+    assert found is not None
+    assert (found.state, found.reason) == (state, reason)
+    assert (found.comes_back, found.has_to_ask) == (comes_back, has_to_ask)
+
+
+@pytest.mark.parametrize("job", [{}, said("RUNNING"), said("RUNNING", restarts=0)])
+def test_job_that_ends_by_itself_was_not_taken_away(job: dict[str, str]) -> None:
+    assert taken_away(job, 0) is None
+
+
+CANCELLED = (
+    "slurmstepd-n2: error: *** {what} 26 ON n2 CANCELLED AT 2026-11-21T{at} DUE TO {why} ***\n"
+)
+
+
+def printed(folder: Path, *ends: tuple[str, str]) -> Path:
+    """A job's own output over several starts, each ended at a time for a reason."""
+    lines = ["srun: error: n2: task 0: Terminated\n"]
+    for at, why in ends:
+        lines += [CANCELLED.format(what=what, at=at, why=why) for what in ("JOB", "STEP")]
+    (folder / "26_0_log.err").write_text("".join(lines))
+    return folder / "26_0_log.err"
+
+
+@pytest.mark.parametrize(
+    ("why", "cause"),
+    [
+        ("PREEMPTION", "preempted by another job"),
+        ("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "its node n2 was lost"),
+        ("JOB REQUEUE", "requeued"),
+        ("TIME LIMIT", None),
+    ],
+)
+@pytest.mark.usefixtures("_utc")
+def test_job_s_own_output_says_why_it_was_put_back(
+    tmp_path: Path, why: str, cause: str | None
+) -> None:
+    output = printed(tmp_path, ("06:20:25", "PREEMPTION"), ("06:30:39", why))
+    assert cause_printed(output, "2026-11-21T06:30:39.500+00:00") == cause
+    assert cause_printed(output, "2026-11-21T06:30:40.000+00:00") is None, "of an earlier start"
+
+
+def test_output_that_says_nothing_or_is_gone_has_no_cause(tmp_path: Path) -> None:
+    assert cause_printed(printed(tmp_path), "2026-11-21T06:30:39.500+00:00") is None
+    assert cause_printed(printed(tmp_path, ("06:20:25", "PREEMPTION")), None) is None
+    assert cause_printed(tmp_path / "gone", "2026-11-21T06:30:39.500+00:00") is None
+
+
+def test_printed_cause_is_told_of_a_job_that_was_put_back_alone() -> None:
+    found = taken_away(said("PENDING", "BeginTime", restarts=1), 0, "its node n2 was lost")
+    assert found is not None
+    assert found.reason == "its node n2 was lost"
+    assert taken_away(said("RUNNING"), 0, "its node n2 was lost") is None
+
+
+def test_restart_of_before_is_not_another_one() -> None:
+    assert taken_away(said("RUNNING", restarts=2), 2) is None
+    assert taken_away(said("COMPLETING", restarts=3), 2) is not None
+
+
+def words(job: dict[str, str], restarts: int = 0, max_requeue: int = 3) -> tuple[State, str]:
+    taken = taken_away(job, restarts)
+    assert taken is not None
+    before = [{"reason": f"cause {number}"} for number in range(restarts)]
+    status = Status(State.RUNNING, iteration=4, iterations=9, restarts=before)
+    return in_words(taken, status, max_requeue)
+
+
+def test_run_that_comes_back_says_where_it_begins() -> None:
+    assert words(said("PENDING", restarts=1)) == (
+        State.PREEMPTED,
+        "put back into the queue at iteration 4 of 9; it will begin again at its first iteration",
+    )
+
+
+def test_time_limit_says_what_to_do() -> None:
+    state, reason = words(said("COMPLETING", "TimeLimit"))
+    assert state is State.PREEMPTED
+    assert reason.startswith(
+        "the time limit of 01:00:00 was reached at iteration 4 of 9; it will begin again"
+    )
+    assert reason.endswith(", so give launcher.time_min more to quantexp resume")
+
+
+def test_cancelled_run_does_not_come_back() -> None:
+    assert words(said("COMPLETING")) == (
+        State.CANCELLED,
+        "cancelled in the scheduler at iteration 4 of 9",
+    )
+
+
+def test_start_too_many_fails_with_every_reason() -> None:
+    job = said("RUNNING", restarts=2, preempted=AT)
+    assert words(job, restarts=2, max_requeue=2) == (
+        State.FAILED,
+        "the scheduler put it back 3 times, and launcher.max_requeue=2 allows no more: cause 0; cause 1; preempted by "
+        "another job at iteration 4 of 9",
+    )
+    assert words(job, restarts=2, max_requeue=3)[0] is State.PREEMPTED
+
+
+def test_run_that_may_not_come_back_at_all_says_so() -> None:
+    assert words(said("RUNNING", preempted=AT), max_requeue=0) == (
+        State.PREEMPTED,
+        "preempted by another job at iteration 4 of 9; launcher.max_requeue=0 does not put it back into the queue",
+    )
+
+
+# Reading the record.
+
+
+def test_task_of_an_array_is_found_among_all() -> None:
+    lines = (
+        "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED Restarts=3\n"
+        "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=RUNNING Restarts=0\n"
+        "JobId=9 ArrayJobId=7 ArrayTaskId=2 JobState=PENDING Restarts=1\n"
+    )
+    assert record_of(lines, "7")["JobState"] == "RUNNING"
+    assert record_of(lines, "9")["Restarts"] == "1"
+    assert record_of(lines, "1") == record_of("", "1") == {}
+
+
+def test_values_with_blanks_are_whole_and_a_path_can_say_nothing() -> None:
+    line = (
+        "JobId=7 JobName=a b JobState=RUNNING Reason=None "
+        "Command=/w/x JobState=COMPLETING Reason=TimeLimit Restarts=9 y/run.sh WorkDir=/w\n"
+    )
+    found = record_of(line, "7")
+    assert found["JobName"] == "a b"
+    assert (found["JobState"], found["Reason"]) == ("RUNNING", "None")
+    assert taken_away(found | {"Restarts": "0"}, 0) is None

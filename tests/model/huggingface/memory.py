@@ -1,0 +1,37 @@
+"""The memory that loading weights takes, to be asked for in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.huggingface.published import as_model, training
+
+from quantexp.model.huggingface.fit import fitting_weights
+from quantexp.model.huggingface.loading import load_weights
+from quantexp.schema import Precision
+from quantexp.training.megatron.model import build_model
+from quantexp.training.megatron.session import session
+from quantexp.training.megatron.specs import stock_spec
+
+
+def peak_bytes() -> int:
+    (line,) = (
+        x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")
+    )
+    return int(line.split()[1]) * 1024
+
+
+def bytes_of_loading(folder: Path, config: dict[str, Any]) -> int:
+    """How far the largest resident set grows while the weights in `folder` are loaded."""
+    model = as_model(config, init_from=str(folder))
+    weights = fitting_weights(model)
+    with session(training()):
+        before = psutil.Process().memory_info().rss
+        Path("/proc/self/clear_refs").write_text("5")
+        gpt, _ = build_model(model, training(Precision.bf16), stock_spec(model))
+        load_weights(gpt, model, weights)
+        grown = peak_bytes() - before
+    assert all(bool((p == 1).all()) for p in gpt.parameters())
+    return grown

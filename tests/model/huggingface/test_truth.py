@@ -1,0 +1,119 @@
+"""Our models are the published ones: transformers' own, with the same weights, give the same logits and gradients.
+
+Everything is in fp32, whose products of these lengths are off by about 1e-6 in relative terms; the bounds are 1e-4, far
+below what any difference in the architecture does (tested too).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.huggingface.published import (
+    DEEPSEEK,
+    FAMILIES,
+    gradients,
+    of_folder,
+    published_model,
+    training,
+    write,
+)
+from torch import Tensor
+
+from quantexp.model.huggingface.fit import fitting_weights
+from quantexp.model.huggingface.loading import load_weights
+from quantexp.model.huggingface.mapping import mapping
+from quantexp.quant.precision import precision_map
+from quantexp.schema import ModelConfig, QuantConfig
+from quantexp.training.megatron.model import build_model, set_precision
+from quantexp.training.megatron.session import session
+from quantexp.training.megatron.specs import injected, stock_spec
+
+BOUND = 1e-4
+B, T = 2, 41
+
+
+def ids(vocab_size: int) -> Tensor:
+    return torch.randint(0, vocab_size, (B, T + 1), generator=torch.Generator().manual_seed(3))
+
+
+def loss(logits_BTV: Tensor, tokens: Tensor) -> Tensor:
+    """Over the ids that there are: Megatron's padding is no part of the published model."""
+    return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def ours(model: ModelConfig, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits and gradients, by Megatron's names, of the model as it trains."""
+    weights = fitting_weights(model)
+    with session(training()):
+        gpt, _ = build_model(model, training(), injected(stock_spec(model)))
+        set_precision(gpt, precision_map(model, QuantConfig()))
+        load_weights(gpt, model, weights)
+        positions = torch.arange(T).expand(B, T)
+        logits = gpt(tokens[:, :-1], positions, None)[..., : model.vocab_size]
+        loss(logits, tokens).backward()
+        return logits.detach(), {n: p.grad for n, p in gpt.named_parameters() if p.grad is not None}
+
+
+def theirs(
+    config: dict[str, Any], folder: Path, tokens: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    model = published_model(config)
+    write(model, config, folder)
+    logits = model(tokens[:, :-1]).logits
+    loss(logits, tokens).backward()
+    return logits.detach(), gradients(model)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """The largest difference in units of the largest value."""
+    return float((a - b).abs().max() / b.abs().max())
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    **FAMILIES,
+    "llama_without_scaling": {**FAMILIES["llama31"], "rope_scaling": None, "hidden_size": 66},
+    "deepseek_with_q_latent": {**DEEPSEEK, "q_lora_rank": 26, "num_hidden_layers": 2},
+    "deepseek_unequal_mscale": {
+        **DEEPSEEK,
+        "num_experts_per_tok": 3,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 0,
+        "num_hidden_layers": 1,
+        "rope_scaling": {**DEEPSEEK["rope_scaling"], "mscale": 1.0, "mscale_all_dim": 0.6},
+    },
+    "deepseek_without_yarn": {**DEEPSEEK, "rope_scaling": None, "num_hidden_layers": 2},
+}
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_logits_and_gradients_are_those_of_the_published_model(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    tokens = ids(config["vocab_size"])
+    their_logits, their_gradients = theirs(config, tmp_path, tokens)
+    model = of_folder(tmp_path)
+    our_logits, our_gradients = ours(model, tokens)
+    assert (our_logits - their_logits).abs().max() < BOUND
+    assert their_logits.std() > 0.5
+    for parameter in mapping(model):
+        expected = torch.cat(
+            [their_gradients[p.tensor][p.first : p.first + p.count] for p in parameter.parts]
+        )
+        found = our_gradients[parameter.name]
+        assert apart(found[: len(expected)], expected) < BOUND, parameter.name
+
+
+@pytest.mark.parametrize("family", ["llama31", "deepseek_v2"])
+def test_the_scaling_of_the_rotary_embedding_is_seen_at_these_sizes(
+    family: str, tmp_path: Path
+) -> None:
+    config = FAMILIES[family]
+    tokens = ids(config["vocab_size"])
+    their_logits, _ = theirs(config, tmp_path, tokens)
+    other = {**config, "rope_scaling": {**config["rope_scaling"], "factor": 4.0}}
+    write(published_model(other), other, tmp_path)
+    our_logits, _ = ours(of_folder(tmp_path), tokens)
+    assert (our_logits - their_logits).abs().max() > 10 * BOUND

@@ -1,0 +1,123 @@
+"""C that is compiled on first use: kept, never loaded for another machine, and no error where it cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from quantexp.processes import compiled
+from quantexp.processes.compiled import library
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of its own, and an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "seven.c"
+    path.write_text("int seven(void) { return 7; }\n")
+    library.cache_clear()
+    return path
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache/quantexp/compiled").glob("*"))
+
+
+def test_a_library_is_compiled_once_and_kept(source: Path, tmp_path: Path) -> None:
+    found = library(source, "slower").library
+    assert found is not None
+    assert found.seven() == 7
+    (path,) = kept(tmp_path)
+    written = path.stat().st_mtime_ns
+    library.cache_clear()
+    assert library(source, "slower").library is not None
+    assert path.stat().st_mtime_ns == written
+
+
+def test_another_source_processor_or_compiler_is_compiled_anew(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library(source, "slower")
+    source.write_text("int seven(void) { return 8; }\n")
+    library.cache_clear()
+    assert library(source, "slower").library.seven() == 8  # type: ignore[union-attr]
+    monkeypatch.setattr(compiled, "_processor", lambda: "another")
+    library.cache_clear()
+    library(source, "slower")
+    assert len(kept(tmp_path)) == 3
+
+
+def test_processes_that_compile_at_once_do_not_meet(source: Path, tmp_path: Path) -> None:
+    words = (
+        "import sys; from pathlib import Path; from quantexp.processes.compiled import library; "
+        "print(library(Path(sys.argv[1]), '').library.seven())"
+    )
+
+    def run(_: int) -> str:
+        command = [sys.executable, "-c", words, str(source)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(4))) == ["7\n"] * 4
+    assert len(kept(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("QUANTEXP_COMPILE", "0", "not compiled, as QUANTEXP_COMPILE=0 says"),
+        ("CC", "no-such-compiler", "not compiled: CC=no-such-compiler, which is not there"),
+        ("CC", "false", "not compiled: "),
+        ("PATH", "", "not compiled: no C compiler (cc, gcc, clang)"),
+    ],
+)
+def test_what_stands_in_the_way_is_said_once(
+    variable: str,
+    value: str,
+    words: str,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv(variable, value)
+    assert library(source, "slower").library is None
+    library(source, "slower")
+    said = capsys.readouterr().err
+    assert said.startswith(f"seven.c: {words}")
+    assert said.count("\n") == 1
+    assert said.endswith("; slower\n")
+
+
+def test_what_the_compiler_says_is_passed_on(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text("not C\n")
+    assert library(source, "slower").library is None
+    assert "failed: " in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    assert library(source, "slower").library is None
+    assert "not compiled: " in capsys.readouterr().err
+
+
+def test_a_damaged_library_is_compiled_again(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    elsewhere = tmp_path / "elsewhere.so"
+    monkeypatch.setattr(compiled, "_path", lambda *_: elsewhere)
+    elsewhere.write_bytes(b"no library")
+    assert library(source, "slower").library.seven() == 7  # type: ignore[union-attr]
+    assert elsewhere.read_bytes().startswith(b"\x7fELF")
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,98 @@
+"""Torch's threads, and those that work beside training."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from quantexp.processes import threads as module
+from quantexp.processes.threads import NICE, leaves_a_core, started_beside, threads
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_are_fewer_for_a_while_and_never_more() -> None:
+    with threads(1):
+        assert torch.get_num_threads() == 1
+        with threads(99):
+            assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "leaves"),
+    [(1, None, False), (2, None, False), (3, None, True), (4, "2", False), (5, "2", True)],
+)
+def test_a_core_is_left_where_two_threads_of_each_process_do_not_take_all(
+    cores: int, processes: str | None, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "allowed_cores", lambda: list(range(cores)))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if processes is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert leaves_a_core() is leaves
+
+
+def test_a_thread_beside_training_works_alone_and_others_as_before() -> None:
+    found, has_started = list[int](), threading.Event()
+
+    def work() -> None:
+        has_started.wait()
+        found.append(torch.get_num_threads())
+
+    beside = started_beside(work, "beside")
+    assert torch.get_num_threads() == 2
+    has_started.set()
+    beside.join()
+    later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert found == [1, 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux lists a process's threads")
+def test_a_thread_beside_training_gets_no_helpers() -> None:
+    def tasks() -> set[str]:
+        return {path.name for path in Path("/proc/self/task").iterdir()}
+
+    def helpers(started: Callable[[Callable[[], object], str], threading.Thread]) -> int:
+        """How many threads a long operation brings."""
+        found = list[set[str]]()
+
+        def work() -> None:
+            before = tasks()
+            torch.ones(1 << 20).add_(1)
+            found.append(tasks() - before)
+
+        started(work, "work").join()
+        return len(found[0])
+
+    def common(work: Callable[[], object], name: str) -> threading.Thread:
+        thread = threading.Thread(target=work, name=name)
+        thread.start()
+        return thread
+
+    assert helpers(common) == 1
+    assert helpers(started_beside) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+def test_a_thread_beside_training_gives_way() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    found = list[int]()
+    started_beside(lambda: found.append(priority()), "beside").join()
+    assert found == [min(19, priority() + NICE)]

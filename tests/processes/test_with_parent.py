@@ -1,0 +1,83 @@
+"""A process that was started to end with its parent does, in every order of events."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from quantexp.processes import with_parent
+from quantexp.processes.with_parent import PARENT, parent_from
+
+SCRIPT = str(with_parent.__file__)
+STARTS = """\
+import os, subprocess, sys, time
+ending = [sys.executable, "-I", "-S", sys.argv[1], sys.argv[2] or str(os.getpid())]
+child = subprocess.Popen([*ending, sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[str]]:
+    """A process whose child is to end with it, and has become the program it was started as."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTS, SCRIPT, ""], stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def gone(process: psutil.Process, within_s: float = 10) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_killed_parent_takes_its_child_along(parent: subprocess.Popen[str]) -> None:
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    while "with_parent" in " ".join(child.cmdline()):  # it has not yet become the program
+        time.sleep(0.01)
+    parent.kill()
+    assert gone(child)
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_parent_that_was_gone_already_is_noticed(reaped: bool) -> None:
+    """Also while its own parent has not yet asked how it ended, so that its process id is still taken."""
+    dead = subprocess.Popen(["true"])
+    if reaped:
+        dead.wait()
+    else:
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-I", "-S", SCRIPT, str(dead.pid), *command])
+    assert done.returncode == -signal.SIGTERM
+    assert time.monotonic() - start < 30
+    dead.wait()
+
+
+def test_command_finds_its_own_process_id_for_what_it_starts() -> None:
+    command = [sys.executable, "-c", f"import os; print(os.getpid(), os.environ[{PARENT!r}])"]
+    words = [sys.executable, "-I", "-S", SCRIPT, str(os.getpid()), *command]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    own, told = done.stdout.split()
+    assert own == told
+
+
+def test_parent_is_read_from_the_environment() -> None:
+    assert parent_from({PARENT: "12"}) == 12
+    assert parent_from({}) is None

@@ -1,0 +1,337 @@
+"""Attention in tiles: the plain path's result and gradients, from no more than a tile of T x T.
+
+In 16 bits o and dq are equal to the bit. dk and dv are float32 sums of T products in another order, which differ by up
+to T 2^-24 of their terms, here 2^-16, before they are rounded to spacings of 2^-8 (bfloat16) or 2^-11 (float16) of the
+result: few elements round the other way. If one in 2^8, or in float16 one in 2^2, does, the difference in the root mean
+square is 2^-12. In float32 every product may be summed in another order: as in `test_fused`, 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quantexp.config.compose import compose
+from quantexp.quant import operand
+from quantexp.quant.attention import tile_products, tiles
+from quantexp.quant.attention.plain import context, scores
+from quantexp.quant.hooks import nobody, operands_to
+from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.step_state import Moment, during
+
+from ..kernels.tiled_cases import (  # noqa: TID252
+    FULL_HIFP8,
+    FULL_MXFP8,
+    SCHEMES,
+    Result,
+    by_tiles,
+    declared,
+    documents,
+    ended,
+    far,
+    fresh,
+    operands,
+    softmax,
+    tiled_output,
+)
+
+
+@pytest.fixture(autouse=True)
+def _moment() -> Iterator[None]:
+    with during(Moment(1)) as moment:
+        moment.begin(1, 0)
+        yield
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 32 queries, so that short sequences have several."""
+    monkeypatch.setattr(tiles, "ROWS", 32)
+
+
+class Looks:
+    """Keeps what a tap is handed, and what a tap for operands is."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, ...], Tensor] = {}
+
+    def __call__(self, operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
+        self.seen[operation, phase, name] = tensor
+
+    def asks(self, operation: str, name: str) -> bool:
+        return True
+
+    def operand(
+        self, precision: Any, site: Any, product: Any, name: str, x: Any, held: Any, layout: Any, /
+    ) -> None:
+        self.seen[site.value, product.value, name, "before"] = layout(x)
+        self.seen[site.value, product.value, name] = layout(held)
+
+
+def plain(
+    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None = None, tap: Any = nobody
+) -> Result:
+    return ended(plain_output(precision, *(leaves := fresh(given)), mask, tap), *leaves)
+
+
+def plain_output(
+    precision: ModulePrecision, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, tap: Any = nobody
+) -> Tensor:
+    T, B, H, _ = q.shape
+    S = scores(precision, tap, q, k, 0.2).view(B, H, T, T)
+    P = softmax(S, mask)
+    tap("forward", "post", "attn_weights", P)
+    return context(precision, tap, P.reshape(B * H, T, T), v)
+
+
+def agree(ours: Result, theirs: Result) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+    (o, dq, dk, dv), (o_, dq_, dk_, dv_) = ours, theirs
+    assert torch.equal(o, o_)
+    assert torch.equal(dq, dq_)
+    for one, other in ((dk, dk_), (dv, dv_)):
+        assert (one.double() - other.double()).norm() <= 2**-12 * other.double().norm()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("words", SCHEMES.values(), ids=SCHEMES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_agrees_with_the_plain_path(words: tuple[str, ...], dtype: torch.dtype) -> None:
+    """137 tokens: neither a multiple of a tile nor of a block."""
+    precision, given = declared(*words), operands(dtype, 137)
+    agree(by_tiles(precision, given), plain(precision, given))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("T", [1, 31, 33, 64, 96, 100])
+def test_any_length_will_do(T: int) -> None:
+    precision, given = declared(*FULL_HIFP8), operands(torch.bfloat16, T)
+    agree(by_tiles(precision, given), plain(precision, given))
+
+
+@pytest.mark.usefixtures("small")
+def test_documents_are_masked_and_value_heads_may_be_narrower() -> None:
+    precision, given = declared(*FULL_MXFP8), operands(torch.bfloat16, 100, E=20)
+    mask = documents(100)
+    found = by_tiles(precision, given, mask)
+    agree(found, plain(precision, given, mask))
+    assert not torch.equal(found[0], by_tiles(precision, given)[0])
+
+
+@pytest.mark.usefixtures("small")
+def test_float32_differs_by_the_order_of_sums() -> None:
+    precision, given = declared("quant=bf16"), operands(torch.float32, 137)
+    for one, other in zip(by_tiles(precision, given), plain(precision, given), strict=True):
+        assert far(one, other) < 1e-5
+
+
+@pytest.mark.usefixtures("small")
+def test_scale_of_a_tensor_is_that_of_all_tiles() -> None:
+    """Of the queries before, what the largest elements of the last tile leave is another grid than their own."""
+    precision, given = declared(*FULL_HIFP8), operands(torch.bfloat16, 96)
+    alone = by_tiles(precision, [x[:64] for x in given])
+    given[0][64:] *= 8
+    found = by_tiles(precision, given)
+    agree(found, plain(precision, given))
+    assert not torch.equal(found[1][:64], alone[1])
+
+
+@pytest.mark.usefixtures("small")
+def test_second_backward_takes_its_own_scales() -> None:
+    precision, given = declared(*FULL_HIFP8), operands(torch.bfloat16, 64)
+    found = []
+    for output in (tiled_output, plain_output):
+        q, k, v = fresh(given)
+        o = output(precision, q, k, v)
+        dO = torch.randn(o.shape, generator=torch.Generator().manual_seed(4)).to(o.dtype)
+        torch.autograd.grad(o, (q, k, v), dO * 64, retain_graph=True)
+        found.append((o.detach(), *torch.autograd.grad(o, (q, k, v), dO)))
+    agree(*found)
+
+
+@pytest.mark.usefixtures("small")
+def test_delayed_scaling_keeps_the_same_history() -> None:
+    precision = declared(*FULL_HIFP8, "quant.pv.scaling=delayed", "quant.qk.scaling=delayed")
+    found: list[tuple[list[Result], dict[str, Any]]] = []
+    for way in (by_tiles, plain):
+        with during(Moment(1)) as moment:
+            results = []
+            for iteration, size in ((1, 1.0), (2, 3.0), (3, 0.5)):
+                moment.begin(iteration, 0)
+                given = [x * size for x in operands(torch.bfloat16, 100)]
+                results.append(way(precision, given))
+                moment.finish()
+            found.append((results, moment.state_dict()))
+    (ours, our_history), (theirs, their_history) = found
+    assert our_history == their_history
+    assert len([stream for stream in our_history if stream.endswith((".P", ".dS"))]) == 4
+    for one, other in zip(ours, theirs, strict=True):
+        agree(one, other)
+
+
+DS = ("quant.qk.dgrad_q.dS", "quant.qk.dgrad_k.dS")
+#: How often a tile of dS is read to be quantised.
+READS = {
+    "mxfp8": (1, FULL_MXFP8),
+    "mxfp4": (1, SCHEMES["mxfp4, P again"]),
+    "hifp8": (1, FULL_HIFP8),
+    "exact hifp8": (
+        1,
+        ("quant=bf16", *(f"{slot}={{format: hifp8, scaling: exact}}" for slot in DS)),
+    ),
+    "bf16": (0, SCHEMES["bf16"]),
+    "one slot alone": (1, ("quant=bf16", f"{DS[0]}.format=mxfp8")),
+    "the other alone": (1, ("quant=bf16", f"{DS[1]}.format=mxfp8")),
+    "two formats": (2, ("quant=bf16", f"{DS[0]}.format=mxfp8", f"{DS[1]}.format=mxfp4")),
+    "two scale rules": (2, (*FULL_MXFP8, f"{DS[1]}.scale_rule=floor")),
+    "stochastic dS": (2, (*FULL_MXFP8, *(f"{slot}.rounding=stochastic" for slot in DS))),
+    "delayed": (2, (*FULL_HIFP8, "quant.qk.scaling=delayed")),
+    "Hadamard": (2, SCHEMES["Hadamard"]),
+}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", READS)
+def test_tile_is_read_once_for_two_copies_that_differ_in_their_axis(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    tiles_of_dS: list[Tensor] = []
+    within_both = tile_products.TileProducts.within_both
+
+    def told(self: Any, first: Any, second: Any, tile: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        reads.append(0)
+        tiles_of_dS.append(x)
+        return within_both(self, first, second, tile, x)
+
+    def counted(of: Callable[..., Any]) -> Callable[..., Any]:
+        def count(x: Tensor, *rest: Any, **given: Any) -> Any:
+            if tiles_of_dS and x is tiles_of_dS[-1]:
+                reads[-1] += 1
+            return of(x, *rest, **given)
+
+        return count
+
+    monkeypatch.setattr(tile_products.TileProducts, "within_both", told)
+    for each in ("quantise", "quantise_both", "hadamard"):
+        monkeypatch.setattr(operand, each, counted(getattr(operand, each)))
+    expected, words = READS[name]
+    by_tiles(declared(*words), operands(torch.bfloat16, 100))
+    assert len(reads) > 1
+    assert set(reads) == {expected}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", sorted({*SCHEMES, *READS}))
+def test_one_read_gives_the_bits_of_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """137 tokens: neither a multiple of a tile nor of a block."""
+    words = READS[name][1] if name in READS else SCHEMES[name]
+    precision, given = declared(*words), operands(torch.bfloat16, 137)
+    found = by_tiles(precision, given)
+    monkeypatch.setattr(tile_products, "shares_read", lambda first, second: False)
+    for one, other in zip(found, by_tiles(precision, given), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("small")
+def test_amax_of_two_copies_alike_is_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+
+    def see(x: Tensor, declared: Any, axis: int) -> Tensor:
+        seen.append(x)
+        return operand.own_amax(x, declared, axis)
+
+    monkeypatch.setattr(tile_products, "own_amax", see)
+    for scaling, times in (("exact", 1), ("current", 2)):
+        seen.clear()
+        words = [f"{DS[0]}={{format: hifp8, scaling: exact}}"]
+        words += [f"{DS[1]}={{format: hifp8, scaling: {scaling}}}"]
+        by_tiles(declared("quant=bf16", *words), operands(torch.bfloat16, 100))
+        assert len(seen) == 3 * times
+
+
+class Largest(TorchDispatchMode):  # type: ignore[misc]
+    """The most elements that any tensor has that is made inside."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        found = result if isinstance(result, list | tuple) else [result]
+        for x in found:
+            if isinstance(x, Tensor):
+                self.num_elements = max(self.num_elements, x.numel())
+        return result
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    "words", [SCHEMES["bf16"], FULL_MXFP8, FULL_HIFP8], ids=["bf16", "mxfp8", "hifp8"]
+)
+def test_nothing_larger_than_a_tile_is_made(words: tuple[str, ...]) -> None:
+    """A tap for operands is there and wants nothing."""
+    T, N = 192, 12
+    precision, given = declared(*words), operands(torch.bfloat16, T)
+    with operands_to(Looks().operand, lambda *slot: False), Largest() as largest:
+        by_tiles(precision, given)
+    assert largest.num_elements == N * tiles.ROWS * T
+    with Largest() as whole:
+        plain(precision, given)
+    assert whole.num_elements == N * T * T
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("words", [SCHEMES["bf16"], FULL_MXFP8, FULL_HIFP8])
+def test_what_is_asked_for_is_put_together(words: tuple[str, ...]) -> None:
+    precision, given = declared(*words), operands(torch.bfloat16, 100)
+    ours, theirs = Looks(), Looks()
+    with operands_to(ours.operand):
+        by_tiles(precision, given, None, ours)
+    with operands_to(theirs.operand):
+        plain(precision, given, None, theirs)
+    assert ours.seen.keys() == theirs.seen.keys()
+    assert {
+        ("forward", "post", "attn_weights"),
+        ("backward", "pre", "grad_scores"),
+        ("backward", "post", "grad_attn_weights"),
+        ("backward", "pre", "grad_output"),
+        ("pv", "fprop", "P"),
+        ("pv", "dgrad_v", "P"),
+        ("qk", "dgrad_k", "dS", "before"),
+    } <= ours.seen.keys()
+    for key, tensor in ours.seen.items():
+        if key[-1] in ("grad_key", "grad_value"):
+            assert far(tensor, theirs.seen[key]) < 2**-12, key
+        else:
+            assert torch.equal(tensor, theirs.seen[key]), key
+
+
+@pytest.mark.usefixtures("small")
+def test_gradients_are_handed_over_whoever_asks() -> None:
+    looks = Looks()
+    by_tiles(declared(*FULL_MXFP8), operands(torch.bfloat16, 64), None, lambda *seen: looks(*seen))
+    assert {name for _, _, name in looks.seen} == {
+        "grad_output",
+        "grad_query",
+        "grad_key",
+        "grad_value",
+    }
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_is_let_pass(name: str) -> None:
+    compose(["training=fast", "training.attention=tiled", *SCHEMES[name]], None, {})
+
+
+def test_what_is_whole_is_rounded_stochastically_as_a_whole() -> None:
+    words = ["quant=bf16", "quant.pv.dgrad_v.dO={format: mxfp4, rounding: stochastic}"]
+    compose(["training=fast", "training.attention=tiled", *words], None, {})
+    precision, given = declared(*words), operands(torch.bfloat16, 64)
+    agree(by_tiles(precision, given), plain(precision, given))

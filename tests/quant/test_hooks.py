@@ -1,0 +1,59 @@
+"""Operands are handed to whoever asked, as long as they ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quantexp.quant.hooks import operands_to, wants_operand
+from quantexp.quant.linear import fprop, wgrad
+from quantexp.quant.precision import ModuleId, precision_map
+from quantexp.quant.sites import Product, Site
+from quantexp.schema import ModelConfig, QuantConfig
+
+MODEL = ModelConfig(
+    num_layers=1,
+    hidden_size=8,
+    ffn_hidden_size=3,
+    num_attention_heads=1,
+    num_query_groups=1,
+    head_dim=8,
+)
+
+
+def test_operands_of_each_product_are_told_inside_alone() -> None:
+    declared = precision_map(MODEL, QuantConfig())[ModuleId(0, "fc1")]
+    x, w = torch.randn(4, 1, 8), torch.randn(6, 8)
+    seen: list[tuple[str, str, bool]] = []
+
+    def tap(precision: Any, site: Any, product: Any, name: str, *tensors: Any) -> None:
+        source, held, layout = tensors
+        seen.append((product.value, name, held is source and layout(held) is held))
+
+    fprop(declared, x, w)
+    with operands_to(tap):
+        fprop(declared, x, w)
+        wgrad(declared, torch.randn(4, 1, 6), x)
+    fprop(declared, x, w)
+    names = [("fprop", "x"), ("fprop", "w"), ("wgrad", "g"), ("wgrad", "x")]
+    assert seen == [(*name, True) for name in names]
+
+
+def test_a_tap_asks_for_all_unless_it_says_for_what() -> None:
+    declared = precision_map(MODEL, QuantConfig())[ModuleId(0, "fc1")]
+
+    def tap(*operand: Any) -> None:
+        pass
+
+    def asked(name: str) -> bool:
+        return wants_operand(declared, Site.LINEAR, Product.WGRAD, name)
+
+    assert not asked("x")
+    with operands_to(tap, lambda precision, site, product, name: name == "g"):
+        assert asked("g")
+        assert not asked("x")
+        with operands_to(tap):
+            assert asked("x")
+        assert not asked("x")
+    assert not asked("g")

@@ -1,0 +1,60 @@
+"""Which copies of a weight share a read, are the same tensor, and are kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from quantexp.quant.sites import Product, Site
+from quantexp.quant.slots import Operand, resolve_site
+from quantexp.quant.weight_cache.policy import form, num_kept, shares_read
+from quantexp.schema import LinearDgrad, LinearSite, Slot
+
+
+def weights(linear: LinearSite) -> tuple[Operand, Operand]:
+    operands = resolve_site(Site.LINEAR, linear)
+    return operands[Product.FPROP, "w"], operands[Product.DGRAD, "w"]
+
+
+def site(fmt: str, dgrad: Slot | None = None, **options: object) -> LinearSite:
+    return LinearSite(format=fmt, dgrad=LinearDgrad(w=dgrad or Slot()), **options)  # type: ignore[arg-type]
+
+
+#: fmt, dgrad's own slot, options -> one read for both; copies of several micro-batches, of one recomputed, of one.
+CASES = {
+    "blocks along two axes": (site("mxfp8"), True, (2, 1, 1)),
+    "no blocks": (site("hifp8"), True, (1, 1, 1)),
+    "the forward's copy again": (site("mxfp4", Slot(format="reuse")), True, (1, 1, 1)),
+    "two formats": (site("mxfp8", Slot(format="mxfp4")), False, (2, 1, 0)),
+    "two scale rules": (site("mxfp8", Slot(scale_rule="floor")), False, (2, 1, 0)),
+    "fprop alone": (site("mxfp8", Slot(format="bf16")), False, (1, 1, 0)),
+    "the working precision": (site("bf16"), False, (0, 0, 0)),
+    "draws of their own": (site("mxfp4", rounding="stochastic"), False, (2, 1, 0)),
+    "random signs": (site("mxfp4", hadamard="random"), False, (0, 0, 0)),
+    "fixed signs": (site("mxfp4", hadamard="deterministic"), False, (2, 1, 0)),
+    "delayed": (site("hifp8", scaling="delayed"), False, (2, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_copies_are_kept_where_they_have_a_further_use(case: str) -> None:
+    linear, one_read, kept = CASES[case]
+    fprop, dgrad = weights(linear)
+    # As the precision map has them: what depends on the moment has a stream, each slot its own.
+    named = [
+        Operand(**{**o.__dict__, "stream": label if o.depends_on_moment else ""})
+        for o, label in ((fprop, "fprop.w"), (dgrad, "dgrad.w"))
+    ]
+    assert shares_read(*named) is one_read
+    counts = [(True, False), (False, True), (False, False)]
+    assert tuple(num_kept(*named, *count) for count in counts) == kept
+
+
+def test_a_form_is_the_values_not_the_slot() -> None:
+    fprop, dgrad = weights(site("hifp8"))
+    assert fprop != dgrad
+    assert form(fprop, "") == form(dgrad, "")
+    assert form(fprop, "a") != form(fprop, "b")
+    rows, columns = weights(site("mxfp8"))
+    assert form(rows, "") != form(columns, "")
+    _, again = weights(site("mxfp8", Slot(format="reuse")))
+    assert form(rows, "") == form(again, "")

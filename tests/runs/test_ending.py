@@ -1,0 +1,57 @@
+"""How a run ended that could not say so itself."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from quantexp.runs.ending import ended, interrupted
+from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import RankRecord, write_record
+from quantexp.runs.status import State, Status, read_status, write_status
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "before", "after"),
+    [
+        (1, State.COMPLETED, State.COMPLETED),
+        (1, State.FAILED, State.FAILED),
+        (2, State.COMPLETED, State.COMPLETED),
+        (2, State.FAILED, State.CANCELLED),  # it failed because another rank was ended
+        (2, State.RUNNING, State.CANCELLED),
+    ],
+)
+def test_interruption_changes_what_was_not_over(
+    tmp_path: Path, num_processes: int, before: State, after: State
+) -> None:
+    run = RunDir(tmp_path)
+    write_status(run.status, Status(before))
+    interrupted(run, num_processes)
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is after
+
+
+def test_ranks_that_ended_because_torchrun_was_killed_have_failed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for rank in range(2):
+        write_record(run, rank, RankRecord(1, State.CANCELLED, "interrupted"))
+    ended(run, 2, -signal.SIGKILL)
+    status = read_status(run.status)
+    assert status is not None
+    assert status.state is State.FAILED
+    assert status.reason == (
+        f"torchrun was ended by SIGKILL (out of memory?); see {run.torchrun_log}"
+    )
+
+
+def test_ranks_that_were_asked_to_end_are_cancelled(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for rank in range(2):
+        write_record(run, rank, RankRecord(1, State.CANCELLED, "interrupted"))
+    ended(run, 2, 1)
+    status = read_status(run.status)
+    assert status is not None
+    assert (status.state, status.reason) == (State.CANCELLED, "interrupted")

@@ -1,0 +1,164 @@
+"""What DIR and RUN may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quantexp.errors import RunError
+from quantexp.runs.find import Missing, existing_or_named, find_run, scope
+from quantexp.runs.paths import RunsRoot, Submission
+from quantexp.runs.status import write_json
+
+from ..launch.ledger.conftest import MakeRun  # noqa: TID252
+
+NAMES = ["m_d_FA_mxfp4-00000003", "m_d_FA_mxfp8-00000002", "m_d_bf16-00000001"]
+
+
+@pytest.fixture
+def root(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        make_run(name)
+    shared = RunsRoot(tmp_path / "runs")
+    for folder in (shared.sweeps, shared.snapshots / "ab-12", shared.submissions / "quantexp-1"):
+        folder.mkdir(parents=True)
+    runs = [shared.root / name for name in (*NAMES[:2], "m_d_lost-00000009")]
+    write_json(
+        Submission(shared.submissions / "quantexp-1").tasks, {"runs": [str(run) for run in runs]}
+    )
+    entries = [
+        {"run": NAMES[2], "state": "completed", "skipped": True, "reason": "already completed"},
+        {"run": NAMES[0], "state": "failed", "skipped": False, "reason": "loss nan"},
+        {"run": NAMES[0], "state": "failed", "skipped": False, "reason": "loss nan"},
+        {"run": "m_d_gone-00000008", "state": "failed", "skipped": False, "reason": ""},
+        {"run": None, "state": "failed", "skipped": False, "reason": "m d odd: no data"},
+    ]
+    write_json(shared.sweeps / "20261121_050000_000001.json", {"started": "", "runs": entries})
+    return shared.root
+
+
+def names(given: str | None, root: Path) -> list[str]:
+    return [run.root.name for run in scope(given, root).runs]
+
+
+def test_without_dir_it_is_every_run_of_the_folder_of_runs(root: Path) -> None:
+    assert names(None, root) == NAMES
+    assert names("runs", root) == NAMES
+    assert scope(None, root / "none").runs == ()
+
+
+@pytest.mark.parametrize("given", ["runs/m_d_bf16-00000001", "m_d_bf16-00000001", "bf16-00000001"])
+def test_one_run_by_path_or_name_or_a_part_of_it(root: Path, given: str) -> None:
+    assert names(given, root) == ["m_d_bf16-00000001"]
+    assert scope(given, root).missing == ()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "runs/sweeps/20261121_050000_000001.json",
+        "runs/sweeps/20261121_050000_000001",
+        "20261121_050000_000001",
+    ],
+)
+def test_sweep_is_its_runs_once_and_what_is_missing(root: Path, given: str) -> None:
+    assert names(given, root) == [NAMES[2], NAMES[0]]
+    assert scope(given, root).missing == (
+        Missing("m_d_gone-00000008", f"its folder is gone: {root / 'm_d_gone-00000008'}"),
+        Missing("-", "did not start: m d odd: no data"),
+    )
+
+
+@pytest.mark.parametrize("given", ["runs/submissions/quantexp-1", "quantexp-1"])
+def test_submission_is_its_runs_in_their_order(root: Path, given: str) -> None:
+    assert names(given, root) == NAMES[:2]
+    (missing,) = scope(given, root).missing
+    assert missing.name == "m_d_lost-00000009"
+
+
+def test_part_of_several_names_is_no_scope(root: Path) -> None:
+    with pytest.raises(RunError, match="RUN must be a part of one run's name, got 'FA_', which"):
+        scope("FA_", root)
+
+
+def test_folder_that_is_not_there_says_what_may_be_given(root: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        scope("runs/nothing", root)
+    assert str(caught.value) == (
+        "there is no run, sweep or folder runs/nothing, and no run in runs has that in its name; see quantexp list runs"
+    )
+
+
+def test_folder_without_runs_says_what_may_be_given(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(RunError, match=r"data holds no runs: it must be a folder of runs, a run's"):
+        scope("data", root)
+
+
+def test_root_of_the_disk_is_a_folder_like_any_other(root: Path) -> None:
+    with pytest.raises(RunError, match=r"^/ holds no runs: it must be a folder of runs, a run's"):
+        scope("/", root)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"runs": 3}', '{"runs": [3]}'])
+def test_file_that_is_no_sweep_is_refused(root: Path, text: str) -> None:
+    (root / "sweeps" / "odd.json").write_text(text)
+    with pytest.raises(RunError, match=r"odd\.json is not a sweep's list of runs; give one of"):
+        scope("odd", root)
+
+
+def test_submission_without_its_list_is_refused(root: Path) -> None:
+    (root / "submissions" / "quantexp-2").mkdir()
+    with pytest.raises(RunError, match=r"tasks\.json is gone: .*quantexp-2 is not a submission's"):
+        scope("quantexp-2", root)
+    Submission(root / "submissions" / "quantexp-2").tasks.write_text("{")
+    with pytest.raises(RunError, match=r"tasks\.json is not a submission's list of runs; give"):
+        scope("quantexp-2", root)
+
+
+@pytest.mark.parametrize(
+    "given", ["runs/m_d_FA_mxfp8-00000002", "FA_mxfp8", "00000002", "m_d_FA_mxfp8-00000002"]
+)
+def test_run_is_found_by_a_part_of_its_name(root: Path, given: str) -> None:
+    assert find_run(given, root).root == root / "m_d_FA_mxfp8-00000002"
+
+
+def test_part_of_several_names_or_of_none_is_refused(root: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        find_run("FA_", root)
+    assert str(caught.value) == (
+        f"RUN must be a part of one run's name, got 'FA_', which fits {NAMES[0]}, {NAMES[1]}"
+    )
+    with pytest.raises(
+        RunError, match=r"RUN must be a run's folder or a part of its name, got 'linear', and no"
+    ):
+        find_run("linear", root)
+
+
+@pytest.mark.parametrize("find", [scope, find_run, existing_or_named])
+def test_mistyped_run_is_answered_with_the_one_that_was_meant(
+    root: Path, find: Callable[[str, Path], object]
+) -> None:
+    for given, meant in (("FA_mxpf8", "FA_mxfp8"), ("FA_mxpf8-00000002", "FA_mxfp8-00000002")):
+        with pytest.raises(RunError, match=rf"; did you mean {meant}.*\? see quantexp"):
+            find(given, root)
+
+
+def test_a_verb_that_takes_a_path_takes_a_part_of_a_name_too(root: Path, tmp_path: Path) -> None:
+    run = root / "m_d_FA_mxfp8-00000002"
+    assert existing_or_named("FA_mxfp8", root) == str(run)
+    assert existing_or_named(str(tmp_path), root) == str(tmp_path)
+    with pytest.raises(RunError, match=r"no run, sweep or folder linear, and no run in runs has"):
+        existing_or_named("linear", root)
+    with pytest.raises(RunError, match=r"a part of one run's name, got 'FA_', which fits m_d_FA"):
+        existing_or_named("FA_", root)
+
+
+def test_many_fitting_names_are_cut(root: Path, make_run: MakeRun) -> None:
+    for i in range(4):
+        make_run(f"m_d_x-{i}")
+    with pytest.raises(RunError, match=r", m_d_bf16-00000001, .* and 2 more$"):
+        find_run("m_d", root)

@@ -1,0 +1,134 @@
+"""Who a process is, and which of several was the cause of an end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quantexp.errors import RunError
+from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import (
+    Rank,
+    RankRecord,
+    account,
+    ended,
+    log_end,
+    own_rank,
+    read_record,
+    write_record,
+)
+from quantexp.runs.status import State
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def leaves(run: RunDir, rank: int, record: RankRecord | None, log: str = "") -> None:
+    run.logs.mkdir(exist_ok=True)
+    run.rank_log(rank).write_text(log)
+    if record is not None:
+        write_record(run, rank, record)
+
+
+def failed(reason: str, *, lost_peer: bool = False, at: str = "1") -> RankRecord:
+    return RankRecord(1, State.FAILED, reason, lost_peer, at)
+
+
+SILENT = RankRecord(1)
+CANCELLED = RankRecord(1, State.CANCELLED, "interrupted", False, "1")
+
+
+def test_process_without_torchrun_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert own_rank(1) == Rank()
+    assert Rank().leads
+    assert Rank().alone
+
+
+def test_rank_is_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    rank = own_rank(4)
+    assert rank == Rank(3, 4, 1)
+    assert not rank.leads
+    assert not rank.alone
+
+
+def test_another_number_of_processes_than_configured_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(
+        RunError,
+        match=r"this run is for launcher\.num_processes=2, and was started with WORLD_SIZE=1; start it with quantexp",
+    ):
+        own_rank(2)
+
+
+def test_record_comes_back_as_written(run: RunDir) -> None:
+    assert read_record(run, 0) is None
+    record = ended(State.FAILED, "no more disk")
+    write_record(run, 0, record)
+    assert read_record(run, 0) == record
+
+
+def test_first_rank_that_failed_by_itself_is_the_cause(run: RunDir) -> None:
+    leaves(run, 0, failed("gloo: connection closed", lost_peer=True, at="1"))
+    leaves(run, 1, failed("later", at="3"))
+    leaves(run, 2, failed("no more disk", at="2"), log="its last line")
+    state, reason = account(run, 3)
+    assert state is State.FAILED
+    assert reason.startswith("rank 2: no more disk; the end of ")
+    assert reason.endswith("rank2.log:\nits last line")
+
+
+def test_what_all_ranks_say_is_said_once(run: RunDir) -> None:
+    leaves(run, 0, failed("not what was declared"))
+    leaves(run, 1, failed("not what was declared"))
+    assert account(run, 2) == (State.FAILED, "not what was declared")
+
+
+def test_rank_without_a_word_is_the_cause_where_the_others_lost_a_peer(run: RunDir) -> None:
+    leaves(run, 0, failed("timed out", lost_peer=True))
+    leaves(run, 1, SILENT, log="stuck here")
+    state, reason = account(run, 2)
+    assert state is State.FAILED
+    assert reason.startswith(
+        "rank 1 did not end by itself (killed, out of memory, or hanging); rank 0 then: timed out; the end of "
+    )
+    assert reason.endswith("stuck here")
+
+
+def test_rank_that_never_started_is_told_with_what_torchrun_printed(run: RunDir) -> None:
+    leaves(run, 0, CANCELLED)
+    run.torchrun_log.write_text("ImportError")
+    state, reason = account(run, 2)
+    assert state is State.FAILED
+    assert reason.startswith("rank 1 did not start; the end of ")
+    assert reason.endswith("ImportError")
+
+
+def test_ranks_that_only_lost_each_other_tell_the_first(run: RunDir) -> None:
+    leaves(run, 0, failed("second", lost_peer=True, at="2"))
+    leaves(run, 1, failed("first", lost_peer=True, at="1"))
+    assert account(run, 2)[1].startswith("rank 1: first; the end of ")
+
+
+def test_ranks_that_were_all_ended_make_the_run_cancelled(run: RunDir) -> None:
+    leaves(run, 0, CANCELLED)
+    leaves(run, 1, CANCELLED)
+    assert account(run, 2) == (State.CANCELLED, "interrupted")
+
+
+def test_torchrun_that_failed_after_all_ranks_were_done_changes_nothing(run: RunDir) -> None:
+    for rank in (0, 1):
+        leaves(run, rank, RankRecord(1, State.COMPLETED, "stopped after capture", False, "1"))
+    assert account(run, 2) == (State.COMPLETED, "stopped after capture")
+
+
+def test_missing_log_is_said(tmp_path: Path) -> None:
+    assert log_end(tmp_path / "none") == "it left no log"

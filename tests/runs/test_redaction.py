@@ -1,0 +1,113 @@
+"""Secrets of the environment, wherever their values turn up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from quantexp.config.compose import compose
+from quantexp.errors import ConfigError
+from quantexp.runs.redaction import redacted, refuse_secrets, secret_in, secrets, without_userinfo
+
+VALUE = "aLongSecretValue"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "WANDB_API_KEY",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SESSION_TOKEN",
+        "MLFLOW_TRACKING_PASSWORD",
+        "MLFLOW_TRACKING_TOKEN",
+        "OPENAI_API_KEY",
+        "GITHUB_PAT",
+        "SLURM_JWT",
+        "PGPASSWORD",
+        "my_secret",
+        "TOKEN",
+    ],
+)
+def test_variable_whose_name_says_so_holds_a_secret(name: str) -> None:
+    assert secrets({name: VALUE, "HOME": "/home/someone"}) == {name: VALUE}
+    assert secret_in(f"before {VALUE} after", {name: VALUE}) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PATH",
+        "HOME",
+        "TOKENIZERS_PARALLELISM",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "GOOGLE_APPLICATION_CREDENTIALS_PATH",
+        "SSH_AUTH_SOCK",
+        "KEYBOARD_LAYOUT",
+        "COMPASS",
+        "MONKEYPATCH",
+    ],
+)
+def test_other_variables_hold_none(name: str) -> None:
+    assert secrets({name: VALUE}) == {}
+
+
+@pytest.mark.parametrize("value", ["", "true", "none", "7 chars"])
+def test_word_that_may_stand_anywhere_is_no_secret(value: str) -> None:
+    assert secrets({"MY_TOKEN": value}) == {}
+
+
+def test_secret_gives_way_to_its_name_in_all_json() -> None:
+    environment = {"HF_TOKEN": VALUE, "MY_KEY": f"{VALUE}AndMore"}
+    content: dict[str, Any] = {
+        "command": ["quantexp", f"a={VALUE}"],
+        VALUE: {"diff": f"+key = '{VALUE}AndMore'"},
+        "number": 3,
+        "nothing": None,
+    }
+    expected = {
+        "command": ["quantexp", "a=<HF_TOKEN>"],
+        "<HF_TOKEN>": {"diff": "+key = '<MY_KEY>'"},
+        "number": 3,
+        "nothing": None,
+    }
+    assert redacted(content, environment) == expected
+    assert VALUE not in json.dumps(redacted(content, environment))
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [
+        ("https://me:password@host/path", "https://host/path"),
+        ("postgresql+psycopg://me:pass%40word@host:5432/db", "postgresql+psycopg://host:5432/db"),
+        ("failed: https://token@host and http://a:b@c", "failed: https://host and http://c"),
+        ("https://host/path@version", "https://host/path@version"),
+        ("sqlite:////a/b.db", "sqlite:////a/b.db"),
+        ("someone@example.com", "someone@example.com"),
+    ],
+)
+def test_address_loses_user_and_password(text: str, without: str) -> None:
+    assert without_userinfo(text) == without
+    assert redacted(text, {}) == without
+
+
+def test_configuration_with_a_secret_in_it_is_refused_by_its_key() -> None:
+    content = {"training": {"name": "fast"}, "quant": {"rules": [{"modules": [f"x{VALUE}"]}]}}
+    refuse_secrets(content, {})
+    with pytest.raises(
+        ConfigError,
+        match=r"quant\.rules\[0\]\.modules\[0\] must hold no secret, got the value of the environment "
+        r"variable HF_TOKEN; the configuration is written to the run folder, and programs read",
+    ) as caught:
+        refuse_secrets(content, {"HF_TOKEN": VALUE})
+    assert VALUE not in str(caught.value)
+
+
+def test_override_that_resolves_to_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", VALUE)
+    with pytest.raises(ConfigError, match=r"paths\.root must hold no secret, got the value of the"):
+        compose(["training=fast", "paths.root=runs/${oc.env:HF_TOKEN}"], None, {})

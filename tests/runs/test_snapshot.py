@@ -1,0 +1,109 @@
+"""Snapshots of the source: complete, shared, unchangeable without notice, and what Python then imports."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from quantexp.errors import RunError
+from quantexp.runs.snapshot import check_snapshot, environment, require_snapshot, take_snapshot
+
+taken = take_snapshot.__wrapped__
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    folder: Path = taken(tmp_path / "runs")
+    return folder
+
+
+def test_snapshot_is_laid_out_as_a_wheel_is(snapshot: Path) -> None:
+    assert snapshot.parent.name == "snapshots"
+    for file in (
+        "quantexp/training/worker.py",
+        "quantexp/conf/config.yaml",
+        "hydra_plugins/quantexp_launcher/launcher.py",
+    ):
+        assert (snapshot / file).is_file()
+    assert not list(snapshot.rglob("__pycache__"))
+
+
+def test_nobody_else_can_read_or_change_it(snapshot: Path) -> None:
+    assert stat.S_IMODE(snapshot.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE((snapshot / "quantexp" / "worker.py").stat().st_mode) == 0o400
+
+
+def test_same_source_is_kept_once_however_many_ask(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        folders = set(pool.map(taken, [tmp_path / "runs"] * 8))
+    (folder,) = folders
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_untouched_snapshot_passes(snapshot: Path) -> None:
+    (snapshot / "quantexp" / "__pycache__").mkdir()
+    (snapshot / "quantexp" / "__pycache__" / "worker.pyc").write_text("what running leaves")
+    check_snapshot(snapshot)
+
+
+def test_changed_snapshot_is_refused(snapshot: Path) -> None:
+    file = snapshot / "quantexp" / "worker.py"
+    file.chmod(0o600)
+    file.write_text("print('something else')\n")
+    with pytest.raises(RunError, match=r"was changed in .*; submit the run again"):
+        check_snapshot(snapshot)
+
+
+def test_vanished_snapshot_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"submitted with is gone from .*; submit the run again"):
+        check_snapshot(tmp_path / "0123456789abcdef")
+
+
+def test_snapshot_that_cannot_be_written_is_a_clean_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(RunError, match=r"the source cannot be copied to .*: .*; set paths\.root"):
+        taken(tmp_path / "runs")
+
+
+def test_python_imports_the_snapshot_even_inside_a_checkout(snapshot: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / "quantexp").mkdir(parents=True)
+    (checkout / "quantexp" / "__init__.py").write_text("raise SystemExit('the working directory')")
+    program = (
+        "import quantexp, quantexp_launchers.local.processes as local; "
+        "print(quantexp.__file__, local.__file__, sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=checkout,
+        env={**os.environ, **environment(snapshot)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [
+        str(snapshot / "quantexp" / "__init__.py"),
+        str(snapshot / "hydra_plugins" / "quantexp_launcher" / "local.py"),
+    ]
+
+
+def test_own_python_path_stays_behind_the_snapshot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    assert environment(tmp_path)["PYTHONPATH"] == f"{tmp_path}{os.pathsep}/mine"
+
+
+def test_worker_of_another_source_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "provenance.json"
+    file.write_text('{"source": {"snapshot": "0123456789abcdef"}}')
+    with pytest.raises(
+        RunError, match=r"source snapshot 0123456789abcdef, and quantexp was imported"
+    ):
+        require_snapshot(file)

@@ -1,0 +1,79 @@
+"""Tables that fit their width."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from quantexp.terminal.fitted_table import Column, Fitted, Shrink, fitted_table
+
+REASON = "the time limit of 240 min was reached at iteration 3 of 8; give more"
+NAME = "llama32-1b_wikipedia_FA_linear_mxfp8-36da3b10"
+COLUMNS = (
+    Column("run", shrink=Shrink.CUT_START),
+    Column("loss", is_number=True),
+    Column("tokens/s", worth=2, is_number=True),
+    Column("why", worth=1, shrink=Shrink.WRAP, min_width=20),
+)
+ROWS = [[NAME, "3.25", "15,420", REASON], ["short", "-", "-", ""]]
+
+
+def lines(fitted: Fitted, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(fitted.table)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", range(30, 170, 7))
+def test_no_line_is_longer_than_the_width_and_no_word_is_broken(width: int) -> None:
+    fitted = fitted_table(COLUMNS, ROWS, width)
+    shown = lines(fitted, width)
+    assert all(len(line) <= width for line in shown)
+    words = {word for line in shown for word in line.split()}
+    whole = {*REASON.split(), NAME, "short", "3.25", "15,420", "-"}
+    whole |= {column.heading for column in COLUMNS}
+    assert {word for word in words if not word.startswith("…")} <= whole
+
+
+def test_columns_go_by_their_worth() -> None:
+    assert fitted_table(COLUMNS, ROWS, 160).left_out == ()
+    assert fitted_table(COLUMNS, ROWS, 70).left_out == ("why",)
+    assert fitted_table(COLUMNS, ROWS, 60).left_out == ("why", "tokens/s")
+
+
+def test_a_name_loses_its_beginning_only_where_nothing_else_helps() -> None:
+    assert lines(fitted_table(COLUMNS, ROWS, 60), 60)[1].split() == [NAME, "3.25"]
+    assert lines(fitted_table(COLUMNS, ROWS, 30), 30)[1].split() == [
+        "…A_linear_mxfp8-36da3b10",
+        "3.25",
+    ]
+
+
+def test_a_column_without_content_is_left_out() -> None:
+    columns = (Column("run"), Column("reason", worth=1), Column("loss"))
+    fitted = fitted_table(columns, [["a", "", "1"], ["b", "", "2"]], 80)
+    assert lines(fitted, 80)[0].split() == ["run", "loss"]
+    assert fitted.left_out == ()
+
+
+def test_an_end_is_cut_with_an_ellipsis() -> None:
+    columns = (Column(), Column(shrink=Shrink.CUT_END, worth=1, min_width=12))
+    (line,) = lines(fitted_table(columns, [["3/8", "capturing iteration 1"]], 20), 20)
+    assert line == "3/8  capturing iter…"
+
+
+def test_a_number_that_does_not_fit_shows_that_it_is_cut() -> None:
+    columns = (Column("gap", is_number=True), Column("loss", is_number=True))
+    fitted = fitted_table(columns, [["+0.1234", "3.123456"]], 14)
+    (shown,) = lines(fitted, 14)[1:]
+    assert "…" in shown
+    assert not {"+0.123", "3.12345"} & {*shown.split()}, "digits lost in silence"
+
+
+def test_brackets_of_text_are_no_markup() -> None:
+    from rich.text import Text
+
+    fitted = fitted_table((Column("a"),), [[Text("out [of] memory")]], 80)
+    assert lines(fitted, 80)[1] == "out [of] memory"

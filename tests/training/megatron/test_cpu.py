@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from quantexp.training.megatron import cpu
+from quantexp.training.megatron.cpu import cpu_device
+
+
+def cuda_functions() -> dict[str, object]:
+    return {
+        f"{module.__name__}.{name}": getattr(module, name)
+        for module, name, _ in cpu._replacements()
+    } | {cpu._BACKWARD: getattr(torch.autograd, cpu._BACKWARD)}
+
+
+def test_everything_is_put_back() -> None:
+    before = cuda_functions()
+    with cpu_device():
+        assert cuda_functions() != before
+    assert cuda_functions() == before
+
+
+def test_everything_is_put_back_after_an_error() -> None:
+    before = cuda_functions()
+    with pytest.raises(ZeroDivisionError), cpu_device():
+        _ = 1 / 0
+    assert cuda_functions() == before
+
+
+def test_it_is_inert_where_cuda_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    before = cuda_functions()
+    modes = torch.overrides._len_torch_function_stack()
+    with cpu_device():
+        assert cuda_functions() == before
+        assert torch.overrides._len_torch_function_stack() == modes
+
+
+def test_the_device_cuda_means_the_cpu_inside() -> None:
+    with cpu_device():
+        x = torch.zeros(2, device="cuda")
+        assert x.device.type == "cpu"
+        assert torch.zeros(2, dtype=torch.int32, device="cuda").dtype == torch.int32
+        assert x.cuda() is x
+        assert x.to(torch.device("cuda", 0)).device.type == "cpu"
+        assert x.bfloat16().type() == "torch.cuda.BFloat16Tensor"
+        assert torch.cuda.current_device() == torch.device("cpu")
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(2, device="cuda")
+
+
+def test_the_device_cuda_means_the_cpu_in_a_backward_too() -> None:
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            return grads[0] + torch.ones(1, device="cuda")
+
+    x = torch.zeros(1, requires_grad=True)
+    with cpu_device():
+        Asks.apply(x).backward()
+    assert x.grad is not None
+    assert x.grad.item() == 2
+
+
+def test_the_generators_state_is_the_cpus() -> None:
+    with cpu_device():
+        torch.cuda.manual_seed(3)
+        state = torch.cuda.get_rng_state()
+        first = torch.rand(4)
+        torch.cuda.set_rng_state(state)
+        assert torch.equal(torch.rand(4), first)
+
+
+def test_streams_and_events_are_already_done() -> None:
+    with cpu_device():
+        stream, event = torch.cuda.Stream(), torch.cuda.Event()
+        with torch.cuda.stream(stream):
+            event.record()
+            stream.wait_event(event)
+            stream.wait_stream(torch.cuda.current_stream())
+        stream.synchronize()
+        event.wait()
+        event.synchronize()
+        assert stream.record_event().query()
+        torch.cuda.synchronize()

@@ -1,0 +1,193 @@
+"""Weights quantised once a step: the same training to the last bit, whatever a step consists of."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantexp.config.compose import compose
+from quantexp.memory.footprint import memory_parts_gb
+from quantexp.quant import operand
+from quantexp.quant.precision import ModuleId, precision_map
+from quantexp.quant.weight_cache import weights
+from quantexp.quant.weight_cache.weights import WeightCopies
+from quantexp.schema import Experiment
+from quantexp.training.megatron import trainer
+from quantexp.training.megatron.model import (
+    build_model,
+    scheme_modules,
+    set_precision,
+    share_weight_copies,
+)
+from quantexp.training.megatron.session import session
+from quantexp.training.megatron.specs import injected, stock_spec
+
+from .test_trainer import Keeps, tokens
+
+Tiny = Callable[..., Experiment]
+STEPS = ("training.iterations=3", "training.global_batch_size=4", "training.micro_batch_size=1")
+ONE_STEP = ("training.iterations=1", "training.warmup_iterations=0")
+
+
+def trained(experiment: Experiment) -> tuple[list[Any], list[dict[str, Tensor]]]:
+    """Loss, gradient norm and the loss of held-out samples of each step; and every gradient."""
+    keeps = Keeps()
+
+    def held_out() -> Iterator[dict[str, Tensor]]:
+        batches = tokens(experiment)
+        return (next(batches) for _ in range(2))
+
+    with session(experiment.training) as device:
+        trainer.train(experiment, tokens(experiment), keeps, device, held_out=held_out)
+    told = [(m.loss, m.grad_norm, m.validation_loss) for m in keeps.metrics]
+    return told, keeps.gradients_by_name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("llama32-1b", ["quant=FA_linear_mxfp8", "evaluation.every=1", "evaluation.samples=2"]),
+        pytest.param(
+            "llama32-1b", ["quant=linear_mxfp8", "training.recompute=full"], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "llama32-1b",
+            ["quant=linear_hifp8", "training.global_batch_size=1"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "llama32-1b",
+            ["quant=linear_mxfp4", "quant.linear.dgrad.w.format=reuse"],
+            marks=pytest.mark.slow,
+        ),
+        ("llama32-1b", ["quant=more/linear_hifp8_delayed", "evaluation.every=1"]),
+        pytest.param("deepseek2_lite", ["quant=linear_mxfp4"], marks=pytest.mark.slow),
+        (
+            "deepseek2_lite",
+            ["quant=linear_hifp8", "training.recompute=full", "training.micro_batch_size=2"],
+        ),
+    ],
+    ids=str,
+)
+def test_training_is_the_same_to_the_last_bit(
+    tiny: Tiny, tiny_models: dict[str, list[str]], model: str, words: list[str]
+) -> None:
+    given = [*tiny_models[model], *STEPS, *words]
+    told, gradients = trained(tiny(*given))
+    plain, plain_gradients = trained(tiny(*given, "training.weight_cache=false"))
+    assert told == plain
+    assert len({loss for loss, _, _ in told}) == 3, "the weights change, and the copies with them"
+    for one, other in zip(gradients, plain_gradients, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_a_rule_that_changes_slots_between_steps_is_followed(tiny: Tiny) -> None:
+    rule = "quant.rules=[{iterations:[2,2],format:mxfp4,sites:[linear]}]"
+    words = [*STEPS, "quant=linear_mxfp8"]
+    told, _ = trained(tiny(*words, rule))
+    plain, _ = trained(tiny(*words, rule, "training.weight_cache=false"))
+    assert told == plain
+    without, _ = trained(tiny(*words))
+    assert told[0] == without[0]
+    assert told[1] != without[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "each"), [([], 1), (["training.weight_cache=false"], 8)], ids=["once", "each time"]
+)
+def test_each_weight_is_read_once_a_step(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, words: list[str], each: int
+) -> None:
+    reads: dict[int, int] = {}
+
+    def counted(of: Callable[..., Any]) -> Callable[..., Any]:
+        def count(x: Tensor, *rest: Any, **out: Any) -> Any:
+            reads[x.data_ptr()] = reads.get(x.data_ptr(), 0) + 1
+            return of(x, *rest, **out)
+
+        return count
+
+    for name in ("held", "held_by_two"):
+        monkeypatch.setattr(weights, name, counted(getattr(operand, name)))
+    trained(tiny(*STEPS, "quant=linear_mxfp8", *ONE_STEP, *words))
+    assert set(reads.values()) == {each}, "two products of four micro-batches, or one read"
+    assert len(reads) == 2 * 4
+
+
+def test_an_optimizer_that_steps_while_copies_are_kept_ends_the_run(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer in which a step's copies outlive it: the optimizer writes where torch counts no change."""
+    step = trainer._Loop.step
+
+    def too_long(self: Any, *args: Any) -> Any:
+        with self.copies.step(several=True):
+            return step(self, *args)
+
+    monkeypatch.setattr(trainer._Loop, "step", too_long)
+    monkeypatch.setattr(trainer._Loop, "_weights_stay", lambda *_, **__: contextlib.nullcontext())
+    words = "the weight of layer 0 (qkv|proj|fc1|fc2) changed within a step"
+    with pytest.raises(RuntimeError, match=words):
+        trained(tiny(*STEPS, "quant=linear_mxfp8", "training.lr=0.001"))
+
+
+def test_loaded_weights_drop_the_copies(tiny: Tiny) -> None:
+    experiment = tiny("quant=linear_mxfp8")
+    copies = WeightCopies()
+    with session(experiment.training):
+        gpt, _ = build_model(
+            experiment.model, experiment.training, injected(stock_spec(experiment.model))
+        )
+        set_precision(gpt, precision_map(experiment.model, experiment.quant))
+        share_weight_copies(gpt, copies)
+        module: Any = scheme_modules(gpt)[ModuleId(0, "fc1")]
+        state = {
+            name: 2 * x if x is not None and x.is_floating_point() else x
+            for name, x in gpt.state_dict().items()
+        }
+        with copies.step(several=True):
+            before = copies.for_fprop(module.precision, module.weight, True)
+            gpt.load_state_dict(state)
+            assert copies.num_bytes() == 0
+            after = copies.for_fprop(module.precision, module.weight, True)
+    assert torch.equal(after, 2 * before)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["quant=linear_mxfp8"],
+        ["quant=linear_hifp8"],
+        ["quant=linear_mxfp8", "training.global_batch_size=1"],
+        ["quant=linear_mxfp4", "training.recompute=full", "training.global_batch_size=1"],
+        ["quant=linear_mxfp8", "training.weight_cache=false"],
+        ["quant=FA_mxfp8"],
+    ],
+    ids=str,
+)
+def test_the_plan_counts_what_is_kept(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """The most that is held at once in a step, as the copies themselves count it."""
+    most = [0]
+    keep = WeightCopies._keep
+
+    def counted(self: WeightCopies, *args: Any) -> None:
+        keep(self, *args)
+        most[0] = max(most[0], self.num_bytes())
+
+    monkeypatch.setattr(WeightCopies, "_keep", counted)
+    experiment = tiny(*STEPS, *ONE_STEP, *words)
+    trained(experiment)
+    assert memory_parts_gb(experiment)["weight_copies"] == pytest.approx(most[0] / 1e9, rel=1e-12)
+
+
+def test_it_is_on_unless_switched_off() -> None:
+    assert compose([], None, {}).training.weight_cache
+    assert not compose(["training.weight_cache=false"], None, {}).training.weight_cache

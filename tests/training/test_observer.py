@@ -1,0 +1,159 @@
+"""What an iteration leaves in the run folder, and when it ends the run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import Rank
+from quantexp.runs.status import Phase, read_status
+from quantexp.schema import Experiment
+from quantexp.training.megatron.trainer import Metrics
+from quantexp.training.observer import RunObserver
+from quantexp.training.worker import Worker
+
+FIRST = Metrics(
+    iteration=1,
+    loss=5.5,
+    grad_norm=1.25,
+    lr=1e-4,
+    tokens=128,
+    step_time_s=0.5,
+    tokens_per_s=256.0,
+    tflops=0.125,
+    memory_gb=2.0,
+)
+
+
+@pytest.fixture
+def observer(tiny: Callable[..., Experiment], tmp_path: Path) -> Callable[..., RunObserver]:
+    """The observer of a rank."""
+
+    def make(*overrides: str, rank: Rank | None = None, device: str = "cpu") -> RunObserver:
+        worker = Worker(RunDir(tmp_path), tiny(*overrides), rank)
+        return RunObserver(worker, torch.device(device))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("device", "leaves", "works_beside"),
+    [("cpu", True, True), ("cpu", False, False), ("cuda", True, True), ("cuda", False, True)],
+)
+def test_a_capture_computes_beside_training_where_that_leaves_a_core(
+    device: str,
+    leaves: bool,
+    works_beside: bool,
+    observer: Callable[..., RunObserver],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quantexp.processes.threads.leaves_a_core", lambda: leaves)
+    monkeypatch.setattr("quantexp.training.megatron.collectives.gather", lambda one: [one])
+    told = observer("capture=tensors", device=device)
+    assert told.recorder is not None
+    assert told.recorder.store.works_beside is works_beside
+
+
+def test_iteration_is_a_line_of_metrics_and_the_statuss_last(
+    observer: Callable[..., RunObserver], tmp_path: Path
+) -> None:
+    told = observer("capture=off")
+    assert told.iteration(FIRST)
+    assert told.iteration(replace(FIRST, iteration=2, loss=math.nan, grad_norm=math.inf))
+    lines = [json.loads(line) for line in RunDir(tmp_path).metrics.read_text().splitlines()]
+    assert [(line["iteration"], line["loss"], line["grad_norm"]) for line in lines] == [
+        (1, 5.5, 1.25),
+        (2, None, None),
+    ]
+    status = read_status(RunDir(tmp_path).status)
+    assert status is not None
+    assert status.iteration == 2
+    times = [datetime.fromisoformat(line["time"]) for line in lines]
+    assert times == sorted(times)
+    assert abs(times[1] - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_line_of_metrics_that_cannot_be_written_ends_the_run(
+    observer: Callable[..., RunObserver], tmp_path: Path
+) -> None:
+    told = observer("capture=off")
+    RunDir(tmp_path).metrics.mkdir()
+    with pytest.raises(IsADirectoryError):
+        told.iteration(FIRST)
+
+
+def test_rank_that_does_not_lead_writes_no_metrics(
+    observer: Callable[..., RunObserver], tmp_path: Path
+) -> None:
+    assert observer("capture=off", rank=Rank(1, 2, 1)).iteration(FIRST)
+    assert not RunDir(tmp_path).metrics.exists()
+
+
+def test_signal_that_was_lost_on_the_way_ends_the_run_after_the_iteration(
+    observer: Callable[..., RunObserver], tmp_path: Path
+) -> None:
+    told = observer("capture=off")
+    told.worker.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        told.iteration(FIRST)
+    assert RunDir(tmp_path).metrics.exists()
+
+
+def test_run_ends_with_its_capture_where_asked_to(
+    observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "quantexp.training.megatron.collectives.gather", lambda own: [own]
+    )  # no process group
+    told = observer("capture=stats", "capture.control_iter=2", "capture.stop_after_capture=true")
+    assert told.iteration(FIRST)
+    assert not told.iteration(replace(FIRST, iteration=2))
+    assert told.worker.status.reason == "stopped after capture, as configured"
+
+
+def test_status_says_which_micro_batch_of_which_iteration_runs(
+    observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "quantexp.training.megatron.collectives.gather", lambda own: [own]
+    )  # no process group
+    watched = observer("capture=stats")
+    status = watched.worker.status
+    seen = []
+    for iteration in (1, 2):
+        watched._is_proving = iteration == 1
+        for index in (0, 1):
+            watched.micro_batch(iteration, index, None)
+            seen.append((status.phase, status.current_iteration, status.micro_batch))
+    assert [place[1:] for place in seen] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert seen[0][0] is Phase.CAPTURING
+    assert {phase for phase, *_ in seen} <= {Phase.CAPTURING, Phase.PROVING, Phase.TRAINING}
+    assert seen[-1][0] is Phase.TRAINING
+    written = read_status(watched.folder.status)
+    assert written is not None
+    assert written.phase_since is not None
+    watched.evaluation()
+    assert read_status(watched.folder.status).phase is Phase.EVALUATING  # type: ignore[union-attr]
+
+
+def test_what_waits_to_be_written_is_brought_up_to_date_by_each_iteration(
+    observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "quantexp.training.megatron.collectives.gather", lambda own: [own]
+    )  # no process group
+    watched = observer("capture=stats")
+    status = watched.worker.status
+    status.capture = {"tensors": 28, "num_bytes": 9_600_000, "queue_bytes": 9_600_000}
+    assert watched.iteration(FIRST)
+    written = read_status(watched.folder.status)
+    assert written is not None
+    assert written.capture["queue_bytes"] == 0

@@ -1,0 +1,221 @@
+"""A rank's word about its end, whatever signal comes when."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from quantexp.config.load import save
+from quantexp.errors import RunError
+from quantexp.runs.fencing import take_over
+from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import Rank, read_record
+from quantexp.runs.status import Phase, State, read_status
+from quantexp.schema import Experiment
+from quantexp.training import worker
+from quantexp.training.worker import Worker
+
+
+@pytest.fixture
+def second(tiny: Callable[..., Experiment], tmp_path: Path) -> Worker:
+    """Rank 1 of two."""
+    return Worker(RunDir(tmp_path), tiny(), Rank(1, 2, 1))
+
+
+def test_rank_that_does_not_lead_writes_its_record_and_no_status(
+    second: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second, "_train", lambda: None)
+    assert second.run() == 0
+    record = read_record(second.folder, 1)
+    assert record is not None
+    assert (record.pid, record.state) == (os.getpid(), State.COMPLETED)
+    assert read_status(second.folder.status) is None
+
+
+def test_signal_ends_the_training_as_cancelled(
+    second: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second, "_train", lambda: second.interrupt(signal.SIGTERM, None))
+    assert second.run() == 130
+    record = read_record(second.folder, 1)
+    assert record is not None
+    assert (record.state, record.reason) == (State.CANCELLED, "interrupted")
+
+
+def test_signal_that_comes_while_an_error_is_told_does_not_silence_it(
+    second: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    write = worker.write_record
+
+    def interrupted(*words: object) -> None:
+        if words[-1].state is State.FAILED:  # type: ignore[attr-defined]
+            second.interrupt(signal.SIGTERM, None)
+        write(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(second, "_train", fails)
+    monkeypatch.setattr(worker, "write_record", interrupted)
+    assert second.run() == 1
+    record = read_record(second.folder, 1)
+    assert record is not None
+    assert (record.state, record.lost_peer) == (State.FAILED, False)
+
+
+def test_worker_started_with_another_number_of_processes_says_so(
+    tiny: Callable[..., Experiment],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    run = RunDir(tmp_path)
+    save(
+        tiny(
+            "training.global_batch_size=2",
+            "training.micro_batch_size=1",
+            "launcher.num_processes=2",
+        ),
+        run.config,
+    )
+    assert worker.main([str(tmp_path)]) == 1
+    assert "this run is for launcher.num_processes=2" in capsys.readouterr().err
+
+
+def test_interrupt_that_torch_turned_into_another_error_is_an_interrupt(
+    second: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def halfway() -> None:
+        try:
+            second.interrupt(signal.SIGTERM, None)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("trying to pop from empty mode stack") from error
+
+    monkeypatch.setattr(second, "_train", halfway)
+    assert second.run() == 130
+    record = read_record(second.folder, 1)
+    assert record is not None
+    assert record.state is State.CANCELLED
+
+
+def test_signals_after_the_first_leave_its_end_alone(
+    second: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def halfway() -> None:
+        try:
+            second.interrupt(signal.SIGINT, None)
+        finally:
+            second.interrupt(signal.SIGTERM, None)
+            written.append("captures")
+
+    monkeypatch.setattr(second, "_train", halfway)
+    assert second.run() == 130
+    assert written == ["captures"]
+
+
+def test_worker_whose_main_thread_is_stuck_writes_its_captures_and_its_end(
+    second: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, codes = [], []
+    queue = SimpleNamespace(close=lambda: closed.append(True))
+    observer = SimpleNamespace(recorder=SimpleNamespace(store=SimpleNamespace(queue=queue)))
+    monkeypatch.setattr(second, "_observer", observer)
+    monkeypatch.setattr(worker, "leave_process", codes.append)
+    second.leave()
+    assert (closed, codes) == ([True], [130])
+    record = read_record(second.folder, 1)
+    assert record is not None
+    assert (record.state, record.reason) == (State.CANCELLED, "interrupted")
+    second.interrupt(signal.SIGTERM, None)  # the end is written: nothing is raised
+
+
+@pytest.mark.parametrize("full", ["captures", "end"])
+def test_worker_whose_main_thread_is_stuck_ends_on_a_full_disk_too(
+    second: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    full: str,
+) -> None:
+    codes: list[int] = []
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if full == "captures":
+        queue = SimpleNamespace(close=fail)
+        observer = SimpleNamespace(recorder=SimpleNamespace(store=SimpleNamespace(queue=queue)))
+        monkeypatch.setattr(second, "_observer", observer)
+    else:
+        monkeypatch.setattr(second, "_record", fail)
+    monkeypatch.setattr(worker, "leave_process", codes.append)
+    second.leave()
+    assert codes == [130]
+    assert "OSError: [Errno 28] No space left on device" in capfd.readouterr().err
+    record = read_record(second.folder, 1)
+    assert (record is not None) == (full == "captures"), "the end is written where it can be"
+
+
+# In a job.
+
+
+@pytest.fixture
+def in_job(
+    tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Worker:
+    """A worker of a job's first start."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    run = RunDir(tmp_path)
+    take_over(run)
+    return Worker(run, tiny(), in_job=True)
+
+
+def test_signal_in_a_job_is_not_taken_for_a_cancellation(
+    in_job: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads this must not believe that the run is over: the scheduler may have put it back."""
+    monkeypatch.setattr(in_job, "_train", lambda: in_job.interrupt(signal.SIGTERM, None))
+    assert in_job.run() == 130
+    status = read_status(in_job.folder.status)
+    assert status is not None
+    assert (status.state, status.reason) == (State.PREEMPTED, "ended from outside")
+
+
+def test_start_that_is_no_longer_the_newest_ends_and_writes_nothing(
+    in_job: Worker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trains() -> None:
+        with monkeypatch.context() as later:
+            later.setenv("SLURM_RESTART_COUNT", "1")
+            take_over(in_job.folder)
+        written.append(in_job.folder.status.read_bytes())
+        in_job.tell(Phase.TRAINING)
+
+    written: list[bytes] = []
+    monkeypatch.setattr(in_job, "_train", trains)
+    assert in_job.run() == 1
+    assert in_job.folder.status.read_bytes() == written[0]
+    assert "the job was started again elsewhere" in capsys.readouterr().err
+
+
+def test_error_of_a_start_that_is_no_longer_the_newest_is_not_the_run_s(
+    in_job: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        in_job.folder.start.unlink()
+        raise RunError("its files were moved away")
+
+    monkeypatch.setattr(in_job, "_train", fails)
+    assert in_job.run() == 1
+    status = read_status(in_job.folder.status)
+    assert status is not None
+    assert status.state is State.RUNNING

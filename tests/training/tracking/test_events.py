@@ -1,0 +1,100 @@
+"""The words in which every tracker is told of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quantexp.runs.paths import RunDir
+from quantexp.schema import Experiment
+from quantexp.training.tracking.events import TrackedRun, hyperparameters, point
+
+from .conftest import line
+
+Make = Callable[..., TrackedRun]
+
+
+def test_point_has_the_keys_of_metrics_in_two_groups() -> None:
+    told = point(line(3))
+    assert told.iteration == 3
+    assert told.time_s == 1767323103.5  # date -d 2026-01-02T03:05:03.5Z +%s.%N
+    assert told.scalars == {
+        "train/loss": 2.0,
+        "train/grad_norm": 1.5,
+        "train/lr": 1e-4,
+        "train/tokens_seen": 384.0,
+        "perf/step_time_s": 0.5,
+        "perf/tokens_per_s": 256.0,
+        "perf/tflops": 0.25,
+        "perf/memory_gb": 2.0,
+    }
+
+
+def test_null_of_a_loss_or_gradient_is_nan_and_other_nulls_are_no_curve() -> None:
+    told = point(line(1, loss=None, grad_norm=None))
+    assert math.isnan(told.scalars["train/loss"])
+    assert math.isnan(told.scalars["train/grad_norm"])
+    assert "train/loss_scale" not in told.scalars
+
+
+def test_inf_stays() -> None:
+    assert point(line(1, grad_norm=math.inf)).scalars["train/grad_norm"] == math.inf
+
+
+def test_steps_left_out_are_a_curve_where_losses_are_scaled() -> None:
+    assert "train/skipped" not in point(line(1)).scalars
+    scaled = point(line(1, skipped=True, loss_scale=256.0)).scalars
+    assert (scaled["train/skipped"], scaled["train/loss_scale"]) == (1.0, 256.0)
+
+
+def test_new_number_of_metrics_is_a_curve_too() -> None:
+    assert point(line(1, valid_loss=4.5, note="text")).scalars["train/valid_loss"] == 4.5
+
+
+@pytest.mark.parametrize("missing", ["iteration", "tokens", "time"])
+def test_line_without_its_axes_is_no_point(missing: str) -> None:
+    values = line(1)
+    values.pop(missing)
+    with pytest.raises(KeyError):
+        point(values)
+
+
+def test_name_is_the_folder_and_the_attempt(tracked: Make) -> None:
+    run = tracked()
+    assert run.name == "tiny_data_bf16-0a1b2c3d.1"
+    (run.folder.attempts / "1").mkdir(parents=True)
+    assert tracked().name == "tiny_data_bf16-0a1b2c3d.2"
+
+
+def test_id_stays_with_the_attempt_and_differs_from_every_other(tracked: Make) -> None:
+    run = tracked()
+    assert run.id == tracked().id
+    assert len(run.id) == 16
+    others = [
+        replace(run, attempt=2),
+        replace(run, created="2026-01-02T03:04:06+00:00"),
+        replace(run, folder=RunDir(Path("/elsewhere/other"))),
+    ]
+    assert len({run.id, *(other.id for other in others)}) == 4
+
+
+def test_hyperparameters_are_flat_and_hold_no_paths(tiny: Callable[..., Experiment]) -> None:
+    values = hyperparameters(
+        tiny(
+            "quant=linear_mxfp8", "quant.rules=[{layers:[0],format:bf16}]", "dataset.split='90,10'"
+        )
+    )
+    assert values["model.num_layers"] == 2
+    assert values["training.lr_schedule"] == "cosine"
+    assert values["quant.name"]
+    assert values["quant.linear.format"] == "mxfp8_e4m3"
+    assert '"layers": [0]' in str(values["quant.rules"])
+    assert values["dataset.label"] == "wikipedia (built-in sample)"
+    assert values["dataset.split"] == "90,10"
+    assert values["launcher.num_processes"] == 1
+    assert all(isinstance(value, str | int | float | bool) for value in values.values())
+    assert not [key for key in values if key.startswith(("paths", "tracking")) or "path" in key]

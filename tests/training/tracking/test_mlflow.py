@@ -1,0 +1,174 @@
+"""MLflow itself: a run in its own database, read back with SQL; and its server away."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, read_status
+from quantexp.training.tracking import mlflow
+from quantexp.training.tracking.events import TrackedRun
+
+from .conftest import ITERATIONS, line
+from .servers import absent, silent
+
+Make = Callable[..., TrackedRun]
+
+
+def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.fixture(scope="session")
+def database(real: RunDir) -> Path:
+    return real.root.parent / "mlflow.db"
+
+
+@pytest.mark.slow
+def test_run_has_its_name_its_id_and_its_end(database: Path, real: RunDir) -> None:
+    status = read_status(real.status)
+    assert status is not None
+    told = status.tracking["mlflow"]
+    assert rows(database, "select name, run_uuid, status from runs") == [
+        (f"{real.root.name}.1", told["id"], "FINISHED")
+    ]
+    assert rows(database, "select name from experiments where experiment_id > 0") == [("quantexp",)]
+    assert told["where"] == f"sqlite:///{database}"
+    assert (told["iteration"], told["ended"], told["trouble"]) == (ITERATIONS, True, "")
+    tags = dict(rows(database, "select key, value from tags"))
+    assert tags["quantexp.run"] == real.root.name
+    assert tags["quantexp.attempt"] == "1"
+    assert tags["quantexp.state"] == "completed"
+    assert "quantexp.reason" not in tags
+
+
+@pytest.mark.slow
+def test_metrics_are_those_of_the_run_folder(database: Path, real: RunDir) -> None:
+    measured = [json.loads(row) for row in real.metrics.read_text().splitlines()]
+    for tag, key in (("train/loss", "loss"), ("train/lr", "lr"), ("perf/tflops", "tflops")):
+        query = f"select step, value, timestamp from metrics where key = '{tag}' order by step"
+        assert rows(database, query) == [
+            (m["iteration"], m[key], round(datetime.fromisoformat(m["time"]).timestamp() * 1000))
+            for m in measured
+        ]
+
+
+@pytest.mark.slow
+def test_hyperparameters_are_parameters(database: Path) -> None:
+    params = dict(rows(database, "select key, value from params"))
+    assert params["training.iterations"] == str(ITERATIONS)
+    assert params["quant.name"] == "bf16"
+    assert params["dataset.label"] == "wikipedia (built-in sample)"
+
+
+@pytest.mark.slow
+def test_nothing_is_left_in_the_working_folder(real: RunDir) -> None:
+    folders = {path.name for path in real.root.parent.parent.iterdir()}
+    assert folders <= {"runs", "cache", "config"}, "neither mlruns nor wandb"
+
+
+SCRIPT = """\
+import sys
+from quantexp.training.tracking import courier
+sys.exit(courier.main(["mlflow", sys.argv[1]]))
+"""
+
+
+def send(run: TrackedRun) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT, str(run.folder.root)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_failed_run_of_many_iterations_is_told_in_parts(tracked: Make) -> None:
+    """More values than MLflow takes at once; and a loss that is not finite."""
+    status = Status(State.FAILED, "loss nan", created="2026-01-02T03:04:05+00:00")
+    run = tracked("tracking.mlflow.enabled=true", "quant=linear_mxfp8", status=status)
+    lines = [line(i, loss=None if i == 400 else 1.0) for i in range(1, 401)]
+    run.folder.metrics.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    done = send(run)
+    assert done.returncode == 0, done.stderr
+    database = run.folder.root.parent / "mlflow.db"
+    assert rows(database, "select count(*) from metrics where key = 'train/loss'") == [(400,)]
+    assert rows(database, "select is_nan from metrics where step = 400 and key = 'train/loss'") == [
+        (1,)
+    ]
+    assert rows(database, "select status from runs") == [("FAILED",)]
+    assert ("quantexp.reason", "loss nan") in rows(database, "select key, value from tags")
+
+
+@pytest.mark.slow
+def test_restarted_run_goes_on_with_its_mlflow_run(tracked: Make) -> None:
+    preempted = Status(State.PREEMPTED, "node taken", created="2026-01-02T03:04:05+00:00")
+    words = ("tracking.mlflow.enabled=true", "tracking.mlflow.experiment=mine")
+    run = tracked(*words, status=preempted)
+    run.folder.metrics.write_text(json.dumps(line(1)) + "\n")
+    assert send(run).returncode == 0
+    database = run.folder.root.parent / "mlflow.db"
+    assert rows(database, "select status from runs") == [("KILLED",)]
+    with run.folder.metrics.open("a") as stream:
+        stream.write(json.dumps(line(2)) + "\n")
+    delivery = json.loads(run.folder.delivery("mlflow").read_text())
+    run.folder.delivery("mlflow").write_text(json.dumps({**delivery, "ended": False}))
+    run = tracked(*words, status=Status(State.COMPLETED, created="2026-01-02T03:04:05+00:00"))
+    assert send(run).returncode == 0
+    assert rows(database, "select status from runs") == [("FINISHED",)]
+    assert rows(database, "select step from metrics where key = 'train/loss'") == [(1,), (2,)]
+    names = "select name from experiments where experiment_id > 0"
+    assert rows(database, names) == [("mine",)]
+
+
+def test_servers_address_is_configured_or_the_environments_or_beside_the_runs(
+    tracked: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tracked()
+    where = run.experiment.tracking
+    assert mlflow.tracking_uri(where, run.folder) == f"sqlite:///{run.folder.root.parent}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:password@theirs")
+    assert mlflow.tracking_uri(where, run.folder) == "https://me:password@theirs"
+    assert mlflow.destination(where, run.folder).endswith("at https://theirs")
+    where.mlflow.tracking_uri = "https://ours"
+    assert mlflow.tracking_uri(where, run.folder) == "https://ours"
+
+
+@pytest.mark.slow
+def test_server_that_is_away_is_trouble_on_record(
+    tracked: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once nothing listens, once something listens and never answers; within MLflow's shortened patience."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    ended = Status(State.COMPLETED, created="2026-01-02T03:04:05+00:00")
+    with silent() as server:
+        for address in (server, absent()):
+            uri = f"tracking.mlflow.tracking_uri={address}"
+            run = tracked("tracking.mlflow.enabled=true", uri, status=ended)
+            assert send(run).returncode == 1
+            delivery = json.loads(run.folder.delivery("mlflow").read_text())
+            assert delivery["trouble"].startswith("MlflowException: API request to ")
+            assert (delivery["id"], delivery["ended"]) == (None, False)
+
+
+@pytest.mark.slow
+def test_mlflow_is_less_patient_than_it_is_by_itself() -> None:
+    code = (
+        "import os; from quantexp.training.tracking import mlflow;"
+        "os.environ.update({k: v for k, v in mlflow._PATIENCE.items() if k not in os.environ});"
+        "from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT as t;"
+        "from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES as r; print(t.get(), r.get())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    timeout_s, retries = map(float, done.stdout.split())
+    assert math.isclose(timeout_s * (1 + retries), 20)

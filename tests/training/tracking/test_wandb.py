@@ -1,0 +1,202 @@
+"""W&B itself: offline, read back from its own file; and online with its server away."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, read_status
+from quantexp.training.tracking import attached
+from quantexp.training.tracking.events import TrackedRun
+
+from .conftest import ITERATIONS, SECRETS, line
+from .servers import absent, silent
+
+#: W&B's file is a LevelDB log of protobuf messages: https://github.com/google/leveldb/blob/main/doc/log_format.md
+BLOCK, HEADER, FILE_HEADER = 32768, 7, 7
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+def records(file: Path) -> Iterator[bytes]:
+    content, position, parts = file.read_bytes(), FILE_HEADER, b""
+    while position + HEADER <= len(content):
+        if BLOCK - position % BLOCK < HEADER:
+            position += BLOCK - position % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        parts += content[position + HEADER : position + HEADER + length]
+        position += HEADER + length
+        if kind in (FULL, LAST):
+            yield parts
+            parts = b""
+
+
+def kept(run: RunDir) -> list[Any]:
+    """The messages that W&B will send, by its own definition of them."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = run.wandb.glob("offline-run-*/run-*.wandb")
+    return [Record.FromString(content) for content in records(file)]
+
+
+def items(message: Any) -> dict[str, Any]:
+    return {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in message.item}
+
+
+@pytest.fixture(scope="session")
+def messages(real: RunDir) -> list[Any]:
+    return kept(real)
+
+
+def only(messages: list[Any], kind: str) -> Any:
+    (message,) = [getattr(m, kind) for m in messages if m.WhichOneof("record_type") == kind]
+    return message
+
+
+@pytest.mark.slow
+def test_run_has_its_name_its_id_and_where_it_belongs(messages: list[Any], real: RunDir) -> None:
+    run = only(messages, "run")
+    assert run.display_name == f"{real.root.name}.1"
+    status = read_status(real.status)
+    assert status is not None
+    told = status.tracking["wandb"]
+    assert run.run_id == told["id"]
+    assert (run.project, run.run_group, list(run.tags)) == ("quantexp", "tests", ["tiny"])
+    assert told["where"].startswith("wandb/offline-run-")
+    assert (real.root / told["where"]).is_dir()
+    assert (told["iteration"], told["ended"], told["trouble"]) == (ITERATIONS, True, "")
+
+
+def test_run_has_the_hyperparameters(messages: list[Any]) -> None:
+    config = {u.key: json.loads(u.value_json) for u in only(messages, "run").config.update}
+    assert config["model.num_layers"] == 2
+    assert config["quant.name"] == "bf16"
+    assert config["training.iterations"] == ITERATIONS
+
+
+@pytest.mark.slow
+def test_history_is_the_metrics(messages: list[Any], real: RunDir) -> None:
+    rows = [items(m.history) for m in messages if m.WhichOneof("record_type") == "history"]
+    metrics = [json.loads(row) for row in real.metrics.read_text().splitlines()]
+    assert [row["_step"] for row in rows] == [m["iteration"] for m in metrics]
+    for row, measured in zip(rows, metrics, strict=True):
+        assert row["train/loss"] == measured["loss"]
+        assert row["perf/tokens_per_s"] == measured["tokens_per_s"]
+        assert row["_timestamp"] == datetime.fromisoformat(measured["time"]).timestamp()
+
+
+def test_end_is_told(messages: list[Any]) -> None:
+    assert only(messages, "exit").exit_code == 0
+    updates = [m.summary for m in messages if m.WhichOneof("record_type") == "summary"]
+    told = {u.key: json.loads(u.value_json) for s in updates for u in s.update}
+    assert told["state"] == "completed"
+
+
+@pytest.mark.slow
+def test_neither_output_nor_source_nor_packages_are_kept_for_sending(
+    messages: list[Any], real: RunDir
+) -> None:
+    kinds = {m.WhichOneof("record_type") for m in messages}
+    assert not kinds & {"output", "output_raw", "artifact"}
+    assert not only(messages, "run").git.remote_url
+    assert not [
+        f for f in real.wandb.rglob("*") if f.suffix in (".py", ".patch") or "require" in f.name
+    ]
+
+
+# Its server away.
+
+#: `wandb` in a process of its own, with less patience.
+SCRIPT = """\
+import sys
+from quantexp.training.tracking import courier, wandb
+wandb.INIT_S = 2.0
+sys.exit(courier.main(["wandb", sys.argv[1]]))
+"""
+
+
+def online(
+    tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch, server: str
+) -> RunDir:
+    """A finished run on its way to a server that is not there; the process's exit code must say so."""
+    monkeypatch.setenv("WANDB_API_KEY", SECRETS["WANDB_API_KEY"])
+    monkeypatch.setenv("WANDB_BASE_URL", server)
+    completed = Status(State.COMPLETED, created="2026-01-02T03:04:05+00:00")
+    run = tracked("tracking.wandb.enabled=true", "tracking.wandb.mode=online", status=completed)
+    run.folder.metrics.write_text(json.dumps(line(1)) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(run.folder.root)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "CommError: " in done.stderr
+    assert SECRETS["WANDB_API_KEY"] not in done.stdout + done.stderr
+    return run.folder
+
+
+@pytest.mark.slow
+def test_server_that_is_away_is_trouble_on_record(
+    tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = online(tracked, monkeypatch, absent())
+    delivery = json.loads(run.delivery("wandb").read_text())
+    assert delivery["trouble"].startswith("CommError: ")
+    assert (delivery["iteration"], delivery["ended"]) == (0, False)
+
+
+@pytest.mark.slow
+def test_what_its_server_did_not_get_is_sent_by_a_second_courier(
+    tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with silent() as server:
+        run = online(tracked, monkeypatch, server)
+    monkeypatch.setenv("WANDB_MODE", "offline")  # the network is back, for want of a real server
+    config = run.config.read_text()
+    run.config.write_text(config.replace("mode: online", "mode: null"))
+    subprocess.run([sys.executable, "-c", SCRIPT, str(run.root)], check=True)
+    rows = [items(m.history) for m in kept(run) if m.WhichOneof("record_type") == "history"]
+    assert [(row["_step"], row["train/loss"]) for row in rows] == [(1, 4.0)]
+    delivery = json.loads(run.delivery("wandb").read_text())
+    assert (delivery["iteration"], delivery["ended"], delivery["trouble"]) == (1, True, "")
+
+
+@pytest.mark.slow
+def test_server_that_never_answers_neither_ends_a_run_nor_holds_it_up(
+    run_tiny: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attached, "PATIENCE_S", 1.0)
+    monkeypatch.setenv("WANDB_API_KEY", SECRETS["WANDB_API_KEY"])
+    with silent() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server)
+        run = run_tiny(
+            "tracking.wandb.enabled=true",
+            "tracking.wandb.mode=online",
+            "training.iterations=30",
+            "capture=off",
+        )
+    ended = time.time()
+    status = read_status(run.status)
+    assert status is not None
+    assert (status.state, status.iteration) == (State.COMPLETED, 30)
+    assert status.tracking["wandb"]["trouble"]
+    assert status.tracking["tensorboard"]["ended"]
+    metrics = [json.loads(row) for row in run.metrics.read_text().splitlines()]
+    assert all(math.isfinite(row["loss"]) for row in metrics)
+    assert status.finished is not None
+    finished = datetime.fromisoformat(status.finished).timestamp()
+    # The server would hold them for ever; a minute is ample also on a machine that is busy with other things.
+    assert finished - datetime.fromisoformat(metrics[-1]["time"]).timestamp() < 60
+    assert ended - finished < 60
