@@ -77,7 +77,7 @@ def measured(words: list[str]) -> dict[str, float]:
     import psutil
     import torch
 
-    import quantexp.data.loader
+    import quantexp.training.megatron.data_loader
     import quantexp.training.megatron.trainer  # noqa: F401
     from quantexp.cli.plan import make_plan
     from quantexp.config.compose import compose

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -154,14 +153,12 @@ def _transformer_engine() -> Check:
 
 
 def _megatron() -> Check:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import megatron.core
-            import megatron.core.models.gpt.gpt_model
-        except (ImportError, RuntimeError, OSError) as error:
-            return Check("megatron-core", False, f"cannot be imported: {error}")
-    return Check("megatron-core", True, str(megatron.core.__version__))
+    from quantexp.training.megatron.without_te import megatron_version
+
+    try:
+        return Check("megatron-core", True, megatron_version())
+    except (ImportError, RuntimeError, OSError) as error:
+        return Check("megatron-core", False, f"cannot be imported: {error}")
 
 
 def _submitit() -> Check:

@@ -32,9 +32,9 @@ def saver_of(worker: Worker) -> Saver:
             return
         import torch
 
-        from quantexp.model.huggingface.loading import padding_rows
-        from quantexp.model.huggingface.saving import save_published
         from quantexp.training.megatron.model import DTYPES
+        from quantexp.training.megatron.publish import save_published
+        from quantexp.training.megatron.published_weights import padding_rows
 
         worker.tell(Phase.SAVING)
         folder = folder_of(worker.folder, iteration)

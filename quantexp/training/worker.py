@@ -290,7 +290,7 @@ class Worker:
         hide_broken_te()
         import torch
 
-        from quantexp.data.loader import batches, build_datasets
+        from quantexp.training.megatron.data_loader import batches, build_datasets
         from quantexp.training.megatron.session import device_name, products_of, session
         from quantexp.training.megatron.trainer import train
 

@@ -20,12 +20,12 @@ from quantexp.data.tokenizer import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.model.checkpoints import folder_of as checkpoint_of
 from quantexp.model.huggingface.fit import fitting_weights
-from quantexp.model.huggingface.loading import load_weights
-from quantexp.model.huggingface.saving import save_published
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Precision, TokenizerKind
 from quantexp.training.megatron.model import DTYPES, build_model
+from quantexp.training.megatron.publish import save_published
+from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
 

@@ -63,16 +63,16 @@ def test_loss_is_that_of_training_on_the_same_samples(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights that do not move, and as held-out samples those that each step trains on: the same mean."""
-    from quantexp.data import loader
+    from quantexp.training.megatron import data_loader
     from quantexp.training.worker import Worker
 
-    build = loader.build_datasets
+    build = data_loader.build_datasets
 
-    def same(*args: Any, **kwargs: Any) -> loader.Datasets:
+    def same(*args: Any, **kwargs: Any) -> data_loader.Datasets:
         datasets = build(*args, **{**kwargs, "num_samples_valid": 0})
-        return loader.Datasets(datasets.train, datasets.train)
+        return data_loader.Datasets(datasets.train, datasets.train)
 
-    monkeypatch.setattr(loader, "build_datasets", same)
+    monkeypatch.setattr(data_loader, "build_datasets", same)
     experiment = tiny(
         "training.lr=1e-30",
         "training.min_lr=0",

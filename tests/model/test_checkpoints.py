@@ -113,7 +113,7 @@ def test_disk_that_fills_up_fails_the_run_with_the_reason(
     def fails(*args: Any) -> Iterator[Any]:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("quantexp.model.huggingface.saving._write", fails)
+    monkeypatch.setattr("quantexp.training.megatron.publish._write", fails)
     run = run_tiny("checkpoint.at_end=true", "capture=off", expect=1)
     status = read_status(run.status)
     assert status is not None

@@ -138,9 +138,11 @@ def refusal(said: str) -> str:
 
 def _asked_for(launcher: LauncherConfig) -> str:
     """The request in the words of the configuration."""
-    keys = ("partition", "account", "qos", "time_min", "nodes", "gpus_per_node", "gpu_type")
-    keys += ("cpus_per_process", "mem_gb", "constraint", "exclude", "nodelist", "reservation")
-    keys += ("mail_type",)
+    keys = [
+        *("partition", "account", "qos", "time_min", "nodes", "gpus_per_node", "gpu_type"),
+        *("cpus_per_process", "mem_gb", "constraint", "exclude", "nodelist", "reservation"),
+        "mail_type",
+    ]
     given = {key: getattr(launcher, key) for key in keys}
     given |= {f"sbatch.{name}": value for name, value in launcher.sbatch.items()}
     return "asked for " + ", ".join(

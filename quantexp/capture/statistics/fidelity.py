@@ -22,12 +22,7 @@ from torch import Tensor
 
 from quantexp.capture.statistics.by_scale import ByScale, by_scale, can_be_counted
 from quantexp.capture.statistics.histogram import Histogram
-from quantexp.formats import (
-    ScaleRule,
-    TwoLevelScales,
-    get_format,
-    scales_of,
-)
+from quantexp.formats import ScaleRule, TwoLevelScales, get_format, scales_of
 from quantexp.formats import saturated as saturated_of
 from quantexp.formats.decoding import scale_values
 from quantexp.quant.operand import held

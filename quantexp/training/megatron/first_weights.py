@@ -6,9 +6,9 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 
 from quantexp.config.start_point import StartPoint, start_point
 from quantexp.model.huggingface.fit import fitting_weights
-from quantexp.model.huggingface.loading import load_padding, load_weights
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.schema import Experiment
+from quantexp.training.megatron.published_weights import load_padding, load_weights
 
 
 def load_first_weights(gpt: GPTModel, experiment: Experiment) -> StartPoint | None:

@@ -125,7 +125,7 @@ def train(
 
     Args:
         experiment: the whole configuration.
-        batches: micro-batches as `quantexp.data.loader.batches` yields them.
+        batches: micro-batches as `quantexp.training.megatron.data_loader.batches` yields them.
         observer: told what happens.
         device: where the model goes.
         layer_spec: another decoder than the stock one with the scheme injected (for tests and peers).

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import warnings
 
 
 def complete_megatron() -> None:
@@ -48,3 +49,16 @@ def hide_broken_te() -> str | None:
         sys.modules["transformer_engine"] = None  # type: ignore[assignment]
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return None
+
+
+def megatron_version() -> str:
+    """The version of Megatron-Core, once its model has been imported.
+
+    Raises:
+        ImportError, RuntimeError, OSError: it cannot be imported.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import megatron.core
+        import megatron.core.models.gpt.gpt_model
+    return str(megatron.core.__version__)

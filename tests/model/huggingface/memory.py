@@ -9,9 +9,9 @@ import psutil
 from tests.huggingface.published import as_model, training
 
 from quantexp.model.huggingface.fit import fitting_weights
-from quantexp.model.huggingface.loading import load_weights
 from quantexp.schema import Precision
 from quantexp.training.megatron.model import build_model
+from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
 

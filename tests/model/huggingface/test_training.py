@@ -26,7 +26,7 @@ def test_first_loss_is_the_published_models(
     family: str, tmp_path: Path, data: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In fp32, over the padded vocabulary as Megatron has it: 127 more ids of logit 0; sums of 64 losses to 1e-5."""
-    import quantexp.data.loader as loader
+    import quantexp.training.megatron.data_loader as loader
 
     seen: list[dict[str, torch.Tensor]] = []
     batches = loader.batches

@@ -23,11 +23,11 @@ from tests.huggingface.published import (
 from torch import Tensor
 
 from quantexp.model.huggingface.fit import fitting_weights
-from quantexp.model.huggingface.loading import load_weights
 from quantexp.model.huggingface.mapping import mapping
 from quantexp.quant.precision import precision_map
 from quantexp.schema import ModelConfig, QuantConfig
 from quantexp.training.megatron.model import build_model, set_precision
+from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import injected, stock_spec
 

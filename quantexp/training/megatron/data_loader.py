@@ -25,12 +25,13 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
 )
 from torch import Tensor
 
-from quantexp.data.binary import fingerprint, open_pair
-from quantexp.data.order import OrderedConfig, OrderedDataset, part_bounds
+from quantexp.data.binary import fingerprint
 from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.tokenizer import Tokenizer
 from quantexp.errors import DataError
 from quantexp.schema.dataset import DEFAULT_SPLIT
+from quantexp.training.megatron.pairs import open_pair
+from quantexp.training.megatron.sample_order import OrderedConfig, OrderedDataset, part_bounds
 
 #: How many ids are looked at to find a dataset that belongs to another tokenizer.
 _NUM_CHECKED_IDS = 1 << 20

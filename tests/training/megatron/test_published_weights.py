@@ -24,12 +24,12 @@ from tests.huggingface.published import (
 )
 
 from quantexp.model.huggingface.fit import fitting_weights
-from quantexp.model.huggingface.loading import load_weights, published_tensors
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.model.safetensors import write_safetensors
 from quantexp.schema import ModelConfig, Precision
 from quantexp.training.megatron.model import DTYPES, build_model
+from quantexp.training.megatron.published_weights import load_weights, published_tensors
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
 

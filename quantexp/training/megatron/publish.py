@@ -50,7 +50,7 @@ def save_published(
     Raises:
         OSError: it cannot be written.
     """
-    from quantexp.model.huggingface.loading import published_tensors
+    from quantexp.training.megatron.published_weights import published_tensors
 
     part = folder.with_name(folder.name + ".part")
     if part.exists():

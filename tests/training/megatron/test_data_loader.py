@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.data import loader
-from quantexp.data.binary import open_pair, pair_paths, write_binary
-from quantexp.data.loader import Datasets, batches, build_datasets
+from quantexp.data.binary import pair_paths, write_binary
 from quantexp.data.prepared import card_path, read_card
 from quantexp.data.sample import read_sample, sample_prefix
 from quantexp.data.sources import Document
 from quantexp.data.tokenizer import ByteTokenizer
 from quantexp.errors import DataError
+from quantexp.training.megatron import data_loader
+from quantexp.training.megatron.data_loader import Datasets, batches, build_datasets
+from quantexp.training.megatron.pairs import open_pair
 
-from .side_by_side import side_by_side
+from ...data.side_by_side import side_by_side  # noqa: TID252
 
 T = 64
 N = 48
@@ -49,7 +50,7 @@ def build(prefix: Path, tmp_path: Path) -> Callable[..., Datasets]:
     return build
 
 
-def tokens_of(data: loader.Samples, **arguments: Any) -> Tensor:
+def tokens_of(data: data_loader.Samples, **arguments: Any) -> Tensor:
     single = {"micro_batch_size": 1, "data_parallel_rank": 0, "data_parallel_size": 1}
     return torch.cat([batch["tokens"] for batch in batches(data, **single | arguments)])
 
@@ -369,7 +370,7 @@ def test_masked_documents_do_not_see_each_other(build: Callable[..., Datasets]) 
 BUILD = f"""
 from pathlib import Path
 import hashlib, torch
-from quantexp.data.loader import batches, build_datasets
+from quantexp.training.megatron.data_loader import batches, build_datasets
 from quantexp.data.tokenizer import ByteTokenizer
 
 def work(prefix, cache, rank=None, port=None):
