@@ -1,8 +1,8 @@
 """What would run, from the configuration alone: precision map, parameters, memory, bytes to capture, commands.
 
-Memory is as `quantexp.memory.footprint` counts it. Quantisation here is emulation: operands lie on the format's grid but are
-stored in the working dtype, so it saves neither memory nor time; what packed hardware formats would hold is given
-beside.
+Memory is as `quantexp.memory.footprint` counts it. Quantisation here is emulation: operands lie on the format's grid
+but are stored in the working dtype, so it saves neither memory nor time; what packed hardware formats would hold is
+given beside.
 """
 
 from __future__ import annotations

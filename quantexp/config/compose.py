@@ -1,8 +1,8 @@
 """From the command line's words to an experiment: the one place that knows Hydra.
 
 `compose` brings the shipped configuration, the user's own folder, the environment variables and the overrides together
-to one experiment; `quantexp.config.sweep.points` does it for every point of a sweep, with the same parts. Hydra's exceptions
-leave here as `ConfigError`, in one line that names the key, what was given and what is allowed.
+to one experiment; `quantexp.config.sweep.points` does it for every point of a sweep, with the same parts. Hydra's
+exceptions leave here as `ConfigError`, in one line that names the key, what was given and what is allowed.
 """
 
 from __future__ import annotations

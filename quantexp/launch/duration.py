@@ -2,10 +2,11 @@
 
     t = FLOP / (measured rate of products) + parameters x BYTES / (measured rate of a copy)
 
-The first part is the model's matrix products (`quantexp.model.sizes.flops_per_iteration`), a third more with recomputation,
-and the forward passes of evaluations. The second is what an iteration does with every parameter besides: gradients are
-added up and measured, and Adam reads and writes weights and moments. What is left out: quantisation, norms, softmax and
-captures, the start and the figures at the end. Nothing is known of a job that runs on another machine.
+The first part is the model's matrix products (`quantexp.model.sizes.flops_per_iteration`), a third more with
+recomputation, and the forward passes of evaluations. The second is what an iteration does with every parameter besides:
+gradients are added up and measured, and Adam reads and writes weights and moments. What is left out: quantisation,
+norms, softmax and captures, the start and the figures at the end. Nothing is known of a job that runs on another
+machine.
 """
 
 from __future__ import annotations

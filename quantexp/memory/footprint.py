@@ -2,9 +2,9 @@
 
 The training state is exact (weights, main gradients, master weights, Adam's two moments), and so are the quantised
 weights that are kept within a step (`quantexp.quant.weight_cache.policy`); activations are counted tensor by tensor
-(`quantexp.memory.activations`). `temporaries` is what comes on top of both at the worst moment of a step. On a CPU there are
-`scratch`, where quantised operands lie, and those of 16-bit products through fp32, and `heap`, what the C library keeps
-of tensors that were let go.
+(`quantexp.memory.activations`). `temporaries` is what comes on top of both at the worst moment of a step. On a CPU
+there are `scratch`, where quantised operands lie, and those of 16-bit products through fp32, and `heap`, what the C
+library keeps of tensors that were let go.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def _temporary_bytes(
 def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
     """Memory that every linear layer writes its quantised operands to: of the largest w, x and, both ways, g.
 
-    On a CPU it is kept (`quantexp.quant.weight_cache.buffers`) where weight copies are; on a GPU it is the allocator's, for whatever
-    comes next.
+    On a CPU it is kept (`quantexp.quant.weight_cache.buffers`) where weight copies are; on a GPU it is the allocator's,
+    for whatever comes next.
     """
     model, training = experiment.model, experiment.training
     if not training.weight_cache:

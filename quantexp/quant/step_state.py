@@ -40,7 +40,8 @@ class Moment:
     #: Of this iteration, over all processes.
     micro_batch: int = 0
     observing: bool = True
-    #: Whether a weight is quantised once a step (`quantexp.quant.weight_cache.weights`), with the first micro-batch's numbers.
+    #: Whether a weight is quantised once a step (`quantexp.quant.weight_cache.weights`), with the first micro-batch's
+    #: numbers.
     weights_once: bool = False
     histories: dict[str, AmaxHistory] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""One rank of one run: reads the run folder, trains, proves, captures, draws. `python -m quantexp.training.worker RUN_DIR`.
+"""One rank of one run: `python -m quantexp.training.worker RUN_DIR` trains, proves, captures and draws.
 
 All it knows comes from RUN_DIR/config.yaml. It tells about itself through the folder alone: status.json from here,
 metrics.jsonl, precision.json and tensors/ from its `observer`. Of several ranks (torchrun's environment says which one

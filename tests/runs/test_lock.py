@@ -19,7 +19,8 @@ from quantexp.runs.lock import hold, is_held, is_locked, take_lock
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Status, write_status
 
-HOLDS = "import sys; from pathlib import Path; from quantexp.runs.lock import take_lock; from quantexp.runs.paths import RunDir\n"
+HOLDS = "import sys; from pathlib import Path; from quantexp.runs.lock import take_lock\n"
+HOLDS += "from quantexp.runs.paths import RunDir\n"
 HOLDS += "take_lock(RunDir(Path(sys.argv[1]))); print('held', flush=True); sys.stdin.read()"
 
 

@@ -1,4 +1,4 @@
-"""The two ends of a SLURM job's script: `python -m quantexp_launchers.slurm.job begin|end FOLDER [CODE]`, FOLDER the submission's.
+"""Begins and ends a SLURM job: `python -m quantexp_launchers.slurm.job begin|end SUBMISSION [CODE]`.
 
 `begin` makes sure that this is still what was submitted, and, where the scheduler has started the run before, sets
 aside what the earlier start left: a run begins again at its first iteration. `end` says how the

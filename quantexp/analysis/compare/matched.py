@@ -1,8 +1,8 @@
 """Whether two runs are a matched pair: alike in all that decides the numbers but the scheme.
 
-What decides them is recorded as the run's identity (`quantexp.launch.identity`); every key of it outside the scheme belongs to
-one of the aspects below, so that no difference goes unsaid. The number of iterations is compared as it was asked for
-and as it was reached. Versions of packages are no part of an identity, and can change numbers all the same.
+What decides them is recorded as the run's identity (`quantexp.launch.identity`); every key of it outside the scheme
+belongs to one of the aspects below, so that no difference goes unsaid. The number of iterations is compared as it was
+asked for and as it was reached. Versions of packages are no part of an identity, and can change numbers all the same.
 """
 
 from __future__ import annotations

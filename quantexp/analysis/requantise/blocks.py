@@ -1,8 +1,8 @@
 """Whole blocks of a tensor, spread evenly over all of it, that stand for the tensor.
 
 A few long rows or wide strips would miss channels, so single blocks are taken: one from each of equal strata of all
-blocks, its place within moved by the golden ratio (see `quantexp.analysis.tensors.sample`). The same tensor always gives the
-same blocks. A short last block is not among them, unless the axis has no other.
+blocks, its place within moved by the golden ratio (see `quantexp.analysis.tensors.sample`). The same tensor always
+gives the same blocks. A short last block is not among them, unless the axis has no other.
 """
 
 from __future__ import annotations

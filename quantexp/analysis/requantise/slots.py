@@ -1,8 +1,8 @@
 """Which operands of the matrix products a captured tensor was: each with the axis that its blocks run along.
 
 A tensor serves several products along different axes: a linear layer's input is fprop.x along the input width and
-wgrad.x along tokens. Captured tensors lie as in `quantexp.analysis.tensors.operands`. Sequences are an axis of their own, so
-blocks along tokens lie within one.
+wgrad.x along tokens. Captured tensors lie as in `quantexp.analysis.tensors.operands`. Sequences are an axis of their
+own, so blocks along tokens lie within one.
 """
 
 from __future__ import annotations

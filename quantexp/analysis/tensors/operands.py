@@ -63,7 +63,8 @@ class DeclaredOperand:
     signs: tuple[int, ...] | None = None
     #: Under delayed scaling, the amax of the iterations before; None is the tensor's own.
     amax: float | None = None
-    #: Of a routed expert, the sequence of each row, by which blocks along tokens lie (`quantexp.analysis.tensors.rows`).
+    #: Of a routed expert, the sequence of each row, by which blocks along tokens lie
+    #: (`quantexp.analysis.tensors.rows`).
     rows: Sequence[int] | None = None
 
     @property

@@ -4,9 +4,9 @@
 
 Where each element is quantised by itself (HiF8, whose one scale follows from the histogram's amax) everything is that
 of the 65,536 values, weighted by their counts: nothing depends on the tensor's size. Blocks need the tensor itself, or,
-of MX, counts by block scale (`quantexp.capture.statistics.by_scale`). A block with NaN or Inf is NaN as a whole and left out. The
-scale of an NVFP4 block is the product of its own and the tensor's, of which the exponent is counted (floor of log2).
-Sums over a tensor's elements are of float32 squares in float64 chunks.
+of MX, counts by block scale (`quantexp.capture.statistics.by_scale`). A block with NaN or Inf is NaN as a whole and
+left out. The scale of an NVFP4 block is the product of its own and the tensor's, of which the exponent is counted
+(floor of log2). Sums over a tensor's elements are of float32 squares in float64 chunks.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@
     # a is the softmax scale
 
 One kernel multiplies both ways, forward and backward, and holds S, P, dP and dS in float32 within: so they cannot be
-quantised, and its backward multiplies the very q, k and v of the forward. `quantexp.quant.attention.fusable` refuses every
-scheme that declares something else. Against the plain path, where S, P, dP and dS are rounded to the working dtype
-between the products, the results differ by that rounding. Memory grows with T, not with its square.
-What the plain path hands to a tap and the kernel never shows (P and its gradient, dS) is computed beside it, in
-float32 from the same operands, when it is asked for.
+quantised, and its backward multiplies the very q, k and v of the forward. `quantexp.quant.attention.fusable` refuses
+every scheme that declares something else. Against the plain path, where S, P, dP and dS are rounded to the working
+dtype between the products, the results differ by that rounding. Memory grows with T, not with its square. What the
+plain path hands to a tap and the kernel never shows (P and its gradient, dS) is computed beside it, in float32 from the
+same operands, when it is asked for.
 """
 
 from __future__ import annotations

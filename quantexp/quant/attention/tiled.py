@@ -7,11 +7,11 @@
     # T tokens (queries or keys), B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
     # N = B*H
 
-A tile (`quantexp.quant.attention.tiles`) has whole blocks both ways and whole rows, so P and dS are quantised as the plain path
-quantises them, the softmax is Megatron's own on each row, and S, P, dP and dS are rounded to the working dtype between
-the products as there. A scale of a whole P or dS needs an amax over all tiles: they are made once for that, and again.
-Against the plain path (`quantexp.quant.attention.plain`):
-- o and dq are the same products on fewer rows: the same to the bit as far as the matrix product sums a row alike
+A tile (`quantexp.quant.attention.tiles`) has whole blocks both ways and whole rows, so P and dS are quantised as the
+plain path quantises them, the softmax is Megatron's own on each row, and S, P, dP and dS are rounded to the working
+dtype between the products as there. A scale of a whole P or dS needs an amax over all tiles: they are made once for
+that, and again. Against the plain path (`quantexp.quant.attention.plain`): - o and dq are the same products on fewer
+rows: the same to the bit as far as the matrix product sums a row alike
   however many there are, which torch's does on a CPU in 16 bits, and in float32 but for a few rows.
 - dk and dv are the same sums in another order, in float32 either way, and rounded once either way.
 - Under the causal mask keys after a tile's last query are left out, in 16 bits: their P is exactly 0, unless every

@@ -8,9 +8,9 @@
 
 A copy is made at the layer's forward, when the weights of the step are in place (a parameter all-gather included),
 belongs to one step by its number, and is dropped with it, before the optimizer changes the weights; what is kept how
-long, `quantexp.quant.weight_cache.policy` says. Outside of a step every product makes its own. A copy is kept by module and by all
-that decides its values, so that rules that change slots, `reuse`, and different formats in the two products each have
-their own, and formats without blocks one for both. Random numbers of a kept copy are the first micro-batch's
+long, `quantexp.quant.weight_cache.policy` says. Outside of a step every product makes its own. A copy is kept by module
+and by all that decides its values, so that rules that change slots, `reuse`, and different formats in the two products
+each have their own, and formats without blocks one for both. Random numbers of a kept copy are the first micro-batch's
 (`quantexp.quant.step_state`).
 
 A weight that changes while copies of it are kept is an error: found at the next use where torch counts the change,

@@ -1,4 +1,4 @@
-"""A stand-in for `quantexp.training.worker`: takes a moment, leaves what a completed run leaves, and a mark of each attempt.
+"""A stand-in for the worker: takes a moment, leaves what a completed run leaves, and a mark of each attempt.
 
 `RUN/started-by-PARENT-PID` is made first; SIGTERM makes it say `cancelled`. It ends with its parent, as the real one.
 """
