@@ -36,7 +36,7 @@ from quantexp.data.prepare.chunks import Position, chunks
 from quantexp.data.prepare.inputs import find_inputs
 from quantexp.data.prepare.job import make_job, prepare
 from quantexp.data.prepare.work import work
-from quantexp.data.tokenizer import HuggingFaceTokenizer
+from quantexp.data.tokenizers.load import HuggingFaceTokenizer
 from quantexp.schema.dataset import DatasetConfig, PrepareConfig, TokenizerKind
 
 VOCAB_SIZE = 32_000

@@ -16,7 +16,7 @@ from typing import Any
 from quantexp.analysis.compare.arguments import named_runs, out_and_rest
 from quantexp.config.load import read
 from quantexp.data.completed import tokenizer_of
-from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.model.checkpoints import PADDING, STATE, folder_of, saved_iterations
 from quantexp.model.huggingface.weights import CONFIG

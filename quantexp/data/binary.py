@@ -6,7 +6,6 @@ where a pair is replaced.
 """
 
 import hashlib
-import struct
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,16 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantexp.data.sources import Document
-from quantexp.data.tokenizer import Tokenizer
+from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 
 #: Raised whenever the same data and seed give another order of samples.
 ORDER_VERSION = 1
-#: What an index of version 1 begins with.
-INDEX_MAGIC = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1)
-#: The magic, the code of the ids' type, the number of sequences and of documents' ends. Then follow
-#: each sequence's length (int32) and place (int64), and where each document ends (int64).
-INDEX_HEAD = struct.Struct("<17sBQQ")
 _MIB = 1 << 20
 #: A `.bin` below this size is hashed whole.
 _WHOLE_BYTES = 64 * _MIB
@@ -142,7 +136,7 @@ def _build(
     """Writes both files in place; returns how many documents and tokens."""
     import numpy as np
 
-    from quantexp.data.prepare.index import id_type, write_index
+    from quantexp.data.index import id_type, write_index
 
     dtype = id_type(tokenizer.vocab_size)
     lengths_path = bin_path.with_suffix(".lengths")

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from quantexp.data.prepared import read_card, tokenizer_folder
-from quantexp.data.tokenizer import Tokenizer, load_tokenizer
+from quantexp.data.tokenizers.load import load_tokenizer
+from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 

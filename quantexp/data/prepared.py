@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.data.binary import pair_paths
-from quantexp.data.tokenizer import Tokenizer
+from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 
 #: Raised whenever older cards cannot be read any more.

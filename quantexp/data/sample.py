@@ -15,7 +15,7 @@ from quantexp.data.prepare.inputs import find_inputs
 from quantexp.data.prepare.records import records
 from quantexp.data.prepared import card_path
 from quantexp.data.sources import Document
-from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, PrepareConfig, TokenizerKind
 

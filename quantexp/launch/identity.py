@@ -22,7 +22,7 @@ from quantexp.data.binary import ORDER_VERSION, fingerprint, pair_paths
 from quantexp.data.completed import paths, tokenizer_of
 from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.sample import sample_fingerprint
-from quantexp.data.tokenizer import Tokenizer
+from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.formats.types import Rounding
 from quantexp.model.huggingface.fit import fitting_weights

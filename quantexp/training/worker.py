@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from quantexp.analysis.after_run import REPORT_LOOK_S, draw_figures
 from quantexp.config.evaluation import num_samples
 from quantexp.config.load import read
-from quantexp.data.tokenizer import Tokenizer
+from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import QuantexpError
 from quantexp.folders import cache_dir
 from quantexp.formats.verify.certificate import standing

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.huggingface.published import FAMILIES, of_folder, published_model, training, write
-from tests.huggingface.runs import TEXT, data_words, folder_of, model_words, run_of
+from tests.model.huggingface.published import FAMILIES, of_folder, published_model, training, write
+from tests.model.huggingface.runs import TEXT, data_words, folder_of, model_words, run_of
 
 from quantexp.cli.export import byte_tokenizer_json, export
 from quantexp.cli.main import main
 from quantexp.config.load import read, save
-from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError
 from quantexp.model.checkpoints import folder_of as checkpoint_of
 from quantexp.model.huggingface.fit import fitting_weights
@@ -166,7 +166,7 @@ def test_runs_own_tokenizer_is_exported_and_no_other(llama: RunDir, tmp_path: Pa
         export([str(llama.root), "format=hf"], llama.root.parent)
     assert not llama.exported(2).exists()
     content: dict[str, Any] = json.loads(llama.provenance.read_text())
-    from quantexp.data.tokenizer import load_tokenizer
+    from quantexp.data.tokenizers.load import load_tokenizer
 
     content["identity"]["data"]["tokenizer"] = load_tokenizer(
         "huggingface", str(given)

@@ -9,7 +9,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from quantexp.data import binary
 from quantexp.data.binary import check_pair, fingerprint, pair_paths, write_binary
 from quantexp.data.sources import Document
-from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
 from quantexp.training.megatron.pairs import open_pair
 

@@ -8,7 +8,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from quantexp.data.binary import fingerprint
 from quantexp.data.sample import read_sample, sample_prefix
-from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
 
 from .side_by_side import side_by_side
@@ -107,7 +107,7 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_importing_the_light_modules_imports_neither_torch_nor_megatron() -> None:
     program = (
-        "import sys, quantexp.data, quantexp.data.sources, quantexp.data.tokenizer\n"
+        "import sys, quantexp.data, quantexp.data.sources, quantexp.data.tokenizers.load\n"
         "import quantexp.data.binary, quantexp.data.sample\n"
         "sys.exit(bool({'torch', 'megatron', 'numpy'} & set(sys.modules)))"
     )

@@ -15,14 +15,14 @@ from quantexp.config.compose import compose
 from quantexp.data.binary import write_binary
 from quantexp.data.completed import paths
 from quantexp.data.sources import Document
-from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError
 from quantexp.launch.identity import data_identity
 from quantexp.runs.paths import RunDir
 from quantexp.schema import TokenizerKind
 
 from .prepare.made import lines, prepared, rows, texts
-from .test_tokenizer import write_tokenizer
+from .tokenizers.test_load import write_tokenizer
 
 RunTiny = Callable[..., RunDir]
 

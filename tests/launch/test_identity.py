@@ -13,7 +13,7 @@ import torch
 from quantexp.config.compose import compose
 from quantexp.data.binary import fingerprint, write_binary
 from quantexp.data.sources import Document
-from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
 from quantexp.launch.identity import folder_name, hash8, identity
 from quantexp.model.huggingface.mapping import mapping, published

@@ -14,7 +14,7 @@ def test_provenance_of_a_checkout_names_the_commit() -> None:
     source = provenance({}, [], Path("0123"))["source"]
     assert source["snapshot"] == "0123"
     assert set(source) >= {"commit", "diff"}
-    if (Path(__file__).parent.parent / ".git").exists():
+    if (Path(__file__).parents[2] / ".git").exists():
         assert len(source["commit"]) == 40
 
 

@@ -60,7 +60,7 @@ def of_exponents(counts: Sequence[int], first: int) -> Counts:
 
 
 def from_json(found: Mapping[str, Any] | None) -> Counts:
-    """What `quantexp.capture.statistics.summary.trimmed` wrote."""
+    """What `quantexp.capture.statistics.histogram.trimmed` wrote."""
     if not found or found.get("first") is None:
         return Counts()
     return of_exponents([int(count) for count in found["counts"]], int(found["first"]))

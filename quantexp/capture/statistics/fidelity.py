@@ -152,7 +152,7 @@ def _sums(x_N: Tensor, q_N: Tensor) -> Tensor:
 
 def fidelity_record(chosen: Chosen, numbers: Sequence[float]) -> dict[str, Any]:
     """The sums and what follows from them, as JSON holds it; None is what there is no number for."""
-    from quantexp.capture.statistics.summary import trimmed
+    from quantexp.capture.statistics.histogram import trimmed
 
     signal, noise, energy, judged, nonzero, underflowed, saturated = numbers[:_NUM_SUMS]
     operand = chosen.operand

@@ -10,8 +10,10 @@ Nothing leaves the device: the counts stay where the tensor is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,3 +121,12 @@ def _kind(dtype: torch.dtype, device: torch.device) -> _Kind:
         values_V[index_V],  # the patterns that begin with a one came first
     )
     return _Kind(*(part.to(device) for part in parts))
+
+
+def trimmed(counts: Sequence[int], first: int) -> dict[str, Any]:
+    """A histogram over neighbouring integers without the empty bins at its ends."""
+    occurring = [index for index, count in enumerate(counts) if count]
+    if not occurring:
+        return {"first": None, "counts": []}
+    start, end = occurring[0], occurring[-1]
+    return {"first": first + start, "counts": list(counts[start : end + 1])}

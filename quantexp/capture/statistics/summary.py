@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quantexp.capture.statistics import native
 from quantexp.capture.statistics.fidelity import Chosen, fidelity, fidelity_record
-from quantexp.capture.statistics.histogram import Histogram, histogram
+from quantexp.capture.statistics.histogram import Histogram, histogram, trimmed
 from quantexp.capture.statistics.moments import central_moments, power_sums
 from quantexp.formats.layout import INPUT_DTYPES
 
@@ -217,12 +217,3 @@ def _magnitudes(bins: Sequence[float]) -> dict[str, Any]:
     """From the first exponent that occurs to the last, and what lies outside the bins."""
     counts = [int(count) for count in bins]
     return {"below": counts[0], "above": counts[-1], **trimmed(counts[1:-1], LOWEST_EXPONENT)}
-
-
-def trimmed(counts: Sequence[int], first: int) -> dict[str, Any]:
-    """A histogram over neighbouring integers without the empty bins at its ends."""
-    occurring = [index for index, count in enumerate(counts) if count]
-    if not occurring:
-        return {"first": None, "counts": []}
-    start, end = occurring[0], occurring[-1]
-    return {"first": first + start, "counts": list(counts[start : end + 1])}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from quantexp.data.binary import pair_paths
+from quantexp.data.index import blocks, id_type, write_index
 from quantexp.data.prepare.duplicates import mark_first
-from quantexp.data.prepare.index import blocks, id_type, write_index
 from quantexp.data.prepare.parts import PartialFolder, State, writing
 from quantexp.data.prepare.work import PARTS
 from quantexp.data.prepared import (
@@ -26,7 +26,7 @@ from quantexp.data.prepared import (
     card_path,
     tokenizer_folder,
 )
-from quantexp.data.tokenizer import Tokenizer
+from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.runs.status import write_json
 

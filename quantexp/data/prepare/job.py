@@ -29,7 +29,7 @@ from quantexp.data.prepare.pool import TokenizerChoice, workers
 from quantexp.data.prepare.progress import Told, progress
 from quantexp.data.prepare.work import Filters, Worked
 from quantexp.data.prepared import Card, TokenizerRecord, card_path, read_card
-from quantexp.data.tokenizer import Tokenizer
+from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 

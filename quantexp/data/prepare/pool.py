@@ -19,7 +19,8 @@ from typing import Protocol, TypeVar
 
 from quantexp.data.prepare.chunks import Chunk
 from quantexp.data.prepare.work import Filters, Worked, work
-from quantexp.data.tokenizer import Tokenizer, load_tokenizer
+from quantexp.data.tokenizers.load import load_tokenizer
+from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.processes.with_parent import end_with_parent
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quantexp.data.index import id_type
 from quantexp.data.prepare.chunks import Chunk
-from quantexp.data.prepare.index import id_type
 from quantexp.data.prepare.records import records
 from quantexp.data.sources import Document, LeftOut, Rejected
-from quantexp.data.tokenizer import Tokenizer
+from quantexp.data.tokenizers.protocol import Tokenizer
 
 #: The parts of a dataset, in the order in which they lie in a pair.
 PARTS = ("train", "validation", "test")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quantexp.model.decoder import moe_of, shared_width
-from quantexp.model.huggingface.mapping import Parameter, feed_forward, vector, whole
+from quantexp.model.huggingface.parameters import Parameter, feed_forward, vector, whole
 from quantexp.schema import MlaConfig, ModelConfig, MoeConfig
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quantexp.model.huggingface.mapping import Parameter, Rows, feed_forward, vector, whole
+from quantexp.model.huggingface.parameters import Parameter, Rows, feed_forward, vector, whole
 from quantexp.schema import ModelConfig
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from quantexp.data.binary import fingerprint
 from quantexp.data.prepared import check_split, read_whole
-from quantexp.data.tokenizer import Tokenizer
+from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.schema.dataset import DEFAULT_SPLIT
 from quantexp.training.megatron.pairs import open_pair

@@ -13,7 +13,8 @@ import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from quantexp.model.huggingface.mapping import Parameter, mapping, published
+from quantexp.model.huggingface.mapping import mapping, published
+from quantexp.model.huggingface.parameters import Parameter
 from quantexp.model.huggingface.weights import Weights, mapped
 from quantexp.schema import ModelConfig
 

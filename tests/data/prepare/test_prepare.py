@@ -14,7 +14,7 @@ from quantexp.data.prepare import chunks, job
 from quantexp.data.prepare.parts import PartialFolder, Writer
 from quantexp.data.prepare.work import PARTS
 from quantexp.data.prepared import read_card
-from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
 
 from .made import config, content_of, lines, prepared, rows, texts, write_forms

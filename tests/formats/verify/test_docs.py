@@ -8,7 +8,7 @@ from quantexp.formats.verify.certificate import State
 from quantexp.formats.verify.kernels import KERNELS
 from quantexp.formats.verify.oracles import ORACLES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "verify.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "verify.md").read_text()
 
 
 def test_every_kernel_oracle_and_state_has_its_line() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.huggingface.published import as_model, training
+from tests.model.huggingface.published import as_model, training
 
 from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.schema import Precision

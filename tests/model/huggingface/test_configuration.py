@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.huggingface.published import DEEPSEEK, FAMILIES, LLAMA31
+from tests.model.huggingface.published import DEEPSEEK, FAMILIES, LLAMA31
 
 from quantexp.config.compose import compose
 from quantexp.config.load import plain

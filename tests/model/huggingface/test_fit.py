@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.huggingface.published import (
+from tests.model.huggingface.published import (
     DEEPSEEK,
     LLAMA31,
     LLAMA32,

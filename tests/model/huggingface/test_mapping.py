@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.huggingface.published import as_model
-from tests.huggingface.test_truth import VARIANTS
+from tests.model.huggingface.published import as_model
+from tests.model.huggingface.test_truth import VARIANTS
 
 from quantexp.config.compose import compose
 from quantexp.model.huggingface.mapping import mapping, published

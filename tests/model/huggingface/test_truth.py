@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.huggingface.published import (
+from tests.model.huggingface.published import (
     DEEPSEEK,
     FAMILIES,
     gradients,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.huggingface.published import LLAMA31, published_model, write
+from tests.model.huggingface.published import LLAMA31, published_model, write
 
 from quantexp.errors import DataError
 from quantexp.model.huggingface.weights import mapped, open_weights

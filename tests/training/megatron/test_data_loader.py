@@ -14,7 +14,7 @@ from quantexp.data.binary import pair_paths, write_binary
 from quantexp.data.prepared import card_path, read_card
 from quantexp.data.sample import read_sample, sample_prefix
 from quantexp.data.sources import Document
-from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
 from quantexp.training.megatron import data_loader
 from quantexp.training.megatron.data_loader import Datasets, batches, build_datasets
@@ -371,7 +371,7 @@ BUILD = f"""
 from pathlib import Path
 import hashlib, torch
 from quantexp.training.megatron.data_loader import batches, build_datasets
-from quantexp.data.tokenizer import ByteTokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer
 
 def work(prefix, cache, rank=None, port=None):
     if rank is not None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.huggingface.memory import bytes_of_loading
-from tests.huggingface.published import (
+from tests.model.huggingface.memory import bytes_of_loading
+from tests.model.huggingface.published import (
     FAMILIES,
     LLAMA31,
     as_model,

@@ -6,14 +6,18 @@ sequence's length (int32) and offset in bytes (int64), and where each document e
 One document is one sequence here.
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quantexp.data.binary import INDEX_HEAD, INDEX_MAGIC
-
+#: What an index of version 1 begins with.
+INDEX_MAGIC = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1)
+#: The magic, the code of the ids' type, the number of sequences and of documents' ends. Then follow
+#: each sequence's length (int32) and place (int64), and where each document ends (int64).
+INDEX_HEAD = struct.Struct("<17sBQQ")
 #: Megatron's codes of the types.
 _CODES = {"<u2": 8, "<i4": 4}
 #: Lengths that are held at a time.

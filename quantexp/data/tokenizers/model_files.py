@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.tokenizer import identifiers
+from quantexp.data.tokenizers.protocol import identifiers
 from quantexp.errors import DataError
 
 #: How cl100k_base and Llama 3 cut text (tiktoken's openai_public, Meta's llama3).

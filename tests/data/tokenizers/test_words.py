@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from quantexp.data.sample import read_sample
-from quantexp.data.tokenizer import HuggingFaceTokenizer
-from quantexp.data.words import Words, words_of
+from quantexp.data.tokenizers.load import HuggingFaceTokenizer
+from quantexp.data.tokenizers.words import Words, words_of
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -113,7 +113,7 @@ def test_a_character_that_is_cut_otherwise_is_left_to_the_library(tmp_path: Path
 
 
 def test_words_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantexp.data.words._MAX_WORDS", 3)
+    monkeypatch.setattr("quantexp.data.tokenizers.words._MAX_WORDS", 3)
     path = trained(tmp_path, CUTS["gpt2"])
     library = Tokenizer.from_file(str(path))
     words = words_of(library, path.read_bytes())

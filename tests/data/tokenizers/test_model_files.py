@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.data.model_files import TiktokenTokenizer
-from quantexp.data.tokenizer import load_tokenizer
+from quantexp.data.tokenizers.load import load_tokenizer
+from quantexp.data.tokenizers.model_files import TiktokenTokenizer
 from quantexp.errors import DataError
 
 TEXT = "An owl hunts at night; 景德鎮, zwölf 1234 <|endoftext|> owls"
@@ -71,7 +71,7 @@ def test_the_pattern_of_gpt2_is_the_librarys() -> None:
     import regex
     from tiktoken_ext.openai_public import r50k_pat_str
 
-    from quantexp.data.model_files import _CL100K, _GPT2
+    from quantexp.data.tokenizers.model_files import _CL100K, _GPT2
 
     words = "I've 12345 owls!!  They'll\n\n hunt\t at\r\nnight; it's DON'T é景 x"
     assert regex.findall(_GPT2, words) == regex.findall(r50k_pat_str, words)

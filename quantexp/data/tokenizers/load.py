@@ -11,9 +11,10 @@ import importlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from quantexp.data.words import Words, words_of
+from quantexp.data.tokenizers.protocol import Tokenizer, identifiers
+from quantexp.data.tokenizers.words import Words, words_of
 from quantexp.errors import DataError
 
 #: What each kind reads.
@@ -24,38 +25,6 @@ _NEEDS = {
 }
 #: What ends a document where no `tokenizer_config.json` says so.
 _EOD_NAMES = ("<|end_of_text|>", "<|endoftext|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>")
-
-
-class Tokenizer(Protocol):
-    """What the data path asks of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id, `eod` included."""
-
-    @property
-    def eod(self) -> int:
-        """The id that ends a document."""
-
-    @property
-    def unique_identifiers(self) -> dict[str, str]:
-        """What Megatron hashes to name its cached indices."""
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """What it was read from; a copy of these is the same tokenizer."""
-
-    def tokenize(self, text: str) -> list[int]:
-        """Returns the text's ids, without `eod`."""
-
-    def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """Returns the ids of each text as `tokenize` does, in one call, which is faster."""
-
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids; `eod` has none."""
-
-    def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of what decides the ids."""
 
 
 class ByteTokenizer:
@@ -188,16 +157,11 @@ def load_tokenizer(
     file = Path(path).expanduser()
     if name == "huggingface":
         return HuggingFaceTokenizer(file, eod)
-    from quantexp.data.model_files import SentencePieceTokenizer, TiktokenTokenizer
+    from quantexp.data.tokenizers.model_files import SentencePieceTokenizer, TiktokenTokenizer
 
     if name == "tiktoken":
         return TiktokenTokenizer(file, eod, pattern)
     return SentencePieceTokenizer(file, eod)
-
-
-def identifiers(tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns what Megatron hashes to name its cached indices."""
-    return {"class": type(tokenizer).__name__, "fingerprint": tokenizer.fingerprint()}
 
 
 def _read_tokenizer_json(file: Path) -> bytes:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quantexp.data.tokenizer import ByteTokenizer, load_tokenizer
+from quantexp.data.tokenizers.load import ByteTokenizer, load_tokenizer
 from quantexp.errors import DataError
 
 
