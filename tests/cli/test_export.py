@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.model.huggingface.published import FAMILIES, of_folder, published_model, training, write
-from tests.model.huggingface.runs import TEXT, data_words, folder_of, model_words, run_of
 
 from quantexp.cli.export import byte_tokenizer_json, export
 from quantexp.cli.main import main
@@ -28,6 +26,8 @@ from quantexp.training.megatron.publish import save_published
 from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
+from tests.model.huggingface.published import FAMILIES, of_folder, published_model, training, write
+from tests.model.huggingface.runs import TEXT, data_words, folder_of, model_words, run_of
 
 pytestmark = pytest.mark.slow
 

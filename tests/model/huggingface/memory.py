@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.model.huggingface.published import as_model, training
 
 from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.schema import Precision
@@ -14,6 +13,7 @@ from quantexp.training.megatron.model import build_model
 from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
+from tests.model.huggingface.published import as_model, training
 
 
 def peak_bytes() -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.model.huggingface.published import FAMILIES, published_model, write
-
 from quantexp.config.compose import compose
 from quantexp.data.binary import write_binary
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
+from tests.model.huggingface.published import FAMILIES, published_model, write
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.model.huggingface.published import DEEPSEEK, FAMILIES, LLAMA31
 
 from quantexp.config.compose import compose
 from quantexp.config.load import plain
@@ -16,6 +15,7 @@ from quantexp.config.sweep.points import compose_points
 from quantexp.errors import ConfigError
 from quantexp.model.huggingface.configuration import config_json, numbers, read_config
 from quantexp.schema import ModelConfig
+from tests.model.huggingface.published import DEEPSEEK, FAMILIES, LLAMA31
 
 #: meta-llama/Llama-3.2-1B, config.json, what decides the model.
 PUBLISHED_LLAMA32 = {

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from quantexp.errors import ConfigError, DataError
+from quantexp.model.huggingface.fit import fitting_weights
 from tests.model.huggingface.published import (
     DEEPSEEK,
     LLAMA31,
@@ -16,9 +19,6 @@ from tests.model.huggingface.published import (
     published_model,
     write,
 )
-
-from quantexp.errors import ConfigError, DataError
-from quantexp.model.huggingface.fit import fitting_weights
 
 
 @pytest.fixture

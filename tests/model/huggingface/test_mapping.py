@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.model.huggingface.published import as_model
-from tests.model.huggingface.test_truth import VARIANTS
 
 from quantexp.config.compose import compose
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.sizes import num_padding_parameters, num_parameters
+from tests.model.huggingface.published import as_model
+from tests.model.huggingface.test_truth import VARIANTS
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.model.huggingface.published import FAMILIES, published_model, write
-from tests.model.huggingface.runs import data_words, first_loss, folder_of, model_words, run_of
 
 from quantexp.cli.plan import make_plan
 from quantexp.config.compose import compose
 from quantexp.errors import ConfigError, DataError
+from tests.model.huggingface.published import FAMILIES, published_model, write
+from tests.model.huggingface.runs import data_words, first_loss, folder_of, model_words, run_of
 
 
 @pytest.fixture

@@ -11,15 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.model.huggingface.published import (
-    DEEPSEEK,
-    FAMILIES,
-    gradients,
-    of_folder,
-    published_model,
-    training,
-    write,
-)
 from torch import Tensor
 
 from quantexp.model.huggingface.fit import fitting_weights
@@ -30,6 +21,15 @@ from quantexp.training.megatron.model import build_model, set_precision
 from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import injected, stock_spec
+from tests.model.huggingface.published import (
+    DEEPSEEK,
+    FAMILIES,
+    gradients,
+    of_folder,
+    published_model,
+    training,
+    write,
+)
 
 BOUND = 1e-4
 B, T = 2, 41

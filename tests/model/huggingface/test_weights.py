@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.model.huggingface.published import LLAMA31, published_model, write
 
 from quantexp.errors import DataError
 from quantexp.model.huggingface.weights import mapped, open_weights
+from tests.model.huggingface.published import LLAMA31, published_model, write
 
 TENSORS = {
     "a": torch.arange(60, dtype=torch.bfloat16).view(12, 5),

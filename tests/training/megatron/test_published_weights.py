@@ -12,16 +12,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.model.huggingface.memory import bytes_of_loading
-from tests.model.huggingface.published import (
-    FAMILIES,
-    LLAMA31,
-    as_model,
-    of_folder,
-    published_model,
-    training,
-    write,
-)
 
 from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.mapping import mapping, published
@@ -32,6 +22,16 @@ from quantexp.training.megatron.model import DTYPES, build_model
 from quantexp.training.megatron.published_weights import load_weights, published_tensors
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
+from tests.model.huggingface.memory import bytes_of_loading
+from tests.model.huggingface.published import (
+    FAMILIES,
+    LLAMA31,
+    as_model,
+    of_folder,
+    published_model,
+    training,
+    write,
+)
 
 
 def loaded(model: ModelConfig, precision: Precision, use: Callable[[Any], None]) -> None:
