@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import resource
@@ -22,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from quantexp.config.cached_loader import read_once
 from quantexp.config.compose import compose
 from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, now, write_status
 from quantexp.schema import Experiment
 
 #: Two layers with grouped queries; every extent a multiple of 32 but the head dimension's own axis.
@@ -263,3 +265,26 @@ def largest_file() -> Callable[[int], AbstractContextManager[None]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return limited
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., RunDir]:
+    """Write a run folder with a status, and as many metrics as it has iterations."""
+
+    def make(
+        name: str = "m_d_bf16-00000001", state: State = State.RUNNING, **fields: Any
+    ) -> RunDir:
+        run = RunDir(tmp_path / "runs" / name)
+        run.logs.mkdir(parents=True)
+        run.config.write_text("launcher:\n  num_processes: 1\n")
+        status = Status(state, created=now(), iterations=8, **fields)
+        write_status(run.status, status)
+        lines = [
+            {"iteration": i, "loss": 5 - i / 8, "step_time_s": 2.0, "tokens_per_s": 128.0}
+            for i in range(1, status.iteration + 1)
+        ]
+        if lines:
+            run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return run
+
+    return make

@@ -64,7 +64,9 @@ def test_wheel_holds_configuration_sample_and_plugin(wheel: Path) -> None:
         for p in (ROOT / "quantexp").rglob("*")
         if p.is_file() and "__pycache__" not in p.parts
     }
-    plugin = {f"hydra_plugins/quantexp_launcher/{n}.py" for n in ("__init__", "launcher", "local")}
+    launchers = ROOT / "launchers"
+    plugin = {str(file.relative_to(launchers)) for file in launchers.rglob("*.py")}
+    assert "hydra_plugins/quantexp_launcher.py" in plugin
     samples = {f"quantexp/data/sample/{name}" for name in ("wikipedia.xml", "dolma.jsonl")}
     assert conf | code | plugin | samples <= names
     assert samples <= code
@@ -73,6 +75,7 @@ def test_wheel_holds_configuration_sample_and_plugin(wheel: Path) -> None:
     assert {name for name in top if not name.endswith(".dist-info")} == {
         "quantexp",
         "hydra_plugins",
+        "quantexp_launchers",
     }
 
 

@@ -78,10 +78,10 @@ _NEEDS_TORCH = {
     "lies_on_grid": "grid",
     "local_step": "grid",
     "quantise": "quantising",
-    "quantise_both": "both",
+    "quantise_both": "two_axes",
     "random_signs": "transform",
     "saturated": "saturating",
-    "scales_of": "scaling",
+    "scales_of": "scales_of",
 }
 
 

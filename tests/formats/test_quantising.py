@@ -56,7 +56,15 @@ def test_the_size_of_chunks_changes_nothing(name, limit, monkeypatch):
     expected = [quantise(x, name, axis=axis) for axis in range(3)]
     codes = [] if name == "bf16" else [encode(x, name, axis=axis) for axis in range(3)]
     monkeypatch.setattr(layout, "chunk_limit", lambda device: limit)
-    for module in ("mx", "nv", "flat", "fit", "encoding", "decoding", "tensor_scale"):
+    for module in (
+        "mx",
+        "nv",
+        "per_tensor",
+        "scale_search",
+        "encoding",
+        "decoding",
+        "tensor_scale",
+    ):
         monkeypatch.setattr(f"quantexp.formats.{module}.chunk_limit", lambda device: limit)
     for axis in range(3):
         assert_same(quantise(x, name, axis=axis), expected[axis])

@@ -9,8 +9,8 @@ import pytest
 
 ASKED = """\
 import hashlib, os, signal, sys, threading, time
-from quantexp import stuck
-stuck.PATIENCE_S = 0.2
+from quantexp.processes import unresponsive
+unresponsive.PATIENCE_S = 0.2
 taken = []
 signal.signal(signal.SIGTERM, lambda *_: taken.append(True))
 signal.signal(signal.SIGUSR2, lambda *_: None)
@@ -19,7 +19,7 @@ def leave():
     print("left", flush=True)
     os._exit(7)
 
-stuck.leave_if_stuck([signal.SIGTERM], lambda: bool(taken), leave)
+unresponsive.leave_if_stuck([signal.SIGTERM], lambda: bool(taken), leave)
 os.kill(os.getpid(), signal.SIGUSR2)  # asks for nothing
 time.sleep(0.5)
 print("asked", flush=True)

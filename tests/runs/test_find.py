@@ -9,10 +9,10 @@ import pytest
 
 from quantexp.errors import RunError
 from quantexp.runs.find import Missing, existing_or_named, find_run, scope
-from quantexp.runs.paths import RunsRoot, Submission
+from quantexp.runs.paths import RunDir, RunsRoot, Submission
 from quantexp.runs.status import write_json
 
-from ..launch.ledger.conftest import MakeRun  # noqa: TID252
+MakeRun = Callable[..., RunDir]
 
 NAMES = ["m_d_FA_mxfp4-00000003", "m_d_FA_mxfp8-00000002", "m_d_bf16-00000001"]
 

@@ -28,7 +28,7 @@ def test_snapshot_is_laid_out_as_a_wheel_is(snapshot: Path) -> None:
     for file in (
         "quantexp/training/worker.py",
         "quantexp/conf/config.yaml",
-        "hydra_plugins/quantexp_launcher/launcher.py",
+        "quantexp_launchers/slurm/task.py",
     ):
         assert (snapshot / file).is_file()
     assert not list(snapshot.rglob("__pycache__"))
@@ -36,7 +36,7 @@ def test_snapshot_is_laid_out_as_a_wheel_is(snapshot: Path) -> None:
 
 def test_nobody_else_can_read_or_change_it(snapshot: Path) -> None:
     assert stat.S_IMODE(snapshot.parent.stat().st_mode) == 0o700
-    assert stat.S_IMODE((snapshot / "quantexp" / "worker.py").stat().st_mode) == 0o400
+    assert stat.S_IMODE((snapshot / "quantexp" / "training" / "worker.py").stat().st_mode) == 0o400
 
 
 def test_same_source_is_kept_once_however_many_ask(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_untouched_snapshot_passes(snapshot: Path) -> None:
 
 
 def test_changed_snapshot_is_refused(snapshot: Path) -> None:
-    file = snapshot / "quantexp" / "worker.py"
+    file = snapshot / "quantexp" / "training" / "worker.py"
     file.chmod(0o600)
     file.write_text("print('something else')\n")
     with pytest.raises(RunError, match=r"was changed in .*; submit the run again"):
@@ -89,7 +89,7 @@ def test_python_imports_the_snapshot_even_inside_a_checkout(snapshot: Path, tmp_
     )
     assert done.stdout.split() == [
         str(snapshot / "quantexp" / "__init__.py"),
-        str(snapshot / "hydra_plugins" / "quantexp_launcher" / "local.py"),
+        str(snapshot / "quantexp_launchers" / "local" / "processes.py"),
     ]
 
 

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, Status, now, write_json, write_status
+from quantexp.runs.status import write_json
 
 RECORDED = Path(__file__).parent / "recorded"
 KINDS = ("accounting", "plain")
@@ -91,29 +90,6 @@ def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MakeRun = Callable[..., RunDir]
-
-
-@pytest.fixture
-def make_run(tmp_path: Path) -> MakeRun:
-    """Write a run folder with a status, and as many metrics as it has iterations."""
-
-    def make(
-        name: str = "m_d_bf16-00000001", state: State = State.RUNNING, **fields: Any
-    ) -> RunDir:
-        run = RunDir(tmp_path / "runs" / name)
-        run.logs.mkdir(parents=True)
-        run.config.write_text("launcher:\n  num_processes: 1\n")
-        status = Status(state, created=now(), iterations=8, **fields)
-        write_status(run.status, status)
-        lines = [
-            {"iteration": i, "loss": 5 - i / 8, "step_time_s": 2.0, "tokens_per_s": 128.0}
-            for i in range(1, status.iteration + 1)
-        ]
-        if lines:
-            run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return run
-
-    return make
 
 
 def queue_line(

@@ -32,9 +32,9 @@ WORKER = Path(__file__).with_name("worker.py")
 #: Found on PYTHONPATH by every Python that is started: the stand-in instead of the worker.
 CUSTOM = f"""\
 import sys
-from hydra_plugins.quantexp_launcher import local
+from quantexp_launchers.local import processes
 
-local.command = lambda run_dir, _=1: [sys.executable, "-S", {str(WORKER)!r}, str(run_dir)]
+processes.command = lambda run_dir, _=1: [sys.executable, "-S", {str(WORKER)!r}, str(run_dir)]
 """
 
 Detach = Callable[..., tuple[Sheet, psutil.Process]]

@@ -193,7 +193,7 @@ def test_run_that_is_over_is_left_alone(
 
 def test_changed_source_fails_the_run(world: Callable[..., World]) -> None:
     edited = world()
-    file = edited.task.snapshot / "quantexp" / "worker.py"
+    file = edited.task.snapshot / "quantexp" / "training" / "worker.py"
     file.chmod(0o600)
     file.write_text("print('something else')\n")
     assert begin(edited.task) == 1

@@ -19,8 +19,7 @@ from quantexp.errors import DataError
 from quantexp.training.megatron import data_loader
 from quantexp.training.megatron.data_loader import Datasets, batches, build_datasets
 from quantexp.training.megatron.pairs import open_pair
-
-from ...data.side_by_side import side_by_side  # noqa: TID252
+from tests.data.side_by_side import side_by_side
 
 T = 64
 N = 48
