@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quantexp.formats.philox import Place
     from quantexp.formats.quantising import quantise
     from quantexp.formats.saturating import saturated
-    from quantexp.formats.scales_of import scales_of
+    from quantexp.formats.scaling import scales_of
     from quantexp.formats.tensor_scale import finite_amax
     from quantexp.formats.transform import hadamard, random_signs
     from quantexp.formats.two_axes import quantise_both
@@ -81,7 +81,7 @@ _NEEDS_TORCH = {
     "quantise_both": "two_axes",
     "random_signs": "transform",
     "saturated": "saturating",
-    "scales_of": "scales_of",
+    "scales_of": "scaling",
 }
 
 

@@ -80,12 +80,17 @@ def test_job_runs_what_was_submitted_whatever_is_edited_while_it_waits(
     run = RunDir(folder)
     job_id = status_of(run).job_id
     assert job_id is not None
-    for file in ("worker.py", "job.py", "__init__.py"):
-        (tree / "quantexp" / file).chmod(0o600)
-        (tree / "quantexp" / file).write_text(EDITED)
+    job = tree / "quantexp_launchers" / "slurm" / "job.py"
+    for file in (
+        job,
+        tree / "quantexp" / "training" / "worker.py",
+        tree / "quantexp" / "__init__.py",
+    ):
+        file.chmod(0o600)
+        file.write_text(EDITED)
     plain.scontrol("release", job_id)
     assert until_state(run, State.COMPLETED, State.FAILED).state is State.COMPLETED
-    assert not (tree / "quantexp" / "__pycache__" / "job.cpython-311.pyc").exists()
+    assert not (job.parent / "__pycache__" / "job.cpython-311.pyc").exists()
 
 
 def test_plan_prints_the_very_script(plain: Cluster, tiny_words: list[str], tmp_path: Path) -> None:
