@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from quantexp.launch.label import labels
 from quantexp.schema import Experiment, LrSchedule
+
+
+@pytest.fixture
+def make(tiny: Callable[..., Experiment]) -> Callable[..., Experiment]:
+    """An experiment with a seed and the name of a scheme."""
+
+    def make(seed: int = 1, *, scheme: str = "bf16") -> Experiment:
+        experiment = tiny()
+        experiment.training.seed, experiment.quant.name = seed, scheme
+        return experiment
+
+    return make
 
 
 def test_schemes_alone_are_called_by_their_names(make: Callable[..., Experiment]) -> None:

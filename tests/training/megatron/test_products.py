@@ -29,7 +29,7 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_TH
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that torch has no 16-bit products for."""
-    for user in ("megatron.session", "identity"):
+    for user in ("training.megatron.session", "launch.identity"):
         monkeypatch.setattr(f"quantexp.{user}.multiplies_natively", lambda _: False)
 
 
