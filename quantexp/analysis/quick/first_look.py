@@ -166,10 +166,22 @@ def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
         try:
             measured = measure(entry, asked)
         except CaptureError:
-            return "corrupt" if entry.path.is_file() else "missing"
+            return _why_unreadable(entry)
         except OSError:
             return "missing"
     return Look(measured, kind_of(record), _scales(record, measured.abs_max))
+
+
+def _why_unreadable(entry: CapturedTensor) -> str:
+    """Whether the file is corrupt, missing, or named by the manifest at a place that is not read."""
+    try:
+        path = entry.path
+    except CaptureError:
+        return "not a file of the capture folder"
+    try:
+        return "corrupt" if path.is_file() else "missing"
+    except OSError:  # a name longer than any file's
+        return "missing"
 
 
 def _findings(measured: Measured) -> Iterator[str]:

@@ -33,7 +33,7 @@ def path_of(folder: Path, metadata: Mapping[str, Any]) -> Path:
     """The file of a line; a shard that was never sealed is found under the name it still has.
 
     Raises:
-        CaptureError: outside the folder.
+        CaptureError: outside the folder, or a name that no file can have.
     """
     path = _inside(folder, str(metadata["file"]))
     part = beside(path)
@@ -53,7 +53,12 @@ def name_of(folder: Path, metadata: Mapping[str, Any]) -> str:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    path = (folder / name).resolve()
+    try:
+        path = (folder / name).resolve()
+    except ValueError as error:  # a null character
+        raise CaptureError(
+            f"{folder / MANIFEST} names {name!r}, which is no file's name"
+        ) from error
     if not path.is_relative_to(_resolved(folder.absolute())):
         raise CaptureError(f"{folder / MANIFEST} names {name}, which is outside the folder")
     return path

@@ -169,6 +169,24 @@ def test_missing_and_corrupt_files_are_named_and_the_rest_goes_on(capture: Captu
     assert [one.kind for one in found.tensors] == [Kind.WEIGHT]
 
 
+@pytest.mark.parametrize("file", ["../../{}", "/etc/passwd", "a\0b"])
+def test_a_file_outside_the_capture_folder_is_named_and_not_read(
+    capture: Capture, tmp_path: Path, file: str
+) -> None:
+    torch.save({"tensor": torch.ones(4, 4)}, tmp_path / "secret.pt")
+    capture.add(torch.randn(32, 32), "input")
+    outside = capture.add(torch.randn(32, 32), "output", file=file.format("secret.pt"))
+    found = look(capture)
+    name = Path(outside["file"]).name
+    assert found.findings == {"not a file of the capture folder": [name]}
+    assert [one.measured.place.tensor for one in found.tensors] == ["input"]
+
+
+def test_a_name_longer_than_any_files_is_missing(capture: Capture) -> None:
+    capture.add(torch.randn(4, 4), "input", file="x" * 5000)
+    assert list(look(capture).findings) == ["missing"]
+
+
 def test_a_declaration_that_is_not_understood_is_named(capture: Capture) -> None:
     capture.add(torch.randn(32, 32), "input", formats={"fprop.x": {"format": "fp3"}})
     found = look(capture)

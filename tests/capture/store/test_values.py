@@ -74,6 +74,12 @@ def test_a_manifest_cannot_name_a_file_elsewhere(capture: Capture, file: str) ->
         load(capture)
 
 
+def test_a_name_that_no_file_can_have_is_refused(capture: Capture) -> None:
+    capture.add(torch.ones(2), "input", file="a\0b")
+    with pytest.raises(CaptureError, match=r"jsonl names 'a\\x00b', which is no file's name"):
+        load(capture)
+
+
 def test_tensors_of_a_shard_are_told_apart_and_read(tmp_path: Path) -> None:
     store = CaptureStore(tmp_path, kind=StoreKind.safetensors)
     line = dict.fromkeys(("module", "layer_type", "phase", "component", "quant_type"), "")
