@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: One picture of each run.
 QUICK = "quick_analysis"
+#: Ends its name where filters chose the tensors: the run's own picture, and its numbers, stay as they are.
+FILTERED = ".filtered"
 DISTRIBUTIONS = "distributions"
 HEATMAPS = "heatmaps"
 #: Folders with a figure for each tensor.

@@ -1,6 +1,7 @@
 """`quantexp draw DIR...`: the whole tree of figures and statistics of captured tensors.
 
-    quick_analysis.png   one picture of a run or folder; of several, one of all, and quick_analysis/NAME.png of each
+    quick_analysis.png   one picture of a run or folder; of several, one of all, and quick_analysis/NAME.png of each;
+                         with filters quick_analysis.filtered.png, quick_analysis/NAME.filtered.png
     tensor_stats.txt     a line for each tensor
     distributions/       a figure for each tensor: histogram over the declared format's grid, box plots, Q-Q plot; of
                          statistics alone a figure for each of the last iteration
@@ -32,7 +33,14 @@ from quantexp.analysis.draw.source import default_out, foreign, open_sources
 from quantexp.analysis.draw.stamps import Stamps
 from quantexp.analysis.draw.tables import write_tables
 from quantexp.analysis.draw.tensors import draw_tensors, pieces_of
-from quantexp.analysis.draw.tree import CHAPTER_FOLDERS, FIGURES, PARTS, QUICK, STATISTICS
+from quantexp.analysis.draw.tree import (
+    CHAPTER_FOLDERS,
+    FIGURES,
+    FILTERED,
+    PARTS,
+    QUICK,
+    STATISTICS,
+)
 from quantexp.errors import CaptureError, ConfigError
 from quantexp.folders import short_path
 from quantexp.runs.paths import RunDir
@@ -138,18 +146,21 @@ def _drawn(
     if QUICK in wanted:
         from quantexp.analysis.quick.picture import save_quick_analysis
 
+        some = FILTERED if asked.filters else ""
+        quick = f"{QUICK}{some}"
         for source in sources:
-            name = QUICK if len(sources) == 1 else f"{QUICK}/{source.label}"
+            name = quick if len(sources) == 1 else f"{QUICK}/{source.label}{some}"
             loss = None if source.run is None else _size_and_time(source.run.metrics)
-            keep = _keep(out / name, asked)
+            keep = out / f"{name}.json"
             make = partial(
                 save_quick_analysis, source, out / name, keep, asked.formats, force=asked.force
             )
             num_files += stamps.kept_or(name, [about, chosen, loss], make, lambda: True)
         if len(sources) > 1:
             losses = [_size_and_time(s.run.metrics) for s in sources if s.run is not None]
-            make = partial(_save_overview, sources, out, asked)
-            num_files += stamps.kept_or(QUICK, [about, chosen, losses], make, lambda: True)
+            keeps = [out / QUICK / f"{s.label}{some}.json" for s in sources]
+            make = partial(_save_overview, sources, keeps, out / quick, asked.formats)
+            num_files += stamps.kept_or(quick, [about, chosen, losses], make, lambda: True)
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
         figures = [folder for folder in FIGURES if folder in wanted]
         journal = Journal(out, force=asked.force)
@@ -174,18 +185,15 @@ def _drawn(
     return Outcome(out, num_tensors, num_known, problems.found, num_files)
 
 
-def _keep(stem: Path, asked: Asked) -> Path:
-    """Where the numbers of a picture are left; the report reads those of all tensors, never those of some."""
-    return stem.with_name(f"{stem.name}{'.filtered' * bool(asked.filters)}.json")
-
-
-def _save_overview(sources: Sequence[Source], out: Path, asked: Asked) -> list[Path]:
+def _save_overview(
+    sources: Sequence[Source], keeps: Sequence[Path], stem: Path, formats: Sequence[str]
+) -> list[Path]:
     """All sources together, by what the picture of each has found."""
     from quantexp.analysis.quick.first_look import first_look
     from quantexp.analysis.quick.overview import save_overview
 
-    looks = [first_look(s.capture, _keep(out / QUICK / s.label, asked)) for s in sources]
-    return save_overview(sources, looks, out / QUICK, asked.formats)
+    looks = [first_look(s.capture, keep) for s, keep in zip(sources, keeps, strict=True)]
+    return save_overview(sources, looks, stem, formats)
 
 
 def _chapters(wanted: Sequence[str]) -> list[Chapter]:

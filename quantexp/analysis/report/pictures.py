@@ -8,12 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quantexp.analysis.draw.tree import FILTERED, QUICK
 from quantexp.runs.paths import RunDir
 
 #: PNG files of all runs of a report together, in bytes; base64 makes a third more of them.
 MAX_BYTES = 3_000_000
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_FIRST = "quick_analysis.png"
+_FIRST = f"{QUICK}.png"
+#: Of some of the tensors.
+_NOT_SHOWN = f"{QUICK}{FILTERED}.png"
 
 
 @dataclass
@@ -64,8 +67,10 @@ def _from_each_folder(files: Iterable[tuple[str, Path]]) -> list[tuple[str, Path
 
 
 def _files(run: RunDir) -> Iterator[tuple[str, Path]]:
-    """PNG files below the run's figures; what a link leads to elsewhere is not the run's."""
+    """PNG files below the run's figures: none that a link leads to elsewhere, and no overview of filtered tensors."""
     inside = run.figures.resolve()
     for path in run.figures.rglob("*.png"):
+        if path == run.figures / _NOT_SHOWN:
+            continue
         if path.is_file() and path.resolve().is_relative_to(inside):
             yield str(path.relative_to(run.figures)), path

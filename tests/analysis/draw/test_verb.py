@@ -205,11 +205,39 @@ def test_a_bare_folder_and_an_old_collection_are_drawn(
     assert complaints == []
     assert outcome.num_tensors == 5
     found = files(tmp_path / "draw")
-    assert {"quick_analysis/bare.png", "quick_analysis/old.png"} <= found
+    assert {"quick_analysis/bare.filtered.png", "quick_analysis/old.filtered.png"} <= found
     assert {
         "distributions/old/20250908_095220_0002_attention_forward_hifp8_query.png",
         "distributions/old/20250908_092156_0003_attention_L0_forward_hifp8_query.png",
     } <= found
+
+
+def test_filters_leave_the_picture_of_all_tensors_as_it_is(
+    run: Unhashed, draws: Draw, tmp_path: Path
+) -> None:
+    only = ("quick_analysis",)
+    draws(run.run_dir, only=only)
+    out = tmp_path / "draw"
+    whole = {name: (out / name).read_bytes() for name in files(out)}
+    outcome, _, _ = draws(run.run_dir, only=only, filters={"layer": "0"})
+    some = {"quick_analysis.filtered.png", "quick_analysis.filtered.json"}
+    assert files(out) == whole.keys() | some
+    assert outcome.num_files == 2
+    assert whole == {name: (out / name).read_bytes() for name in whole}
+    assert (out / "quick_analysis.filtered.png").read_bytes() != whole["quick_analysis.png"]
+
+
+def test_a_filtered_picture_of_several_runs_has_a_name_of_its_own(
+    run: Unhashed, draws: Draw, tmp_path: Path
+) -> None:
+    bare = shutil.copytree(run.dir, tmp_path / "bare")
+    draws(run.run_dir, bare, only=("quick_analysis",), filters={"layer": "0"})
+    label = run.run_dir.name
+    assert {name for name in files(tmp_path / "draw") if name.endswith(".png")} == {
+        "quick_analysis.filtered.png",
+        "quick_analysis/bare.filtered.png",
+        f"quick_analysis/{label}.filtered.png",
+    }
 
 
 def test_a_run_without_tensors_has_a_quick_analysis(

@@ -33,6 +33,16 @@ def test_what_is_no_png_or_leads_out_of_the_folder_is_not_shown(runs: Runs, tmp_
     assert (found.shown, found.left_out) == ([], ["a.png"])
 
 
+def test_an_overview_of_some_tensors_is_not_shown(runs: Runs) -> None:
+    run = runs.add()
+    run.figures.mkdir()
+    for name in ("quick_analysis", "quick_analysis.filtered"):
+        (run.figures / f"{name}.png").write_bytes(PNG)
+    (found,) = pictures([run])
+    assert [name for name, _ in found.shown] == ["quick_analysis.png"]
+    assert found.left_out == []
+
+
 def test_a_large_figure_does_not_take_the_room_of_several(runs: Runs) -> None:
     run = runs.add()
     for name, size in (("a/1", 300), ("b/1", 50), ("c/1", 100)):
