@@ -19,6 +19,8 @@ from quantexp.terminal.close_matches import did_you_mean, near
 
 #: The name of a run that never had a folder.
 UNNAMED = "-"
+#: Runs of one part of a name that are listed.
+_MOST_NAMES = 5
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,11 @@ def _named(given: str, root: Path) -> RunDir | None:
         run for run in runs if given in run.root.name
     ]
     if len(fitting) > 1:
-        names = ", ".join(run.root.name for run in fitting[:5])
-        more = f" and {len(fitting) - 5} more" if len(fitting) > 5 else ""
-        raise RunError(
-            f"RUN must be a part of one run's name, got {given!r}, which fits {names}{more}"
-        )
+        lines = [run.root.name for run in fitting[:_MOST_NAMES]]
+        if more := len(fitting) - len(lines):
+            lines.append(f"and {more} more")
+        listed = "".join(f"\n  {line}" for line in lines)
+        raise RunError(f"RUN must be a part of one run's name, got {given!r}, which fits{listed}")
     return fitting[0] if fitting else None
 
 
