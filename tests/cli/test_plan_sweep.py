@@ -78,6 +78,12 @@ def test_sum_says_the_time_of_all_and_what_was_measured(
     assert total.endswith("(measured: 95.0 GFLOP/s in bf16, 47.5 GFLOP/s in bf16 products)")
 
 
+def test_a_sweep_of_one_point_is_1_run(experiments: list[Experiment], plans: list[Plan]) -> None:
+    title, *_, total, _ = shown(experiments[:1], plans[:1])
+    assert title == "1 run"
+    assert total.startswith("in all  1 run, ")
+
+
 @pytest.mark.parametrize(
     ("scripts", "why"),
     [

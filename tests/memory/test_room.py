@@ -114,6 +114,20 @@ def test_what_starts_from_weights_keeps_its_depth() -> None:
         assert not list(room._quick_test(experiment, 4.0, lambda: quick))
 
 
+def test_what_starts_from_a_run_keeps_the_length_of_its_sequences() -> None:
+    """The start's place in the data is counted in sequences of that run's length."""
+    all_ = ["training.attention=fused", "training.recompute=full", "training.micro_batch_size=1"]
+    room_gb = needed(*all_) - 0.5
+    assert any("training.seq_length=" in way for way in ways(room_gb))
+    started = composed()
+    started.training.start_from = "earlier@6"
+    told = misfit(started, Room(room_gb, "this machine"))
+    assert told is not None
+    (way,) = told.ways
+    assert way.endswith("GB; take a smaller model or another machine")
+    assert "seq_length" not in way
+
+
 def test_float32_may_become_bf16_and_a_queue_of_captures_shorter() -> None:
     assert "training.precision=bf16" in ways(1.0, "training.precision=fp32")[0]
     captures = ["capture=tensors", "capture.iterations=[3]"]
