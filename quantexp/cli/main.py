@@ -26,7 +26,7 @@ from quantexp.cli.verbs import CHANGEABLE, COMPLETE, SHELLS, VERBS
 from quantexp.errors import ConfigError, QuantexpError
 from quantexp.runs.find import existing_or_named
 from quantexp.terminal.close_matches import did_you_mean, near
-from quantexp.terminal.fitted_table import PIPE_WIDTH
+from quantexp.terminal.console import output_console
 
 if TYPE_CHECKING:
     from quantexp.cli.resume import Wanted
@@ -78,11 +78,11 @@ def _train(arguments: argparse.Namespace) -> int:
     if experiment.launcher.kind is LauncherKind.slurm:
         from quantexp_launchers.slurm.submit import submit_run
 
-        return submit_run(experiment, _console())
+        return submit_run(experiment, output_console())
     if experiment.launcher.detach:
         from quantexp_launchers.local.submit import detach_run
 
-        return detach_run(experiment, _console())
+        return detach_run(experiment, output_console())
     return _execute(experiment)
 
 
@@ -90,7 +90,7 @@ def _train_sweep(arguments: argparse.Namespace) -> int:
     from quantexp.config.sweep.points import compose_points, merged_lines
     from quantexp.schema import LauncherKind
 
-    console = _console()
+    console = output_console()
     points = compose_points(arguments.words, arguments.config_dir)
     for line in merged_lines(points):
         console.print(line, soft_wrap=True, markup=False)
@@ -137,15 +137,15 @@ def _execute(experiment: Experiment) -> int:
     from quantexp.launch.summary import print_how_to_go_on, print_outcome
     from quantexp.runs.status import State
 
-    outcome = execute(experiment, _console())
+    outcome = execute(experiment, output_console())
     if outcome.state is State.COMPLETED:
         if outcome.skipped:
-            draw_skipped(outcome.run, experiment.analysis.drawing, _console())
-        print_outcome(outcome, _console())
+            draw_skipped(outcome.run, experiment.analysis.drawing, output_console())
+        print_outcome(outcome, output_console())
         return 0
     _complain(f"{outcome.run.root.name} {outcome.state.value}: {outcome.reason}")
     if outcome.state is State.CANCELLED:
-        print_how_to_go_on(outcome.run, _console())
+        print_how_to_go_on(outcome.run, output_console())
     return 130 if outcome.state is State.CANCELLED else 1
 
 
@@ -171,7 +171,7 @@ def _show_plan(experiment: Experiment, arguments: argparse.Namespace, as_json: b
     if as_json:
         _print_json(plan_json(plan))
     else:
-        print_plan(plan, _console())
+        print_plan(plan, output_console())
     return 0
 
 
@@ -187,7 +187,7 @@ def _show_sweep_plan(
     if as_json:
         _print_json([plan_json(plan) for plan in plans])
     else:
-        print_sweep_plan([point.experiment for point in points], plans, _console(), maps=maps)
+        print_sweep_plan([point.experiment for point in points], plans, output_console(), maps=maps)
     return 0
 
 
@@ -199,7 +199,7 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(content)
     else:
-        print_listing(content, _console())
+        print_listing(content, output_console())
     return 0
 
 
@@ -212,7 +212,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(report_json(prepared.prefix, prepared.card))
     else:
-        print_prepared(prepared, _console())
+        print_prepared(prepared, output_console())
     return 0
 
 
@@ -223,7 +223,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(doctor_json(found))
     else:
-        print_doctor(found, _console())
+        print_doctor(found, output_console())
     return 0 if doctor_json(found)["ok"] else 1
 
 
@@ -237,11 +237,11 @@ def _verify(arguments: argparse.Namespace) -> int:
             f"verify takes no overrides but paths.cache=FOLDER, got {' '.join(arguments.words)}"
         )
     folder = cache_dir(given[-1].split("=", 1)[1] if given else None)
-    found = run_verify(arguments.formats, arguments.device, folder, _console())
+    found = run_verify(arguments.formats, arguments.device, folder, output_console())
     if arguments.json:
         _print_json(verify_json(found))
     else:
-        print_verify(found, _console())
+        print_verify(found, output_console())
     if found.mismatches:
         _complain(
             f"verify: {found.mismatches:,} of {found.cases:,} values are not what they should be"
@@ -258,7 +258,7 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(status_json(given, root))
         return 0
-    return (watch_status if arguments.watch else show_status)(given, root, _console())
+    return (watch_status if arguments.watch else show_status)(given, root, output_console())
 
 
 def _logs(arguments: argparse.Namespace) -> int:
@@ -274,7 +274,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
     from quantexp.launch.ledger.verbs import cancel_runs
 
     root, given = _scope("cancel", arguments.words)
-    return cancel_runs(given, root, _console())
+    return cancel_runs(given, root, output_console())
 
 
 def _captures(arguments: argparse.Namespace) -> int:
@@ -292,14 +292,14 @@ def _captures(arguments: argparse.Namespace) -> int:
             _complain(checked.told())
             return 1
         if not arguments.json:
-            _console().print(checked.told(), soft_wrap=True, markup=False)
+            output_console().print(checked.told(), soft_wrap=True, markup=False)
     if arguments.export is not None:
         count = inspect.export(capture, arguments.export, arguments.to)
-        _console().print(f"{count} files in {arguments.export}", soft_wrap=True, markup=False)
+        output_console().print(f"{count} files in {arguments.export}", soft_wrap=True, markup=False)
     elif arguments.json:
         _print_json(capture.rows() if arguments.list else summary(capture))
     else:
-        (table.print_list if arguments.list else table.print_summary)(capture, _console())
+        (table.print_list if arguments.list else table.print_summary)(capture, output_console())
     return 0
 
 
@@ -311,7 +311,7 @@ def _requantise(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(outcome.content)
     else:
-        outcome.print(_console())
+        outcome.print(output_console())
     if problems := len(outcome.tally.problems):
         _complain(f"{problems} files could not be used, they are named above")
     return 1 if problems else 0
@@ -329,7 +329,7 @@ def _draw(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.draw.verb import draw
 
     outcome = draw(wanted, Console(stderr=True, highlight=False), _complain)
-    _console().print(outcome.words, soft_wrap=True, markup=False)
+    output_console().print(outcome.words, soft_wrap=True, markup=False)
     if problems := len(outcome.problems):
         several = problems > 1
         _complain(
@@ -354,14 +354,14 @@ def _compare(arguments: argparse.Namespace) -> int:
     else:
         from quantexp.analysis.compare.table import print_comparison
 
-        print_comparison(compared, _console())
+        print_comparison(compared, output_console())
     if out is not None or not arguments.json:
         from quantexp.analysis.compare.curves import draw_curves
 
         files = draw_curves(compared, out or Path("compare"))
         if not arguments.json:
             written = " ".join(map(str, files))
-            _console().print(f"figure  {written}", soft_wrap=True, markup=False)
+            output_console().print(f"figure  {written}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -373,7 +373,7 @@ def _report(arguments: argparse.Namespace) -> int:
     out, words = out_and_rest(words)
     if not words:
         parser_of("report").error("report takes runs: DIR ...")
-    _console().print(str(run_report(words, root, out)), soft_wrap=True, markup=False)
+    output_console().print(str(run_report(words, root, out)), soft_wrap=True, markup=False)
     return 0
 
 
@@ -381,7 +381,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from quantexp.cli.export import export
 
     root, words = _root_and_rest(arguments.words)
-    _console().print(str(export(words, root)), soft_wrap=True, markup=False)
+    output_console().print(str(export(words, root)), soft_wrap=True, markup=False)
     return 0
 
 
@@ -402,7 +402,7 @@ def _again(verb: str, wanted: Wanted, words: list[str]) -> int:
 
     overrides = [word for word in words if word.startswith(CHANGEABLE)]
     root, given = _scope(verb, [word for word in words if word not in overrides])
-    return start_again(given, root, wanted, overrides, _console())
+    return start_again(given, root, wanted, overrides, output_console())
 
 
 def _scope(verb: str, words: list[str]) -> tuple[Path, str | None]:
@@ -466,13 +466,6 @@ def _complete(words: list[str]) -> int:
 
 def _complain(message: str) -> None:
     sys.stderr.write(f"quantexp: {message}\n")
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPE_WIDTH
-    return console
 
 
 def _print_json(content: object) -> None:

@@ -14,8 +14,6 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-#: Columns of what is not read on a terminal, so that no name in a table is cut.
-PIPE_WIDTH = 160
 #: The worth of a column that is never left out.
 ALWAYS = 100
 #: Columns that a cell keeps which loses its beginning or its end.

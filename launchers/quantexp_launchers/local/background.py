@@ -12,10 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from quantexp.errors import QuantexpError
-from quantexp.terminal.fitted_table import PIPE_WIDTH
+from quantexp.terminal.console import pipe_console
 from quantexp_launchers.local.detach import READY
 from quantexp_launchers.local.sheet import read_sheet
 from quantexp_launchers.local.slots import slots_for
@@ -39,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         sheet = read_sheet(arguments.sheet)
         slots = slots_for([item.experiment for item in sheet.items])
-        return work_through(sheet, slots, Console(width=PIPE_WIDTH, highlight=False), ready)
+        return work_through(sheet, slots, pipe_console(), ready)
     except QuantexpError as error:
         sys.stderr.write(f"quantexp: {error}\n")
         return 1
