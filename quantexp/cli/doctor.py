@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from quantexp import __version__
 from quantexp.folders import cache_dir, conf_dir
+from quantexp.terminal.facts import Facts
 
 
 @dataclass(frozen=True)
@@ -204,11 +204,8 @@ def doctor_json(found: list[Check]) -> dict[str, object]:
 
 def print_doctor(found: list[Check], console: Console) -> None:
     """The checks for a person."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    facts = Facts(console)
     marks = {True: "[green]ok[/]", None: "[dim]--[/]", False: "[red]no[/]"}
     for check in found:
-        table.add_row(marks[check.ok], check.name, escape(check.found))
-    console.print(table)
+        facts.add_row(f"{marks[check.ok]}  {check.name}", escape(check.found))
+    facts.print()

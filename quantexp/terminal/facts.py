@@ -1,13 +1,17 @@
-"""What is known of one run or plan, a heading beside each value; values wrap between words, a path is never broken."""
+"""What is known of one run, plan or machine, a heading beside each value.
+
+Values wrap between words. No word is broken, and no path: what is longer than the line begins at the left edge.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from quantexp.folders import short_path
@@ -20,11 +24,12 @@ class Facts:
     """Rows of heading and value, printed together."""
 
     console: Console
-    _rows: list[tuple[str, str | Text]] = field(default_factory=list)
+    #: Heading, value, and whether the value wraps.
+    _rows: list[tuple[Text, Text, bool]] = field(default_factory=list)
 
     def add_row(self, heading: str, value: str) -> None:
-        """A value in console markup, which wraps between words."""
-        self._rows.append((heading, value))
+        """A value in console markup, which wraps between words; so may the heading be."""
+        self._rows.append((_bold(heading), Text.from_markup(value), True))
 
     def add_path(self, heading: str, path: Path) -> None:
         """A path, on a line that no width breaks."""
@@ -32,25 +37,40 @@ class Facts:
 
     def add_line(self, heading: str, text: str) -> None:
         """Plain text that is to be copied: a path or a command, on a line that no width breaks."""
-        self._rows.append((heading, Text(text)))
+        self._rows.append((_bold(heading), Text(text), False))
 
     def print(self) -> None:
         """Print them, headings aligned; a line that does not fit beside its heading stands below it."""
-        indent = max((cell_len(heading) for heading, _ in self._rows), default=0) + _GAP
-        for heading, value in self._rows:
-            if isinstance(value, Text):
-                self._print_line(f"[bold]{heading}[/]", heading, value.plain, indent)
-                continue
-            lead = Text(heading.ljust(indent), style="bold")
-            for part in Text.from_markup(value).wrap(self.console, self.console.width - indent):
-                part.rstrip()
-                self.console.print(Text.assemble(lead, part), soft_wrap=True)
-                lead = Text(" " * indent)
+        indent = max((heading.cell_len for heading, _, _ in self._rows), default=0) + _GAP
+        for heading, value, wraps in self._rows:
+            room = self.console.width - indent
+            lead = heading
+            for part in _wrapped(value, room) if wraps else [value]:
+                self._print_part(lead, part, indent)
+                lead = Text()
 
-    def _print_line(self, bold: str, heading: str, text: str, indent: int) -> None:
-        fits = indent + cell_len(text) <= self.console.width
-        gap = " " * (indent - cell_len(heading))
-        if not fits and heading:
-            self.console.print(bold)
-        lead = f"{bold}{gap}" if fits else ""
-        self.console.print(f"{lead}{escape(text)}", soft_wrap=True)
+    def _print_part(self, lead: Text, part: Text, indent: int) -> None:
+        if indent + part.cell_len <= self.console.width:
+            gap = " " * (indent - lead.cell_len) if part.plain else ""
+            part = Text.assemble(lead, gap, part)
+        elif lead.plain:
+            self.console.print(lead)
+        self.console.print(part, soft_wrap=True)
+
+
+def _bold(heading: str) -> Text:
+    return Text.from_markup(heading, style="bold")
+
+
+def _wrapped(value: Text, room: int) -> Iterator[Text]:
+    """Lines that fit the room, broken between words; a word that is longer than the room has a line of its own."""
+    for line in value.split(allow_blank=True):
+        breaks, used = [], 0
+        for word in re.finditer(r"\S+\s*", line.plain):
+            if used and used + cell_len(word[0].rstrip()) > room:
+                breaks.append(word.start())
+                used = 0
+            used += cell_len(word[0])
+        for part in line.divide(breaks):
+            part.rstrip()
+            yield part

@@ -87,6 +87,18 @@ def test_checks_are_printed_with_their_marks(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.split() == ["ok", "a", "[fine]", "no", "b", "broken"]
 
 
+def test_words_and_paths_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = "/" + "folder/" * 12
+    found = [Check("CPU products", True, "bf16 natively, " * 5), Check("cache", False, folder)]
+    print_doctor(found, Console(width=80))
+    assert capsys.readouterr().out.splitlines() == [
+        "ok  CPU products  bf16 natively, bf16 natively, bf16 natively, bf16 natively,",
+        "                  bf16 natively,",
+        "no  cache",
+        folder,
+    ]
+
+
 def test_without_a_compiler_it_is_said_what_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTEXP_COMPILE", "0")
     words = (
