@@ -36,7 +36,7 @@ class Shrink(Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """One column: heading, worth, and how it fits."""
+    """One column: heading (of several lines where it has some), worth, and how it fits."""
 
     heading: str = ""
     worth: int = ALWAYS
@@ -103,7 +103,8 @@ def fitted_table(
 
 
 def _natural(i: int, column: Column, cells: Sequence[Sequence[Text]]) -> int:
-    lines = [column.heading, *(line for row in cells for line in row[i].plain.split("\n"))]
+    lines = [line for row in cells for line in row[i].plain.split("\n")]
+    lines += column.heading.split("\n")
     widest = max(map(cell_len, lines))
     return widest if column.shrink is Shrink.CUT_START else max(widest, column.min_width)
 
@@ -111,7 +112,7 @@ def _natural(i: int, column: Column, cells: Sequence[Sequence[Text]]) -> int:
 def _least(i: int, column: Column, cells: Sequence[Sequence[Text]], natural: int) -> int:
     if column.shrink in (Shrink.NEVER, Shrink.CUT_START):
         return natural
-    least = max(column.min_width, cell_len(column.heading))
+    least = max(column.min_width, *map(cell_len, column.heading.split("\n")))
     if column.shrink is Shrink.WRAP:
         words = [word for row in cells for word in row[i].plain.split()]
         least = max([least, *map(cell_len, words)])

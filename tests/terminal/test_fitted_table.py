@@ -58,6 +58,12 @@ def test_a_column_without_content_is_left_out() -> None:
     assert fitted.left_out == ()
 
 
+def test_a_heading_of_two_lines_takes_the_width_of_the_longer() -> None:
+    columns = (Column("mxfp4\ne2m1", is_number=True), Column("x"))
+    shown = lines(fitted_table(columns, [["1", "2"]], 80), 80)
+    assert shown == ["mxfp4", " e2m1  x", "    1  2"]
+
+
 def test_an_end_is_cut_with_an_ellipsis() -> None:
     columns = (Column(), Column(shrink=Shrink.CUT_END, worth=1, min_width=12))
     (line,) = lines(fitted_table(columns, [["3/8", "capturing iteration 1"]], 20), 20)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from quantexp.analysis.requantise.best import best_of_formats
 from quantexp.analysis.requantise.candidates import Candidate
 from quantexp.analysis.requantise.recommend import Choice, in_order
 from quantexp.analysis.requantise.tally import Tally, Worst
-from quantexp.formats import Format, Hadamard
+from quantexp.formats import Format, Hadamard, get_format
 from quantexp.quant.label import HIGH
+from quantexp.quant.scheme import SCHEME_FORMATS
+from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
 #: After an SQNR that takes a Hadamard transform.
 _MARKS = {Hadamard.NONE: "", Hadamard.DETERMINISTIC: " H", Hadamard.RANDOM: " R"}
@@ -27,21 +29,38 @@ LEGEND = (
 def print_table(
     tally: Tally, choices: Sequence[Choice], formats: Sequence[Format], console: Console
 ) -> None:
-    """A row for each module and slot, a column for each format, and what is recommended."""
-    table = Table(show_lines=True)
-    table.add_column("module")
-    table.add_column("slot", no_wrap=True)
-    for fmt in formats:
-        table.add_column(fmt.name.replace("_", "\n"), justify="right", no_wrap=True)
-    table.add_column("recommended")
+    """A row for each module and slot, a column for each format that there is room for, and what is recommended."""
+    ranked = _by_worth(choices, formats)
+    columns = [
+        Column("module"),
+        Column("slot"),
+        *(Column(_heading(fmt), worth=ranked.index(fmt), is_number=True) for fmt in formats),
+        Column("recommended", shrink=Shrink.WRAP),
+    ]
     chosen = {(one.module, one.label): one for one in choices}
+    rows: list[list[str | Text]] = []
     for place in in_order(choices, tally.places()):
         best = best_of_formats(tally.work.candidates, tally.worst[place])
         cells = [_cell(*best[fmt]) for fmt in formats]
         choice = chosen[place.module, place.slot.label]
-        table.add_row(escape(place.module), place.slot.label, *cells, recommended_words(choice))
-    console.print(table)
-    console.print(LEGEND, soft_wrap=True)
+        rows.append([Text(place.module), place.slot.label, *cells, Text(recommended_words(choice))])
+    fitted = fitted_table(columns, rows, console.width)
+    console.print(fitted.table)
+    left_out = [fmt.name for fmt in formats if _heading(fmt) in fitted.left_out]
+    if left_out:
+        console.print(f"No room in {console.width} columns for {', '.join(left_out)}.")
+    console.print(LEGEND)
+
+
+def _by_worth(choices: Sequence[Choice], formats: Sequence[Format]) -> list[Format]:
+    """Formats from the least worth: those recommended more often are worth more, then those of the ten schemes."""
+    chosen = Counter(one.candidate.format for one in choices if one.candidate is not None)
+    of_schemes = [get_format(name) for name in SCHEME_FORMATS]
+    return sorted(formats, key=lambda fmt: (chosen[fmt], fmt in of_schemes, -formats.index(fmt)))
+
+
+def _heading(fmt: Format) -> str:
+    return fmt.name.replace("_", "\n")
 
 
 def recommended_words(choice: Choice) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from quantexp.analysis.requantise.arguments import Asked
@@ -37,7 +38,9 @@ from quantexp.analysis.requantise.tally import Tally
 from quantexp.capture.inspect import selected
 from quantexp.capture.reader import Capture
 from quantexp.errors import CaptureError
+from quantexp.folders import short_path
 from quantexp.formats import Format
+from quantexp.terminal.facts import Facts
 
 #: How many notes are printed.
 _NOTES = 5
@@ -63,16 +66,21 @@ class Outcome:
         mean = sum(one.bits for one in self.choices) / len(self.choices)
         more = len(self.tally.notes) - _NOTES
         extent = _extent(self.tally.work.num_elements)
-        lines = [
-            *self.tally.notes[:_NOTES],
-            *([f"... and {more} more notes in requantise.json"] if more > 0 else []),
-            f"recommended at {self.sqnr_db:g} dB: {quantised} of {len(self.choices)} slots quantised, {mean:.2f} bits "
-            "an element in the mean of the slots",
-            f"{self.tally.num_files} files scored, {extent}; train with: "
-            f"quantexp --config-dir {shlex.quote(str(self.folder))} quant={NAME} ...",
-        ]
-        for line in lines:
-            console.print(line, soft_wrap=True, markup=False)
+        facts = Facts(console)
+        for note in self.tally.notes[:_NOTES]:
+            facts.add_row("note", escape(note))
+        if more > 0:
+            facts.add_row("", f"... and {more} more notes in requantise.json")
+        count = self.tally.num_files
+        facts.add_row("scored", f"{count} file{'s' * (count != 1)}, {extent}")
+        facts.add_row(
+            "recommended",
+            f"at {self.sqnr_db:g} dB: {quantised} of {len(self.choices)} slots quantised, {mean:.2f} bits an element "
+            "in the mean of the slots",
+        )
+        folder = shlex.quote(str(short_path(self.folder)))
+        facts.add_line("train with", f"quantexp --config-dir {folder} quant={NAME} ...")
+        facts.print()
 
 
 def requantise(asked: Asked, progress: Console, complain: Callable[[str], None]) -> Outcome:

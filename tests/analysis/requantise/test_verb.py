@@ -16,10 +16,13 @@ from rich.console import Console
 from quantexp.analysis.requantise.arguments import Asked
 from quantexp.analysis.requantise.candidates import candidates, formats_of
 from quantexp.analysis.requantise.files import COLUMNS
-from quantexp.analysis.requantise.verb import requantise
+from quantexp.analysis.requantise.recommend import Choice
+from quantexp.analysis.requantise.table import _by_worth
+from quantexp.analysis.requantise.verb import Outcome, requantise
 from quantexp.analysis.tensors.statistics import quantisation_error
 from quantexp.capture import open_capture
 from quantexp.cli.main import main
+from quantexp.quant.sites import Product, Site
 
 from .conftest import Write, attention, linear, normal
 
@@ -57,11 +60,11 @@ def test_a_run_is_scored_and_a_scheme_recommended(write: Write, capsys: Captured
         "linear.wgrad.g",
         "pv.dgrad_v.P",
         "SQNR in dB",
-        "11 files scored, 65536 elements of each",
+        "scored       11 files, 65536 elements of each",
     ):
         assert words in told
     # Everything is normally distributed, so E2M3 (31 dB) is the cheapest that reaches 25 dB; dS was not captured.
-    assert "recommended at 25 dB: 16 of 18 slots quantised, 7.33 bits an element" in told
+    assert "recommended  at 25 dB: 16 of 18 slots quantised, 7.33 bits an element" in told
     rules = yaml.safe_load((out / "quant" / "recommended.yaml").read_text())["rules"]
     assert {rule["format"] for rule in rules} == {"mxfp6_e2m3"}
     assert len(rules) == 6 + 10
@@ -162,7 +165,7 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_goes_on(
         f"quantexp: {folder}/bf16/notes.pt is none of the captured tensors: neither listed nor named as one"
     )
     assert last == "quantexp: 2 files could not be used, they are named above"
-    assert "5 files scored" in told.out
+    assert "scored       5 files, " in told.out
     content = json.loads((folder / "requantise" / "requantise.json").read_text())
     assert [one["file"] for one in content["problems"]] == ["bf16/0_fc1_input.pt", "bf16/notes.pt"]
 
@@ -192,9 +195,9 @@ def test_a_quantised_trajectory_is_named(
     if config is not None:
         (run / "config.yaml").write_text(config)
     assert main(["requantise", str(run), "--formats", "mxfp4"]) == 0
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("captured")]
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
     words = "values are those before quantisation, but of a training that was quantised"
-    assert notes == ([] if scheme is None else [f"captured under {scheme}: {words}"])
+    assert notes == ([] if scheme is None else [f"note         captured under {scheme}: {words}"])
 
 
 def test_old_collections_are_scored_by_their_names(tmp_path: Path, capsys: Captured) -> None:
@@ -215,8 +218,11 @@ def test_old_collections_are_scored_by_their_names(tmp_path: Path, capsys: Captu
     rules = yaml.safe_load((folder / "requantise/quant/recommended.yaml").read_text())["rules"]
     named = [rule.get("modules") for rule in rules]
     assert named == [*[["attention"]] * 4, ["fc1"], ["fc1"], None, None]
-    assert (
-        "4 files scored, all elements; train with: quantexp --config-dir" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "scored       4 files, all elements\n" in told
+    out = folder / "requantise"
+    assert f"\nquantexp --config-dir {out} quant=recommended ...\n" in f"\n{told}".replace(
+        "train with   ", ""
     )
 
 
@@ -301,6 +307,40 @@ def test_a_terminal_sees_how_far_it_is(write: Write, tmp_path: Path) -> None:
     requantise(asked, terminal, pytest.fail)
     assert "requantising" in stream.getvalue()
     assert "3/3" in stream.getvalue()
+
+
+def printed(outcome: Outcome, width: int) -> list[str]:
+    out = io.StringIO()
+    outcome.print(Console(file=out, width=width))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_a_narrow_table_leaves_out_formats_and_breaks_no_word(write: Write, tmp_path: Path) -> None:
+    asked = Asked(str(write(linear(0))), [], out=tmp_path / "a folder", num_elements=64)
+    outcome = requantise(asked, Console(quiet=True), pytest.fail)
+    wide = printed(outcome, 160)
+    assert not any("No room" in line for line in wide)
+    words = {word for line in wide for word in line.split()}
+    for width in (80, 100):
+        lines = printed(outcome, width)
+        command = f"quantexp --config-dir '{tmp_path / 'a folder'}' quant=recommended ..."
+        assert lines[-1].removeprefix("train with   ") == command
+        assert all(len(line) <= width for line in lines[:-1])
+        (start,) = (i for i, line in enumerate(lines) if line.startswith(f"No room in {width}"))
+        first = {word for line in lines[:start] for word in line.split()}
+        assert first <= words
+        assert "recommended" in first
+        for quantised in {one.candidate.format.name for one in outcome.choices if one.candidate}:
+            assert {*quantised.split("_")} <= {*lines[0].split(), *lines[1].split()}
+
+
+def test_the_formats_of_the_schemes_go_last_of_those_that_are_not_recommended() -> None:
+    formats = formats_of(None)
+    ranked = [fmt.name for fmt in _by_worth([], formats)]
+    assert ranked[-3:] == ["hifp8", "mxfp4_e2m1", "mxfp8_e4m3"]
+    chosen = next(one for one in candidates(formats) if one.format.name == "fp8_e5m2")
+    choice = Choice("fc1", Site.LINEAR, Product.FPROP, "x", chosen, None, captured=True)
+    assert _by_worth([choice], formats)[-1] is chosen.format
 
 
 def test_many_notes_are_counted(write: Write, capsys: Captured) -> None:
