@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 
@@ -93,7 +94,9 @@ def test_listing_formats_imports_no_torch():
 def test_every_exported_name_is_there_and_no_other():
     assert isinstance(quantexp.formats.FORMATS["bf16"], Format)
     for name in quantexp.formats.__all__:
-        assert getattr(quantexp.formats, name) is not None
+        value = getattr(quantexp.formats, name)
+        assert value is not None
+        assert not inspect.ismodule(value), f"{name} is the module of that name"
     with pytest.raises(
         AttributeError, match=r"module 'quantexp\.formats' has no attribute 'dequantise'"
     ):
