@@ -4,8 +4,8 @@
     python benchmarks/same_numbers.py record after.json       after it
     python benchmarks/same_numbers.py compare before.json after.json
 
-The fixed set has 73 experiments. 30 are trained for two iterations with every tensor captured: the ten schemes on
-each of the three shipped models, cut to a width of 128. 43 are planned only: the ten schemes on each model in full, and
+The fixed set has 79 experiments. 30 are trained for two iterations with every tensor captured: the ten schemes on
+each of the three shipped models, cut to a width of 128. 49 are planned only: the ten schemes on each model in full, and
 every scheme of `quant/more`. Each entry of the file is a string or a number that must not change, on one machine with
 one torch. A file's hash stands for its content; what a run measures or dates (times, speeds, paths, host) is left out.
 """

@@ -1,0 +1,72 @@
+"""What import-linter cannot say of the layout: no circle among files, and rooms that start without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+import quantexp
+
+PACKAGE = Path(quantexp.__file__).parent
+#: Rooms whose modules the command line imports before it knows whether it needs torch.
+WITHOUT_TORCH = ("cli", "config", "launch", "memory", "model", "runs", "schema", "terminal")
+_IMPORT = """\
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    assert "torch" not in sys.modules, f"{name} imports torch"
+"""
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """The strongly connected components of more than one module."""
+    reached = {name: {name} for name in imports}
+    changed = True
+    while changed:
+        changed = False
+        for name, direct in imports.items():
+            more = set().union(*(reached.get(other, set()) for other in direct))
+            if not more <= reached[name]:
+                reached[name] |= more
+                changed = True
+    together = {
+        frozenset(other for other in reached[name] if name in reached[other]) for name in imports
+    }
+    return [set(circle) for circle in together if len(circle) > 1]
+
+
+def test_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [{"b", "c"}]
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Imports inside functions count; those for types alone do not."""
+    graph = grimp.build_graph(
+        "quantexp", "quantexp_launchers", exclude_type_checking_imports=True, cache_dir=None
+    )
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    assert not circles(imports)
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_room_imports_no_torch_until_it_needs_it(room: str) -> None:
+    files = sorted((PACKAGE / room).rglob("*.py"))
+    parts = [file.relative_to(PACKAGE.parent).with_suffix("").parts for file in files]
+    names = [".".join(part).removesuffix(".__init__") for part in parts]
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT, *names], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_file_grows_past_350_lines() -> None:
+    lengths = {
+        str(file): len(file.read_text().splitlines())
+        for folder in (PACKAGE, PACKAGE.parent / "launchers")
+        for file in folder.rglob("*.py")
+    }
+    assert {file: length for file, length in lengths.items() if length > 350} == {}
