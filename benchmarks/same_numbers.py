@@ -53,9 +53,11 @@ CUT_MODEL = {
 }
 #: Keys whose values are measured, or name a place or a moment.
 MEASURED = re.compile(
-    r"(time|_s$|^s$|seconds|speed|rate|path|folder|dir$|file|host|commands?$|blockers|version|root|started|ended|created|"
+    r"(^of$|tracking|time|_s$|^s$|seconds|speed|rate|path|folder|dir$|file|host|commands?$|blockers|version|root|started|ended|created|"
     r"memory|available|cache|source|product|duration|attempt)"
 )
+#: What the name of a captured tensor's file begins with.
+STARTED = re.compile(r"\b\d{8}_\d{6}_")
 
 
 def main() -> None:
@@ -93,8 +95,9 @@ def recorded() -> Iterator[tuple[str, Any]]:
             one = next((folder / model).glob("*FA_linear_mxfp8-*"))
             quantexp(folder, "draw", str(one), "out=drawn", "--only", "quick_analysis")
             quantexp(folder, "draw", str(one), "out=drawn", "--only", "statistics")
-            for file in sorted((folder / "drawn").rglob("*.json")):
-                yield from leaves(f"drawn {model} {file.name}", json.loads(file.read_text()))
+            for file in sorted((folder / "drawn").rglob("[!.]*.json")):
+                document = json.loads(STARTED.sub("", file.read_text()))
+                yield from leaves(f"drawn {model} {file.name}", document)
 
 
 def of_run(run: Path) -> Iterator[tuple[str, Any]]:
@@ -107,7 +110,7 @@ def of_run(run: Path) -> Iterator[tuple[str, Any]]:
     yield from leaves(f"run {run.name} precision", json.loads((run / "precision.json").read_text()))
     for text in (run / "tensors" / "manifest.jsonl").read_text().splitlines():
         line = json.loads(text)
-        name = re.sub(r"^\d{8}_\d{6}_", "", Path(line["file"]).name)
+        name = STARTED.sub("", Path(line["file"]).name)
         content = json.dumps({k: v for k, v in line.items() if k != "file"}, sort_keys=True)
         yield f"run {run.name} {line.get('phase')} {name}", digest(content)
 
