@@ -53,8 +53,8 @@ CUT_MODEL = {
 }
 #: Keys whose values are measured, or name a place or a moment.
 MEASURED = re.compile(
-    r"(^of$|tracking|time|_s$|^s$|seconds|speed|rate|path|folder|dir$|file|host|commands?$|blockers|version|root|started|ended|created|"
-    r"memory|available|cache|source|product|duration|attempt)"
+    r"(^of$|tracking|time|_s$|^s$|seconds|speed|rate|path|folder|dir$|file|host|commands?$|blockers|version|root|"
+    r"started|ended|created|memory|available|cache|source|product|duration|attempt)"
 )
 #: What the name of a captured tensor's file begins with.
 STARTED = re.compile(r"\b\d{8}_\d{6}_")
