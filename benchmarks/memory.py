@@ -79,7 +79,7 @@ def measured(words: list[str]) -> dict[str, float]:
 
     import quantexp.training.megatron.data_loader
     import quantexp.training.megatron.trainer  # noqa: F401
-    from quantexp.cli.plan import make_plan
+    from quantexp.cli.plan_record import make_plan
     from quantexp.config.compose import compose
     from quantexp.launch.attempt import opened
     from quantexp.training.worker import Worker

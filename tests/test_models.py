@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quantexp.cli.plan import make_plan
+from quantexp.cli.plan_record import make_plan
 from quantexp.config.compose import compose
 from quantexp.quant.scheme import SCHEMES
 

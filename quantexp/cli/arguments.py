@@ -1,4 +1,4 @@
-"""From the command line's words to a verb and its arguments, and what is said of words that cannot be. No torch.
+"""From the command line's words to a verb and its arguments, and the messages about words that cannot be. No torch.
 
 The verb is the first word that is neither a flag nor a flag's value. Misuse is one line on standard error and exit
 code 2.
@@ -13,11 +13,14 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import NoReturn
 
 from quantexp import __version__
 from quantexp.cli.verbs import GROUPS, VERBS
 from quantexp.config.choices import choice_files, groups
+from quantexp.runs.find import existing_or_named
+from quantexp.schema import PathsConfig
 from quantexp.terminal.close_matches import did_you_mean, near
 
 #: argparse's messages about an argument -> ours; `{flag}` is its longest name.
@@ -133,6 +136,7 @@ def parser_of(verb: str) -> Parser:
         epilog=_examples(described.examples),
     )
     described.add(parser)
+    parser.set_defaults(verb=verb)
     parser.add_argument("--version", action="version", version=_VERSION, help=argparse.SUPPRESS)
     return parser
 
@@ -186,3 +190,32 @@ def neither_verb_nor_override(word: str) -> str:
     chosen = [f"{group}={word}" for group in groups() if word in choice_files(group, None)]
     close = did_you_mean(chosen[:3] or near(word, VERBS))
     return f"{word!r} is neither a verb nor key=value{close and f'; {close}'}"
+
+
+def require_overrides(words: Sequence[str]) -> None:
+    """End as misuse where a word is neither a verb nor an override."""
+    for word in words:
+        if "=" not in word and not word.startswith("~"):
+            parser_of("train").error(neither_verb_nor_override(word))
+
+
+def root_and_rest(words: Sequence[str]) -> tuple[Path, list[str]]:
+    """The folder of runs, as `paths.root=` says or the default, and the other words."""
+    given = [word for word in words if word.startswith("paths.root=")]
+    root = Path(given[-1].split("=", 1)[1] if given else PathsConfig().root)
+    return root.expanduser().absolute(), [word for word in words if word not in given]
+
+
+def ledger_scope(arguments: argparse.Namespace) -> tuple[Path, str | None]:
+    """The folder of runs, and the one DIR that a verb about runs takes; more words are misuse."""
+    verb, words = arguments.verb, arguments.words
+    root, rest = root_and_rest(words)
+    if len(rest) > 1 or any("=" in word and not Path(word).exists() for word in rest):
+        parser_of(verb).error(f"{verb} takes {VERBS[verb].usage}, got {' '.join(words)}")
+    return root, rest[0] if rest else None
+
+
+def name_folder(arguments: argparse.Namespace) -> None:
+    """DIR of a verb that takes one folder may be a part of a run's name, below `paths.root=`."""
+    root, arguments.words = root_and_rest(arguments.words)
+    arguments.folder = existing_or_named(arguments.folder, root)

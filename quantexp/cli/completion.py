@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
+import sys
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -53,6 +54,16 @@ _WORDS: dict[str, Sequence[str]] = {
     "doctor": [],
 }
 _LONGEST_ABOUT = 60
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the script of a shell; 0."""
+    if len(arguments.words) != 1 or arguments.words[0] not in SHELLS:
+        shells = f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}"
+        given = " ".join(arguments.words) or "nothing"
+        parser_of("completion").error(f"completion takes {shells}, got {given}")
+    sys.stdout.write(script(arguments.words[0]))
+    return 0
 
 
 def script(shell: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
@@ -14,7 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from quantexp import __version__
+from quantexp.cli.output import print_json
 from quantexp.folders import cache_dir, conf_dir
+from quantexp.terminal.console import output_console
 from quantexp.terminal.facts import Facts
 
 
@@ -26,6 +29,16 @@ class Check:
     #: None: a matter of taste or an extra; False: quantexp cannot run until it is mended.
     ok: bool | None
     found: str
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was looked at; 0, or 1 where quantexp cannot run."""
+    looked_at = checks()
+    if arguments.json:
+        print_json(record(looked_at))
+    else:
+        show(looked_at, output_console())
+    return 0 if record(looked_at)["ok"] else 1
 
 
 def checks() -> list[Check]:
@@ -197,12 +210,12 @@ def _disk() -> Check:
     return Check("disk", None, f"{free:.1f} GB free in {Path.cwd()}")
 
 
-def doctor_json(found: list[Check]) -> dict[str, object]:
+def record(found: list[Check]) -> dict[str, object]:
     """What `doctor --json` prints."""
     return {"ok": all(c.ok is not False for c in found), "checks": [asdict(c) for c in found]}
 
 
-def print_doctor(found: list[Check], console: Console) -> None:
+def show(found: list[Check], console: Console) -> None:
     """The checks for a person."""
     facts = Facts(console)
     marks = {True: "[green]ok[/]", None: "[dim]--[/]", False: "[red]no[/]"}

@@ -7,6 +7,7 @@ byte tokenizer is written as the tokenizer.json that gives the same ids.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.analysis.compare.arguments import named_runs, out_and_rest
+from quantexp.cli.arguments import root_and_rest
+from quantexp.cli.output import print_line
 from quantexp.config.load import read
 from quantexp.data.completed import tokenizer_of
 from quantexp.data.tokenizers.load import ByteTokenizer
@@ -26,6 +29,17 @@ from quantexp.schema import DatasetConfig, TokenizerKind
 #: What a tokenizer's folder may hold besides tokenizer.json that belongs to it.
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _END_OF_DOCUMENT = "<|endoftext|>"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export a run's model and print its folder; 0.
+
+    Raises:
+        QuantexpError: see `export`.
+    """
+    root, words = root_and_rest(arguments.words)
+    print_line(str(export(words, root)))
+    return 0
 
 
 def export(words: Sequence[str], root: Path) -> Path:

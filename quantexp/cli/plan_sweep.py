@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from quantexp.capture.select.budget import free_where
-from quantexp.cli.plan import GPU_IS_FULL, Plan, blockers, precision_table, tflop
+from quantexp.cli.plan_record import Plan
+from quantexp.cli.plan_text import GPU_IS_FULL, blockers, precision_table, tflop
 from quantexp.launch.attempt import root_of
 from quantexp.launch.duration import in_words
 from quantexp.launch.label import labels
@@ -20,7 +21,7 @@ from quantexp.schema import Experiment
 from quantexp.terminal.units import human_bytes
 
 
-def print_sweep_plan(
+def show_sweep(
     experiments: Sequence[Experiment], plans: Sequence[Plan], console: Console, *, maps: bool
 ) -> None:
     """Print the plans of a sweep's experiments; with `maps` the precision map of each scheme first."""

@@ -9,6 +9,7 @@ kept in its `attempts/`.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from quantexp.cli.arguments import ledger_scope
 from quantexp.cli.verbs import CHANGEABLE
 from quantexp.config.load import from_plain, plain, read
 from quantexp.errors import ConfigError, RunError
@@ -28,6 +30,7 @@ from quantexp.runs.device import device_class
 from quantexp.runs.find import UNNAMED, Missing, Scope, scope
 from quantexp.runs.status import State
 from quantexp.schema import Experiment, LauncherKind
+from quantexp.terminal.console import output_console
 
 #: Which runs a verb is for.
 Wanted = Callable[[Standing], bool]
@@ -41,6 +44,19 @@ class Again:
     experiment: Experiment
     #: Of a sweep: runs of a later stage wait for those of an earlier one.
     stage: int = 0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start again what resume or retry is for; the exit code of the launch.
+
+    Raises:
+        QuantexpError: see `start_again`.
+    """
+    overrides = [word for word in arguments.words if word.startswith(CHANGEABLE)]
+    arguments.words = [word for word in arguments.words if word not in overrides]
+    root, named = ledger_scope(arguments)
+    wanted = interrupted if arguments.verb == "resume" else failed
+    return start_again(named, root, wanted, overrides, output_console())
 
 
 def interrupted(found: Standing) -> bool:

@@ -46,6 +46,8 @@ class Verb:
     examples: tuple[str, ...]
     #: More about it, in lines of at most 78 characters.
     more: str = ""
+    #: Its module in this package, where it has not the verb's name.
+    module: str | None = None
 
 
 def _overrides(parser: argparse.ArgumentParser) -> None:
@@ -215,12 +217,14 @@ VERBS = {
         "[--watch | --json] [DIR] [paths.root=FOLDER]",
         _status,
         ("status", "status --watch", "status FA_mxfp8-1a2b3c4d"),
+        module="ledger",
     ),
     "logs": Verb(
         "show what a run printed",
         "[--rank N] [-f] RUN [paths.root=FOLDER]",
         _logs,
         ("logs FA_mxfp8-1a2b3c4d", "logs -f FA_mxfp8 --rank 1"),
+        module="ledger",
     ),
     "resume": Verb(
         "start again what was interrupted or is missing",
@@ -234,12 +238,14 @@ VERBS = {
         f"[DIR] [paths.root=FOLDER] {_CHANGES}",
         _ledger("DIR"),
         ("retry", "retry FA_mxfp8-1a2b3c4d"),
+        module="resume",
     ),
     "cancel": Verb(
         "end runs that wait or run",
         "[DIR] [paths.root=FOLDER]",
         _ledger("DIR"),
         ("cancel", "cancel FA_mxfp8-1a2b3c4d"),
+        module="ledger",
     ),
     "compare": Verb(
         "compare runs with bf16: losses, gaps, speed, what differs",

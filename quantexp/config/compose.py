@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -110,6 +110,21 @@ def compose(
         config = composed([*extra, *words])
         _refuse_sweep(config)
         return finished(config)
+
+
+def quick_test(
+    overrides: list[str], config_dir: Path | None, environment: Mapping[str, str]
+) -> Callable[[], Experiment | None]:
+    """Composes the same run under `training=fast`; None where that is no experiment."""
+
+    def composed_fast() -> Experiment | None:
+        words = [word for word in overrides if not word.startswith("training=")]
+        try:
+            return compose([*words, "training=fast"], config_dir, environment)
+        except ConfigError:
+            return None
+
+    return composed_fast
 
 
 def _refuse_several_values(words: list[str]) -> None:

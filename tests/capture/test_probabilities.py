@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from quantexp.cli.plan import make_plan
+from quantexp.cli.plan_record import make_plan
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 

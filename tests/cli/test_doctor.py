@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from rich.console import Console
 
 import quantexp.processes.compiled
 from quantexp.cli import doctor
-from quantexp.cli.doctor import Check, checks, doctor_json, print_doctor
+from quantexp.cli.doctor import Check, checks, record, show
+from quantexp.cli.main import main
 from quantexp.formats.verify.certificate import Standing, State
 from quantexp.processes.compiled import Compiled
 
@@ -71,8 +73,8 @@ def test_missing_torch_is_found_and_stops_nothing(monkeypatch: pytest.MonkeyPatc
 
 def test_one_no_makes_the_whole_no() -> None:
     good, taste, bad = Check("a", True, ""), Check("b", None, ""), Check("c", False, "")
-    assert doctor_json([good, taste])["ok"] is True
-    assert doctor_json([good, taste, bad]) == {
+    assert record([good, taste])["ok"] is True
+    assert record([good, taste, bad]) == {
         "ok": False,
         "checks": [
             {"name": "a", "ok": True, "found": ""},
@@ -83,14 +85,14 @@ def test_one_no_makes_the_whole_no() -> None:
 
 
 def test_checks_are_printed_with_their_marks(capsys: pytest.CaptureFixture[str]) -> None:
-    print_doctor([Check("a", True, "[fine]"), Check("b", False, "broken")], Console())
+    show([Check("a", True, "[fine]"), Check("b", False, "broken")], Console())
     assert capsys.readouterr().out.split() == ["ok", "a", "[fine]", "no", "b", "broken"]
 
 
 def test_words_and_paths_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
     folder = "/" + "folder/" * 12
     found = [Check("CPU products", True, "bf16 natively, " * 5), Check("cache", False, folder)]
-    print_doctor(found, Console(width=80))
+    show(found, Console(width=80))
     assert capsys.readouterr().out.splitlines() == [
         "ok  CPU products  bf16 natively, bf16 natively, bf16 natively, bf16 natively,",
         "                  bf16 natively,",
@@ -160,3 +162,20 @@ def test_a_gpu_is_said_with_what_quantises_on_it(
     monkeypatch.setattr("quantexp.formats.kernels.gpu.obstacle", lambda device: obstacle)
     words = "2 x NVIDIA H200, 141 GB, compute capability 9.0; tensors are quantised, and attention in tiles multiplied,"
     assert doctor._device() == Check("device", True, f"{words} by {how}")
+
+
+def test_doctor_takes_no_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "training=fast"])
+    assert ended.value.code == 2
+    assert "doctor takes no overrides, got training=fast" in capsys.readouterr().err
+
+
+def test_doctor_answers_in_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = main(["doctor", "--json"])
+    content = json.loads(capsys.readouterr().out)
+    assert code == (0 if content["ok"] else 1)
+    assert "torch" in [check["name"] for check in content["checks"]]

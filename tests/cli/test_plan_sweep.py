@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from quantexp.cli.plan import Plan, make_plan
-from quantexp.cli.plan_sweep import print_sweep_plan
+from quantexp.cli.plan_record import Plan, make_plan
+from quantexp.cli.plan_sweep import show_sweep
 from quantexp.config.compose import compose
 from quantexp.schema import Experiment
 
@@ -29,7 +29,7 @@ def plans(experiments: list[Experiment]) -> list[Plan]:
 
 def shown(experiments: Sequence[Experiment], plans: Sequence[Plan], width: int = 80) -> list[str]:
     out = io.StringIO()
-    print_sweep_plan(experiments, plans, Console(file=out, width=width), maps=False)
+    show_sweep(experiments, plans, Console(file=out, width=width), maps=False)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -111,7 +111,7 @@ def test_row_says_what_becomes_of_a_run(experiments: list[Experiment], plans: li
     large = replace(plans[0], to_fit="9.0 GB do not fit in 1.0 GB (this machine)")
     ignored = replace(large, memory="ignore")
     out = io.StringIO()
-    print_sweep_plan(
+    show_sweep(
         experiments,
         [large, ignored, replace(ignored, missing="no data")],
         Console(file=out, width=80, color_system="standard", force_terminal=True),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from quantexp.cli.plan import make_plan
+from quantexp.cli.plan_record import make_plan
 from quantexp.config.compose import compose
 from quantexp.errors import ConfigError, RunError
 from quantexp.memory import room

@@ -12,7 +12,7 @@ import pytest
 from quantexp_launchers.local.execute import execute
 from rich.console import Console
 
-from quantexp.cli.plan import make_plan
+from quantexp.cli.plan_record import make_plan
 from quantexp.config.compose import compose
 from quantexp.runs.paths import RunDir
 from quantexp.runs.snapshot import take_snapshot

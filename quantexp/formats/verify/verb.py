@@ -1,4 +1,4 @@
-"""`quantexp verify`: run the suite, print the table, keep the certificates."""
+"""What `quantexp verify` does: run the suite, and keep a certificate for each device."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from quantexp.errors import VerifyError
 from quantexp.formats import get_format
@@ -126,53 +123,3 @@ def _live_line(subjects: list[str], console: Console) -> Iterator[Tell]:
             line.update(task, description=subject, completed=done, numbers=numbers)
 
         yield tell
-
-
-def verify_json(found: Outcome) -> dict[str, Any]:
-    """What `verify --json` prints."""
-    return {
-        "passed": not found.mismatches,
-        "cases": found.cases,
-        "mismatches": found.mismatches,
-        "seconds": round(found.seconds, 1),
-        "oracles": found.oracles,
-        "absent": found.absent,
-        "certificates": [str(file) for file in found.certificates],
-        "rows": [asdict(row) for row in found.rows],
-    }
-
-
-def print_verify(found: Outcome, console: Console) -> None:
-    """The table, the first mismatches of each row, and what was asked and what was not."""
-    table = Table()
-    for name in ("format", "kernel", "oracle"):
-        table.add_column(name, no_wrap=True)
-    for name in ("cases", "mismatches"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in found.rows:
-        style = "red" if row.mismatches else None
-        words = (row.format, row.kernel, row.oracle, f"{row.cases:,}", f"{row.mismatches:,}")
-        table.add_row(*map(escape, words), style=style)
-    console.print(table)
-    for row in found.rows:
-        for one in row.examples:
-            where = f" of {one.input}" if one.input else ""
-            console.print(
-                f"{row.format}, {row.kernel}, {one.what}{where} at {one.at} ({one.asked}): {row.oracle} says "
-                f"{one.expected}, got {one.got}",
-                soft_wrap=True,
-                markup=False,
-            )
-    present = [GOLD, *(f"{name} {version}" for name, version in found.oracles.items())]
-    console.print(f"oracles: {', '.join(present)}", soft_wrap=True, markup=False)
-    for name, reason in found.absent.items():
-        console.print(f"absent, not counted: {name}: {reason}", soft_wrap=True, markup=False)
-    console.print(
-        f"{found.cases:,} values compared in {found.seconds:.0f} s, {found.mismatches:,} differ",
-        soft_wrap=True,
-        markup=False,
-    )
-    for file in found.certificates:
-        console.print(f"certificate: {file}", soft_wrap=True, markup=False)
-    if not found.certificates:
-        console.print(f"no certificate: only {', '.join(found.subjects)}", soft_wrap=True)

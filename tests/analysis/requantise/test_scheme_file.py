@@ -11,7 +11,7 @@ from quantexp.analysis.requantise.candidates import Candidate, candidates, forma
 from quantexp.analysis.requantise.recommend import Choice
 from quantexp.analysis.requantise.scheme_file import scheme_path, scheme_text
 from quantexp.analysis.requantise.tally import Worst
-from quantexp.cli.plan import make_plan
+from quantexp.cli.plan_record import make_plan
 from quantexp.config.compose import compose
 from quantexp.formats import Hadamard
 from quantexp.quant.precision import precision_map

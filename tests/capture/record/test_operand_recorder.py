@@ -15,7 +15,7 @@ import torch
 from quantexp.capture import open_capture
 from quantexp.capture.select.budget import price
 from quantexp.capture.select.choice import expected_tensors
-from quantexp.cli.plan import make_plan
+from quantexp.cli.plan_record import make_plan
 from quantexp.formats import quantise
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment

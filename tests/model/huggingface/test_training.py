@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.cli.plan import make_plan
+from quantexp.cli.plan_record import make_plan
 from quantexp.config.compose import compose
 from quantexp.errors import ConfigError, DataError
 from tests.model.huggingface.published import FAMILIES, published_model, write

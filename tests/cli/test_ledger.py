@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from quantexp.cli import ledger
 from quantexp.cli.main import main
-from quantexp.launch.ledger import verbs
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, read_status, write_json, write_status
-
-from .conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
+from tests.launch.ledger.conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
 
 Captured = pytest.CaptureFixture[str]
 
@@ -27,7 +26,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verbs, "WATCH_S", 0.05)
+    monkeypatch.setattr(ledger, "WATCH_S", 0.05)
 
 
 def misuse(*words: str) -> int:
@@ -122,7 +121,7 @@ def test_watching_can_be_interrupted(
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verbs.time, "sleep", interrupted)
+    monkeypatch.setattr(ledger.time, "sleep", interrupted)
     assert main(["status", "--watch"]) == 130
     os.close(lock)
     assert capsys.readouterr().err == "quantexp: interrupted\n"
@@ -148,13 +147,13 @@ def test_cancel_says_what_it_ended_and_what_not(
     make_run("m_d_bf16-1", State.PENDING, submission=SUBMISSION, task=4, job_id="7_4")
     monkeypatch.setattr("quantexp.launch.ledger.cancel.POLL_S", 0.01)
     monkeypatch.setattr("quantexp.launch.ledger.cancel.SEEN_S", 0.1)
-    real = verbs.cancel
+    real = ledger.cancel
 
-    def cancelled(found: list[verbs.Standing]) -> object:
+    def cancelled(found: list[ledger.Standing]) -> object:
         slurm.answer("squeue")
         return real(found)
 
-    monkeypatch.setattr(verbs, "cancel", cancelled)
+    monkeypatch.setattr(ledger, "cancel", cancelled)
     assert main(["cancel"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "stopping: 1 run is asked to end and waited for, 40 s at most",

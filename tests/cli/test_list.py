@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
-from quantexp.cli.format_rows import format_rows
-from quantexp.cli.listing import choices, listing, print_listing, run_rows
+from quantexp.cli.list import choices, format_rows, record, run_rows, show
+from quantexp.cli.main import main
 from quantexp.cli.verbs import KINDS
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
@@ -19,6 +20,8 @@ from quantexp.formats.table import FORMATS
 from quantexp.quant.scheme import SCHEMES
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, write_status
+
+Captured = pytest.CaptureFixture[str]
 
 
 def names(kind: str, config_dir: Path | None = None) -> list[str]:
@@ -90,7 +93,7 @@ def test_largest_and_smallest_are_those_of_all_codes(name: str) -> None:
 
 def test_formats_fit_80_columns_a_line_each() -> None:
     out = io.StringIO()
-    print_listing({"formats": format_rows()}, Console(file=out, width=80))
+    show({"formats": format_rows()}, Console(file=out, width=80))
     lines = out.getvalue().splitlines()
     assert len(lines) == 2 + len(FORMATS)
     assert "mxfp8_e4m3" in lines[2]
@@ -144,7 +147,7 @@ def test_unknown_kind_lists_the_kinds(kind: str) -> None:
 
 
 def test_nothing_asked_lists_all_but_the_runs(tmp_path: Path) -> None:
-    assert list(listing([], None, tmp_path)) == [kind for kind in KINDS if kind != "runs"]
+    assert list(record([], None, tmp_path)) == [kind for kind in KINDS if kind != "runs"]
 
 
 def finished_run(root: Path, name: str, status: Status, metrics: str | None = None) -> None:
@@ -168,7 +171,7 @@ def test_runs_are_listed_newest_first_and_broken_folders_are_passed_over(tmp_pat
         ("m_d_a-1", "failed", None),
     ]
     out = io.StringIO()
-    print_listing({"runs": rows}, Console(file=out, width=100))
+    show({"runs": rows}, Console(file=out, width=100))
     text = out.getvalue()
     assert "8/8" in text
     assert "5.2500" in text
@@ -182,7 +185,7 @@ def test_listed_runs_fit_every_width_without_a_broken_word(tmp_path: Path, width
     finished_run(tmp_path, name, Status(State.FAILED, reason, created="2026-01-01"))
     (tmp_path / name / "config.yaml").write_text("model: {name: mine, num_layers: 2}")
     out = io.StringIO()
-    print_listing({"runs": run_rows(tmp_path)}, Console(file=out, width=width))
+    show({"runs": run_rows(tmp_path)}, Console(file=out, width=width))
     lines = out.getvalue().splitlines()
     assert all(len(line) <= width for line in lines)
     assert " ".join(reason.split()) in " ".join(out.getvalue().split())
@@ -200,5 +203,40 @@ def test_a_listed_run_says_what_its_model_is(tmp_path: Path) -> None:
 
 
 def test_no_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_listing(listing(["runs"], None, tmp_path), Console())
+    show(record(["runs"], None, tmp_path), Console())
     assert capsys.readouterr().out == "runs: none\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("models", "llama32-1b"),
+        ("datasets", "dolma"),
+        ("schemes", "FA_linear_hifp8"),
+        ("presets", "fast"),
+        ("captures", "tensors"),
+    ],
+)
+def test_list_prints_each_kind(capsys: Captured, kind: str, name: str) -> None:
+    assert main(["list", kind]) == 0
+    assert name in capsys.readouterr().out
+    assert main(["list", kind, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert list(content) == [kind]
+    assert name in [row["name"] for row in content[kind]]
+
+
+def test_list_of_schemes_begins_with_the_ten(capsys: Captured) -> None:
+    main(["list", "schemes", "--json"])
+    rows = json.loads(capsys.readouterr().out)["schemes"]
+    assert [row["name"] for row in rows[:10]] == list(SCHEMES)
+
+
+def test_list_of_runs_may_be_empty(capsys: Captured) -> None:
+    assert main(["list", "runs"]) == 0
+    assert capsys.readouterr().out == "runs: none\n"
+
+
+def test_list_of_an_unknown_kind_is_refused(capsys: Captured) -> None:
+    assert main(["list", "widgets"]) == 1
+    assert capsys.readouterr().err.startswith("quantexp: list must be one of models, datasets, ")

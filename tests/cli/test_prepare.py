@@ -21,8 +21,7 @@ from quantexp.data.prepare.job import make_job, prepare
 from quantexp.data.prepare.parts import Writer
 from quantexp.data.prepared import read_card
 from quantexp.errors import DataError
-
-from .made import config, content_of, dump, lines, prepared, rows, texts
+from tests.data.prepare.made import config, content_of, dump, lines, prepared, rows, texts
 
 Captured = pytest.CaptureFixture[str]
 

@@ -1,7 +1,8 @@
-"""The verbs of the ledger: `quantexp status`, `logs` and `cancel`, each from its words to an exit code."""
+"""`quantexp status`, `logs` and `cancel`: what runs do, what they print, and their end."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
+from quantexp.cli.arguments import ledger_scope, parser_of
+from quantexp.cli.output import print_json
 from quantexp.errors import RunError
 from quantexp.launch.ledger.cancel import PATIENCE_S, cancel
 from quantexp.launch.ledger.rows import status_rows
@@ -17,18 +20,40 @@ from quantexp.launch.ledger.settle import settle
 from quantexp.launch.ledger.standing import Standing, standings
 from quantexp.launch.ledger.view import view
 from quantexp.runs.find import Scope, find_run, scope
+from quantexp.terminal.console import output_console
 
 #: Seconds between two looks of `status --watch`.
 WATCH_S = 5.0
 
 
-def status_json(given: str | None, root: Path) -> list[dict[str, object]]:
+def run(arguments: argparse.Namespace) -> int:
+    """Do what one of the three verbs says; 0.
+
+    Raises:
+        RunError: a DIR that is no run, or runs that could not be ended.
+    """
+    root, named = ledger_scope(arguments)
+    if arguments.verb == "logs":
+        if named is None:
+            parser_of("logs").error("logs takes a run: its folder, or a part of its name")
+        return show_logs(named, root, arguments.rank, follow=arguments.follow)
+    if arguments.verb == "cancel":
+        return cancel_runs(named, root, output_console())
+    if arguments.json and arguments.watch:
+        parser_of("status").error("--json and --watch exclude each other")
+    if arguments.json:
+        print_json(record(named, root))
+        return 0
+    return (watch if arguments.watch else show)(named, root, output_console())
+
+
+def record(given: str | None, root: Path) -> list[dict[str, object]]:
     """What `quantexp status --json` prints."""
     where = scope(given, root)
     return status_rows(_settled(where), where.missing)
 
 
-def show_status(given: str | None, root: Path, console: Console) -> int:
+def show(given: str | None, root: Path, console: Console) -> int:
     """Print the table of a scope; 0."""
     where = scope(given, root)
     found = _settled(where)
@@ -39,7 +64,7 @@ def show_status(given: str | None, root: Path, console: Console) -> int:
     return 0
 
 
-def watch_status(given: str | None, root: Path, console: Console) -> int:
+def watch(given: str | None, root: Path, console: Console) -> int:
     """Show the table of a scope until all of it has ended; 0. Runs that begin meanwhile are shown too."""
     with Live(console=console, auto_refresh=False) as live:
         while True:

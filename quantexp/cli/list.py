@@ -1,7 +1,8 @@
-"""What there is to choose from, read from the configuration's folders without composing or importing torch."""
+"""`quantexp list [KIND ...]`: the choices in the configuration's folders, and the runs; composes nothing."""
 
 from __future__ import annotations
 
+import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,20 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from quantexp.cli.format_rows import format_rows
+from quantexp.cli.arguments import root_and_rest
+from quantexp.cli.output import print_json
 from quantexp.cli.verbs import KINDS
 from quantexp.config.choices import choice_files, comment
 from quantexp.errors import ConfigError, RunError
+from quantexp.formats.table import FORMATS
+from quantexp.formats.types import Family, Format
 from quantexp.model.label import short_model_label
 from quantexp.quant.scheme import SCHEMES
 from quantexp.runs.metrics import last_metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import read_status
 from quantexp.terminal.close_matches import did_you_mean, near
+from quantexp.terminal.console import output_console
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
 _REASON = "reason"
@@ -34,6 +39,29 @@ _RUNS = (
     Column(_REASON, worth=2, shrink=Shrink.WRAP, min_width=40),
     Column("model", worth=1),
 )
+#: What a format's scales are.
+_SCALE = {
+    Family.MX: "a power of two (E8M0) a block",
+    Family.NV: "E4M3 a block, float32 a tensor",
+    Family.FP8: "float32 a tensor",
+    Family.HIF8: "none, or a power of two a tensor",
+    Family.BF16: "none",
+}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the kinds that the words name, or all but the runs; 0.
+
+    Raises:
+        ConfigError: an unknown kind, or a user's folder that is not there.
+    """
+    root, kinds = root_and_rest(arguments.words)
+    content = record(kinds, arguments.config_dir, root)
+    if arguments.json:
+        print_json(content)
+    else:
+        show(content, output_console())
+    return 0
 
 
 @dataclass(frozen=True)
@@ -111,7 +139,7 @@ def _model(run: RunDir) -> str:
         return ""
 
 
-def listing(kinds: list[str], config_dir: Path | None, root: Path) -> dict[str, object]:
+def record(kinds: list[str], config_dir: Path | None, root: Path) -> dict[str, object]:
     """What `list --json` prints: every kind asked for, all but runs where none is named."""
     return {
         kind: _rows(kind, config_dir, root) for kind in kinds or [k for k in KINDS if k != "runs"]
@@ -126,7 +154,32 @@ def _rows(kind: str, config_dir: Path | None, root: Path) -> list[dict[str, obje
     return [{"name": choice.name, "about": choice.about} for choice in choices(kind, config_dir)]
 
 
-def print_listing(content: dict[str, object], console: Console) -> None:
+def format_rows() -> list[dict[str, object]]:
+    """Each format, in the order of the table; largest and smallest are the element's, before any scale."""
+    return [
+        {
+            "name": fmt.name,
+            "about": fmt.source,
+            "aliases": list(fmt.aliases),
+            "element": fmt.element.name,
+            "element_bits": fmt.element.bits,
+            "block": fmt.block,
+            "scale": _SCALE[fmt.family],
+            "largest": fmt.element.max,
+            "smallest": smallest(fmt),
+        }
+        for fmt in FORMATS.values()
+    ]
+
+
+def smallest(fmt: Format) -> float:
+    """The smallest positive value: subnormal, but for HiF8, whose `emin` is the smallest value's exponent."""
+    element = fmt.element
+    subnormal_bits = 0 if fmt.family is Family.HIF8 else element.mantissa_bits
+    return float(2.0 ** (element.emin - subnormal_bits))
+
+
+def show(content: dict[str, object], console: Console) -> None:
     """The listing for a person."""
     for kind, rows in content.items():
         assert isinstance(rows, list)

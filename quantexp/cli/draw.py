@@ -1,0 +1,40 @@
+"""`quantexp draw DIR ...`: figures and statistics of captured tensors."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from rich.console import Console
+
+from quantexp.analysis.draw.arguments import asked
+from quantexp.analysis.draw.server import start_server
+from quantexp.analysis.draw.tree import STATISTICS
+from quantexp.cli.arguments import root_and_rest
+from quantexp.cli.output import complain, print_line
+from quantexp.runs.find import existing_or_named
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw and print where; 0, or 1 where a file could not be used.
+
+    Raises:
+        CaptureError: nothing to draw, or a folder that cannot be written.
+        ConfigError: an unknown filter, part or format.
+        RunError: a run's configuration or a sweep's list that cannot be read.
+    """
+    root, arguments.words = root_and_rest(arguments.words)
+    wanted = asked(arguments)
+    wanted = replace(wanted, folders=[existing_or_named(each, root) for each in wanted.folders])
+    if wanted.jobs != 1:
+        start_server(draws=wanted.only != (STATISTICS,))  # it imports while this process does
+    from quantexp.analysis.draw.verb import draw
+
+    outcome = draw(wanted, Console(stderr=True, highlight=False), complain)
+    print_line(outcome.words)
+    if problems := len(outcome.problems):
+        several = problems > 1
+        complain(
+            f"{problems} file{'s' * several} could not be used, {'they are' if several else 'it is'} named above"
+        )
+    return 1 if problems else 0

@@ -1,0 +1,21 @@
+"""`quantexp help [VERB]`: the help of a verb, or of the command."""
+
+from __future__ import annotations
+
+import argparse
+
+from quantexp.cli.arguments import parser_of, top_parser
+from quantexp.cli.verbs import VERBS
+from quantexp.terminal.close_matches import did_you_mean, near
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the help of each verb that is named; 0."""
+    for word in arguments.words:
+        if word not in VERBS:
+            close = did_you_mean(near(word, VERBS))
+            parser_of("help").error(f"{word!r} is no verb{close and f'; {close}'}")
+        parser_of(word).print_help()
+    if not arguments.words:
+        top_parser().print_help()
+    return 0

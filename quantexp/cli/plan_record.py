@@ -1,0 +1,225 @@
+"""What would run, from the configuration alone: precision map, parameters, memory, bytes to capture, commands.
+
+Memory is as `quantexp.memory.footprint` counts it. Quantisation here is emulation: operands lie on the format's grid
+but are stored in the working dtype, so it saves neither memory nor time; what packed hardware formats would hold is
+given beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantexp_launchers.local.processes import command
+from quantexp_launchers.local.slots import slots_for
+
+from quantexp.capture.select.budget import price
+from quantexp.errors import DataError, RunError
+from quantexp.formats.table import get_format
+from quantexp.launch.attempt import root_of
+from quantexp.launch.duration import duration, work
+from quantexp.launch.identity import folder_name, identity
+from quantexp.memory.footprint import memory_parts_gb
+from quantexp.memory.room import misfit, never, room_of
+from quantexp.model.checkpoints import checkpoint_bytes, iterations_saved
+from quantexp.model.decoder import shapes_by_layer
+from quantexp.model.label import describe_model
+from quantexp.model.sizes import (
+    element_bytes,
+    num_linear_parameters,
+    num_micro_batches_each,
+    num_padding_parameters,
+    num_parameters,
+)
+from quantexp.quant.precision import Entry, changes, declared_maps, entry_record
+from quantexp.quant.sites import Product, Site
+from quantexp.runs.device import device_class
+from quantexp.runs.paths import RunDir
+from quantexp.schema import (
+    Experiment,
+    LauncherKind,
+    ModelConfig,
+    TrainingConfig,
+)
+from quantexp.training.tracking.trackers import destinations
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `quantexp plan --json` prints."""
+
+    model: str
+    dataset: str
+    scheme: str
+    #: What was changed in the model, and its size; and the working precision.
+    model_label: str
+    precision: str
+    #: plain, fused or tiled.
+    attention: str
+    #: Without Megatron's padding of the vocabulary.
+    parameters: int
+    #: Processes that share every global batch, and the micro-batches of it that each takes.
+    num_processes: int
+    num_micro_batches_each: int
+    padding_parameters: int
+    memory_gb_per_gpu: float
+    #: The parts of it, in units of 1e9 bytes.
+    memory_parts_gb: dict[str, float]
+    #: What a process may have here, or of what SLURM is asked for, None where the request does not say; and what would
+    #: make the run fit if it does not.
+    room_gb: float | None
+    to_fit: str | None
+    #: Whether the run is refused where it does not fit: check, or ignore.
+    memory: str
+    #: What the decoder's linear weights hold here, and would hold in the declared formats on hardware.
+    linear_weight_bytes: int
+    packed_weight_bytes: int
+    capture_bytes: int
+    #: Files with values, and tensors of which statistics are kept.
+    capture_tensors: int
+    capture_statistics: int
+    #: pt or safetensors.
+    capture_store: str
+    #: What the models take that are saved on the way and at the end, and how many they are.
+    checkpoint_bytes: int
+    checkpoints: int
+    tflop_per_iteration: float
+    #: Of the whole training: optimizer steps, tokens, work.
+    iterations: int
+    tokens: int
+    tflop: float
+    #: How long the training takes on this machine, without start and figures, and the measured rate of products in the
+    #: working precision that says so; None of a job that runs elsewhere, or on
+    #: a GPU without free memory.
+    time_s: float | None
+    product_gflop_per_s: float | None
+    precision_map: list[dict[str, object]]
+    #: Iterations at which rules change the map; the map above is the first one's.
+    map_changes_at: list[int]
+    #: What each of the runs that go on at once has of this machine; empty where there is one alone, or SLURM decides.
+    slots: list[str]
+    #: What the dataset still lacks, or the machine, if anything.
+    missing: str | None
+    #: Who is told about the run: tracker -> what is written where.
+    tracking: dict[str, str]
+    commands: list[list[str]]
+    #: The batch script that is submitted, under SLURM.
+    script: str | None
+
+
+def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = never) -> Plan:
+    """The plan of an experiment; touches neither data nor devices beyond asking what is there and how fast it is.
+
+    Args:
+        experiment: what would run.
+        fast: composes the same run under `training=fast`.
+    """
+    model, training = experiment.model, experiment.training
+    maps = declared_maps(model, experiment.quant)
+    entries = [entry for module in maps[0].values() for entry in module.entries()]
+    parts = memory_parts_gb(experiment, maps)
+    room = room_of(experiment)
+    too_large = misfit(experiment, room, maps, fast)
+    done, takes = work(experiment), duration(experiment)
+    captured = price(experiment, maps)
+    saved = iterations_saved(experiment.checkpoint, training.iterations)
+    missing, folder = _folder(experiment)
+    slots, too_small = _slots(experiment)
+    return Plan(
+        model=model.name,
+        dataset=str(experiment.dataset.label),
+        scheme=str(experiment.quant.name),
+        model_label=describe_model(model),
+        precision=training.precision.value,
+        attention=training.attention.value,
+        parameters=num_parameters(model),
+        num_processes=experiment.launcher.num_processes,
+        num_micro_batches_each=num_micro_batches_each(experiment),
+        padding_parameters=num_padding_parameters(model),
+        memory_gb_per_gpu=round(sum(parts.values()), 3),
+        memory_parts_gb={name: round(value, 3) for name, value in parts.items()},
+        room_gb=None if room is None else round(room.gb, 3),
+        to_fit=None if too_large is None else str(too_large),
+        memory=experiment.memory.value,
+        linear_weight_bytes=num_linear_parameters(model) * element_bytes(training),
+        packed_weight_bytes=_packed_bytes(entries, model, training),
+        capture_bytes=captured.num_bytes,
+        capture_tensors=captured.tensors,
+        capture_statistics=captured.statistics,
+        capture_store=experiment.capture.store.value,
+        checkpoint_bytes=len(saved) * checkpoint_bytes(experiment),
+        checkpoints=len(saved),
+        tflop_per_iteration=done.flop / done.iterations / 1e12,
+        iterations=done.iterations,
+        tokens=done.tokens,
+        tflop=done.flop / 1e12,
+        time_s=None if takes is None else round(takes.seconds, 1),
+        product_gflop_per_s=None if takes is None else float(f"{takes.gflop_per_s:.3g}"),
+        precision_map=[entry_record(entry) for entry in entries],
+        map_changes_at=[i for i in changes(experiment.quant) if i <= training.iterations],
+        slots=slots,
+        missing="; ".join(filter(None, (missing, too_small))) or None,
+        tracking=destinations(experiment.tracking, RunDir(Path(folder))),
+        commands=[_command(experiment, Path(folder))],
+        script=_script(experiment, Path(folder)),
+    )
+
+
+def _command(experiment: Experiment, folder: Path) -> list[str]:
+    if experiment.launcher.kind is LauncherKind.local:
+        return command(folder, experiment.launcher.num_processes)
+    from quantexp_launchers.slurm.submit import planned
+
+    return ["sbatch", str(planned(experiment, folder).folder / "JOB_submission.sh")]
+
+
+def _script(experiment: Experiment, folder: Path) -> str | None:
+    if experiment.launcher.kind is LauncherKind.local:
+        return None
+    from quantexp_launchers.slurm.executor import script
+    from quantexp_launchers.slurm.submit import planned
+
+    return script(planned(experiment, folder))
+
+
+def _folder(experiment: Experiment) -> tuple[str | None, str]:
+    """What is missing, and the run's folder (its hash open while data is missing)."""
+    root = root_of(experiment)
+    try:
+        content = identity(experiment, device_class(experiment.launcher))
+    except DataError as error:
+        names = (experiment.model.name, experiment.dataset.name, experiment.quant.name)
+        return str(error), str(root / ("_".join(map(str, names)) + "-<hash8>"))
+    return None, str(root / folder_name(experiment, content))
+
+
+def _slots(experiment: Experiment) -> tuple[list[str], str | None]:
+    """What each of the runs at once has, or why the machine is too small for so many."""
+    launcher = experiment.launcher
+    if launcher.kind is not LauncherKind.local or (launcher.max_parallel or 1) == 1:
+        return [], None
+    try:
+        return [str(slot) for slot in slots_for([experiment])], None
+    except RunError as error:
+        return [], str(error)
+
+
+def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingConfig) -> int:
+    """The decoder's linear weights in the forward product's declared formats, block scales included."""
+    shapes = shapes_by_layer(model)
+    total = 0.0
+    for entry in entries:
+        if (entry.site, entry.product, entry.name) != (Site.LINEAR, Product.FPROP, "w"):
+            continue
+        count = shapes[entry.module.layer][entry.module.name].count
+        total += count * _bits_each(entry, training) / 8
+    return round(total)
+
+
+def _bits_each(entry: Entry, training: TrainingConfig) -> float:
+    operand = entry.operand
+    if not operand.quantised:
+        return 8.0 * element_bytes(training)
+    scale_bits = 8 / operand.block if operand.block else 0.0
+    return get_format(operand.format).element.bits + scale_bits

@@ -1,0 +1,195 @@
+"""The plan of one run for a person, with the precision map of one layer where all are alike."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from quantexp.cli.plan_record import Plan
+from quantexp.launch.duration import in_words
+from quantexp.launch.product_rate import rate_in_words
+from quantexp.model.decoder import is_routed
+from quantexp.quant.label import describe_format, describe_scheme
+from quantexp.quant.slots import WORKING
+from quantexp.schema import MemoryCheck
+from quantexp.terminal.facts import Facts
+from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
+from quantexp.terminal.units import human_bytes
+
+#: What values are kept in, in a person's words.
+_STORES = {"pt": ".pt files", "safetensors": "safetensors shards"}
+#: The ways to attention, in the same.
+_PATHS = {
+    "plain": "plain: product by product, T x T of scores and probabilities kept for each head",
+    "fused": "fused: torch's kernel on quantised q, k and v, nothing of T x T kept",
+    "tiled": "tiled: product by product of a tile of queries at a time, nothing of T x T kept",
+}
+#: Why the time of a run on this machine is not known.
+GPU_IS_FULL = "the GPU has no memory free for a measurement"
+
+_MAP = (
+    Column("layers", shrink=Shrink.WRAP),
+    Column("modules", shrink=Shrink.WRAP),
+    Column("slot"),
+    Column("held as", shrink=Shrink.WRAP, min_width=24),
+)
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print the plan for a person."""
+    table = Facts(console)
+    padding = f" and {plan.padding_parameters:,} of padding" if plan.padding_parameters else ""
+    table.add_row("model", f"{escape(plan.model_label)} ({plan.parameters:,}{padding})")
+    table.add_row("data", escape(plan.dataset))
+    table.add_row("scheme", escape(describe_scheme(plan.scheme, plan.precision)))
+    table.add_row("attention", _PATHS[plan.attention])
+    if plan.num_processes > 1:
+        table.add_row(
+            "processes",
+            f"{plan.num_processes}, data parallel: each holds the whole model and takes "
+            f"{plan.num_micro_batches_each} micro-batches of every iteration",
+        )
+    if plan.slots:
+        table.add_row("at once", f"{len(plan.slots)} runs of a sweep: {'; '.join(plan.slots)}")
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {value:.2f}"
+        for name, value in plan.memory_parts_gb.items()
+        if value >= 0.005  # what would be printed as 0.00
+    )
+    table.add_row("memory", f"{plan.memory_gb_per_gpu:.1f} GB a process: {parts}")
+    table.add_row(
+        "",
+        "emulation: quantised operands are held in the working dtype, which saves neither memory nor time; linear "
+        f"weights take {human_bytes(plan.linear_weight_bytes)}, packed on hardware "
+        f"{human_bytes(plan.packed_weight_bytes)}",
+    )
+    table.add_row(
+        "work",
+        f"{plan.tflop_per_iteration:,.2f} TFLOP an iteration; {plan.iterations:,} iterations: {tflop(plan.tflop)}, "
+        f"{plan.tokens:,} tokens",
+    )
+    table.add_row("time", time_in_words(plan))
+    table.add_row(
+        "capture",
+        f"{human_bytes(plan.capture_bytes)} of values in {plan.capture_tensors:,} tensors"
+        + (f" ({_STORES[plan.capture_store]})" if plan.capture_tensors else "")
+        + f", statistics of {plan.capture_statistics:,}",
+    )
+    if plan.checkpoints:
+        table.add_row(
+            "checkpoints", f"{human_bytes(plan.checkpoint_bytes)} in {plan.checkpoints} of them"
+        )
+    for name, destination in plan.tracking.items():
+        table.add_line(name, destination)
+    table.add_line("command", " ".join(plan.commands[0]))
+    table.print()
+    console.print(precision_table(plan, console.width))
+    if plan.script is not None:
+        console.print(Rule("the job's script", align="left"))
+        console.print(plan.script, markup=False, soft_wrap=True)
+    for line in blockers(plan):
+        console.print(f"[bold red]will not start:[/] {escape(line)}", soft_wrap=True)
+    if plan.to_fit is not None and plan.memory == MemoryCheck.ignore.value:
+        console.print(
+            f"[yellow]starts although it does not fit (memory=ignore):[/] {escape(plan.to_fit)}",
+            soft_wrap=True,
+        )
+
+
+def blockers(plan: Plan) -> list[str]:
+    """Why the run would not start, each reason in a line."""
+    refused = plan.to_fit if plan.memory == MemoryCheck.check.value else None
+    return [reason for reason in (plan.missing, refused) if reason is not None]
+
+
+def tflop(number: float) -> str:
+    """Work in TFLOP, PFLOP from 10,000 of them on."""
+    if number < 10_000:
+        return f"{number:,.1f} TFLOP"
+    return f"{number / 1000:,.0f} PFLOP"
+
+
+def time_in_words(plan: Plan) -> str:
+    """How long the training takes here, and what was measured for it."""
+    if plan.time_s is None or plan.product_gflop_per_s is None:
+        why = GPU_IS_FULL if plan.script is None else "it does not run on this machine"
+        return f"not known: {why}"
+    return (
+        f"about {in_words(plan.time_s)} of training on this machine "
+        f"(measured: {rate_in_words(plan.product_gflop_per_s)} in {plan.precision} products)"
+    )
+
+
+def precision_table(plan: Plan, width: int) -> Table:
+    """The precision map, layers and modules with the same slots on one row."""
+    rows: list[list[str | Text]] = []
+    by_slot: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for entry in plan.precision_map:
+        slot = f"{entry['site']}.{entry['product']}.{entry['operand']}"
+        modules = by_slot.setdefault((slot, _held_as(entry, plan.precision)), {})
+        modules.setdefault(str(entry["module"]), []).append(int(str(entry["layer"])))
+    for (slot, held_as), modules in by_slot.items():
+        by_layers: dict[str, list[str]] = {}
+        for module, layers in modules.items():
+            by_layers.setdefault(_ranges(layers), []).append(module)
+        for ranges, names in by_layers.items():
+            rows.append([ranges, escape(" ".join(_experts_together(names))), slot, held_as])
+    table = fitted_table(_MAP, rows, width, "precision map").table
+    if len(plan.map_changes_at) > 1:
+        table.caption = f"rules change this map at iterations {plan.map_changes_at[1:]}"
+    return table
+
+
+def _experts_together(names: list[str]) -> list[str]:
+    """`expert[0-63]-fc1` for the same module of many experts."""
+    together: dict[str, list[int]] = {}
+    for name in names:
+        expert, _, part = name.rpartition("-")
+        if is_routed(name):
+            together.setdefault(part, []).append(int(expert.removeprefix("expert")))
+    others = [name for name in names if not is_routed(name)]
+    return [*others, *(f"expert[{_ranges(n)}]-{part}" for part, n in together.items())]
+
+
+def _held_as(entry: dict[str, object], precision: str) -> str:
+    if entry["format"] == WORKING:
+        return describe_format(WORKING, precision)
+    if entry["reuse"]:
+        return f"{entry['format']}, the forward copy"
+    parts = [str(entry["format"])]
+    if entry["block"]:
+        parts.append(f"blocks of {entry['block']} along {entry['axis']}")
+    if entry["scale_rule"]:
+        parts.append(str(entry["scale_rule"]))
+    parts += _scaling_words(entry)
+    if entry["rounding"] == "stochastic":
+        parts.append("rounded stochastically")
+    if entry.get("pre_scale"):
+        parts.append("3/4 before and 4/3 after")
+    if entry.get("clip_gradient"):
+        parts.append("no gradient where it saturates")
+    if entry.get("hadamard"):
+        parts.append(f"{entry['hadamard']} Hadamard in blocks of {entry['hadamard_block']}")
+    return ", ".join(parts)
+
+
+def _scaling_words(entry: dict[str, object]) -> list[str]:
+    if entry["scaling"] is None:
+        return []
+    if entry["scaling"] == "none":
+        return ["unscaled"]
+    how = str(entry["scaling"])
+    if entry.get("window"):
+        how += f" over {entry['window']} iterations"
+    words = [f"one scale a tensor ({how})"]
+    return [*words, f"amax to {entry['amax_target']:g}"] if entry["amax_target"] else words
+
+
+def _ranges(layers: list[int]) -> str:
+    """`0-15` for neighbours, else the list."""
+    if len(layers) > 1 and layers == list(range(layers[0], layers[-1] + 1)):
+        return f"{layers[0]}-{layers[-1]}"
+    return ",".join(map(str, layers))

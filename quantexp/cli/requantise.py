@@ -1,0 +1,32 @@
+"""`quantexp requantise DIR`: a capture scored under every format, and a scheme recommended from it."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from quantexp.analysis.requantise.arguments import asked
+from quantexp.cli.arguments import name_folder
+from quantexp.cli.output import complain, print_json
+from quantexp.terminal.console import output_console
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Score, recommend, write and print; 0, or 1 where a file could not be used.
+
+    Raises:
+        CaptureError: nothing to score, or a folder that cannot be written.
+        ConfigError: an unknown format or a number out of range.
+    """
+    from quantexp.analysis.requantise.verb import requantise
+
+    name_folder(arguments)
+    outcome = requantise(asked(arguments), Console(stderr=True), complain)
+    if arguments.json:
+        print_json(outcome.content)
+    else:
+        outcome.print(output_console())
+    if problems := len(outcome.tally.problems):
+        complain(f"{problems} files could not be used, they are named above")
+    return 1 if problems else 0

@@ -1,0 +1,95 @@
+"""`quantexp [train] [-m] group=choice key=value ...`: run an experiment or a sweep, here or under SLURM."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from quantexp.cli.arguments import require_overrides
+from quantexp.cli.output import complain
+from quantexp.config.compose import compose, quick_test
+from quantexp.config.sweep.points import compose_points, merged_lines
+from quantexp.errors import ConfigError
+from quantexp.launch.refusal import Request, require_memory
+from quantexp.schema import Experiment, LauncherKind
+from quantexp.terminal.console import output_console
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train what the words compose; 0 completed or submitted, 1 failed, 130 interrupted.
+
+    Raises:
+        ConfigError: an experiment that cannot be, or a sweep over several launchers.
+        RunError: a run that does not fit into the memory there is.
+    """
+    require_overrides(arguments.words)
+    return _run_sweep(arguments) if arguments.multirun else _run_one(arguments)
+
+
+def _run_one(arguments: argparse.Namespace) -> int:
+    experiment = compose(arguments.words, arguments.config_dir)
+    fast = quick_test(arguments.words, arguments.config_dir, os.environ)
+    if experiment.dry_run:
+        from quantexp.cli.plan_record import make_plan
+        from quantexp.cli.plan_text import show
+
+        show(make_plan(experiment, fast), output_console())
+        return 0
+    require_memory([Request(experiment, fast)])
+    if experiment.launcher.kind is LauncherKind.slurm:
+        from quantexp_launchers.slurm.submit import submit_run
+
+        return submit_run(experiment, output_console())
+    if experiment.launcher.detach:
+        from quantexp_launchers.local.submit import detach_run
+
+        return detach_run(experiment, output_console())
+    return _execute(experiment)
+
+
+def _run_sweep(arguments: argparse.Namespace) -> int:
+    console = output_console()
+    config_dir = arguments.config_dir
+    points = compose_points(arguments.words, config_dir)
+    for line in merged_lines(points):
+        console.print(line, soft_wrap=True, markup=False)
+    if points[0].experiment.dry_run:
+        from quantexp.cli.plan import plans_of
+        from quantexp.cli.plan_sweep import show_sweep
+
+        experiments = [point.experiment for point in points]
+        show_sweep(experiments, plans_of(points, config_dir), console, maps=False)
+        return 0
+    kinds = {point.experiment.launcher.kind for point in points}
+    if len(kinds) > 1:
+        raise ConfigError(
+            "launcher must be local or slurm for all points of a sweep, got both; run one sweep for each"
+        )
+    require_memory([Request(p.experiment, quick_test(p.overrides, config_dir, {})) for p in points])
+    staged = [(point.experiment, point.stage) for point in points]
+    if kinds == {LauncherKind.slurm}:
+        from quantexp_launchers.slurm.submit import submit_sweep
+
+        return submit_sweep(staged, console)
+    from quantexp_launchers.local.submit import run_points
+
+    return run_points(staged, console)
+
+
+def _execute(experiment: Experiment) -> int:
+    from quantexp_launchers.local.execute import execute
+
+    from quantexp.analysis.after_run import draw_skipped
+    from quantexp.launch.summary import print_how_to_go_on, print_outcome
+    from quantexp.runs.status import State
+
+    outcome = execute(experiment, output_console())
+    if outcome.state is State.COMPLETED:
+        if outcome.skipped:
+            draw_skipped(outcome.run, experiment.analysis.drawing, output_console())
+        print_outcome(outcome, output_console())
+        return 0
+    complain(f"{outcome.run.root.name} {outcome.state.value}: {outcome.reason}")
+    if outcome.state is State.CANCELLED:
+        print_how_to_go_on(outcome.run, output_console())
+    return 130 if outcome.state is State.CANCELLED else 1

@@ -1,0 +1,89 @@
+"""Runs and sweeps as they are typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quantexp.cli.main import main
+from quantexp.schema import Experiment
+
+Points = list[tuple[Experiment, int]]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(in_tmp: Path) -> None:
+    pass
+
+
+def test_detached_run_goes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Experiment] = []
+
+    def detach(experiment: Experiment, _: object) -> int:
+        given.append(experiment)
+        return 0
+
+    monkeypatch.setattr("quantexp_launchers.local.submit.detach_run", detach)
+    assert main(["training=fast", "launcher.detach=true"]) == 0
+    assert given[0].launcher.detach
+
+
+def test_missing_data_without_the_sample_says_what_to_give(capsys: Captured) -> None:
+    assert main(["dataset=dolma"]) == 1
+    assert capsys.readouterr().err == (
+        "quantexp: dataset=dolma has no data: give dataset.path=PREFIX of a Megatron .bin/.idx "
+        "pair (`quantexp prepare` makes one of raw text) and dataset.tokenizer_path=FOLDER, or "
+        "training=fast for the built-in sample\n"
+    )
+    assert not list(Path.cwd().iterdir())
+
+
+def test_missing_tokenizer_path_says_what_to_give(capsys: Captured) -> None:
+    assert main(["training=fast", "dataset.path=/data/wiki"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "quantexp: dataset.tokenizer=huggingface needs a path: give a folder with tokenizer.json"
+    )
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> list[Points]:
+    """What was given to be run as a sweep, instead of running it."""
+    given: list[Points] = []
+
+    def run_points(points: Points, _: Console) -> int:
+        given.append(points)
+        return 0
+
+    monkeypatch.setattr("quantexp_launchers.local.submit.run_points", run_points)
+    return given
+
+
+def test_every_point_of_a_sweep_is_run_in_order(ran: list[Points]) -> None:
+    assert main(["-m", "training=fast", "quant=bf16,FA_mxfp8", "sweep.first={quant: FA_*}"]) == 0
+    (points,) = ran
+    assert [(e.quant.name, stage) for e, stage in points] == [("FA_mxfp8", 0), ("bf16", 1)]
+
+
+def test_bad_last_point_means_that_nothing_ran(ran: list[Points], capsys: Captured) -> None:
+    assert main(["-m", "training=fast", "training.seed=1,2,-1"]) == 1
+    assert "training.seed must be at least 0, got -1" in capsys.readouterr().err
+    assert not ran
+    assert not Path("runs").exists()
+
+
+def test_dry_points_are_shown_and_not_run(ran: list[Points], capsys: Captured) -> None:
+    assert main(["-m", "training=fast", "quant=bf16,FA_mxfp8", "dry_run=true"]) == 0
+    assert not ran
+    assert "in all  2 runs" in capsys.readouterr().out
+
+
+def test_points_of_two_launchers_are_refused(ran: list[Points], capsys: Captured) -> None:
+    assert main(["-m", "training=fast", "launcher=local,slurm"]) == 1
+    assert (
+        "launcher must be local or slurm for all points of a sweep, got both"
+        in capsys.readouterr().err
+    )
+    assert not ran
