@@ -13,7 +13,8 @@ from matplotlib.image import imread
 from quantexp.analysis.compare.lines import Band
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.quick.first_look import captured_in, first_look
-from quantexp.analysis.quick.overview import Scheme, draw_overview, draw_sweep, schemes_of
+from quantexp.analysis.quick.overview import draw_overview, draw_sweep
+from quantexp.analysis.quick.schemes import Scheme, schemes_of
 from quantexp.analysis.scheme_style import scheme_styles
 from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.runs.find import runs_below

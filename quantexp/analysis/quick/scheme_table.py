@@ -1,0 +1,155 @@
+"""The tables of schemes by kind of tensor: SQNR, share that became zero, share that saturated.
+
+A number is the median over the operands that the scheme declares quantised; a kind that it leaves in the working
+precision has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+
+from quantexp.analysis.numerics.lines import percent
+from quantexp.analysis.quick.schemes import Scheme
+from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, dress
+from quantexp.analysis.tensors.by_kind import OfKind
+from quantexp.analysis.tensors.inventory import Kind
+
+_SHORT = {
+    Kind.ACTIVATION: "activ.",
+    Kind.WEIGHT: "weights",
+    Kind.ATTENTION: "q, k, v",
+    Kind.PROBABILITY: "P",
+    Kind.GRADIENT: "grad.",
+}
+_NO_NUMBER = "#EFEFEF"
+#: Shares are coloured from here to 1.
+_LEAST_SHARE = 1e-6
+_LEAST_SPAN_DB = 3.0
+
+
+@dataclass(frozen=True)
+class SchemeTable:
+    """One number of every scheme and kind."""
+
+    title: str
+    unit: str
+    of: Callable[[OfKind], Sequence[float]]
+    write: Callable[[float], str]
+    #: The number as it is coloured, larger being better.
+    rank: Callable[[float], float]
+    #: What colours reach from and to; None is what occurs, at least 3 dB.
+    span: tuple[float, float] | None
+
+
+def _decibel_span(values: np.ndarray) -> tuple[float, float]:
+    """What occurs, at least 3 dB."""
+    if not values.size:
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high - low >= _LEAST_SPAN_DB else (high - _LEAST_SPAN_DB, high)
+
+
+def _digits(share: float) -> float:
+    return -math.log10(max(share, _LEAST_SHARE))
+
+
+#: From all elements to one in a million.
+_SHARE_SPAN = (0.0, _digits(0.0))
+
+TABLES = (
+    SchemeTable(
+        "SQNR",
+        "dB",
+        lambda one: one.sqnr_db,
+        lambda value: f"{value:.1f}",
+        lambda value: value,
+        None,
+    ),
+    SchemeTable(
+        "Became zero",
+        "share",
+        lambda one: one.underflow,
+        lambda value: _short_share(value),
+        _digits,
+        _SHARE_SPAN,
+    ),
+    SchemeTable(
+        "Saturated",
+        "share",
+        lambda one: one.saturated,
+        lambda value: _short_share(value),
+        _digits,
+        _SHARE_SPAN,
+    ),
+)
+
+
+def draw_table(
+    ax: Axes,
+    schemes: Sequence[Scheme],
+    kinds: Sequence[Kind],
+    table: SchemeTable,
+    title: str,
+    *,
+    with_names: bool,
+) -> None:
+    """A cell for each scheme and kind, with its number."""
+    values = np.array([[_value(scheme, kind, table) for kind in kinds] for scheme in schemes])
+    ranks = np.vectorize(lambda v: math.nan if math.isnan(v) else table.rank(v), otypes=[float])(
+        values
+    )
+    finite = ranks[np.isfinite(ranks)]
+    low, high = table.span or _decibel_span(finite)
+    colours = colormaps["viridis"].with_extremes(bad=_NO_NUMBER)
+    ax.imshow(
+        np.ma.masked_invalid(np.clip(ranks, low, high)),
+        cmap=colours,
+        vmin=low,
+        vmax=high,
+        aspect="auto",
+    )
+    dress(ax, title, "", "", grid="x")
+    ax.grid(visible=False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
+    ax.tick_params(length=0)
+    ax.set_xticks(range(len(kinds)), [_SHORT[kind] for kind in kinds], fontsize=TICK_PT)
+    names = [scheme.label for scheme in schemes] if with_names else [""] * len(schemes)
+    ax.set_yticks(range(len(schemes)), names, fontsize=TICK_PT)
+    for row in range(1, len(schemes)):
+        ax.axhline(row - 0.5, color="white", lw=1.5)
+    for (row, column), value in np.ndenumerate(values):
+        if math.isnan(value):
+            continue
+        share = (np.clip(ranks[row, column], low, high) - low) / (high - low)
+        red, green, blue, _ = colours(share)
+        is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
+        ax.text(
+            column,
+            row,
+            table.write(value),
+            ha="center",
+            va="center",
+            fontsize=NOTE_PT + 0.5,
+            color="white" if is_dark else INK,
+        )
+
+
+def _value(scheme: Scheme, kind: Kind, table: SchemeTable) -> float:
+    """The median over the operands of the kind; NaN where none is quantised."""
+    values = [v for one in scheme.kinds if one.kind is kind for v in table.of(one)]
+    return median(values) if values else math.nan
+
+
+def _short_share(value: float) -> str:
+    """`0`, `2 %`, `0.03 %`, `1e-5`."""
+    if 0 < value < 1e-4:
+        return f"{value:.0e}".replace("e-0", "e-")
+    return percent(float(f"{value:.2g}"))
