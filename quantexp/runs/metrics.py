@@ -49,6 +49,31 @@ def last_metrics(run: RunDir) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
+class Metrics:
+    """One line of metrics.jsonl."""
+
+    iteration: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    step_time_s: float
+    tokens_per_s: float
+    tflops: float
+    memory_gb: float
+    #: fp16 only: whether the step was left out because a gradient overflowed; the scale then halves.
+    skipped: bool = False
+    loss_scale: float | None = None
+    #: Models with experts: what balancing them added to the loss, over all layers; `loss` is without it.
+    aux_loss: float | None = None
+    #: tflops over what all GPUs of the run could do at most, from 0 to 1; None where that is not known.
+    mfu: float | None = None
+    #: Of held-out samples after the step, the mean over all tokens that count, and e to its power; None without.
+    validation_loss: float | None = None
+    perplexity: float | None = None
+
+
+@dataclass(frozen=True)
 class Speed:
     """Medians of the last `WINDOW` iterations, without iteration 1; None where nothing says it."""
 

@@ -1,6 +1,6 @@
 """What the training loop tells, put into the run folder: proofs, captured tensors, a line an iteration.
 
-The worker that owns it keeps status.json; of several ranks, rank 0 writes precision.json and metrics.jsonl.
+Of several ranks, rank 0 writes precision.json and metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -18,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from quantexp.capture.store.ending import finish_capture
 from quantexp.errors import EngagementError
 from quantexp.model.sizes import num_micro_batches_each
+from quantexp.runs.metrics import Metrics
 from quantexp.runs.status import Phase, now, write_json
 from quantexp.schema import AttentionPath, CaptureLevel
+from quantexp.training.context import RunContext, say
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from quantexp.quant.hooks import Tap
     from quantexp.quant.precision import ModuleId, PrecisionMap
     from quantexp.quant.rows import Rows
-    from quantexp.training.megatron.trainer import Metrics
-    from quantexp.training.worker import Worker
 
 #: Seconds between two lines about iterations in the log.
 LOG_S = 2.0
@@ -39,15 +38,10 @@ LOG_S = 2.0
 MAX_PROOFS = 64
 
 
-def say(words: str) -> None:
-    """A line of the log, with the time in UTC."""
-    sys.stderr.write(f"{now()[:19].replace('T', ' ')} {words}\n")
-
-
 class RunObserver:
     """What the training loop tells, put into the run folder."""
 
-    def __init__(self, worker: Worker, device: torch.device) -> None:
+    def __init__(self, context: RunContext, device: torch.device) -> None:
         from quantexp.capture.record.recorder import Recorder, start_timestamp
         from quantexp.capture.select.choice import last_captured
         from quantexp.capture.select.schedule import captured_iterations
@@ -55,13 +49,13 @@ class RunObserver:
         from quantexp.processes.threads import leaves_a_core
         from quantexp.training.megatron.collectives import gather
 
-        self.worker, self.folder, self.experiment = worker, worker.folder, worker.experiment
+        self.context, self.run, self.experiment = context, context.run, context.experiment
         capture = self.experiment.capture
         self.recorder = None
         if capture.level is not CaptureLevel.off:
             store = CaptureStore(
-                self.folder.captured(capture.dir),
-                worker.rank.rank,
+                self.run.captured(capture.dir),
+                context.rank.rank,
                 int(capture.queue_gb * 1e9),
                 capture.store,
                 works_beside=device.type != "cpu" or leaves_a_core(),
@@ -69,9 +63,9 @@ class RunObserver:
             self.recorder = Recorder(
                 capture,
                 store,
-                rank=worker.rank.rank,
-                on_progress=worker.captured,
-                world_size=worker.rank.world_size,
+                rank=context.rank.rank,
+                on_progress=context.captured,
+                world_size=context.rank.world_size,
                 timestamp=gather(start_timestamp())[0],
                 iterations=captured_iterations(capture, self.experiment.training.iterations),
                 num_layers=self.experiment.model.num_layers,
@@ -105,7 +99,7 @@ class RunObserver:
                 if isinstance(module, SchemeAttention):
                     module.asked = partial(self.recorder.passes, name)
         self._watch_what_is_not_quantised(model)
-        self.worker.status.micro_batches = num_micro_batches_each(self.experiment)
+        self.context.status.micro_batches = num_micro_batches_each(self.experiment)
 
     def _watch_what_is_not_quantised(self, model: GPTModel) -> None:
         """Connect the capture to the residual stream and the routers, in the layers where any of it is asked for."""
@@ -153,8 +147,8 @@ class RunObserver:
             **self.proofs[-1],
             "earlier": self.proofs[:-1],
         }
-        if self.worker.rank.leads:
-            write_json(self.folder.precision, record)
+        if self.context.rank.leads:
+            write_json(self.run.precision, record)
         require(result)
         self._watch_again(result)
 
@@ -175,7 +169,7 @@ class RunObserver:
             self.recorder.begin(iteration, index, loss_scale)
             if self.recorder.is_capturing:
                 phase = Phase.CAPTURING
-        self.worker.at(phase, iteration, index + 1)
+        self.context.at(phase, iteration, index + 1)
 
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         """Capture the reduced main gradients where asked for."""
@@ -192,27 +186,27 @@ class RunObserver:
 
     def evaluation(self) -> None:
         """What passes the taps now belongs to no iteration, and nothing of it is captured."""
-        self.worker.tell(Phase.EVALUATING)
+        self.context.tell(Phase.EVALUATING)
         if self.recorder is not None:
             self.recorder.begin(0, None)
 
     def iteration(self, metrics: Metrics) -> bool:
         """A line of metrics.jsonl, and a point for trackers; False once the run is to end with its capture."""
         line = {**asdict(metrics), "time": now()}
-        if self.worker.rank.leads:
-            with self.folder.metrics.open("a") as stream:
+        if self.context.rank.leads:
+            with self.run.metrics.open("a") as stream:
                 stream.write(json.dumps(_finite(line), allow_nan=False) + "\n")
             self._log(metrics)
-        if self.worker.tracking is not None:
-            self.worker.tracking.log(line)
-        if self.worker.interrupted:
+        if self.context.tracking is not None:
+            self.context.tracking.log(line)
+        if self.context.interrupted:
             raise KeyboardInterrupt
         self._advance(metrics.iteration)
         stop = self.experiment.capture.stop_after_capture
         if stop and metrics.iteration >= self.last_captured > 0:
             if self.recorder is not None:
                 self.recorder.flush()
-            self.worker.status.reason = "stopped after capture, as configured"
+            self.context.status.reason = "stopped after capture, as configured"
             return False
         return True
 
@@ -230,19 +224,19 @@ class RunObserver:
 
     def _advance(self, iteration: int) -> None:
         """An iteration is complete; where another follows, it begins now."""
-        status = self.worker.status
+        status = self.context.status
         status.iteration = iteration
         self._say_what_waits()
         if iteration < self.experiment.training.iterations:
             status.current_iteration, status.micro_batch = iteration + 1, 1
             status.phase, status.phase_since = Phase.TRAINING, now()
-        self.worker.tell(Phase.TRAINING)
+        self.context.tell(Phase.TRAINING)
 
     def _say_what_waits(self) -> None:
         """What waits to be written now; the last tensor was captured when more did."""
-        if self.recorder is not None and self.worker.status.capture:
+        if self.recorder is not None and self.context.status.capture:
             store = self.recorder.store
-            self.worker.status.capture |= {
+            self.context.status.capture |= {
                 "queue_bytes": store.queue.num_bytes,
                 "bytes_per_s": store.bytes_per_s,
             }
@@ -253,20 +247,20 @@ class RunObserver:
 
         if self.recorder is not None:
             self._say_what_waits()
-            self.worker.tell(Phase.WRITING)
+            self.context.tell(Phase.WRITING)
             self.recorder.flush()
-        if not self.worker.rank.alone:
+        if not self.context.rank.alone:
             self._add_up()
-        if self.recorder is not None and self.worker.rank.leads:
+        if self.recorder is not None and self.context.rank.leads:
             finish_capture(self.recorder.store.folder)
             write_report(self.recorder.store.folder)
 
     def _add_up(self) -> None:
         from quantexp.training.megatron.collectives import gather
 
-        captured = gather(self.worker.status.capture)
-        if self.recorder is not None and self.worker.rank.leads:
-            self.worker.status.capture |= {
+        captured = gather(self.context.status.capture)
+        if self.recorder is not None and self.context.rank.leads:
+            self.context.status.capture |= {
                 name: sum(each.get(name, 0) for each in captured)
                 for name in ("tensors", "num_bytes")
             }

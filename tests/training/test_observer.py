@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import Rank
 from quantexp.runs.status import Phase, read_status
 from quantexp.schema import Experiment
-from quantexp.training.megatron.trainer import Metrics
+from quantexp.training.context import RunContext
 from quantexp.training.observer import RunObserver
-from quantexp.training.worker import Worker
 
 FIRST = Metrics(
     iteration=1,
@@ -38,8 +38,8 @@ def observer(tiny: Callable[..., Experiment], tmp_path: Path) -> Callable[..., R
     """The observer of a rank."""
 
     def make(*overrides: str, rank: Rank | None = None, device: str = "cpu") -> RunObserver:
-        worker = Worker(RunDir(tmp_path), tiny(*overrides), rank)
-        return RunObserver(worker, torch.device(device))
+        context = RunContext(RunDir(tmp_path), tiny(*overrides), rank)
+        return RunObserver(context, torch.device(device))
 
     return make
 
@@ -101,7 +101,7 @@ def test_signal_that_was_lost_on_the_way_ends_the_run_after_the_iteration(
     observer: Callable[..., RunObserver], tmp_path: Path
 ) -> None:
     told = observer("capture=off")
-    told.worker.interrupted = True
+    told.context.interrupted = True
     with pytest.raises(KeyboardInterrupt):
         told.iteration(FIRST)
     assert RunDir(tmp_path).metrics.exists()
@@ -116,7 +116,7 @@ def test_run_ends_with_its_capture_where_asked_to(
     told = observer("capture=stats", "capture.control_iter=2", "capture.stop_after_capture=true")
     assert told.iteration(FIRST)
     assert not told.iteration(replace(FIRST, iteration=2))
-    assert told.worker.status.reason == "stopped after capture, as configured"
+    assert told.context.status.reason == "stopped after capture, as configured"
 
 
 def test_status_says_which_micro_batch_of_which_iteration_runs(
@@ -126,7 +126,7 @@ def test_status_says_which_micro_batch_of_which_iteration_runs(
         "quantexp.training.megatron.collectives.gather", lambda own: [own]
     )  # no process group
     watched = observer("capture=stats")
-    status = watched.worker.status
+    status = watched.context.status
     seen = []
     for iteration in (1, 2):
         watched._is_proving = iteration == 1
@@ -137,11 +137,11 @@ def test_status_says_which_micro_batch_of_which_iteration_runs(
     assert seen[0][0] is Phase.CAPTURING
     assert {phase for phase, *_ in seen} <= {Phase.CAPTURING, Phase.PROVING, Phase.TRAINING}
     assert seen[-1][0] is Phase.TRAINING
-    written = read_status(watched.folder.status)
+    written = read_status(watched.run.status)
     assert written is not None
     assert written.phase_since is not None
     watched.evaluation()
-    assert read_status(watched.folder.status).phase is Phase.EVALUATING  # type: ignore[union-attr]
+    assert read_status(watched.run.status).phase is Phase.EVALUATING  # type: ignore[union-attr]
 
 
 def test_what_waits_to_be_written_is_brought_up_to_date_by_each_iteration(
@@ -151,9 +151,9 @@ def test_what_waits_to_be_written_is_brought_up_to_date_by_each_iteration(
         "quantexp.training.megatron.collectives.gather", lambda own: [own]
     )  # no process group
     watched = observer("capture=stats")
-    status = watched.worker.status
+    status = watched.context.status
     status.capture = {"tensors": 28, "num_bytes": 9_600_000, "queue_bytes": 9_600_000}
     assert watched.iteration(FIRST)
-    written = read_status(watched.folder.status)
+    written = read_status(watched.run.status)
     assert written is not None
     assert written.capture["queue_bytes"] == 0

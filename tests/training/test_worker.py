@@ -32,10 +32,10 @@ def test_rank_that_does_not_lead_writes_its_record_and_no_status(
 ) -> None:
     monkeypatch.setattr(second, "_train", lambda: None)
     assert second.run() == 0
-    record = read_record(second.folder, 1)
+    record = read_record(second.context.run, 1)
     assert record is not None
     assert (record.pid, record.state) == (os.getpid(), State.COMPLETED)
-    assert read_status(second.folder.status) is None
+    assert read_status(second.context.run.status) is None
 
 
 def test_signal_ends_the_training_as_cancelled(
@@ -43,7 +43,7 @@ def test_signal_ends_the_training_as_cancelled(
 ) -> None:
     monkeypatch.setattr(second, "_train", lambda: second.interrupt(signal.SIGTERM, None))
     assert second.run() == 130
-    record = read_record(second.folder, 1)
+    record = read_record(second.context.run, 1)
     assert record is not None
     assert (record.state, record.reason) == (State.CANCELLED, "interrupted")
 
@@ -64,7 +64,7 @@ def test_signal_that_comes_while_an_error_is_told_does_not_silence_it(
     monkeypatch.setattr(second, "_train", fails)
     monkeypatch.setattr(worker, "write_record", interrupted)
     assert second.run() == 1
-    record = read_record(second.folder, 1)
+    record = read_record(second.context.run, 1)
     assert record is not None
     assert (record.state, record.lost_peer) == (State.FAILED, False)
 
@@ -100,7 +100,7 @@ def test_interrupt_that_torch_turned_into_another_error_is_an_interrupt(
 
     monkeypatch.setattr(second, "_train", halfway)
     assert second.run() == 130
-    record = read_record(second.folder, 1)
+    record = read_record(second.context.run, 1)
     assert record is not None
     assert record.state is State.CANCELLED
 
@@ -132,7 +132,7 @@ def test_worker_whose_main_thread_is_stuck_writes_its_captures_and_its_end(
     monkeypatch.setattr(worker, "leave_process", codes.append)
     second.leave()
     assert (closed, codes) == ([True], [130])
-    record = read_record(second.folder, 1)
+    record = read_record(second.context.run, 1)
     assert record is not None
     assert (record.state, record.reason) == (State.CANCELLED, "interrupted")
     second.interrupt(signal.SIGTERM, None)  # the end is written: nothing is raised
@@ -160,7 +160,7 @@ def test_worker_whose_main_thread_is_stuck_ends_on_a_full_disk_too(
     second.leave()
     assert codes == [130]
     assert "OSError: [Errno 28] No space left on device" in capfd.readouterr().err
-    record = read_record(second.folder, 1)
+    record = read_record(second.context.run, 1)
     assert (record is not None) == (full == "captures"), "the end is written where it can be"
 
 
@@ -185,7 +185,7 @@ def test_signal_in_a_job_is_not_taken_for_a_cancellation(
     """Whoever reads this must not believe that the run is over: the scheduler may have put it back."""
     monkeypatch.setattr(in_job, "_train", lambda: in_job.interrupt(signal.SIGTERM, None))
     assert in_job.run() == 130
-    status = read_status(in_job.folder.status)
+    status = read_status(in_job.context.run.status)
     assert status is not None
     assert (status.state, status.reason) == (State.PREEMPTED, "ended from outside")
 
@@ -196,14 +196,14 @@ def test_start_that_is_no_longer_the_newest_ends_and_writes_nothing(
     def trains() -> None:
         with monkeypatch.context() as later:
             later.setenv("SLURM_RESTART_COUNT", "1")
-            take_over(in_job.folder)
-        written.append(in_job.folder.status.read_bytes())
-        in_job.tell(Phase.TRAINING)
+            take_over(in_job.context.run)
+        written.append(in_job.context.run.status.read_bytes())
+        in_job.context.tell(Phase.TRAINING)
 
     written: list[bytes] = []
     monkeypatch.setattr(in_job, "_train", trains)
     assert in_job.run() == 1
-    assert in_job.folder.status.read_bytes() == written[0]
+    assert in_job.context.run.status.read_bytes() == written[0]
     assert "the job was started again elsewhere" in capsys.readouterr().err
 
 
@@ -211,11 +211,11 @@ def test_error_of_a_start_that_is_no_longer_the_newest_is_not_the_run_s(
     in_job: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails() -> None:
-        in_job.folder.start.unlink()
+        in_job.context.run.start.unlink()
         raise RunError("its files were moved away")
 
     monkeypatch.setattr(in_job, "_train", fails)
     assert in_job.run() == 1
-    status = read_status(in_job.folder.status)
+    status = read_status(in_job.context.run.status)
     assert status is not None
     assert status.state is State.RUNNING

@@ -10,8 +10,9 @@ BlendedDataset takes the next sample from whichever pair is furthest behind its 
 # B micro-batch, T tokens of a sample
 
 import copy
+import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,10 +26,15 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
 )
 from torch import Tensor
 
+from quantexp.config.evaluation import num_samples
 from quantexp.data.binary import fingerprint
 from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
+from quantexp.folders import cache_dir as cache_folder
+from quantexp.model.checkpoints import first_iteration
+from quantexp.runs.ranks import Rank
+from quantexp.schema import Experiment
 from quantexp.schema.dataset import DEFAULT_SPLIT
 from quantexp.training.megatron.pairs import open_pair
 from quantexp.training.megatron.sample_order import OrderedConfig, OrderedDataset, part_bounds
@@ -183,6 +189,51 @@ def batches(
     for start in range(start_sample, len(dataset) - stride + 1, stride):
         samples = [dataset[start + own + i] for i in range(micro_batch_size)]
         yield {key: torch.stack([s[key] for s in samples]) for key in samples[0] if key in _KEYS}
+
+
+@dataclass(frozen=True)
+class RankBatches:
+    """The micro-batches of one rank."""
+
+    train: Iterator[dict[str, Tensor]]
+    #: Of the held-out samples, anew at each call.
+    held_out: Callable[[], Iterator[dict[str, Tensor]]]
+
+
+def rank_batches(
+    experiment: Experiment, rank: Rank, prefixes: Mapping[Path, float], tokenizer: Tokenizer
+) -> RankBatches:
+    """Returns what a rank of an experiment trains on and is evaluated on; every rank calls this.
+
+    Raises:
+        DataError: see `build_datasets`.
+    """
+    dataset, training = experiment.dataset, experiment.training
+    datasets = build_datasets(
+        prefixes,
+        tokenizer,
+        seq_length=training.seq_length,
+        seed=training.seed,
+        num_samples_train=training.iterations * training.global_batch_size,
+        num_samples_valid=num_samples(experiment),
+        cache_dir=cache_folder(experiment.paths.cache),
+        split=str(dataset.split),
+        mask_documents=dataset.mask_documents,
+        mask_eod_loss=dataset.mask_eod_loss,
+    )
+    share: dict[str, int] = {
+        "micro_batch_size": training.micro_batch_size,
+        "data_parallel_rank": rank.rank,
+        "data_parallel_size": rank.world_size,
+    }
+    start_sample = (first_iteration(experiment) - 1) * training.global_batch_size
+    num_held_out = num_samples(experiment) // (training.micro_batch_size * rank.world_size)
+
+    def held_out() -> Iterator[dict[str, Tensor]]:
+        assert datasets.valid is not None, "asked for where anything is evaluated"
+        return itertools.islice(batches(datasets.valid, **share), num_held_out)
+
+    return RankBatches(batches(datasets.train, **share, start_sample=start_sample), held_out)
 
 
 def _check_ids(pair: Any, prefix: Path, tokenizer: Tokenizer) -> None:

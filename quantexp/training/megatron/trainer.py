@@ -1,115 +1,28 @@
-"""The training loop on Megatron-Core: its model, DistributedDataParallel, optimizer, scheduler and schedule; our loop.
+"""The training loop on Megatron-Core: our loop over its model, optimizer, scheduler and schedule.
 
-Each iteration is one optimizer step over `global_batch_size` sequences in micro-batches. Several processes share the
-micro-batches: Megatron's DistributedDataParallel averages their gradients, and the loss told is the mean over all of
-them. In the first iteration, and wherever a rule changes the precision map, the forward and backward passes run under
-the proof of engagement, and the optimizer steps only if what ran is what was declared. What happens in an iteration is
+In the first iteration, and wherever a rule changes the precision map, the forward and backward passes run under the
+proof of engagement, and the optimizer steps only if what ran is what was declared. What happens in an iteration is
 reported to `Observer`, which knows nothing of Megatron.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
 
 import torch
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
-from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from torch import Tensor
 
 from quantexp.config.evaluation import is_evaluated
-from quantexp.config.start_point import StartPoint
 from quantexp.errors import RunError
 from quantexp.model.checkpoints import first_iteration
-from quantexp.model.sizes import flops_per_iteration, num_micro_batches_each
-from quantexp.quant.precision import PrecisionMap, changes, precision_map
+from quantexp.quant.precision import changes, precision_map
 from quantexp.quant.step_state import Moment, during
-from quantexp.quant.weight_cache.weights import WeightCopies
-from quantexp.schema import AuxLoss, Experiment, LrSchedule, Precision, Recompute, TrainingConfig
-from quantexp.training.megatron.collectives import mean_over_data_parallel
-from quantexp.training.megatron.experts import take_balancing_loss
-from quantexp.training.megatron.first_weights import load_first_weights
-from quantexp.training.megatron.memory import memory_gb
-from quantexp.training.megatron.model import DTYPES, build_model, set_precision, share_weight_copies
-from quantexp.training.megatron.peak import peak_tflops
-from quantexp.training.megatron.session import device_name
+from quantexp.schema import Experiment
+from quantexp.training.megatron.callbacks import Observer, Saver
+from quantexp.training.megatron.model import set_precision
 from quantexp.training.megatron.specs import injected, stock_spec
-from quantexp.training.saver import Saver
-
-Batch = dict[str, Tensor]
-#: Megatron's name of a schedule, where it is another than ours.
-_DECAY_STYLES = {LrSchedule.wsd: "WSD"}
-#: The loss from which on e to its power is more than a float64 holds.
-_MOST_LOSS = 709.0
-#: One layer for all, or the decoder's layers one by one.
-Spec: TypeAlias = ModuleSpec | TransformerBlockSubmodules
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """One line of metrics.jsonl."""
-
-    iteration: int
-    loss: float
-    grad_norm: float
-    lr: float
-    tokens: int
-    step_time_s: float
-    tokens_per_s: float
-    tflops: float
-    memory_gb: float
-    #: fp16 only: whether the step was left out because a gradient overflowed; the scale then halves.
-    skipped: bool = False
-    loss_scale: float | None = None
-    #: Models with experts: what balancing them added to the loss, over all layers; `loss` is without it.
-    aux_loss: float | None = None
-    #: tflops over what all GPUs of the run could do at most, from 0 to 1; None where that is not known.
-    mfu: float | None = None
-    #: Of held-out samples after the step, the mean over all tokens that count, and e to its power; None without.
-    validation_loss: float | None = None
-    perplexity: float | None = None
-
-
-class Observer(Protocol):
-    """What the loop tells about itself; every method may raise to end the run."""
-
-    #: Whether the last proof could not tell, so that the next iteration is watched again.
-    unproved: bool
-
-    def built(self, model: GPTModel) -> None:
-        """The model is there, before the first iteration."""
-
-    def proof(
-        self, iteration: int, declared: PrecisionMap
-    ) -> contextlib.AbstractContextManager[None]:
-        """A context for the forward and backward passes of an iteration to be proved."""
-
-    def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
-        """The forward pass of a micro-batch (from 0) begins; its gradients will be larger by the scale (fp16)."""
-
-    def gradients(self, iteration: int, loss_scale: float | None) -> None:
-        """Forward and backward are done, the optimizer has not stepped."""
-
-    def evaluation(self) -> None:
-        """Forward passes follow that are no part of the training, until the next micro-batch begins."""
-
-    def iteration(self, metrics: Metrics) -> bool:
-        """An iteration is over; False ends the run here, as completed."""
+from quantexp.training.megatron.step import Batch, Spec, Stepper
 
 
 def train(
@@ -152,8 +65,8 @@ def _train(
     held_out: Callable[[], Iterable[Batch]] | None,
 ) -> None:
     spec = layer_spec or injected(stock_spec(experiment.model))
-    loop = _Loop(experiment, spec, device, observer, moment)
-    observer.built(loop.gpt)
+    stepper = Stepper(experiment, spec, device, observer, moment)
+    observer.built(stepper.gpt)
     starts = changes(experiment.quant)
     nonfinite = 0
     first, last = first_iteration(experiment), experiment.training.iterations
@@ -162,13 +75,13 @@ def _train(
         if changed:
             declared = precision_map(experiment.model, experiment.quant, iteration)
             if layer_spec is None:
-                set_precision(loop.gpt, declared, experiment.training.attention)
+                set_precision(stepper.gpt, declared, experiment.training.attention)
         proof: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if changed or observer.unproved:
             proof = observer.proof(iteration, declared)
-        metrics = loop.step(iteration, batches, proof)
+        metrics = stepper.step(iteration, batches, proof)
         if held_out is not None and is_evaluated(experiment, iteration):
-            metrics = loop.evaluated(metrics, held_out())
+            metrics = stepper.evaluated(metrics, held_out())
         finite = math.isfinite(metrics.loss) and (
             metrics.skipped or math.isfinite(metrics.grad_norm)
         )
@@ -180,218 +93,6 @@ def _train(
                 f"{nonfinite} iterations in a row (training.max_nonfinite_iterations)"
             )
         if saver is not None:
-            saver(iteration, iteration == last or not goes_on, loop.gpt, loop.state)
+            saver(iteration, iteration == last or not goes_on, stepper.gpt, stepper.state)
         if not goes_on:
             return
-
-
-class _Loop:
-    """The model with its optimizer and schedule, and one step of it."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        layer_spec: Spec,
-        device: torch.device,
-        observer: Observer,
-        moment: Moment,
-    ) -> None:
-        training = experiment.training
-        self.training, self.observer, self.device = training, observer, device
-        self.moment, self.moe = moment, experiment.model.moe
-        take_balancing_loss(device)  # what an earlier run of this process left
-        self.gpt, config = build_model(experiment.model, training, layer_spec)
-        self.copies = WeightCopies()
-        share_weight_copies(self.gpt, self.copies)
-        start = load_first_weights(self.gpt, experiment)
-        model: Any = self.gpt.to(device)
-        if training.precision is not Precision.fp32:
-            model = Float16Module(config, model)
-        self.model = DistributedDataParallel(
-            config,
-            DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                overlap_grad_reduce=False,
-                use_distributed_optimizer=False,
-            ),
-            model,
-        )
-        self.optimizer = get_megatron_optimizer(_optimizer_config(training), [self.model])
-        self.scheduler = _scheduler(training, self.optimizer)
-        if start is not None:
-            self._go_on(start)
-        config.finalize_model_grads_func = finalize_model_grads
-        config.grad_scale_func = self.optimizer.scale_loss
-        self.forward_backward = get_forward_backward_func()
-        self.num_micro_batches = num_micro_batches_each(experiment)
-        each = peak_tflops(device_name(device), training.precision)
-        self.peak = None if each is None else each * torch.distributed.get_world_size()
-        self.tokens = training.global_batch_size * training.seq_length
-        self.flops = flops_per_iteration(
-            experiment.model, training.seq_length, training.global_batch_size
-        )
-
-    def state(self) -> dict[str, Any]:
-        """What training goes on with, beside the weights as they are published: tensors and plain numbers."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "steps": self.scheduler.num_steps,
-            "moment": self.moment.state_dict(),
-        }
-
-    def _go_on(self, start: StartPoint) -> None:
-        """From a checkpoint's iteration on: the schedule, and the optimizer where it is asked for."""
-        if not self.training.start_optimizer:
-            self.scheduler.step(start.iteration)
-            return
-        state = torch.load(start.state, map_location=self.device, weights_only=True)
-        ours = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, configured in zip(self.optimizer.param_groups, ours, strict=True):
-            group |= configured  # rates, decay and betas are the configuration's
-        self.scheduler.step(state["steps"])
-        self.moment.load_state_dict(state["moment"], self.device)
-
-    def step(
-        self,
-        iteration: int,
-        batches: Iterator[Batch],
-        proof: contextlib.AbstractContextManager[None],
-    ) -> Metrics:
-        """One optimizer step."""
-        start = time.perf_counter()
-        fp16 = self.training.precision is Precision.fp16
-        scale = float(self.optimizer.get_loss_scale()) if fp16 else None
-        self.model.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        with proof, self._weights_stay(several=self.num_micro_batches > 1):
-            losses = self.forward_backward(
-                forward_step_func=self._forward_step(iteration, scale),
-                data_iterator=batches,
-                model=[self.model],
-                num_microbatches=self.num_micro_batches,
-                seq_length=self.training.seq_length,
-                micro_batch_size=self.training.micro_batch_size,
-            )
-        balancing = self._balancing_loss()
-        self.observer.gradients(iteration, scale)
-        self.moment.finish()
-        self.scheduler.step(1)
-        lr = float(self.optimizer.param_groups[0]["lr"])
-        stepped, grad_norm, _ = self.optimizer.step()
-        if not stepped:
-            self.scheduler.step(-1)  # a step that was left out does not move the schedule
-        own_loss = torch.stack([part["loss"] for part in losses]).mean()
-        loss = float(mean_over_data_parallel(own_loss))
-        step_time_s = time.perf_counter() - start
-        return Metrics(
-            iteration=iteration,
-            loss=loss,
-            grad_norm=float("inf") if grad_norm is None else float(grad_norm),
-            lr=lr,
-            tokens=self.tokens,
-            step_time_s=step_time_s,
-            tokens_per_s=self.tokens / step_time_s,
-            tflops=self.flops / step_time_s / 1e12,
-            memory_gb=memory_gb(self.device),
-            skipped=not stepped,
-            loss_scale=scale,
-            aux_loss=balancing,
-            mfu=None if self.peak is None else self.flops / step_time_s / 1e12 / self.peak,
-        )
-
-    @torch.no_grad()
-    def evaluated(self, metrics: Metrics, held_out: Iterable[Batch]) -> Metrics:
-        """The metrics of a step with the loss of held-out samples: every token that counts weighs the same."""
-        self.observer.evaluation()
-        self.model.eval()
-        self.moment.observing = False
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        with self._weights_stay(several=True):
-            for micro_batch in held_out:
-                batch = {key: value.to(self.device) for key, value in micro_batch.items()}
-                losses_BT = self._losses(self.model, batch).double()
-                mask_BT = batch["loss_mask"]
-                sums += torch.stack([(losses_BT * mask_BT).sum(), mask_BT.sum()])
-        self.moment.observing = True
-        self.model.train()
-        total, count = mean_over_data_parallel(sums).tolist()
-        loss = total / count if count else math.nan
-        perplexity = math.exp(loss) if loss < _MOST_LOSS else math.inf
-        return dataclasses.replace(metrics, validation_loss=loss, perplexity=perplexity)
-
-    def _weights_stay(self, several: bool) -> contextlib.AbstractContextManager[None]:
-        """Around passes between which no weight changes: quantised copies serve again, unless that is switched off."""
-        if not self.training.weight_cache:
-            return contextlib.nullcontext()
-        return self.copies.step(several, self.training.recompute is Recompute.full)
-
-    def _losses(self, model: Any, batch: Batch) -> Tensor:
-        mask = batch.get("attention_mask")  # none: the model's own, causal
-        losses_BT: Tensor = model(
-            batch["tokens"], batch["position_ids"], mask, labels=batch["labels"]
-        )
-        return losses_BT
-
-    def _balancing_loss(self) -> float | None:
-        """Of this iteration, the mean over all micro-batches; None for a model that balances no experts."""
-        if self.moe is None or self.moe.aux_loss is AuxLoss.none:
-            return None
-        own = take_balancing_loss(self.device) * self.moe.aux_loss_coefficient
-        return float(mean_over_data_parallel(own / self.num_micro_batches))
-
-    def _forward_step(self, iteration: int, scale: float | None) -> Callable[..., Any]:
-        index = -1
-
-        def forward_step(batches: Iterator[Batch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
-            nonlocal index
-            index += 1
-            rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-            self.moment.begin(iteration, index * size + rank)
-            self.observer.micro_batch(iteration, index, scale)
-            batch = {key: value.to(self.device) for key, value in next(batches).items()}
-            return self._losses(model, batch), lambda losses: _mean_loss(losses, batch["loss_mask"])
-
-        return forward_step
-
-
-def _mean_loss(losses_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean over the tokens that count."""
-    loss = (losses_BT.float() * mask_BT).sum() / mask_BT.sum()
-    # A copy: Megatron divides the loss by the number of micro-batches in place.
-    return loss, {"loss": loss.detach().clone()}
-
-
-def _optimizer_config(training: TrainingConfig) -> OptimizerConfig:
-    return OptimizerConfig(
-        optimizer="adam",
-        lr=training.lr,
-        min_lr=training.min_lr,
-        weight_decay=training.weight_decay,
-        adam_beta1=training.adam_beta1,
-        adam_beta2=training.adam_beta2,
-        adam_eps=training.adam_eps,
-        clip_grad=training.clip_grad,
-        bf16=training.precision is Precision.bf16,
-        fp16=training.precision is Precision.fp16,
-        params_dtype=DTYPES[training.precision],
-        initial_loss_scale=training.initial_loss_scale,
-    )
-
-
-def _scheduler(training: TrainingConfig, optimizer: Any) -> OptimizerParamScheduler:
-    return OptimizerParamScheduler(
-        optimizer,
-        init_lr=0.0,
-        max_lr=training.lr,
-        min_lr=training.min_lr,
-        lr_warmup_steps=training.warmup_iterations,
-        lr_decay_steps=training.iterations,
-        lr_decay_style=_DECAY_STYLES.get(training.lr_schedule, training.lr_schedule.value),
-        wsd_decay_steps=training.decay_iterations,
-        lr_wsd_decay_style="linear",
-        start_wd=training.weight_decay,
-        end_wd=training.weight_decay,
-        wd_incr_steps=training.iterations,
-        wd_incr_style="constant",
-    )

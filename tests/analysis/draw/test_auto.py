@@ -21,7 +21,7 @@ from .conftest import Unhashed
 
 def drawn(worker: Worker) -> set[str]:
     worker._draw()
-    return {path.name for path in worker.folder.figures.iterdir() if path.name[0] != "."}
+    return {path.name for path in worker.context.run.figures.iterdir() if path.name[0] != "."}
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_auto_true_draws_the_whole_tree(
     found = drawn(worker)
     whole = {"quick_analysis.png", "tensor_stats.txt", "distributions", "heatmaps", "statistics"}
     assert whole <= found
-    assert not list(worker.folder.figures.rglob("*.pdf"))
+    assert not list(worker.context.run.figures.rglob("*.pdf"))
     outcome = verb.draw(Asked([str(run.run_dir)], formats=("png",), jobs=1), *_nowhere())
     assert outcome.num_known == outcome.num_tensors == 6
 

@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantexp.runs.metrics import Metrics
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
-from quantexp.training.megatron import trainer
+from quantexp.training.megatron import step
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import stock_spec
-from quantexp.training.megatron.trainer import Metrics, train
+from quantexp.training.megatron.trainer import train
 
 Tiny = Callable[..., Experiment]
 RunTiny = Callable[..., RunDir]
@@ -299,7 +300,7 @@ def test_the_learning_rate_warms_up_from_the_first_iteration_and_ends_at_its_min
 
 
 def test_norms_have_no_weight_decay(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = trainer.get_megatron_optimizer
+    made = step.get_megatron_optimizer
     groups: list[tuple[float, set[int]]] = []
 
     def kept(*args: Any, **kwargs: Any) -> Any:
@@ -308,7 +309,7 @@ def test_norms_have_no_weight_decay(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
             groups.append((group["wd_mult"], {p.dim() for p in group["params"]}))
         return optimizer
 
-    monkeypatch.setattr(trainer, "get_megatron_optimizer", kept)
+    monkeypatch.setattr(step, "get_megatron_optimizer", kept)
     trained(tiny("training.iterations=2"))
     assert sorted(groups) == [(0.0, {1}), (1.0, {2})]
 
@@ -316,9 +317,7 @@ def test_norms_have_no_weight_decay(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
 def test_mfu_is_the_share_of_what_the_gpus_could_do(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "quantexp.training.megatron.trainer.peak_tflops", lambda name, precision: 0.5
-    )
+    monkeypatch.setattr("quantexp.training.megatron.step.peak_tflops", lambda name, precision: 0.5)
     metrics = trained(tiny()).metrics[-1]
     assert metrics.mfu == pytest.approx(metrics.tflops / 0.5)
     monkeypatch.undo()

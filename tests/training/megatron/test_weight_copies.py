@@ -26,6 +26,7 @@ from quantexp.training.megatron.model import (
 )
 from quantexp.training.megatron.session import session
 from quantexp.training.megatron.specs import injected, stock_spec
+from quantexp.training.megatron.step import Stepper
 
 from .test_trainer import Keeps, tokens
 
@@ -124,14 +125,14 @@ def test_an_optimizer_that_steps_while_copies_are_kept_ends_the_run(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trainer in which a step's copies outlive it: the optimizer writes where torch counts no change."""
-    step = trainer._Loop.step
+    step = Stepper.step
 
     def too_long(self: Any, *args: Any) -> Any:
         with self.copies.step(several=True):
             return step(self, *args)
 
-    monkeypatch.setattr(trainer._Loop, "step", too_long)
-    monkeypatch.setattr(trainer._Loop, "_weights_stay", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(Stepper, "step", too_long)
+    monkeypatch.setattr(Stepper, "_weights_stay", lambda *_, **__: contextlib.nullcontext())
     words = "the weight of layer 0 (qkv|proj|fc1|fc2) changed within a step"
     with pytest.raises(RuntimeError, match=words):
         trained(tiny(*STEPS, "quant=linear_mxfp8", "training.lr=0.001"))

@@ -14,11 +14,11 @@ import pytest
 
 from quantexp.runs.ranks import Rank
 from quantexp.runs.status import State
+from quantexp.training.context import RunContext
 from quantexp.training.tracking import attached
 from quantexp.training.tracking.attached import Tracking
 from quantexp.training.tracking.delivery import Delivery, read_delivery, write_delivery
 from quantexp.training.tracking.events import TrackedRun
-from quantexp.training.worker import Worker
 
 from .conftest import line
 
@@ -228,8 +228,8 @@ def test_courier_is_out_of_reach_of_the_terminal_and_holds_nothing_of_the_worker
 
 def test_only_the_rank_that_leads_has_trackers(tracked: Make) -> None:
     run = tracked("training.global_batch_size=2", "training.micro_batch_size=1")
-    assert Worker(run.folder, run.experiment, Rank(0, 2, 0)).tracking is not None
-    assert Worker(run.folder, run.experiment, Rank(1, 2, 1)).tracking is None
+    assert RunContext(run.folder, run.experiment, Rank(0, 2, 0)).tracking is not None
+    assert RunContext(run.folder, run.experiment, Rank(1, 2, 1)).tracking is None
 
 
 @pytest.mark.slow

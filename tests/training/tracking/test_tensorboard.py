@@ -185,7 +185,7 @@ def test_run_that_fails_or_is_interrupted_closes_its_file_with_the_reason(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quantexp.training.megatron.trainer._Loop.step", interrupt)
+    monkeypatch.setattr("quantexp.training.megatron.step.Stepper.step", interrupt)
     cancelled = run_tiny("training.seed=9", "capture=off", expect=130)
     assert text(read(cancelled), "state") == "cancelled: interrupted"
 
