@@ -44,10 +44,8 @@ def test_circle_is_found() -> None:
 
 
 def test_no_two_files_import_each_other() -> None:
-    """Imports inside functions count; those for types alone do not."""
-    graph = grimp.build_graph(
-        "quantexp", "quantexp_launchers", exclude_type_checking_imports=True, cache_dir=None
-    )
+    """Imports inside functions count, and so do those for types alone."""
+    graph = grimp.build_graph("quantexp", "quantexp_launchers", cache_dir=None)
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     assert not circles(imports)
 
