@@ -20,7 +20,6 @@ from quantexp import __version__
 from quantexp.cli.verbs import GROUPS, VERBS
 from quantexp.config.choices import choice_files, groups
 from quantexp.runs.find import existing_or_named
-from quantexp.schema import PathsConfig
 from quantexp.terminal.close_matches import did_you_mean, near
 
 #: argparse's messages about an argument -> ours; `{flag}` is its longest name.
@@ -201,6 +200,8 @@ def require_overrides(words: Sequence[str]) -> None:
 
 def root_and_rest(words: Sequence[str]) -> tuple[Path, list[str]]:
     """The folder of runs, as `paths.root=` says or the default, and the other words."""
+    from quantexp.schema import PathsConfig
+
     given = [word for word in words if word.startswith("paths.root=")]
     root = Path(given[-1].split("=", 1)[1] if given else PathsConfig().root)
     return root.expanduser().absolute(), [word for word in words if word not in given]

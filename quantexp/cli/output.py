@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-from quantexp.terminal.console import output_console
-
 
 def complain(message: str) -> None:
     """Write one line to standard error."""
@@ -15,6 +13,8 @@ def complain(message: str) -> None:
 
 def print_line(text: str) -> None:
     """Print a line as it is, however long."""
+    from quantexp.terminal.console import output_console  # not needed for help
+
     output_console().print(text, soft_wrap=True, markup=False)
 
 

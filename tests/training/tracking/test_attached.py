@@ -12,9 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from quantexp.runs.ranks import Rank
 from quantexp.runs.status import State
-from quantexp.training.context import RunContext
 from quantexp.training.tracking import attached
 from quantexp.training.tracking.attached import Tracking
 from quantexp.training.tracking.delivery import Delivery, read_delivery, write_delivery
@@ -224,12 +222,6 @@ def test_courier_is_out_of_reach_of_the_terminal_and_holds_nothing_of_the_worker
     assert options["start_new_session"]
     assert options["stdin"] == subprocess.DEVNULL
     assert not {"pass_fds", "close_fds", "shell", "env"} & set(options)
-
-
-def test_only_the_rank_that_leads_has_trackers(tracked: Make) -> None:
-    run = tracked("training.global_batch_size=2", "training.micro_batch_size=1")
-    assert RunContext(run.folder, run.experiment, Rank(0, 2, 0)).tracking is not None
-    assert RunContext(run.folder, run.experiment, Rank(1, 2, 1)).tracking is None
 
 
 @pytest.mark.slow

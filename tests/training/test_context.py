@@ -1,0 +1,72 @@
+"""What a rank tells about its run, and how often it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import Rank
+from quantexp.runs.status import Phase, Status, read_status
+from quantexp.schema import Experiment
+from quantexp.training import context as module
+from quantexp.training.context import RunContext
+
+Make = Callable[..., RunContext]
+
+
+@pytest.fixture
+def context(tiny: Callable[..., Experiment], tmp_path: Path) -> Make:
+    """A run as one of its ranks sees it."""
+
+    def make(rank: Rank | None = None) -> RunContext:
+        return RunContext(RunDir(tmp_path), tiny(), rank)
+
+    return make
+
+
+def written(context: RunContext) -> Status:
+    status = read_status(context.run.status)
+    assert status is not None
+    return status
+
+
+def test_a_phase_is_written_at_once_and_logged_when_it_begins(
+    context: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = context()
+    one.tell(Phase.BUILDING)
+    assert written(one).phase is Phase.BUILDING
+    one.tell(Phase.BUILDING)
+    one.tell(Phase.TRAINING)
+    assert written(one).phase is Phase.TRAINING
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f" {Phase.BUILDING.value}")
+
+
+def test_a_micro_batch_of_the_same_phase_waits_for_the_interval(
+    context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = context()
+    monkeypatch.setattr(module, "STATUS_INTERVAL_S", 3600.0)
+    one.at(Phase.TRAINING, 1, 1)
+    assert (written(one).current_iteration, written(one).micro_batch) == (1, 1)
+    one.at(Phase.TRAINING, 1, 2)
+    assert written(one).micro_batch == 1, "not written yet"
+    assert one.status.micro_batch == 2
+    one.at(Phase.CAPTURING, 2, 1)
+    assert written(one).current_iteration == 2, "a new phase does not wait"
+    monkeypatch.setattr(module, "STATUS_INTERVAL_S", -1.0)
+    one.at(Phase.CAPTURING, 2, 2)
+    assert written(one).micro_batch == 2
+
+
+def test_rank_that_does_not_lead_writes_no_status_and_has_no_trackers(context: Make) -> None:
+    second = context(Rank(1, 2, 1))
+    second.tell(Phase.BUILDING)
+    second.at(Phase.TRAINING, 1, 1)
+    assert not second.run.status.exists()
+    assert second.tracking is None
+    assert context(Rank(0, 2, 0)).tracking is not None
