@@ -175,7 +175,8 @@ def main() -> None:
     from quantexp.config.compose import compose
     from quantexp.quant.scheme import SCHEMES as TEN
     from quantexp.quant.step_state import Moment, during
-    from quantexp.training.megatron.session import device_name, session
+    from quantexp.training.megatron.device import device_name
+    from quantexp.training.megatron.session import session
 
     names = list(TEN) if arguments.all else SCHEMES
     words = arguments.words or [f"quant={name}" for name in names]

@@ -236,7 +236,8 @@ class Worker:
         import torch
 
         from quantexp.training.megatron.data_loader import rank_batches
-        from quantexp.training.megatron.session import device_name, products_of, session
+        from quantexp.training.megatron.device import device_name
+        from quantexp.training.megatron.session import products_of, session
         from quantexp.training.megatron.trainer import train
 
         context, experiment = self.context, self.context.experiment

@@ -85,11 +85,6 @@ def _device(rank: Rank) -> torch.device:
     return torch.device("cuda", rank.local_rank)
 
 
-def device_name(device: torch.device) -> str:
-    """`cpu`, or the GPU's name."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
 def _initialise_process_group(device: torch.device, rank: Rank, timeout: timedelta) -> None:
     torch.distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",

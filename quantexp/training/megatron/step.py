@@ -35,12 +35,10 @@ from quantexp.runs.metrics import Metrics
 from quantexp.schema import AuxLoss, Experiment, LrSchedule, Precision, Recompute, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer
 from quantexp.training.megatron.collectives import mean_over_data_parallel
+from quantexp.training.megatron.device import device_name, memory_gb, peak_tflops
 from quantexp.training.megatron.experts import take_balancing_loss
 from quantexp.training.megatron.first_weights import load_first_weights
-from quantexp.training.megatron.memory import memory_gb
 from quantexp.training.megatron.model import DTYPES, build_model, share_weight_copies
-from quantexp.training.megatron.peak import peak_tflops
-from quantexp.training.megatron.session import device_name
 
 Batch = dict[str, Tensor]
 #: Megatron's name of a schedule, where it is another than ours.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quantexp.schema import Precision
-from quantexp.training.megatron.peak import peak_tflops
+from quantexp.training.megatron.device import peak_tflops
 
 
 @pytest.mark.parametrize(
