@@ -47,7 +47,7 @@ def prepare_dataset(experiment: Experiment, console: Console) -> Prepared:
     try:
         return prepare(job, console, force=experiment.force)
     except KeyboardInterrupt:
-        console.print("what is done is kept: the same command goes on from there")
+        console.print("progress is saved: the same command resumes there")
         raise
 
 
@@ -58,7 +58,7 @@ def record(prepared: Prepared) -> dict[str, Any]:
 
 def show(prepared: Prepared, console: Console) -> None:
     """Print the report, and how to train on the data."""
-    if prepared.found:
+    if prepared.existed:
         console.print("prepared before, from the same input in the same way:", markup=False)
     print_report(prepared.prefix, prepared.card, console)
     words = f"train quantexp dataset={prepared.card.dataset} dataset.path={prepared.prefix} ..."

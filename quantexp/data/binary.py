@@ -1,8 +1,7 @@
-"""Megatron's tokenised form of a corpus: `PREFIX.bin` (ids) and `PREFIX.idx` (where documents lie).
+"""Megatron's tokenised form of a corpus: `PREFIX.bin` (ids) and `PREFIX.idx` (positions of documents).
 
-The ids are uint16 for a vocabulary below 65,500 and int32 otherwise, which is Megatron's rule. A
-pair is complete when its `.idx` is there: it is renamed into place last, and taken away first
-where a pair is replaced.
+By Megatron's rule the ids are uint16 for a vocabulary below 65,500 and int32 otherwise. A pair is complete when its
+`.idx` exists: the `.idx` is renamed into place last, and removed first when a pair is replaced.
 """
 
 import hashlib
@@ -16,36 +15,36 @@ from quantexp.data.sources import Document
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 
-#: Raised whenever the same data and seed give another order of samples.
+#: Incremented whenever the same data and seed give another order of samples.
 ORDER_VERSION = 1
 _MIB = 1 << 20
-#: A `.bin` below this size is hashed whole.
+#: A `.bin` below this size is hashed completely.
 _WHOLE_BYTES = 64 * _MIB
-#: Of a larger one this many pieces of one MiB, the first and the last among them.
+#: Number of pieces of one MiB hashed of a larger one, including the first and the last.
 _NUM_PIECES = 64
 
 
 @dataclass(frozen=True)
 class BinaryReport:
-    """What was written."""
+    """The size of a written pair."""
 
     num_documents: int
-    #: The ids in `.bin`, one `eod` for each document included.
+    #: The ids in `.bin`, including one `eod` per document.
     num_tokens: int
     #: Both files together.
     num_bytes: int
 
 
 def pair_paths(prefix: Path) -> tuple[Path, Path]:
-    """Returns the paths of `.bin` and `.idx`; a dot within the prefix stays."""
+    """Returns the paths of `.bin` and `.idx`; dots within the prefix are kept."""
     return Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
 
 
 def write_binary(documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer) -> BinaryReport:
-    """Writes the pair at `prefix`, `eod` after each document, and says how much it was.
+    """Writes the pair at `prefix`, with `eod` after each document, and returns its size.
 
-    An existing pair is replaced. If anything fails, the documents' iterator included, no file is
-    left behind and an existing pair is as it was.
+    Replaces an existing pair. On any error, including one from the documents' iterator, no file is left behind and an
+    existing pair is unchanged.
 
     Raises:
         DataError: there is no document, or the folder cannot be written.
@@ -64,10 +63,10 @@ def write_binary(documents: Iterable[Document], prefix: Path, tokenizer: Tokeniz
 
 
 def check_pair(prefix: Path) -> None:
-    """Makes sure that both files are there.
+    """Requires both files of a pair.
 
     Raises:
-        DataError: one is missing; both paths are named.
+        DataError: one is missing; names both paths.
     """
     bin_path, idx_path = pair_paths(prefix)
     if not (bin_path.is_file() and idx_path.is_file()):
@@ -78,15 +77,14 @@ def check_pair(prefix: Path) -> None:
 
 
 def fingerprint(prefix: Path) -> str:
-    """Returns the sha256, in hex, of a pair's content; its path and times do not count.
+    """Returns the sha256, in hex, of a pair's content, independent of its path and times.
 
-    Hashed are the whole `.idx`, the size of `.bin`, and all of `.bin` below 64 MiB. Of a larger
-    `.bin` only 64 pieces of one MiB at equal spacing are read, from the very first to the very
-    last: a change of single tokens between them goes unseen, a change of any document's length or
-    of the order of lengths does not.
+    It covers the whole `.idx`, the size of `.bin`, and all of a `.bin` below 64 MiB. Of a larger `.bin` it covers 64
+    pieces of one MiB at equal spacing, from the very first to the very last byte: a change of single tokens between
+    them goes undetected, a change of any document's length or of the order of lengths does not.
 
     Raises:
-        DataError: a file is missing; both paths are named.
+        DataError: a file is missing; names both paths.
     """
     check_pair(prefix)
     bin_path, idx_path = pair_paths(prefix)
@@ -102,17 +100,17 @@ def fingerprint(prefix: Path) -> str:
 
 @contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
-    """Yields a new folder, to be removed at the end, from which files can be renamed to `path`.
+    """Yields a temporary folder on the same disk as `path`, so that files can be renamed from it to `path`.
 
     Raises:
-        DataError: the folder that `path` lies in cannot be made or written.
+        DataError: the parent folder of `path` cannot be created or written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent)
     except OSError as error:
         raise DataError(
-            f"cannot write {path}: {error.strerror}; give another folder, or mend its permissions"
+            f"cannot write {path}: {error.strerror}; give another folder, or fix its permissions"
         ) from error
     with folder as name:
         yield Path(name)
@@ -123,7 +121,7 @@ def _all_offsets(path: Path) -> Iterable[int]:
 
 
 def _bin_offsets(path: Path) -> Iterable[int]:
-    """Returns where the pieces of one MiB begin."""
+    """Returns the offsets of the pieces of one MiB."""
     size = path.stat().st_size
     if size < _WHOLE_BYTES:
         return _all_offsets(path)
@@ -133,7 +131,7 @@ def _bin_offsets(path: Path) -> Iterable[int]:
 def _build(
     documents: Iterable[Document], bin_path: Path, idx_path: Path, tokenizer: Tokenizer
 ) -> tuple[int, int]:
-    """Writes both files in place; returns how many documents and tokens."""
+    """Writes both files in place; returns the numbers of documents and tokens."""
     import numpy as np
 
     from quantexp.data.index import id_type, write_index

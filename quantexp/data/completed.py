@@ -1,4 +1,4 @@
-"""What a dataset's configuration leaves open and its card knows: tokenizer and split."""
+"""Completes a dataset's configuration from its card: tokenizer and split."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 
 def complete(dataset: DatasetConfig) -> None:
-    """Fills in tokenizer and split: those of the card beside the first path, else the defaults.
+    """Sets tokenizer and split from the card beside the first path, else to the defaults.
 
     Raises:
-        DataError: a card that cannot be read.
+        DataError: the card cannot be read.
     """
     prefix = next(iter(paths(dataset)), None)
     card = read_card(prefix) if prefix is not None else None
@@ -29,7 +29,7 @@ def complete(dataset: DatasetConfig) -> None:
 
 
 def paths(dataset: DatasetConfig) -> dict[Path, float]:
-    """Returns the prefixes that a dataset consists of, with their weights; none for the sample."""
+    """Returns the prefixes of a dataset with their weights; empty for the sample."""
     if dataset.path is not None:
         return {Path(dataset.path).expanduser(): 1.0}
     return {Path(path).expanduser(): weight for path, weight in (dataset.blend or {}).items()}

@@ -1,9 +1,8 @@
-"""Megatron's `.idx`, written from a file of lengths in bounded memory.
+"""Writes Megatron's `.idx` from a file of lengths, in bounded memory.
 
-Megatron's own builder keeps every length, offset and end as a Python number, some 100 bytes for a
-document. The layout (version 1): magic, type of the ids, number of sequences and of ends; then each
-sequence's length (int32) and offset in bytes (int64), and where each document ends (int64).
-One document is one sequence here.
+Megatron's own builder keeps every length, offset and end as a Python number, some 100 bytes per document. The layout
+(version 1): magic, type of the ids, number of sequences and of ends; then each sequence's length (int32) and offset in
+bytes (int64), and the end of each document (int64). Here one document is one sequence.
 """
 
 import struct
@@ -13,24 +12,24 @@ from typing import Any
 
 import numpy as np
 
-#: What an index of version 1 begins with.
+#: The first bytes of an index of version 1.
 INDEX_MAGIC = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1)
-#: The magic, the code of the ids' type, the number of sequences and of documents' ends. Then follow
-#: each sequence's length (int32) and place (int64), and where each document ends (int64).
+#: The magic, the code of the ids' type, the number of sequences and of document ends. Then follow each sequence's
+#: length (int32) and offset (int64), and the end of each document (int64).
 INDEX_HEAD = struct.Struct("<17sBQQ")
 #: Megatron's codes of the types.
 _CODES = {"<u2": 8, "<i4": 4}
-#: Lengths that are held at a time.
+#: Lengths in memory at a time.
 _BLOCK = 1 << 20
 
 
 def id_type(vocab_size: int) -> np.dtype[Any]:
-    """Returns the ids' type in a `.bin`, which is Megatron's rule: uint16 below 65,500, else int32."""
+    """Returns the type of the ids in a `.bin` by Megatron's rule: uint16 below 65,500, else int32."""
     return np.dtype("<u2" if vocab_size < 65_500 else "<i4")
 
 
 def write_index(path: Path, lengths: Sequence[Path], dtype: np.dtype[Any]) -> None:
-    """Writes the index of the documents whose lengths (int32) the files hold, one file after another."""
+    """Writes the index of the documents whose lengths (int32) are in these files, in order."""
     total = sum(file.stat().st_size for file in lengths) // 4
     with path.open("wb") as out:
         out.write(
@@ -50,7 +49,7 @@ def write_index(path: Path, lengths: Sequence[Path], dtype: np.dtype[Any]) -> No
 
 
 def blocks(lengths: Sequence[Path]) -> Iterator[np.ndarray]:
-    """Yields the lengths, some at a time."""
+    """Yields the lengths in blocks."""
     for file in lengths:
         with file.open("rb") as stream:
             while data := stream.read(4 * _BLOCK):

@@ -1,9 +1,8 @@
 """The card of a prepared dataset: `PREFIX.json`, beside `PREFIX.bin` and `PREFIX.idx`.
 
-It says what the pair was made from and with which tokenizer (a copy lies in `PREFIX.tokenizer/`), how
-many of its documents, in their order, are for training, validation and test, and what the
-report showed. It is written last: a pair prepared here is whole when its card is there. A pair
-without a card is Megatron's own and is used as it is. Imports neither numpy nor torch.
+It records the source of the pair, the tokenizer (with a copy in `PREFIX.tokenizer/`), how many documents, in order, are
+for training, validation and test, and the report. The card is written last: a pair prepared here is complete when its
+card exists. A pair without a card is Megatron's own and is used unchanged. Imports neither numpy nor torch.
 """
 
 import json
@@ -15,61 +14,61 @@ from quantexp.data.binary import pair_paths
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 
-#: Raised whenever older cards cannot be read any more.
+#: Incremented whenever older cards become unreadable.
 CARD_VERSION = 1
 
 
 @dataclass(frozen=True)
 class TokenizerRecord:
-    """The tokenizer that the ids are of."""
+    """The tokenizer of the ids."""
 
     kind: str
     vocab_size: int
     eod: int
-    #: The sha256 of what decides its ids.
+    #: The sha256 of everything that determines its ids.
     fingerprint: str
     #: The name of its file in `PREFIX.tokenizer/`; None for bytes.
     file: str | None
-    #: What was asked for beside the file.
+    #: Configured in addition to the file.
     eod_name: str | None = None
     pattern: str | None = None
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a prepared dataset is."""
+    """The description of a prepared dataset."""
 
     version: int
     dataset: str
-    #: The hash of what was prepared and how.
+    #: The hash of the preparation's input and configuration.
     job: str
     tokenizer: TokenizerRecord
-    #: As configured: the weights of training, validation and test.
+    #: As configured: the shares of training, validation and test.
     split: str
     #: Of training, validation and test.
     num_documents: tuple[int, int, int]
     num_tokens: tuple[int, int, int]
     #: Of `.bin` and of `.idx`.
     num_bytes: tuple[int, int]
-    #: What was counted on the way.
+    #: The counts of the preparation.
     report: dict[str, Any]
 
     def parts(self) -> list[tuple[float, float] | None]:
-        """Where training, validation and test lie in the pair, from 0 to 1; None for an empty one."""
-        total, begin, found = sum(self.num_documents), 0, list[tuple[float, float] | None]()
+        """The ranges of training, validation and test in the pair, from 0 to 1; None for an empty part."""
+        total, begin, ranges = sum(self.num_documents), 0, list[tuple[float, float] | None]()
         for number in self.num_documents:
-            found.append((begin / total, (begin + number) / total) if number else None)
+            ranges.append((begin / total, (begin + number) / total) if number else None)
             begin += number
-        return found
+        return ranges
 
 
 def card_path(prefix: Path) -> Path:
-    """Returns where the card of a prefix lies."""
+    """Returns the path of a prefix's card."""
     return Path(f"{prefix}.json")
 
 
 def tokenizer_folder(prefix: Path) -> Path:
-    """Returns where the copy of the tokenizer lies."""
+    """Returns the folder with the copy of the tokenizer."""
     return Path(f"{prefix}.tokenizer")
 
 
@@ -77,7 +76,7 @@ def read_card(prefix: Path) -> Card | None:
     """Returns the card, or None for a pair that was not prepared here.
 
     Raises:
-        DataError: there is a card and it cannot be read, or is of another version.
+        DataError: the card cannot be read, or is of another version.
     """
     path = card_path(prefix)
     try:
@@ -99,24 +98,24 @@ def read_card(prefix: Path) -> Card | None:
 
 
 def card_json(card: Card) -> dict[str, Any]:
-    """Returns the card as it is written."""
+    """Returns the card in its JSON form."""
     return asdict(card)
 
 
 def read_whole(prefix: Path, tokenizer: Tokenizer) -> Card | None:
-    """Returns the card of a pair that is whole and of this tokenizer, or None for one without a card.
+    """Returns the card of a complete pair with this tokenizer; None for a pair without a card.
 
     Raises:
-        DataError: it has a card, and the pair or the tokenizer is another.
+        DataError: the pair or the tokenizer differs from the card.
     """
     card = read_card(prefix)
     if card is None:
         return None
     for path, size in zip(pair_paths(prefix), card.num_bytes, strict=True):
-        found = path.stat().st_size if path.is_file() else 0
-        if found != size:
+        num_bytes = path.stat().st_size if path.is_file() else 0
+        if num_bytes != size:
             raise DataError(
-                f"{path} has {found:,} bytes where {card_path(prefix)} says {size:,}: copy or prepare "
+                f"{path} has {num_bytes:,} bytes where {card_path(prefix)} says {size:,}: copy or prepare "
                 "the dataset again"
             )
     if tokenizer.fingerprint() != card.tokenizer.fingerprint:
@@ -130,10 +129,10 @@ def read_whole(prefix: Path, tokenizer: Tokenizer) -> Card | None:
 
 
 def check_split(prefix: Path, card: Card, split: str) -> None:
-    """Makes sure that a prepared pair was dealt as a run is configured.
+    """Requires that a prepared pair was split as the run is configured.
 
     Raises:
-        DataError: it was not.
+        DataError: the splits differ.
     """
     if split != card.split:
         raise DataError(

@@ -1,8 +1,7 @@
-"""The built-in samples: some 40 kB of text each, so that everything runs before data is prepared.
+"""The built-in samples: some 40 kB of text each, so that everything works before any data is prepared.
 
-`sample/wikipedia.xml` has the form of a MediaWiki export, `sample/dolma.jsonl` that of Dolma.
-Both were written for this project. They are prepared as real data is (`prepare`), tokenised by
-bytes, and kept in the cache.
+`sample/wikipedia.xml` has the form of a MediaWiki export, `sample/dolma.jsonl` that of Dolma. Both were written for
+this project. They are prepared like real data (`prepare`), tokenised by bytes, and cached.
 """
 
 import hashlib
@@ -23,10 +22,10 @@ _SAMPLES = {"wikipedia": "wikipedia.xml", "dolma": "dolma.jsonl"}
 
 
 def read_sample(dataset_name: str) -> Iterator[Document]:
-    """Yields the documents of a built-in sample, through the readers that real data takes.
+    """Yields the documents of a built-in sample, through the readers of real data.
 
     Raises:
-        DataError: there is no sample of that name.
+        DataError: there is no sample with that name.
     """
     for item in find_inputs(str(_sample_file(dataset_name))):
         for chunk in chunks(item, Position()):
@@ -36,24 +35,23 @@ def read_sample(dataset_name: str) -> Iterator[Document]:
 
 
 def sample_fingerprint(dataset_name: str) -> str:
-    """Returns what stands for the sample's tokens in a run's identity.
+    """Returns the value that represents the sample's tokens in a run's identity.
 
     Raises:
-        DataError: there is no sample of that name.
+        DataError: there is no sample with that name.
     """
     return f"sample-{_content_hash(list(read_sample(dataset_name)), ByteTokenizer())}"
 
 
 def sample_prefix(dataset_name: str, cache_dir: Path, split: str = DEFAULT_SPLIT) -> Path:
-    """Returns the prefix of the prepared sample in `cache_dir`, written if missing.
+    """Returns the prefix of the prepared sample in `cache_dir`; prepares it if missing.
 
-    The name ends in a hash of the documents, the tokenizer and the split, so that another version
-    of any is another pair. Processes that start at the same time each write files of their own
-    and rename them over the others', which are equal byte for byte; whoever has opened one keeps
-    what it opened.
+    The name ends in a hash of the documents, the tokenizer and the split, so that another version of any of them has
+    another name. Processes that start at the same time each write their own files and rename them over the others',
+    which are byte-identical; a process that has opened one keeps its file.
 
     Raises:
-        DataError: there is no sample of that name, or `cache_dir` cannot be written.
+        DataError: there is no sample with that name, or `cache_dir` cannot be written.
     """
     content = _content_hash(list(read_sample(dataset_name)), ByteTokenizer(), split)
     prefix = cache_dir / f"{dataset_name}-sample-{content}"
@@ -63,7 +61,7 @@ def sample_prefix(dataset_name: str, cache_dir: Path, split: str = DEFAULT_SPLIT
 
 
 def _write(dataset_name: str, prefix: Path, split: str) -> None:
-    """Prepares the sample without ever taking an equal one away, as replacing a dataset would."""
+    """Prepares the sample without ever removing an identical one, as replacing a dataset would."""
     from rich.console import Console
 
     from quantexp.data.prepare.job import make_job, prepare
@@ -97,7 +95,7 @@ def _sample_file(dataset_name: str) -> Path:
 
 
 def _content_hash(documents: list[Document], tokenizer: ByteTokenizer, split: str = "") -> str:
-    """Returns 12 hex digits that stand for the ids in the pair and their order."""
+    """Returns 12 hex digits that represent the ids in the pair and their order."""
     digest = hashlib.sha256((tokenizer.fingerprint() + split).encode())
     for document in documents:
         digest.update(hashlib.sha256(document.text.encode("utf-8")).digest())

@@ -1,11 +1,11 @@
-"""Records of raw text, each one document or the reason why it is none.
+"""Records of raw text: each is a document, or the reason why it is not.
 
-What is read: pages of a MediaWiki XML export (Wikipedia's dumps), lines of JSON (Dolma: `id`,
-`text`, `source`; WikiExtractor: `id`, `title`, `text`) and rows of a table (`wikimedia/wikipedia` as
-parquet: `id`, `title`, `text`). Of all of them only the text is needed.
+Supported are pages of a MediaWiki XML export (Wikipedia's dumps), lines of JSON (Dolma: `id`, `text`, `source`;
+WikiExtractor: `id`, `title`, `text`) and rows of a table (`wikimedia/wikipedia` as parquet: `id`, `title`, `text`).
+Only the text is required.
 
-Nothing is repaired. A record that cannot be read is rejected, with its place and the reason; one
-that is no document of its kind (a redirect, a talk page, an empty text) is left out.
+Nothing is repaired. An unreadable record is rejected, with its position and the reason. A record that is not a document
+(a redirect, a talk page, an empty text) is left out.
 """
 
 import json
@@ -17,7 +17,7 @@ from xml.parsers import expat
 
 from quantexp.data.wikitext import to_plain_text
 
-#: Why a record is left out.
+#: Reasons for leaving out a record.
 REDIRECT, NAMESPACE, EMPTY = "redirect", "other namespace", "empty"
 
 
@@ -25,28 +25,28 @@ REDIRECT, NAMESPACE, EMPTY = "redirect", "other namespace", "empty"
 class Document:
     """One article, page or snippet, as plain text."""
 
-    #: What the source calls it: the page's number, or Dolma's `id`.
+    #: The source's identifier: the page's number, or Dolma's `id`.
     id: str
     #: Never empty.
     text: str
-    #: Dolma's `source`; the dataset's name where records have none.
+    #: Dolma's `source`; the dataset's name if the records have none.
     source: str
-    #: Empty where the source has none.
+    #: Empty if the source has none.
     title: str = ""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A record that can be read and is no document."""
+    """A readable record that is not a document."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A record that cannot be read."""
+    """An unreadable record."""
 
-    #: The line it begins in, or the row, from 1.
+    #: Its first line, or the row, from 1.
     place: int
     reason: str
 
@@ -55,10 +55,9 @@ Record = Document | LeftOut | Rejected
 
 
 def read_pages(data: bytes, first_line: int) -> Iterator[Record]:
-    """Yields a record for each whole `<page>` of a piece of an XML export.
+    """Yields one record for each complete `<page>` of a piece of an XML export.
 
-    Articles are the pages of namespace 0 that are no redirects; of several revisions the last one
-    counts.
+    Articles are the pages of namespace 0 that are not redirects; the last of several revisions counts.
     """
     line, begin = first_line, 0
     while (start := data.find(b"<page>", begin)) >= 0:
@@ -76,7 +75,7 @@ def read_pages(data: bytes, first_line: int) -> Iterator[Record]:
 
 
 def read_lines(data: bytes, first_line: int, name: str) -> Iterator[Record]:
-    """Yields a record for each line that is not blank; `name` is the source of those without one."""
+    """Yields one record per non-blank line; `name` is the source of records without one."""
     for number, line in enumerate(data.split(b"\n"), start=first_line):
         if line.strip():
             yield _json_record(line, number, name)
@@ -86,8 +85,8 @@ def row_record(row: Mapping[str, Any], number: int, name: str) -> Record:
     """Returns the record of a table's row, or of a JSON object."""
     text = row.get("text")
     if not isinstance(text, str):
-        found = "it is missing" if "text" not in row else f"got {text!r:.40}"
-        return Rejected(number, f"`text` must be a string, {found}")
+        problem = "it is missing" if "text" not in row else f"got {text!r:.40}"
+        return Rejected(number, f"`text` must be a string, {problem}")
     if not _is_unicode(text):
         return Rejected(number, "`text` has half a surrogate pair, which is no character")
     if not text.strip():
@@ -132,7 +131,7 @@ def _title(metadata: object) -> object:
 
 
 def _is_unicode(text: str) -> bool:
-    r"""Returns whether the text has a UTF-8 form; JSON's \ud800 alone has none."""
+    r"""Returns whether the text can be encoded as UTF-8; a lone \ud800 from JSON cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,12 +1,11 @@
-"""Wikitext to plain text, by mwparserfromhell.
+"""Converts wikitext to plain text, by mwparserfromhell.
 
-What is dropped: comments, `<ref>`, `<gallery>`, `<math>`, `<timeline>` and their like with their
-content, templates `{{...}}` (nested ones too), tables `{|...|}`, files, images and categories,
-behaviour switches such as `__NOTOC__`. What leaves its text: links, external links with a label,
-bold and italic, headings, list items, other HTML tags.
+Dropped: comments, `<ref>`, `<gallery>`, `<math>`, `<timeline>` and similar tags with their content, templates `{{...}}`
+(nested ones too), tables `{|...|}`, files, images and categories, behaviour switches such as `__NOTOC__`. Reduced to
+their text: links, external links with a label, bold and italic, headings, list items, other HTML tags.
 
-It refuses nothing: markup that is not closed stays in the text as it is. Templates are never
-expanded, so a sentence that gets its words from one (`{{convert|5|km}}`) loses them.
+It refuses nothing: unclosed markup stays in the text. Templates are never expanded, so a sentence whose words come
+from one (`{{convert|5|km}}`) loses them.
 """
 
 import re
@@ -18,18 +17,18 @@ _BLANKS = re.compile(r"[ \t\u00a0]+")
 _GAP = re.compile(r"\s*\n\s*\n\s*")
 _HEADING = re.compile(r"^(={1,6})([ \t]*[^\n]+?[ \t]*)\1[ \t]*$", re.MULTILINE)
 
-#: Tags that are dropped with their content, beside those that the library itself calls invisible.
+#: Tags that are dropped with their content, in addition to those that the library calls invisible.
 _NOT_TEXT_TAGS = frozenset({"ref", "references", "table", "ce", "chem", "hiero", "syntaxhighlight"})
-#: Links that show a picture or put the page into a category: no text of the article.
+#: Links that show a picture or assign a category: not text of the article.
 _NOT_TEXT_LINKS = ("file:", "image:", "category:")
-#: Bits of markup without which a text is its own plain text.
+#: Markup characters; a text without them is plain text.
 _MARKS = ("{", "[", "<", "&", "''", "==", "__", "\n*", "\n#", "\n:", "\n;")
 
 
 def to_plain_text(wikitext: str) -> str:
-    """Returns the article's text, paragraphs and headings apart by one empty line.
+    """Returns the article's text, with one empty line between paragraphs and headings.
 
-    Text without markup comes back as it was but for its white space; the empty string stays empty.
+    Text without markup is unchanged except for white space; the empty string stays empty.
     """
     if not any(mark in f"\n{wikitext}" for mark in _MARKS):
         return _tidy(wikitext)
@@ -40,14 +39,14 @@ def to_plain_text(wikitext: str) -> str:
 
 @cache
 def _library() -> Any:
-    """Imported by who needs it: it takes a tenth of a second."""
+    """Imported on first use: the import takes a tenth of a second."""
     import mwparserfromhell
 
     return mwparserfromhell
 
 
 def _text(node: Any) -> str:
-    """Returns what a reader sees of one node."""
+    """Returns the visible text of one node."""
     match type(node).__name__:
         case "Text":
             return str(node.value)
@@ -68,7 +67,7 @@ def _text(node: Any) -> str:
 def _entity(node: Any) -> str:
     try:
         return str(node.normalize())
-    except (ValueError, OverflowError):  # the number of no character
+    except (ValueError, OverflowError):  # not the number of a character
         return str(node)
 
 
@@ -96,6 +95,6 @@ def _tag(node: Any) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Makes every run of blanks one space and every run of empty lines one empty line."""
+    """Reduces every run of blanks to one space and every run of empty lines to one empty line."""
     lines = (_BLANKS.sub(" ", line).strip() for line in text.splitlines())
     return _GAP.sub("\n\n", "\n".join(lines)).strip()

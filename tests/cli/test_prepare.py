@@ -95,7 +95,7 @@ def test_an_interruption_says_that_it_can_go_on(
         patched.setattr(Writer, "append", interrupted)
         assert main(words(in_tmp / "a.jsonl")) == 130
     error = capsys.readouterr().err
-    assert error.startswith("what is done is kept: the same command goes on from there\n")
+    assert error.startswith("progress is saved: the same command resumes there\n")
     assert error.endswith("quantexp: interrupted\n")
     assert main(words(in_tmp / "a.jsonl")) == 0
 
@@ -141,8 +141,10 @@ def test_killed_at_any_moment_it_goes_on_and_no_worker_stays(tmp_path: Path) -> 
 def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
 
-    monkeypatch.setattr(pool, "_begin", _die)
-    with pytest.raises(DataError, match=r"a process that tokenises died .*it goes on where it was"):
+    monkeypatch.setattr(pool, "_initialise", _die)
+    with pytest.raises(
+        DataError, match=r"a process that tokenises died .*it resumes where it stopped"
+    ):
         prepared(tmp_path / "a.jsonl", tmp_path / "own", num_workers=2)
 
 

@@ -1,6 +1,6 @@
-"""Fresh processes that do something at the same moment.
+"""Separate processes that do something at the same time.
 
-Forking the tests' own process would copy locks that torch's threads hold, and now and then the copy hangs.
+Forking the tests' own process would copy locks of torch's threads, and the copy would occasionally hang.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ for line in sys.stdin:
 
 
 def side_by_side(program: str, rounds: Sequence[Sequence[Sequence[object]]]) -> list[list[str]]:
-    """What every process found in every round.
+    """The results of every process in every round.
 
     Args:
-        program: defines `work`, which takes words and returns what was found, in one line.
-        rounds: for each round, for each process, its words, which hold no tab.
+        program: defines `work`, which takes arguments and returns a result in one line.
+        rounds: for each round, for each process, its arguments, which contain no tab.
     """
     processes = [
         subprocess.Popen(

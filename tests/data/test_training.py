@@ -1,4 +1,4 @@
-"""Runs that read prepared data, from the command line's words to the tensors."""
+"""Runs that read prepared data, from the command line to the tensors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_masked_documents_are_hidden_from_each_other_in_the_attention(
 
 
 def assert_recomputed_like(P: torch.Tensor, run: RunDir) -> None:
-    """What is recomputed of query and key has the mask that P had, in every sequence."""
+    """Recomputed from query and key, P has the same mask in every sequence."""
     first = layers_of(open_capture(run.tensors))[0]
     query, key = first.tensors["query"], first.tensors["key"]
     for sequence in range(P.shape[0]):

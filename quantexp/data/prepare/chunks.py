@@ -1,7 +1,7 @@
-"""Files cut into chunks of whole records, in order, without looking into the records.
+"""Splits files into chunks of whole records, in order, without parsing the records.
 
-A chunk is what one worker takes at a time. Where it begins and ends follows from the content
-alone, so that the same input has the same chunks in every run, also one that begins in the middle.
+A chunk is the unit of work of one worker. Its boundaries depend on the content alone, so the same input has the same
+chunks in every run, also in one that starts in the middle.
 """
 
 import importlib
@@ -17,21 +17,21 @@ from quantexp.errors import DataError
 
 #: A chunk ends with the first record that reaches this many bytes.
 CHUNK_BYTES = 1 << 20
-#: No record may be longer, so that memory stays bounded.
+#: The largest allowed record, so that memory stays bounded.
 MAX_RECORD_BYTES = 64 << 20
-#: Rows of a table in a chunk.
+#: Rows of a table per chunk.
 _ROWS = 256
-#: Columns that records are made of.
+#: Columns used for records.
 _COLUMNS = ("id", "text", "source", "title")
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where in one input a chunk begins."""
+    """The beginning of a chunk in one input."""
 
     #: Bytes of the unpacked content, or rows.
     offset: int = 0
-    #: The line there, or the row, from 1.
+    #: The line or row there, from 1.
     line: int = 1
 
 
@@ -43,18 +43,18 @@ class Chunk:
     data: bytes
     #: The first line or row.
     line: int
-    #: Where the next chunk begins.
+    #: The beginning of the next chunk.
     end: Position
-    #: How much of the file, as stored, had been read.
+    #: Bytes of the file, as stored, that have been read.
     num_read: int
 
 
 def chunks(item: Input, start: Position) -> Iterator[Chunk]:
-    """Yields the chunks of one input from a position on that an earlier chunk ended at.
+    """Yields the chunks of one input, from a position at which an earlier chunk ended.
 
     Raises:
-        DataError: the file cannot be read, is cut short or damaged, is not what it began as, or
-            needs a library that is missing; a record is longer than 64 MiB.
+        DataError: the file cannot be read, is truncated or damaged, changes its kind, or needs a missing library; a
+            record is longer than 64 MiB.
     """
     match item.kind:
         case Kind.LINES:
@@ -70,7 +70,7 @@ def chunks(item: Input, start: Position) -> Iterator[Chunk]:
 def _lines(item: Input, start: Position) -> Iterator[Chunk]:
     position = start
     for data, num_read, ends in _pieces(item, start, b"\n"):
-        # The last line need not end in a line feed.
+        # The last line may lack a line feed.
         line = position.line + data.count(b"\n") + (not ends)
         end = Position(position.offset + len(data), line)
         yield Chunk(Kind.LINES, data, position.line, end, num_read)
@@ -95,9 +95,9 @@ def _pages(item: Input, start: Position) -> Iterator[Chunk]:
 
 
 def _pieces(item: Input, start: Position, mark: bytes) -> Iterator[tuple[bytes, int, bool]]:
-    """Yields pieces that end in `mark`, and what is left at the end of the file.
+    """Yields pieces that end in `mark`, and the remainder at the end of the file.
 
-    With each comes how much of the file was read, and whether the piece ends in the mark.
+    With each piece comes the number of bytes read from the file, and whether the piece ends in the mark.
     """
     skip, buffer, num_read = start.offset, bytearray(), 0
     for block, num_read in unpacked(Path(item.name)):
@@ -179,15 +179,15 @@ def _hub_rows(item: Input, start: Position) -> Iterator[Chunk]:
         rows = library.load_dataset(
             name, configuration or None, split=split or "train", streaming=True
         )
-        yield from _dealt(iter(rows.skip(start.offset)), start)
+        yield from _row_chunks(iter(rows.skip(start.offset)), start)
     except (OSError, ValueError) as error:
         raise DataError(
             f"dataset.source={item.name}: the Hub does not give it ({str(error).splitlines()[0]}); "
-            "see to name and network, or download the files and give their folder"
+            "check name and network, or download the files and give their folder"
         ) from error
 
 
-def _dealt(rows: Iterator[dict[str, Any]], start: Position) -> Iterator[Chunk]:
+def _row_chunks(rows: Iterator[dict[str, Any]], start: Position) -> Iterator[Chunk]:
     position = start
     lines: list[str] = []
     for row in rows:

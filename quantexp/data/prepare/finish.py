@@ -1,7 +1,7 @@
-"""From the parts to one pair: duplicates dropped, parts joined, index, report, card; then into place.
+"""Finishes a preparation: drops duplicates, joins the parts, writes index, report and card, and moves the files.
 
-Whatever ends it, it can be done again from its beginning: the parts are appended to and cut back,
-and nothing is taken away before the pair is whole. Then the files are moved, the card last.
+It can be restarted from its beginning at any time: the parts are appended to and truncated, and nothing is removed
+before the pair is complete. Then the files are moved, the card last.
 """
 
 import json
@@ -35,29 +35,29 @@ _COPY = 1 << 22
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the card says that cannot be counted."""
+class CardInfo:
+    """The fields of a card that come from the configuration."""
 
     dataset: str
     split: str
     tokenizer: TokenizerRecord
     deduplicate: bool
-    #: As given by the user.
+    #: As configured by the user.
     source: list[str]
 
 
-def finish(folder: PartialFolder, state: State, wanted: Wanted, tokenizer: Tokenizer) -> Card:
-    """Makes the pair and its card in the partial folder.
+def finish(folder: PartialFolder, state: State, card_info: CardInfo, tokenizer: Tokenizer) -> Card:
+    """Creates the pair and its card in the partial folder.
 
     Raises:
-        DataError: no document is left for training, or the disk refuses a file.
+        DataError: no document is left for training, or a file cannot be written.
     """
     dtype = id_type(tokenizer.vocab_size)
     with writing(folder.root):
         _cut_back(folder, state)
         num_duplicates = 0
         files = [(folder.ids(part), folder.lengths(part)) for part in PARTS]
-        if wanted.deduplicate:
+        if card_info.deduplicate:
             for i, part in enumerate(PARTS):
                 dropped = _without_duplicates(folder, part, dtype)
                 num_duplicates += dropped
@@ -79,27 +79,27 @@ def finish(folder: PartialFolder, state: State, wanted: Wanted, tokenizer: Token
             shutil.copyfile(file, folder.tokenizer / file.name)
         card = Card(
             version=CARD_VERSION,
-            dataset=wanted.dataset,
+            dataset=card_info.dataset,
             job=state.job,
-            tokenizer=wanted.tokenizer,
-            split=wanted.split,
+            tokenizer=card_info.tokenizer,
+            split=card_info.split,
             num_documents=(counts[0][0], counts[1][0], counts[2][0]),
             num_tokens=(counts[0][1], counts[1][1], counts[2][1]),
-            num_bytes=(_pair_ids(folder, wanted).stat().st_size, folder.index.stat().st_size),
-            report=_report(state, wanted, num_duplicates, [lengths for _, lengths in files]),
+            num_bytes=(_pair_ids(folder, card_info).stat().st_size, folder.index.stat().st_size),
+            report=_report(state, card_info, num_duplicates, [lengths for _, lengths in files]),
         )
         write_json(folder.card, card_json(card))
     return card
 
 
-def publish(folder: PartialFolder, prefix: Path, wanted: Wanted) -> None:
-    """Moves the result into its place, the card last, and removes the partial folder.
+def publish(folder: PartialFolder, prefix: Path, card_info: CardInfo) -> None:
+    """Moves the result into place, the card last, and removes the partial folder.
 
-    Interrupted, it is done again; an older pair of that prefix is gone from the first step on.
+    It can be restarted after an interruption. An older pair with that prefix is removed in the first step.
     """
     bin_path, idx_path = pair_paths(prefix)
     with writing(prefix):
-        if (ids := _pair_ids(folder, wanted)).exists():
+        if (ids := _pair_ids(folder, card_info)).exists():
             card_path(prefix).unlink(missing_ok=True)
             idx_path.unlink(missing_ok=True)
             ids.replace(bin_path)
@@ -117,13 +117,13 @@ def publish(folder: PartialFolder, prefix: Path, wanted: Wanted) -> None:
         shutil.rmtree(folder.root)
 
 
-def _pair_ids(folder: PartialFolder, wanted: Wanted) -> Path:
+def _pair_ids(folder: PartialFolder, card_info: CardInfo) -> Path:
     """Returns the result's `.bin`."""
-    return folder.root / "unique.bin" if wanted.deduplicate else folder.ids(PARTS[0])
+    return folder.root / "unique.bin" if card_info.deduplicate else folder.ids(PARTS[0])
 
 
 def _cut_back(folder: PartialFolder, state: State) -> None:
-    """Undoes what an earlier, unfinished attempt of `finish` left."""
+    """Removes what an earlier, interrupted attempt of `finish` left."""
     (folder.root / "unique.bin").unlink(missing_ok=True)
     for path in folder.appended():
         with path.open("r+b") as stream:
@@ -131,7 +131,7 @@ def _cut_back(folder: PartialFolder, state: State) -> None:
 
 
 def _without_duplicates(folder: PartialFolder, part: str, dtype: np.dtype[Any]) -> int:
-    """Writes a part without the copies of earlier documents; returns how many these were."""
+    """Writes a part without copies of earlier documents; returns the number of copies."""
     marks = folder.root / f"{part}.marks"
     num_dropped = mark_first(folder.hashes(part), marks)
     with (
@@ -154,7 +154,7 @@ def _without_duplicates(folder: PartialFolder, part: str, dtype: np.dtype[Any]) 
 
 
 def _runs(kept: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[bool, int]]:
-    """Yields whether documents in a row are kept, and their ids."""
+    """Yields, for each run of kept or dropped documents, which it is and its number of ids."""
     starts = np.flatnonzero(np.diff(kept, prepend=~kept[:1]))
     sums = np.add.reduceat(lengths.astype(np.int64), starts)
     for start, count in zip(starts, sums, strict=True):
@@ -169,7 +169,7 @@ def _copy(source: Any, target: Any, size: int) -> None:
 
 
 def _count(lengths: Path) -> tuple[int, int]:
-    """Returns how many documents and tokens."""
+    """Returns the numbers of documents and tokens."""
     return lengths.stat().st_size // 4, sum(int(b.sum(dtype=np.int64)) for b in blocks([lengths]))
 
 
@@ -185,14 +185,14 @@ def _nothing(folder: PartialFolder, state: State, others: int) -> str:
 
 
 def _report(
-    state: State, wanted: Wanted, num_duplicates: int, lengths: list[Path]
+    state: State, card_info: CardInfo, num_duplicates: int, lengths: list[Path]
 ) -> dict[str, Any]:
     tally = state.tally
     left_out = dict(sorted(tally.left_out.items()))
-    if wanted.deduplicate:
+    if card_info.deduplicate:
         left_out["duplicate"] = num_duplicates
     return {
-        "source": wanted.source,
+        "source": card_info.source,
         "num_input_bytes": state.reached.num_read,
         "num_chars": tally.num_chars,
         "num_text_bytes": tally.num_text_bytes,
@@ -204,7 +204,7 @@ def _report(
 
 
 def _histogram(lengths: list[Path]) -> dict[str, int]:
-    """Returns how many documents have up to 1, 2, 4, 8, ... tokens, by that bound."""
+    """Returns the number of documents with up to 1, 2, 4, 8, ... tokens, by that bound."""
     counts = np.zeros(32, np.int64)
     for block in blocks(lengths):
         bins = np.ceil(np.log2(np.maximum(block, 1))).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Which files are read, in which order, and what is in them."""
+"""Finds the input files, their order, and the kind of their content."""
 
 import glob
 import hashlib
@@ -9,16 +9,16 @@ from pathlib import Path
 from quantexp.data.prepare.unpack import first_bytes
 from quantexp.errors import DataError
 
-#: What a Hugging Face dataset's name begins with.
+#: Prefix of a Hugging Face dataset's name.
 HUB = "hf:"
-#: Files that lie beside data and are none.
+#: Suffixes of files beside data that are not data.
 _NOT_DATA = (".md5", ".sha1", ".sha256", ".idx", ".bin", ".md", ".py", ".yaml", ".html")
-#: Bytes in which a file must show what it is.
+#: Number of first bytes that must reveal the kind of a file.
 _HEAD = 1 << 16
 
 
 class Kind(Enum):
-    """What a file holds, and so how it is cut into records."""
+    """The content of a file, which determines how it is split into records."""
 
     PAGES = "MediaWiki XML"
     LINES = "JSON lines"
@@ -32,19 +32,18 @@ class Input:
 
     name: str
     kind: Kind
-    #: As stored, compressed or not; 0 where it is not known.
+    #: As stored, compressed or not; 0 if unknown.
     num_bytes: int = 0
 
 
 def find_inputs(source: object) -> list[Input]:
-    """Returns the files that `dataset.source` names, each once, those of a folder or pattern sorted.
+    """Returns the files that `dataset.source` names, each once; those of a folder or pattern are sorted.
 
-    A folder gives all files below it but hidden ones and those that are no data (checksums,
-    notes); Wikipedia's multistream index is left out too. What a file holds is seen from its
-    content, not from its name.
+    A folder includes all files below it except hidden ones, files that are not data (checksums, notes), and Wikipedia's
+    multistream index. The kind of a file is determined by its content, not by its name.
 
     Raises:
-        DataError: nothing given, no file there, or a file that is none of the kinds.
+        DataError: no source, no matching file, or a file of none of the kinds.
     """
     words = [source] if isinstance(source, str) else source
     if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
@@ -52,15 +51,15 @@ def find_inputs(source: object) -> list[Input]:
             "dataset.source must be the raw text to prepare: a file, a folder, a pattern, hf:NAME, "
             f"or a list of them, got {source!r}"
         )
-    found: dict[str, Input] = {}
+    inputs: dict[str, Input] = {}
     for word in words:
         for item in _hub(word) if word.startswith(HUB) else _files(word):
-            found.setdefault(item.name, item)
-    return list(found.values())
+            inputs.setdefault(item.name, item)
+    return list(inputs.values())
 
 
 def inputs_hash(inputs: list[Input]) -> str:
-    """Returns what stands for the input's content: names, sizes, and when files were written."""
+    """Returns a hash that represents the input's content: names, sizes, and modification times."""
     digest = hashlib.sha256()
     for item in inputs:
         written = Path(item.name).stat().st_mtime_ns if item.kind is not Kind.HUB else 0

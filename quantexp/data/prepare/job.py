@@ -1,4 +1,4 @@
-"""One preparation from its configuration to its card, begun or gone on with."""
+"""One preparation from its configuration to its card, started or resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from quantexp.data.binary import pair_paths
 from quantexp.data.prepare.chunks import CHUNK_BYTES, Chunk, Position, chunks
-from quantexp.data.prepare.finish import Wanted, finish, publish
+from quantexp.data.prepare.finish import CardInfo, finish, publish
 from quantexp.data.prepare.inputs import Input, find_inputs, inputs_hash
 from quantexp.data.prepare.parts import (
     PartialFolder,
@@ -26,50 +26,50 @@ from quantexp.data.prepare.parts import (
     sole_user,
 )
 from quantexp.data.prepare.pool import TokenizerChoice, workers
-from quantexp.data.prepare.progress import Told, progress
-from quantexp.data.prepare.work import Filters, Worked
+from quantexp.data.prepare.progress import Report, progress
+from quantexp.data.prepare.work import ChunkResult, Filters
 from quantexp.data.prepared import Card, TokenizerRecord, card_path, read_card
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
-#: Raised whenever the same input and configuration give other bytes.
+#: Incremented whenever the same input and configuration give other bytes.
 PREPARE_VERSION = 1
-#: Seconds of work that an interruption may cost, beside the chunks under way.
+#: Seconds of work that an interruption may lose, in addition to the chunks in progress.
 SAVE_INTERVAL_S = 10.0
-#: An input smaller than this is not worth the start of other processes.
+#: For a smaller input, starting other processes is not worthwhile.
 _SMALL_BYTES = 4 * CHUNK_BYTES
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is prepared, from what, with what, and where to."""
+    """A preparation: input, filters, tokenizer and destination."""
 
     prefix: Path
     inputs: list[Input]
     filters: Filters
     choice: TokenizerChoice
     tokenizer: Tokenizer
-    wanted: Wanted
+    card_info: CardInfo
     max_rejected: int
     num_workers: int
-    #: The hash of all that decides the result's bytes.
+    #: The hash of everything that determines the result's bytes.
     hash: str
 
     @property
     def partial(self) -> PartialFolder:
-        """Where it is worked on."""
+        """The folder of the work in progress."""
         return PartialFolder(Path(f"{self.prefix}.partial"))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """How it ended."""
+    """The result of a preparation."""
 
     prefix: Path
     card: Card
-    #: Whether it was there already.
-    found: bool = False
+    #: Whether it existed already.
+    existed: bool = False
 
 
 def make_job(dataset: DatasetConfig) -> Job:
@@ -108,7 +108,7 @@ def make_job(dataset: DatasetConfig) -> Job:
         filters=filters,
         choice=choice,
         tokenizer=tokenizer,
-        wanted=Wanted(dataset.name, split, record, dataset.prepare.deduplicate, source),
+        card_info=CardInfo(dataset.name, split, record, dataset.prepare.deduplicate, source),
         max_rejected=dataset.prepare.max_rejected,
         num_workers=_num_workers(dataset.prepare.num_workers, inputs),
         hash=hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16],
@@ -116,41 +116,42 @@ def make_job(dataset: DatasetConfig) -> Job:
 
 
 def prepare(job: Job, console: Console, *, force: bool = False) -> Prepared:
-    """Does the job, or goes on with it where it was interrupted.
+    """Runs the job, or resumes it after an interruption.
 
-    What was prepared before is found by its card. Another dataset at that place is replaced with
-    `force` alone, and stays until the new one is whole.
+    A card identifies an earlier identical preparation. Another dataset at that prefix is replaced only with `force`,
+    and is kept until the new one is complete.
 
     Raises:
-        DataError: bad input beyond the limit, a file that is cut short or cannot be read, a full
-            disk, no document to keep, another dataset there, another process at work.
+        DataError: more bad records than allowed, a file that is truncated or cannot be read, a full disk, no document
+        to
+            keep, another dataset at the prefix, or another process preparing it.
     """
-    if (card := _there(job, force)) is not None:
-        return Prepared(job.prefix, card, found=True)
+    if (card := _existing_card(job, force)) is not None:
+        return Prepared(job.prefix, card, existed=True)
     folder = job.partial
     with sole_user(folder):
         state = read_state(folder, job.hash)
         if not state.publishing:
             _read_and_finish(job, folder, state, console)
-        publish(folder, job.prefix, job.wanted)
+        publish(folder, job.prefix, job.card_info)
     done = read_card(job.prefix)
     assert done is not None
     return Prepared(job.prefix, done)
 
 
-def _there(job: Job, force: bool) -> Card | None:
-    """Returns the card where the job is done.
+def _existing_card(job: Job, force: bool) -> Card | None:
+    """Returns the card if the job is done already.
 
     Raises:
-        DataError: another dataset is there.
+        DataError: another dataset exists at the prefix.
     """
     card = read_card(job.prefix)
     if card is not None and card.job == job.hash:
         shutil.rmtree(job.partial.root, ignore_errors=True)
         return card
-    being_moved = read_state(job.partial, job.hash).publishing
-    there = card is not None or any(path.exists() for path in pair_paths(job.prefix))
-    if there and not force and not being_moved:
+    is_publishing = read_state(job.partial, job.hash).publishing
+    exists = card is not None or any(path.exists() for path in pair_paths(job.prefix))
+    if exists and not force and not is_publishing:
         what = "another preparation" if card is not None else "a pair that was not prepared here"
         raise DataError(
             f"{job.prefix} has {what} ({card_path(job.prefix).name}, .bin, .idx): give another "
@@ -161,7 +162,7 @@ def _there(job: Job, force: bool) -> Card | None:
 
 def _read_and_finish(job: Job, folder: PartialFolder, state: State, console: Console) -> None:
     if state.reached != Reached():
-        console.print(f"goes on where it was: {folder.root}", soft_wrap=True, markup=False)
+        console.print(f"resuming: {folder.root}", soft_wrap=True, markup=False)
     writer = Writer(folder, state)
     try:
         _read(job, writer, console)
@@ -170,22 +171,22 @@ def _read_and_finish(job: Job, folder: PartialFolder, state: State, console: Con
             writer.save()
         finally:
             writer.close()
-    finish(folder, writer.state, job.wanted, job.tokenizer)
+    finish(folder, writer.state, job.card_info, job.tokenizer)
     writer.state.publishing = True
     writer.save_state()
 
 
 def _read(job: Job, writer: Writer, console: Console) -> None:
-    """Reads all inputs from the writer's state on."""
+    """Reads all inputs, from the writer's state on."""
     start, sizes = writer.state.reached, [item.num_bytes for item in job.inputs]
     saved, before = time.monotonic(), _counted(writer.state)[1]
     pool = workers(job.num_workers, job.choice, job.tokenizer, job.filters)
-    with progress(sum(sizes), start.num_read, console) as told, pool as crew:
-        for index, chunk, worked in crew.results(_all_chunks(job, start)):
-            _refuse_too_many(job, writer, job.inputs[index], worked)
+    with progress(sum(sizes), start.num_read, console) as report, pool as crew:
+        for index, chunk, result in crew.results(_all_chunks(job, start)):
+            _refuse_too_many(job, writer, job.inputs[index], result)
             reached = Reached(index, chunk.end, sum(sizes[:index]) + chunk.num_read)
-            writer.append(job.inputs[index].name, worked, reached)
-            _tell(told, writer.state, before)
+            writer.append(job.inputs[index].name, result, reached)
+            _report_progress(report, writer.state, before)
             if time.monotonic() - saved > SAVE_INTERVAL_S:
                 writer.save()
                 saved = time.monotonic()
@@ -199,31 +200,31 @@ def _all_chunks(job: Job, start: Reached) -> Iterator[tuple[int, Chunk]]:
         position = Position()
 
 
-def _refuse_too_many(job: Job, writer: Writer, item: Input, worked: Worked) -> None:
-    number = writer.state.tally.num_rejected + len(worked.rejected)
+def _refuse_too_many(job: Job, writer: Writer, item: Input, result: ChunkResult) -> None:
+    number = writer.state.tally.num_rejected + len(result.rejected)
     if number > job.max_rejected:
-        writer.list_rejected(item.name, worked)
-        last = worked.rejected[-1]
+        writer.list_rejected(item.name, result)
+        last = result.rejected[-1]
         raise DataError(
             f"{number:,} records cannot be read, more than dataset.prepare.max_rejected="
             f"{job.max_rejected}; the last: {item.name}, line {last.place}: {last.reason}; all of them "
-            f"in {writer.folder.refused}: mend the input, or allow more and run the same again"
+            f"in {writer.folder.refused}: fix the input, or raise the limit and run the same command again"
         )
 
 
-def _tell(told: Told, state: State, tokens_before: int) -> None:
+def _report_progress(report: Report, state: State, tokens_before: int) -> None:
     num_documents, num_tokens = _counted(state)
-    told(state.reached.num_read, num_documents, num_tokens - tokens_before)
+    report(state.reached.num_read, num_documents, num_tokens - tokens_before)
 
 
 def _counted(state: State) -> tuple[int, int]:
-    """Returns how many documents and tokens there are so far."""
+    """Returns the numbers of documents and tokens so far."""
     rows = state.tally.sources.values()
     return sum(row[0] for row in rows), sum(row[1] for row in rows)
 
 
 def _bounds(split: str) -> tuple[float, float]:
-    """Returns where validation and test begin."""
+    """Returns the bounds at which validation and test begin."""
     shares = [float(share) for share in split.split(",")]
     shares += [0.0] * (3 - len(shares))
     total = sum(shares)

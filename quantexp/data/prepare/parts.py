@@ -1,7 +1,7 @@
-"""The files of a preparation that is not done, and how to go on with it.
+"""The files of an unfinished preparation, and how to resume it.
 
-They lie in a folder beside the result, `PREFIX.partial`. Everything is only ever appended, so that
-cutting the files to the lengths that `state.json` has brings back the moment it was written.
+They are in a folder beside the result, `PREFIX.partial`. Files are only ever appended to, so truncating them to the
+lengths in `state.json` restores the state at the time it was written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from quantexp.data.prepare.chunks import Position
-from quantexp.data.prepare.work import PARTS, Tally, Worked
+from quantexp.data.prepare.work import PARTS, ChunkResult, Tally
 from quantexp.data.sources import Rejected
 from quantexp.errors import DataError
 from quantexp.runs.status import write_json
@@ -25,38 +25,38 @@ from quantexp.runs.status import write_json
 
 @dataclass(frozen=True)
 class PartialFolder:
-    """The folder `PREFIX.partial`, each file named once."""
+    """The folder `PREFIX.partial` and the paths of its files."""
 
     root: Path
 
     @property
     def state(self) -> Path:
-        """How far it is."""
+        """The saved state."""
         return self.root / "state.json"
 
     @property
     def lock(self) -> Path:
-        """Held (flock) by the process that prepares."""
+        """Locked (flock) by the preparing process."""
         return self.root / ".lock"
 
     @property
     def rejected(self) -> Path:
-        """A JSON line for each record that could not be read."""
+        """One JSON line per unreadable record."""
         return self.root / "rejected.jsonl"
 
     @property
     def refused(self) -> Path:
-        """The same, for the user to look at, where there were too many."""
+        """The same list, kept for the user if there were too many."""
         return self.root / "too_many_rejected.jsonl"
 
     @property
     def index(self) -> Path:
-        """The result's `.idx`, once everything is read."""
+        """The result's `.idx`, once all input is read."""
         return self.root / "pair.idx"
 
     @property
     def card(self) -> Path:
-        """The result's card, which is the last file to be moved to its place."""
+        """The result's card, the last file to be moved into place."""
         return self.root / "card.json"
 
     @property
@@ -69,11 +69,11 @@ class PartialFolder:
         return self.root / f"{part}.bin"
 
     def lengths(self, part: str) -> Path:
-        """Their lengths, int32."""
+        """The lengths of a part's documents, int32."""
         return self.root / f"{part}.lengths"
 
     def hashes(self, part: str) -> Path:
-        """Their hashes, where duplicates are dropped."""
+        """The hashes of a part's documents, if duplicates are dropped."""
         return self.root / f"{part}.hashes"
 
     def appended(self) -> list[Path]:
@@ -84,9 +84,9 @@ class PartialFolder:
 
 @dataclass(frozen=True)
 class Reached:
-    """How far the inputs were read."""
+    """The position up to which the inputs were read."""
 
-    #: Which input, from 0; the number of inputs when all are read.
+    #: Index of the input, from 0; the number of inputs when all are read.
     input: int = 0
     position: Position = field(default_factory=Position)
     #: Bytes of all inputs, as stored.
@@ -95,24 +95,24 @@ class Reached:
 
 @dataclass
 class State:
-    """A moment that a preparation can go on from."""
+    """A state from which a preparation can resume."""
 
-    #: What is prepared, as a hash: another one must not go on from here.
+    #: Hash of the job: another job must not resume from here.
     job: str
     reached: Reached = field(default_factory=Reached)
-    #: Bytes of each file that grows, by name.
+    #: Bytes of each growing file, by name.
     sizes: dict[str, int] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
-    #: The result is whole in the partial folder, and is being moved to its place.
+    #: Whether the result is complete in the partial folder and being moved into place.
     publishing: bool = False
 
 
 @contextmanager
 def sole_user(folder: PartialFolder) -> Iterator[None]:
-    """Makes and holds the folder; it stays.
+    """Creates the folder and locks it; the folder remains.
 
     Raises:
-        DataError: it cannot be made, or another process prepares there.
+        DataError: it cannot be created, or another process holds the lock.
     """
     try:
         folder.root.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def sole_user(folder: PartialFolder) -> Iterator[None]:
 
 
 def read_state(folder: PartialFolder, job: str) -> State:
-    """Returns the state to go on from; a new one where there is none, or one of another job."""
+    """Returns the saved state; a new one if there is none, or it belongs to another job."""
     try:
         content = json.loads(folder.state.read_text())
         reached = content["reached"]
@@ -148,10 +148,10 @@ class Writer:
     """Appends to the files of a partial folder, from a state on."""
 
     def __init__(self, folder: PartialFolder, state: State) -> None:
-        """Opens the files and cuts them to the state's lengths.
+        """Opens the files and truncates them to the state's lengths.
 
         Raises:
-            DataError: a file cannot be written, or is shorter than the state says.
+            DataError: a file cannot be written, or is shorter than in the state.
         """
         self.folder, self.state = folder, state
         self._files: dict[str, IO[bytes]] = {}
@@ -172,26 +172,26 @@ class Writer:
         stream.truncate(size)
         stream.seek(size)
 
-    def append(self, name: str, worked: Worked, reached: Reached) -> None:
-        """Appends what a chunk of the input called `name` adds; then the state is one step further.
+    def append(self, name: str, result: ChunkResult, reached: Reached) -> None:
+        """Appends the results of a chunk of the input `name`, and advances the state.
 
-        Interrupted, the state is as it was: what was written of the chunk will be cut off.
+        After an interruption the state is unchanged: what was written of the chunk will be truncated.
         """
         folder = self.folder
         with writing(folder.root):
-            for part, piece in zip(PARTS, worked.pieces, strict=True):
+            for part, piece in zip(PARTS, result.pieces, strict=True):
                 self._files[folder.ids(part).name].write(piece.ids)
                 self._files[folder.lengths(part).name].write(piece.lengths)
                 self._files[folder.hashes(part).name].write(piece.hashes)
-            lines = "".join(_rejected_line(name, record) for record in worked.rejected)
+            lines = "".join(_rejected_line(name, record) for record in result.rejected)
             self._files[folder.rejected.name].write(lines.encode())
             sizes = {name: stream.tell() for name, stream in self._files.items()}
         tally = deepcopy(self.state.tally)
-        tally.add(worked.tally)
+        tally.add(result.tally)
         self.state = State(self.state.job, reached, sizes, tally)
 
     def save(self) -> None:
-        """Makes the last whole step one to go on from."""
+        """Saves the state after the last complete chunk, to resume from."""
         with writing(self.folder.root):
             for stream in self._files.values():
                 stream.flush()
@@ -199,33 +199,33 @@ class Writer:
         self.save_state()
 
     def save_state(self) -> None:
-        """Writes the state alone: the files are as they were."""
+        """Writes only the state; the files are unchanged."""
         with writing(self.folder.root):
             write_json(self.folder.state, asdict(self.state))
 
-    def list_rejected(self, name: str, worked: Worked) -> None:
-        """Writes all rejected records so far, and those of a chunk that is not taken any more."""
+    def list_rejected(self, name: str, result: ChunkResult) -> None:
+        """Writes all rejected records so far, and those of a chunk that is not appended any more."""
         rejected = self._files[self.folder.rejected.name]
         with writing(self.folder.refused):
             rejected.flush()
-            lines = "".join(_rejected_line(name, record) for record in worked.rejected)
+            lines = "".join(_rejected_line(name, record) for record in result.rejected)
             self.folder.refused.write_bytes(self.folder.rejected.read_bytes() + lines.encode())
 
     def close(self) -> None:
-        """Closes the files; what was not saved is cut off when they are opened again."""
+        """Closes the files; what was not saved is truncated when they are opened again."""
         for stream in self._files.values():
             try:
                 stream.close()
-            except OSError:  # a full disk: told when it was written
+            except OSError:  # a full disk: reported when it was written
                 continue
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the disk refuses into a message.
+    """Converts an OSError of a write into a message for the user.
 
     Raises:
-        DataError: it did.
+        DataError: a write failed.
     """
     try:
         yield
@@ -234,10 +234,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def cannot_write(path: Path, error: OSError) -> DataError:
-    """Returns what to tell when the disk refuses a file."""
+    """Returns the error for a failed write."""
     return DataError(
-        f"cannot write {path}: {error.strerror}; free space or mend permissions, then run the same "
-        "command again: it goes on where it was"
+        f"cannot write {path}: {error.strerror}; free space or fix permissions, then run the same "
+        "command again: it resumes where it stopped"
     )
 
 

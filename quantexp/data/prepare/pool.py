@@ -1,7 +1,7 @@
-"""Chunks worked on by several processes, the results in the order of the chunks.
+"""Processes chunks in several processes, and returns the results in the order of the chunks.
 
-So many chunks are under way as keep every process busy, and no more: memory does not grow with the
-input. A process ends when this one does, however that ends.
+The number of chunks in progress just keeps every process busy, so memory does not grow with the input. A worker process
+ends when this process does, for any reason.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from multiprocessing import get_context
 from typing import Protocol, TypeVar
 
 from quantexp.data.prepare.chunks import Chunk
-from quantexp.data.prepare.work import Filters, Worked, work
+from quantexp.data.prepare.work import ChunkResult, Filters, work
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.processes.with_parent import end_with_parent
 
-#: Chunks under way for each process.
+#: Chunks in progress per process.
 _AHEAD = 3
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class TokenizerChoice:
-    """A tokenizer as configured, from which each process loads its own."""
+    """A tokenizer's configuration, from which each process loads its own."""
 
     kind: str
     path: str | None
@@ -48,49 +48,55 @@ class TokenizerChoice:
 
 
 class Workers(Protocol):
-    """What works on chunks."""
+    """The interface of both kinds of workers."""
 
-    def results(self, chunks: Iterator[tuple[_T, Chunk]]) -> Iterator[tuple[_T, Chunk, Worked]]:
-        """Yields each chunk's result, in order, with what came with it; the chunk has no data any more."""
+    def results(
+        self, chunks: Iterator[tuple[_T, Chunk]]
+    ) -> Iterator[tuple[_T, Chunk, ChunkResult]]:
+        """Yields each chunk's result, in order, with its label; the returned chunk has no data."""
 
 
-class Alone:
-    """This process does the work itself."""
+class InProcess:
+    """Processes chunks in this process."""
 
     def __init__(self, tokenizer: Tokenizer, filters: Filters) -> None:
         self.tokenizer, self.filters = tokenizer, filters
 
-    def results(self, chunks: Iterator[tuple[_T, Chunk]]) -> Iterator[tuple[_T, Chunk, Worked]]:
+    def results(
+        self, chunks: Iterator[tuple[_T, Chunk]]
+    ) -> Iterator[tuple[_T, Chunk, ChunkResult]]:
         """Yields each chunk's result."""
         for label, chunk in chunks:
             yield label, chunk, work(chunk, self.tokenizer, self.filters)
 
 
-class Pool:
-    """Other processes do."""
+class ProcessPool:
+    """Processes chunks in other processes."""
 
     def __init__(self, executor: ProcessPoolExecutor, num_workers: int) -> None:
         self.executor, self.num_workers = executor, num_workers
 
-    def results(self, chunks: Iterator[tuple[_T, Chunk]]) -> Iterator[tuple[_T, Chunk, Worked]]:
+    def results(
+        self, chunks: Iterator[tuple[_T, Chunk]]
+    ) -> Iterator[tuple[_T, Chunk, ChunkResult]]:
         """Yields each chunk's result, in order.
 
         Raises:
             DataError: a process died.
         """
-        under_way: deque[tuple[_T, Chunk, Future[Worked]]] = deque()
+        in_progress: deque[tuple[_T, Chunk, Future[ChunkResult]]] = deque()
         try:
             for label, chunk in chunks:
                 future = self.executor.submit(_work, chunk)
-                under_way.append((label, replace(chunk, data=b""), future))
-                if len(under_way) > _AHEAD * self.num_workers:
-                    yield _first(under_way)
-            while under_way:
-                yield _first(under_way)
+                in_progress.append((label, replace(chunk, data=b""), future))
+                if len(in_progress) > _AHEAD * self.num_workers:
+                    yield _first(in_progress)
+            while in_progress:
+                yield _first(in_progress)
         except BrokenProcessPool as error:
             raise DataError(
-                "a process that tokenises died (was memory short?): run the same command again, it "
-                "goes on where it was, perhaps with fewer dataset.prepare.num_workers"
+                "a process that tokenises died (out of memory?): run the same command again, it "
+                "resumes where it stopped, perhaps with fewer dataset.prepare.num_workers"
             ) from error
 
 
@@ -98,36 +104,38 @@ class Pool:
 def workers(
     num_workers: int, choice: TokenizerChoice, tokenizer: Tokenizer, filters: Filters
 ) -> Iterator[Workers]:
-    """Yields what works on chunks: this process, if one is enough, else so many others."""
+    """Yields the workers: this process if one suffices, else that many others."""
     if num_workers == 1:
-        yield Alone(tokenizer, filters)
+        yield InProcess(tokenizer, filters)
         return
     executor = ProcessPoolExecutor(
-        num_workers, get_context("spawn"), _begin, (choice, filters, os.getpid())
+        num_workers, get_context("spawn"), _initialise, (choice, filters, os.getpid())
     )
     try:
-        yield Pool(executor, num_workers)
+        yield ProcessPool(executor, num_workers)
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _first(under_way: deque[tuple[_T, Chunk, Future[Worked]]]) -> tuple[_T, Chunk, Worked]:
-    label, chunk, future = under_way.popleft()
+def _first(
+    in_progress: deque[tuple[_T, Chunk, Future[ChunkResult]]],
+) -> tuple[_T, Chunk, ChunkResult]:
+    label, chunk, future = in_progress.popleft()
     return label, chunk, future.result()
 
 
-#: What a worker process has for all its chunks.
+#: The tokenizer and filters of a worker process.
 _own: list[tuple[Tokenizer, Filters]] = []
 
 
-def _begin(choice: TokenizerChoice, filters: Filters, parent: int) -> None:
-    """Prepares a worker process; an interruption is for the one that started it."""
+def _initialise(choice: TokenizerChoice, filters: Filters, parent: int) -> None:
+    """Initialises a worker process; interruptions are handled by its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is one process per core
     _own.append((choice.load(), filters))
 
 
-def _work(chunk: Chunk) -> Worked:
+def _work(chunk: Chunk) -> ChunkResult:
     tokenizer, filters = _own[0]
     return work(chunk, tokenizer, filters)

@@ -1,4 +1,4 @@
-"""How far a preparation is: a live line on a terminal, else a line of text now and then."""
+"""Progress of a preparation: a live line on a terminal, otherwise a line of text at intervals."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-#: Seconds between two lines where there is no terminal.
+#: Seconds between two lines without a terminal.
 INTERVAL_S = 30.0
 
-#: Told: bytes read of all inputs, documents, and the tokens of this start alone.
-Told = Callable[[int, int, int], None]
+#: Receives the bytes read of all inputs, the documents, and the tokens since this start.
+Report = Callable[[int, int, int], None]
 
 
 @contextmanager
-def progress(total: int, already: int, console: Console) -> Iterator[Told]:
-    """Yields what is told how far it is.
+def progress(total: int, already: int, console: Console) -> Iterator[Report]:
+    """Yields a function that reports progress.
 
     Args:
-        total: bytes of all inputs as stored; 0 where that is not known.
+        total: bytes of all inputs as stored; 0 if unknown.
         already: bytes that an interrupted preparation had read.
-        console: where it is shown.
+        console: where progress is shown.
     """
     if console.is_terminal:
-        with _live(total, already, console) as told:
-            yield told
+        with _live(total, already, console) as report:
+            yield report
     else:
         yield _lines(total, already, console)
 
 
 @contextmanager
-def _live(total: int, already: int, console: Console) -> Iterator[Told]:
+def _live(total: int, already: int, console: Console) -> Iterator[Report]:
     columns = (
         TextColumn("preparing"),
         BarColumn(),
@@ -46,17 +46,17 @@ def _live(total: int, already: int, console: Console) -> Iterator[Told]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total or None, completed=already, words="", size="")
 
-        def told(num_read: int, num_documents: int, num_tokens: int) -> None:
+        def report(num_read: int, num_documents: int, num_tokens: int) -> None:
             words = _words(num_read - already, num_documents, num_tokens, time.monotonic() - start)
             bar.update(task, completed=num_read, words=words, size=decimal(num_read))
 
-        yield told
+        yield report
 
 
-def _lines(total: int, already: int, console: Console) -> Told:
+def _lines(total: int, already: int, console: Console) -> Report:
     start = last = time.monotonic()
 
-    def told(num_read: int, num_documents: int, num_tokens: int) -> None:
+    def report(num_read: int, num_documents: int, num_tokens: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last < INTERVAL_S:
@@ -71,7 +71,7 @@ def _lines(total: int, already: int, console: Console) -> Told:
             )
         console.print(f"preparing: {share}{words}{left}", soft_wrap=True, markup=False)
 
-    return told
+    return report
 
 
 def _words(num_read: int, num_documents: int, num_tokens: int, elapsed_s: float) -> str:

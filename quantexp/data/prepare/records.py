@@ -1,4 +1,4 @@
-"""The records of a chunk, whatever kind of file it was cut from."""
+"""The records of a chunk, for any kind of file."""
 
 import importlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from quantexp.data.sources import Record, read_lines, read_pages, row_record
 
 
 def records(chunk: Chunk, name: str) -> Iterator[Record]:
-    """Yields the records of a chunk; `name` is the source of those that name none."""
+    """Yields the records of a chunk; `name` is the source of records that name none."""
     if chunk.kind is Kind.PAGES:
         return read_pages(chunk.data, chunk.line)
     if chunk.kind is Kind.LINES:

@@ -1,4 +1,4 @@
-"""What a preparation found, as tables and as JSON."""
+"""The report of a preparation, as tables and as JSON."""
 
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from rich.table import Table
 from quantexp.data.prepare.work import PARTS
 from quantexp.data.prepared import Card
 
-#: Columns of the longest bar.
+#: Width of the longest bar, in columns.
 _BAR = 40
-#: Sources shown.
+#: Largest number of sources shown.
 _MAX_SOURCES = 20
 
 
 def report_json(prefix: Path, card: Card) -> dict[str, Any]:
-    """Returns what `--json` prints."""
+    """Returns the document that `--json` prints."""
     return {
         "prefix": str(prefix),
         "dataset": card.dataset,
@@ -32,7 +32,7 @@ def report_json(prefix: Path, card: Card) -> dict[str, Any]:
 
 
 def print_report(prefix: Path, card: Card, console: Console) -> None:
-    """Prints it for people."""
+    """Prints the report as tables."""
     console.print(_counts(card))
     report = card.report
     text = report["num_text_bytes"] / max(1, sum(card.num_tokens) - sum(card.num_documents))

@@ -1,8 +1,8 @@
 """A file's content as a stream of blocks, unpacked if it is gzip, bzip2 or Zstandard.
 
-Which one it is shows in the first bytes, not in the name. Several packed members one after the
-other (multistream dumps, concatenated gzip) are one stream. A member that ends early is an error:
-some of the libraries' own readers take it for the end of the file.
+The first bytes determine the format, not the name. Consecutive packed members (multistream dumps, concatenated gzip)
+form one stream. A member that ends early is an error: some of the libraries' own readers treat it as the end of the
+file.
 """
 
 import bz2
@@ -14,18 +14,17 @@ from typing import Any
 
 from quantexp.errors import DataError
 
-#: Bytes of a file that are unpacked at a time.
+#: Bytes of a file unpacked at a time.
 _BLOCK = 1 << 16
-#: First bytes of a packed file -> what it is called.
+#: First bytes of a packed file -> name of the format.
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def unpacked(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Yields blocks of the content, and how much of the file (as stored) has been read by then.
+    """Yields blocks of the content, with the number of bytes of the file (as stored) read so far.
 
     Raises:
-        DataError: the file cannot be read, ends early or is damaged, or is Zstandard and the
-            library for it is missing.
+        DataError: the file cannot be read, ends early or is damaged, or is Zstandard and its library is missing.
     """
     try:
         yield from _unpacked(path)
@@ -37,7 +36,7 @@ def first_bytes(path: Path, count: int) -> bytes:
     """Returns up to `count` first bytes of the content.
 
     Raises:
-        DataError: as `unpacked`.
+        DataError: as for `unpacked`.
     """
     head = b""
     for block, _ in unpacked(path):
@@ -96,7 +95,7 @@ def _unpacker(packed: str, path: Path) -> Callable[[], Any]:
 
 
 def _damage(packed: str) -> tuple[type[Exception], ...]:
-    """Returns what the unpacker raises for damaged data."""
+    """Returns the exceptions that the unpacker raises for damaged data."""
     if packed == "zstd":
         return (importlib.import_module("zstandard").ZstdError,)
     return (OSError, zlib.error, ValueError, EOFError)

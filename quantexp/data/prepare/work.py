@@ -1,7 +1,7 @@
-"""What a worker does with a chunk: parse its records, filter them, tokenise, deal them to the parts.
+"""A worker's processing of a chunk: parse its records, filter them, tokenise, and assign them to the parts.
 
-All of it depends on the record alone, never on what came before: a document's part of the split and
-whether it is in the sampled share of its source follow from hashes of its text and its name.
+Every step depends on the record alone, never on earlier ones: hashes of a document's text and name determine its part
+of the split and whether it is in the sampled share of its source.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from quantexp.data.prepare.records import records
 from quantexp.data.sources import Document, LeftOut, Rejected
 from quantexp.data.tokenizers.protocol import Tokenizer
 
-#: The parts of a dataset, in the order in which they lie in a pair.
+#: The parts of a dataset, in their order within a pair.
 PARTS = ("train", "validation", "test")
 #: Bytes of a document's hash.
 HASH_BYTES = 16
-#: Sources that are counted by name; what else comes is counted together.
+#: Number of sources that are counted by name; others are counted together.
 MAX_SOURCES = 100
 OTHER_SOURCES = "(others)"
-#: Why a document is left out.
+#: Reasons for leaving out a document.
 NOT_CHOSEN, NOT_SAMPLED = "source not chosen", "not in the sampled share"
 SHORT, LONG = "shorter than min_chars", "longer than max_chars"
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Which documents are kept, and how they are dealt to the parts."""
+    """Which documents to keep, and how to assign them to the parts."""
 
     #: The source of records that name none.
     name: str
-    #: Where validation and test begin, from 0 to 1.
+    #: The bounds at which validation and test begin, from 0 to 1.
     bounds: tuple[float, float]
-    #: Source -> share; empty is all of all.
+    #: Source -> share; empty keeps all documents.
     sources: dict[str, float] = field(default_factory=dict)
     min_chars: int = 1
     max_chars: int | None = None
-    #: Whether each document's hash is wanted.
+    #: Whether to store each document's hash.
     hashes: bool = False
 
 
 @dataclass
 class Tally:
-    """What was found so far; `add` brings two together, in the order of the input."""
+    """Counts of processed records; `add` combines two, in the order of the input."""
 
     #: Characters and bytes (UTF-8) of the kept text.
     num_chars: int = 0
@@ -60,7 +60,7 @@ class Tally:
     sources: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, other: Tally) -> None:
-        """Count what another one has, too."""
+        """Add the counts of another tally."""
         self.num_chars += other.num_chars
         self.num_text_bytes += other.num_text_bytes
         for reason, number in other.left_out.items():
@@ -83,27 +83,27 @@ class Tally:
 
 @dataclass
 class Piece:
-    """What a chunk adds to one part."""
+    """The data that a chunk adds to one part."""
 
-    #: The documents' ids, one after the other, `eod` after each.
+    #: The documents' ids, concatenated, with `eod` after each.
     ids: bytes = b""
     #: The documents' lengths, int32.
     lengths: bytes = b""
-    #: The documents' hashes; empty where they are not wanted.
+    #: The documents' hashes; empty if they are not stored.
     hashes: bytes = b""
 
 
 @dataclass
-class Worked:
-    """A chunk, done."""
+class ChunkResult:
+    """The result of processing a chunk."""
 
     pieces: tuple[Piece, ...]
     tally: Tally
     rejected: list[Rejected]
 
 
-def work(chunk: Chunk, tokenizer: Tokenizer, filters: Filters) -> Worked:
-    """Returns what a chunk adds to the dataset."""
+def work(chunk: Chunk, tokenizer: Tokenizer, filters: Filters) -> ChunkResult:
+    """Returns the data that a chunk adds to the dataset."""
     tally, rejected = Tally(), []
     kept: list[tuple[Document, bytes]] = []
     for record in records(chunk, filters.name):
@@ -119,17 +119,17 @@ def work(chunk: Chunk, tokenizer: Tokenizer, filters: Filters) -> Worked:
             tally.num_text_bytes += len(content)
             kept.append((record, hashlib.blake2b(content, digest_size=HASH_BYTES).digest()))
     tally.num_rejected = len(rejected)
-    found = tokenizer.tokenize_all([document.text for document, _ in kept])
-    dealt: tuple[list[int], ...] = ([], [], [])
+    ids = tokenizer.tokenize_all([document.text for document, _ in kept])
+    parts: tuple[list[int], ...] = ([], [], [])
     for index, (document, digest) in enumerate(kept):
-        tally.count(document.source, 1, len(found[index]) + 1)
-        dealt[part_of(digest, filters.bounds)].append(index)
-    pieces = tuple(_piece(part, kept, found, tokenizer, filters.hashes) for part in dealt)
-    return Worked(pieces, tally, rejected)
+        tally.count(document.source, 1, len(ids[index]) + 1)
+        parts[part_of(digest, filters.bounds)].append(index)
+    pieces = tuple(_piece(part, kept, ids, tokenizer, filters.hashes) for part in parts)
+    return ChunkResult(pieces, tally, rejected)
 
 
 def left_out(document: Document, filters: Filters) -> str | None:
-    """Returns why a document is not kept, or None."""
+    """Returns the reason why a document is not kept, or None."""
     if filters.sources:
         share = filters.sources.get(document.source)
         if share is None:
@@ -145,20 +145,20 @@ def left_out(document: Document, filters: Filters) -> str | None:
 
 
 def part_of(digest: bytes, bounds: tuple[float, float]) -> int:
-    """Returns the part (0, 1, 2) of a document by its hash: copies of it are in the same one."""
+    """Returns the part (0, 1, 2) of a document by its hash: copies are in the same part."""
     place = _uniform(digest)
     return (place >= bounds[0]) + (place >= bounds[1])
 
 
 def _uniform(digest: bytes) -> float:
-    """Returns a number in [0, 1): the first 53 bits, so that it is exact."""
+    """Returns a number in [0, 1) from the first 53 bits, so that it is exact."""
     return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)
 
 
 def _piece(
     part: list[int],
     kept: list[tuple[Document, bytes]],
-    found: Sequence[Sequence[int]],
+    ids: Sequence[Sequence[int]],
     tokenizer: Tokenizer,
     hashes: bool,
 ) -> Piece:
@@ -166,13 +166,13 @@ def _piece(
     eod = np.array([tokenizer.eod], dtype)
     arrays = []
     for index in part:
-        ids = found[index]
-        if isinstance(ids, bytes):
-            arrays.append(np.frombuffer(ids, np.uint8).astype(dtype))
+        document_ids = ids[index]
+        if isinstance(document_ids, bytes):
+            arrays.append(np.frombuffer(document_ids, np.uint8).astype(dtype))
         else:
-            arrays.append(np.array(ids, dtype))
+            arrays.append(np.array(document_ids, dtype))
         arrays.append(eod)
-    lengths = np.array([len(found[index]) + 1 for index in part], "<i4")
+    lengths = np.array([len(ids[index]) + 1 for index in part], "<i4")
     return Piece(
         ids=np.concatenate(arrays).tobytes() if arrays else b"",
         lengths=lengths.tobytes(),

@@ -1,1 +1,1 @@
-"""Text to token ids: bytes, Hugging Face, tiktoken, SentencePiece."""
+"""Tokenizers: bytes, Hugging Face, tiktoken, SentencePiece."""

@@ -1,9 +1,8 @@
-"""Text to token ids: bytes, which need no download, or a Hugging Face tokenizer from disk.
+"""Tokenizers: bytes, which need no download, or a tokenizer from disk.
 
-Nothing is ever downloaded. A tokenizer here is what `prepare` and Megatron's GPTDataset ask for,
-and a fingerprint of what decides its ids, for a run's identity. None wraps text in special
-tokens: `eod` is appended where documents are written. tiktoken and SentencePiece files are in
-`model_files`.
+Nothing is ever downloaded. A tokenizer here has the interface that `prepare` and Megatron's GPTDataset need, and a
+fingerprint of everything that determines its ids, for a run's identity. None adds special tokens: `eod` is appended
+when documents are written. tiktoken and SentencePiece files are in `model_files`.
 """
 
 import hashlib
@@ -17,18 +16,18 @@ from quantexp.data.tokenizers.protocol import Tokenizer, identifiers
 from quantexp.data.tokenizers.words import Words, words_of
 from quantexp.errors import DataError
 
-#: What each kind reads.
+#: The files of each kind.
 _NEEDS = {
     "huggingface": "a folder with tokenizer.json, or that file",
     "tiktoken": "a file of ranks (cl100k_base.tiktoken, or Meta's tokenizer.model of Llama 3)",
     "sentencepiece": "a SentencePiece model (tokenizer.model)",
 }
-#: What ends a document where no `tokenizer_config.json` says so.
+#: Names of the end-of-document token if no `tokenizer_config.json` names it.
 _EOD_NAMES = ("<|end_of_text|>", "<|endoftext|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>")
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as ids 0 to 255, the end of a document as 256."""
+    """UTF-8 bytes as ids 0 to 255; the end of a document is 256."""
 
     vocab_size = 257
     eod = 256
@@ -36,11 +35,11 @@ class ByteTokenizer:
 
     @property
     def unique_identifiers(self) -> dict[str, str]:
-        """What Megatron hashes to name its cached indices."""
+        """The values that Megatron hashes to name its cached indices."""
         return identifiers(self)
 
     def tokenize(self, text: str) -> list[int]:
-        """Returns the text's UTF-8 bytes; the empty text has none."""
+        """Returns the text's UTF-8 bytes; empty for the empty text."""
         return list(text.encode("utf-8"))
 
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
@@ -48,14 +47,14 @@ class ByteTokenizer:
         return [text.encode("utf-8") for text in texts]
 
     def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text; `eod` is dropped, bytes that are no character become U+FFFD.
+        """Returns the text without `eod`; invalid bytes become U+FFFD.
 
-        A training sample may begin or end within a character, so that this is no error.
+        They are no error, as a training sample may begin or end within a character.
         """
         return bytes(i for i in ids if i != self.eod).decode("utf-8", errors="replace")
 
     def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of the rule: there is but one byte tokenizer."""
+        """Returns the sha256, in hex, of the rule: there is only one byte tokenizer."""
         return hashlib.sha256(b"byte: utf-8 0..255, eod 256").hexdigest()
 
 
@@ -63,88 +62,89 @@ class HuggingFaceTokenizer:
     """A `tokenizer.json`, run by the `tokenizers` library.
 
     Attributes:
-        vocab_size: the largest id and one, added tokens included; a vocabulary with holes counts
-            them. eod: the id of the token that ends a document.
+        vocab_size: one more than the largest id, added tokens included; gaps in the vocabulary count. eod: the id that
+            ends a document.
     """
 
     def __init__(self, path: Path, eod: str | None = None) -> None:
-        """Reads a `tokenizer.json`, or a folder that has one.
+        """Reads a `tokenizer.json`, or a folder that contains one.
 
         Args:
             path: the file or folder.
-            eod: the name of the token that ends a document; None goes by `eos_token` of a
-                `tokenizer_config.json` beside, else by the usual names.
+            eod: the name of the token that ends a document; None selects `eos_token` of a `tokenizer_config.json`
+            beside
+                it, else one of the usual names.
 
         Raises:
-            DataError: `tokenizers` is not installed, or the file is missing, unreadable or names
-                no end of document.
+            DataError: `tokenizers` is not installed, or the file is missing, unreadable or has no end-of-document
+            token.
         """
         file = path / "tokenizer.json" if path.is_dir() else path
         content = _read_tokenizer_json(file)
         self._tokenizer = _parse_tokenizer_json(file, content)
-        self._tokenizer.no_truncation()  # documents are whole, whatever the file was saved with
+        self._tokenizer.no_truncation()  # documents stay whole, whatever the file specifies
         self._tokenizer.no_padding()
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.eod = vocab[_eod_name(file, vocab) if eod is None else _given_eod(file, vocab, eod)]
         config = file.with_name("tokenizer_config.json")
         self.files = (file, config) if config.is_file() else (file,)
-        self._content, self._asked_for_words = content, False
+        self._content, self._has_tried_words = content, False
         self._words: Words | None = None
         self._fingerprint = hashlib.sha256(content + f"\neod {self.eod}".encode()).hexdigest()
 
     @property
     def unique_identifiers(self) -> dict[str, str]:
-        """What Megatron hashes to name its cached indices."""
+        """The values that Megatron hashes to name its cached indices."""
         return identifiers(self)
 
     def tokenize(self, text: str) -> list[int]:
-        """Returns the text's ids, without the special tokens a template would add."""
+        """Returns the text's ids, without the special tokens of a template."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """Returns the ids of each text, word by word where the tokenizer works so (see `words`)."""
-        if not self._asked_for_words:
-            self._words, self._asked_for_words = words_of(self._tokenizer, self._content), True
-        found = [None if self._words is None else self._words.ids(text) for text in texts]
-        others = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        """Returns the ids of each text, word by word if the tokenizer supports it (see `words`)."""
+        if not self._has_tried_words:
+            self._words, self._has_tried_words = words_of(self._tokenizer, self._content), True
+        cached = [None if self._words is None else self._words.ids(text) for text in texts]
+        others = [text for text, ids in zip(texts, cached, strict=True) if ids is None]
         rest = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
-        return [next(rest).ids if ids is None else ids for ids in found]
+        return [next(rest).ids if ids is None else ids for ids in cached]
 
     def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text; `eod` and other special tokens are dropped."""
+        """Returns the text without `eod` and other special tokens."""
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
 
     def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of `tokenizer.json` and `eod`, not of their path."""
+        """Returns the sha256, in hex, of `tokenizer.json` and `eod`, independent of their path."""
         return self._fingerprint
 
 
 def load_tokenizer(
     name: str, path: str | None, *, eod: str | None = None, pattern: str | None = None
 ) -> Tokenizer:
-    """Returns the tokenizer called `byte` (which takes no path), or another (which needs one).
+    """Returns the tokenizer `byte` (which takes no path), or another (which needs one).
 
     Args:
         name: byte, huggingface, tiktoken or sentencepiece.
-        path: its file, or for huggingface a folder too.
-        eod: the name of the token that ends a document; None is the tokenizer's own.
-        pattern: how tiktoken cuts text into words.
+        path: its file, or for huggingface also a folder.
+        eod: the name of the token that ends a document; None means the tokenizer's own.
+        pattern: how tiktoken splits text into words.
 
     Raises:
-        DataError: another name, a path that is missing, not needed or unreadable, an `eod` or a
-            pattern for a tokenizer that takes none.
+        DataError: another name; a path that is missing, not needed or unreadable; an `eod` or a pattern for a tokenizer
+            that takes none.
     """
     if pattern is not None and name != "tiktoken":
         raise DataError(
             f"dataset.tokenizer_pattern is for dataset.tokenizer=tiktoken, got {name}; drop it"
         )
     if name == "byte":
-        for key, given in (("tokenizer_path", path), ("eod", eod)):
-            if given is not None:
+        for key, value in (("tokenizer_path", path), ("eod", eod)):
+            if value is not None:
                 raise DataError(
                     f"dataset.tokenizer=byte takes no {key.rpartition('_')[2]}, got "
-                    f"dataset.{key}={given}; drop it, or set dataset.tokenizer=huggingface"
+                    f"dataset.{key}={value}; drop it, or set dataset.tokenizer=huggingface"
                 )
         return ByteTokenizer()
     if name not in _NEEDS:
@@ -209,7 +209,7 @@ def _given_eod(file: Path, vocab: dict[str, int], name: str) -> str:
 
 
 def _declared_eos(config: Path) -> str | None:
-    """Returns `eos_token`, a string or an object with `content`; None where there is none."""
+    """Returns `eos_token`, a string or an object with `content`; None if there is none."""
     try:
         declared = json.loads(config.read_bytes()).get("eos_token")
     except (ValueError, AttributeError) as error:

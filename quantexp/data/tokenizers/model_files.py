@@ -1,9 +1,8 @@
-"""Tokenizers that are one model file: tiktoken's ranks and SentencePiece.
+"""Tokenizers in one model file: tiktoken's ranks and SentencePiece.
 
-A tiktoken file has lines of a token in base64 and its rank, and nothing else: how text is cut into
-words before ranks are applied, and which tokens are special, stands elsewhere. For the published
-vocabularies that is known by the number of ranks; for another one `dataset.tokenizer_pattern`
-says it, and the id after the last rank ends a document.
+A line of a tiktoken file has a token in base64 and its rank, and nothing else. The file does not say how text is split
+into words before ranks are applied, nor which tokens are special. For the published vocabularies the number of ranks
+determines both. For others `dataset.tokenizer_pattern` gives the split, and the id after the last rank ends a document.
 """
 
 import base64
@@ -17,25 +16,25 @@ from typing import Any
 from quantexp.data.tokenizers.protocol import identifiers
 from quantexp.errors import DataError
 
-#: How cl100k_base and Llama 3 cut text (tiktoken's openai_public, Meta's llama3).
+#: How cl100k_base and Llama 3 split text (tiktoken's openai_public, Meta's llama3).
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-#: How GPT-2 does.
+#: How GPT-2 splits text.
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True)
 class _Published:
-    """What a file of ranks leaves out."""
+    """What a file of ranks does not contain."""
 
     pattern: str
     #: Special tokens and their ids.
     special: dict[str, int]
     #: The special token that ends a document.
     eod: str
-    #: Ids, those reserved for special tokens included.
+    #: Number of ids, including those reserved for special tokens.
     vocab_size: int
 
 
@@ -56,16 +55,17 @@ class TiktokenTokenizer:
     """A file of ranks, run by the `tiktoken` library; special tokens in a text are plain text.
 
     Attributes:
-        vocab_size: the published number of ids, else one more than `eod`. eod: the id that ends a
-            document. files: the file of ranks.
+        vocab_size: the published number of ids, else one more than `eod`. eod: the id that ends a document. files: the
+            file of ranks.
     """
 
     def __init__(self, path: Path, eod: str | None = None, pattern: str | None = None) -> None:
         """Reads the file.
 
         Raises:
-            DataError: `tiktoken` is not installed; the file cannot be read, is no file of ranks,
-                or has an unpublished number of them and there is no pattern; no such `eod`.
+            DataError: `tiktoken` is not installed; the file cannot be read or is not a file of ranks; the number of
+            ranks
+                is unpublished and there is no pattern; or there is no such `eod`.
         """
         library = _library("tiktoken", "tiktoken")
         content = _read(path)
@@ -93,7 +93,7 @@ class TiktokenTokenizer:
 
     @property
     def unique_identifiers(self) -> dict[str, str]:
-        """What Megatron hashes to name its cached indices."""
+        """The values that Megatron hashes to name its cached indices."""
         return identifiers(self)
 
     def tokenize(self, text: str) -> list[int]:
@@ -105,7 +105,7 @@ class TiktokenTokenizer:
         return [self._encoding.encode_ordinary(text) for text in texts]
 
     def detokenize(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids; special tokens are dropped."""
+        """Returns the text of the ids without special tokens."""
         special = self._encoding._special_tokens.values()
         return str(self._encoding.decode([int(i) for i in ids if i not in special]))
 
@@ -118,16 +118,15 @@ class SentencePieceTokenizer:
     """A SentencePiece model, run by the `sentencepiece` library.
 
     Attributes:
-        vocab_size: its pieces. eod: the id that ends a document, `</s>` unless another is named.
-            files: the model.
+        vocab_size: the number of pieces. eod: the id that ends a document, `</s>` by default. files: the model.
     """
 
     def __init__(self, path: Path, eod: str | None = None) -> None:
         """Reads the model.
 
         Raises:
-            DataError: `sentencepiece` is not installed, the file cannot be read or is no model, or
-                it has no such `eod`.
+            DataError: `sentencepiece` is not installed, the file cannot be read or is not a model, or it has no such
+                `eod`.
         """
         library = _library("sentencepiece", "sentencepiece")
         content = _read(path)
@@ -141,18 +140,18 @@ class SentencePieceTokenizer:
 
     def _eod(self, path: Path, name: str | None) -> int:
         if name is None:
-            found = int(self._model.eos_id())
-            if found < 0:
+            eos = int(self._model.eos_id())
+            if eos < 0:
                 raise DataError(f"{path}: no piece ends a document; name one as dataset.eod=...")
-            return found
-        found = int(self._model.piece_to_id(name))
-        if self._model.id_to_piece(found) != name:
+            return eos
+        piece = int(self._model.piece_to_id(name))
+        if self._model.id_to_piece(piece) != name:
             raise DataError(f"{path}: has no token dataset.eod={name}; name one of its pieces")
-        return found
+        return piece
 
     @property
     def unique_identifiers(self) -> dict[str, str]:
-        """What Megatron hashes to name its cached indices."""
+        """The values that Megatron hashes to name its cached indices."""
         return identifiers(self)
 
     def tokenize(self, text: str) -> list[int]:

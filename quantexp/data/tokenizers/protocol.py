@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Tokenizer(Protocol):
-    """What the data path asks of a tokenizer."""
+    """The interface that the data path needs."""
 
     @property
     def vocab_size(self) -> int:
@@ -20,11 +20,11 @@ class Tokenizer(Protocol):
 
     @property
     def unique_identifiers(self) -> dict[str, str]:
-        """What Megatron hashes to name its cached indices."""
+        """The values that Megatron hashes to name its cached indices."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What it was read from; a copy of these is the same tokenizer."""
+        """The files it was read from; copies of them give the same tokenizer."""
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids, without `eod`."""
@@ -36,9 +36,9 @@ class Tokenizer(Protocol):
         """Returns the text of the ids; `eod` has none."""
 
     def fingerprint(self) -> str:
-        """Returns the sha256, in hex, of what decides the ids."""
+        """Returns the sha256, in hex, of everything that determines the ids."""
 
 
 def identifiers(tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns what Megatron hashes to name its cached indices."""
+    """Returns the values that Megatron hashes to name its cached indices."""
     return {"class": type(tokenizer).__name__, "fingerprint": tokenizer.fingerprint()}

@@ -1,13 +1,13 @@
-"""The ids of text word by word, for byte-level BPE tokenizers (GPT-2, Llama 3, Qwen and their like).
+"""Tokenises text word by word, for byte-level BPE tokenizers (GPT-2, Llama 3, Qwen and similar ones).
 
-Such a tokenizer cuts text into words by a regular expression and applies its merges within each
-word alone, so that a word has the same ids wherever it stands. Most words are frequent ones: they
-are looked up here, and only new ones go to the `tokenizers` library's model. That is three times
-as fast as the library, whose own time goes into cutting and into what ids do not need.
+Such a tokenizer splits text into words by a regular expression and applies its merges within each word only, so a word
+has the same ids everywhere. Most words are frequent: a cache provides their ids, and only new words go to the
+`tokenizers` library's model. This is three times as fast as the library, which spends its time on splitting and
+on data besides the ids.
 
-The words are cut by the `regex` library. It must cut as the tokenizer does, which is not taken on
-trust: each character is compared, once, in many neighbourhoods with the library's own
-cut. Text with a character that differs, or with a special token, is left to the library.
+The `regex` library splits the words. It must split as the tokenizer does, which is verified: each character is compared
+once, in many contexts, with the library's own split. The library handles text with a character that differs,
+or with a special token.
 """
 
 import importlib
@@ -15,11 +15,11 @@ import json
 from itertools import chain
 from typing import Any
 
-#: How `ByteLevel` cuts text itself (GPT-2).
+#: How `ByteLevel` itself splits text (GPT-2).
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-#: Words that are kept; later ones are rare.
+#: Number of cached words; later ones are rare.
 _MAX_WORDS = 200_000
-#: Neighbourhoods of a character in which both must cut alike.
+#: Contexts of a character in which both splits must agree.
 _PROBES = (
     "a{0}a {0} A{0}{0}1{0} 1",
     "'{0} '{0}a x'{0}{0}y",
@@ -33,7 +33,7 @@ _PROBES = (
 
 
 class Words(dict[str, tuple[int, ...]]):
-    """Word -> ids; what is missing is asked for."""
+    """Word -> ids; missing words are computed."""
 
     def __init__(self, library_tokenizer: Any, pattern: Any, specials: list[str]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Words(dict[str, tuple[int, ...]]):
         return ids
 
     def ids(self, text: str) -> list[int] | None:
-        """Returns the text's ids; None where the library must give them."""
+        """Returns the text's ids; None if the library must compute them."""
         if any(special in text for special in self._specials):
             return None
         characters = set(text)
@@ -77,10 +77,10 @@ class Words(dict[str, tuple[int, ...]]):
 
 
 def words_of(library_tokenizer: Any, content: bytes) -> Words | None:
-    """Returns the words of a tokenizer, empty yet, or None where it does not work word by word.
+    """Returns an empty word cache for a tokenizer, or None if the tokenizer does not work word by word.
 
     Args:
-        library_tokenizer: as the `tokenizers` library has it.
+        library_tokenizer: the object of the `tokenizers` library.
         content: its `tokenizer.json`.
     """
     parts = json.loads(content)
@@ -90,7 +90,7 @@ def words_of(library_tokenizer: Any, content: bytes) -> Words | None:
     except (ImportError, ValueError):
         return None
     except Exception as error:
-        if type(error).__module__.startswith(("regex", "_regex")):  # not of its grammar
+        if type(error).__module__.startswith(("regex", "_regex")):  # not in its grammar
             return None
         raise
     if compiled is None or compiled.groups:
@@ -100,7 +100,7 @@ def words_of(library_tokenizer: Any, content: bytes) -> Words | None:
 
 
 def _pattern(parts: dict[str, Any]) -> str | None:
-    """Returns how text is cut, or None where more than that happens to it."""
+    """Returns the pattern that splits text, or None if the tokenizer does more than that."""
     model = parts.get("model") or {}
     plain = model.get("type") == "BPE" and not any(
         model.get(key)
@@ -128,15 +128,15 @@ def _pattern(parts: dict[str, Any]) -> str | None:
 
 
 def _shortest(specials: list[str]) -> list[str]:
-    """Returns the first characters of special tokens, as few as tell that one may be there."""
+    """Returns the first characters of special tokens, enough to detect that one may be present."""
     starts = {special[:2] for special in specials}
     return sorted(starts)
 
 
 def _byte_letters() -> dict[int, str]:
-    """Returns the letter that stands for each byte in a byte-level vocabulary (GPT-2).
+    """Returns the letter that represents each byte in a byte-level vocabulary (GPT-2).
 
-    Printable characters of Latin-1 stand for themselves, the others for U+0100 onwards.
+    Printable characters of Latin-1 represent themselves, the others map to U+0100 onwards.
     """
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in own]

@@ -1,4 +1,4 @@
-"""Raw text as it is published, made here: dumps, extracted lines, shards, tables."""
+"""Raw text in published forms, created here: dumps, extracted lines, shards, tables."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def dump(contents: Sequence[str]) -> bytes:
 
 
 def multistream(content: bytes) -> bytes:
-    """As the multistream dumps are packed: head, pages and tail each their own bzip2 stream."""
+    """Packed like the multistream dumps: head, pages and tail each in their own bzip2 stream."""
     first, last = content.index(b"  <page>"), content.rindex(b"</mediawiki>")
     middle = content[first:last]
     cut = middle.index(b"  <page>", len(middle) // 2)
@@ -91,7 +91,7 @@ def parquet(contents: Sequence[str], path: Path) -> None:
 
 
 def write_forms(folder: Path, contents: Sequence[str]) -> dict[str, Path]:
-    """The same texts in every form that can be read."""
+    """The same texts in every supported form."""
     folder.mkdir(parents=True, exist_ok=True)
     shard = lines(rows(contents))
     extracted = lines([{"id": str(i), "title": f"T{i}", "text": t} for i, t in enumerate(contents)])
@@ -121,13 +121,13 @@ def config(source: object, prefix: Path, **changes: Any) -> DatasetConfig:
 
 
 def prepared(source: object, prefix: Path, *, force: bool = False, **changes: Any) -> Prepared:
-    """Prepares, without a word."""
+    """Prepares without output."""
     job = make_job(config(source, prefix, **changes))
     return prepare(job, Console(quiet=True), force=force)
 
 
 def content_of(prefix: Path) -> dict[str, bytes]:
-    """All files of a prepared dataset, by their ending."""
+    """All files of a prepared dataset, by suffix."""
     return {
         path.name.removeprefix(prefix.name): path.read_bytes()
         for path in prefix.parent.glob(f"{prefix.name}*")

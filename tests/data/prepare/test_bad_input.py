@@ -25,7 +25,7 @@ BAD = b'{"id": 1\n{"id": "b"}\n{"text": "\xff"}\n[1]\n'
 
 
 def nothing_whole(prefix: Path) -> bool:
-    """No file of a result is there."""
+    """No file of a result exists."""
     return not any(path.exists() for path in (*pair_paths(prefix), Path(f"{prefix}.json")))
 
 
@@ -44,7 +44,7 @@ def test_more_than_the_limit_ends_it_and_a_higher_limit_goes_on(tmp_path: Path) 
     (tmp_path / "a.jsonl").write_bytes(GOOD + BAD + GOOD)
     words = (
         r"4 records cannot be read, more than dataset\.prepare\.max_rejected=3; the last: .*a\.jsonl, line 7: "
-        r"must be a JSON object, got list; all of them in .*too_many_rejected\.jsonl: mend the input"
+        r"must be a JSON object, got list; all of them in .*too_many_rejected\.jsonl: fix the input"
     )
     with pytest.raises(DataError, match=words):
         prepared(tmp_path / "a.jsonl", tmp_path / "own", max_rejected=3)
@@ -183,7 +183,7 @@ def test_a_full_disk_ends_it_and_with_space_it_goes_on(
         append(self, *arguments)
 
     monkeypatch.setattr(Writer, "append", full)
-    words = r"cannot write .*x\.partial: No space left on device; free space .*: it goes on where it was"
+    words = r"cannot write .*x\.partial: No space left on device; free space .*: it resumes where it stopped"
     with pytest.raises(DataError, match=words):
         prepared(tmp_path / "a.jsonl", tmp_path / "own" / "x")
     assert nothing_whole(tmp_path / "own" / "x")
@@ -238,7 +238,7 @@ def test_a_dataset_of_the_hub_needs_the_extra(
 
 
 class Rows(list[dict[str, Any]]):
-    """What `load_dataset(..., streaming=True)` gives, as far as it is used."""
+    """The result of `load_dataset(..., streaming=True)`, as far as it is used."""
 
     def skip(self, count: int) -> list[dict[str, Any]]:
         return self[count:]
@@ -281,6 +281,6 @@ def test_what_the_hub_refuses_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
     with pytest.raises(
-        DataError, match=r"hf:x: the Hub does not give it \(Couldn't reach it\); see"
+        DataError, match=r"hf:x: the Hub does not give it \(Couldn't reach it\); check"
     ):
         prepared("hf:x", tmp_path / "own")

@@ -27,7 +27,7 @@ def read(prefix: Path) -> list[str]:
 
 
 def part(text: str, bounds: tuple[float, float] = (0.95, 1.0)) -> int:
-    """Which part a text falls to, computed in another way than the package does."""
+    """The part of a text, computed independently of the package."""
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     place = int(digest[:16], 16) / 2**64
     return sum(place >= bound for bound in bounds)
@@ -161,7 +161,7 @@ def test_interrupted_again_and_again_it_ends_with_the_same_bytes(
 def test_the_end_can_be_interrupted_at_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deduplicate: bool
 ) -> None:
-    """Every rename and removal of the last phase is once the one that does not happen any more."""
+    """Every rename and removal of the last phase is once the one that no longer happens."""
     (tmp_path / "a.jsonl").write_bytes(b"{\n" + lines(rows([*texts(50), *texts(20)])))
     fixed = {"deduplicate": deduplicate, "split": "8,1,1", "max_rejected": 5}
     whole = content_of(prepared(tmp_path / "a.jsonl", tmp_path / "w" / "x", **fixed).prefix)
@@ -246,7 +246,7 @@ def test_a_second_time_it_is_found(tmp_path: Path) -> None:
     first = prepared(tmp_path / "a.jsonl", tmp_path / "own")
     before = {p: p.stat().st_mtime_ns for p in pair_paths(first.prefix)}
     again = prepared(tmp_path / "a.jsonl", tmp_path / "own")
-    assert again.found
+    assert again.existed
     assert again.card == first.card
     assert {p: p.stat().st_mtime_ns for p in pair_paths(first.prefix)} == before
 
@@ -310,7 +310,7 @@ def test_the_defaults_follow_the_machine_and_the_input(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
     made = job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", num_workers=None))
     assert made.num_workers == 1  # too small for more
-    assert made.wanted.split == "95,5,0"
+    assert made.card_info.split == "95,5,0"
     assert made.filters.bounds == (0.95, 1.0)
     made = job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", split="3"))
     assert made.filters.bounds == (1.0, 1.0)

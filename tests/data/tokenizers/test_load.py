@@ -12,7 +12,7 @@ from quantexp.errors import DataError
 def write_tokenizer(
     folder: Path, vocab: dict[str, int], special: dict[str, int] | None = None
 ) -> Path:
-    """A tokenizer of whole words, as the tokenizers library writes it."""
+    """A tokenizer of whole words, as written by the tokenizers library."""
     added = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": "?"}
     content: dict[str, Any] = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}}

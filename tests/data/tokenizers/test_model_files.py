@@ -14,7 +14,7 @@ PATTERN = r"\w+|\W"
 
 
 def write_ranks(path: Path, merged: int = 20) -> Path:
-    """The bytes, and some pairs of letters, as tiktoken's files have them."""
+    """The bytes and some pairs of letters, in the form of tiktoken's files."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     pairs = [(a + b).encode() for a in letters for b in letters][:merged]
     tokens = [*(bytes([i]) for i in range(256)), *pairs]
@@ -75,7 +75,7 @@ def test_the_pattern_of_gpt2_is_the_librarys() -> None:
 
     words = "I've 12345 owls!!  They'll\n\n hunt\t at\r\nnight; it's DON'T é景 x"
     assert regex.findall(_GPT2, words) == regex.findall(r50k_pat_str, words)
-    # cl100k_base's, checked by what its rules say: three digits at most, any case of 's, line ends together.
+    # cl100k_base's, verified by its rules: three digits at most, any case of 's, line ends together.
     found = regex.findall(_CL100K, words)
     assert "".join(found) == words
     assert {"123", "45", "'T", "'ve", "\n\n"} <= set(found)

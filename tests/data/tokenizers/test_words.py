@@ -1,4 +1,4 @@
-"""Word by word as the `tokenizers` library itself: every id, on text of every kind."""
+"""Tokenising word by word equals the `tokenizers` library: every id, on text of every kind."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_ids_are_the_librarys_on_any_text(tmp_path: Path, name: str) -> None:
     by_words = [words.ids(text) for text in texts]
     taken = [(ids, e) for ids, e in zip(by_words, expected, strict=True) if ids is not None]
     assert all(ids == e for ids, e in taken)
-    if name != "o200k":  # whose pattern the two libraries do not read alike
+    if name != "o200k":  # the two libraries interpret its pattern differently
         assert len(taken) > len(texts) // 2, "the fast way is the usual one"
     assert by_words[-2] is None, "special tokens are the library's"
     assert by_words[-3] == []
@@ -96,7 +96,7 @@ def test_a_character_that_is_cut_otherwise_is_left_to_the_library(tmp_path: Path
     library = Tokenizer.from_file(str(path))
 
     class Other:
-        """Cuts z as no letter."""
+        """Treats z as not a letter."""
 
         def findall(self, text: str) -> list[str]:
             import regex
