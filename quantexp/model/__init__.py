@@ -1,1 +1,1 @@
-"""A decoder's shapes and counts, and its checkpoints, without a model being built."""
+"""A decoder's shapes and counts, and its checkpoints, computed without building a model."""

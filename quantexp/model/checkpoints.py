@@ -1,11 +1,12 @@
-"""Checkpoints of a run: at which iterations, where, how large. Nothing here imports torch.
+"""Checkpoints of a run: their iterations, folders and sizes. Imports no torch.
 
     checkpoints/iteration_00000100/     model.safetensors (or shards with an index), config.json
                                         padding.safetensors, where Megatron pads the vocabulary
                                         training_state.pt, with checkpoint.optimizer
 
-Each holds the weights as models are published, so that it can be begun with (`model.init_from`), exported and looked at
-with any tool. A folder is written beside its place and renamed: one that has its name is whole.
+Each contains the weights in the published form, so that runs can start from it (`model.init_from`), `export` can copy
+it, and any tool can read it. A folder is written under a temporary name and renamed: a folder with the final name is
+complete.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from quantexp.runs.paths import RunDir
 from quantexp.schema import CheckpointConfig, Experiment
 from quantexp.schema.ranges import at_least
 
-#: The optimizer's state, where it is kept, in a checkpoint's folder.
+#: The optimizer's state in a checkpoint's folder, if it is saved.
 STATE = "training_state.pt"
-#: The rows of the vocabulary's padding, which are trained too and are no part of a published model.
+#: The padding rows of the vocabulary, which are trained too but are not part of a published model.
 PADDING = "padding.safetensors"
 _NAME = re.compile(r"iteration_(\d{8})")
 
 
 def iterations_saved(checkpoint: CheckpointConfig, iterations: int) -> list[int]:
-    """The iterations after which a run that goes to its end saves its model."""
+    """The iterations after which a complete run saves its model."""
     every = checkpoint.every
     saved = list(range(every, iterations + 1, every)) if every is not None else []
     if checkpoint.at_end and iterations not in saved:
@@ -42,7 +43,7 @@ def check_checkpoint(checkpoint: CheckpointConfig, iterations: int) -> None:
     """Refuse intervals that save nothing.
 
     Raises:
-        ConfigError: with key, value and bound.
+        ConfigError: names key, value and bound.
     """
     if checkpoint.every is None:
         if checkpoint.optimizer and not checkpoint.at_end:
@@ -64,7 +65,7 @@ def folder_of(run: RunDir, iteration: int) -> Path:
 
 
 def saved_iterations(run: RunDir) -> list[int]:
-    """The iterations whose checkpoints are there, whole."""
+    """The iterations with a complete checkpoint."""
     if not run.checkpoints.is_dir():
         return []
     names = (_NAME.fullmatch(path.name) for path in run.checkpoints.iterdir())
@@ -72,37 +73,36 @@ def saved_iterations(run: RunDir) -> list[int]:
 
 
 def checkpoint_bytes(experiment: Experiment) -> int:
-    """What one checkpoint takes, without its small files and the padding of the vocabulary."""
+    """Bytes of one checkpoint, without its small files and the padding of the vocabulary."""
     shapes = published(mapping(experiment.model)).values()
-    each = size = element_bytes(experiment.training)
-    if (
-        experiment.checkpoint.optimizer
-    ):  # two moments; where the weights are of 16 bits, them in fp32 too
-        each += 8 if size == 4 else 12
-    return sum(math.prod(shape) for shape in shapes) * each
+    per_element = size = element_bytes(experiment.training)
+    # two moments, and with 16-bit weights a copy of them in fp32
+    if experiment.checkpoint.optimizer:
+        per_element += 8 if size == 4 else 12
+    return sum(math.prod(shape) for shape in shapes) * per_element
 
 
 def require_room(experiment: Experiment, root: Path) -> None:
-    """Refuse a run whose checkpoints are more than what is free where they are to go.
+    """Refuse a run whose checkpoints exceed the free space of their disk.
 
     Raises:
-        RunError: with what they take, what is free, and what to change.
+        RunError: names the required and the free space, and a remedy.
     """
     number = len(iterations_saved(experiment.checkpoint, experiment.training.iterations))
-    taken = number * checkpoint_bytes(experiment)
+    required = number * checkpoint_bytes(experiment)
     free = shutil.disk_usage(root).free
-    if taken > free:
+    if required > free:
         raise RunError(
-            f"{number} checkpoints would take {taken / 1e9:.3g} GB, and {root} has {free / 1e9:.3g} GB free; raise "
+            f"{number} checkpoints would take {required / 1e9:.3g} GB, and {root} has {free / 1e9:.3g} GB free; raise "
             "checkpoint.every, or set paths.root to another disk"
         )
 
 
 def named(text: str) -> tuple[str, int]:
-    """The run and the iteration that `training.start_from` names.
+    """The run and the iteration of `training.start_from`.
 
     Raises:
-        ConfigError: it does not have this form.
+        ConfigError: the text does not have this form.
     """
     run, at, iteration = text.rpartition("@")
     if not (run and at and iteration.isdecimal() and int(iteration) > 0):
@@ -111,16 +111,16 @@ def named(text: str) -> tuple[str, int]:
 
 
 def first_iteration(experiment: Experiment) -> int:
-    """The first iteration that a run takes, from 1."""
+    """The first iteration of a run, from 1."""
     start = experiment.training.start_from
     return 1 if start is None else named(start)[1] + 1
 
 
 def check_start(experiment: Experiment) -> None:
-    """Refuse keys that contradict one another.
+    """Refuse contradictory keys.
 
     Raises:
-        ConfigError: naming them.
+        ConfigError: names them.
     """
     training = experiment.training
     if training.start_from is None:

@@ -1,14 +1,14 @@
-"""The decoder's modules that multiply, by layer, with their weights' shapes; from the configuration alone.
+"""The decoder's modules with matrix products, by layer, with the shapes of their weights; from the configuration alone.
 
     attention     qkv                             with latent attention q-proj (or q-down, q-up), kv-down, kv-up
                   attention                       the core: scores, softmax, context; it has no weight
                   proj
-    feed-forward  fc1, fc2                        fc1 holds gate and up in one
-    experts       shared-fc1, shared-fc2          all shared experts are one feed-forward
-                  expert0-fc1, expert0-fc2, ...   each routed expert by itself
+    feed-forward  fc1, fc2                        fc1 contains gate and up
+    experts       shared-fc1, shared-fc2          all shared experts form one feed-forward
+                  expert0-fc1, expert0-fc2, ...   each routed expert separately
 
-The names are those of the precision map, of the proof and of captured tensors. The router is none of them: it stays in
-high precision. Torch-free.
+The precision map, the proof of engagement and captured tensors use these names. The router is not among them: it stays
+in high precision. Needs no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from quantexp.schema import MlaConfig, ModelConfig, MoeConfig
 
-#: The module that holds attention's two products.
+#: The module with attention's two products.
 ATTENTION = "attention"
 _ROUTED = re.compile(r"expert\d+-fc[12]")
 
@@ -38,18 +38,18 @@ class LinearShape:
 
 
 def moe_of(model: ModelConfig, layer: int) -> MoeConfig | None:
-    """The mixture of experts of a layer (from 0), or None where it has a plain feed-forward."""
+    """The mixture of experts of a layer (from 0), or None if it has a plain feed-forward."""
     moe = model.moe
     return None if moe is None or layer < moe.num_dense_layers else moe
 
 
 def is_routed(module: str) -> bool:
-    """Whether a module belongs to a routed expert, whose tokens are fewer than the micro-batch's, or none at all."""
+    """Whether a module belongs to a routed expert, which may have fewer tokens than the micro-batch, or none."""
     return _ROUTED.fullmatch(module) is not None
 
 
 def in_words(modules: Iterable[str]) -> str:
-    """Names of modules for a message, each once; of the routed experts, which are many, the first and the last."""
+    """Unique module names for a message; of the routed experts, which are many, only the first and the last."""
     names = list(dict.fromkeys(modules))
     routed = [name for name in names if is_routed(name)]
     shown = [name for name in names if not is_routed(name)]
@@ -65,7 +65,7 @@ def layer_modules(model: ModelConfig, layer: int) -> dict[str, LinearShape | Non
 
 
 def alike_layers(model: ModelConfig) -> list[tuple[int, int]]:
-    """The first layer of each stretch that is alike, and how many they are: dense ones, then those with experts."""
+    """The first layer and the length of each range of equal layers: dense ones, then those with experts."""
     moe, layers = model.moe, model.num_layers
     num_dense = layers if moe is None else min(moe.num_dense_layers, layers)
     stretches = [(0, num_dense), (num_dense, layers - num_dense)]
@@ -73,7 +73,7 @@ def alike_layers(model: ModelConfig) -> list[tuple[int, int]]:
 
 
 def shapes_by_layer(model: ModelConfig) -> list[dict[str, LinearShape]]:
-    """The linear modules of every layer; layers that are alike share one dictionary."""
+    """The linear modules of every layer; equal layers share one dictionary."""
     alike = [(linear_shapes(model, first), count) for first, count in alike_layers(model)]
     return [shapes for shapes, count in alike for _ in range(count)]
 
@@ -123,7 +123,7 @@ def _feed_forward(model: ModelConfig, layer: int) -> dict[str, LinearShape]:
 
 
 def shared_width(moe: MoeConfig) -> int:
-    """Inner width of the shared experts together."""
+    """Inner width of all shared experts together."""
     return moe.num_shared_experts * moe.expert_ffn_hidden_size
 
 
@@ -135,7 +135,7 @@ def _gated(prefix: str, width: int, inner: int) -> dict[str, LinearShape]:
 
 
 def other_parameters(model: ModelConfig, layer: int) -> int:
-    """Parameters of a layer that no module above holds: norms and the router."""
+    """Parameters of a layer outside the modules above: norms and the router."""
     moe = moe_of(model, layer)
     router = 0 if moe is None else moe.num_experts * model.hidden_size
     return 2 * model.hidden_size + _latent_norms(model.mla) + router

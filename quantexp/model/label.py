@@ -1,4 +1,4 @@
-"""What a model is called wherever a person reads it: its name, what differs from the published one, its size.
+"""The displayed name of a model: its name, its differences from the published one, and its size.
 
 A run may keep the name of a published model and change its numbers. The label compares the run's numbers with the
 shipped `conf/model/NAME.yaml`:
@@ -8,7 +8,7 @@ shipped `conf/model/NAME.yaml`:
     llama32-1b changed to 20 layers (published 16): 1.48B parameters
     mine, 2 layers of width 64: 115k parameters           a model that is not shipped
 
-It needs no torch and never fails: of an incomplete configuration it says as much as is there.
+It needs no torch and never fails: for an incomplete configuration it describes what is present.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quantexp.folders import conf_dir
 from quantexp.model.sizes import num_parameters
 from quantexp.schema import MlaConfig, ModelConfig, MoeConfig, YarnConfig
 
-#: Number that has a size -> how it is said, of a cut model and of another one.
+#: Number with a size -> its words, for cut and for changed models.
 _SIZES = {
     "num_layers": "{} layers",
     "hidden_size": "width {}",
@@ -44,15 +44,15 @@ _SIZES = {
     "mla.qk_pos_emb_head_dim": "head width with position {}",
     "mla.v_head_dim": "value head width {}",
 }
-#: Says nothing of the model's shape, or what another number says.
+#: Keys that do not describe the model's shape, or repeat another number.
 _SILENT = {"name", "from_hf", "init_from", "max_sequence_length", "init_std"}
 _SECTIONS = {"mla": MlaConfig, "moe": MoeConfig}
 
 
 def describe_model(model: ModelConfig | Mapping[str, Any]) -> str:
-    """Name, what was changed against the published model, and the number of parameters.
+    """Name, changes against the published model, and the number of parameters.
 
-    A mapping is the `model` section of a config.yaml, of any version of ours; empty for an empty one.
+    A mapping is the `model` section of a config.yaml of any version of quantexp; empty for an empty one.
     """
     numbers = asdict(model) if isinstance(model, ModelConfig) else dict(model)
     words = _shape(numbers)
@@ -63,7 +63,7 @@ def describe_model(model: ModelConfig | Mapping[str, Any]) -> str:
 def short_model_label(model: ModelConfig | Mapping[str, Any]) -> str:
     """Name and size for a column of a table: `llama32-1b cut to 122M of 1.24B parameters`.
 
-    Of a model that is not merely smaller: `llama32-1b changed, 1.48B parameters (published 1.24B)`.
+    For a model that is not merely smaller: `llama32-1b changed, 1.48B parameters (published 1.24B)`.
     """
     numbers = asdict(model) if isinstance(model, ModelConfig) else dict(model)
     name, size = str(numbers.get("name") or ""), parameters_words(model)
@@ -77,7 +77,7 @@ def short_model_label(model: ModelConfig | Mapping[str, Any]) -> str:
 
 
 def parameters_words(model: ModelConfig | Mapping[str, Any]) -> str | None:
-    """`1.24B`, `122M`, `115k`; None where the configuration does not tell."""
+    """`1.24B`, `122M`, `115k`; None if the configuration is incomplete."""
     try:
         count = num_parameters(model if isinstance(model, ModelConfig) else _typed(model))
     except (TypeError, ValueError, AttributeError, ArithmeticError):
@@ -116,14 +116,14 @@ def _shape(numbers: Mapping[str, Any]) -> str:
 def _changes(
     numbers: Mapping[str, Any], published: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Every number that differs, with both values; what follows from others is left out."""
+    """Every number that differs, with both values; dependent numbers are omitted."""
     ours, theirs = _flat(numbers), _flat(published)
     keys = [*(key for key in _SIZES if key in ours), *(key for key in ours if key not in _SIZES)]
     for key in keys:
         if key.rpartition(".")[2] in _SILENT or ours[key] == theirs.get(key):
             continue
         if key not in theirs and key not in _SIZES:
-            continue  # of another version of ours
+            continue  # a key of another version
         if key == "num_query_groups" and numbers.get("mla"):
             continue  # as many as heads
         if key == "head_dim" and numbers.get("mla"):
@@ -158,13 +158,13 @@ def _changed(key: str, ours: Any, theirs: Any) -> str:
     def words(value: Any) -> str:
         return f"{value:,}" if isinstance(value, int) and key in _SIZES else str(value)
 
-    said = _SIZES[key].format(words(ours)) if key in _SIZES else f"{key} {words(ours)}"
-    return f"{said} (published {'none' if theirs is None else words(theirs)})"
+    text = _SIZES[key].format(words(ours)) if key in _SIZES else f"{key} {words(ours)}"
+    return f"{text} (published {'none' if theirs is None else words(theirs)})"
 
 
 @cache
 def _published(name: str) -> Mapping[str, Any] | None:
-    """The numbers of a shipped model, what its file leaves out by its default; None for others."""
+    """The numbers of a shipped model, including its file's defaults; None for other models."""
     files = {file.stem: file for file in (conf_dir() / "model").glob("*.yaml")}
     if name not in files:
         return None
@@ -172,10 +172,10 @@ def _published(name: str) -> Mapping[str, Any] | None:
 
 
 def _typed(numbers: Mapping[str, Any]) -> ModelConfig:
-    """The section of a configuration as the dataclass; keys of other versions are left out.
+    """The section of a configuration as the dataclass; keys of other versions are dropped.
 
     Raises:
-        TypeError: a section that is none.
+        TypeError: an invalid section.
     """
     values = _known(ModelConfig, numbers)
     for name, kind in _SECTIONS.items():

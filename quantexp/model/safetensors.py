@@ -1,4 +1,4 @@
-"""The safetensors format, written: eight bytes with the header's length, the header in JSON, the values.
+"""Writes safetensors files: eight bytes with the header's length, the header in JSON, the values.
 
 The format is that of https://github.com/huggingface/safetensors (README, "Format"): little-endian, values without gaps
 in the order of their offsets, the header padded with spaces so that values begin at a multiple of eight bytes.
@@ -34,24 +34,24 @@ DTYPES = {
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """A tensor's dtype as torch names it, without `torch.`."""
+    """torch's name of a tensor's dtype, without `torch.`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def entry(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
-    """A tensor in the header; offsets count from the first value's byte.
+    """A tensor's header entry; offsets count from the first byte of the values.
 
     Raises:
-        KeyError: a dtype that the format has not.
+        KeyError: a dtype that the format does not support.
     """
     return {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
 
 
 def framed(header: Mapping[str, Any], num_bytes: int | None = None) -> bytes:
-    """The header with its length in front, padded to `num_bytes` in all, or to a multiple of eight.
+    """The header preceded by its length, padded to `num_bytes` in total, or to a multiple of eight.
 
     Raises:
-        ValueError: it does not fit.
+        ValueError: the header does not fit.
     """
     text = json.dumps(header, separators=(",", ":")).encode()
     padding = -len(text) % 8 if num_bytes is None else num_bytes - 8 - len(text)
@@ -61,7 +61,7 @@ def framed(header: Mapping[str, Any], num_bytes: int | None = None) -> bytes:
 
 
 def content_of(tensor: Tensor) -> memoryview:
-    """The bytes of a CPU tensor's values, in the order of its indices; they hold the tensor.
+    """The bytes of a CPU tensor's values, in the order of its indices; they keep the tensor alive.
 
     Raises:
         ValueError: a tensor on another device.
@@ -73,9 +73,9 @@ def content_of(tensor: Tensor) -> memoryview:
 
 
 class _Bytes:
-    """A contiguous CPU tensor as numpy takes memory, whatever its dtype.
+    """A contiguous CPU tensor of any dtype in a form that numpy accepts.
 
-    Numpy's array interface, version 3; torch's own ways would lend the interpreter to others at each step.
+    Uses numpy's array interface, version 3; torch's own conversions release the GIL at each step.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -92,11 +92,11 @@ class _Bytes:
 def write_safetensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write named tensors and text metadata to one file, beside its place, then renamed.
+    """Write named tensors and text metadata to one file, under a temporary name that is then renamed.
 
     Raises:
-        KeyError: a dtype that the format has not.
-        OSError: it cannot be written.
+        KeyError: a dtype that the format does not support.
+        OSError: the file cannot be written.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0

@@ -1,4 +1,4 @@
-"""Counting without building: parameters, bytes and tensor shapes that follow from a configuration alone."""
+"""Counts parameters, bytes and shapes from a configuration alone, without building a model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ VOCAB_MULTIPLE = 128
 
 
 def padded_vocab_size(vocab_size: int) -> int:
-    """Rows of the embedding as Megatron holds it."""
+    """Rows of the embedding in Megatron."""
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def num_micro_batches_each(experiment: Experiment) -> int:
-    """Micro-batches that each process takes of a global batch."""
+    """Micro-batches per process in one global batch."""
     training = experiment.training
-    together = training.micro_batch_size * experiment.launcher.num_processes
-    return training.global_batch_size // together
+    sequences = training.micro_batch_size * experiment.launcher.num_processes
+    return training.global_batch_size // sequences
 
 
 def num_parameters(model: ModelConfig) -> int:
@@ -45,18 +45,18 @@ def num_linear_parameters(model: ModelConfig) -> int:
 
 
 def num_padding_parameters(model: ModelConfig) -> int:
-    """Parameters that exist only because the vocabulary is padded."""
+    """Parameters of the vocabulary's padding."""
     rows = padded_vocab_size(model.vocab_size) - model.vocab_size
     return (1 if model.tie_embeddings else 2) * rows * model.hidden_size
 
 
 def element_bytes(training: TrainingConfig) -> int:
-    """Bytes of one element of the working precision."""
+    """Bytes per element in the working precision."""
     return 4 if training.precision is Precision.fp32 else 2
 
 
 def active_linear_parameters(model: ModelConfig, layer: int) -> int:
-    """Elements of the weights, router included, that one token is multiplied with in a layer."""
+    """Elements of the weights, router included, that multiply one token in a layer."""
     moe, shapes = moe_of(model, layer), linear_shapes(model, layer)
     if moe is None:
         return sum(shape.count for shape in shapes.values())
@@ -66,7 +66,7 @@ def active_linear_parameters(model: ModelConfig, layer: int) -> int:
 
 
 def flops_per_iteration(model: ModelConfig, seq_length: int, num_sequences: int) -> float:
-    """Model FLOPs of one optimizer step: 2 a multiply-add, the backward twice the forward.
+    """Model FLOPs of one optimizer step: 2 per multiply-add, the backward pass twice the forward pass.
 
     A token counts the weights of its own experts, of all shared ones and of the router. The causal half of the
     attention products is not subtracted; norms, softmax and activations, recomputation and quantisation are not

@@ -1,4 +1,4 @@
-"""The configuration of what is made of a run once it has ended."""
+"""Configuration of the analysis after a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class AutoDraw(Enum):
-    """What is drawn after a run."""
+    """The figures drawn after a run."""
 
     everything = "true"
     quick = "quick"
@@ -16,17 +16,17 @@ class AutoDraw(Enum):
 
 @dataclass
 class AnalysisConfig:
-    """What is drawn after a run."""
+    """The analysis after a run."""
 
-    #: quick: figures/quick_analysis.png and report.html; true: the whole tree of `quantexp draw`, as PNG, too;
+    #: quick: figures/quick_analysis.png and report.html; true: also the whole tree of `quantexp draw`, as PNG;
     #: false: nothing.
     auto: str = "quick"
 
     @property
     def drawing(self) -> AutoDraw:
-        """What `auto` says; it is a word for OmegaConf, since an enumeration takes no `true`.
+        """`auto` as an Enum; the field is a string because OmegaConf accepts no Enum member `true`.
 
         Raises:
-            ValueError: anything else.
+            ValueError: any other value.
         """
         return AutoDraw(self.auto.lower())

@@ -1,4 +1,4 @@
-"""One run, whole, and what a sweep adds to it."""
+"""The complete configuration of one run, and of a sweep."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from quantexp.schema.training import CheckpointConfig, EvaluationConfig, Trainin
 
 
 class MemoryCheck(Enum):
-    """What becomes of a run whose predicted memory is more than there is."""
+    """How to treat a run whose predicted memory exceeds the available memory."""
 
-    #: It is refused before anything starts.
+    #: Refuse it before anything starts.
     check = "check"
-    #: It starts all the same.
+    #: Start it anyway.
     ignore = "ignore"
 
 
 @dataclass
 class PathsConfig:
-    """Where runs are written."""
+    """Folders of runs and caches."""
 
-    #: Folder of the run folders, below the working directory unless absolute.
+    #: Folder of the run folders, relative to the working directory unless absolute.
     root: str = "runs"
-    #: Prepared samples and index caches; null is the user's cache folder.
+    #: Prepared samples and index caches; null means the user's cache folder.
     cache: str | None = None
 
 
 @dataclass
 class Experiment:
-    """One run, whole."""
+    """The complete configuration of one run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
@@ -50,20 +50,20 @@ class Experiment:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
-    #: Whether a run that needs more memory than there is may start; no part of its identity.
+    #: Whether a run that needs more memory than available may start; not part of its identity.
     memory: MemoryCheck = MemoryCheck.check
-    #: Show what would run and run nothing.
+    #: Show what would run, and run nothing.
     dry_run: bool = False
-    #: Run again although a completed run of this identity exists; the earlier attempt is kept.
+    #: Run again although a completed run with this identity exists; the earlier attempt is kept.
     force: bool = False
 
 
 @dataclass
 class SweepConfig:
-    """How the words of a sweep (`-m`) become points; without `-m` all of it stays null.
+    """How the arguments of a sweep (`-m`) become points; all fields are null without `-m`.
 
-    Patterns are mappings of a key (`quant`, `training.lr`) to a shell pattern; all keys of a mapping must match, and of
-    several mappings one. The shapes are checked in `quantexp.config.sweep.request`.
+    Patterns are mappings of a key (`quant`, `training.lr`) to a shell pattern; all keys of a mapping must match, and
+    at least one of several mappings. `quantexp.config.sweep.request` checks their shapes.
     """
 
     #: Swept keys that advance together instead of being multiplied: a list of keys, or several such lists.
@@ -72,7 +72,7 @@ class SweepConfig:
     points: str | None = None
     #: Patterns of points to leave out.
     exclude: Any = None
-    #: How many seeds, from training.seed on, or a list of seeds.
+    #: Number of seeds, from training.seed on, or a list of seeds.
     seeds: Any = None
     #: Patterns of the points that run before all others.
     first: Any = None
@@ -80,6 +80,6 @@ class SweepConfig:
 
 @dataclass
 class Composition(Experiment):
-    """What is composed: an experiment, and how a sweep spreads it. A run's config.yaml holds no `sweep`."""
+    """The composed configuration: an experiment and its sweep. A run's config.yaml contains no `sweep`."""
 
     sweep: SweepConfig = field(default_factory=SweepConfig)

@@ -9,17 +9,17 @@ from quantexp.schema.experiment import Composition
 
 
 def section_of(owner: Any, name: str) -> Any:
-    """The dataclass that a field of a dataclass is, or may be; None where it is none."""
+    """The dataclass type of a field of a dataclass; None if the field is not a section."""
     hint = get_type_hints(owner).get(name)
     kinds = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
     return kinds[0] if kinds and get_origin(hint) is not list else None
 
 
 def keys(owner: Any = Composition, parent: str = "") -> list[str]:
-    """The full keys of a section and of those below it; keys in lists are not among them."""
-    found = []
+    """The full keys of a section and its subsections; keys within lists are not included."""
+    result = []
     for field in dataclasses.fields(owner):
         section = section_of(owner, field.name)
         key = f"{parent}{field.name}"
-        found += keys(section, f"{key}.") if section else [key]
-    return found
+        result += keys(section, f"{key}.") if section else [key]
+    return result

@@ -1,4 +1,4 @@
-"""The mark of a value that must be given, as OmegaConf writes it, whose import takes longer than the whole schema."""
+"""OmegaConf's marker of a required value, defined here because importing OmegaConf is slower than the whole schema."""
 
 from __future__ import annotations
 

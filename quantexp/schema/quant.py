@@ -1,4 +1,4 @@
-"""The configuration of a quantisation scheme: sites, their products, the operands of each, and rules."""
+"""Configuration of a quantisation scheme: sites, their products, the operands of each, and rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Slot:
-    """One operand of one matrix product. What is null is the site's (or the format's own)."""
+    """One operand of one matrix product. A null value means the site's (or the format's) default."""
 
     #: A format of `quantexp list`, `bf16` (the working precision) or `reuse` (the forward copy).
     format: str | None = None
@@ -17,19 +17,19 @@ class Slot:
     scale_rule: str | None = None
     #: even, away or stochastic.
     rounding: str | None = None
-    #: none, current, exact or delayed (hifp8, fp8, nvfp4: one scale a tensor).
+    #: none, current, exact or delayed (hifp8, fp8, nvfp4: one scale per tensor).
     scaling: str | None = None
-    #: Iterations whose amax counts under delayed scaling.
+    #: Iterations in the amax history of delayed scaling.
     window: int | None = None
-    #: Whether values beyond the largest become it instead of infinite, or NaN (hifp8, fp8).
+    #: Whether values beyond the largest saturate to it instead of becoming infinite or NaN (hifp8, fp8).
     saturate: bool | None = None
-    #: Whether 3/4 of the operand is rounded, and the product multiplied with 4/3 (mxfp4, nvfp4).
+    #: Whether 3/4 of the operand is rounded, and the product multiplied by 4/3 (mxfp4, nvfp4).
     pre_scale: bool | None = None
-    #: Whether the derivative of quantising is 0, not 1, where an operand of the forward product saturated.
+    #: Whether the derivative of quantisation is 0, not 1, where an operand of the forward product saturated.
     clip_gradient: bool | None = None
-    #: none, deterministic or random: a transform along the reduced axis, alike for both operands of a product.
+    #: none, deterministic or random: a transform along the reduced axis, equal for both operands of a product.
     hadamard: str | None = None
-    #: Elements of one transform, a power of two; the last may be short.
+    #: Elements per transform, a power of two; the last may be short.
     hadamard_block: int | None = None
 
 
@@ -59,7 +59,7 @@ class LinearWgrad:
 
 @dataclass
 class LinearSite(Slot):
-    """The decoder's linear layers; the keys of the site itself are the default of its six slots."""
+    """The decoder's linear layers; the keys of the site itself are the defaults of its six slots."""
 
     fprop: LinearFprop = field(default_factory=LinearFprop)
     dgrad: LinearDgrad = field(default_factory=LinearDgrad)
@@ -134,7 +134,7 @@ class PvSite(Slot):
 
 @dataclass
 class Rule(Slot):
-    """Changes slots where it applies; of several rules the later wins. An empty list means all."""
+    """Changes the slots that it covers; later rules take precedence. An empty list means all."""
 
     #: Layers, from 0; negative from the end.
     layers: list[int] = field(default_factory=list)
@@ -146,7 +146,7 @@ class Rule(Slot):
     products: list[str] = field(default_factory=list)
     #: x, w, g, q, k, dS, P, v, dO.
     operands: list[str] = field(default_factory=list)
-    #: [first, last]: iterations from 1, both included; last null is to the end.
+    #: [first, last]: iterations from 1, both included; a null last means no end.
     iterations: list[int | None] = field(default_factory=list)
 
 
@@ -154,7 +154,7 @@ class Rule(Slot):
 class QuantConfig:
     """A scheme: the three sites, then the rules."""
 
-    #: Derived from the sites unless given; a shipped name on another composition is refused.
+    #: Derived from the sites unless given; a shipped name on another composition is an error.
     name: str | None = None
     linear: LinearSite = field(default_factory=LinearSite)
     qk: QkSite = field(default_factory=QkSite)

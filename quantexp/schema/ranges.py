@@ -1,4 +1,4 @@
-"""Numbers out of range, refused by their full key."""
+"""Range checks of numbers; errors name the full key."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from quantexp.errors import ConfigError
 
 
 def at_least(key: str, value: int, least: int) -> None:
-    """Refuse a number below the least.
+    """Refuse a number below the minimum.
 
     Raises:
-        ConfigError: with key, value and bound.
+        ConfigError: names key, value and bound.
     """
     if value < least:
         raise ConfigError(f"{key} must be at least {least}, got {value}")
 
 
 def positive(key: str, value: float) -> None:
-    """Refuse zero, negative and not finite numbers.
+    """Refuse zero, negative and non-finite numbers.
 
     Raises:
-        ConfigError: with key and value.
+        ConfigError: names key and value.
     """
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(f"{key} must be a positive number, got {value}")
 
 
 def not_negative(key: str, value: float) -> None:
-    """Refuse negative and not finite numbers.
+    """Refuse negative and non-finite numbers.
 
     Raises:
-        ConfigError: with key and value.
+        ConfigError: names key and value.
     """
     if not (value >= 0 and math.isfinite(value)):
         raise ConfigError(f"{key} must be a number of at least 0, got {value}")

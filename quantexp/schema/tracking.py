@@ -1,4 +1,4 @@
-"""The configuration of the trackers that a run tells about itself."""
+"""Configuration of the trackers that a run reports to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class WandbMode(Enum):
-    """Where Weights & Biases keeps a run."""
+    """Where Weights & Biases stores a run."""
 
     online = "online"
     offline = "offline"
@@ -22,10 +22,10 @@ class WandbConfig:
     project: str = "quantexp"
     #: User or team; null is the account's own default.
     entity: str | None = None
-    #: Runs that belong together on W&B's pages.
+    #: Group of runs on W&B's pages.
     group: str | None = None
     tags: list[str] = field(default_factory=list)
-    #: null is what WANDB_MODE says, else online.
+    #: null means WANDB_MODE, else online.
     mode: WandbMode | None = None
 
 
@@ -35,15 +35,15 @@ class MlflowConfig:
 
     #: Needs the extra quantexp[mlflow].
     enabled: bool = False
-    #: Server or database; null is what MLFLOW_TRACKING_URI says, else mlflow.db beside the run folders.
+    #: Server or database; null means MLFLOW_TRACKING_URI, else mlflow.db beside the run folders.
     tracking_uri: str | None = None
-    #: MLflow's experiment, which is made if it does not exist.
+    #: MLflow's experiment, created if it does not exist.
     experiment: str = "quantexp"
 
 
 @dataclass
 class TrackingConfig:
-    """Who is told about a run while it works, beside its own folder."""
+    """The trackers that receive a run's metrics while it runs, in addition to its own folder."""
 
     #: Event files in the run folder's tensorboard/.
     tensorboard: bool = True

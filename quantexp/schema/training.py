@@ -1,4 +1,4 @@
-"""The configuration of a training: precision, schedule, attention's way, evaluation and checkpoints."""
+"""Configuration of training: precision, schedule, attention path, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Precision(Enum):
 
 
 class LrSchedule(Enum):
-    """How the learning rate falls after the warm-up."""
+    """How the learning rate decreases after the warm-up."""
 
     constant = "constant"
     linear = "linear"
@@ -27,11 +27,11 @@ class LrSchedule(Enum):
 class AttentionPath(Enum):
     """How attention is computed."""
 
-    #: Product by product: scores and probabilities are held whole.
+    #: Product by product: scores and probabilities are stored whole.
     plain = "plain"
-    #: By torch's fused kernel, where the scheme leaves P and the gradients in high precision.
+    #: By torch's fused kernel, if the scheme leaves P and the gradients in high precision.
     fused = "fused"
-    #: Product by product as plain, of a tile of queries at a time: scores and probabilities are never held whole.
+    #: Product by product, one tile of queries at a time: scores and probabilities are never stored whole.
     tiled = "tiled"
 
 
@@ -49,9 +49,9 @@ class TrainingConfig:
     name: str = "default"
     #: Tokens of one sequence.
     seq_length: int = 4096
-    #: Sequences a forward pass takes.
+    #: Sequences per forward pass.
     micro_batch_size: int = 1
-    #: Sequences of one optimizer step, over all micro-batches and data-parallel ranks.
+    #: Sequences per optimizer step, over all micro-batches and data-parallel ranks.
     global_batch_size: int = 1
     #: Optimizer steps.
     iterations: int = 1000
@@ -59,7 +59,7 @@ class TrainingConfig:
     lr: float = 3.0e-4
     #: Learning rate at the end of the schedule.
     min_lr: float = 3.0e-5
-    #: Steps in which the learning rate rises linearly from zero.
+    #: Steps over which the learning rate rises linearly from zero.
     warmup_iterations: int = 0
     lr_schedule: LrSchedule = LrSchedule.cosine
     #: wsd only: iterations of the decay at the end.
@@ -68,45 +68,45 @@ class TrainingConfig:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1.0e-8
-    #: Largest norm of the gradient; 0 is no clipping.
+    #: Largest norm of the gradient; 0 means no clipping.
     clip_grad: float = 1.0
     precision: Precision = Precision.bf16
     #: fp16's first loss scale (a power of two); it adapts from there.
     initial_loss_scale: float = 65536.0
     recompute: Recompute = Recompute.none
-    #: plain holds T x T scores for each head and takes every scheme; fused does not and takes FA_* and linear_*; tiled
-    #: does not either and takes all but P or dS rounded stochastically.
+    #: plain stores T x T scores per head and supports every scheme; fused does not and supports FA_* and linear_*;
+    #: tiled does not either and supports all except stochastic rounding of P or dS.
     attention: AttentionPath = AttentionPath.plain
-    #: Linear weights are quantised once a step for all micro-batches, and the copies kept; false: for each product.
+    #: Quantise linear weights once per step for all micro-batches and keep the copies; false: once per product.
     weight_cache: bool = True
-    #: RUN@ITERATION: go on from that checkpoint of another run, at its place in the data.
+    #: RUN@ITERATION: continue from that checkpoint of another run, at its position in the data.
     start_from: str | None = None
-    #: And with the optimizer's state that the run kept (its checkpoint.optimizer=true).
+    #: Also load the optimizer's state, if the run saved it (its checkpoint.optimizer=true).
     start_optimizer: bool = False
     seed: int = 1234
-    #: Bit-equal repeats. null: on a CPU yes, on a GPU no.
+    #: Bit-equal repeats. null means yes on a CPU, no on a GPU.
     deterministic: bool | None = None
-    #: Iterations in a row whose loss or gradient is not finite before the run stops.
+    #: Consecutive iterations with a non-finite loss or gradient after which the run stops.
     max_nonfinite_iterations: int = 3
 
 
 @dataclass
 class EvaluationConfig:
-    """The loss of held-out samples while training; it changes nothing about the training."""
+    """The loss of held-out samples during training; it does not affect the training."""
 
-    #: After every so many iterations, and after the last; null is never.
+    #: After every N iterations, and after the last; null means never.
     every: int | None = None
-    #: How many samples of the validation split, the same ones every time.
+    #: Number of samples of the validation split, the same ones every time.
     samples: int = 128
 
 
 @dataclass
 class CheckpointConfig:
-    """When a run saves its model: as models are published, below the run folder's checkpoints/."""
+    """When a run saves its model: in the published form, below the run folder's checkpoints/."""
 
-    #: After every so many iterations; null is none on the way.
+    #: After every N iterations; null means no intermediate checkpoints.
     every: int | None = None
-    #: After the last iteration, which `quantexp export` takes.
+    #: After the last iteration, for `quantexp export`.
     at_end: bool = False
-    #: Keep the optimizer's state beside it, about six times the weights in bf16, for training.start_optimizer.
+    #: Save the optimizer's state as well, about six times the weights in bf16, for training.start_optimizer.
     optimizer: bool = False

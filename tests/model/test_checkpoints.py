@@ -51,7 +51,7 @@ def test_interval_that_saves_nothing_is_refused(tiny: Tiny) -> None:
 
 @pytest.mark.slow
 def test_checkpoints_take_what_is_predicted(run_tiny: RunTiny, tiny: Tiny) -> None:
-    """The header alone comes to it: less than 200 bytes a tensor."""
+    """The header is the only addition: less than 200 bytes per tensor."""
     run = run_tiny("checkpoint.every=1", "capture=off")
     assert saved_iterations(run) == [1, 2]
     predicted = checkpoint_bytes(tiny())

@@ -1,4 +1,4 @@
-"""What a model is called."""
+"""The displayed name of a model."""
 
 from __future__ import annotations
 

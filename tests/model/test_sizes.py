@@ -1,4 +1,4 @@
-"""Counting, against published numbers and arithmetic by hand."""
+"""Counts against published numbers and arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL = ModelConfig(
     ],
 )
 def test_shipped_models_have_the_published_count(model: str, count: int) -> None:
-    """As the model cards say, and as the safetensors hold: two bytes a parameter and headers."""
+    """As in the model cards and the safetensors files: two bytes per parameter and headers."""
     config = compose([f"model={model}"], None, {}).model
     assert num_parameters(config) == count
     assert num_padding_parameters(config) == 0
@@ -73,7 +73,7 @@ def test_flops_are_six_a_weight_and_token_and_twelve_a_score() -> None:
     assert flops_per_iteration(SMALL, 10, 3) == expected
 
 
-#: (model, attention's width over heads and both products, weights that a token meets) by hand, T = 4096.
+#: (model, attention's width over heads and both products, weights that multiply a token) by hand, T = 4096.
 BY_HAND = {
     "llama31-8b": (
         32 * 32 * (128 + 128),

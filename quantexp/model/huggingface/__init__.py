@@ -1,1 +1,1 @@
-"""Published models: their configurations, their tensors' names, their weights in and out."""
+"""Published models: their configurations, tensor names, and weights, read and written."""

@@ -1,7 +1,7 @@
-"""config.json as published, and the numbers of `ModelConfig`: one into the other.
+"""Converts between a published config.json and `ModelConfig`.
 
-What decides the numbers of a model is either a number of `ModelConfig` or has to be what these families always have:
-anything else in a config.json is refused, so that a model is never almost the published one.
+Every entry that affects a model's numbers is either a number of `ModelConfig` or must have the fixed value of the model
+family. Any other value in a config.json is refused, so that a model is never merely similar to the published one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from quantexp.schema import AuxLoss, ModelConfig
 Json = Mapping[str, Any]
 
 LLAMA, DEEPSEEK_V2 = "llama", "deepseek_v2"
-#: Model type -> the architecture that is built.
+#: Model type -> supported architecture.
 ARCHITECTURES = {LLAMA: "LlamaForCausalLM", DEEPSEEK_V2: "DeepseekV2ForCausalLM"}
-#: What Megatron's Llama 3 scaling of rotary frequencies is built for; only the factor is free.
+#: Fixed parameters of Megatron's Llama 3 scaling of rotary frequencies; only the factor is free.
 _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-#: What other values would need, which is not built.
+#: Required values; others would need code that does not exist.
 _FIXED: dict[str, dict[str, tuple[object, ...]]] = {
     LLAMA: {
         "hidden_act": ("silu",),
@@ -67,10 +67,10 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def numbers(content: Json, file: Path) -> dict[str, Any]:
-    """The keys of `ModelConfig`, but its name, that a published configuration decides.
+    """The keys of `ModelConfig`, except its name, that a published configuration determines.
 
     Raises:
-        ConfigError: an architecture that is not built, a number that is missing, or one that cannot be had.
+        ConfigError: an unsupported architecture, or a missing or unsupported number.
     """
     kind = content.get("model_type")
     if kind not in ARCHITECTURES:
@@ -178,7 +178,7 @@ def _moe(read: _Reader) -> dict[str, Any] | None:
 
 
 class _Reader:
-    """A config.json, with words for what it lacks; older and newer files keep the rotary embedding's numbers apart."""
+    """Typed access to a config.json with clear errors; files may store rotary parameters in an old or a new place."""
 
     def __init__(self, content: Json, file: Path) -> None:
         self.content, self.file = content, file
@@ -186,7 +186,7 @@ class _Reader:
         self.rope: Json = parameters if isinstance(parameters, dict) else {}
 
     def number(self, key: str, content: Json | None = None, where: str = "") -> Any:
-        """A number that has to be there."""
+        """A required number."""
         value = (self.content if content is None else content).get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{self.file}: {where}{key} must be a number, got {value!r}")
@@ -198,7 +198,7 @@ class _Reader:
         return float(self.number("rope_theta", here))
 
     def rope_scaling(self, built: str) -> Json | None:
-        """The scaling of rotary frequencies; None where there is none."""
+        """The scaling of rotary frequencies; None if there is none."""
         scaling = self.rope or self.content.get("rope_scaling")
         if not isinstance(scaling, dict):
             return None
@@ -213,11 +213,11 @@ class _Reader:
 
 
 def config_json(model: ModelConfig, dtype: str) -> dict[str, Any]:
-    """The published form of a model's configuration; `numbers` gives the same model back.
+    """The published form of a model's configuration; `numbers` converts it back.
 
     Args:
-        model: any of the families.
-        dtype: of the weights beside it, as torch names it.
+        model: a model of any supported family.
+        dtype: torch's name for the dtype of its weights.
     """
     kind = LLAMA if model.mla is None and model.moe is None else DEEPSEEK_V2
     return {

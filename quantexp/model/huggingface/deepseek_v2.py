@@ -1,7 +1,7 @@
 """DeepSeek-V2's decoder layer: latent attention, then a dense feed-forward or routed and shared experts.
 
-Rotary embedding turns neighbouring elements of a head against each other, as published; Megatron's latent attention
-takes the same order and sorts them itself, queries and keys alike, so that rows keep their order.
+Rotary embedding rotates neighbouring elements of a head against each other, as published. Megatron's latent attention
+accepts this order and reorders queries and keys itself, so rows keep their order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether published weights are those of a model: their tensors, shapes and published configuration."""
+"""Checks that published weights belong to a model: tensors, shapes and published configuration."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.weights import DTYPES, Weights, open_weights
 from quantexp.schema import ModelConfig
 
-#: How many of each kind a message names.
+#: Names per kind in a message.
 _NAMED = 5
-#: Tensors that follow from the configuration.
+#: Suffix of tensors that follow from the configuration.
 _DERIVED = ".rotary_emb.inv_freq"
-#: What the weights' own configuration may say otherwise: nothing of it changes what the weights mean.
+#: Numbers that may differ in the weights' own configuration, as they do not change the meaning of the weights.
 _FREE = ("max_sequence_length", "init_std", "aux_loss", "aux_loss_coefficient")
 
 
 def fitting_weights(
-    model: ModelConfig, path: Path | None = None, given: str | None = None
+    model: ModelConfig, path: Path | None = None, origin: str | None = None
 ) -> Weights:
-    """The weights at a path, which have every tensor of the model and no other.
+    """The weights at a path, which must have every tensor of the model and no other.
 
     Args:
-        model: what they are to be of.
-        path: a folder or file; None is `model.init_from`.
-        given: the key and value that named it, for messages.
+        model: the model that they must fit.
+        path: a folder or file; None means `model.init_from`.
+        origin: the key and value that named the path, for messages.
 
     Raises:
-        DataError: they cannot be read, or are another model's.
-        ConfigError: their config.json is none of a model that is built here.
+        DataError: they cannot be read, or belong to another model.
+        ConfigError: their config.json describes no supported model.
     """
     weights = open_weights(path or Path(str(model.init_from)).expanduser())
     if problems := [*_other_numbers(model, weights), *_other_tensors(model, weights)]:
         raise DataError(
-            f"{given or f'model.init_from={model.init_from}'} does not hold the weights of this {model.name}: "
+            f"{origin or f'model.init_from={model.init_from}'} does not hold the weights of this {model.name}: "
             f"{'; '.join(problems)}"
         )
     return weights
 
 
 def _other_numbers(model: ModelConfig, weights: Weights) -> list[str]:
-    """What the config.json beside the weights says otherwise; shapes do not show all of it."""
+    """Numbers that differ in the config.json beside the weights; shapes do not reveal all of them."""
     if not weights.config.is_file():
         return []
     theirs = _flat(numbers(read_config(weights.config), weights.config))
@@ -71,21 +71,21 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _other_tensors(model: ModelConfig, weights: Weights) -> list[str]:
-    wanted, found = published(mapping(model)), weights.tensors
-    of_the_model = {*wanted, "lm_head.weight"} if model.tie_embeddings else set(wanted)
-    both = [name for name in wanted if name in found]
+    expected, stored = published(mapping(model)), weights.tensors
+    allowed = {*expected, "lm_head.weight"} if model.tie_embeddings else set(expected)
+    both = [name for name in expected if name in stored]
     kinds = {
-        "missing": [name for name in wanted if name not in found],
+        "missing": [name for name in expected if name not in stored],
         "not of this model": [
-            name for name in found if name not in of_the_model and not name.endswith(_DERIVED)
+            name for name in stored if name not in allowed and not name.endswith(_DERIVED)
         ],
         "of another shape": [
-            f"{name} {list(found[name].shape)} instead of {list(wanted[name])}"
+            f"{name} {list(stored[name].shape)} instead of {list(expected[name])}"
             for name in both
-            if found[name].shape != wanted[name]
+            if stored[name].shape != expected[name]
         ],
         f"neither {', '.join(DTYPES)}": [
-            f"{name} {found[name].dtype}" for name in both if found[name].dtype not in DTYPES
+            f"{name} {stored[name].dtype}" for name in both if stored[name].dtype not in DTYPES
         ],
     }
     return [

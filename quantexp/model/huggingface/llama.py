@@ -1,7 +1,7 @@
 """Llama's decoder layer: grouped-query attention and a gated feed-forward.
 
-Rotary embedding turns the first half of a head against the second, in Megatron and as published alike, so that rows
-keep their order within a head.
+Rotary embedding rotates the first half of a head against the second, both in Megatron and as published, so rows keep
+their order within a head.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def layer(model: ModelConfig, index: int) -> Iterator[Parameter]:
 
 
 def _qkv(model: ModelConfig, attention: str) -> tuple[Rows, ...]:
-    """Group by group: the query heads that share a key head, that key head, its value head."""
+    """For each group: the query heads that share a key head, the key head, the value head."""
     key = model.head_dim
     query = model.num_attention_heads // model.num_query_groups * key
     return tuple(

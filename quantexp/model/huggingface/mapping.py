@@ -1,14 +1,14 @@
-"""Megatron's parameters as rows of published tensors.
+"""Maps Megatron's parameters to rows of published tensors.
 
-In all these families the two differ in nothing but names and the order of rows: a parameter of Megatron's is made of
-ranges of rows of published tensors, one range after another, and every row of every published tensor stands in exactly
-one place. So one table, read in either direction, loads and exports, bit for bit.
+In all supported families the two differ only in names and the order of rows: a Megatron parameter is a
+concatenation of row ranges of published tensors, and every row of every published tensor appears in exactly one
+place. One table therefore serves loading and exporting, bit for bit.
 
     linear_qkv      for each query group: its query heads, its key head, its value head
     linear_fc1      gate, then up
     embedding, output layer     the published rows, then Megatron's padding of the vocabulary, which is zero
 
-A family is a module with `parameters(model)`; nothing here imports torch.
+A family is a module with `layer(model, index)`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ def mapping(model: ModelConfig) -> list[Parameter]:
     family = llama if model.mla is None and model.moe is None else deepseek_v2
     return [
         _vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight", model),
-        *(each for layer in range(model.num_layers) for each in family.layer(model, layer)),
+        *(
+            parameter
+            for layer in range(model.num_layers)
+            for parameter in family.layer(model, layer)
+        ),
         vector("decoder.final_layernorm.weight", "model.norm.weight", model.hidden_size),
         *_output_layer(model),
     ]
 
 
 def published(parameters: list[Parameter]) -> dict[str, tuple[int, ...]]:
-    """The shape of every published tensor that the parameters are made of."""
+    """The shape of every published tensor that the parameters consist of."""
     rows: dict[str, int] = {}
     widths: dict[str, int | None] = {}
     for parameter in parameters:
@@ -50,7 +54,7 @@ def _vocabulary(name: str, tensor: str, model: ModelConfig) -> Parameter:
 
 
 def _output_layer(model: ModelConfig) -> list[Parameter]:
-    """None of its own where it is the embedding."""
+    """Empty if the output layer is the embedding."""
     if model.tie_embeddings:
         return []
     return [_vocabulary("output_layer.weight", "lm_head.weight", model)]

@@ -1,4 +1,4 @@
-"""A parameter of Megatron's, made of rows of published tensors."""
+"""A Megatron parameter, composed of rows of published tensors."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ class Rows:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of Megatron's."""
+    """A Megatron parameter."""
 
     #: As in `GPTModel.named_parameters()`.
     name: str
-    #: What its rows are, from the first on.
+    #: The sources of its rows, in order.
     parts: tuple[Rows, ...]
-    #: Elements of a row; None where the parameter is a vector.
+    #: Elements per row; None if the parameter is a vector.
     width: int | None
-    #: Rows at the end that no published tensor has.
+    #: Rows at the end that are in no published tensor.
     padding: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As Megatron holds it."""
+        """The shape in Megatron."""
         rows = sum(part.count for part in self.parts) + self.padding
         return (rows,) if self.width is None else (rows, self.width)
 
 
 def whole(name: str, tensor: str, rows: int, width: int) -> Parameter:
-    """A matrix that is published as it is."""
+    """A matrix that is published unchanged."""
     return Parameter(name, (Rows(tensor, 0, rows),), width)
 
 
 def vector(name: str, tensor: str, count: int) -> Parameter:
-    """A norm's weight, which is published as it is."""
+    """A norm's weight, which is published unchanged."""
     return Parameter(name, (Rows(tensor, 0, count),), None)
 
 
 def feed_forward(ours: str, theirs: str, inner: int, hidden: int) -> Iterator[Parameter]:
-    """A gated feed-forward: Megatron holds gate and up in one."""
+    """A gated feed-forward; Megatron stores gate and up in one matrix."""
     gate_and_up = (
         Rows(f"{theirs}.gate_proj.weight", 0, inner),
         Rows(f"{theirs}.up_proj.weight", 0, inner),

@@ -1,9 +1,9 @@
-"""Published weights on disk: which tensors there are, and their values row by row, memory-mapped.
+"""Published weights on disk: lists their tensors, and reads values row by row, memory-mapped.
 
-A folder with `model.safetensors`, or shards with `model.safetensors.index.json`, or one such file. Opening reads the
-headers alone and imports no torch. Values are read through a mapping of the file whose pages are given back once they
-have been copied, so that no file is ever held in memory as a whole. Nothing but safetensors is read: a pickle can run
-code.
+The source is a folder with `model.safetensors`, or shards with `model.safetensors.index.json`, or one such file.
+Opening reads only the headers and imports no torch. Values are read through a memory mapping, and its pages are
+released once they have been copied, so that no file is ever in memory as a whole. Only safetensors files are read: a
+pickle can execute code.
 
 The format is that of https://github.com/huggingface/safetensors (README, "Format").
 """
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG = "config.json"
-#: The dtypes that weights may have, as torch names them, by the format's names; and their bytes.
+#: Supported dtypes by the format's names: torch's name, and bytes per element.
 DTYPES = {"F32": ("float32", 4), "BF16": ("bfloat16", 2), "F16": ("float16", 2)}
-#: A longer header is no header (the reference implementation's limit).
+#: A longer header is invalid (the reference implementation's limit).
 _LARGEST_HEADER = 100_000_000
-#: Of a tensor larger than all pieces together, so many of so many bytes are hashed, equally spaced.
+#: For a tensor larger than all pieces together, this many equally spaced pieces of this many bytes are hashed.
 _PIECES, _PIECE_BYTES = 16, 1 << 14
 
 
@@ -43,7 +43,7 @@ class Stored:
     #: The format's name.
     dtype: str
     shape: tuple[int, ...]
-    #: Bytes of the file.
+    #: Range of bytes in the file.
     start: int
     stop: int
 
@@ -57,20 +57,20 @@ class Weights:
 
     @property
     def files(self) -> list[Path]:
-        """Every file that holds one of them."""
+        """Every file with at least one of the tensors."""
         return sorted({stored.file for stored in self.tensors.values()})
 
     @property
     def config(self) -> Path:
-        """The published configuration, which may be missing."""
+        """The path of the published configuration, which may not exist."""
         folder = self.path if self.path.is_dir() else self.path.parent
         return folder / CONFIG
 
     def fingerprint(self) -> str:
-        """The sha256, in hex, of names, dtypes, shapes and values; not of paths, nor of what lies in which file.
+        """The sha256, in hex, of names, dtypes, shapes and values; independent of paths and the split into files.
 
-        Of a tensor above 256 KiB only 16 pieces of 16 KiB at equal spacing count, from the very first to the very last
-        byte: that another training changed a tensor shows, a change of single values may not.
+        Of a tensor above 256 KiB only 16 pieces of 16 KiB at equal spacing are hashed, from the very first to the very
+        last byte: further training of a tensor changes the hash, a change of single values may not.
         """
         digest = hashlib.sha256()
         for name, stored in sorted(self.tensors.items()):
@@ -86,7 +86,7 @@ def open_weights(path: Path) -> Weights:
     """The headers of all files.
 
     Raises:
-        DataError: nothing there, another format, a shard that is missing, or a file that is damaged.
+        DataError: nothing there, another format, a missing shard, or a damaged file.
     """
     files = _files(path)
     tensors: dict[str, Stored] = {}
@@ -168,7 +168,7 @@ def _stored(file: Path, entry: dict[str, Any], begin: int, size: int) -> Stored:
 
 
 def _pieces(stored: Stored) -> Iterator[tuple[int, int]]:
-    """(first byte, how many) of what is hashed."""
+    """(first byte, number of bytes) of each hashed piece."""
     size = stored.stop - stored.start
     if size <= _PIECES * _PIECE_BYTES:
         yield stored.start, size
@@ -178,19 +178,19 @@ def _pieces(stored: Stored) -> Iterator[tuple[int, int]]:
 
 
 class Mapped:
-    """The files of weights, mapped one after another as rows of them are asked for."""
+    """Maps the files of weights one at a time, when rows of them are requested."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
         self._pages: mmap.mmap | None = None
 
     def rows(self, stored: Stored, first: int, count: int) -> Tensor:
-        """Rows of a tensor as they lie in the file; valid until others are asked for, and writing changes no file."""
+        """Rows of a tensor as stored; valid until the next call for another file. Writing to them changes no file."""
         import torch
 
         name, size = DTYPES[stored.dtype]
         width = math.prod(stored.shape[1:])
-        self._turn_to(stored.file)
+        self._map(stored.file)
         assert self._pages is not None
         start = stored.start + first * width * size
         raw = torch.frombuffer(
@@ -198,12 +198,12 @@ class Mapped:
         )
         return raw.view(getattr(torch, name)).view(count, *stored.shape[1:])
 
-    def give_back(self) -> None:
-        """Let go of the pages that were read; to be called when no rows are in use."""
+    def release(self) -> None:
+        """Release the pages that were read; call it only when no rows are in use."""
         if self._pages is not None:
             self._pages.madvise(mmap.MADV_DONTNEED)
 
-    def _turn_to(self, file: Path) -> None:
+    def _map(self, file: Path) -> None:
         if file == self._file:
             return
         with file.open("rb") as stream:
@@ -213,7 +213,7 @@ class Mapped:
 
 @contextmanager
 def mapped() -> Iterator[Mapped]:
-    """A reader of rows; the files are let go at the end."""
+    """A reader of rows; releases the files at the end."""
     reader = Mapped()
     yield reader
-    reader.give_back()
+    reader.release()

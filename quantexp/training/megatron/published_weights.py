@@ -31,7 +31,7 @@ def load_weights(gpt: GPTModel, model: ModelConfig, weights: Weights) -> None:
                 target[row : row + part.count].copy_(rows)
                 row += part.count
             target[row:] = 0
-            files.give_back()
+            files.release()
     assert not parameters
 
 

@@ -1,4 +1,4 @@
-"""Nothing here may ask the hub for anything."""
+"""No test here may access the hub."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The memory that loading weights takes, to be asked for in a process of its own."""
+"""The memory needed to load weights, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def peak_bytes() -> int:
 
 
 def bytes_of_loading(folder: Path, config: dict[str, Any]) -> int:
-    """How far the largest resident set grows while the weights in `folder` are loaded."""
+    """The growth of the peak resident set while the weights in `folder` are loaded."""
     model = as_model(config, init_from=str(folder))
     weights = fitting_weights(model)
     with session(training()):

@@ -1,4 +1,4 @@
-"""Small models of transformers, with random weights, as published ones lie on disk."""
+"""Small models of transformers, with random weights, stored like published ones."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def published_model(config: dict[str, Any], seed: int = 5) -> Any:
 
 
 def write(model: Any, config: dict[str, Any], folder: Path, **how: Any) -> Path:
-    """The folder that transformers publishes, with our words in its config.json beside."""
+    """The folder that transformers publishes, with additional entries in its config.json."""
     model.save_pretrained(folder, **how)
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**written, **config}))
@@ -133,7 +133,7 @@ def as_model(config: dict[str, Any], **changes: Any) -> ModelConfig:
 
 
 def of_folder(folder: Path, **changes: Any) -> ModelConfig:
-    """The model of a published folder, to begin with its weights."""
+    """The model of a published folder, initialised with its weights."""
     return as_model(read_config(folder), init_from=str(folder), **changes)
 
 
@@ -142,7 +142,7 @@ def training(precision: Precision = Precision.fp32) -> TrainingConfig:
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
-    """The gradients of transformers' model by published names: in memory it holds experts in one."""
+    """The gradients of transformers' model by published names; in memory it stores all experts in one tensor."""
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):

@@ -1,4 +1,4 @@
-"""Runs that begin with published weights, on a text in bytes."""
+"""Runs that start with published weights, on a text in bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = "The quick brown fox jumps over the lazy dog. " * 40
 
 
 def data_words(tmp_path: Path) -> list[str]:
-    """Words for a text in bytes, whose ids every model of 257 has."""
+    """Arguments for a text in bytes, whose ids every model of 257 has."""
     documents = [Document(str(i), TEXT, "test") for i in range(8)]
     write_binary(documents, tmp_path / "data", ByteTokenizer())
     return [f"dataset.path={tmp_path / 'data'}", "dataset.tokenizer=byte"]

@@ -1,4 +1,4 @@
-"""config.json against the shipped models, back and forth, and what is refused of it."""
+"""config.json against the shipped models, in both directions, and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quantexp.model.huggingface.configuration import config_json, numbers, read_
 from quantexp.schema import ModelConfig
 from tests.model.huggingface.published import DEEPSEEK, FAMILIES, LLAMA31
 
-#: meta-llama/Llama-3.2-1B, config.json, what decides the model.
+#: meta-llama/Llama-3.2-1B, config.json: the entries that determine the model.
 PUBLISHED_LLAMA32 = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -111,7 +111,7 @@ def shipped(name: str) -> ModelConfig:
 
 
 def as_numbers(model: ModelConfig) -> dict[str, Any]:
-    """The model in the plain words of `numbers`."""
+    """The model as plain values, like those of `numbers`."""
     experiment = compose([], None, {})
     experiment.model = model
     content: dict[str, Any] = plain(experiment)["model"]
@@ -138,7 +138,7 @@ def test_configuration_that_is_written_gives_the_model_back(name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_writes_the_same_model(family: str, tmp_path: Path) -> None:
-    """Its fifth version keeps the rotary embedding's numbers in another place than published files do."""
+    """Version 5 stores the rotary embedding's numbers in another place than published files do."""
     from transformers import AutoConfig
 
     content = dict(FAMILIES[family])
@@ -293,6 +293,6 @@ def test_number_of_the_wrong_kind_is_named_by_its_key(folder: Path) -> None:
 
 
 def test_every_field_of_the_model_is_published_or_ours() -> None:
-    """A new number of ModelConfig has to be read from config.json too."""
+    """A new number of ModelConfig must be read from config.json too."""
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     assert fields == {*numbers(LLAMA31, FILE), "name", "from_hf", "init_from"}

@@ -1,4 +1,4 @@
-"""Weights that are not the model's, each refused in one line that names what is wrong."""
+"""Weights that are not the model's, each refused in one line that names the problem."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_other_dtypes_are_told(llama: Path) -> None:
 
 
 def test_configuration_beside_them_that_says_otherwise_is_told(llama: Path) -> None:
-    """Shapes do not show it: Llama 3 and 3.1 differ in nothing else."""
+    """Shapes do not reveal it: Llama 3 and 3.1 differ in nothing else."""
     model = of_folder(llama)
     model.rope_scaling_factor, model.max_sequence_length = None, 100
     with pytest.raises(

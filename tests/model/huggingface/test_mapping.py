@@ -1,4 +1,4 @@
-"""The table itself: every published row once, every parameter of Megatron's as it is held."""
+"""The table: every published row once, every Megatron parameter with its shape."""
 
 from __future__ import annotations
 

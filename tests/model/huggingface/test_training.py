@@ -1,4 +1,4 @@
-"""A run that begins with published weights."""
+"""A run that starts with published weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def data(tmp_path: Path) -> list[str]:
 def test_first_loss_is_the_published_models(
     family: str, tmp_path: Path, data: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In fp32, over the padded vocabulary as Megatron has it: 127 more ids of logit 0; sums of 64 losses to 1e-5."""
+    """In fp32, over Megatron's padded vocabulary: 127 more ids with logit 0; sums of 64 losses to 1e-5."""
     import quantexp.training.megatron.data_loader as loader
 
     seen: list[dict[str, torch.Tensor]] = []

@@ -1,7 +1,7 @@
-"""Our models are the published ones: transformers' own, with the same weights, give the same logits and gradients.
+"""Our models equal the published ones: transformers' own, with the same weights, give the same logits and gradients.
 
-Everything is in fp32, whose products of these lengths are off by about 1e-6 in relative terms; the bounds are 1e-4, far
-below what any difference in the architecture does (tested too).
+Everything is in fp32, where products of these lengths have relative errors of about 1e-6; the bounds are 1e-4, far
+below the effect of any difference in the architecture (also tested).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def ids(vocab_size: int) -> Tensor:
 
 
 def loss(logits_BTV: Tensor, tokens: Tensor) -> Tensor:
-    """Over the ids that there are: Megatron's padding is no part of the published model."""
+    """Over the actual ids: Megatron's padding is not part of the published model."""
     return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), tokens[:, 1:].flatten())
 
 

@@ -40,12 +40,12 @@ def test_rows_are_those_that_the_library_reads(single: Path) -> None:
     with mapped() as files:
         assert torch.equal(files.rows(tensors["a"], 3, 4), TENSORS["a"][3:7])
         assert torch.equal(files.rows(tensors["b"], 0, 7), TENSORS["b"])
-        files.give_back()
+        files.release()
         assert torch.equal(files.rows(tensors["c"], 1, 1), TENSORS["c"][1:])
 
 
 def test_header_of_odd_length_is_read_too(tmp_path: Path) -> None:
-    """The format does not ask for values at a multiple of their size."""
+    """The format does not require values at a multiple of their size."""
     header = json.dumps({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     header += b" " * (1 - len(header) % 2)
     values = torch.tensor([1.5, -2.0])
