@@ -1,8 +1,7 @@
-"""Number formats: what they are (no torch needed) and what can be done with them (torch).
+"""Number formats: their definitions (no torch needed) and the operations on tensors (torch).
 
-`Format`, `FORMATS`, `get_format`, `resolve` and the enums come from modules that import no torch.
-The verbs are loaded when they are first asked for, so that the command line can list formats
-without torch.
+`Format`, `FORMATS`, `get_format`, `resolve` and the enums come from modules that import no torch. The operations are
+loaded on first use, so that the command line can list formats without torch.
 """
 
 from __future__ import annotations

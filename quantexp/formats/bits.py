@@ -1,4 +1,4 @@
-"""Float32 seen as its bits: exponents are read and powers of two are made without log2 or exp2."""
+"""Float32 as bits: reads exponents and builds powers of two without log2 or exp2."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 MANTISSA_BITS = 23
-#: bias of the exponent field, and of an E8M0 scale byte.
+#: Bias of the exponent field, and of an E8M0 scale byte.
 BIAS = 127
 SIGN_MASK = -(1 << 31)
 MAGNITUDE_MASK = 0x7FFFFFFF
 EXPONENT_MASK = 0x7F800000
 NAN_BITS = 0x7FC00000
-#: 2^-127, the one E8M0 scale that float32 holds as a subnormal.
+#: 2^-127, the only E8M0 scale that is subnormal in float32.
 _TWO_TO_MINUS_127_BITS = 1 << 22
 
 
 def _word(bits: int) -> Tensor:
-    """A number that operators take as it is on any device: a Python number they convert at each call."""
+    """A tensor that operators accept unconverted on any device; they convert a Python number at each call."""
     return torch.tensor(bits, dtype=torch.int32, device="cpu")
 
 
@@ -38,7 +38,7 @@ def from_bits(bits: Tensor) -> Tensor:
 def power_of_two(field: Tensor) -> Tensor:
     """2^s in float32, exactly, from the exponent field (s + 127) 2^23 as int32, s in [-127, 127].
 
-    NaN for the field of all ones, which as an E8M0 scale stands for NaN.
+    The field of all ones, which is NaN as an E8M0 scale, gives NaN.
     """
     bits = field.clamp_min(_TWO_TO_MINUS_127_BITS)
     return from_bits(bits.masked_fill_(field == EXPONENT_WORD, NAN_BITS))
@@ -47,6 +47,6 @@ def power_of_two(field: Tensor) -> Tensor:
 def inverse_power_of_two(field: Tensor) -> Tensor:
     """2^-s in float32, exactly, from the exponent field (s + 127) 2^23.
 
-    2^-127, which nothing should depend on, for the field of all ones.
+    The field of all ones gives 2^-127; no result may depend on it.
     """
     return from_bits((_FIELDS_OF_INVERSES - field).clamp_min_(_TWO_TO_MINUS_127_BITS))

@@ -13,7 +13,7 @@ from quantexp.formats.table import HIF8
 from quantexp.formats.types import Element
 
 HIF8_NAN_CODE = 0x80
-#: float32 bits below the sign, the exponent and the three mantissa bits that tell all values apart.
+#: float32 bits below the sign, the exponent and the three mantissa bits that distinguish all values.
 KEY_SHIFT = 20
 
 
@@ -28,7 +28,7 @@ def code_values(element: Element) -> list[float]:
 
 
 def _magnitude(element: Element, code: int) -> float:
-    """Sign-less value of a code with a fixed exponent field (OCP MX v1.0 section 5.3)."""
+    """Magnitude of a code with a fixed exponent field (OCP MX v1.0 section 5.3)."""
     if code in element.nan_codes:
         return math.nan
     if code in element.inf_codes:
@@ -41,10 +41,10 @@ def _magnitude(element: Element, code: int) -> float:
 
 
 def _hif8_magnitude(element: Element, code: int) -> float:
-    """Sign-less value of a HiF8 code: dot code, exponent, mantissa (arXiv 2409.16626 section 3).
+    """Magnitude of a HiF8 code: dot code, exponent, mantissa (arXiv 2409.16626 section 3).
 
-    The dot code is 11, 10, 01, 001, 0001 or 0000 for 4, 3, 2, 1 and 0 bits of exponent and for
-    the powers of two below. An exponent is its sign, then its magnitude without the leading 1.
+    The dot codes 11, 10, 01, 001 and 0001 select 4, 3, 2, 1 and 0 exponent bits; 0000 selects the powers of two below.
+    An exponent is stored as its sign and its magnitude without the leading 1.
     """
     if code in element.inf_codes:
         return math.inf
@@ -61,7 +61,7 @@ def _hif8_magnitude(element: Element, code: int) -> float:
     return math.ldexp(mantissa + (1 << mantissa_bits), exponent - mantissa_bits)
 
 
-#: dot code, its bits, bits of exponent.
+#: Dot code, its bits, exponent bits.
 _DOT_CODES = ((0b11, 2, 4), (0b10, 2, 3), (0b01, 2, 2), (0b001, 3, 1), (0b0001, 4, 0))
 
 
@@ -81,7 +81,7 @@ def value_table(element: Element, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=4)
 def hif8_code_table(device: torch.device) -> Tensor:
-    """The HiF8 code (uint8) by the upper twelve bits of its value in float32; else 0x80."""
+    """The HiF8 code (uint8), indexed by the upper twelve bits of its value in float32; 0x80 for all others."""
     values = value_table(HIF8, device)
     has_value = ~values.isnan()
     codes = torch.arange(values.numel(), dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""The values that codes and scales stand for, the inverse of `encode`."""
+"""Decodes codes and scales to values: the inverse of `encode`."""
 
 from __future__ import annotations
 
@@ -35,30 +35,27 @@ def decode(
     extent: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The values, of the (unpacked) codes' shape: element times 2^s for MX, element times (block scale
-    times tensor scale) for NVFP4, element / scale for FP8 and HiF8.
+    """The values, in the shape of the (unpacked) codes: element times 2^s for MX, element times (block scale times
+    tensor scale) for NVFP4, element / scale for FP8 and HiF8.
 
-    In float32 they are exactly what `quantise` gives; other dtypes round to nearest even. A block
-    scale that is NaN makes its block NaN. Codes of elements of fewer than eight bits lie in the low
-    bits of a byte.
+    In float32 they are exactly the result of `quantise`; other dtypes round to nearest even. A NaN block scale makes
+    its block NaN. Codes of elements of fewer than eight bits occupy the low bits of a byte.
 
     Args:
-        codes: uint8, one code a byte, or two where `packed`.
-        scales: MX, uint8, the shape of `codes` with the extent n of `axis` replaced by
-            ceil(n / block);
-            NVFP4, such a tensor and a 0-dim float32 tensor, as `TwoLevelScales` or any pair;
-            FP8 and HiF8, a 0-dim float32 tensor.
+        codes: uint8, one code per byte, or two if `packed`.
+        scales: MX: uint8, the shape of `codes` with the extent n of `axis` replaced by ceil(n / block);
+            NVFP4: such a tensor and a 0-dim float32 tensor, as `TwoLevelScales` or any pair;
+            FP8 and HiF8: a 0-dim float32 tensor.
         fmt: a name or a format.
-        axis: MX and NVFP4, the axis that blocks run along.
-        block: MX and NVFP4, elements of a block; None is 32, and 16.
-        packed: MXFP4 and NVFP4, whether each byte holds two codes, as `encode` packs them.
-        extent: packed, how many codes lie along `axis`; None is two for each byte.
+        axis: MX and NVFP4: the axis that blocks run along.
+        block: MX and NVFP4: elements per block; None means 32 (MX) or 16 (NVFP4).
+        packed: MXFP4 and NVFP4: whether each byte contains two codes, as `encode` packs them.
+        extent: if packed, the number of codes along `axis`; None means two per byte.
         dtype: bfloat16, float16 or float32.
 
     Raises:
-        ValueError: for codes or scales of another dtype or shape, for codes that the element does
-            not have, for an unknown format or bf16, for an option the format does not have, and for
-            an extent that the codes do not have.
+        ValueError: codes or scales of another dtype or shape, codes that the element does not have, an unknown format
+            or bf16, an option the format does not have, or an extent that does not match the codes.
     """
     options = resolve(fmt, block=block)
     check_has_codes(options.fmt)
@@ -103,7 +100,7 @@ def _decode_blocks(
 
 
 def scale_values(scales: Tensor, tensor_scale: Tensor | None, fmt: Format) -> Tensor:
-    """What the elements of each block are multiplied with, float32, in the shape of `scales`, which are its codes."""
+    """The factor of each block's elements, float32, in the shape of `scales` (the codes of the scales)."""
     if fmt.block_scale is None:
         return power_of_two(scales.to(torch.int32) << MANTISSA_BITS)
     return total_scale(_elements(scales, fmt.block_scale), tensor_scale)
@@ -116,7 +113,7 @@ def _elements(codes: Tensor, element: Element) -> Tensor:
 
 
 def _unpacked(codes: Tensor, fmt: Format, axis: int, packed: bool, extent: int | None) -> Tensor:
-    """One code a byte, checked."""
+    """Validated codes, one per byte."""
     if codes.dtype != torch.uint8:
         raise ValueError(f"codes must be uint8, got {codes.dtype}")
     if packed:
@@ -133,7 +130,7 @@ def _unpacked(codes: Tensor, fmt: Format, axis: int, packed: bool, extent: int |
 def _checked_scales(
     scales: Scales, codes: Tensor, axis: int, options: Options
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The blocks' scales and the tensor's, None where the format has none."""
+    """Validated block scales and tensor scale; None if the format has none."""
     blocked = blocked_shape(codes.shape, axis, options.block)
     match options.fmt.family:
         case Family.MX:

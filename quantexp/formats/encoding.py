@@ -1,11 +1,9 @@
-"""A tensor as the codes and scales that hardware would store.
+"""Encodes a tensor as the codes and scales that hardware would store.
 
-Codes are one a byte, in the low bits of it where the element has fewer than eight, or two a byte on
-request where it has four (see `packing`): the sign bit, then the magnitude as in the element's
-specification. MX scales are E8M0 bytes s + 127 with 0xFF
-for NaN; NVFP4 has E4M3 bytes, 0x7F for NaN, and a float32 number that codes and block scales are
-to be multiplied with; an FP8 or HiF8 scale is the float32 number that the tensor was multiplied
-with. `decode` turns them back into what `quantise` gives.
+A byte contains one code, in its low bits if the element has fewer than eight, or on request two codes of four bits (see
+`packing`): the sign bit, then the magnitude as in the element's specification. MX scales are E8M0 bytes s + 127, with
+0xFF for NaN. NVFP4 has E4M3 bytes, with 0x7F for NaN, and a float32 factor of codes and block scales. An FP8 or HiF8
+scale is the float32 factor of the tensor. `decode` returns the values of `quantise`.
 """
 
 from __future__ import annotations
@@ -41,9 +39,9 @@ _FLOAT32_EMIN = -126
 
 
 class TwoLevelScales(NamedTuple):
-    """NVFP4's scales: the value of a code is that of its element times its block's times the tensor's."""
+    """NVFP4's scales: a code's value is its element times the block scale times the tensor scale."""
 
-    #: E4M3 codes, uint8, one a block.
+    #: E4M3 codes, uint8, one per block.
     block: Tensor
     #: 0-dim float32.
     tensor: Tensor
@@ -70,18 +68,18 @@ def encode(
     pre_scale: bool = False,
     packed: bool = False,
 ) -> tuple[Tensor, Scales]:
-    """Codes (uint8, x's shape) and scales, by the same options as `quantise`.
+    """Codes (uint8, x's shape) and scales; the options are those of `quantise`.
 
-    `packed` puts two codes of MXFP4 and NVFP4 in a byte, neighbours along `axis`, the first in the
-    lower half: the extent n of `axis` becomes ceil(n / 2), and of an odd n half a byte is 0.
+    `packed` stores two codes of MXFP4 and NVFP4 per byte, neighbours along `axis`, the first in the lower half: the
+    extent n of `axis` becomes ceil(n / 2), and an odd n leaves half a byte 0.
 
-    MX scales are uint8, of x's shape with the extent n of `axis` replaced by ceil(n / block); the
-    codes of a block whose scale is NaN are 0. NVFP4 has `TwoLevelScales`, the first of them so.
-    An FP8 or HiF8 scale is a 0-dim float32 tensor, 1 where there is no scaling.
+    MX scales are uint8, of x's shape with the extent n of `axis` replaced by ceil(n / block); the codes of a block with
+    a NaN scale are 0. NVFP4 has `TwoLevelScales`, with such block scales. An FP8 or HiF8 scale is a 0-dim float32
+    tensor, 1 without scaling.
 
     Raises:
-        ValueError: as `quantise`, for bf16, which has no 8-bit code, and for `packed` where codes do not
-            have four bits.
+        ValueError: as for `quantise`, for bf16, which has no 8-bit code, and for `packed` if codes do not have four
+            bits.
     """
     options = resolve(
         fmt,
@@ -127,7 +125,7 @@ def check_has_codes(fmt: Format) -> None:
         raise ValueError("bf16 has no 8-bit code: convert with torch's x.to(torch.bfloat16)")
 
 
-#: From a chunk of x and its random numbers: magnitudes on the grid, x in float32, codes of the scales.
+#: Maps a chunk of x and its random numbers to magnitudes on the grid, x in float32, and codes of the scales.
 EncodeChunk = Callable[[Tensor, Tensor | None, Scratch], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -170,7 +168,7 @@ def _encode_blocks(
     encode_chunk: EncodeChunk,
     nan_code: int,
 ) -> tuple[Tensor, Tensor]:
-    """Codes and block scales; those of blocks whose scale is `nan_code` are 0."""
+    """Codes and block scales; the codes of a block whose scale is `nan_code` are 0."""
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     scales = codes.new_empty(blocked_shape(x.shape, axis, options.block))
     extents = outer_axis_inner(x.shape, axis)
@@ -189,10 +187,9 @@ def _encode_blocks(
 
 
 def magnitude_code(q: Tensor, element: Element) -> Tensor:
-    """The codes, int32, of magnitudes q (float32, overwritten) that lie on the element's grid.
+    """The codes, int32, of magnitudes q (float32, overwritten) on the element's grid.
 
-    Moved so that the element's smallest normal is float32's, the bits of q are the code and zeros
-    below it.
+    q is scaled so that the element's smallest normal becomes float32's; its bits are then the code followed by zeros.
     """
     q.mul_(2.0 ** (_FLOAT32_EMIN - element.emin))
     return as_bits(q) >> (MANTISSA_BITS - element.mantissa_bits)
@@ -218,7 +215,7 @@ def _encode_flat(
 
 
 def _signed_code(q: Tensor, element: Element) -> Tensor:
-    """The codes, int32, of values q (float32, overwritten): NaN is the last NaN code, without a sign."""
+    """The codes, int32, of values q (float32, overwritten); NaN becomes the last NaN code, without a sign."""
     is_negative, is_nan, is_inf = as_bits(q) < 0, q.isnan(), q.isinf()
     as_bits(q).bitwise_and_(MAGNITUDE_MASK)
     code = magnitude_code(q, element)
@@ -229,5 +226,5 @@ def _signed_code(q: Tensor, element: Element) -> Tensor:
 
 
 def or_one(scale: Tensor | None, x: Tensor) -> Tensor:
-    """The scale of a tensor x as `encode` gives it: 0-dim float32, 1 where there is none."""
+    """The scale of a tensor x in the form of `encode`: 0-dim float32, 1 without scaling."""
     return torch.ones((), dtype=torch.float32, device=x.device) if scale is None else scale

@@ -1,10 +1,10 @@
-"""FP8: an eight-bit float under one scale of the tensor (OCP OFP8 v1.0).
+"""FP8: an eight-bit float under one scale per tensor (OCP OFP8 v1.0).
 
     q = e(x s)        y = q / s        in float32, e rounds to the element's grid, subnormals included
 
-Beyond the largest finite value a number becomes it, or, not saturating, what the element has for
-overflow: infinite in E5M2, NaN in E4M3, which has no infinity. What rounds to the largest value is
-not beyond it. NaN stays NaN, in its own place; signed zeros keep their sign.
+A number beyond the largest finite value becomes that value if saturating, else the element's overflow result: Inf in
+E5M2, NaN in E4M3, which has no infinity. A number that rounds to the largest value is not beyond it. NaN stays NaN in
+place; signed zeros keep their sign.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quantexp.formats.rounding import round_element
 def scaled_values(
     x_N: Tensor, options: Options, scale: Tensor | None, random_N: Tensor | None, scratch: Scratch
 ) -> Tensor:
-    """e(x s) in float32, a temporary of the scratch."""
+    """e(x s) in float32, a scratch buffer."""
     element = options.fmt.element
     v, sign, magic = scratch.of_shape(x_N.shape)
     v.copy_(x_N)

@@ -1,14 +1,13 @@
-"""Whether a tensor lies on a format's grid, and how fine that grid is, its scales not being known.
+"""Tests whether a tensor lies on a format's grid, and measures the grid's spacing, with unknown scales.
 
-They are recomputed from the tensor itself. MX: quantising is idempotent, and what was rounded
-stochastically or scaled by 3/4 before lies on the grid of the scale that follows from it, too, so a
-tensor is on the grid where quantising it again changes nothing. Formats with a scale for the whole
-tensor: see `fit`.
+The scales are recomputed from the tensor. MX: quantisation is idempotent, and a tensor rounded stochastically or
+pre-scaled by 3/4 also lies on the grid of the scale that its own amax gives. A tensor is therefore on the grid if
+quantising it once more changes nothing. For formats with a scale per tensor, see `scale_search`.
 
-A tensor can lie on a grid by chance: of bf16 values about 1 in 16 lies on an 8-bit grid, 1 in 80 on
-E2M1's. Grids of neighbouring scales share most of their values, so blocks along another axis are
-told by single elements that miss, not by the share that fits. How much a fit says depends on
-`local_step` against the step of the dtype. Shards need the amax over the whole tensor.
+A tensor can lie on a grid by chance: about 1 in 16 bf16 values lies on an 8-bit grid, 1 in 80 on that of E2M1. Grids of
+neighbouring scales share most of their values, so single elements that miss reveal blocks along another axis, not the
+share that fits. How much evidence a fit is depends on `local_step` relative to the step of the dtype. Shards need the
+amax of the whole tensor.
 """
 
 from __future__ import annotations
@@ -48,15 +47,14 @@ def lies_on_grid(
     amax_target: float | None = None,
     amax: Tensor | None = None,
 ) -> Tensor:
-    """Whether each element is a value that quantising could have left there, bool of x's shape.
+    """Whether each element is a possible result of quantisation, bool of x's shape.
 
-    Zeros of either sign are on every grid. NaN is on the grid of FP8, HiF8 and bf16, and of MX and
-    NVFP4 where its whole block is NaN; Inf is on that of E5M2, HiF8 and bf16, and never on that of
-    MX and NVFP4, where it stems from a product beyond the dtype. All else in a block with NaN or
-    Inf is not.
+    Zeros of either sign are on every grid. NaN is on the grid of FP8, HiF8 and bf16, and on that of MX and NVFP4 if its
+    whole block is NaN. Inf is on the grid of E5M2, HiF8 and bf16, and never on that of MX and NVFP4, where it stems
+    from a product beyond the dtype's range. No other element of a block with NaN or Inf is on the grid.
 
     Raises:
-        ValueError: as `quantise`.
+        ValueError: as for `quantise`.
     """
     options = _resolve(fmt, block, scale_rule, scaling, amax_target, amax)
     check_input(x)
@@ -87,11 +85,11 @@ def local_step(
 ) -> Tensor:
     """The spacing of the grid around each element, at its block's scale, float32 of x's shape.
 
-    0 where the element is 0; NaN where it, or anything in its MX or NVFP4 block, is NaN or Inf. The
-    spacing is that of the element's binade; a power of two belongs to the binade above it.
+    0 if the element is 0; NaN if it, or anything in its MX or NVFP4 block, is NaN or Inf. The spacing is that of the
+    element's binade; a power of two belongs to the binade above it.
 
     Raises:
-        ValueError: as `quantise`.
+        ValueError: as for `quantise`.
     """
     options = _resolve(fmt, block, scale_rule, scaling, amax_target, amax)
     check_input(x)
@@ -114,15 +112,15 @@ def local_step(
 def grid_and_step(
     x: Tensor, fmt: str | Format, *, axis: int = -1, amax: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """`lies_on_grid` and `local_step`, where they need it at one search for the scale instead of two.
+    """Both `lies_on_grid` and `local_step`, with one search for the scale instead of two.
 
     Raises:
-        ValueError: as `quantise`.
+        ValueError: as for `quantise`.
     """
     resolved = _resolve(fmt, amax=amax, **options)
     if resolved.fmt.family in (Family.MX, Family.BF16):
-        given = {"axis": axis, "amax": amax, **options}
-        return lies_on_grid(x, fmt, **given), local_step(x, fmt, **given)
+        keywords = {"axis": axis, "amax": amax, **options}
+        return lies_on_grid(x, fmt, **keywords), local_step(x, fmt, **keywords)
     check_input(x)
     if resolved.fmt.family is Family.NV:
         blocks = fit_blocks(x.detach(), positive_axis(axis, x.ndim), resolved, amax)

@@ -1,15 +1,14 @@
-"""HiFloat8: eight bits whose dot code trades mantissa for exponent (arXiv 2409.16626, section 3).
+"""HiFloat8: eight bits whose dot code trades mantissa for exponent bits (arXiv 2409.16626, section 3).
 
 With E the exponent of a value, the mantissa has m bits:
 
     |E| <= 3: 3        4 .. 7: 2        8 .. 15: 1        E in -22 .. -16: 0 (powers of two only)
 
-which is m = 4 - max(1, floor(log2 |E|)). A value is rounded on the m of its own exponent, by
-default half away from zero; a carry into the next binade lands on a value of the format.
-|x| < 2^-23 becomes 0, and there is no negative zero. |x| >= 40960 is beyond the largest finite
-value 32768: it becomes that, or infinite.
+that is, m = 4 - max(1, floor(log2 |E|)). A value is rounded to the m bits of its own exponent, half away from zero by
+default; a carry into the next binade is again a value of the format. |x| < 2^-23 becomes 0, and there is no negative
+zero. |x| >= 40960 is beyond the largest finite value 32768: it becomes 32768 or infinite.
 
-There is no block scale. A tensor may be multiplied with one scale s and divided by it afterwards.
+There is no block scale. A tensor may be multiplied by one scale s and divided by it afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _HIGHEST_BITS = (HIF8.emax + BIAS) << MANTISSA_BITS
 def scaled_values(
     x_N: Tensor, options: Options, scale: Tensor | None, random_N: Tensor | None, scratch: Scratch
 ) -> Tensor:
-    """hif8(x s) in float32, a temporary of the scratch; NaN stays NaN."""
+    """hif8(x s) in float32, a scratch buffer; NaN stays NaN."""
     v, magic, exponent = scratch.of_shape(x_N.shape)
     v.copy_(x_N)
     if scale is not None:
@@ -57,20 +56,20 @@ def _round_at_random(v: Tensor, step: Tensor, scratch: Tensor, random: Tensor | 
     sign = as_bits(v).bitwise_and(SIGN_MASK)
     round_at_random(v.abs_(), step, random)
     as_bits(v).bitwise_or_(sign)
-    v.add_(0.0)  # which makes -0 a +0
+    v.add_(0.0)  # turns -0 into +0
 
 
 def spacing_to(out: Tensor, v: Tensor, scratch: Tensor, *, factor: float = 1.0) -> None:
     """Write factor * 2^(E - m) to `out`: 2^(E - m) is the grid's spacing in the binade of each v.
 
-    All three are float32 and of one shape. Below the smallest value E is -22, above the largest
-    binade, and for NaN and Inf, it is 15.
+    All three are float32 and of one shape. E is -22 below the smallest value, and 15 above the largest binade and for
+    NaN and Inf.
     """
     bits = as_bits(out)
     torch.bitwise_and(as_bits(v), EXPONENT_MASK, out=bits)
     bits.clamp_(_LOWEST_BITS, _HIGHEST_BITS)
-    # The field read as a number is (E + 127) 2^23, exactly. Less the bias it is E 2^23, and its own
-    # exponent 23 + floor(log2 |E|).
+    # The exponent field, read as a number, is (E + 127) 2^23, exactly. Minus the bias it is E 2^23, and its own
+    # exponent is 23 + floor(log2 |E|).
     scratch.copy_(bits)
     scratch.sub_(BIAS << MANTISSA_BITS)
     as_bits(scratch).bitwise_and_(EXPONENT_MASK)

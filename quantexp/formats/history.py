@@ -1,14 +1,13 @@
-"""Delayed scaling: the amax of the steps before, over a window, in place of a tensor's own.
+"""Delayed scaling: the amax of previous steps, over a window, instead of the tensor's own.
 
-A step looks at all its tensors (`observe`) and ends with `advance`, which puts the largest amax that
-it saw into the history; `amax` is the largest of the last `window` steps, and stays the same while a
-step runs, however many tensors it quantises. Nothing is observed by asking for `amax`: recomputation
-and evaluation ask and do not observe. Before the first step has ended there is no history, and a
-tensor is scaled by its own amax.
+A step observes all its tensors (`observe`) and ends with `advance`, which appends the largest observed amax to the
+history. `amax` is the largest of the last `window` steps; it is constant within a step, whatever the number of tensors.
+Reading `amax` observes nothing: recomputation and evaluation read without observing. Before the first step ends
+there is no history, and a tensor is scaled by its own amax.
 
     quantise(x, "hifp8", scaling="delayed", amax=history.amax_for(x))
 
-Amaxes are those of `finite_amax`, stay on the tensor's device and are never waited for.
+Amaxes are those of `finite_amax`; they stay on the tensor's device and never synchronise with it.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from quantexp.formats.tensor_scale import finite_amax
 
 
 class AmaxHistory:
-    """The amaxes of the last steps of one operand.
+    """The amaxes of one operand in the last steps.
 
     Args:
-        window: how many steps count, at least 1.
+        window: number of steps, at least 1.
 
     Raises:
-        ValueError: for another window.
+        ValueError: an invalid window.
     """
 
     def __init__(self, window: int) -> None:
@@ -40,27 +39,27 @@ class AmaxHistory:
 
     @property
     def amax(self) -> Tensor | None:
-        """The largest amax of the last steps, 0-dim float32; None before the first has ended."""
+        """The largest amax of the last steps, 0-dim float32; None before the first step ends."""
         return torch.stack(list(self._steps)).amax() if self._steps else None
 
     def amax_for(self, x: Tensor) -> Tensor:
-        """What x is to be scaled by: the history's amax, or its own where there is no history."""
+        """The amax that scales x: the history's, or x's own if there is no history."""
         amax = self.amax
         return finite_amax(x) if amax is None else amax
 
     def observe(self, x: Tensor) -> None:
-        """Take x's amax into account for the step that is running."""
+        """Include x's amax in the current step."""
         amax = finite_amax(x)
         self._running = amax if self._running is None else torch.maximum(self._running, amax)
 
     def advance(self) -> None:
-        """End the step. One that observed nothing leaves no trace."""
+        """End the step. A step without observations is not recorded."""
         if self._running is not None:
             self._steps.append(self._running)
         self._running = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The history in plain numbers, exactly; what a running step saw is not in it."""
+        """The history as plain numbers, exactly; the current step is not included."""
         return {"window": self.window, "amaxes": [float(amax) for amax in self._steps]}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
@@ -79,7 +78,7 @@ class AmaxHistory:
 
 
 def check_window(window: int) -> None:
-    """Refuse what is no window.
+    """Refuse an invalid window.
 
     Raises:
         ValueError: unless it is an integer of at least 1.

@@ -1,9 +1,8 @@
-"""How a tensor of any shape is walked: in the order it lies in memory, block by block, in chunks
-that stay in the cache.
+"""Traversal of a tensor of any shape: in memory order, block by block, in chunks that fit in the cache.
 
-Legend: O all axes before the blocked one, N the blocked axis, I all axes after it, B blocks, K
-elements of a block. A tensor is seen as x_ONI, a chunk of it as x_OBKI. The last block of an axis
-may be short: it forms chunks of its own, with a smaller K.
+Legend: O all axes before the blocked one, N the blocked axis, I all axes after it, B blocks, K elements of a block.
+A tensor is viewed as x_ONI, a chunk of it as x_OBKI. The last block of an axis may be short; such blocks form separate
+chunks with a smaller K.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from torch import Tensor
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-#: elements of a chunk for each CPU thread: three float32 temporaries of that size fit a core's L2.
+#: Elements of a chunk per CPU thread: three float32 temporaries of that size fit in a core's L2 cache.
 _CPU_CHUNK = 1 << 17
-#: on other devices a chunk only bounds the memory of the temporaries.
+#: On other devices a chunk only limits the memory of the temporaries.
 _DEVICE_CHUNK = 1 << 26
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor x_ONI that holds whole blocks, all of the same extent."""
+    """A part of a tensor x_ONI that contains whole blocks, all of the same extent."""
 
     o: slice
     n: slice
     i: slice
-    #: the blocks of this chunk, as a slice of the axis of blocks.
+    #: The blocks of this chunk, as a slice of the axis of blocks.
     b: slice
-    #: elements of each block.
+    #: Elements of each block.
     k: int
 
     def elements(self, x_ONI: Tensor) -> Tensor:
@@ -40,44 +39,44 @@ class Chunk:
         return torch.unflatten(x_ONI[self.o, self.n, self.i], 1, (-1, self.k))
 
     def scales(self, scale_OBI: Tensor) -> Tensor:
-        """The scales of this chunk's blocks, of extent 1 along K, so that they broadcast."""
+        """The scales of this chunk's blocks, with extent 1 along K for broadcasting."""
         return scale_OBI[self.o, self.b, self.i].unsqueeze(2)
 
 
 def check_input(x: Tensor) -> None:
-    """Refuse what cannot be quantised.
+    """Refuse a dtype that cannot be quantised.
 
     Raises:
-        ValueError: if the dtype is none of bfloat16, float16 and float32.
+        ValueError: the dtype is none of bfloat16, float16 and float32.
     """
     if x.dtype not in INPUT_DTYPES:
         raise ValueError(f"cannot quantise {x.dtype}: must be one of {allowed_dtypes()}")
 
 
 def allowed_dtypes() -> str:
-    """The dtypes that can be quantised, in words."""
+    """The dtypes that can be quantised, for messages."""
     return ", ".join(str(dtype) for dtype in INPUT_DTYPES)
 
 
 def check_out(x: Tensor, out: Tensor | None) -> None:
-    """Refuse an `out` that cannot hold what x is quantised to.
+    """Refuse an `out` that does not match x.
 
     Raises:
-        ValueError: if shape, dtype or device is not x's.
+        ValueError: its shape, dtype or device is not x's.
     """
     if out is None:
         return
     for name in ("shape", "dtype", "device"):
-        wanted, got = getattr(x, name), getattr(out, name)
-        if wanted != got:
-            raise ValueError(f"out must have x's {name} {wanted}, got {got}")
+        expected, got = getattr(x, name), getattr(out, name)
+        if expected != got:
+            raise ValueError(f"out must have x's {name} {expected}, got {got}")
 
 
 def positive_axis(axis: int, ndim: int) -> int:
-    """The axis counted from the front; a 0-dim tensor counts as one of a single element.
+    """The axis counted from the front; a 0-dim tensor counts as a tensor of one element.
 
     Raises:
-        ValueError: if there is no such axis.
+        ValueError: there is no such axis.
     """
     ndim = max(ndim, 1)
     if not -ndim <= axis < ndim:
@@ -86,29 +85,31 @@ def positive_axis(axis: int, ndim: int) -> int:
 
 
 def memory_order(x: Tensor) -> list[int]:
-    """The permutation of x's axes after which it is contiguous, if there is one."""
+    """The permutation of x's axes that makes it contiguous, if there is one."""
     if x.is_contiguous():
         return list(range(x.ndim))
     return sorted(range(x.ndim), key=lambda axis: (-x.stride()[axis], axis))
 
 
 class Target:
-    """Where a result goes that is computed in the memory order of x: to `out`, or to a new tensor."""
+    """The destination of a result computed in the memory order of x: `out`, or a new tensor."""
 
     def __init__(self, x_dense: Tensor, order: Sequence[int], out: Tensor | None) -> None:
         """`x_dense` is x.permute(order), contiguous; `out` has x's shape and dtype."""
         self._order, self._out = order, out
-        there = None if out is None else out.detach().permute(list(order))
-        self._is_there = there is not None and there.is_contiguous()
-        #: Contiguous, of `x_dense`'s shape: what is to be written.
-        self.dense = there if there is not None and self._is_there else torch.empty_like(x_dense)
+        permuted = None if out is None else out.detach().permute(list(order))
+        self._is_direct = permuted is not None and permuted.is_contiguous()
+        #: Contiguous, of `x_dense`'s shape: the tensor to write.
+        self.dense = (
+            permuted if permuted is not None and self._is_direct else torch.empty_like(x_dense)
+        )
 
     def filled(self) -> Tensor:
-        """The result, in x's order of axes; `out` itself where there is one."""
+        """The result, in x's order of axes; `out` itself if there is one."""
         if self._out is None:
             return self.dense.permute(inverse(self._order))
-        if self._is_there:
-            # A kernel wrote where autograd did not see it.
+        if self._is_direct:
+            # A kernel wrote without autograd noticing.
             torch.autograd.graph.increment_version(self._out)
         else:
             self._out.detach().copy_(self.dense.permute(inverse(self._order)))
@@ -116,31 +117,31 @@ class Target:
 
 
 def inverse(order: Sequence[int]) -> list[int]:
-    """The permutation that undoes `order`."""
+    """The inverse permutation of `order`."""
     return sorted(range(len(order)), key=lambda position: order[position])
 
 
 def outer_axis_inner(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
-    """The extents O, N and I of a shape that is blocked along `axis`."""
+    """The extents O, N and I of a shape with blocks along `axis`."""
     if not shape:
         return 1, 1, 1
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def blocked_shape(shape: tuple[int, ...], axis: int, block: int) -> tuple[int, ...]:
-    """The shape with the number of blocks in the place of `axis`' extent; () for a 0-dim shape."""
+    """The shape with the number of blocks instead of `axis`' extent; () for a 0-dim shape."""
     if not shape:
         return ()
     return (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])
 
 
 def chunk_limit(device: torch.device) -> int:
-    """How many elements a chunk should have at most."""
+    """The largest number of elements of a chunk."""
     return _CPU_CHUNK * torch.get_num_threads() if device.type == "cpu" else _DEVICE_CHUNK
 
 
 def chunks(extents: tuple[int, int, int], block: int, limit: int) -> Iterator[Chunk]:
-    """Chunks of at most `limit` elements, unless one block has more, that cover (O, N, I) once."""
+    """Chunks of at most `limit` elements (or one block, if larger) that cover (O, N, I) once."""
     num_outer, num_along, num_inner = extents
     if num_outer * num_along * num_inner == 0:
         return
@@ -169,7 +170,7 @@ def _slices(start: int, stop: int, step: int) -> Iterator[slice]:
 
 
 class Scratch:
-    """Three float32 temporaries, allocated once and used for all chunks of a tensor."""
+    """Three float32 temporaries, allocated once for all chunks of a tensor."""
 
     def __init__(self, num_elements: int, device: torch.device) -> None:
         self._buffers = [
@@ -177,7 +178,7 @@ class Scratch:
         ]
 
     def of_shape(self, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """The temporaries in this shape; they hold what was left in them."""
+        """The temporaries in this shape; their content is undefined."""
         num_elements = math.prod(shape)
         a, b, c = (buffer[:num_elements].view(*shape) for buffer in self._buffers)
         return a, b, c

@@ -1,12 +1,12 @@
 """MX: blocks along one axis, each with its own power-of-two scale (OCP MX v1.0 section 6.3).
 
-For a block x of extent K, in float32 and with every step but the rounding exact:
+For a block x of extent K, in float32, with every step exact except the rounding:
 
     s = rule(max |x|)        q = clamp(round(|x| 2^-s), max)        y = sign(x) q 2^s
 
-With `pre_scale`, 3/4 |x| 2^-s is rounded (and that product, to float32, where x has more than 22
-significant bits), so that y stands for 3/4 x and, with the rule floor, only what is beyond 8 max / 6
-saturates: nothing. The scale is that of x (arXiv 2502.20586).
+With `pre_scale`, 3/4 |x| 2^-s is rounded (this product is also rounded to float32 if x has more than 22 significant
+bits). Then y represents 3/4 x and, with the rule floor, only values beyond 8 max / 6 would saturate, of which there are
+none. The scale is that of x (arXiv 2502.20586).
 
 A NaN or an Inf anywhere in a block makes the whole block NaN. Signed zeros keep their sign.
 """
@@ -26,16 +26,16 @@ from quantexp.formats.mx_scale import can_saturate, scale_field
 from quantexp.formats.options import Options
 from quantexp.formats.rounding import round_element
 
-#: What `pre_scale` multiplies with.
+#: The factor of `pre_scale`.
 PRE_SCALE = 0.75
 
 
 def quantise_mx(
     x_ONI: Tensor, y_ONI: Tensor, options: Options, random_ONI: Tensor | None = None
 ) -> None:
-    """Write x on the format's grid to y, which may be x itself.
+    """Write the quantised x to y, which may be x itself.
 
-    `random_ONI` is what stochastic rounding takes, see `rounding`.
+    `random_ONI` is for stochastic rounding, see `rounding`.
     """
     limit = chunk_limit(x_ONI.device)
     scratch = Scratch(scratch_size(x_ONI, options.block, limit), x_ONI.device)
@@ -49,7 +49,7 @@ def quantise_mx(
 
 
 def scratch_size(x_ONI: Tensor, block: int, limit: int) -> int:
-    """How many elements the largest chunk can have."""
+    """The largest number of elements of a chunk."""
     return min(x_ONI.numel(), max(limit, block))
 
 
@@ -58,8 +58,8 @@ def scaled_magnitudes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """|x| 2^-s on the element's grid, x in float32 for its sign, and the scales' exponent fields.
 
-    The first is a temporary of the scratch, the second another, or x itself; what they hold in a
-    NaN block has no meaning. The fields have extent 1 along K.
+    The first is a scratch buffer, the second another, or x itself; their content in a NaN block is undefined. The
+    fields have extent 1 along K.
     """
     element = options.fmt.element
     x32, q, magic = scratch.of_shape(x_OBKI.shape)
@@ -76,9 +76,9 @@ def scaled_magnitudes(
 
 
 def block_amax_bits(x32_OBKI: Tensor, magnitude_OBKI: Tensor) -> Tensor:
-    """The bits of each block's amax, of extent 1 along K; |x| is left in `magnitude`.
+    """The bits of each block's amax, with extent 1 along K; |x| is left in `magnitude`.
 
-    On bits, integers order magnitudes as floats do, with NaN above Inf above all finite values.
+    The integers order magnitudes as the floats do, with NaN above Inf above all finite values.
     """
     torch.abs(x32_OBKI, out=magnitude_OBKI)
     return as_bits(magnitude_OBKI).amax(dim=2, keepdim=True)

@@ -1,7 +1,7 @@
 """The power-of-two scale of an MX block, from its amax.
 
-All four rules are one formula on the bits of amax: add an offset, clear the mantissa, subtract
-emax from the exponent. The offset carries into the exponent exactly where the rule rounds up:
+All four rules are one formula on the bits of amax: add an offset, clear the mantissa, subtract emax from the exponent.
+The offset carries into the exponent exactly where the rule rounds up:
 
     floor  0                  rceil  2^23 - 1 - mantissa(max)
     ceil   2^23 - 1           even   2^(22 - mantissa bits)
@@ -22,9 +22,9 @@ _ONE = 1 << MANTISSA_BITS
 def scale_field(amax_bits: Tensor, element: Element, rule: ScaleRule) -> Tensor:
     """The exponent field (s + 127) 2^23 of each block's scale, from the bits of its amax.
 
-    Both are int32, the bits those of a float32. s lies in [-127, 127]; zero gives the smallest.
-    NaN and Inf give the field of all ones, which stands for NaN. Subnormal amax needs no care:
-    with every rule and element it lies below the smallest scale.
+    Both are int32; the bits are those of a float32. s lies in [-127, 127]; zero gives the smallest. NaN and Inf give
+    the field of all ones, which represents NaN. A subnormal amax needs no special case: under every rule and element it
+    is below the smallest scale.
     Source: OCP MX v1.0 sections 5.4.1 (E8M0) and 6.3 (conversion).
     """
     offset = rule_offset(element, rule)
@@ -34,15 +34,15 @@ def scale_field(amax_bits: Tensor, element: Element, rule: ScaleRule) -> Tensor:
 
 
 def can_saturate(rule: ScaleRule) -> bool:
-    """Whether a block's amax may lie beyond max * 2^s, so that elements have to be clamped.
+    """Whether a block's amax may lie beyond max * 2^s, so that elements must be clamped.
 
-    With RCEIL amax <= max * 2^s, with CEIL amax <= 2^(s + emax), by definition.
+    By definition amax <= max * 2^s under RCEIL, and amax <= 2^(s + emax) under CEIL.
     """
     return rule in (ScaleRule.FLOOR, ScaleRule.EVEN)
 
 
 def rule_offset(element: Element, rule: ScaleRule) -> int:
-    """What the rule adds to the bits of amax."""
+    """The offset that the rule adds to the bits of amax."""
     match rule:
         case ScaleRule.FLOOR:
             return 0

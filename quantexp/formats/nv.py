@@ -1,15 +1,14 @@
-"""NVFP4: blocks along one axis with an 8-bit float scale each, under one scale of the tensor.
+"""NVFP4: blocks along one axis with an 8-bit float scale each, under one scale per tensor.
 
-For a tensor scale t (see `tensor_scale`) and a block x of extent K, in float32, each operation
-rounded once:
+For a tensor scale t (see `tensor_scale`) and a block x of extent K, in float32, with each operation rounded once:
 
     b = e4m3(max |x| / 6 / t)      d = b t      q = round(clamp(|x| / d, 6))      y = sign(x) q d
 
-6 is the element's largest value. With `pre_scale`, 3/4 |x| / d is clamped and rounded (that product
-to float32), so that y stands for 3/4 x. b is rounded to nearest even and lies between the smallest and the
-largest positive value of E4M3, 2^-9 and 448: a zero block has 2^-9 too. Where t is a power of two,
-everything but the two roundings to a grid is exact. A NaN or an Inf anywhere in a block makes the
-whole block NaN. Signed zeros keep their sign. Source: arXiv 2509.25149.
+6 is the element's largest value. With `pre_scale`, 3/4 |x| / d is clamped and rounded (the product is rounded to
+float32), so that y represents 3/4 x. b is rounded to nearest even, between the smallest and the largest positive value
+of E4M3, 2^-9 and 448: a zero block also has 2^-9. If t is a power of two, everything except the two roundings to a grid
+is exact. A NaN or an Inf anywhere in a block makes the whole block NaN. Signed zeros keep their sign.
+Source: arXiv 2509.25149.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ def quantise_nv(
     scale: Tensor | None,
     random_ONI: Tensor | None = None,
 ) -> None:
-    """Write x on the format's grid to y, which may be x itself; `scale` is t, None for 1.
+    """Write the quantised x to y, which may be x itself; `scale` is t, None means 1.
 
-    `random_ONI` is what stochastic rounding takes, see `rounding`.
+    `random_ONI` is for stochastic rounding, see `rounding`.
     """
     limit = chunk_limit(x_ONI.device)
     scratch = Scratch(scratch_size(x_ONI, options.block, limit), x_ONI.device)
@@ -59,8 +58,8 @@ def scaled_magnitudes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """|x| / d on the element's grid, x in float32 for its sign, and the block scales b.
 
-    The first is a temporary of the scratch, the second another, or x itself. b is float32, of
-    extent 1 along K; NaN, and with it the first, for a block with NaN or Inf.
+    The first is a scratch buffer, the second another, or x itself. b is float32, with extent 1 along K; for a block
+    with NaN or Inf, b and the first are NaN.
     """
     element = options.fmt.element
     x32, q, magic = scratch.of_shape(x_OBKI.shape)
@@ -76,9 +75,9 @@ def scaled_magnitudes(
 
 
 def block_scales(amax_bits: Tensor, fmt: Format, scale: Tensor | None) -> Tensor:
-    """B of each block, float32, from the bits of its amax; meaningless where that is NaN or Inf.
+    """b of each block, float32, from the bits of its amax; undefined if that is NaN or Inf.
 
-    The largest value is a tensor because CUDA multiplies with the reciprocal of a number, which rounds twice.
+    The largest value is a tensor because CUDA multiplies by the reciprocal of a Python number, which rounds twice.
     """
     assert fmt.block_scale is not None
     largest = torch.full((), fmt.element.max, dtype=torch.float32, device=amax_bits.device)
@@ -87,7 +86,7 @@ def block_scales(amax_bits: Tensor, fmt: Format, scale: Tensor | None) -> Tensor
 
 
 def nearest_scale(ratio: Tensor, element: Element) -> Tensor:
-    """Positive numbers (float32, overwritten) rounded to the positive finite values of an element."""
+    """Positive numbers (float32, overwritten), rounded to the positive finite values of an element."""
     smallest = 2.0 ** (element.emin - element.mantissa_bits)
     ratio.clamp_(smallest, element.max)
     round_magnitudes(ratio, element, torch.empty_like(ratio))
@@ -95,5 +94,5 @@ def nearest_scale(ratio: Tensor, element: Element) -> Tensor:
 
 
 def total_scale(block_scale: Tensor, scale: Tensor | None) -> Tensor:
-    """What |x| is divided by and codes are multiplied with: b t."""
+    """The divisor of |x| and factor of the codes: b t."""
     return block_scale if scale is None else block_scale * scale

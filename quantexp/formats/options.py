@@ -1,6 +1,6 @@
-"""The options of one quantisation, checked against the format and completed. Needs no torch.
+"""The options of one quantisation, validated against the format and completed with its defaults. Needs no torch.
 
-Configurations can be checked with `resolve` long before there is a tensor.
+`resolve` also validates configurations, long before there is a tensor.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _Choice = TypeVar("_Choice", bound=Enum)
 
 @dataclass(frozen=True)
 class Options:
-    """A format and how to quantise to it, nothing left open."""
+    """A format and its complete quantisation options."""
 
     fmt: Format
-    #: elements along the axis that share a scale; 1 where the format has no blocks.
+    #: Elements along the axis that share a scale; 1 if the format has no blocks.
     block: int
-    #: FLOOR, and without effect, where the format has no block scale.
+    #: FLOOR, without effect, if the format has no block scale.
     scale_rule: ScaleRule
     rounding: Rounding
-    #: values beyond the largest finite one become it, rather than infinite (or NaN, without infinity).
+    #: Whether values beyond the largest finite one become that value, rather than infinite (or NaN, without infinity).
     saturate: bool
     scaling: Scaling
-    #: where `scaling` brings amax to; 1, and without effect, where a tensor has no scale.
+    #: The amax after scaling; 1, without effect, if the tensor has no scale.
     amax_target: float
-    #: what random numbers follow from, both in [0, 2^64); without effect unless rounding is stochastic.
+    #: Seed and offset of random numbers, both in [0, 2^64); without effect unless rounding is stochastic.
     seed: int
     offset: int
-    #: elements are multiplied with 3/4 after the scale is chosen and before they are rounded.
+    #: Whether elements are multiplied by 3/4 after the scale is chosen and before they are rounded.
     pre_scale: bool
 
 
@@ -52,34 +52,34 @@ def resolve(
     offset: int | None = None,
     pre_scale: bool = False,
 ) -> Options:
-    """The complete options: what is None is the format's own.
+    """The complete options; None selects the format's default.
 
-    `has_amax` says whether an amax that was reduced elsewhere will be given.
+    `has_amax` states whether the caller passes an amax that was reduced elsewhere.
 
     Raises:
-        ValueError: for an unknown format or value, and for an option that the format does not have.
+        ValueError: an unknown format or value, or an option that the format does not have.
     """
     fmt = get_format(fmt)
-    asked = None if scaling is None else _choice("scaling", scaling, Scaling)
-    scaling = asked or fmt.scaling
-    given = {
+    requested = None if scaling is None else _choice("scaling", scaling, Scaling)
+    scaling = requested or fmt.scaling
+    is_set = {
         "block": block is not None,
         "scale_rule": scale_rule is not None,
         "rounding": rounding is not None,
         "saturate": saturate is not True,
-        "scaling": asked not in (None, Scaling.NONE),
+        "scaling": requested not in (None, Scaling.NONE),
         "amax_target": amax_target is not None,
         "amax": has_amax,
         "seed": seed is not None,
         "offset": offset is not None,
         "pre_scale": pre_scale is not False,
     }
-    _refuse_foreign(fmt, given)
+    _refuse_foreign(fmt, is_set)
     rounding = _choice("rounding", rounding or fmt.rounding, Rounding)
     _check_draw(rounding, seed, offset)
     if scaling is Scaling.NONE:
         for name in ("amax_target", "amax"):
-            if given[name]:
+            if is_set[name]:
                 raise ValueError(
                     f"{name} has no meaning with scaling 'none': leave it out, or scale"
                 )
@@ -101,9 +101,9 @@ def resolve(
     )
 
 
-def _refuse_foreign(fmt: Format, given: dict[str, bool]) -> None:
-    for name, is_given in given.items():
-        if is_given and name not in fmt.options:
+def _refuse_foreign(fmt: Format, is_set: dict[str, bool]) -> None:
+    for name, is_option_set in is_set.items():
+        if is_option_set and name not in fmt.options:
             has = ", ".join(sorted(fmt.options)) or "no options"
             raise ValueError(f"{fmt.name} has no option {name}: it has {has}")
 

@@ -1,6 +1,6 @@
-"""Two codes of four bits in a byte, as FP4 lies in memory: the first in the lower half.
+"""Two four-bit codes per byte, the memory layout of FP4: the first in the lower half.
 
-Neighbours along one axis share a byte; of an odd number the last byte's upper half is 0.
+Neighbours along one axis share a byte; for an odd number the last byte's upper half is 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def check_packable(fmt: Format) -> None:
     """Refuse a format whose codes do not have four bits.
 
     Raises:
-        ValueError: naming the formats that can be packed.
+        ValueError: names the formats that can be packed.
     """
     if fmt.element.bits != _HALF_BITS:
         names = ", ".join(f.name for f in FORMATS.values() if f.element.bits == _HALF_BITS)
@@ -28,7 +28,7 @@ def check_packable(fmt: Format) -> None:
 
 
 def pack(codes: Tensor, axis: int) -> Tensor:
-    """Bytes of two codes each (uint8), ceil(n / 2) of them for an extent n of `axis`; a scalar stays."""
+    """Bytes of two codes each (uint8), ceil(n / 2) of them for an extent n of `axis`; a scalar is unchanged."""
     if codes.ndim == 0:
         return codes
     first, second = (codes.movedim(axis, -1)[..., start::2] for start in (0, 1))
@@ -38,10 +38,10 @@ def pack(codes: Tensor, axis: int) -> Tensor:
 
 
 def unpack(packed: Tensor, axis: int, extent: int | None) -> Tensor:
-    """One code a byte again, `extent` of them along `axis`; None is two for each byte.
+    """One code per byte, `extent` of them along `axis`; None means two per byte.
 
     Raises:
-        ValueError: for an extent that those bytes do not hold.
+        ValueError: the extent does not match the number of bytes.
     """
     if packed.ndim == 0:
         return packed & 0xF

@@ -1,4 +1,4 @@
-"""Formats without blocks: every element for itself, under at most one scale of the tensor.
+"""Formats without blocks: each element is quantised independently, under at most one scale per tensor.
 
 y = e(x s) / s        e is the format's rounding, s the scale
 """
@@ -12,7 +12,7 @@ from quantexp.formats.layout import Scratch, chunk_limit
 from quantexp.formats.options import Options
 from quantexp.formats.types import Family
 
-#: Families of such formats, each with the function that gives e(x s).
+#: The families of such formats, each with the function that computes e(x s).
 SCALED_VALUES = {Family.HIF8: hif8.scaled_values, Family.FP8: fp8.scaled_values}
 
 
@@ -23,9 +23,9 @@ def quantise_flat(
     scale: Tensor | None,
     random_N: Tensor | None = None,
 ) -> None:
-    """Write e(x s) / s to y, which may be x itself; s is a 0-dim float32 tensor, None for 1.
+    """Write e(x s) / s to y, which may be x itself; s is a 0-dim float32 tensor, None means 1.
 
-    `random_N` is what stochastic rounding takes, see `rounding`.
+    `random_N` is for stochastic rounding, see `rounding`.
     """
     scaled_values = SCALED_VALUES[options.fmt.family]
     limit = chunk_limit(x_N.device)

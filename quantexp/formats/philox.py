@@ -1,14 +1,13 @@
-"""Random numbers by their place: a pure function of seed, offset and index, the same on every device.
+"""Random numbers by position: a pure function of seed, offset and index, identical on every device.
 
-Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011)
-makes four words of 32 bits from a counter of 128 bits and a key of 64 with integer arithmetic alone,
-in ten rounds. Here
+Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) computes four
+32-bit words from a 128-bit counter and a 64-bit key in ten rounds of integer arithmetic. Here
 
-    key      the seed                           counter   index // 4 below, the offset above
+    key      the seed                           counter   index // 4 in the low half, the offset in the high half
     word     index % 4 of the four              bits      the upper 24 of a word
 
-so that the numbers of an element do not depend on how a tensor is cut or where it lies. Integers of
-64 bits hold the products of 32; they wrap, and their upper half is masked out of the wrapped value.
+so an element's number does not depend on how a tensor is split or stored. 64-bit integers hold the products of 32-bit
+words; they wrap, and a mask extracts the upper half of the wrapped value.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch import Tensor
 from quantexp.formats.options import Options
 from quantexp.formats.types import Rounding
 
-#: Bits of each random number, as many as float32 has significant bits.
+#: Bits of each random number: the significant bits of float32.
 RANDOM_BITS = 24
 
 _WORD = 32
@@ -30,7 +29,7 @@ _MASK = (1 << _WORD) - 1
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-#: counters at a time: their words fit a core's L2.
+#: Counters per chunk: their words fit in a core's L2 cache.
 _CHUNK = 1 << 14
 
 #: An int or an int64 tensor, in [0, 2^32).
@@ -39,7 +38,7 @@ Words = tuple[Word, Word, Word, Word]
 
 
 def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
-    """The four words that Philox4x32-10 makes of a counter of four."""
+    """The four output words of Philox4x32-10 for a counter of four words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -58,7 +57,7 @@ def _product(a: int, b: Word) -> tuple[Word, Word]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in a larger one: the shape of that, and the indices of the tensor's first element in it."""
+    """The position of a tensor in a larger one: the larger one's shape, and the indices of the first element."""
 
     whole: tuple[int, ...]
     start: tuple[int, ...]
@@ -67,7 +66,7 @@ class Place:
         """Refuse a tensor that does not fit.
 
         Raises:
-            ValueError: another number of axes, or it reaches beyond the larger one.
+            ValueError: another number of axes, or the tensor exceeds the larger one.
         """
         fits = len(self.whole) == len(self.start) == len(shape) > 0 and all(
             first >= 0 and first + extent <= most
@@ -96,7 +95,7 @@ def random_integers(count: int, seed: int, offset: int, device: torch.device) ->
 def random_integers_at(
     place: Place, shape: Sequence[int], seed: int, offset: int, device: torch.device
 ) -> Tensor:
-    """The random numbers of a part, in its shape: those of its elements in the whole.
+    """The random numbers of a part, in its shape: those of its elements in the whole tensor.
 
     Raises:
         ValueError: the part does not lie in the whole.
@@ -108,7 +107,7 @@ def random_integers_at(
         along = torch.arange(shape[axis], device=device) + place.start[axis]
         first = (along[:, None] * stride + first).view(-1)
         stride *= place.whole[axis]
-    # A row begins in one of the four words of its first counter.
+    # A row may begin at any of the four words of its first counter.
     num_counters = -(-(extent + 3) // 4)
     numbers = torch.empty(len(first), extent, dtype=torch.float32, device=device)
     counters = torch.arange(num_counters, device=device)
@@ -123,12 +122,12 @@ def random_integers_at(
 
 
 def _chunk(device: torch.device, num_counters: int) -> int:
-    """How many counters to take at a time."""
+    """The number of counters per chunk."""
     return _CHUNK * torch.get_num_threads() if device.type == "cpu" else max(1, num_counters)
 
 
 def _fill(numbers: Tensor, index: Tensor, seed: int, offset: int) -> None:
-    """Write the four numbers of each counter to the last axis of `numbers`; `index` has all axes but that."""
+    """Write the four numbers of each counter to the last axis of `numbers`; `index` has all other axes."""
     key = (seed & _MASK, seed >> _WORD)
     above = (offset & _MASK, offset >> _WORD)
     for place, word in enumerate(philox4x32((index & _MASK, index >> _WORD, *above), key)):
@@ -137,10 +136,10 @@ def _fill(numbers: Tensor, index: Tensor, seed: int, offset: int) -> None:
 
 
 def random_numbers(x: Tensor, options: Options, place: Place | None = None) -> Tensor | None:
-    """A random number for each element of x, in its shape; None where rounding takes none.
+    """A random number for each element of x, in its shape; None unless rounding is stochastic.
 
     Raises:
-        ValueError: x does not lie at its place.
+        ValueError: x does not lie at `place`.
     """
     if options.rounding is not Rounding.STOCHASTIC:
         return None

@@ -1,10 +1,9 @@
-"""A tensor with its values moved to the grid of a number format, in its own shape and dtype.
+"""Quantises a tensor: moves its values to the grid of a number format, keeping shape and dtype.
 
-All arithmetic is float32 and exact but for the rounding to the grid; the product of a grid value
-and its scale is rounded once more to the tensor's dtype, which changes nothing but values beyond
-its largest finite (they become Inf): where the grid is finer than the dtype, so was the input.
-Subnormals are never flushed, unless torch was told to (`torch.set_flush_denormal`). What it does
-not do: keep track of gradients (see `quantexp.quant`).
+All arithmetic is float32 and exact except for the rounding to the grid. The product of a grid value and its scale is
+rounded once more to the tensor's dtype. This changes only values beyond the dtype's largest finite value (they become
+Inf): where the grid is finer than the dtype, so was the input. Subnormals are never flushed, unless torch is configured
+to (`torch.set_flush_denormal`). This module does not handle gradients (see `quantexp.quant`).
 """
 
 from __future__ import annotations
@@ -51,41 +50,36 @@ def quantise(
 ) -> Tensor:
     """The tensor x with its values on the format's grid, in its own shape and dtype.
 
-    MX and NVFP4: blocks of `block` elements (None: 32, and 16) lie along `axis`, the last may be
-    short. NaN or Inf anywhere in a block makes the whole block NaN; a zero block keeps its zeros;
-    signed zeros keep their sign. FP8: NaN stays, and Inf becomes the largest value / s when
-    saturating, else Inf in E5M2 and NaN in E4M3; signed zeros keep their sign. HiF8: NaN stays, Inf
-    stays or becomes 32768 / s when saturating, there is no negative zero. bf16: nearest even. Of
-    FP8, HiF8 and bf16 `axis` has no effect.
+    MX and NVFP4: blocks of `block` elements lie along `axis`; the last may be short. NaN or Inf anywhere in a block
+    makes the whole block NaN; a zero block keeps its zeros; signed zeros keep their sign. FP8: NaN stays; Inf becomes
+    the largest value / s when saturating, else Inf in E5M2 and NaN in E4M3; signed zeros keep their sign. HiF8: NaN
+    stays; Inf stays, or becomes 32768 / s when saturating; there is no negative zero. bf16: nearest even. `axis` has no
+    effect for FP8, HiF8 and bf16.
 
     Args:
         x: bfloat16, float16 or float32, of any shape and strides.
         fmt: a name (see `quantexp.formats.table`) or a format.
         axis: the axis that blocks run along.
-        block: MX and NVFP4, elements of a block, a power of two.
-        scale_rule: MX, how scales follow from amax; None is floor.
-        rounding: to nearest, where ties go, or stochastic; None is away for HiF8 and even for all
-            others.
-        saturate: FP8 and HiF8, whether what is too large becomes the largest finite value.
-        scaling: NVFP4, FP8 and HiF8, the scale of the whole tensor; None is none for HiF8 and
-            exact for the others.
-        amax_target: FP8 and HiF8, where `scaling` brings amax to; None is 15 for HiF8 and for FP8
-            the element's largest value. NVFP4's is 6 * 448.
-        amax: NVFP4, FP8 and HiF8, 0-dim, the amax to scale by in place of x's largest finite
-            magnitude. With `scaling` delayed it must be given (see `history`).
-        seed: stochastic rounding, in [0, 2^64), must be given.
-        offset: stochastic rounding, in [0, 2^64), None is 0. An element's random number follows
-            from seed, offset and its position in x in row-major order: the same for any strides,
-            axis, device and number of threads.
-        pre_scale: MXFP4 and NVFP4, whether 3/4 x is rounded, under the scale of x: what is returned
-            stands for 3/4 x.
-        out: where to write, of x's shape and dtype; it may be x itself.
-        place: stochastic rounding, where x is a part of a larger tensor: its elements then have the random
-            numbers that they have in that one.
+        block: MX and NVFP4: elements per block, a power of two; None means 32 (MX) or 16 (NVFP4).
+        scale_rule: MX: how amax determines the scale; None means floor.
+        rounding: to nearest with a rule for ties, or stochastic; None means away for HiF8 and even for all others.
+        saturate: FP8 and HiF8: whether values that are too large become the largest finite value.
+        scaling: NVFP4, FP8 and HiF8: the scale of the whole tensor; None means none for HiF8 and exact for the others.
+        amax_target: FP8 and HiF8: the amax after `scaling`; None means 15 for HiF8 and the element's largest value for
+            FP8. NVFP4's is 6 * 448.
+        amax: NVFP4, FP8 and HiF8: 0-dim, replaces x's largest finite magnitude. Required for delayed `scaling` (see
+            `history`).
+        seed: stochastic rounding: in [0, 2^64), required.
+        offset: stochastic rounding: in [0, 2^64), None means 0. An element's random number depends on seed, offset and
+            its position in x in row-major order: it is the same for any strides, axis, device and number of threads.
+        pre_scale: MXFP4 and NVFP4: whether 3/4 x is rounded, under the scale of x; the result then represents 3/4 x.
+        out: where to write the result, of x's shape and dtype; may be x itself.
+        place: stochastic rounding: the position of x in a larger tensor; its elements then use their random numbers in
+            the larger tensor.
 
     Raises:
-        ValueError: for an unknown format, an option the format does not have, a value that is not
-            allowed, and a dtype, axis, `out` or place that does not fit.
+        ValueError: an unknown format, an option the format does not have, a value that is not allowed, or a dtype,
+            axis, `out` or place that does not fit.
     """
     options = resolve(
         fmt,
@@ -122,10 +116,10 @@ def quantise_dense(
     scale: Tensor | None,
     random: Tensor | None,
 ) -> None:
-    """Write the contiguous x on the grid to the contiguous y, which may be x itself.
+    """Write the quantised contiguous x to the contiguous y, which may be x itself.
 
-    `scale` is the tensor's (see `tensor_scale`), `random` what stochastic rounding takes (see `philox`), contiguous and
-    of x's shape; None where the options ask for none.
+    `scale` is the tensor scale (see `tensor_scale`), `random` is for stochastic rounding (see `philox`), contiguous and
+    of x's shape; None if the options need none.
     """
     kernel = kernel_for(x, options)
     if kernel is not None:
@@ -142,7 +136,7 @@ def quantise_by_torch(
     scale: Tensor | None,
     random: Tensor | None,
 ) -> None:
-    """The same by torch alone, on any device: the reference for all kernels."""
+    """The same in torch code, on any device: the reference for all kernels."""
     extents = outer_axis_inner(x.shape, axis)
     match options.fmt.family:
         case Family.MX:

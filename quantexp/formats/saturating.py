@@ -1,9 +1,9 @@
-"""Which elements of a tensor lie beyond the largest value of their grid.
+"""Finds the elements of a tensor that lie beyond the largest value of their grid.
 
-That is |x| > max 2^s for a block of MX, |x| > max b t for one of NVFP4, and |x s| > max without
-blocks; with `pre_scale` 3/4 |x| stands for |x|. An element between the largest value and half a
-step beyond it counts, although rounding without a limit would give that value, too. In a block with
-NaN or Inf nothing counts; without blocks Inf does and NaN does not.
+That is |x| > max 2^s for a block of MX, |x| > max b t for one of NVFP4, and |x s| > max without blocks; with
+`pre_scale`, 3/4 |x| replaces |x|. An element between the largest value and half a step beyond it counts, although
+unlimited rounding would give the same value. In a block with NaN or Inf nothing counts; without blocks Inf counts and
+NaN does not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def saturated(
     """Whether each element of x lies beyond the largest value of its grid, bool of x's shape.
 
     Raises:
-        ValueError: as `quantise`.
+        ValueError: as for `quantise`.
     """
     options = resolve(
         fmt,
@@ -80,7 +80,7 @@ def _in_blocks(x: Tensor, axis: int, options: Options, scale: Tensor | None) -> 
 
 
 def _block_scale(amax_bits: Tensor, options: Options, scale: Tensor | None) -> Tensor:
-    """What the elements of each block are multiplied with; meaningless where amax is NaN or Inf."""
+    """The factor of each block's elements; undefined if amax is NaN or Inf."""
     if options.fmt.block_scale is None:
         return power_of_two(scale_field(amax_bits, options.fmt.element, options.scale_rule))
     return total_scale(block_scales(amax_bits, options.fmt, scale), scale)

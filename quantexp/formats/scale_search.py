@@ -1,15 +1,14 @@
-"""The scale under which a tensor lies best on the grid of a format that has one scale a tensor.
+"""Searches for the scale under which a tensor fits best on the grid of a format with a scale per tensor.
 
-    current  (and delayed) rounding may carry amax across the power of two that decided the scale, so the scale
-             that follows from the tensor, half and twice of it are tried, and the one that fits
-             most elements is taken; equality is exact, as powers of two are.
-    exact    the scale is only known to a rounding error, hence a tolerance (`_exact_tolerance`).
+    current  (and delayed) rounding may carry amax across the power of two that determined the scale. The candidates are
+             the scale that the tensor gives, half and twice that; the one that fits most elements wins. Equality is
+             exact, as powers of two are.
+    exact    the scale is only known up to a rounding error, hence a tolerance (`_exact_tolerance`).
 
-NVFP4's block scales are unknown too. A block's largest element is one of the element's seven values
-times its scale, so the scales that these give are tried, from the largest value on, and the first
-that fits the whole block is taken. Rounded to nearest that is the first, 6 (or 4 and less where the
-block's scale is one of E4M3's first subnormals); rounded stochastically or scaled by 3/4 it may be
-4, and so may the largest element of the tensor.
+NVFP4's block scales are unknown too. A block's largest element is one of the element's seven values times its scale.
+The candidates are the scales that these values give, from the largest value on; the first that fits the whole block
+wins. For rounding to nearest that is the first, 6 (or 4 and less if the block's scale is one of E4M3's first
+subnormals). For stochastic rounding or pre-scaling by 3/4 it may be 4, and so may the largest element of the tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from quantexp.formats.types import Element, Family, Scaling
 
 #: One rounding of float32.
 _FLOAT32_UNIT = 2.0**-24
-#: By how much NVFP4's tensor scale may differ from what follows from the tensor; 1.5 is 6 / 4.
+#: Candidate factors of NVFP4's tensor scale relative to the one that the tensor gives; 1.5 is 6 / 4.
 _FACTORS = {
     Scaling.CURRENT: (1.0, 0.5, 2.0),
     Scaling.DELAYED: (1.0, 0.5, 2.0),
@@ -42,83 +41,82 @@ _FACTORS = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Which elements lie on the grid at which scale."""
+    """The elements that lie on the grid at a scale."""
 
     on_grid: Tensor
-    #: a 0-dim float32 tensor, None for no scaling.
+    #: A 0-dim float32 tensor, None without scaling.
     scale: Tensor | None
 
     @property
     def count(self) -> int:
-        """How many elements lie on the grid."""
+        """The number of elements on the grid."""
         return int(self.on_grid.sum())
 
 
 @dataclass(frozen=True)
 class BlockFit(Fit):
-    """The same with scales of blocks."""
+    """The elements that lie on the grid at a tensor scale and block scales."""
 
-    #: the grid's spacing around each element, float32.
+    #: The grid's spacing around each element, float32.
     steps: Tensor
 
 
 def same(x: Tensor, y: Tensor) -> Tensor:
-    """Where two tensors are equal, NaN to NaN."""
+    """Where two tensors are equal, counting NaN as equal to NaN."""
     return (x == y) | (x.isnan() & y.isnan())
 
 
 def fit_flat(x: Tensor, options: Options, amax: Tensor | None) -> Fit:
-    """The fit of a format without blocks; `amax` stands for x's own, as in `quantise`."""
+    """The fit of a format without blocks; `amax` replaces x's own, as in `quantise`."""
     scale = tensor_scale(x, options, amax)
     if scale is None:
-        return Fit(same(x, _again(x, options, None)), None)
+        return Fit(same(x, _requantised(x, options, None)), None)
     if options.scaling is Scaling.EXACT:
         return _near_flat_grid(x, options, scale)
-    best = Fit(same(x, _again(x, options, scale)), scale)
+    best = Fit(same(x, _requantised(x, options, scale)), scale)
     for factor in (0.5, 2.0):
         if best.count == x.numel():
             break
-        fit = Fit(same(x, _again(x, options, scale * factor)), scale * factor)
-        best = max(best, fit, key=lambda one: one.count)
+        fit = Fit(same(x, _requantised(x, options, scale * factor)), scale * factor)
+        best = max(best, fit, key=lambda candidate: candidate.count)
     return best
 
 
-def _again(x: Tensor, options: Options, scale: Tensor | None) -> Tensor:
+def _requantised(x: Tensor, options: Options, scale: Tensor | None) -> Tensor:
     dense = x.contiguous()
-    again = torch.empty_like(dense)
-    quantise_flat(dense.view(-1), again.view(-1), options, scale)
-    return again
+    result = torch.empty_like(dense)
+    quantise_flat(dense.view(-1), result.view(-1), options, scale)
+    return result
 
 
 def _near_flat_grid(x: Tensor, options: Options, scale: Tensor) -> Fit:
-    """As `fit_flat`, for a scale that is known to a rounding error only.
+    """The fit for a scale that is known only up to a rounding error, as for `fit_flat`.
 
-    The largest element was rounded to e(target) / s so that, not the target, is what amax is
-    measured against; where the target is halfway between two values, to either.
+    The largest element was rounded to e(target) / s, so that value replaces the target in the comparison with amax; if
+    the target is halfway between two values, both are candidates.
     """
     target = torch.tensor([options.amax_target], dtype=torch.float32, device=x.device)
     beside = torch.cat([target * (1 - 2.0**-20), target * (1 + 2.0**-20)])
-    rounded = torch.unique(_again(beside, options, None).clamp_max_(options.fmt.element.max))
+    rounded = torch.unique(_requantised(beside, options, None).clamp_max_(options.fmt.element.max))
     fits = [_near_flat_grid_at(x, options, scale * ratio) for ratio in rounded / target]
-    return max(fits, key=lambda one: one.count)
+    return max(fits, key=lambda candidate: candidate.count)
 
 
 def _near_flat_grid_at(x: Tensor, options: Options, scale: Tensor) -> Fit:
     v = x.to(torch.float32) * scale
-    grid = _again(v, options, None)
+    grid = _requantised(v, options, None)
     relative, absolute = _exact_tolerance(x.dtype)
     near = (v - grid).abs() <= grid.abs() * relative + absolute * scale
     return Fit(near | same(v, grid), scale)
 
 
 def _exact_tolerance(dtype: torch.dtype) -> tuple[float, float]:
-    """How far x s can lie from the grid if x = e(x0 s0) / s0 and s follows from x's amax.
+    """The largest distance of x s from the grid if x = e(x0 s0) / s0 and x's amax gives s.
 
-    With u the dtype's unit roundoff and w = 2^-24 float32's: an element is q / s0 (1 + a) with
-    |a| <= u + w (one division, one rounding to the dtype), and so is amax; forming s takes up to
-    three roundings and x s one. To first order that is 2 (u + w) + 4 w, and one part in 64 covers
-    the products of errors. Below the dtype's normal range an element is off by half a subnormal
-    step instead.
+    With u the dtype's unit roundoff and w = 2^-24 float32's: an element is q / s0 (1 + a) with |a| <= u + w (one
+    division, one rounding to the dtype), and so is amax; s takes up to three roundings and x s one. To first order that
+    is 2 (u + w) + 4 w, and one part in 64 covers the products of errors. Below the dtype's normal range an element is
+    off by half a subnormal step instead.
     """
     info = torch.finfo(dtype)
     unit = info.eps / 2
@@ -146,9 +144,8 @@ def binade_steps(magnitude: Tensor, element: Element) -> Tensor:
 def fit_blocks(x: Tensor, axis: int, options: Options, amax: Tensor | None) -> BlockFit:
     """The fit of NVFP4 with blocks along `axis`, counted from the front.
 
-    Where less than a quarter of the elements fit, no other scale of the tensor is tried: of normal
-    data about 0.4 fit under a scale that is off by a factor of 1.5, 0.9 under one off by 2, and of
-    data that is not quantised 0.08.
+    If less than a quarter of the elements fit, no other tensor scale is tried: of normal data about 0.4 fit under a
+    scale that is off by a factor of 1.5, 0.9 under one off by 2, and of data that is not quantised 0.08.
     """
     scale = tensor_scale(x, options, amax)
     if scale is None:
@@ -156,7 +153,7 @@ def fit_blocks(x: Tensor, axis: int, options: Options, amax: Tensor | None) -> B
     best = None
     for factor in _FACTORS[options.scaling]:
         fit = _fit_blocks_at(x, axis, options, scale * factor)
-        best = fit if best is None else max(best, fit, key=lambda one: one.count)
+        best = fit if best is None else max(best, fit, key=lambda candidate: candidate.count)
         if best.count == x.numel() or 4 * best.count < x.numel():
             break
     assert best is not None
@@ -179,11 +176,11 @@ def _fit_blocks_at(x: Tensor, axis: int, options: Options, scale: Tensor | None)
 
 
 def _block_tolerance(dtype: torch.dtype, options: Options) -> tuple[float, float]:
-    """How far x / d can lie from the element's grid, relative to it, and x from its value, absolutely.
+    """The largest relative distance of x / d from the element's grid, and absolute distance of x from its value.
 
-    A power of two leaves no more than six significant bits, which every dtype holds. Else x was
-    rounded once to the dtype (u), and d, which follows from x's amax, is known to eight roundings
-    of float32: one each of amax / target, b t and q d, then and now, and two of x / d.
+    A power-of-two scale leaves at most six significant bits, which every dtype represents. Otherwise x was rounded once
+    to the dtype (u), and d, computed from x's amax, is known up to eight roundings of float32: one each of
+    amax / target, b t and q d, then and now, and two of x / d.
     """
     info = torch.finfo(dtype)
     if options.scaling is not Scaling.EXACT:
@@ -195,9 +192,9 @@ def _block_tolerance(dtype: torch.dtype, options: Options) -> tuple[float, float
 def _fit_chunk(
     x_OBKI: Tensor, options: Options, scale: Tensor | None, tolerance: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
-    """Which elements fit, and the step around each: of each block at the first scale that fits all of it.
+    """Which elements fit, and the step around each; each block uses the first scale that fits all of it.
 
-    Once two scales fit no block but those that are all zero, no other is tried.
+    If the first two scales fit no block except all-zero ones, no other is tried.
     """
     element, b_element = options.fmt.element, options.fmt.block_scale
     assert b_element is not None
@@ -225,14 +222,14 @@ def _fit_chunk(
 
 
 def _largest_first(element: Element) -> list[float]:
-    """The element's positive finite values."""
+    """The element's positive finite values, largest first."""
     return sorted((v for v in code_values(element) if 0 < v < torch.inf), reverse=True)
 
 
 def _near_element(
     magnitude: Tensor, total: Tensor, element: Element, tolerance: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
-    """Whether magnitude / total lies near the element's grid, and where there."""
+    """Whether magnitude / total lies near the element's grid, and the grid value."""
     relative, absolute = tolerance
     grid = (magnitude / total).clamp_max_(element.max)
     round_magnitudes(grid, element, torch.empty_like(grid))

@@ -1,6 +1,7 @@
-"""The scales that a tensor is quantised with, without its codes.
+"""The scales of a quantised tensor, without its codes.
 
-They are those of `encode`, byte for byte, from each block's amax alone: rounding has no part in them.
+They equal those of `encode`, byte for byte, and are computed from each block's amax alone: rounding does not affect
+them.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def scales_of(
     amax_target: float | None = None,
     amax: Tensor | None = None,
 ) -> Scales:
-    """The second of what `encode` gives: uint8 for MX, `TwoLevelScales` for NVFP4, else 0-dim float32.
+    """The scales that `encode` returns: uint8 for MX, `TwoLevelScales` for NVFP4, else 0-dim float32.
 
-    Block scales have x's shape with the extent n of `axis` replaced by ceil(n / block); of a block with NaN or Inf the
+    Block scales have x's shape with the extent n of `axis` replaced by ceil(n / block); for a block with NaN or Inf the
     byte is 0xFF, for NVFP4 0x7F.
 
     Raises:
-        ValueError: as `encode`.
+        ValueError: as for `encode`.
     """
     options = resolve(
         fmt,
@@ -71,7 +72,7 @@ def _of_blocks(x: Tensor, axis: int, options: Options, scale: Tensor | None) -> 
 
 
 def _block_amax(x: Tensor, axis: int, block: int) -> Tensor:
-    """The largest magnitude of each block, NaN of either sign where it has one."""
+    """The largest magnitude of each block; NaN of either sign if it contains NaN."""
     extent = x.shape[axis]
     whole = extent // block * block
     blocks = torch.unflatten(x.narrow(axis, 0, whole), axis, (whole // block, block))

@@ -1,4 +1,4 @@
-"""The one table of number formats, and how to look one up. Needs no torch."""
+"""The table of number formats, and its lookup. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from quantexp.formats.types import Element, Family, Format, Rounding, ScaleRule, Scaling
 
-# OCP MX v1.0 section 5.3.1: E4M3 has no infinity, E5M2 follows IEEE 754; sections 5.3.2 and
-# 5.3.3: the 6 and 4 bit elements have neither infinity nor NaN.
+# OCP MX v1.0 section 5.3.1: E4M3 has no infinity, E5M2 follows IEEE 754; sections 5.3.2 and 5.3.3: the 6-bit and 4-bit
+# elements have neither infinity nor NaN.
 E4M3 = Element("e4m3", 8, emin=-6, emax=8, mantissa_bits=3, max=448.0, nan_codes=(0x7F,))
 E5M2 = Element(
     "e5m2",
@@ -23,14 +23,13 @@ E5M2 = Element(
 E2M3 = Element("e2m3", 6, emin=0, emax=2, mantissa_bits=3, max=7.5)
 E3M2 = Element("e3m2", 6, emin=-2, emax=4, mantissa_bits=2, max=28.0)
 E2M1 = Element("e2m1", 4, emin=0, emax=2, mantissa_bits=1, max=6.0)
-# HiFloat8's NaN is the code 0x80 (the sign bit alone), hence no magnitude code stands for it.
+# HiFloat8's NaN is the code 0x80 (the sign bit alone), so no magnitude code represents it.
 HIF8 = Element("hif8", 8, emin=-22, emax=15, mantissa_bits=3, max=32768.0, inf_codes=(0x6F,))
 BF16 = Element("bf16", 16, emin=-126, emax=127, mantissa_bits=7, max=(2 - 2**-7) * 2.0**127)
 
 MX_BLOCK = 32
 NV_BLOCK = 16
-#: what amax is brought to by HiF8's scalings unless the caller says otherwise: the top of the
-#: region of three mantissa bits.
+#: The default amax after HiF8's scalings: the top of the region with three mantissa bits.
 HIF8_AMAX_TARGET = 15.0
 
 _ROUNDING_OPTIONS = frozenset({"rounding", "seed", "offset"})
@@ -112,16 +111,16 @@ _ALL = (
     ),
 )
 
-#: every format by its canonical name.
+#: Every format by its canonical name.
 FORMATS: Mapping[str, Format] = MappingProxyType({fmt.name: fmt for fmt in _ALL})
 _BY_ANY_NAME = {name: fmt for fmt in _ALL for name in (fmt.name, *fmt.aliases)}
 
 
 def get_format(name: str | Format) -> Format:
-    """The format of that name or alias; a `Format` is returned as it is.
+    """The format with that name or alias; a `Format` is returned unchanged.
 
     Raises:
-        ValueError: if no format has that name.
+        ValueError: no format has that name.
     """
     if isinstance(name, Format):
         return name

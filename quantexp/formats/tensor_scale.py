@@ -1,20 +1,19 @@
-"""The one scale of a tensor, from its amax.
+"""The scale of a tensor, from its amax.
 
-Of HiF8 and FP8 the scale s multiplies the tensor before rounding and divides it afterwards:
+For HiF8 and FP8 the scale s multiplies the tensor before rounding and divides it afterwards:
 
     current  the largest power of two with amax s <= target
     exact    target / amax, rounded to float32
-    delayed  as current, of an amax of earlier tensors
+    delayed  as current, with the amax of earlier tensors
 
-s is clamped to [2^-126, 2^127], float32's normal powers of two. NVFP4 has the inverse t, which
-multiplies what the codes and block scales say, as its hardware stores it:
+s is clamped to [2^-126, 2^127], the normal powers of two of float32. NVFP4 has the inverse t, which multiplies codes
+and block scales, as its hardware stores it:
 
     current  the smallest power of two with amax / t <= target
     exact    amax / target, rounded to float32
 
-t is clamped to [2^-117, 2^127], so that its product with every block scale is a normal number.
-Where amax is 0, or no element is finite, or amax itself is not a positive finite number, the scale
-is 1.
+t is clamped to [2^-117, 2^127], so that its product with every block scale is a normal number. The scale is 1 if amax
+is 0, if no element is finite, or if amax itself is not a positive finite number.
 """
 
 from __future__ import annotations
@@ -38,13 +37,12 @@ _FLOAT64_MANTISSA_BITS = 52
 
 
 def tensor_scale(x: Tensor, options: Options, amax: Tensor | None) -> Tensor | None:
-    """The scale as a 0-dim float32 tensor on x's device, None where options ask for none.
+    """The scale as a 0-dim float32 tensor on x's device; None if the options have none.
 
-    A tensor that is sharded gives the amax over all its shards, as `finite_amax` has it,
-    MAX-reduced.
+    For a sharded tensor, pass the amax of all shards: `finite_amax`, MAX-reduced.
 
     Raises:
-        ValueError: if amax is not a 0-dim tensor.
+        ValueError: amax is not a 0-dim tensor.
     """
     if options.scaling is Scaling.NONE:
         return None
@@ -57,7 +55,7 @@ def tensor_scale(x: Tensor, options: Options, amax: Tensor | None) -> Tensor | N
     if options.scaling in POWERS_OF_TWO:
         scale = _power_of_two_below(options.amax_target, amax)
         scale = 1 / scale if inverse else scale
-    else:  # a tensor: torch multiplies with the reciprocal of a number, or of what a number is divided by
+    else:  # a tensor, because torch replaces division by or of a Python number with a reciprocal
         target = torch.full_like(amax, options.amax_target)
         scale = amax / target if inverse else target / amax
     usable = (amax > 0) & amax.isfinite()
@@ -68,9 +66,8 @@ def tensor_scale(x: Tensor, options: Options, amax: Tensor | None) -> Tensor | N
 def _power_of_two_below(target: float, amax: Tensor) -> Tensor:
     """The largest power of two s with amax * s <= target, in float64, clamped to the allowed range.
 
-    The difference of the bits of two positive floats, shifted down to the exponent field, is the
-    difference of their exponents, less one where amax has the larger mantissa. No float32 is
-    subnormal in float64.
+    Shifting the difference of the bits of two positive floats down to the exponent field gives the difference of their
+    exponents, minus one if amax has the larger mantissa. No float32 is subnormal in float64.
     """
     target_bits = torch.tensor(target, dtype=torch.float64, device=amax.device).view(torch.int64)
     exponent = (target_bits - amax.view(torch.int64)) >> _FLOAT64_MANTISSA_BITS
@@ -79,7 +76,7 @@ def _power_of_two_below(target: float, amax: Tensor) -> Tensor:
 
 
 def finite_amax(x: Tensor) -> Tensor:
-    """The largest magnitude among x's finite elements, 0-dim float32; 0 where there is none."""
+    """The largest magnitude among x's finite elements, 0-dim float32; 0 if there are none."""
     kernel = kernel_for_amax(x)
     if kernel is not None:
         return kernel.finite_amax(x.detach().permute(memory_order(x)).contiguous())
@@ -97,10 +94,9 @@ def finite_amax(x: Tensor) -> Tensor:
 
 
 def _largest_below(bits_N: Tensor, bound: int) -> Tensor:
-    """The largest of the magnitude bits that are below the bound, 0 where there is none.
+    """The largest magnitude bits below the bound; 0 if there are none.
 
-    Adding the distance from the bound to the top of the integers turns those at or above it
-    negative.
+    Adding the distance from the bound to the top of the integers makes those at or above the bound negative.
     """
     info = torch.iinfo(bits_N.dtype)
     to_the_top = info.max - bound + 1

@@ -1,20 +1,19 @@
-"""The Walsh-Hadamard transform in blocks along an axis: it spreads outliers over their block.
+"""The Walsh-Hadamard transform in blocks along an axis: spreads outliers over their block.
 
-With H_1 = [1] and H_2n = [[H_n, H_n], [H_n, -H_n]] (Sylvester's), which is symmetric and has
+With H_1 = [1] and H_2n = [[H_n, H_n], [H_n, -H_n]] (Sylvester's construction), which is symmetric and satisfies
 H_n H_n = n, a block x of n = 2^k elements becomes
 
     y = c H_n (signs x)        c = 2^-ceil(k/2) for a product's left operand, 2^-floor(k/2) for its right
 
-Both together have c c' n = 1, so that the product of two tensors that are transformed alike along the
-axis it reduces is the product of the tensors themselves. For an even k each c is 1 / sqrt(n), and the
-transform orthonormal; for an odd k they are that times and over sqrt(2), which is no power of two. As
-it is, c rounds nothing, and power-of-two scales absorb it.
+Together c c' n = 1, so the product of two tensors transformed alike along the axis that it reduces equals the product
+of the original tensors. For an even k both c are 1 / sqrt(n), and the transform is orthonormal. For an odd k that would
+not be a power of two, so one c is 1 / sqrt(n) times sqrt(2) and the other divided by it: multiplying by c never rounds,
+and power-of-two scales absorb it.
 
-H_n is applied by the fast algorithm in float32, each addition rounded once, in this order: for
-h = 1, 2, 4, .. n / 2 the elements i and i + h (with bit h of i clear) become their sum and difference.
-So every device gives the same bits. A short last block is cut into powers of two, the largest first;
-each is transformed by itself. NaN or Inf makes its whole block NaN or Inf, and so does a sum beyond
-float32.
+The fast algorithm applies H_n in float32, with each addition rounded once, in this order: for h = 1, 2, 4, .. n / 2 the
+elements i and i + h (with bit h of i clear) become their sum and difference. Every device therefore gives the same
+bits. A short last block is split into powers of two, the largest first, each transformed separately. NaN or Inf makes
+its whole block NaN or Inf, and so does a sum beyond float32.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ def hadamard(
     left: bool = True,
     inverse: bool = False,
 ) -> Tensor:
-    """The transform of x in its shape, float32, whatever x's dtype.
+    """The transform of x in its shape, always float32.
 
     Args:
         x: bfloat16, float16 or float32, of any shape and strides.
         axis: the axis that blocks lie along.
-        block: elements of a block, a power of two of at least 2.
-        signs: float32 of shape (block,), 1 or -1 each; None is all 1.
-        left: whether x is the left operand of its product, which decides c.
+        block: elements per block, a power of two of at least 2.
+        signs: float32 of shape (block,), each 1 or -1; None means all 1.
+        left: whether x is the left operand of its product, which determines c.
         inverse: whether to undo the transform, up to rounding.
 
     Raises:
-        ValueError: for a dtype, axis, block or shape of signs that is not allowed.
+        ValueError: a dtype, axis, block or shape of signs that is not allowed.
     """
     check_input(x)
     axis = positive_axis(axis, x.ndim)
@@ -75,7 +74,7 @@ def hadamard(
 
 
 def check_hadamard_block(block: int) -> None:
-    """Refuse what is no block of the transform.
+    """Refuse an invalid block of the transform.
 
     Raises:
         ValueError: unless it is a power of two of at least 2.
@@ -85,31 +84,31 @@ def check_hadamard_block(block: int) -> None:
 
 
 def random_signs(block: int, seed: int, offset: int, device: torch.device) -> Tensor:
-    """1 or -1 for each element of a block, float32: -1 where its random number has the highest bit set."""
+    """1 or -1 for each element of a block, float32; -1 if its random number has the highest bit set."""
     numbers = random_integers(block, seed, offset, device)
     return torch.where(numbers < 2.0 ** (RANDOM_BITS - 1), 1.0, -1.0)
 
 
 def _repeated(signs: Tensor, extent: int) -> Tensor:
-    """The signs of all blocks along an axis, the last of which may be short, to multiply x_ONI with."""
+    """The signs of all blocks along an axis, the last of which may be short, as a factor of x_ONI."""
     return signs.repeat(-(-extent // signs.numel()))[:extent, None]
 
 
 def pieces(extent: int, block: int) -> list[tuple[int, int, int]]:
-    """Start, stop and size of each size along an axis: whole blocks, then the powers of two of the rest."""
+    """Start, stop and size of the transforms along an axis: whole blocks, then the powers of two of the rest."""
     whole = extent // block * block
-    found = [(0, whole, block)] if whole else []
+    spans = [(0, whole, block)] if whole else []
     size, start = block // 2, whole
     while start < extent:
         if size <= extent - start:
-            found.append((start, start + size, size))
+            spans.append((start, start + size, size))
             start += size
         size //= 2
-    return found
+    return spans
 
 
 def _transform(x_ONI: Tensor, size: int, left: bool) -> None:
-    """Transform blocks of one size in place; N is a multiple of it."""
+    """Transform blocks of one size in place; N is a multiple of the size."""
     if size == 1:
         return
     k = size.bit_length() - 1
@@ -124,7 +123,7 @@ def _transform(x_ONI: Tensor, size: int, left: bool) -> None:
 
 
 def _butterflies(x_KM: Tensor) -> Tensor:
-    """H x for the columns of x, which may be overwritten."""
+    """H x for the columns of x, which are overwritten."""
     size = x_KM.shape[0]
     other = torch.empty_like(x_KM)
     h = 1

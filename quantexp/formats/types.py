@@ -1,8 +1,7 @@
-"""The values that describe a number format, without any arithmetic and without torch.
+"""The values that describe a number format, without arithmetic and without torch.
 
-An `Element` is the code a single value is stored in, a `Format` an element together with how
-blocks of elements share a scale. What is done with them lives in the sibling modules, one verb a
-file.
+An `Element` is the code of a single value; a `Format` is an element and how blocks of elements share a scale. The
+sibling modules contain the operations, one per file.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from enum import StrEnum
 
 
 class ScaleRule(StrEnum):
-    """How a block's scale 2^s follows from its amax; emax and max are the element's."""
+    """How a block's amax determines its scale 2^s; emax and max are the element's."""
 
     #: s = floor(log2 amax) - emax, OCP MX v1.0 section 6.3; values up to 2^(emax+1) saturate.
     FLOOR = "floor"
-    #: s = ceil(log2(amax / max)), what Blackwell's tensor cores are fed; nothing saturates.
+    #: s = ceil(log2(amax / max)), as for Blackwell's tensor cores; nothing saturates.
     RCEIL = "rceil"
     #: s = ceil(log2 amax) - emax; nothing saturates.
     CEIL = "ceil"
@@ -25,104 +24,104 @@ class ScaleRule(StrEnum):
 
 
 class Rounding(StrEnum):
-    """Where a value between two values of the grid goes."""
+    """How to round a value between two values of the grid."""
 
-    #: to the nearest; halfway, to the neighbour that is an even multiple of the local spacing.
+    #: To the nearest; a tie goes to the neighbour that is an even multiple of the local spacing.
     EVEN = "even"
-    #: to the nearest; halfway, to the neighbour of larger magnitude.
+    #: To the nearest; a tie goes to the neighbour of larger magnitude.
     AWAY = "away"
-    #: away from zero with the probability that leaves the mean where it is, else towards zero.
+    #: Away from zero with the probability that preserves the mean, else towards zero.
     STOCHASTIC = "stochastic"
 
 
 class Scaling(StrEnum):
-    """The one scale of a whole tensor, of a format that has one."""
+    """The scale of a whole tensor, for a format that has one."""
 
-    #: no scale.
+    #: No scale.
     NONE = "none"
-    #: the power of two that brings amax closest below the target: exact in every dtype.
+    #: The power of two that brings amax closest below the target: exact in every dtype.
     CURRENT = "current"
-    #: target / amax (or its reciprocal, see the format), rounded to float32.
+    #: target / amax (or its reciprocal, depending on the format), rounded to float32.
     EXACT = "exact"
-    #: as CURRENT, of an amax that is handed over: that of the steps before (see `history`).
+    #: As CURRENT, with an amax that the caller passes: that of previous steps (see `history`).
     DELAYED = "delayed"
 
 
 class Hadamard(StrEnum):
-    """Which transform a product's operands go through, in blocks along the axis it reduces, before rounding."""
+    """The transform of a product's operands before rounding, in blocks along the axis that it reduces."""
 
-    #: none.
+    #: No transform.
     NONE = "none"
-    #: the Walsh-Hadamard transform.
+    #: The Walsh-Hadamard transform.
     DETERMINISTIC = "deterministic"
-    #: the same of a tensor whose signs were changed at random beforehand, alike in every block.
+    #: The Walsh-Hadamard transform after random sign changes, the same in every block.
     RANDOM = "random"
 
 
 class Family(StrEnum):
-    """Which arithmetic a format follows."""
+    """The arithmetic of a format."""
 
-    #: blocks along one axis, each with a power-of-two scale (OCP MX v1.0).
+    #: Blocks along one axis, each with a power-of-two scale (OCP MX v1.0).
     MX = "mx"
-    #: blocks along one axis, each with an 8-bit float scale, and one scale of the tensor (NVFP4).
+    #: Blocks along one axis, each with an 8-bit float scale, and one scale per tensor (NVFP4).
     NV = "nv"
-    #: a small float under one scale of the tensor (OCP OFP8).
+    #: A small float under one scale per tensor (OCP OFP8).
     FP8 = "fp8"
-    #: tapered precision under one scale of the tensor, if any (HiFloat8, arXiv 2409.16626).
+    #: Tapered precision under at most one scale per tensor (HiFloat8, arXiv 2409.16626).
     HIF8 = "hif8"
-    #: a plain 16-bit float.
+    #: A plain 16-bit float.
     BF16 = "bf16"
 
 
 @dataclass(frozen=True)
 class Element:
-    """A signed binary float code, by the words of OCP MX v1.0 section 5.3."""
+    """A signed binary float code, in the terms of OCP MX v1.0 section 5.3."""
 
     name: str
-    #: storage bits of one code, sign included.
+    #: Storage bits of one code, sign included.
     bits: int
-    #: exponent of the smallest normal value; for hif8, of the smallest value.
+    #: Exponent of the smallest normal value; for hif8, of the smallest value.
     emin: int
-    #: exponent of the largest finite value.
+    #: Exponent of the largest finite value.
     emax: int
-    #: stored mantissa bits; for hif8 the most that any value has.
+    #: Stored mantissa bits; for hif8 the largest number that any value has.
     mantissa_bits: int
-    #: largest finite value.
+    #: Largest finite value.
     max: float
-    #: magnitude codes (sign bit cleared) that stand for infinity.
+    #: Magnitude codes (sign bit cleared) of infinity.
     inf_codes: tuple[int, ...] = ()
-    #: magnitude codes (sign bit cleared) that stand for NaN.
+    #: Magnitude codes (sign bit cleared) of NaN.
     nan_codes: tuple[int, ...] = ()
 
     @property
     def sign_bit(self) -> int:
-        """The bit that holds the sign, as a mask over the code."""
+        """The sign bit, as a mask over the code."""
         return 1 << (self.bits - 1)
 
 
 @dataclass(frozen=True)
 class Format:
-    """A number format that a tensor can be quantised to."""
+    """A number format for quantising tensors."""
 
-    #: canonical name, as it appears in configurations and file names.
+    #: Canonical name, as it appears in configurations and file names.
     name: str
     family: Family
     element: Element
-    #: elements that share a scale along the axis; None where there are no blocks.
+    #: Elements that share a scale along the axis; None without blocks.
     block: int | None
-    #: None where no power-of-two scale follows from a block's amax.
+    #: None if a block has no power-of-two scale.
     scale_rule: ScaleRule | None
-    #: what the format's specification says; schemes set theirs explicitly.
+    #: Default of the format's specification; schemes set theirs explicitly.
     rounding: Rounding
-    #: names of the keyword options of `quantise` that mean something for this format.
+    #: Keyword options of `quantise` that apply to this format.
     options: frozenset[str]
-    #: the scale of the whole tensor, unless the caller says otherwise.
+    #: Default scaling of the whole tensor.
     scaling: Scaling = Scaling.NONE
-    #: what the scale of the tensor brings amax to, unless the caller says otherwise.
+    #: Default amax after scaling.
     amax_target: float | None = None
-    #: the code a block's scale is stored in; None where that is E8M0, or there is none.
+    #: The element of block scales; None if they are E8M0, or there are none.
     block_scale: Element | None = None
-    #: other names under which `get_format` finds it.
+    #: Other names for `get_format`.
     aliases: tuple[str, ...] = ()
-    #: where the format is defined.
+    #: The document that defines the format.
     source: str = ""

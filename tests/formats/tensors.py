@@ -1,4 +1,4 @@
-"""Tensors that the tests share, and how they are compared."""
+"""Tensors shared by the tests, and their comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def every_finite_value(dtype: torch.dtype) -> Tensor:
 
 
 def as_numpy(x: Tensor) -> np.ndarray:
-    """The values in float32, which holds those of bf16 and fp16."""
+    """The values in float32, which represents those of bf16 and fp16."""
     return x.to(torch.float32).numpy()
 
 

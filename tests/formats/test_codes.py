@@ -19,7 +19,7 @@ from .tensors import assert_same
 
 
 def hif8_value(code: int) -> float:
-    """A HiFloat8 code by its written form, as a string of bits read from the left."""
+    """A HiFloat8 code from its written form, as a string of bits read from the left."""
     if code in (0x6F, 0xEF):
         return math.inf if code == 0x6F else -math.inf
     if code == 0x80:
@@ -76,7 +76,7 @@ def test_every_mx_code_has_the_value_that_ml_dtypes_and_gfloat_give_it(name):
 
 @pytest.mark.parametrize("name", MX_ELEMENTS)
 def test_every_code_at_every_scale_is_their_product(name):
-    """float64 holds all products; the only rounding is that of float32's overflow."""
+    """float64 represents all products; the only rounding is that of float32's overflow."""
     element = FORMATS[name].element
     num_codes = 1 << element.bits
     codes = torch.arange(num_codes, dtype=torch.uint8).repeat(256, 1)

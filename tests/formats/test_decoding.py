@@ -1,4 +1,4 @@
-"""What decode refuses. What it gives is tested with the codes and with encode."""
+"""Refusals of decode. Its results are tested with the codes and with encode."""
 
 from __future__ import annotations
 

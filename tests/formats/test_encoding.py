@@ -1,4 +1,4 @@
-"""Codes and scales: every code comes back, and decoding them is quantising."""
+"""Codes and scales: every code round-trips, and decoding them equals quantising."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_finite_mx_code_comes_back(name):
 
 
 def test_every_nvfp4_code_comes_back_at_every_block_scale():
-    """Beside 6, which fixes the scale of its block; block scales below 2^-9 448 / 448 do not exist."""
+    """Next to 6, which determines the scale of its block; block scales below 2^-9 448 / 448 do not exist."""
     e4m3 = torch.tensor(code_values(FORMATS["fp8_e4m3"].element)[1:0x7F])
     values = torch.tensor(code_values(FORMATS["nvfp4_e2m1"].element))
     beside_max = torch.stack([values, torch.full((16,), 6.0)], 1)
@@ -47,7 +47,7 @@ def test_every_nvfp4_code_comes_back_at_every_block_scale():
 
 @pytest.mark.parametrize("name", gold.FP8_ELEMENTS)
 def test_every_fp8_code_comes_back(name):
-    """All NaN codes are one, the last."""
+    """All NaN codes become one, the last."""
     element = FORMATS[name].element
     values = torch.tensor(code_values(element))
     codes, scale = encode(values, name, scaling="none", saturate=False)

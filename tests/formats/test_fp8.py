@@ -81,7 +81,7 @@ def test_the_largest_element_comes_out_as_it_went_in(name):
 
 @all_fp8
 def test_current_scaling_is_a_power_of_two(name):
-    """Scaled by hand: amax 3 is brought to at most the largest value."""
+    """Scaled by hand: amax 3 is scaled to at most the largest value."""
     x = torch.tensor([3.0, 0.3, -1e-6])
     scale = {"fp8_e4m3": 2.0**7, "fp8_e5m2": 2.0**14}[name]
     expected = quantise(x * scale, name, scaling="none") / scale

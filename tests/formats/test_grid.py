@@ -1,4 +1,4 @@
-"""Telling a tensor that went through a format from one that did not."""
+"""Distinguishing a quantised tensor from one that is not."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_what_was_quantised_away_from_zero_lies_on_the_grid_too(name, rule):
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "bf16"])
 def test_a_bf16_tensor_lies_on_no_8_bit_grid(name):
-    """A bf16 value has at least 4 mantissa bits more than the format: 1 of 16 fits by chance.
+    """A bf16 value has at least 4 mantissa bits more than the format: 1 in 16 fits by chance.
 
-    Of FP8 with its exact scale about one in five (see the test of scaled HiF8).
+    For FP8 with its exact scale about one in five does (see the test of scaled HiF8).
     """
     chance = 0.35 if FORMATS[name].family is Family.FP8 else 0.08
     assert share(lies_on_grid(normal(256, 256, dtype=torch.bfloat16), name)) < chance
@@ -102,7 +102,7 @@ def test_a_scaled_tensor_lies_on_its_grid_whatever_its_scale_was(
 @all_dtypes
 @pytest.mark.parametrize("scaling", ["current", "exact"])
 def test_blocks_of_all_sizes_lie_on_nvfp4s_grid(dtype, scaling):
-    """Down to those whose scale is one of E4M3's subnormals, of which 6 need not be an element."""
+    """Down to blocks whose scale is one of E4M3's subnormals, in which 6 need not be an element."""
     x = normal(512, 48) * torch.linspace(0, 14, 512)[:, None].neg().exp2()
     y = quantise(x.to(dtype), "nvfp4", scaling=scaling)
     assert lies_on_grid(y, "nvfp4", scaling=scaling).all()
@@ -120,7 +120,7 @@ def test_one_element_off_is_found_in_a_block_of_nvfp4():
 
 @pytest.mark.parametrize("scaling", ["none", "current", "exact"])
 def test_the_local_step_of_nvfp4_is_the_distance_to_the_next_value(scaling):
-    """A block of every value at each of three scales; 6 d is 2 from the value that would follow."""
+    """A block of every value at each of three scales; 6 d is a factor 2 from the next candidate."""
     grid = np.array([float(v) for v in gold.mx_magnitudes("mxfp4_e2m1")])
     steps = np.array([0, 0.5, 0.5, 0.5, 1, 1, 2, 2])
     d = np.array([[448.0], [4.5], [2.0**-6]])
@@ -141,7 +141,7 @@ def test_the_local_step_of_fp8_is_the_distance_to_the_next_value(name):
 
 
 def test_amax_that_rounding_carried_down_still_finds_its_scale():
-    """113 is rounded to 112, which 2 s brings to 224; 9 is on the grid at s, not at 2 s."""
+    """113 is rounded to 112, which 2 s scales to 224; 9 is on the grid at s, not at 2 s."""
     y = quantise(torch.tensor([113.0, 9.0]), "hifp8", scaling="current", amax_target=224.0)
     assert y.tolist() == [112.0, 9.0]
     assert quantise(y, "hifp8", scaling="current", amax_target=224.0).tolist() == [112.0, 10.0]
@@ -160,7 +160,7 @@ def test_amax_that_rounding_carried_up_still_finds_its_scale():
 @all_dtypes
 @pytest.mark.parametrize(("scaling", "chance"), [("current", 0.1), ("exact", 0.35)])
 def test_an_unquantised_tensor_fits_a_scaled_hif8_grid_by_chance_only(dtype, scaling, chance):
-    """Exact allows 2^-7 of a bf16 value to either side, of steps of 2^-3 to 2^-4: 12 to 25%."""
+    """Exact scaling tolerates 2^-7 of a bf16 value in either direction, of steps of 2^-3 to 2^-4: 12 to 25%."""
     x = normal(10_000, dtype=dtype)
     assert share(lies_on_grid(x, "hifp8", scaling=scaling)) < chance
 
@@ -177,7 +177,7 @@ def test_a_shard_needs_the_amax_of_the_whole(scaling):
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)
 @pytest.mark.parametrize("exponent", [-127, -40, 0, 60])
 def test_the_local_step_of_mx_is_the_distance_to_the_next_value(name, exponent):
-    """Each value beside max, which fixes the scale; the step of max is that of its binade."""
+    """Each value next to max, which determines the scale; the step of max is that of its binade."""
     grid = np.array([float(v) for v in gold.mx_magnitudes(name)])
     steps = np.diff(grid, append=2 * grid[-1] - grid[-2])
     values, steps = (v * 2.0**exponent for v in (grid, steps))
@@ -220,7 +220,7 @@ def test_the_local_step_is_nan_where_there_is_no_number(dtype):
 
 
 def test_on_grid_and_step_tell_two_formats_apart():
-    """Of the values that E4M3 leaves, those that E2M1 has too are few."""
+    """Few of E4M3's values are also values of E2M1."""
     x = normal(128, 128, dtype=torch.bfloat16)
     y = quantise(x, "mxfp8", scale_rule="rceil")
     finer = local_step(y, "mxfp8", scale_rule="rceil") < local_step(y, "mxfp4")
@@ -237,7 +237,7 @@ def test_both_looks_at_once_see_what_each_sees(name, scaling, axis):
     x = normal(64, 96, dtype=torch.bfloat16)
     x = torch.where(normal(64, 96, seed=21) > 0.5, x, quantise(x, name, axis=axis, **options))
     x[3, 5] = 0.0
-    if scaling == "none":  # NaN and Inf leave no scale of a tensor
+    if scaling == "none":  # with NaN and Inf there is no tensor scale
         x[7], x[:, 11] = torch.nan, torch.inf
     on_grid, step = grid_and_step(x, name, axis=axis, **options)
     assert torch.equal(on_grid, lies_on_grid(x, name, axis=axis, **options))

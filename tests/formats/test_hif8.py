@@ -18,7 +18,7 @@ from .tensors import as_numpy, assert_same, every_value
 
 
 def oracle(x: torch.Tensor, *, saturate: bool) -> np.ndarray:
-    """en_dtypes makes what is too large infinite; saturating puts 32768 there."""
+    """en_dtypes makes values that are too large infinite; saturating replaces Inf by 32768."""
     dtype = str(x.dtype).removeprefix("torch.")
     case = Case("hifp8", as_numpy(x), dtype, options={"saturate": saturate})
     opinion = en_dtypes_oracle.oracle().opinion(case, answer(case))

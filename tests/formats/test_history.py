@@ -1,4 +1,4 @@
-"""Delayed scaling: which amax counts when, and that the state can be saved."""
+"""Delayed scaling: which amax applies when, and saving the state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCALED = [name for name, fmt in FORMATS.items() if "scaling" in fmt.options]
 
 
 def after(history: AmaxHistory, *steps: list[float]) -> float | None:
-    """The history's amax after steps that saw tensors of these amaxes."""
+    """The history's amax after steps that observed tensors with these amaxes."""
     for amaxes in steps:
         for amax in amaxes:
             history.observe(torch.tensor([0.5 * amax, -amax]))

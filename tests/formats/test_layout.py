@@ -1,4 +1,4 @@
-"""Chunks cover a tensor once, and hold whole blocks."""
+"""Chunks cover a tensor once, and contain whole blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MX against other implementations over every value, and rational arithmetic where it is hard."""
+"""MX against other implementations over every value, and against rational arithmetic for hard cases."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def oracle(x: torch.Tensor, name: str, rule: str, rounding: str) -> np.ndarray:
 @both_roundings
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_16_bit_value_agrees_with_the_oracle(name, rule, rounding, dtype):
-    """Alone in its block, among its neighbours in magnitude, and among strangers.
+    """Alone in its block, among neighbours in magnitude, and shuffled.
 
-    Left out: NaN and Inf, where implementations differ and ours has tests of its own.
+    Excluded: NaN and Inf, for which implementations differ and ours has its own tests.
     """
     values = every_finite_value(dtype)
     by_magnitude = values[values.abs().float().argsort(stable=True)]

@@ -1,4 +1,4 @@
-"""Block scales over all of float32 and around every turn, against rational arithmetic."""
+"""Block scales over all of float32 and around every threshold, against rational arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quantexp.formats.verify.cases import hard_amaxes
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)
 @pytest.mark.parametrize("rule", ScaleRule)
 def test_every_scale_agrees_with_rational_arithmetic(name, rule):
-    """Every seventh bfloat16, and the float32 values next to where a rule changes its mind."""
+    """Every seventh bfloat16, and the float32 values next to each threshold of a rule."""
     every_seventh = torch.arange(1, 0x7F80, 7, dtype=torch.int16).view(torch.bfloat16).float()
     amaxes = [*every_seventh.tolist(), *hard_amaxes(name).tolist()]
     bits = torch.tensor(amaxes).view(torch.int32)

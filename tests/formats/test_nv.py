@@ -1,4 +1,4 @@
-"""NVFP4 against casts of ml_dtypes over every value, and against rational arithmetic where it is hard."""
+"""NVFP4 against casts of ml_dtypes over every value, and against rational arithmetic for hard cases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ scalings = pytest.mark.parametrize("scaling", ["none", "current", "exact"])
 
 
 def tensor_scale(amax: float, scaling: str) -> np.float32:
-    """1, the smallest power of two that brings amax to at most 2688, or amax / 2688 in float32."""
+    """1, the smallest power of two that scales amax to at most 2688, or amax / 2688 in float32."""
     if scaling == "none" or amax == 0:
         return np.float32(1)
     if scaling == "exact":
@@ -43,7 +43,7 @@ def oracle(x: torch.Tensor, scaling: str) -> np.ndarray:
 @scalings
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_16_bit_value_agrees_with_the_oracle(dtype, scaling):
-    """In tensors of neighbours in magnitude, each with a tensor scale of its own, and among strangers."""
+    """In tensors of neighbours in magnitude, each with its own tensor scale, and shuffled."""
     values = every_finite_value(dtype)
     values = values[: len(values) // 512 * 512]
     by_magnitude = values[values.abs().float().argsort(stable=True)]
@@ -64,7 +64,7 @@ def test_float32_values_agree_with_the_oracle(scaling):
 @pytest.mark.parametrize("ties", ["even", "away"])
 @pytest.mark.parametrize("t", [1.0, 2.0**-100, 2.0**90])
 def test_hard_blocks_under_a_power_of_two_agree_with_exact_rational_arithmetic(t, ties):
-    """The amax that gives this t is handed over, as a shard would."""
+    """The caller passes the amax that gives this t, as for a shard."""
     blocks = hard_nv_blocks(t)
     options = {"rounding": ties, "scaling": "current", "amax": torch.tensor(2688 * t)}
     y = quantise(torch.from_numpy(blocks), "nvfp4", **options)
@@ -103,7 +103,7 @@ def test_a_scale_that_is_too_small_for_amax_saturates_at_six():
 
 
 def test_a_tiny_tensor_keeps_normal_scales():
-    """T is at least 2^-117, so that every product with a block scale is a normal number."""
+    """t is at least 2^-117, so that every product with a block scale is a normal number."""
     x = torch.full((16,), 2.0**-140)
     _, scales = encode(x, "nvfp4")
     assert scales.tensor == 2.0**-117

@@ -1,4 +1,4 @@
-"""Options are checked against the format, and their errors say what is allowed."""
+"""Options are validated against the format, and errors state what is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two codes a byte: as torchao packs them, along any axis, and back."""
+"""Two codes per byte: as torchao packs them, along any axis, and back."""
 
 from __future__ import annotations
 

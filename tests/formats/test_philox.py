@@ -1,4 +1,4 @@
-"""The random numbers are Philox4x32-10's, by the known answers of its authors, and belong to places."""
+"""The random numbers are those of Philox4x32-10, by its authors' known answers, and depend on positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quantexp.formats.philox import Place, philox4x32, random_integers, random_i
 from quantexp.formats.verify import rational as gold
 
 CPU = torch.device("cpu")
-#: counter, key and words, from the file of known answers that comes with Random123.
+#: Counter, key and words, from the file of known answers that comes with Random123.
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     (

@@ -1,4 +1,4 @@
-"""Laws that hold for any tensor, looked for by hypothesis among all float32 bit patterns."""
+"""Laws that hold for any tensor, tested by hypothesis over all float32 bit patterns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ all_mx = pytest.mark.parametrize("name", MX_ELEMENTS)
 mx_options = st.fixed_dictionaries(
     {"scale_rule": st.sampled_from(SCALE_RULES), "rounding": st.sampled_from(["even", "away"])}
 )
-#: The values of each option of `quantise` for which the laws hold; a format takes those it has.
+#: The values of each option of `quantise` for which the laws hold; a format uses those it has.
 LAWFUL = {
     "scale_rule": st.sampled_from(SCALE_RULES),
     "rounding": st.sampled_from(["even", "away"]),
@@ -51,7 +51,7 @@ def blocks(draw: st.DrawFn, *, span: int = 40) -> torch.Tensor:
 @given(x=blocks(), options=mx_options)
 def test_quantising_mx_again_changes_nothing(name, x, options):
     once = quantise(x, name, **options)
-    assume(once.isfinite().all())  # in the last binade a product may have no float32 value
+    assume(once.isfinite().all())  # in the last binade a product may exceed float32
     assert_same(quantise(once, name, **options), once)
 
 
@@ -62,7 +62,7 @@ def test_quantising_mx_again_changes_nothing(name, x, options):
     rounding=st.sampled_from(["even", "away"]),
 )
 def test_quantising_hif8_again_changes_nothing(x, scaling, rounding):
-    """At a target of 15 (see test_grid for 224); a result beyond float32 is left out."""
+    """At a target of 15 (see test_grid for 224); results beyond float32 are excluded."""
     options = {"scaling": scaling, "rounding": rounding}
     once = quantise(x, "hifp8", **options)
     assume(once.isfinite().all())
@@ -90,7 +90,7 @@ def test_quantising_fp8_again_changes_nothing(name, x, scaling, rounding):
     rounding=st.sampled_from(["even", "away"]),
 )
 def test_quantising_nvfp4_again_with_its_scale_changes_nothing(x, amax, rounding):
-    """Where no block scale is one of E4M3's first three: under those amax may be rounded to 4."""
+    """If no block scale is one of E4M3's first three: under those amax may be rounded to 4."""
     options = {"scaling": "current", "rounding": rounding, "amax": torch.tensor(amax)}
     _, scales = encode(x, "nvfp4", **options)
     assume(int(scales.block.min()) > 3)

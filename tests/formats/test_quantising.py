@@ -1,4 +1,4 @@
-"""What all formats share: shapes, strides, dtypes, out, errors; bf16; and how good they are."""
+"""Common to all formats: shapes, strides, dtypes, out, errors; bf16; and accuracy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_blocks_lie_along_the_axis_and_the_last_may_be_short(axis, block):
 
 
 def same_encoding(a, b):
-    """Whether codes and scales, of whatever kind, are equal."""
+    """Whether codes and scales, of any kind, are equal."""
     if isinstance(a, tuple):
         return all(map(same_encoding, a, b))
     return torch.equal(a, b)

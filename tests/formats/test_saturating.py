@@ -1,4 +1,4 @@
-"""Which elements lie beyond the largest value of their grid."""
+"""Elements that lie beyond the largest value of their grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scales without the codes: those of `encode`, whatever the format and its options."""
+"""The scales without the codes: those of `encode`, for every format and its options."""
 
 from __future__ import annotations
 

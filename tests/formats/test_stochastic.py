@@ -1,4 +1,4 @@
-"""Stochastic rounding: every decision against rational arithmetic, its mean, and that it repeats."""
+"""Stochastic rounding: every decision against rational arithmetic, its mean, and its repeatability."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def grid_of(name: str) -> list[Fraction]:
 
 
 def rounded(x: torch.Tensor, name: str) -> np.ndarray:
-    """Each magnitude rounded with the random number of its place; x needs no scale."""
+    """Each magnitude rounded with the random number of its position; x needs no scale."""
     grid = grid_of(name)
     values = [
         math.copysign(
@@ -46,7 +46,7 @@ def rounded(x: torch.Tensor, name: str) -> np.ndarray:
 
 
 def without_scale(x: torch.Tensor, name: str) -> tuple[torch.Tensor, dict[str, object]]:
-    """X with blocks whose scale is 1, and the options that leave it without another."""
+    """x with blocks whose scale is 1, and the options that add no other scale."""
     fmt = FORMATS[name]
     if fmt.block is None:
         return x, {"scaling": "none"}
@@ -55,7 +55,7 @@ def without_scale(x: torch.Tensor, name: str) -> tuple[torch.Tensor, dict[str, o
 
 
 def hard_values(name: str) -> torch.Tensor:
-    """The grid, points between its neighbours at many fractions, one ulp beside both, and tiny values."""
+    """The grid, points between neighbours at many fractions, one ulp beside both, and tiny values."""
     grid = [float(v) for v in grid_of(name)]
     shares = [2.0**-24, 2.0**-25, 2.0**-23, 1 / 3, 0.5, 0.75, 1 - 2.0**-20]
     points = [
@@ -88,7 +88,7 @@ def test_values_of_the_grid_stay(name):
 
 @all_formats
 def test_the_mean_of_many_draws_is_the_value(name):
-    """Of 4096 draws of a variable on two points the mean lies within five standard deviations."""
+    """The mean of 4096 draws of a variable on two points lies within five standard deviations."""
     fractions = torch.tensor([0.0, 0.01, 0.25, 0.5, 0.7, 0.99])
     grid = [float(v) for v in grid_of(name)]
     low, high = grid[len(grid) // 2], grid[len(grid) // 2 + 1]
@@ -186,7 +186,7 @@ def test_nan_and_inf_are_treated_as_by_every_rounding(name):
     assert torch.equal(torch.signbit(y[~y.isnan()]), torch.signbit(even[~even.isnan()]))
 
 
-# Scaled by 3/4 beforehand.
+# Pre-scaled by 3/4.
 
 FP4 = [name for name, fmt in FORMATS.items() if "pre_scale" in fmt.options]
 

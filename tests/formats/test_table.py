@@ -1,4 +1,4 @@
-"""The table of formats, and that it needs no torch."""
+"""The table of formats, which needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scale of a HiFloat8 tensor, at all sizes of amax."""
+"""The scale of a HiFloat8 tensor, at all magnitudes of amax."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .tensors import every_finite_value
 
 
 def blocks(block: int) -> torch.Tensor:
-    """All bf16 values by magnitude and shuffled, and float32 values of many sizes."""
+    """All bf16 values by magnitude and shuffled, and float32 values of many magnitudes."""
     values = every_finite_value(torch.bfloat16).float()
     by_magnitude = values[values.abs().argsort(stable=True)]
     shuffled = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(1))]
@@ -41,7 +41,7 @@ def test_mx_codes_and_scales_are_torchaos(name, rule):
 
 @pytest.mark.parametrize("t", [1.0, 2.0**-20, 0.37])
 def test_nvfp4_codes_and_scales_are_torchaos(t):
-    """But for elements within a rounding of a tie, of which there are few."""
+    """Except for elements within one rounding of a tie, of which there are few."""
     x = blocks(16)
     x = x[x.abs().amax(dim=-1) / 6 / t < 1e4]
     codes, scales = encode(x, "nvfp4", amax=torch.tensor(t) * 2688)

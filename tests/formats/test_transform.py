@@ -1,4 +1,4 @@
-"""The Hadamard transform: exact on whole numbers, bit for bit on all others, and it cancels."""
+"""The Hadamard transform: exact on whole numbers, bit-exact on all others, and it cancels."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_scalars_and_empty_tensors_come_back(shape):
 
 
 def test_an_outlier_is_spread_over_its_block_and_costs_mxfp4_less():
-    """Beside one value of 20 the smallest step is 2 for all others, without the transform."""
+    """Without the transform, one value of 20 makes the smallest step 2 for all others."""
     x = normal(512, 32)
     x[:, 5] = 20
     back = hadamard(quantise(hadamard(x), "mxfp4"), inverse=True)

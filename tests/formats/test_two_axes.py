@@ -32,7 +32,7 @@ def test_the_copies_are_those_of_quantise(
 
 
 def test_a_kernel_reads_x_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever axis comes first and however x lies in memory, where one axis is the last in memory."""
+    """For any order of the axes and any memory layout of x, if one axis is the last in memory."""
     monkeypatch.setattr("quantexp.formats.two_axes.quantise", None)
     x = wild(torch.bfloat16, 64, 128)
     for given in (x, x.t(), x.view(4, 16, 128).transpose(0, 1)):

@@ -1,9 +1,9 @@
-"""Kernels that move tensors to a format's grid: compiled ones for devices, each exact in all that it claims.
+"""Quantisation kernels: compiled code for each device, exact for everything it claims.
 
-    choice    which one is used
+    choice    selects the kernel
     cpu       C, compiled on first use (cpu.c)
     gpu       Triton, on CUDA devices
 
-What no kernel claims is left to the torch code of `quantexp.formats`, which is the reference: a kernel gives the same
-values to the last bit, a NaN being as good as any other.
+The torch code of `quantexp.formats` is the reference and handles what no kernel claims. A kernel's values equal the
+reference's bit for bit; all NaN count as equal.
 """

@@ -1,4 +1,4 @@
-"""Which kernel quantises: the fastest that claims a tensor and its options, else the torch code.
+"""Selects the quantisation kernel: the fastest that claims a tensor and its options, else the torch code.
 
 CPU     cpu.c, compiled on first use
 CUDA    Triton
@@ -19,39 +19,39 @@ from quantexp.formats.options import Options
 
 
 class Kernel(Protocol):
-    """What a device's module has."""
+    """The functions of a device's kernel module."""
 
     def reads(self, x: Tensor) -> bool:
-        """Whether `finite_amax` takes such a tensor, be it laid out as it may."""
+        """Whether `finite_amax` accepts such a tensor, with any strides."""
 
     def finite_amax(self, x: Tensor) -> Tensor:
         """The largest magnitude among the finite elements of the contiguous x, 0-dim float32."""
 
     def claims(self, x: Tensor, options: Options) -> bool:
-        """Whether `quantise` gives the exact result for such a tensor, be it laid out as it may."""
+        """Whether `quantise` is exact for such a tensor, with any strides."""
 
     def claims_both(self, x: Tensor, options: Options) -> bool:
-        """Whether `quantise_both` does."""
+        """Whether `quantise_both` is."""
 
     def quantise(
         self, x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None
     ) -> None:
-        """Write the contiguous x on the grid to the contiguous y, which may be x itself."""
+        """Write the quantised contiguous x to the contiguous y, which may be x itself."""
 
     def quantise_both(
         self, x: Tensor, columns: Tensor, rows: Tensor, options: Options, axis: int
     ) -> None:
-        """Write the contiguous x with blocks along `axis`, not the last, and along the last axis, from one read."""
+        """Write x quantised in blocks along `axis`, not the last, and along the last axis, from one read."""
 
 
-#: By type of device.
+#: By device type.
 _KERNELS: dict[str, Kernel] = {"cpu": cpu, "cuda": gpu}
 _torch_alone: ContextVar[bool] = ContextVar("torch_alone", default=False)
 
 
 @contextmanager
 def torch_alone() -> Iterator[None]:
-    """Without kernels: everything is done by the torch code, the reference."""
+    """Disable the kernels: the torch code, the reference, handles everything."""
     token = _torch_alone.set(True)
     try:
         yield
@@ -60,24 +60,24 @@ def torch_alone() -> Iterator[None]:
 
 
 def is_torch_alone() -> bool:
-    """Whether everything is left to the torch code: the reference is asked for, or torch.compile traces it."""
+    """Whether the torch code handles everything: inside `torch_alone`, or while torch.compile traces."""
     return torch.compiler.is_compiling() or _torch_alone.get()
 
 
 def kernel_for(x: Tensor, options: Options) -> Kernel | None:
-    """The kernel for a tensor; None: the torch code, which is also what torch.compile traces."""
+    """The kernel for a tensor; None means the torch code, which torch.compile also traces."""
     kernel = _kernel(x)
     return kernel if kernel is not None and kernel.claims(x, options) else None
 
 
 def kernel_for_both(x: Tensor, options: Options) -> Kernel | None:
-    """The kernel that makes both copies from one read; None: they are made one by one."""
+    """The kernel that writes both copies from one read; None means one read per copy."""
     kernel = _kernel(x)
     return kernel if kernel is not None and kernel.claims_both(x, options) else None
 
 
 def kernel_for_amax(x: Tensor) -> Kernel | None:
-    """The kernel that finds a tensor's amax; None: the torch code."""
+    """The kernel that computes a tensor's amax; None means the torch code."""
     kernel = _kernel(x)
     return kernel if kernel is not None and kernel.reads(x) else None
 

@@ -1,25 +1,25 @@
-/* Tensors moved to the grids of MX, FP8 and HiF8 on a CPU, bit for bit as the torch code beside it does.
+/* Quantises tensors to MX, FP8 and HiF8 on a CPU, bit for bit like the torch code of the package.
 
-   Elements are float in registers whatever lies in memory, and what is rounded is rounded by an addition: numbers from
-   2^k to 2^(k+1) are 2^(k-23) apart, so that (v + 2^k) - 2^k is v to nearest even at that spacing. No product is added to
-   anything, so that nothing can be contracted. Work is cut into units, which threads take from a counter; a unit is read
-   from memory once, and blocks that do not lie along memory are gathered in a tile that stays in the level-1 cache.
-   Nothing is allocated, nothing outlives a call. */
+   Elements are float in registers, whatever their type in memory, and rounding is done by addition: numbers from 2^k to
+   2^(k+1) are 2^(k-23) apart, so (v + 2^k) - 2^k is v rounded to nearest even at that spacing. No product is an operand
+   of an addition, so nothing can be contracted. Work is split into units, which threads take from a counter. A unit is
+   read from memory once, and blocks that do not lie along memory are gathered in a tile that stays in the L1 cache.
+   Nothing is allocated, and nothing outlives a call. */
 
 #include "lanes.h"
 
-/* What MX blocks are, mostly: the compiler unrolls for it. */
+/* The usual size of an MX block, for which the compiler unrolls. */
 #define BLOCK 32
-/* Floats of a tile, 32 kB, and columns it has at most. */
+/* Floats of a tile, 32 kB, and its largest number of columns. */
 #define TILE 8192
 #define COLUMNS 256
-/* Blocks along memory whose scales are worked out together. */
+/* Blocks along memory whose scales are computed together. */
 #define GROUP 16
-/* Elements that a thread takes at a time, about. */
+/* Approximate number of elements that a thread takes at a time. */
 #define SHARE 65536
-/* Elements between what is worked on and what is fetched to the cache. */
+/* Prefetch distance in elements. */
 #define AHEAD 512
-/* Bytes of a result from which it is written past the caches, which then need not read it first. */
+/* Bytes of a result from which stores bypass the caches, which then need not read it first. */
 #define STREAMED (32 << 20)
 
 /* A number format, and how to round to it. */
@@ -28,31 +28,31 @@ typedef struct {
      largest value. */
   int32_t mantissa_bits, emin, emax;
   float max;
-  /* What a scale rule adds to the bits of a block's amax. */
+  /* The offset that the scale rule adds to the bits of a block's amax. */
   uint32_t offset;
   /* 1: ties go away from zero; 0: to even. */
   uint32_t away;
   /* 0: MX; 1: FP8; 2: HiF8. */
   int32_t family;
-  /* Not MX: what stands for values beyond the largest, as bits; 0: the largest. */
+  /* Not MX: the result for values beyond the largest, as bits; 0: the largest. */
   uint32_t beyond;
   /* Not MX: the scale of the tensor, and whether it is a power of two. */
   float scale;
   int32_t is_power;
 } grid;
 
-/* Work: blocks run along the middle of [outer, extent, inner], and, where there is a second result, along the last
-   `width` of `inner`, too; else width is inner. Without blocks outer and extent are 1. */
+/* Work: blocks run along the middle of [outer, extent, inner] and, if there is a second result, also along the last
+   `width` of `inner`; otherwise width is inner. Without blocks outer and extent are 1. */
 typedef struct {
   const void *x;
   void *y, *rows;
   int64_t dtype, outer, extent, inner, width, block;
   const grid *g;
-  /* Whether results are written past the caches. */
+  /* Whether stores of results bypass the caches. */
   int64_t past;
-  /* Of `largest_finite`: the largest magnitude so far, as bits. */
+  /* For `largest_finite`: the largest magnitude so far, as bits. */
   uint32_t amax;
-  /* Units there are, units taken at a time, and the first that nobody has taken. */
+  /* Number of units, units taken at a time, and the first unit not yet taken. */
   int64_t units, step, next;
   void (*work)(void *job, int64_t unit);
 } job;
@@ -65,7 +65,7 @@ INLINE floats rounded(floats v, const grid *g) {
   return ((floats)bits + magic) - magic;
 }
 
-/* 2^-s and 2^s of blocks by the bits of their amax; in place of the latter NaN where a block has a NaN or Inf. */
+/* 2^-s and 2^s of blocks from the bits of their amax; the latter is NaN if a block has a NaN or Inf. */
 INLINE void scales_of(words amax, const grid *g, float *inverse, float *scale) {
   ints field = (ints)((amax + g->offset) & EXPONENT) - (g->emax << MANTISSA_BITS);
   field &= field > 0;
@@ -101,7 +101,7 @@ INLINE void one_block(const job *j, void *y, enum dtype dtype, int64_t at, int64
   }
 }
 
-/* n elements of x to y, in blocks that lie along memory, the last of which may be short. */
+/* Quantises n elements of x to y, in blocks along memory, the last of which may be short. */
 INLINE void along(const job *j, void *y, enum dtype dtype, int64_t start, int64_t n, const grid *g) {
   _Alignas(64) float inverse[GROUP], scale[GROUP];
   _Alignas(64) uint32_t amax[GROUP] = {0};
@@ -165,8 +165,8 @@ INLINE void tile(const job *j, enum dtype dtype, int64_t unit) {
     }
 }
 
-/* What to add to the bits of 2^E, by |E| / 4, for an addend under which HiF8's mantissa of 4 - max(1, floor(log2 |E|)) bits
-   is kept, whatever the sign: (23 - m + 1/2) 2^23. */
+/* The number to add to the bits of 2^E, indexed by |E| / 4, for an addend that preserves HiF8's mantissa of
+   4 - max(1, floor(log2 |E|)) bits, for either sign: (23 - m + 1/2) 2^23. */
 INLINE words spacing(words quarter) {
 #if LANES > 4
 #define KEEPS(m) (MANTISSA_BITS - (m)) * (1u << MANTISSA_BITS) + (1u << (MANTISSA_BITS - 1))
@@ -179,7 +179,7 @@ INLINE words spacing(words quarter) {
 }
 
 INLINE floats on_hif8(floats v, const grid *g) {
-  /* 3/2 max is on the grid's continuation, and what is above max is beyond, wherever. */
+  /* 3/2 max is on the grid's continuation, and every value above max counts as beyond it. */
   floats a = at_most((floats)magnitude(v), every(g->beyond ? 1.5f * g->max : g->max));
   words bits = (words)a | ((words)v & SIGN) | g->away;
   words binade = larger(bits & EXPONENT, all((uint32_t)(BIAS + g->emin) << MANTISSA_BITS));
@@ -201,7 +201,7 @@ INLINE floats on_flat(floats v, const grid *g, int hif8) {
   return (floats)where(over, ((words)v & SIGN) | g->beyond, (words)v);
 }
 
-/* Elements for themselves; `exact`: the scale is a power of two, so that bfloat16 holds what it gives. */
+/* Independent elements; `exact`: the scale is a power of two, so bfloat16 represents the results. */
 INLINE void flat(const job *j, enum dtype dtype, int hif8, int exact, int64_t unit) {
   const grid g = *j->g;
   int64_t end = least((unit + 1) * SHARE, j->inner);
@@ -230,7 +230,7 @@ INLINE void find_largest(job *j, enum dtype dtype, int64_t unit) {
   }
 }
 
-/* A function for a unit of a job, compiled for each dtype, D. */
+/* A function for one unit of a job, compiled for each dtype D. */
 #define UNIT(name, call)                    \
   static void name(void *p, int64_t unit) { \
     job *j = p;                             \
@@ -253,11 +253,11 @@ UNIT(hif8, flat(j, D, 1, 0, unit))
 UNIT(hif8_by_power, flat(j, D, 1, 1, unit))
 UNIT(amax_of_unit, find_largest(j, D, unit))
 
-/* torch's threads; absent where torch has another kind, and work is done by the caller alone. */
+/* torch's threads; absent if torch uses another kind, and then the caller does all the work. */
 extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
 
 int32_t shares_work(void) { return GOMP_parallel != 0; }
-/* Floats of a vector; there are vectors of float16 from 8 on. */
+/* Floats per vector; float16 vectors exist from 8 on. */
 int32_t num_lanes(void) { return LANES; }
 
 static void take_units(void *p) {
@@ -279,7 +279,7 @@ static void share(job *j, int64_t units, int64_t elements_of_unit, int64_t threa
     take_units(j);
 }
 
-/* Whether all results are too large to be found in a cache afterwards, and pairs of vectors lie as streaming needs. */
+/* Whether the results are too large to remain in a cache, and pairs of vectors are aligned for streaming stores. */
 static int goes_past(const job *j) {
   int64_t bytes = bytes_of((enum dtype)j->dtype), line = j->inner == 1 ? j->extent : j->width;
   uint64_t ends = (uint64_t)j->y | (uint64_t)j->rows | (uint64_t)(j->g->family ? 0 : line * bytes);
@@ -287,7 +287,7 @@ static int goes_past(const job *j) {
          j->outer * j->extent * j->inner * bytes >= STREAMED;
 }
 
-/* Nothing of a job may be empty. */
+/* No extent of a job may be 0. */
 void quantise(job *j, int64_t threads) {
   static void (*const flat_work[2][2])(void *, int64_t) = {{fp8, fp8_by_power}, {hif8, hif8_by_power}};
   j->past = goes_past(j);
@@ -305,7 +305,7 @@ void quantise(job *j, int64_t threads) {
   }
 }
 
-/* The bits, as a float, of the largest finite magnitude. */
+/* The bits of the largest finite magnitude as a float. */
 uint32_t largest_finite(job *j, int64_t threads) {
   j->work = amax_of_unit, j->amax = 0;
   share(j, parts_of(j->inner, SHARE), SHARE, threads);

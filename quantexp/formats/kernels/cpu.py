@@ -1,11 +1,11 @@
-"""Tensors moved to a format's grid by compiled code (`cpu.c`): the reference's values, at about a CPU's memory limit.
+"""CPU kernels in compiled code (`cpu.c`): the reference's values, close to the CPU's memory bandwidth.
 
-It takes rounding to nearest of bfloat16, float16 and float32 to MX, FP8 and HiF8. Left to torch: stochastic rounding,
-`pre_scale`, NVFP4, blocks above 256, subclasses of tensors and what torch.compile traces. Threads are torch's own, as
-many as `torch.get_num_threads()` says, where torch's are OpenMP's.
+They round bfloat16, float16 and float32 to nearest in MX, FP8 and HiF8. The torch code handles stochastic rounding,
+`pre_scale`, NVFP4, blocks above 256, tensor subclasses and tracing by torch.compile. The threads are torch's own, as
+many as `torch.get_num_threads()`, if torch uses OpenMP.
 
-Reads and writes of the memory, in tensors: 1 and 1 for MX and formats without a scale of the tensor; 1 more read where
-that scale follows from the tensor's amax; 1 and 2 for two copies along two axes.
+Memory reads and writes, in tensors: 1 and 1 for MX and formats without a tensor scale; 1 more read if the tensor scale
+depends on amax; 1 and 2 for two copies along two axes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from quantexp.formats.types import Family, Rounding
 from quantexp.processes.compiled import library
 
 SOURCE = Path(__file__).with_name("cpu.c")
-#: What torch code costs in its place.
+#: Consequence of missing compiled code, for messages.
 SLOWER = "tensors are quantised by torch, many times slower"
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-#: What it takes formats of, with the number each has in the compiled code.
+#: Supported format families, with their numbers in the compiled code.
 FAMILIES = {Family.MX: 0, Family.FP8: 1, Family.HIF8: 2}
-#: Largest blocks of which the tile of the compiled code holds two vectors' columns.
+#: The largest block for which the tile of the compiled code fits two vectors' columns.
 _MAX_BLOCK = 256
-#: Largest blocks of which one tile holds both a column and a row.
+#: The largest block for which one tile fits both a column and a row.
 _MAX_BLOCK_OF_BOTH = 64
 
 
@@ -74,43 +74,43 @@ class _Job(ctypes.Structure):
 
 
 class Compiled:
-    """The compiled functions, and what they can do on this machine."""
+    """The compiled functions and their capabilities on this machine."""
 
-    def __init__(self, found: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL) -> None:
         arguments = (ctypes.POINTER(_Job), ctypes.c_int64)
-        self.quantise = found.quantise
+        self.quantise = library.quantise
         self.quantise.argtypes, self.quantise.restype = arguments, None
-        self.largest_finite = found.largest_finite
+        self.largest_finite = library.largest_finite
         self.largest_finite.argtypes, self.largest_finite.restype = arguments, ctypes.c_uint32
-        num_lanes = found.num_lanes()
+        num_lanes = library.num_lanes()
         self.dtypes = frozenset(
             dtype for dtype in _DTYPES if dtype is not torch.float16 or num_lanes > 4
         )
         #: Whether torch's threads share the work.
-        self.shares_work = bool(found.shares_work())
+        self.shares_work = bool(library.shares_work())
         vectors = {16: "AVX-512", 8: "AVX2"}.get(num_lanes, "vectors of 128 bits")
         threads = "torch's threads" if self.shares_work else "one thread"
-        #: How it works, for a person.
+        #: Vector width and threads, for messages.
         self.words = f"{vectors}, {threads}"
 
 
 @cache
 def functions() -> Compiled | None:
-    """The compiled functions; None, which is said once on stderr, where there is no compiler."""
-    found = library(SOURCE, otherwise=SLOWER).library
-    return None if found is None else Compiled(found)
+    """The compiled functions; None, with one message on stderr, if there is no compiler."""
+    compiled = library(SOURCE, otherwise=SLOWER).library
+    return None if compiled is None else Compiled(compiled)
 
 
 def reads(x: Tensor) -> bool:
-    """Whether the compiled code takes such a tensor, be it laid out as it may."""
+    """Whether the compiled code accepts such a tensor, with any strides."""
     if x.dtype not in _DTYPES or type(x) not in (Tensor, torch.nn.Parameter):
         return False
-    found = functions() if x.device.type == "cpu" else None
-    return found is not None and x.dtype in found.dtypes
+    compiled = functions() if x.device.type == "cpu" else None
+    return compiled is not None and x.dtype in compiled.dtypes
 
 
 def claims(x: Tensor, options: Options) -> bool:
-    """Whether `quantise` gives the exact result for such a tensor."""
+    """Whether `quantise` is exact for such a tensor."""
     return (
         options.fmt.family in FAMILIES
         and options.rounding is not Rounding.STOCHASTIC
@@ -121,15 +121,15 @@ def claims(x: Tensor, options: Options) -> bool:
 
 
 def claims_both(x: Tensor, options: Options) -> bool:
-    """Whether `quantise_both` does."""
+    """Whether `quantise_both` is."""
     is_mx = options.fmt.family is Family.MX
     return is_mx and options.block <= _MAX_BLOCK_OF_BOTH and claims(x, options)
 
 
 def quantise(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None) -> None:
-    """Write the contiguous x on the grid to the contiguous y, which may be x; both are claimed.
+    """Write the quantised contiguous x to the contiguous y, which may be x; both must be claimed.
 
-    `scale` is the tensor's, a 0-dim float32; None for 1.
+    `scale` is the tensor scale, 0-dim float32; None means 1.
     """
     if options.fmt.family is Family.MX:
         outer, extent, inner = _extents(x.shape, axis)
@@ -139,13 +139,13 @@ def quantise(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | 
 
 
 def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, axis: int) -> None:
-    """Write two copies of the contiguous x: with blocks along `axis`, which is not the last, and along the last axis.
+    """Write two copies of the contiguous x: in blocks along `axis`, which is not the last, and along the last axis.
 
     x is read once. Neither copy may be x.
     """
     outer, extent, inner = _extents(x.shape, axis)
     width = x.shape[-1]
-    # Rows without a short block follow each other as one does.
+    # Rows without a short block are processed as one long row.
     _run(
         x,
         columns,
@@ -157,11 +157,11 @@ def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, ax
 
 
 def finite_amax(x_N: Tensor) -> Tensor:
-    """The largest magnitude among x's finite elements, 0-dim float32; 0 where there is none. x is contiguous."""
-    found = functions()
-    assert found is not None, "claimed"
+    """The largest magnitude among x's finite elements, 0-dim float32; 0 if there are none. x is contiguous."""
+    compiled = functions()
+    assert compiled is not None, "claimed"
     job = _Job(x=x_N.data_ptr(), dtype=_DTYPES[x_N.dtype], inner=x_N.numel())
-    bits = found.largest_finite(job, torch.get_num_threads()) if x_N.numel() else 0
+    bits = compiled.largest_finite(job, torch.get_num_threads()) if x_N.numel() else 0
     return torch.tensor(struct.unpack("<f", struct.pack("<I", bits))[0], dtype=torch.float32)
 
 
@@ -177,8 +177,8 @@ def _run(
     options: Options,
     scale: Tensor | None,
 ) -> None:
-    found = functions()
-    assert found is not None, "claimed"
+    compiled = functions()
+    assert compiled is not None, "claimed"
     if x.numel() == 0:
         return
     grid = _grid(options, 1.0 if scale is None else float(scale))
@@ -195,7 +195,7 @@ def _run(
         block=options.block,
         grid=ctypes.pointer(grid),
     )
-    found.quantise(job, torch.get_num_threads())
+    compiled.quantise(job, torch.get_num_threads())
 
 
 @lru_cache(maxsize=256)

@@ -1,13 +1,14 @@
-"""The Triton kernels of NVIDIA GPUs: what they claim, and how they are called.
+"""Triton kernels for NVIDIA GPUs: what they claim, and how they are called.
 
 They are bit-identical to the torch code for MX in blocks of 32 under every scale rule, and for HiF8 with and without a
-scale of the tensor; to nearest, ties to even or away; bfloat16, float16 and float32; short last blocks, NaN and Inf,
-signed zeros and subnormals included. Stochastic rounding, `pre_scale` and other blocks are not claimed. Each element
-is read once and written once, the scale of a tensor is read on the device, and nothing waits for the device.
+tensor scale; rounding to nearest, ties to even or away; bfloat16, float16 and float32; including short last blocks, NaN
+and Inf, signed zeros and subnormals. They do not claim stochastic rounding, `pre_scale` or other blocks. Each element
+is read once and written once, a tensor scale is read on the device, and nothing synchronises with the device.
 
-That (v + C) - C stays two roundings is made sure of twice: contraction is off at launch (`enable_fp_fusion`), and
-Triton emits additions with their rounding (`add.rn`), which the assembler must not contract. It emits no `.ftz`, so
-subnormals stay. Triton is imported when the first tensor is quantised; it comes with torch's CUDA builds.
+(v + C) - C must remain two roundings, for which there are two safeguards: contraction is off at launch
+(`enable_fp_fusion`), and Triton emits additions with explicit rounding (`add.rn`), which the assembler must not
+contract. It emits no `.ftz`, so subnormals are kept. Triton is imported with the first tensor; it comes with torch's
+CUDA builds.
 """
 
 from __future__ import annotations
@@ -27,34 +28,34 @@ from quantexp.formats.options import Options, resolve
 from quantexp.formats.table import MX_BLOCK
 from quantexp.formats.types import Element, Family, Rounding, ScaleRule, Scaling
 
-#: What there are kernels for.
+#: Format families with kernels.
 FAMILIES = (Family.MX, Family.HIF8)
-#: The first that has the instructions which carry NaN through a maximum.
+#: The first compute capability whose maximum instructions propagate NaN.
 _LEAST_CAPABILITY = (8, 0)
-#: The first whose `div_rn` keeps subnormals.
+#: The first Triton version whose `div_rn` keeps subnormals.
 _LEAST_TRITON = (3, 6)
-#: CUDA's limit for the second and third extent of a grid.
+#: CUDA's limit on the second and third extent of a grid.
 _GRID_LIMIT = 65535
 
 
 def reads(x: Tensor) -> bool:
-    """Whether the kernels take such a tensor, be it laid out as it may."""
+    """Whether the kernels accept such a tensor, with any strides."""
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype in INPUT_DTYPES
     return is_plain and x.is_cuda and obstacle(x.device) is None
 
 
 def claims(x: Tensor, options: Options) -> bool:
-    """Whether `quantise` gives the exact result for such a tensor."""
+    """Whether `quantise` is exact for such a tensor."""
     return claims_options(options) and reads(x)
 
 
 def claims_both(x: Tensor, options: Options) -> bool:
-    """Whether `quantise_both` does."""
+    """Whether `quantise_both` is."""
     return options.fmt.family is Family.MX and claims(x, options)
 
 
 def claims_options(options: Options) -> bool:
-    """Whether there is a kernel for this, on a device that has any."""
+    """Whether a kernel exists for these options, on a supported device."""
     if options.rounding is Rounding.STOCHASTIC or options.pre_scale:
         return False
     is_mx = options.fmt.family is Family.MX
@@ -63,7 +64,7 @@ def claims_options(options: Options) -> bool:
 
 @cache
 def obstacle(device: torch.device) -> str | None:
-    """Why there is no kernel on this CUDA device, in words; None where there is one."""
+    """The reason why there are no kernels on this CUDA device; None if there are."""
     if torch.version.hip is not None:
         return "the kernels are not checked on AMD GPUs"
     if (capability := torch.cuda.get_device_capability(device)) < _LEAST_CAPABILITY:
@@ -78,7 +79,7 @@ def obstacle(device: torch.device) -> str | None:
 
 
 def _refusal(device: torch.device) -> str | None:
-    """What keeps Triton from compiling a kernel, found by compiling one: it needs a C compiler, for one."""
+    """The reason why Triton cannot compile a kernel, such as a missing C compiler; None if it compiles one."""
     from triton import TritonError
 
     x = torch.zeros(MX_BLOCK, dtype=torch.bfloat16, device=device)
@@ -90,10 +91,10 @@ def _refusal(device: torch.device) -> str | None:
 
 
 def quantise(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None) -> None:
-    """Write x on the format's grid to y, which may be x itself.
+    """Write the quantised x to y, which may be x itself.
 
     Both are contiguous, of one shape, dtype and device; blocks lie along `axis`, counted from the front. `scale` is the
-    tensor's (see `tensor_scale`), on the same device, None where the options ask for none.
+    tensor scale (see `tensor_scale`), on the same device, or None if the options have none.
     """
     if x.numel() == 0:
         return
@@ -110,7 +111,7 @@ def quantise(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | 
 
 
 def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, axis: int) -> None:
-    """Write x with blocks along `axis` to `columns` and with blocks along its last axis to `rows`, from one read.
+    """Write x quantised in blocks along `axis` to `columns` and along its last axis to `rows`, from one read.
 
     MX only. All are contiguous, of one shape, dtype and device; `axis`, counted from the front, is not the last. One of
     the two may be x.
@@ -125,7 +126,7 @@ def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, ax
 
 
 def finite_amax(x: Tensor) -> Tensor:
-    """The largest magnitude among the finite elements of x, contiguous, 0-dim float32; 0 where there is none."""
+    """The largest magnitude among the finite elements of the contiguous x, 0-dim float32; 0 if there are none."""
     amax_bits = torch.zeros((), dtype=torch.int32, device=x.device)
     if x.numel() > 0:
         _raise_to_amax(x, amax_bits)
@@ -177,7 +178,7 @@ def _mx_tiles(
 ) -> None:
     """Tiles of x as [O, N, M, L]: blocks along L go to `rows`, blocks along N to `columns`.
 
-    One launch, unless a grid's extents are too small for it.
+    One launch, unless the extents exceed the grid's limits.
     """
     num_outer, along, middle, last = extents
     tensors = (x, x if rows is None else rows, x if columns is None else columns)
@@ -247,9 +248,9 @@ def _hif8(x: Tensor, y: Tensor, options: Options, scale: Tensor | None) -> None:
 
 
 def _words(tensors: tuple[Tensor, ...], extent: int) -> tuple[list[Tensor], bool]:
-    """The tensors, flat, as the kernels read them (see `triton_words`), and whether that is in pairs.
+    """The flattened tensors as the kernels read them (see `triton_words`), and whether in pairs.
 
-    Pairs need an even extent, so that none lies in two rows, and addresses that are multiples of four.
+    Pairs need an even extent, so that no pair spans two rows, and addresses that are multiples of four.
     """
     flat = [tensor.view(-1) for tensor in tensors]
     if flat[0].dtype != torch.bfloat16:
@@ -262,7 +263,7 @@ def _words(tensors: tuple[Tensor, ...], extent: int) -> tuple[list[Tensor], bool
 
 @cache
 def mx_constants(element: Element, rule: ScaleRule, rounding: Rounding) -> dict[str, object]:
-    """What the MX kernels are compiled for."""
+    """Compile-time constants of the MX kernels."""
     return {
         "OFFSET": rule_offset(element, rule),
         "EMAX": element.emax,
@@ -279,7 +280,7 @@ def _mx_constants(options: Options) -> dict[str, Any]:
 
 
 def on(x: Tensor) -> Any:
-    """Triton launches on the current device."""
+    """Make x's device the current one, on which Triton launches."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 

@@ -1,5 +1,5 @@
 /* Vectors of floats on any processor, and 16-bit tensors in them. The types are those of GCC and Clang (vector_size);
-   instructions are named where the compiler makes several of what is one. */
+   intrinsics are used where the compiler would emit several instructions for one. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,8 +30,8 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 
-/* 2 * LANES elements that lie side by side: of bfloat16 those at even places are in a, those at odd ones in b; of others
-   the first are in a. */
+/* 2 * LANES consecutive elements: for bfloat16 those at even positions are in a, those at odd ones in b; for other types
+   the first half is in a. */
 typedef struct {
   floats a, b;
 } pair;
@@ -47,8 +47,8 @@ INLINE floats every(float v) { return (floats){0} + v; }
 INLINE words magnitude(floats v) { return (words)v & MAGNITUDE; }
 INLINE words where(words mask, words a, words b) { return (a & mask) | (b & ~mask); }
 
-/* at_most: the lesser of v and a bound; NaN where v is NaN.
-   looked_up: of a table of 16 of which the first 8 count; every index is below 8. */
+/* at_most: the smaller of v and a bound; NaN if v is NaN.
+   looked_up: a lookup in a table of 16, of which the first 8 are used; every index is below 8. */
 #if LANES == 16
 INLINE words larger(words a, words b) { return (words)_mm512_max_epu32((__m512i)a, (__m512i)b); }
 INLINE words lesser(words a, words b) { return (words)_mm512_min_epu32((__m512i)a, (__m512i)b); }
@@ -105,7 +105,7 @@ INLINE words words_at(const uint32_t *x) {
   return v;
 }
 
-/* The pair from x[at] on. */
+/* The pair that starts at x[at]. */
 INLINE pair load(const void *x, enum dtype dtype, int64_t at) {
   const char *from = (const char *)x + at * bytes_of(dtype);
   if (dtype == FP32) return (pair){floats_at((const float *)from), floats_at((const float *)from + LANES)};
@@ -117,14 +117,14 @@ INLINE pair load(const void *x, enum dtype dtype, int64_t at) {
   return (pair){(floats)(both << 16), (floats)(both & 0xffff0000u)};
 }
 
-/* Have a pair brought to the cache that is wanted soon; it may lie beyond the end. Between writes past the caches the
-   processor does not see by itself what is read next. */
+/* Prefetches a pair; it may lie beyond the end. Between streaming stores the processor does not predict the next reads
+   itself. */
 INLINE void fetch(const void *x, enum dtype dtype, int64_t at) {
   for (int64_t byte = 0; byte < PAIR * bytes_of(dtype); byte += 64)
     __builtin_prefetch((const char *)x + at * bytes_of(dtype) + byte);
 }
 
-/* The first n of it, zeros after them. */
+/* The first n elements of a pair, followed by zeros. */
 INLINE pair load_some(const void *x, enum dtype dtype, int64_t at, int64_t n) {
   if (n >= PAIR) return load(x, dtype, at);
   char full[4 * PAIR] = {0};
@@ -132,10 +132,10 @@ INLINE pair load_some(const void *x, enum dtype dtype, int64_t at, int64_t n) {
   return load(full, dtype, 0);
 }
 
-/* To nearest even. What is NaN came from a bfloat16, and its lower half is 0. */
+/* Rounds to nearest even. A NaN came from a bfloat16, so its lower half is 0. */
 INLINE words nearest_bf16(floats v) { return (words)v + 0x7fffu + ((words)v >> 16 & 1u); }
 
-/* `exact`: bfloat16 holds all of these values. `past`: past the caches, to a multiple of 64 bytes. */
+/* `exact`: bfloat16 represents all values. `past`: bypasses the caches, to a multiple of 64 bytes. */
 INLINE void store(void *y, enum dtype dtype, int64_t at, pair v, int exact, int past) {
   char *to = (char *)y + at * bytes_of(dtype);
   words first = (words)v.a, second = (words)v.b;

@@ -1,11 +1,11 @@
-"""How many elements a program of each GPU kernel takes, and with how many warps. Needs no Triton.
+"""Elements per program and warps of each GPU kernel. Needs no Triton.
 
-They decide speed alone; no number depends on them. Chosen by the compiler's report for an H200 (sm_90: registers,
-instructions for each element), not measured on one: `benchmarks/quantise_gpu.py --tune` measures all `CANDIDATES` and
-prints the quickest.
+They affect only speed; no number depends on them. The values are chosen by the compiler's report for an H200 (sm_90:
+registers, instructions per element), not measured on one. `benchmarks/quantise_gpu.py --tune` measures all `CANDIDATES`
+and prints the fastest.
 
-A row of a tile is 512 bytes or more, in pieces of 16 a thread; a thread has 16 to 64 elements, so that four or more
-programs share a multiprocessor and some load while others calculate.
+A row of a tile is at least 512 bytes, 16 per thread at a time; a thread has 16 to 64 elements, so that four or more
+programs share a multiprocessor and some load while others compute.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launch:
-    """One program's share."""
+    """The launch parameters of one program."""
 
-    #: blocks of 32 elements; for `mx_tile`, of one row, of which a program takes 32.
+    #: Blocks of 32 elements; for `mx_tile`, blocks per row, of which a program has 32.
     blocks: int
     num_warps: int
 
 
-#: By kernel, and by whether it works on pairs of bfloat16 or on single elements.
+#: By kernel, and by whether it processes pairs of bfloat16 or single elements.
 LAUNCHES: dict[tuple[str, bool], Launch] = {
     ("mx_flat", True): Launch(64, 4),
     ("mx_flat", False): Launch(64, 4),
@@ -34,7 +34,7 @@ LAUNCHES: dict[tuple[str, bool], Launch] = {
     ("amax_flat", False): Launch(128, 4),
 }
 
-#: What is worth trying for each kernel.
+#: Launches to measure for each kernel.
 CANDIDATES: dict[str, tuple[Launch, ...]] = {
     "mx_flat": (Launch(32, 4), Launch(64, 4), Launch(128, 4), Launch(128, 8), Launch(256, 8)),
     "mx_tile": (Launch(2, 1), Launch(4, 2), Launch(4, 4), Launch(8, 4), Launch(8, 8)),

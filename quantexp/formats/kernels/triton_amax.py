@@ -1,7 +1,7 @@
 """The largest finite magnitude of a tensor on a GPU, in Triton: `quantexp.formats.finite_amax`, in one read.
 
-Magnitudes order as integers by their bits, so that the maximum over programs is an atomic one of integers: exact, and
-the same in any order. NaN and Inf count as zero.
+The bits of magnitudes order as integers, so an atomic integer maximum combines the programs: exact, and independent of
+their order. NaN and Inf count as zero.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from quantexp.formats.kernels.triton_words import (
 
 @triton.jit
 def finite_magnitude(bits):
-    """The bits of |x|, 0 where x is not finite."""
+    """The bits of |x|, 0 if x is not finite."""
     magnitude = bits & MAGNITUDE
     return tl.where(magnitude < EXPONENT, magnitude, 0)
 
 
 @triton.jit
 def amax_flat(x_N, amax_bits, N, SIZE: tl.constexpr, IS_PAIRS: tl.constexpr):
-    """Raise the int32 at `amax_bits`, which begins as 0, to the bits of the amax of N words (IS_PAIRS) or elements."""
+    """Raise the int32 at `amax_bits`, initially 0, to the bits of the amax of N words (IS_PAIRS) or elements."""
     start = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.arange(0, SIZE)
     raw = tl.load(x_N + start + at, mask=start + at < N, other=0)

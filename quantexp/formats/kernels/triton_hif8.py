@@ -2,11 +2,11 @@
 
     v = clamp(x s)        C = 1.5 2^23 max(binade(v), 2^-22) max(2^floor(log2 |E|), 2) / 16        y = ((v + C) - C) / s
 
-The scale is read on the device. A power of two divides exactly as its inverse multiplies; any other is divided by,
-rounded to nearest. floor(log2 |E|) is the exponent of E, which is made a float by the adder (2^23 + n has n in its
-last bits). Ties go away from zero by the last bit of v, set beforehand; where x is bfloat16 and s a power of two, by
-s (1 + 2^-23) in place of s, which moves v up by one or two units in its last place, far below the next tie, and leaves
-zero alone. NaN stays; there is no negative zero, as (v + C) - C has none.
+The scale is read on the device. Dividing by a power of two is multiplying by its inverse, exactly; any other scale is
+divided by, rounded to nearest. floor(log2 |E|) is the exponent of E, which the adder converts to float (2^23 + n has n
+in its last bits). For ties away from zero, the last bit of v is set before rounding. If x is bfloat16 and s a power of
+two, s (1 + 2^-23) replaces s instead, which moves v up by one or two units in its last place, far below the next tie,
+and leaves zero unchanged. NaN stays; there is no negative zero, as (v + C) - C has none.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from quantexp.formats.kernels.triton_words import (
 
 MAX = tl.constexpr(32768.0)
 LOWEST_BITS = tl.constexpr((127 - 22) << 23)
-#: 2^23, whose last bits take an integer.
+#: 2^23, whose last bits hold an integer.
 TWO_TO_23_BITS = tl.constexpr(0x4B000000)
-#: 2^23 + 127 * 2^7: what the bias is in the upper half of a float's bits.
+#: 2^23 + 127 * 2^7: the bias as it appears in the upper half of a float's bits.
 BIAS = tl.constexpr(8388608.0 + 127 * 128)
 ABOVE_ONE = tl.constexpr(1 + 2.0**-23)
 TWO_TO_MINUS_127 = tl.constexpr(1 << 22)
@@ -78,7 +78,7 @@ def hif8_flat(
     IS_AWAY: tl.constexpr,
     SATURATES: tl.constexpr,
 ):
-    """N words (IS_PAIRS) or elements; y may be x. IS_POWER says that the scale is a power of two, or there is none."""
+    """N words (IS_PAIRS) or elements; y may be x. IS_POWER: the scale is a power of two, or there is none."""
     s = tl.load(scale) if HAS_SCALE else tl.full((), 1.0, tl.float32)
     start = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.arange(0, SIZE)

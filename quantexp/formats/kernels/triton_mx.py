@@ -3,14 +3,14 @@
     field = max((bits(amax) + OFFSET) & exponent - emax 2^23, 0)            one integer add for each scale rule
     a = |x| 2^-s        C = 1.5 max(binade(a), 2^emin) 2^(23 - m)        q = min((a + C) - C, max)        y = sign q 2^s
 
-Powers of two are made of bits, and no product but the first and the last can round: a 2^-s below float32's normal
+Powers of two are built from bits, and only the first and the last product can round: a 2^-s below float32's normal
 range becomes 0 in q either way, and q 2^s is exact unless it is infinite. (a + C) - C must be two roundings: kernels
-are launched without contraction, and a test looks in the compiled code for anything contracted, approximate or
-flushing subnormals. q has at most four significant bits and y is a multiple of what x is a multiple of, so that
-bfloat16 holds every y of a bfloat16 x exactly.
+are launched without contraction, and a test searches the compiled code for contracted, approximate or
+subnormal-flushing instructions. q has at most four significant bits and y is a multiple of what x is a multiple of, so
+bfloat16 represents every y of a bfloat16 x exactly.
 
-`mx_flat` takes blocks that lie one after the other; `mx_tile` blocks along rows, columns or both of one tile, which
-is read once. Each thread has 16 bytes in a row, in and out, where the extents allow it. Blocks have 32 elements.
+`mx_flat` processes consecutive blocks; `mx_tile` processes blocks along rows, columns or both of one tile, which
+is read once. Each thread reads and writes 16 contiguous bytes where the extents allow it. Blocks have 32 elements.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INVERSES = tl.constexpr(254 << 23)
 
 @triton.jit
 def block_scales(amax_bits, OFFSET: tl.constexpr, EMAX: tl.constexpr):
-    """2^-s and 2^s of blocks, float32, from the bits of amax; of a block with NaN or Inf the second is NaN."""
+    """2^-s and 2^s of blocks, float32, from the bits of amax; the second is NaN for a block with NaN or Inf."""
     field = tl.maximum(((amax_bits + OFFSET) & EXPONENT) - (EMAX << 23), 0)
     inverse = tl.maximum(-field + INVERSES, TWO_TO_MINUS_127)
     scale = tl.where(amax_bits >= EXPONENT, NAN, tl.maximum(field, TWO_TO_MINUS_127))
@@ -58,7 +58,7 @@ def on_grid(
     MAX: tl.constexpr,
     IS_AWAY: tl.constexpr,
 ):
-    """The bits of |y| from those of |x|; MAX is None where nothing saturates."""
+    """The bits of |y| from those of |x|; MAX is None if nothing saturates."""
     a = as_float(magnitude) * inverse
     if IS_AWAY:
         a = as_float(as_bits(a) | 1)
@@ -83,7 +83,7 @@ def quantised(
     IS_AWAY: tl.constexpr,
     IS_LAST: tl.constexpr,
 ):
-    """What is stored of a tile whose blocks span AXIS, the last (IS_LAST) or another."""
+    """The stored form of a tile with blocks along AXIS, the last (IS_LAST) or another."""
     if IS_PAIRS:
         magnitudes = raw & PAIR_MAGNITUDES
         first, second = first_bits(magnitudes), second_bits(magnitudes)
@@ -119,7 +119,7 @@ def mx_flat(
     MAX: tl.constexpr,
     IS_AWAY: tl.constexpr,
 ):
-    """Whole blocks that lie one after the other, BLOCKS of them a program; y may be x."""
+    """Whole consecutive blocks, BLOCKS per program; y may be x."""
     EXTENT: tl.constexpr = BLOCK // 2 if IS_PAIRS else BLOCK
     first = tl.program_id(0) * BLOCKS
     b = tl.arange(0, BLOCKS)[:, None]
@@ -153,8 +153,8 @@ def mx_tile(
 ):
     """A tile of 32 along N and GROUPS blocks along L: with blocks along L to `rows`, along N to `columns`.
 
-    Programs count tiles along L (times M, if HAS_MIDDLE), blocks along N, and O. L counts words. The last blocks may be
-    short both ways. `rows` or `columns` may be x; what is not asked for is not touched.
+    Programs enumerate tiles along L (times M, if HAS_MIDDLE), blocks along N, and O. L counts words. The last block may
+    be short in both directions. `rows` or `columns` may be x; an output that is not requested is not written.
     """
     EXTENT: tl.constexpr = BLOCK // 2 if IS_PAIRS else BLOCK
     WIDTH: tl.constexpr = GROUPS * EXTENT
@@ -164,7 +164,7 @@ def mx_tile(
         tile = tl.program_id(0) % tiles
     else:
         m = 0
-        tile = tl.program_id(0) + 0 * tiles  # of 64 bits where L is
+        tile = tl.program_id(0) + 0 * tiles  # 64 bits if L is
     n = tl.arange(0, BLOCK)[:, None]
     inner = tile * WIDTH + tl.arange(0, WIDTH)[None, :]
     block = tl.program_id(1) * BLOCK

@@ -1,9 +1,9 @@
-"""What the Triton kernels read and write: words of 32 bits, or single elements where words do not fit.
+"""Words of the Triton kernels: 32 bits at a time, or single elements where words do not fit.
 
-A word is one float32 or two neighbouring bfloat16, the first in the low half. Two at a time cost fewer instructions:
-they are taken apart, put together and given their signs as one. Where a row has an odd number of bfloat16, they are
-taken singly, as int16 of the same bits, because not every Triton (its interpreter, for one) rounds to bfloat16 to
-nearest even; float16 always is.
+A word is one float32 or two neighbouring bfloat16, the first in the low half. Pairs cost fewer instructions: they are
+split, joined and given their signs together. A row with an odd number of bfloat16 is processed as single elements, as
+int16 of the same bits, because not every Triton (for example its interpreter) rounds to nearest even bfloat16; float16
+always is a single element.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def second_bits(pairs):
 
 @triton.jit
 def paired(first, second):
-    """Pairs of bfloat16 from the bits of float32 that bfloat16 has, too."""
+    """Pairs of bfloat16 from float32 bits that bfloat16 represents exactly."""
     return ((first >> 16) & LOW) | (second & HIGH)
 
 
@@ -61,12 +61,12 @@ def single_bits(raw):
 
 @triton.jit
 def single(bits, dtype: tl.constexpr, IS_EXACT: tl.constexpr):
-    """What is stored of float32, rounded to nearest even; IS_EXACT says that bfloat16 has each value, if it is that."""
+    """The stored form of float32, rounded to nearest even; IS_EXACT: if it is bfloat16, that represents each value."""
     if dtype == tl.int16:
         if IS_EXACT:
             nearest = bits >> 16
         else:
-            # a GPU's NaN has all bits set: it would become -0
+            # a GPU's NaN has all bits set and would become -0
             even = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
             nearest = tl.where((bits & MAGNITUDE) > EXPONENT, BFLOAT16_NAN, even)
         return nearest.to(tl.int16)

@@ -1,4 +1,4 @@
-"""Handing a case to a kernel on a device, and reading what it gives back as numpy arrays."""
+"""Runs a case on a kernel and a device, and converts the results to numpy arrays."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from quantexp.formats.verify.kernels import Kernel
 
 Array = NDArray[Any]
 
-#: Options that only decoding takes, too.
+#: Options that decoding shares with encoding.
 _SHARED = ("block",)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a kernel gives for a case."""
+    """A kernel's results for a case."""
 
     answer: Answer
-    #: what its own codes and scales are decoded to; None where the format, or the kernel, has none.
+    #: The decoded values of its own codes and scales; None if the format or the kernel has none.
     decoded: Array | None
 
 
 def ask(kernel: Kernel, device: str, case: Case) -> Reply:
-    """Quantise, encode, and decode what was encoded."""
+    """Quantise, encode, and decode the encoded codes."""
     x = to_torch(case.x, case.dtype, device)
     if case.strided:
         order = list(reversed(range(x.ndim)))
@@ -61,18 +61,18 @@ def _one_of(scales: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def to_torch(x: Array, dtype: str, device: str) -> Tensor:
-    """The values in a dtype that holds them, on a device."""
+    """The values in a dtype that represents them, on a device."""
     values = torch.from_numpy(np.array(x, dtype=np.uint8 if x.dtype == np.uint8 else np.float32))
     return values.to(device) if x.dtype == np.uint8 else values.to(getattr(torch, dtype)).to(device)
 
 
 def to_numpy(x: Tensor) -> Array:
-    """The values, float32, or codes, uint8."""
+    """The values as float32, or the codes as uint8."""
     return np.asarray((x if x.dtype == torch.uint8 else x.float()).cpu().numpy())
 
 
 def packed(codes: Array, axis: int) -> Array:
-    """Two codes of four bits a byte along an axis, the first in the lower half; of an odd number the last alone."""
+    """Two four-bit codes per byte along an axis, the first in the lower half; an odd last code is alone."""
     lines = np.moveaxis(codes, axis, -1)
     lines = np.pad(lines, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[axis] % 2)])
     pairs: Array = lines[..., ::2] | lines[..., 1::2] << 4

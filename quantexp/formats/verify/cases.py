@@ -1,6 +1,6 @@
-"""The tensors that kernels are asked about: every 16-bit value, ties and their neighbours, blocks at every scale.
+"""Test tensors: every 16-bit value, ties and their neighbours, blocks at every scale.
 
-All are made in numpy from fixed seeds, float32 arrays that hold the values of the dtype asked for.
+All are numpy arrays from fixed seeds: float32 values that the requested dtype represents.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ def every_value(dtype: str) -> Array:
 
 @cache
 def by_magnitude(dtype: str, width: int) -> Array:
-    """The same sorted by magnitude, so that the values of a block are neighbours; NaN in blocks at the end."""
+    """All 16-bit values sorted by magnitude, so that the values of a block are neighbours; NaN in the last blocks."""
     values = every_value(dtype)
     return values[np.argsort(np.abs(values), kind="stable")].reshape(-1, width)
 
 
 @cache
 def shuffled(dtype: str, width: int) -> Array:
-    """The same among strangers: in most blocks all but the largest are tiny, in some is a NaN or an Inf."""
+    """All 16-bit values shuffled: most blocks have one large value and tiny others, some a NaN or an Inf."""
     values = every_value(dtype)
     return np.random.default_rng(1).permutation(values).reshape(-1, width)
 
 
 @cache
 def random_blocks(rows: int, width: int, dtype: str = "float32") -> Array:
-    """Normal values in blocks of many sizes, with zeros, signed zeros, NaN and Inf here and there."""
+    """Normal values in blocks of many magnitudes, with scattered zeros, signed zeros, NaN and Inf."""
     rng = np.random.default_rng(2)
     x = rng.standard_normal((rows, width)) * np.exp(9 * rng.standard_normal((rows, 1)))
     with np.errstate(over="ignore"):
@@ -60,7 +60,7 @@ def random_blocks(rows: int, width: int, dtype: str = "float32") -> Array:
 
 @cache
 def random_bits(count: int) -> Array:
-    """Float32 values by random bits, half of them near 1; the first are special."""
+    """Float32 values from random bits, half of them near 1; the first are special values."""
     rng = np.random.default_rng(3)
     wide = rng.integers(0, 1 << 32, count // 2, dtype=np.uint32).view(np.float32)
     near = np.exp2(5 * rng.standard_normal(count - count // 2)).astype(np.float32)
@@ -70,7 +70,7 @@ def random_bits(count: int) -> Array:
 
 
 def as_dtype(x: Array, dtype: str) -> Array:
-    """Values that the dtype holds, near x; those of bfloat16 by cutting bits off."""
+    """Values near x that the dtype represents; those of bfloat16 by truncation."""
     if dtype == "bfloat16":
         bits = np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFF0000)
         return np.where(np.isnan(x), np.float32(np.nan), bits.view(np.float32))
@@ -81,7 +81,7 @@ def as_dtype(x: Array, dtype: str) -> Array:
 
 
 def around(centres: Array) -> Array:
-    """Float32 values and the two next to each, as far as they are finite."""
+    """Float32 values and the two neighbours of each, if finite."""
     with np.errstate(over="ignore"):
         centres = np.asarray(centres).astype(np.float32)
         beside = [np.nextafter(centres, np.float32(to)) for to in (0, np.inf)]
@@ -99,7 +99,7 @@ def middles(element: str) -> Array:
 
 @cache
 def hard_amaxes(name: str) -> Array:
-    """One ulp around every power of two and every place where an MX scale rule changes its mind, ascending."""
+    """One ulp around every power of two and every threshold of an MX scale rule, ascending."""
     _, mantissa_bits, _, largest = MX_ELEMENTS[name]
     mantissa, _ = np.frexp(float(largest))
     turns = (1.0, 2 * mantissa, 2 - 2.0 ** -(mantissa_bits + 1))
@@ -111,7 +111,7 @@ def hard_amaxes(name: str) -> Array:
 
 @cache
 def hard_blocks(name: str, rule: str) -> Array:
-    """For each amax a block of 32 with ties, and one ulp to either side, spread over the grid at its scale."""
+    """One block of 32 per amax, with ties and one ulp to either side, spread over the grid at the block's scale."""
     amaxes = hard_amaxes(name)
     ties = middles(KINDS[name][1])
     number = np.arange(len(amaxes))[:, None]
@@ -123,9 +123,9 @@ def hard_blocks(name: str, rule: str) -> Array:
 
 @cache
 def hard_nv_blocks(t: float) -> Array:
-    """For each place where a block scale of NVFP4 changes under the tensor scale t, a block of 16 with ties.
+    """One block of 16 with ties for each threshold of NVFP4's block scale under the tensor scale t.
 
-    That is one ulp around all middles of E4M3, its values, and both ends.
+    The thresholds are one ulp around all midpoints of E4M3, its values, and both ends.
     """
     points = grid("e4m3").magnitudes
     turns = np.concatenate([middles("e4m3"), points[1:], [900.0, 1e6, 2.0**-13]]) * 6 * t
@@ -141,7 +141,7 @@ def hard_nv_blocks(t: float) -> Array:
 
 
 def _with_probes(amaxes: Array, centres: Array, width: int) -> Array:
-    """Blocks of each amax, the smallest subnormal, a zero and the probes around centres that are no larger."""
+    """Blocks with each amax, the smallest subnormal, a zero, and the probes around centres up to the amax."""
     with np.errstate(over="ignore"):
         centres = centres.astype(np.float32)
         below, above = (np.nextafter(centres, np.float32(to)) for to in (0, np.inf))
@@ -157,7 +157,7 @@ def _with_probes(amaxes: Array, centres: Array, width: int) -> Array:
 
 @cache
 def hard_values(element: str) -> Array:
-    """Every value and every tie of an element with its neighbours, what follows the largest, and special values."""
+    """Every value and every tie of an element with neighbours, values beyond the largest, and special values."""
     points = np.append(grid(element).magnitudes, grid(element).beyond)
     centres = np.concatenate([points, (points[:-1] + points[1:]) / 2, points[-3:] * 1.01])
     x = around(centres)
@@ -166,7 +166,7 @@ def hard_values(element: str) -> Array:
 
 @cache
 def hard_fractions(element: str) -> Array:
-    """Points at many fractions of every step of an element, one ulp beside, and tiny ones, to round stochastically."""
+    """Points at many fractions of every step of an element, one ulp beside, and tiny ones, for stochastic rounding."""
     points = grid(element).magnitudes
     shares = [0.0, 2.0**-24, 2.0**-25, 2.0**-23, 1 / 3, 0.5, 0.75, 1 - 2.0**-20]
     at = [low + np.array(shares) * (high - low) for low, high in itertools.pairwise(points)]
@@ -179,7 +179,7 @@ def hard_fractions(element: str) -> Array:
 
 @cache
 def solid() -> Array:
-    """A tensor of three axes none of which is a multiple of 32, with special values."""
+    """A tensor of three axes, none a multiple of 32, with special values."""
     rng = np.random.default_rng(4)
     x = rng.standard_normal((5, 70, 33)).astype(np.float32)
     x *= np.exp2(rng.integers(-20, 20, x.shape)).astype(np.float32)

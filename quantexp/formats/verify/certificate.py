@@ -1,8 +1,8 @@
-"""The certificate of `quantexp verify`: what was compared, with what result, kept where every run of the user finds it.
+"""The certificate of `quantexp verify`: what was compared, and with what result; stored where every run finds it.
 
-One file for each source of the formats, torch version and device, in `<cache>/verify/`. A run carries the one that is
-about what it runs, or the words that there is none; a certificate of a failure is carried as such. What it covers is
-the source of `quantexp.formats` alone: the matrix products around it are the business of the proof of engagement.
+There is one file for each source digest of the formats, torch version and device, in `<cache>/verify/`. A run records
+the certificate that matches its numerics, or a message that there is none; a failed verification is recorded too. A
+certificate covers only the source of `quantexp.formats`: the proof of engagement covers the matrix products.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quantexp.runs.status import now, write_json
 
 #: Hex digits of the digest of the formats' source.
 DIGITS = 16
-#: Endings of the files that are source.
+#: Suffixes of source files.
 _SOURCES = {".py", ".c", ".h"}
 REMEDY = "run quantexp verify"
 
@@ -34,33 +34,33 @@ class State(StrEnum):
 
     VERIFIED = "verified"
     FAILED = "failed"
-    #: there is a certificate for this device, but for another source of the formats or another torch.
+    #: The certificate for this device is for another source of the formats or another torch version.
     ANOTHER_VERSION = "verified for another version"
     NOT_VERIFIED = "not verified"
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What one run of `quantexp verify` found for one device."""
+    """The results of one run of `quantexp verify` on one device."""
 
     passed: bool
     quantexp: str
-    #: digest of the source of `quantexp.formats`.
+    #: Digest of the source of `quantexp.formats`.
     formats_source: str
     torch: str
-    #: what was computed on, see `device_kind`.
+    #: The device of the computation, see `device_kind`.
     device: str
     platform: str
     created: str
     seconds: float
     kernels: list[str]
-    #: formats, and the transform, that were looked at.
+    #: The verified formats and the transform.
     subjects: list[str]
-    #: name -> version.
+    #: Name -> version.
     oracles: dict[str, str]
-    #: name -> why it was not asked.
+    #: Name -> reason why it was not used.
     absent: dict[str, str]
-    #: format, kernel, oracle, cases, mismatches and examples of mismatches.
+    #: Format, kernel, oracle, cases, mismatches and examples of mismatches.
     rows: list[dict[str, Any]]
 
     @property
@@ -76,21 +76,21 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known about the numerics that run here."""
+    """The verification status of the numerics on this machine."""
 
     state: State
     words: str
     certificate: Certificate | None = None
 
     def record(self) -> dict[str, Any]:
-        """As provenance.json has it."""
+        """The entry in provenance.json."""
         certificate = None if self.certificate is None else asdict(self.certificate)
         return {"state": self.state.value, "words": self.words, "certificate": certificate}
 
 
 @cache
 def formats_source() -> str:
-    """The digest of the formats' source as it is imported here, without that of their verification."""
+    """The digest of the source of the imported formats, excluding `verify`."""
     import quantexp.formats
 
     folder = Path(str(quantexp.formats.__file__)).parent
@@ -104,7 +104,7 @@ def formats_source() -> str:
 
 
 def device_kind(device: str) -> str:
-    """The GPU's name; of a CPU its architecture and the vector instructions that torch uses there.
+    """The GPU's name; for a CPU its architecture and the vector instructions that torch uses.
 
     Args:
         device: `cpu` or `cuda`.
@@ -118,15 +118,15 @@ def device_kind(device: str) -> str:
 
 
 def folder_in(cache: Path) -> Path:
-    """Where certificates are."""
+    """The folder of certificates."""
     return cache / "verify"
 
 
 def save(certificate: Certificate, cache: Path) -> Path:
-    """Keep a certificate, in the place of an earlier one about the same.
+    """Store a certificate, replacing an earlier one with the same key.
 
     Raises:
-        VerifyError: it cannot be written.
+        VerifyError: the file cannot be written.
     """
     parts = (certificate.formats_source, f"torch-{certificate.torch}", certificate.device)
     name = re.sub(r"[^A-Za-z0-9.+-]+", "-", "_".join(parts)).strip("-")
@@ -142,52 +142,52 @@ def save(certificate: Certificate, cache: Path) -> Path:
 
 
 def standing(cache: Path, device: str) -> Standing:
-    """What the certificates say about the formats as imported here, with this torch, on a device (`cpu` or `cuda`)."""
+    """The verification status of the imported formats with this torch on a device (`cpu` or `cuda`)."""
     import torch
 
     kind = device_kind(device)
-    found = sorted(_certificates(cache), key=lambda one: one.created)
-    here = [one for one in found if one.device == kind]
-    mine = (formats_source(), str(torch.__version__))
-    for one in reversed(here):
-        if (one.formats_source, one.torch) == mine:
-            return _judged(one)
-    if here:
-        last = here[-1]
-        differs = "other formats" if last.formats_source != mine[0] else f"torch {last.torch}"
+    certificates = sorted(_certificates(cache), key=lambda certificate: certificate.created)
+    for_device = [certificate for certificate in certificates if certificate.device == kind]
+    key = (formats_source(), str(torch.__version__))
+    for certificate in reversed(for_device):
+        if (certificate.formats_source, certificate.torch) == key:
+            return _judged(certificate)
+    if for_device:
+        last = for_device[-1]
+        differs = "other formats" if last.formats_source != key[0] else f"torch {last.torch}"
         return Standing(
             State.ANOTHER_VERSION,
             f"not verified as it runs: the certificate of {last.created[:10]} is for {differs}; {REMEDY}",
         )
-    if found:
+    if certificates:
         return Standing(
             State.NOT_VERIFIED,
-            f"not verified on this device, {kind}: there is a certificate for {found[-1].device}; {REMEDY}",
+            f"not verified on this device, {kind}: there is a certificate for {certificates[-1].device}; {REMEDY}",
         )
     return Standing(State.NOT_VERIFIED, f"not verified: {REMEDY}")
 
 
-def _judged(one: Certificate) -> Standing:
-    if not one.passed:
-        wrong = ", ".join(sorted({str(row["format"]) for row in one.rows if row["mismatches"]}))
+def _judged(certificate: Certificate) -> Standing:
+    date, cases = certificate.created[:10], f"{certificate.cases:,}"
+    if not certificate.passed:
+        failed = {str(row["format"]) for row in certificate.rows if row["mismatches"]}
         return Standing(
             State.FAILED,
-            f"verification failed on {one.created[:10]}: {one.mismatches:,} of {one.cases:,} values differ, in {wrong}",
-            one,
+            f"verification failed on {date}: {certificate.mismatches:,} of {cases} values differ, in "
+            f"{', '.join(sorted(failed))}",
+            certificate,
         )
-    asked = ", ".join(
-        ["exact gold", *(f"{name} {version}" for name, version in one.oracles.items())]
-    )
-    absent = f"; absent: {', '.join(one.absent)}" if one.absent else ""
+    oracles = [f"{name} {version}" for name, version in certificate.oracles.items()]
+    absent = f"; absent: {', '.join(certificate.absent)}" if certificate.absent else ""
     return Standing(
         State.VERIFIED,
-        f"verified on {one.created[:10]}: {one.cases:,} values, against {asked}{absent}",
-        one,
+        f"verified on {date}: {cases} values, against {', '.join(['exact gold', *oracles])}{absent}",
+        certificate,
     )
 
 
 def _certificates(cache: Path) -> Iterator[Certificate]:
-    """Every one that can be read; what is none, or of another version of this file's form, is not there."""
+    """Every readable certificate; files that are invalid or of another schema are skipped."""
     for file in folder_in(cache).glob("*.json"):
         try:
             yield Certificate(**json.loads(file.read_text()))
@@ -204,7 +204,7 @@ def certify(
     absent: dict[str, str],
     seconds: float,
 ) -> Certificate:
-    """What was found, with what it was found for."""
+    """A certificate of these results."""
     import torch
 
     return Certificate(

@@ -1,4 +1,4 @@
-"""Philox4x32-10 over arrays, in numpy's 64-bit integers, which hold the products of 32 exactly (see `rational`)."""
+"""Philox4x32-10 over arrays, in numpy's 64-bit integers, which represent 32-bit products exactly (see `rational`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORD = np.uint64(32)
 
 
 def random_integers(count: int, seed: int, offset: int) -> Array:
-    """The numbers in [0, 2^24) of the first `count` elements, int64, by seed and offset in [0, 2^64)."""
+    """The numbers in [0, 2^24) of the first `count` elements, int64, for a seed and an offset in [0, 2^64)."""
     number = np.arange(-(-count // 4), dtype=np.uint64)
     a, b = number & _LOW, number >> _WORD
     c, d = (np.full_like(number, word) for word in (offset & 0xFFFFFFFF, offset >> 32))

@@ -1,9 +1,9 @@
-"""What quantising a tensor gives, exactly, in numpy: values, codes and scales.
+"""Exact results of quantising a tensor, in numpy: values, codes and scales.
 
-Every float32 times a power of two is a float64, so MX and everything under a scale that is a power of two is exact but
-for the rounding to a grid, which `grids` does by looking up the middles. Where a format is defined by float32
-operations (NVFP4's scales, a scale that is no power of two), numpy's float32 does them, one rounding each. Another
-implementation's rounding may stand in for that of `grids`: so the oracles that only know elements are asked about
+Every float32 times a power of two is a float64, so MX and everything under a power-of-two scale is exact except for the
+rounding to a grid, which `grids` implements by looking up midpoints. Where a format is defined by float32 operations
+(NVFP4's scales, a scale that is not a power of two), numpy's float32 performs them, with one rounding each. Another
+implementation's rounding may replace that of `grids`: this is how oracles that only know elements verify
 whole formats.
 """
 
@@ -25,7 +25,7 @@ from quantexp.formats.verify.rational import MX_ELEMENTS, floor_log2
 
 Array = NDArray[Any]
 
-#: format: family and element.
+#: Format: family and element.
 KINDS = {
     **{name: ("mx", name.partition("_")[2]) for name in MX_ELEMENTS},
     "nvfp4_e2m1": ("nv", "e2m1"),
@@ -34,59 +34,59 @@ KINDS = {
     "hifp8": ("flat", "hif8"),
     "bf16": ("bf16", "bf16"),
 }
-#: what each specification says where nothing is asked for.
+#: Defaults of each specification.
 BLOCKS = {"mx": 32, "nv": 16}
 TARGETS = {"nvfp4_e2m1": 2688.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "hifp8": 15.0}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A tensor and what is asked of it."""
+    """A tensor and the options to quantise it with."""
 
     fmt: str
-    #: float32, values that `dtype` holds.
+    #: float32, values that `dtype` represents.
     x: Array
     dtype: str = "float32"
     axis: int = -1
-    #: of `quantise`, by name: block, scale_rule, rounding, saturate, scaling, amax_target, amax (a number), seed,
+    #: Of `quantise`, by name: block, scale_rule, rounding, saturate, scaling, amax_target, amax (a number), seed,
     #: offset, pre_scale.
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: codes two a byte.
+    #: Two codes per byte.
     packed: bool = False
-    #: hand the tensor over with its axes the other way round in memory.
+    #: Pass the tensor with its axes reversed in memory.
     strided: bool = False
 
     @property
     def rounding(self) -> str:
-        """As asked for, or as the format's specification says."""
+        """The requested rounding, or the format's default."""
         return str(self.options.get("rounding", "away" if self.fmt == "hifp8" else "even"))
 
     @property
     def block(self) -> int | None:
         """Elements that share a scale; None without blocks."""
-        asked: int | None = self.options.get("block")
-        return asked or BLOCKS.get(KINDS[self.fmt][0])
+        block: int | None = self.options.get("block")
+        return block or BLOCKS.get(KINDS[self.fmt][0])
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a correct kernel gives."""
+    """The result of a correct kernel."""
 
     #: float32, rounded to the case's dtype.
     values: Array
-    #: uint8, x's shape; None for bf16, and where another implementation rounded.
+    #: uint8, x's shape; None for bf16, and if another implementation rounded.
     codes: Array | None = None
-    #: uint8, one a block; None without blocks.
+    #: uint8, one per block; None without blocks.
     block_scales: Array | None = None
     #: float32; None for MX and bf16.
     tensor_scale: np.float32 | None = None
 
 
 def answer(case: Case, rounder: Rounder | None = None, scale_rounder: Rounder = nearest) -> Answer:
-    """What quantising and encoding give.
+    """The result of quantising and encoding.
 
-    `rounder` stands in for the rounding to the element's grid, and codes are then left out; `scale_rounder` for that of
-    NVFP4's block scales, which is to nearest even whatever the case asks for.
+    `rounder` replaces the rounding to the element's grid, and codes are then omitted. `scale_rounder` replaces that of
+    NVFP4's block scales, which is to nearest even for every case.
     """
     kind, element = KINDS[case.fmt]
     x = case.x.astype(np.float32)
@@ -115,7 +115,7 @@ def answer(case: Case, rounder: Rounder | None = None, scale_rounder: Rounder = 
 
 
 def _rounder(case: Case, arranged: Any) -> Rounder:
-    """The gold's own rounding, with a random number for each element where it takes one."""
+    """The gold's own rounding, with a random number per element if it is stochastic."""
     if case.rounding != "stochastic":
         return partial(nearest, ties=case.rounding)
     numbers = random_integers(case.x.size, case.options["seed"], case.options.get("offset", 0))
@@ -123,7 +123,7 @@ def _rounder(case: Case, arranged: Any) -> Rounder:
 
 
 class _Blocks:
-    """A tensor as blocks along its last axis, the last one filled up with zeros."""
+    """A tensor as blocks along its last axis, the last one padded with zeros."""
 
     def __init__(self, shape: tuple[int, ...], axis: int, block: int) -> None:
         self.axis, self.block, self.extent = axis, block, shape[axis]
@@ -205,7 +205,7 @@ def _flat(case: Case, x: Array, element: str, rounder: Rounder) -> Answer:
 
 
 def tensor_scale(case: Case) -> np.float32:
-    """The one scale of a tensor: it multiplies in FP8 and HiF8, and is multiplied with in NVFP4."""
+    """The scale of a tensor: FP8 and HiF8 multiply the tensor by it, NVFP4 multiplies the codes by it."""
     inverse = KINDS[case.fmt][0] == "nv"
     scaling = case.options.get("scaling", "none" if case.fmt == "hifp8" else "exact")
     finite = np.abs(case.x[np.isfinite(case.x)]).astype(np.float32)
@@ -221,7 +221,7 @@ def tensor_scale(case: Case) -> np.float32:
         power = Fraction(2) ** floor_log2(ratio)
         scale = 1 / power if inverse else power
     low = Fraction(2) ** (-117 if inverse else -126)
-    # Fraction to float64 is correctly rounded, and float64 to float32 then differs from one rounding in 2^-29 of all.
+    # Fraction to float64 is correctly rounded; then to float32 differs from a single rounding in 2^-29 of all cases.
     return np.float32(float(min(max(scale, low), Fraction(2) ** 127)))
 
 
@@ -233,9 +233,9 @@ def decoded(
     values: Array | None = None,
     scale_values: Array | None = None,
 ) -> Array:
-    """The float32 values of codes under block scales, of a shape that fits theirs, and the tensor's scale.
+    """The float32 values of codes under block scales, of a compatible shape, and the tensor scale.
 
-    `values` and `scale_values` stand in for the gold's values of the element's codes, and E4M3's.
+    `values` and `scale_values` replace the gold's values of the element's codes, and of E4M3's.
     """
     kind, element = KINDS[fmt]
     elements = (code_values(element) if values is None else values)[codes]

@@ -1,4 +1,4 @@
-"""The gold against rational arithmetic: `exact` is only worth what this says."""
+"""Checks the gold against rational arithmetic: `exact` is as trustworthy as this check."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Array = NDArray[Any]
 
 GOLD = "exact gold"
 RATIONAL = "rational gold"
-#: Every so many hard blocks; each has three ulps around three turning points, so no multiple of 3.
+#: Stride over hard blocks; each threshold has three ulps around three points, so it is not a multiple of 3.
 STRIDE = 61
 _DRAW: dict[str, Any] = {"rounding": "stochastic", "seed": 2**63 + 5, "offset": 7}
 
 
 def check_gold(fmt: str, tally: Tally) -> None:
-    """A part of the hard cases of a format, by Fractions and Python's integers."""
+    """A part of a format's hard cases, in Fractions and Python's integers."""
     kind, element = KINDS[fmt]
     where = (fmt, GOLD, RATIONAL)
     if kind == "mx":
@@ -39,7 +39,7 @@ def check_gold(fmt: str, tally: Tally) -> None:
         near = cases.random_bits(1 << 11)
         x = cases.around(np.concatenate([near[np.isfinite(near)], powers]))
         expected = np.array([_bf16(float(v)) for v in x], np.float32)
-        tally.add(where, "quantise", expected, to_bf16(x), asked="random values")
+        tally.add(where, "quantise", expected, to_bf16(x), description="random values")
 
 
 def _check_mx(fmt: str, where: tuple[str, str, str], tally: Tally) -> None:
@@ -52,7 +52,7 @@ def _check_mx(fmt: str, where: tuple[str, str, str], tally: Tally) -> None:
 
 
 def _check_nv(fmt: str, where: tuple[str, str, str], tally: Tally) -> None:
-    """Where the tensor scale is a power of two, by exact arithmetic; else one float32 rounding an operation."""
+    """Exact arithmetic if the tensor scale is a power of two; else one float32 rounding per operation."""
     for t in (1.0, 2.0**-100, 0.37):
         blocks = cases.hard_nv_blocks(t)[::7]
         t32 = float(np.float32(t))
@@ -87,7 +87,7 @@ def _flat(fmt: str, value: float, ties: str, saturate: bool) -> float:
 
 
 def _bf16(value: float) -> float:
-    """A finite value by looking at the multiples of its step, 2^-7 of its power of two and no less than 2^-133."""
+    """A finite value rounded to multiples of its step: 2^-7 of its power of two, at least 2^-133."""
     if value == 0:
         return value
     magnitude = abs(Fraction(value))
@@ -99,14 +99,20 @@ def _bf16(value: float) -> float:
 
 
 def _check_draws(fmt: str, element: str, where: tuple[str, str, str], tally: Tally) -> None:
-    """Stochastic rounding, each decision and each random number."""
+    """Every decision and every random number of stochastic rounding."""
     x = cases.hard_fractions(element)
     x = x[: 1 << 11]
     seed, offset = int(_DRAW["seed"]), int(_DRAW["offset"])
     integers = [rational.random_integer(i, seed, offset) for i in range(len(x))]
     got = random_integers(len(x), seed, offset)
-    asked = f"the first {len(x)} random numbers"
-    tally.add(where, "philox", np.array(integers, np.float32), got.astype(np.float32), asked=asked)
+    description = f"the first {len(x)} random numbers"
+    tally.add(
+        where,
+        "philox",
+        np.array(integers, np.float32),
+        got.astype(np.float32),
+        description=description,
+    )
     points = (
         rational.hif8_magnitudes()
         if fmt == "hifp8"

@@ -1,7 +1,7 @@
-"""The magnitudes and codes of every element, and whole tensors moved to the nearest of them.
+"""Magnitudes and codes of every element, and rounding of whole tensors to the nearest magnitude.
 
-A value is looked up among the middles between neighbours, which float64 holds exactly, as it holds every float32 times
-a power of two: no exponent is read and nothing is rounded but to the grid.
+A lookup finds a value among the midpoints between neighbours, which float64 represents exactly, as it does every
+float32 times a power of two: no exponent is read, and the only rounding is to the grid.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from quantexp.formats.verify.rational import (
 )
 
 Array = NDArray[Any]
-#: From an element's name, magnitudes (float64, Inf and NaN among them) and whether to saturate: magnitudes on its grid.
+#: Maps an element's name, magnitudes (float64, including Inf and NaN) and whether to saturate to grid magnitudes.
 Rounder = Callable[[str, Array, bool], Array]
 
-#: All 256 codes of HiFloat8 with their values, written down from the paper.
+#: All 256 codes of HiFloat8 with their values, transcribed from the paper.
 HIF8_TABLE = Path(__file__).with_name("tables") / "hif8.csv"
-#: Codes of NaN: E4M3 has one (and its negative), E5M2 three, HiFloat8 the sign bit alone.
+#: Codes of NaN: E4M3 has one (and its negative), E5M2 three, HiFloat8 only the sign bit.
 NAN_CODES = {"e4m3": (0x7F,), "e5m2": (0x7D, 0x7E, 0x7F), "hif8": (0x80,)}
-#: The code of infinity, where there is one.
+#: The code of infinity, if there is one.
 INF_CODES = {"e5m2": 0x7C, "hif8": 0x6F}
 _MX_NAMES = {name.partition("_")[2]: name for name in MX_ELEMENTS}
 _HAS_INFINITY = {name.partition("_")[2]: has for name, (_, has) in FP8_ELEMENTS.items()}
@@ -45,11 +45,11 @@ class Grid:
     """The finite magnitudes of an element in ascending order, float64."""
 
     magnitudes: Array
-    #: the code of each.
+    #: The code of each.
     codes: Array
-    #: what would follow the largest, by the spacing that leads to it.
+    #: The hypothetical next value after the largest, at the last spacing.
     beyond: float
-    #: what takes the place of a magnitude beyond the largest, without saturation.
+    #: The result beyond the largest magnitude, without saturation.
     overflow: float
     sign_bit: int
 
@@ -80,66 +80,66 @@ def _hif8_values() -> list[float]:
 
 @cache
 def code_values(element: str) -> Array:
-    """The value of each code of an element, float32; NaN and Inf where codes stand for them."""
+    """The value of each code of an element, float32; NaN and Inf for their codes."""
     if element == "hif8":
         return np.array(_hif8_values(), dtype=np.float32)
-    it = grid(element)
-    half = np.full(it.sign_bit, np.nan, dtype=np.float32)
-    half[it.codes] = it.magnitudes
+    points = grid(element)
+    half = np.full(points.sign_bit, np.nan, dtype=np.float32)
+    half[points.codes] = points.magnitudes
     if element in INF_CODES:
         half[INF_CODES[element]] = np.inf
     return np.concatenate([half, -half])
 
 
 def nearest(element: str, v: Array, saturate: bool, ties: str = "even") -> Array:
-    """Magnitudes on the element's grid; of a tie the even multiple of the step there, or the larger.
+    """Magnitudes on the element's grid; a tie goes to the even multiple of the local step, or to the larger.
 
-    NaN stays. Without saturation, what rounds to the value after the largest, or is beyond, has overflown.
+    NaN stays. Without saturation, a value that rounds to the one after the largest, or is beyond it, overflows.
     """
-    it, points = grid(element), _points(element, saturate)
+    points = _points(element, saturate)
     middles = (points[:-1] + points[1:]) / 2
     below = np.searchsorted(middles, v, side="left")
     at = np.minimum(below, len(middles) - 1)
     steps = np.diff(points)
     up = np.ones(len(middles), bool) if ties == "away" else points[:-1] / steps % 2 == 1
-    found = below + ((middles[at] == v) & up[at])
-    return _values(it, points, found, v, saturate)
+    index = below + ((middles[at] == v) & up[at])
+    return _values(grid(element), points, index, v, saturate)
 
 
 def drawn(element: str, v: Array, saturate: bool, random: Array) -> Array:
-    """The neighbour above where the random integer is below floor(2^24 f), f the fraction of the step; else below."""
-    it, points = grid(element), _points(element, saturate)
+    """The upper neighbour if the random integer is below floor(2^24 f), f the fraction of the step; else the lower."""
+    points = _points(element, saturate)
     below = np.clip(np.searchsorted(points, v, side="right") - 1, 0, len(points) - 1)
     low = points[below]
     step = np.append(np.diff(points), np.inf)[below]
     with np.errstate(invalid="ignore"):
         share = np.where(np.isfinite(v), v - low, 0.0) / step
-    found = below + (random < np.floor(share * 2.0**24))
-    return _values(it, points, found, v, saturate)
+    index = below + (random < np.floor(share * 2.0**24))
+    return _values(grid(element), points, index, v, saturate)
 
 
 def _points(element: str, saturate: bool) -> Array:
-    it = grid(element)
-    return it.magnitudes if saturate else np.append(it.magnitudes, it.beyond)
+    points = grid(element)
+    return points.magnitudes if saturate else np.append(points.magnitudes, points.beyond)
 
 
-def _values(it: Grid, points: Array, found: Array, v: Array, saturate: bool) -> Array:
-    q = points[found]
+def _values(grid: Grid, points: Array, index: Array, v: Array, saturate: bool) -> Array:
+    q = points[index]
     if not saturate:
-        q = np.where(found == len(points) - 1, it.overflow, q)
+        q = np.where(index == len(points) - 1, grid.overflow, q)
     return np.where(np.isnan(v), np.nan, q)
 
 
 def encoded(element: str, q: Array, negative: Array) -> Array:
-    """The codes (uint8) of magnitudes on the grid, Inf and NaN, under signs; a NaN has no sign."""
-    it = grid(element)
-    at = np.searchsorted(it.magnitudes, np.where(np.isfinite(q), q, 0.0))
-    codes = it.codes[at]
+    """The codes (uint8) of magnitudes on the grid, Inf and NaN, with signs; a NaN has no sign."""
+    points = grid(element)
+    at = np.searchsorted(points.magnitudes, np.where(np.isfinite(q), q, 0.0))
+    codes = points.codes[at]
     if element in INF_CODES:
         codes = np.where(np.isinf(q), INF_CODES[element], codes)
     if element == "hif8":
         negative = negative & (q > 0)
-    codes = codes | np.where(negative, it.sign_bit, 0).astype(np.uint8)
+    codes = codes | np.where(negative, points.sign_bit, 0).astype(np.uint8)
     if element in NAN_CODES:
         codes = np.where(np.isnan(q), NAN_CODES[element][-1], codes)
     return codes.astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The kernels there are: what quantises, by name, and what each claims. A new one is an entry of `KERNELS`."""
+"""The kernels under test: name, implementation, and claims. A new kernel is an entry of `KERNELS`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from quantexp.formats.kernels.choice import torch_alone
 class Kernel:
     """One implementation of the formats, with the signatures of `quantexp.formats`.
 
-    A verb that it has not is None: nothing is asked of it.
+    An operation that it does not have is None, and is not tested.
     """
 
     name: str
-    #: types of device it runs on.
+    #: Device types that it runs on.
     devices: tuple[str, ...]
-    #: formats that it claims to follow bit for bit.
+    #: Formats that it claims to implement bit for bit.
     formats: frozenset[str]
     quantise: Callable[..., Tensor]
-    #: codes and scales.
+    #: Returns codes and scales.
     encode: Callable[..., tuple[Tensor, Any]] | None = None
     decode: Callable[..., Tensor] | None = None
     hadamard: Callable[..., Tensor] | None = None
-    #: Whether this machine has it.
-    is_here: Callable[[], bool] = lambda: True
+    #: Whether it is available on this machine.
+    is_available: Callable[[], bool] = lambda: True
 
 
 def _by_torch(x: Tensor, fmt: str | Format, **options: Any) -> Tensor:
@@ -48,13 +48,15 @@ KERNELS = (
         ("cpu",),
         frozenset(name for name, fmt in FORMATS.items() if fmt.family in cpu.FAMILIES),
         quantise,
-        is_here=lambda: cpu.functions() is not None,
+        is_available=lambda: cpu.functions() is not None,
     ),
     Kernel(
         "triton",
         ("cuda",),
         frozenset(name for name, fmt in FORMATS.items() if fmt.family in gpu.FAMILIES),
         quantise,
-        is_here=lambda: torch.cuda.is_available() and gpu.obstacle(torch.device("cuda", 0)) is None,
+        is_available=lambda: (
+            torch.cuda.is_available() and gpu.obstacle(torch.device("cuda", 0)) is None
+        ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Which cases each format is asked about: its options crossed with the tensors of `cases`."""
+"""The cases of each format: its options crossed with the tensors of `cases`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Options = dict[str, Any]
 DTYPES = ("float32", "bfloat16", "float16")
 DRAW: Options = {"rounding": "stochastic", "seed": 12345678901234567890, "offset": 42}
 ROUNDINGS: tuple[Options, ...] = ({"rounding": "even"}, {"rounding": "away"}, DRAW)
-#: NVFP4's tensor scales for hard blocks: powers of two, where all is exact, and others.
+#: NVFP4's tensor scales for hard blocks: powers of two, for which all is exact, and others.
 TENSOR_SCALES = (1.0, 2.0**-100, 2.0**90, 0.37, 3.1e-20)
-#: Elements beyond which kernels may split a tensor, and use several threads.
+#: Number of elements beyond which kernels may split a tensor, and use several threads.
 SEVERAL_CHUNKS = 9216
 
 
@@ -59,7 +59,7 @@ def _nv(fmt: str) -> Iterator[Case]:
             for scaling in ("none", "current", "exact"):
                 yield from _sixteen_bits(fmt, 16, {**options, "scaling": scaling})
                 yield from _random(fmt, 16, {**options, "scaling": scaling})
-    for dtype in ("bfloat16", "float16"):  # each with a tensor scale of its own
+    for dtype in ("bfloat16", "float16"):  # each with its own tensor scale
         for neighbours in cases.by_magnitude(dtype, 512)[::4]:
             for scaling in ("current", "exact"):
                 yield Case(fmt, neighbours.reshape(-1, 16), dtype, options={"scaling": scaling})
@@ -84,8 +84,8 @@ def _flat(fmt: str) -> Iterator[Case]:
                     x = cases.as_dtype(near, dtype)
                     yield Case(fmt, x, dtype, options={**options, "scaling": scaling})
                 for amax in (2.0**-149, 1e-30, 0.37, 6.0, 1e30):
-                    given = {"scaling": scaling, "amax": float(np.float32(amax))}
-                    yield Case(fmt, cases.random_bits(1 << 14), options={**options, **given})
+                    scale = {"scaling": scaling, "amax": float(np.float32(amax))}
+                    yield Case(fmt, cases.random_bits(1 << 14), options={**options, **scale})
     for target in (15.0, 224.0, 1.0, 0.3):
         for scaling in ("current", "exact"):
             yield Case(fmt, near, options={"scaling": scaling, "amax_target": target})
@@ -102,7 +102,7 @@ def _bf16(fmt: str) -> Iterator[Case]:
 
 
 def _quarters(fmt: str) -> list[Options]:
-    """Without and, for the formats of four bits, with the factor of 3/4."""
+    """Without the factor of 3/4 and, for the four-bit formats, also with it."""
     return [{}, {"pre_scale": True}] if KINDS[fmt][1] == "e2m1" else [{}]
 
 
@@ -119,7 +119,7 @@ def _random(fmt: str, width: int, options: Options) -> Iterator[Case]:
 
 
 def _beside_largest(fmt: str) -> Array:
-    """Points at many fractions of every step, in blocks whose scale is 1 for an element of the largest value."""
+    """Points at many fractions of every step, in blocks that contain the largest value, so that the scale is 1."""
     kind, element = KINDS[fmt]
     points = cases.hard_fractions(element)
     width = BLOCKS[kind] - 1
@@ -129,7 +129,7 @@ def _beside_largest(fmt: str) -> Array:
 
 
 def _shapes(fmt: str) -> Iterator[Case]:
-    """All axes, blocks of other sizes, a short last one, strides, codes two a byte, and a tensor of several chunks."""
+    """All axes, blocks of other sizes, a short last one, strides, packed codes, and a tensor of several chunks."""
     x = cases.solid()
     plain: list[Options] = [{}] if fmt == "bf16" else [{}, DRAW]
     blocks: list[Options] = [{}]

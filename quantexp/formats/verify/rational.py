@@ -1,10 +1,10 @@
-"""The formats once more, in exact rational arithmetic, by another road: nearest of all values.
+"""The formats in exact rational arithmetic, by an independent method: the nearest of all values.
 
-Nothing here is taken from `quantexp.formats`. It is the last word of `quantexp verify` and slow; `exact`
-says the same of whole tensors, and is held against this. The parameters are those of OCP MX v1.0 section 5.3 and of
-the HiFloat8 paper (arXiv 2409.16626) section 3; a value is quantised by looking for the nearest
-entry in the list of all magnitudes, so there is neither a binade nor a magic constant in it. Where a
-format is defined by float32 operations (the scales of NVFP4), numpy's float32 does them.
+This module imports nothing from `quantexp.formats`. It is the final reference of `quantexp verify`, and slow; `exact`
+computes the same for whole tensors and is checked against it. The parameters are those of OCP MX v1.0 section 5.3 and
+of the HiFloat8 paper (arXiv 2409.16626) section 3. A value is quantised by searching the nearest entry in the list of
+all magnitudes, so there is neither a binade nor a magic constant. Where a format is defined by float32 operations (the
+scales of NVFP4), numpy's float32 performs them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCALE_RULES = ("floor", "rceil", "ceil", "even")
 
 @cache
 def mx_magnitudes(name: str) -> tuple[Fraction, ...]:
-    """All magnitudes by their code: subnormals, then one binade after the other up to max."""
+    """All magnitudes by code: subnormals, then one binade after the other up to max."""
     emin, mantissa_bits, emax, largest = MX_ELEMENTS[name]
     steps = 1 << mantissa_bits
     subnormals = [Fraction(2) ** (emin - mantissa_bits) * i for i in range(steps)]
@@ -50,7 +50,7 @@ def mx_magnitudes(name: str) -> tuple[Fraction, ...]:
 
 @cache
 def hif8_magnitudes() -> tuple[Fraction, ...]:
-    """All finite magnitudes in ascending order, written down region by region."""
+    """All finite magnitudes in ascending order, listed region by region."""
     powers = [Fraction(2) ** e for e in range(-22, -15)]
     normals = [
         Fraction(2) ** e * (1 + Fraction(i, 1 << m))
@@ -68,7 +68,7 @@ def floor_log2(value: Fraction) -> int:
 
 
 def nearest(value: Fraction, grid: Sequence[Fraction], ties: str) -> Fraction:
-    """The entry of the ascending grid nearest to value >= 0; ties to the even index, or upwards."""
+    """The entry of the ascending grid nearest to value >= 0; ties go to the even index, or upwards."""
     above = bisect_right(grid, value)
     if above == len(grid):
         return grid[-1]
@@ -123,7 +123,7 @@ def hif8(value: float, *, saturate: bool = True) -> float:
 
 
 def fp8(value: float, name: str, ties: str = "even", *, saturate: bool = True) -> float:
-    """One value; what rounds to the next value after the largest one has overflown."""
+    """One value; a value that rounds to the next one after the largest overflows."""
     if math.isnan(value):
         return math.nan
     element, has_infinity = FP8_ELEMENTS[name]
@@ -133,9 +133,9 @@ def fp8(value: float, name: str, ties: str = "even", *, saturate: bool = True) -
     if math.isinf(value) or abs(Fraction(value)) >= beyond:
         magnitude = float(grid[-1]) if saturate else overflow
     else:
-        found = nearest(abs(Fraction(value)), [*grid, beyond], ties)
+        rounded = nearest(abs(Fraction(value)), [*grid, beyond], ties)
         largest = float(grid[-1]) if saturate else overflow
-        magnitude = largest if found == beyond else float(found)
+        magnitude = largest if rounded == beyond else float(rounded)
     return math.copysign(magnitude, value)
 
 
@@ -152,7 +152,7 @@ def nv_block_scale(amax: np.float32, t: np.float32) -> np.float32:
 
 
 def nv_block(values: list[float], t: float = 1.0, ties: str = "even") -> Array:
-    """One block of NVFP4 under the tensor scale t, in float32, every operation rounded once."""
+    """One block of NVFP4 under the tensor scale t, in float32, with every operation rounded once."""
     x = np.array(values, dtype=np.float32)
     if not np.isfinite(x).all():
         return np.full(len(values), np.nan, dtype=np.float32)
@@ -166,7 +166,7 @@ def nv_block(values: list[float], t: float = 1.0, ties: str = "even") -> Array:
 
 
 def nv_block_exact(values: list[float], t: Fraction, ties: str = "even") -> Array:
-    """The same without a rounding but the two to a grid and the last, to float32."""
+    """One block of NVFP4 with only three roundings: two to a grid, and the last to float32."""
     magnitudes = [abs(Fraction(value)) for value in values]
     scales = mx_magnitudes("mxfp8_e4m3")
     b = max(scales[1], nearest(max(magnitudes) / 6 / t, scales, "even"))
@@ -190,14 +190,14 @@ def philox4x32(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...
 
 
 def random_integer(index: int, seed: int, offset: int) -> int:
-    """The number in [0, 2^24) that an element at this position is rounded with."""
+    """The number in [0, 2^24) for stochastic rounding of the element at this position."""
     number, word = divmod(index, 4)
     counter = (number % 2**32, number >> 32, offset % 2**32, offset >> 32)
     return philox4x32(counter, (seed % 2**32, seed >> 32))[word] >> 8
 
 
 def stochastic(value: Fraction, grid: Sequence[Fraction], random: int) -> Fraction:
-    """The entry of the ascending grid above value >= 0, or the one below; beyond the last one, that."""
+    """The entry of the ascending grid above value >= 0, or the one below; the last entry for values beyond it."""
     above = bisect_right(grid, value)
     if above == len(grid):
         return grid[-1]

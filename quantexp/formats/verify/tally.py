@@ -1,4 +1,4 @@
-"""Counting what was compared and what differed, a row for each format, kernel and oracle."""
+"""Counts comparisons and mismatches, one row per format, kernel and oracle."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from quantexp.formats.verify.exact import Case
 
 Array = NDArray[Any]
 
-#: mismatches of a row that are kept with their bits, of each kind of result.
+#: Mismatches kept per row with their bits, for each kind of result.
 EXAMPLES = 2
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One value that is not what the oracle says, in words and bits."""
+    """One value that differs from the oracle's, in words and bits."""
 
     #: quantise, encode, scales, decode, ...
     what: str
-    #: dtype, shape and options.
+    #: Dtype, shape and options.
     asked: str
     at: list[int]
-    #: bits in hexadecimal with the value behind; None where no single element is at fault.
+    #: Bits in hexadecimal followed by the value; None if no single element is at fault.
     input: str | None
     expected: str
     got: str
@@ -39,14 +39,14 @@ class Row:
     format: str
     kernel: str
     oracle: str
-    #: values compared.
+    #: Values compared.
     cases: int = 0
     mismatches: int = 0
     examples: list[Mismatch] = field(default_factory=list)
 
 
 class Tally:
-    """All rows, in the order in which they were first added to."""
+    """All rows, in the order in which they were first added."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str, str], Row] = {}
@@ -58,7 +58,7 @@ class Tally:
 
     @property
     def mismatches(self) -> int:
-        """Of all rows."""
+        """The mismatches of all rows."""
         return sum(row.mismatches for row in self._rows.values())
 
     def add(
@@ -69,27 +69,27 @@ class Tally:
         got: Array,
         *,
         case: Case | None = None,
-        asked: str = "",
+        description: str = "",
         known: Array | None = None,
     ) -> None:
         """Compare two arrays bit for bit; NaN equals NaN of any payload.
 
         Args:
             where: format, kernel and oracle.
-            what: which result of the kernel it is.
-            expected: by the oracle.
-            got: of the kernel, in another shape than `expected`: all of it counts as wrong.
-            case: what was asked, whose elements are shown where the shapes are the same.
-            asked: the same in words where it is no `Case`.
-            known: where the oracle follows the definition; the rest is not compared and not counted.
+            what: the kind of result.
+            expected: the oracle's result.
+            got: the kernel's result; if its shape differs from `expected`, all of it counts as wrong.
+            case: the case, whose elements are shown if the shapes are equal.
+            description: describes the comparison if there is no `Case`.
+            known: where the oracle follows the definition; the rest is neither compared nor counted.
         """
         row = self._rows.setdefault(where, Row(*where))
-        asked = describe(case) if case is not None else asked
+        description = describe(case) if case is not None else description
         if expected.shape != got.shape:
             row.cases += expected.size
             row.mismatches += max(1, expected.size)
             shapes = (str(expected.shape), str(got.shape))
-            _note(row, Mismatch(f"shape of {what}", asked, [], None, *shapes))
+            _note(row, Mismatch(f"shape of {what}", description, [], None, *shapes))
             return
         wrong = differing(expected, got)
         if known is not None:
@@ -106,7 +106,7 @@ class Tally:
                 row,
                 Mismatch(
                     what,
-                    asked,
+                    description,
                     list(at),
                     bits(case.x[at], case.dtype) if case is not None and shown else None,
                     bits(expected[at]),
@@ -121,11 +121,11 @@ def _note(row: Row, mismatch: Mismatch) -> None:
 
 
 def _kept(row: Row, what: str) -> int:
-    return sum(one.what == what for one in row.examples)
+    return sum(example.what == what for example in row.examples)
 
 
 def differing(a: Array, b: Array) -> Array:
-    """Where two arrays of one shape differ in a bit, the sign of a zero included; NaN does not differ from NaN."""
+    """Where two arrays of one shape differ in a bit, including the sign of zero; NaN equals NaN."""
     if a.dtype == np.uint8:
         return np.asarray(a != b)
     a, b = (np.ascontiguousarray(v, dtype=np.float32) for v in (a, b))
@@ -133,7 +133,7 @@ def differing(a: Array, b: Array) -> Array:
 
 
 def describe(case: Case) -> str:
-    """A case in words: its format's options, dtype and shape."""
+    """A case in words: dtype, shape and options."""
     words = [case.dtype, "x".join(map(str, case.x.shape))]
     words += [f"axis={case.axis}"] if case.axis != -1 else []
     words += [f"{name}={value}" for name, value in case.options.items()]

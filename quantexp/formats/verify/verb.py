@@ -1,4 +1,4 @@
-"""What `quantexp verify` does: run the suite, and keep a certificate for each device."""
+"""`quantexp verify`: runs the suite, and stores a certificate for each device."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from quantexp.formats.verify.oracles import find_oracles
 from quantexp.formats.verify.suite import SUBJECTS, TRANSFORM, devices, place, verify
 from quantexp.formats.verify.tally import Row, Tally
 
-#: A line about what is being looked at.
+#: Reports the current subject.
 Tell = Callable[[str, Tally], None]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out, and where it was kept."""
+    """The results, and where they are stored."""
 
     rows: list[Row]
     subjects: list[str]
-    #: name -> version, and name -> why not.
+    #: Name -> version, and name -> reason for absence.
     oracles: dict[str, str]
     absent: dict[str, str]
     seconds: float
-    #: one a device, where they were kept; empty where a part of the formats passed.
+    #: One per device; empty if only a part of the formats was verified and passed.
     certificates: list[Path]
 
     @property
@@ -49,27 +49,27 @@ class Outcome:
 
 
 def chosen_subjects(names: str | None) -> list[str]:
-    """The subjects of `--formats a,b`, all without it.
+    """The subjects of `--formats a,b`; all without it.
 
     Raises:
-        VerifyError: a name that is none.
+        VerifyError: an unknown name.
     """
     if names is None:
         return list(SUBJECTS)
-    wanted = set()
+    chosen = set()
     for name in names.split(","):
         try:
-            wanted.add(name if name == TRANSFORM else get_format(name).name)
+            chosen.add(name if name == TRANSFORM else get_format(name).name)
         except ValueError as error:
             raise VerifyError(f"--formats: {error}, or {TRANSFORM}") from error
-    return [subject for subject in SUBJECTS if subject in wanted]
+    return [subject for subject in SUBJECTS if subject in chosen]
 
 
 def chosen_devices(name: str | None) -> tuple[str, ...]:
-    """The devices of `--device`, all that there are without it.
+    """The devices of `--device`; all available ones without it.
 
     Raises:
-        VerifyError: CUDA where there is none.
+        VerifyError: there is no CUDA device.
     """
     if name is not None and name not in devices():
         raise VerifyError("this machine has no CUDA device: leave --device out, or give cpu")
@@ -77,12 +77,12 @@ def chosen_devices(name: str | None) -> tuple[str, ...]:
 
 
 def run_verify(names: str | None, device: str | None, cache: Path, console: Console) -> Outcome:
-    """Verify, with a live line on a terminal, and keep a certificate for each device.
+    """Verify, with a live line on a terminal, and store a certificate for each device.
 
-    A part of the formats makes no certificate, unless something differed: then what is known of the device is that.
+    Verifying a part of the formats stores no certificate unless a value differed.
 
     Raises:
-        VerifyError: a format or device that there is not, or a certificate that cannot be written.
+        VerifyError: an unknown format or device, or a certificate that cannot be written.
     """
     subjects, on = chosen_subjects(names), chosen_devices(device)
     placed = place(on, kernels.KERNELS)
@@ -93,12 +93,14 @@ def run_verify(names: str | None, device: str | None, cache: Path, console: Cons
         rows = verify(subjects, placed, oracles, tell).rows
     seconds = time.monotonic() - start
     files = []
-    for one in on:
-        labels = [p.label for p in placed if p.device == one]
+    for device_type in on:
+        labels = [p.label for p in placed if p.device == device_type]
         about = [asdict(row) for row in rows if row.kernel in (*labels, GOLD)]
-        made: Certificate = certify(one, about, labels, subjects, versions, absent, seconds)
-        if subjects == list(SUBJECTS) or not made.passed:
-            files.append(save(made, cache))
+        certificate: Certificate = certify(
+            device_type, about, labels, subjects, versions, absent, seconds
+        )
+        if subjects == list(SUBJECTS) or not certificate.passed:
+            files.append(save(certificate, cache))
     return Outcome(rows, subjects, versions, absent, seconds, files)
 
 

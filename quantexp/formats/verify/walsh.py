@@ -27,7 +27,7 @@ def factor(size: int, *, left: bool) -> float:
 
 
 def butterflies(x: Array, *, left: bool) -> Array:
-    """Blocks along the last axis, float32: for h = 1, 2, 4, .. elements i and i + h become sum and difference."""
+    """Blocks along the last axis, float32: for h = 1, 2, 4, .. elements i and i + h become their sum and difference."""
     y = x.astype(np.float32).copy()
     size = y.shape[-1]
     low = np.arange(size)
@@ -40,7 +40,7 @@ def butterflies(x: Array, *, left: bool) -> Array:
 
 
 def transformed(x: Array, axis: int, block: int, *, left: bool, signs: Array | None) -> Array:
-    """The transform of a tensor; a short last block is cut into powers of two, the largest first."""
+    """The transform of a tensor; a short last block is split into powers of two, the largest first."""
     lines = np.moveaxis(x, axis, -1).astype(np.float32)
     extent = lines.shape[-1]
     if signs is not None:
@@ -55,5 +55,5 @@ def transformed(x: Array, axis: int, block: int, *, left: bool, signs: Array | N
 
 
 def signs_of(block: int, seed: int, offset: int) -> Array:
-    """-1 where an element's random number has the highest bit set, else 1, float32."""
+    """-1 if an element's random number has the highest bit set, else 1, float32."""
     return np.where(random_integers(block, seed, offset) < 1 << 23, 1, -1).astype(np.float32)

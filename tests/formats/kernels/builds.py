@@ -1,4 +1,4 @@
-"""What tests of kernels share: the torch code in a kernel's place, and comparison by bits."""
+"""Shared by the kernel tests: the torch code instead of a kernel, and comparison by bits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 def by_torch(x: Tensor, name: str, **options: object) -> Tensor:
-    """What `quantise` gives where there is no kernel."""
+    """The result of `quantise` without kernels."""
     with torch_alone():
         return quantise(x, name, **options)
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
-    """Compared as integers, a NaN being as good as any other."""
+    """Compared as integers; all NaN count as equal."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     whole = torch.int32 if actual.dtype == torch.float32 else torch.int16

@@ -1,4 +1,4 @@
-"""What the GPU kernels are compared with the torch code on: interpreted on a CPU, and compiled on a GPU."""
+"""Cases for comparing the GPU kernels with the torch code: interpreted on a CPU, and compiled on a GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from quantexp.formats.types import Family, ScaleRule
 
 from ..tensors import assert_same, every_value  # noqa: TID252
 
-#: Calls a function of `kernels.gpu` somewhere; gives what it returns, or else its arguments as it left them.
+#: Calls a function of `kernels.gpu` in some environment; returns its result, or its arguments if it has none.
 Call = Callable[..., Any]
 
-#: Where the dev extra brings no Triton; where it does, a missing one is a failure.
+#: Where the dev extra does not install Triton; elsewhere a missing Triton is a failure.
 needs_triton = pytest.mark.skipif(
     (platform.system(), platform.machine()) != ("Linux", "x86_64"),
     reason="Triton is for Linux on x86-64",
@@ -74,7 +74,7 @@ BOTH_SHAPES = [
 
 
 def spread(dtype: torch.dtype) -> Tensor:
-    """Every value of a 16-bit dtype once, 32 x 2048; those of a block of 32, either way, lie about 64 patterns apart.
+    """Every value of a 16-bit dtype once, 32 x 2048; neighbours in a block of 32, either way, are 64 patterns apart.
 
     In bfloat16 that is half a binade, so that a block has values of every element's whole range, and smaller ones.
     """
@@ -86,7 +86,7 @@ def spread(dtype: torch.dtype) -> Tensor:
 
 
 def mixed(dtype: torch.dtype) -> Tensor:
-    """Every value of a 16-bit dtype in no order, 32 x 2048."""
+    """Every value of a 16-bit dtype in random order, 32 x 2048."""
     order = torch.randperm(1 << 16, generator=torch.Generator().manual_seed(5))
     return every_value(dtype)[order].view(32, 2048)
 
@@ -98,7 +98,7 @@ def hard_float32(rows: int) -> Tensor:
     near = torch.randint(0, 256, (rows, 1), generator=generator)
     below = torch.randint(0, 20, (rows, 32), generator=generator)
     exponent = (near - below).clamp(0, 254)
-    # mantissas whose last kept bits are anything, followed by a half, just less or just more
+    # mantissas whose last kept bits are random, followed by a half, or just less or just more
     mantissa = torch.randint(0, 16, (rows, 32), generator=generator) << 19
     mantissa += torch.randint(-1, 2, (rows, 32), generator=generator)
     sign = torch.randint(0, 2, (rows, 32), generator=generator) << 31
@@ -108,7 +108,7 @@ def hard_float32(rows: int) -> Tensor:
 
 
 def amax_at_ends() -> Tensor:
-    """float32 blocks whose amax is a power of two times 1, max / 2^emax, or beside either; and two of zeros."""
+    """float32 blocks whose amax is a power of two times 1 or max / 2^emax, or next to either; and two of zeros."""
     largest = torch.tensor([1.0, 1.75, 1.5, 1.875, 2 - 2**-4, 2 - 2**-5, 2 - 2**-2, 2 - 2**-3])
     beside = torch.cat([largest.view(torch.int32) + step for step in (-1, 0, 1)]).view(
         torch.float32
@@ -146,7 +146,7 @@ def mx(fmt: str, rule: str, rounding: str = "even") -> Options:
 
 
 def reference(x: Tensor, options: Options, axis: int, scale: Tensor | None = None) -> Tensor:
-    """What torch's own code gives, whichever kernels this machine has."""
+    """The result of torch's own code, whichever kernels this machine has."""
     y = torch.empty_like(x)
     if options.fmt.family is Family.MX:
         extents = outer_axis_inner(x.shape, axis)

@@ -1,4 +1,4 @@
-"""Which kernel is used where, and what is said where there is none."""
+"""Which kernel is used, and the message if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled kernel against the torch code, which `quantexp verify` and the other tests hold against oracles."""
+"""The compiled kernel against the torch code, which `quantexp verify` and other tests compare with oracles."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ CASES = [
         for rounding in ("even", "away")
     ),
 ]
-#: Flags after those that are used, by which older processors' code is compiled on any x86.
+#: Flags that follow the usual ones and select an older processor's code on any x86.
 BUILDS = {"native": (), "avx2": ("-mno-avx512f",), "sse": ("-march=x86-64",)}
-#: Elements from which results go past the caches, in bfloat16, and some more.
+#: Number of elements from which results bypass the caches, in bfloat16, and some more.
 STREAMED = 1 << 24
 
 every_build = pytest.mark.parametrize("build", BUILDS, indirect=True)
@@ -43,7 +43,7 @@ every_build = pytest.mark.parametrize("build", BUILDS, indirect=True)
 
 @pytest.fixture
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The kernel as it is compiled for one kind of processor."""
+    """The kernel compiled for one kind of processor."""
     if request.param != "native" and platform.machine() != "x86_64":
         pytest.skip("flags of x86")
     monkeypatch.setattr(compiled, "FLAGS", (*compiled.FLAGS, *BUILDS[request.param]))
@@ -56,7 +56,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def all_patterns(dtype: torch.dtype) -> Tensor:
-    """Every 16-bit value by magnitude, among neighbours; of float32 random bits beside them."""
+    """Every 16-bit value by magnitude, among neighbours; for float32 random bits in addition."""
     values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
     if dtype != torch.float32:
         x = values.view(dtype)
@@ -69,7 +69,7 @@ def all_patterns(dtype: torch.dtype) -> Tensor:
 @every_build
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_value_in_every_format_is_torchs(build: str, dtype: torch.dtype) -> None:
-    """In blocks of its neighbours in magnitude, alone in its block, beside another, and among strangers."""
+    """In blocks of neighbours in magnitude, alone in its block, next to another, and shuffled."""
     x = all_patterns(dtype)
     for name, options in CASES:
         assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))
@@ -83,7 +83,7 @@ def test_every_value_in_every_format_is_torchs(build: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("name", MX)
 @pytest.mark.parametrize("rule", ScaleRule)
 def test_float32_around_every_change_of_a_scale_is_torchs(name: str, rule: ScaleRule) -> None:
-    """Amaxes one bit around powers of two and their mantissas' changes, in every binade."""
+    """Amaxes one bit around powers of two and around thresholds of their mantissas, in every binade."""
     fields = torch.arange(256, dtype=torch.int64)[:, None] << 23
     mantissas = torch.tensor([0, 1 << 19, 1 << 20, 1 << 21, 3 << 21, 1 << 22, 3 << 20, 7 << 20])
     bits = (fields + mantissas)[..., None] + torch.arange(-2, 3)
@@ -118,7 +118,7 @@ def test_every_shape_axis_and_block_is_torchs(build: str, dtype: torch.dtype) ->
 def test_large_tensors_on_two_threads_are_torchs(
     dtype: torch.dtype, axis: int, extra: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`extra` moves lines off the multiples of 64 bytes that are written past the caches."""
+    """`extra` moves rows off the multiples of 64 bytes that bypass the caches."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     x = wild(dtype, 1 << 12, (STREAMED >> 12) + extra)
     for name in ("mxfp8_e5m2", "hifp8"):
@@ -153,7 +153,7 @@ def test_the_largest_finite_magnitude_is_torchs(dtype: torch.dtype) -> None:
 
 
 def test_a_scale_at_either_end_is_torchs() -> None:
-    """What multiplies has no inverse but a subnormal one, and the other way round."""
+    """A factor whose inverse is subnormal, and the other way round."""
     x = wild(torch.float32, 4096, spread=40.0)
     for amax, target in itertools.product(
         (2.0**-140, 2.0**-30, 2.0**120), (2.0**-60, 15.0, 2.0**60)

@@ -1,4 +1,4 @@
-"""What the GPU kernels claim, and the words for why there are none."""
+"""What the GPU kernels claim, and the reasons if there are none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICE = torch.device("cuda", 0)
 
 
 class Marked(torch.Tensor):
-    """A subclass, which may hold anything."""
+    """A subclass, which may contain anything."""
 
 
 @pytest.mark.parametrize("rounding", ["even", "away"])
@@ -61,7 +61,7 @@ def test_plain_tensors_of_the_three_dtypes_on_a_gpu_are_read(monkeypatch):
 
 @pytest.fixture
 def hopper(monkeypatch):
-    """A machine with an H100 and a Triton that compiles."""
+    """A machine with an H100 and a working Triton."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(gpu, "_refusal", lambda device: None)
     return monkeypatch

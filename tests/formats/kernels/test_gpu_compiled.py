@@ -1,4 +1,4 @@
-"""What Triton makes of the GPU kernels for sm_90 (H100, H200), without a GPU: accesses, roundings, registers."""
+"""Triton's compiled GPU kernels for sm_90 (H100, H200), without a GPU: accesses, roundings, registers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .gpu_cases import needs_triton
 
 pytestmark = [needs_triton, pytest.mark.usefixtures("triton_cache")]
 
-#: An extent that rows of the usual models have: a multiple of 16 words.
+#: An extent of the usual models' rows: a multiple of 16 words.
 ALIGNED = [["tt.divisibility", 16]]
 
 
@@ -32,7 +32,7 @@ def compiled(
     constants: tuple[tuple[str, object], ...],
     contracts: bool = False,
 ) -> Any:
-    """What Triton makes of a kernel, which ptxas has accepted."""
+    """A kernel compiled by Triton and accepted by ptxas."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -117,7 +117,7 @@ KERNELS = {
 
 
 def instructions(kernel: Any) -> Counter[str]:
-    """How often each instruction of the PTX occurs; a name has a dot and begins a line, but for a predicate."""
+    """How often each instruction of the PTX occurs; a name contains a dot and begins a line, after any predicate."""
     line = r"^\s*(?:@!?%p\d+\s+)?([a-z]\w*(?:\.[\w:]+)+)\s"
     return Counter(re.findall(line, kernel.asm["ptx"], re.MULTILINE))
 
@@ -176,7 +176,7 @@ def test_nothing_is_contracted_approximate_or_flushes_subnormals(name, tmp_path)
 
 
 def test_with_contraction_the_compiler_would_contract(tmp_path):
-    """What the tests above look for is what this compiler does unless it is told not to."""
+    """The tests above search for what this compiler does by default."""
     kernel = flat("*i32", contracts=True)
     assert "fma.rn.f32" in instructions(kernel)
     assert "FFMA" in disassembled(kernel, tmp_path, "-sass")

@@ -1,4 +1,4 @@
-"""The GPU kernels, compiled, on a CUDA device: bit for bit what the torch code gives on the CPU."""
+"""The compiled GPU kernels on a CUDA device: bit-identical to the torch code on the CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _usable() -> None:
 
 
 def call(name: str, *arguments: object) -> Any:
-    """Call a function of the module with its arguments' tensors on the device."""
+    """Call a function of the module with its tensor arguments on the device."""
     there = [one.cuda() if isinstance(one, torch.Tensor) else one for one in arguments]
     result = getattr(gpu, name)(*there)
     if result is not None:

@@ -1,4 +1,4 @@
-"""What a kernel is handed, and what is read back."""
+"""The tensors and options passed to a kernel, and the results read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run carries the certificate that is about what it runs, and its identity is the same without."""
+"""A run records the certificate that matches its numerics, and its identity does not depend on it."""
 
 from __future__ import annotations
 

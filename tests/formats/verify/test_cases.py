@@ -1,4 +1,4 @@
-"""The tensors that kernels are asked about hold what is hard."""
+"""The test tensors contain the hard cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificate: what it is for, and what is said where there is none that fits."""
+"""The certificate: what it applies to, and the message if none matches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every code is decoded and encoded, and one that is wrong is found."""
+"""Every code is decoded and encoded, and a wrong one is detected."""
 
 from __future__ import annotations
 

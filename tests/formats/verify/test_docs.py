@@ -1,4 +1,4 @@
-"""The page about `quantexp verify` names what there is."""
+"""The documentation of `quantexp verify` lists what exists."""
 
 from __future__ import annotations
 

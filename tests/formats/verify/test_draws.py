@@ -1,4 +1,4 @@
-"""The gold's random numbers are those of Python's integers."""
+"""The gold's random numbers equal those of Python's integers."""
 
 from __future__ import annotations
 

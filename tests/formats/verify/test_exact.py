@@ -1,4 +1,4 @@
-"""Whole tensors by the gold; `gold_check` holds their values against Fractions."""
+"""Whole tensors by the gold; `gold_check` compares their values with Fractions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_scales_are_those_of_fractions(name: str, rule: str) -> None:
     ],
 )
 def test_the_scale_of_a_tensor(fmt: str, options: dict[str, object], scale: float) -> None:
-    """Of amax 6; NaN and Inf do not count."""
+    """amax is 6; NaN and Inf do not count."""
     x = np.array([1.0, -6.0, math.nan, math.inf], np.float32)
     assert tensor_scale(Case(fmt, x, options=options)) == np.float32(scale)
 

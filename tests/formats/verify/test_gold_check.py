@@ -1,4 +1,4 @@
-"""The vectorised gold against Fractions, and that a wrong one is found out."""
+"""The vectorised gold against Fractions, and detection of a wrong one."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def hard(element: str) -> np.ndarray:
 @elements
 @pytest.mark.parametrize("ties", ["even", "away"])
 def test_nearest_is_that_of_fractions(element: str, ties: str) -> None:
-    """HiFloat8's powers of two are no multiples of a common step: there even is not the index's."""
+    """HiFloat8's powers of two are not multiples of a common step: there even does not mean an even index."""
     if (element, ties) == ("hif8", "even"):
         x = np.array([1.0625, 1.1875, 4.25, 4.75, 3 * 2.0**-18, 1.5 * 2.0**-22, 2.0**-23])
         expected = [1.0, 1.25, 4.0, 5.0, 2.0**-16, 2.0**-21, 0.0]

@@ -1,4 +1,4 @@
-"""The oracles: what each can be asked, where it is right, and that an absent one is said to be absent."""
+"""The oracles: what each supports, where it is correct, and the message for an absent one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_whoever_can_round_an_element_rounds_as_the_gold(
     element: str, ties: str, saturate: bool
 ) -> None:
     v = np.abs(cases.hard_values(element)).astype(np.float64)
-    if element in ("e2m3", "e3m2", "e2m1"):  # without NaN, and never unsaturated
+    if element in ("e2m3", "e3m2", "e2m1"):  # no NaN, always saturating
         v, saturate = v[np.isfinite(v)], True
     able = [one for one in PRESENT if one.can_round(element, ties, saturate)]
     for one in able:
@@ -78,7 +78,7 @@ def test_whoever_has_an_element_gives_its_codes_the_golds_values(element: str) -
 
 
 def test_torchao_is_asked_only_where_it_follows_the_definitions() -> None:
-    """Of each kind that is left out one block, beside one that counts."""
+    """One block of each excluded kind, next to one that counts."""
     x = np.ones((5, 32), np.float32)
     x[1, 3] = np.nan
     x[2, 3] = np.inf

@@ -1,4 +1,4 @@
-"""What is asked covers what can be asked."""
+"""The cases cover every option."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ formats = pytest.mark.parametrize("fmt", FORMATS)
 
 
 @cache
-def asked(fmt: str) -> list[Case]:
+def all_cases(fmt: str) -> list[Case]:
     return list(cases_of(fmt))
 
 
 def values(fmt: str, option: str) -> set[object]:
-    return {case.options.get(option) for case in asked(fmt)}
+    return {case.options.get(option) for case in all_cases(fmt)}
 
 
 @formats
 def test_every_option_of_every_format_is_asked_for_and_no_other(fmt: str) -> None:
-    given = {name for case in asked(fmt) for name in case.options}
+    given = {name for case in all_cases(fmt) for name in case.options}
     allowed = FORMATS[fmt].options
     assert given == allowed
-    for case in asked(fmt):
+    for case in all_cases(fmt):
         options = {name: value for name, value in case.options.items() if name != "amax"}
         resolve(fmt, **options, has_amax="amax" in case.options)
 
@@ -49,25 +49,25 @@ def test_every_choice_of_every_option_is_asked_for(fmt: str) -> None:
 
 @formats
 def test_every_16_bit_value_every_dtype_axis_and_layout_is_asked_for(fmt: str) -> None:
-    assert {case.dtype for case in asked(fmt)} == {"float32", "bfloat16", "float16"}
-    assert {case.axis for case in asked(fmt)} == {-2, -1, 0, 1, 2}
-    assert any(case.strided for case in asked(fmt))
-    assert any(case.packed for case in asked(fmt)) is (KINDS[fmt][1] == "e2m1")
+    assert {case.dtype for case in all_cases(fmt)} == {"float32", "bfloat16", "float16"}
+    assert {case.axis for case in all_cases(fmt)} == {-2, -1, 0, 1, 2}
+    assert any(case.strided for case in all_cases(fmt))
+    assert any(case.packed for case in all_cases(fmt)) is (KINDS[fmt][1] == "e2m1")
     for dtype in ("bfloat16", "float16"):
-        whole = [c for c in asked(fmt) if c.dtype == dtype and c.x.size == 1 << 16]
+        whole = [c for c in all_cases(fmt) if c.dtype == dtype and c.x.size == 1 << 16]
         bits = np.sort(cases.every_value(dtype).view(np.uint32))
         assert any(np.array_equal(np.sort(c.x.reshape(-1).view(np.uint32)), bits) for c in whole)
 
 
 @formats
 def test_a_tensor_of_several_chunks_on_two_threads_is_asked_for(fmt: str) -> None:
-    assert max(case.x.size for case in asked(fmt)) > 2 * layout._CPU_CHUNK
+    assert max(case.x.size for case in all_cases(fmt)) > 2 * layout._CPU_CHUNK
     assert 32 * SEVERAL_CHUNKS > 2 * layout._CPU_CHUNK
 
 
 @formats
 def test_values_are_those_that_their_dtype_holds(fmt: str) -> None:
-    for case in asked(fmt):
+    for case in all_cases(fmt):
         assert case.x.dtype == np.float32
         kept = cases.as_dtype(case.x, case.dtype)
         assert np.array_equal(kept, case.x, equal_nan=True)

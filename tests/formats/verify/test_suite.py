@@ -1,4 +1,4 @@
-"""Negative controls: a kernel that is wrong in one thing is found out, and one that is right is not."""
+"""Negative controls: a kernel with one defect is detected, and a correct one is not."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from quantexp.formats.verify.tally import Row, Tally
 
 GOOD = KERNELS[0]
 ORACLES, _ = find_oracles()
-#: Every how many cases of a format are asked here; no multiple of the cases of one rounding.
+#: Stride over the cases of a format; not a multiple of the cases of one rounding.
 STRIDE = 29
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of the cases, and the gold not held against Fractions (see `test_exact`)."""
+    """A part of the cases, without comparing the gold with Fractions (see `test_exact`)."""
     whole = suite.cases_of
 
     def some(fmt: str) -> Iterator[Case]:
@@ -44,7 +44,7 @@ def rows(subject: str, kernel: Kernel) -> list[Row]:
 
 
 def wrong(found: list[Row]) -> set[str]:
-    """The oracles that found something."""
+    """The oracles that detected something."""
     return {row.oracle for row in found if row.mismatches}
 
 
@@ -71,7 +71,7 @@ def rounds_away(x: Tensor, fmt: str, **options: Any) -> Tensor:
 
 
 def one_element_off(x: Tensor, fmt: str, **options: Any) -> Tensor:
-    """The last finite one that is not zero, by one bit."""
+    """The last finite nonzero value, changed by one bit."""
     y = quantise(x, fmt, **options).contiguous()
     flat = y.view(-1)
     (there,) = torch.nonzero(flat.isfinite() & (flat != 0), as_tuple=True)
@@ -148,7 +148,7 @@ def halves_swapped(x: Tensor, fmt: str, **options: Any) -> tuple[Tensor, Any]:
 
 
 def scale_flushed(codes: Tensor, scales: Any, fmt: str, **options: Any) -> Tensor:
-    """The scale 2^-127 as 2^-126, as another library has it."""
+    """The scale 2^-127 replaced by 2^-126, as in another library."""
     return decode(codes, scales.clamp(min=1), fmt, **options)
 
 

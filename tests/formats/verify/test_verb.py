@@ -1,4 +1,4 @@
-"""`quantexp verify` as it is typed."""
+"""`quantexp verify` as typed by a user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cache(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def only_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole of verify is bf16, which takes half a second."""
+    """The verified subject is bf16 only, which takes half a second."""
     monkeypatch.setattr(verb, "SUBJECTS", ("bf16",))
 
 

@@ -1,4 +1,4 @@
-"""The gold's transform is its matrix's."""
+"""The gold's transform equals that of its matrix."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Other implementations of the formats, and where each follows the definitions.
 
-Each module has `oracle()`, which raises ImportError where its package is missing. Packages come with the extra
-`quantexp[verify]`; torch is always there. One that is missing or cannot be used is named with the reason, and counts
-for nothing.
+Each module has `oracle()`, which raises ImportError if its package is missing. The extra `quantexp[verify]` installs
+the packages; torch is always present. A missing or unusable oracle is listed with the reason, and is not counted.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from importlib import import_module
 
 from quantexp.formats.verify.oracles.oracle import Oracle
 
-#: by the name of the package, in the order of the table.
+#: By package name, in the order of the table.
 ORACLES = ("ml_dtypes", "gfloat", "en_dtypes", "torchao", "torch")
 
-#: What another version of a package may answer a small question with.
+#: Exceptions that another version of a package may raise on a trial call.
 _UNUSABLE = (OSError, AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError)
 
 
 def find_oracles() -> tuple[list[Oracle], dict[str, str]]:
-    """Those that can be asked, and why the others cannot, by name."""
+    """The usable oracles, and the reasons why the others are not, by name."""
     present, absent = [], {}
     for name in ORACLES:
         try:

@@ -1,4 +1,4 @@
-"""en_dtypes: numpy casts to HiFloat8, ties away from zero; what is too large becomes infinite."""
+"""en_dtypes: numpy casts to HiFloat8, ties away from zero; values that are too large become infinite."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """gfloat: rounding of float64 arrays to any IEEE-like element, to nearest even or away.
 
-It treats blocks with NaN or Inf in its own way and cannot represent NaN in elements of fewer than eight bits, so only
-its rounding of finite values is asked for, saturating.
+It handles blocks with NaN or Inf differently and cannot represent NaN in elements of fewer than eight bits, so only
+its saturating rounding of finite values is used.
 """
 
 from __future__ import annotations

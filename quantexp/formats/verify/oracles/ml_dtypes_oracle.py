@@ -1,6 +1,6 @@
 """ml_dtypes: numpy casts to every element of OCP, to nearest even.
 
-It gives NaN beyond E4M3's range and Inf beyond E5M2's, hence the clip where a format saturates.
+It returns NaN beyond E4M3's range and Inf beyond E5M2's, hence the clipping if a format saturates.
 """
 
 from __future__ import annotations

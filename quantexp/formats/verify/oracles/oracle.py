@@ -1,4 +1,4 @@
-"""What an oracle is: another implementation that rounds to elements, or that quantises whole blocks."""
+"""The interface of an oracle: another implementation that rounds to elements, or that quantises whole blocks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Opinion:
-    """What an oracle says about a case, and where that counts."""
+    """An oracle's result for a case, and where it is comparable."""
 
     answer: Answer
-    #: elements, and blocks, where it follows the definition; None is everywhere.
+    #: Elements, and blocks, for which it follows the definition; None means all.
     known: Array | None = None
     known_blocks: Array | None = None
 
@@ -30,22 +30,22 @@ def _no(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Oracle:
-    """Another implementation, by what it can be asked."""
+    """Another implementation and its capabilities."""
 
-    #: of its package.
+    #: Name of its package.
     name: str
     version: str
-    #: the value of each code of an element, float32; None where it does not have the element.
+    #: Returns the value of each code of an element, float32; None if it does not have the element.
     code_values: Callable[[str], Array | None] = _no
-    #: whether it can round to an element, by ties (`even` or `away`), and saturating or not.
+    #: Whether it can round to an element, for a rule for ties (`even` or `away`), and saturating or not.
     can_round: Callable[[str, str, bool], bool] = lambda element, ties, saturate: False
-    #: element, magnitudes (float64), whether to saturate, ties: magnitudes on the grid, or what overflow gives.
+    #: Maps element, magnitudes (float64), whether to saturate, and ties to magnitudes on the grid or overflow results.
     rounded: Callable[[str, Array, bool, str], Array] = _no  # type: ignore[assignment]
-    #: what it makes of a whole case, given the gold's answer; None where it cannot be asked.
+    #: Its result for a whole case, given the gold's; None if it does not support the case.
     blocks: Callable[[Case, Answer], Opinion | None] = _no
 
     def opinion(self, case: Case, gold: Answer) -> Opinion | None:
-        """What this oracle says; where it only knows elements, its rounding stands in for the gold's."""
+        """The oracle's result; if it only knows elements, its rounding replaces the gold's."""
         own = self.blocks(case, gold)
         if own is not None:
             return own

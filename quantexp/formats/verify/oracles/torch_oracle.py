@@ -1,6 +1,6 @@
 """torch's own casts on the CPU, to nearest even: E4M3, E5M2 and bfloat16.
 
-E4M3's saturates in some versions and gives NaN in others, so it is only asked where the format saturates, of clipped
+E4M3's cast saturates in some versions and returns NaN in others, so it is only used if the format saturates, on clipped
 values; E5M2's overflows to Inf.
 """
 
@@ -39,7 +39,7 @@ def can_round(element: str, ties: str, saturate: bool) -> bool:
 
 
 def rounded(element: str, v: Array, saturate: bool, ties: str = "even") -> Array:
-    """Magnitudes on the grid; their products with powers of two, below float32's range, are zeros here anyway."""
+    """Magnitudes on the grid; products with powers of two below float32's range are zeros here."""
     if saturate and element != "bf16":
         v = np.minimum(v, grid(element).magnitudes[-1])
     q = torch.from_numpy(v.astype(np.float32)).to(TYPES[element])

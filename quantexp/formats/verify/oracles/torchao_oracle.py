@@ -1,9 +1,9 @@
 """torchao's reference of MX and NVFP4: codes and scales of whole blocks, rounded to nearest even.
 
-Left out, because torchao differs from the definitions there: blocks with NaN or Inf; scales of 2^-127, where it divides
-by 2^-126; with the rule rceil an amax one ulp above max 2^k, which its division rounds down. Of NVFP4: block scales
-below 2^-6, E4M3's subnormals, which it does not use, and above E4M3's largest; elements within a rounding of a tie,
-since it multiplies with a rounded reciprocal.
+Excluded, because torchao differs from the definitions there: blocks with NaN or Inf; scales of 2^-127, where it divides
+by 2^-126; with the rule rceil an amax one ulp above max 2^k, which its division rounds down. For NVFP4: block scales
+below 2^-6, E4M3's subnormals, which it does not use, and above E4M3's largest; elements within one rounding of a tie,
+since it multiplies by a rounded reciprocal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quantexp.formats.verify.rational import MX_ELEMENTS
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the words that torchao prints on import about extensions it does not need here."""
+    """Suppress the messages that torchao prints on import about extensions it does not need here."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -62,7 +62,7 @@ def oracle() -> Oracle:
 
 
 def blocks(case: Case, gold: Answer) -> Opinion | None:
-    """Its codes and scales of float32 blocks along the last axis, with what they stand for."""
+    """Its codes and scales of float32 blocks along the last axis, and their values."""
     if case.dtype != "float32" or case.rounding != "even" or case.x.ndim != 2:
         return None
     if case.axis != -1 or case.strided or case.packed or case.options.get("pre_scale"):
@@ -75,7 +75,7 @@ def blocks(case: Case, gold: Answer) -> Opinion | None:
 
 
 def mx_codes(x: Array, name: str, rule: str) -> tuple[Array, Array]:
-    """Codes, one a byte, and scales of blocks of 32 along the last axis."""
+    """Codes, one per byte, and scales of blocks of 32 along the last axis."""
     mode = ScaleCalculationMode(rule)
     scales, codes = mx_tensor.to_mx(torch.from_numpy(x.copy()), TYPES[name], 32, mode)
     codes = codes.view(torch.uint8).numpy()
@@ -85,7 +85,7 @@ def mx_codes(x: Array, name: str, rule: str) -> tuple[Array, Array]:
 
 
 def nv_codes(x: Array, t: np.float32) -> tuple[Array, Array]:
-    """Codes, one a byte, and block scales of blocks of 16 along the last axis, under the tensor scale t."""
+    """Codes, one per byte, and block scales of blocks of 16 along the last axis, under the tensor scale t."""
     scale = torch.tensor(float(t))
     scales, packed = nvfp4_tensor.nvfp4_quantize(torch.from_numpy(x.copy()), 16, scale)
     codes = _unpacked(packed.view(torch.uint8).numpy()).reshape(x.shape)
@@ -93,7 +93,7 @@ def nv_codes(x: Array, t: np.float32) -> tuple[Array, Array]:
 
 
 def packed(codes: Array) -> Array:
-    """Two codes of four bits a byte, along the last axis."""
+    """Two four-bit codes per byte, along the last axis."""
     return np.asarray(pack_uint4(torch.from_numpy(codes.copy())).numpy())
 
 
