@@ -1,8 +1,8 @@
-"""What a training keeps between forward and backward, and what it needs beside that while it runs: bytes by arithmetic.
+"""Predicts activation memory: bytes kept from forward to backward, and temporary bytes in addition.
 
-Counted are the tensors that autograd holds, as they are with Megatron-Core without Transformer Engine: the inputs of
-every product, both halves of a gated feed-forward and what its activation makes of them, attention's operands, the
-norms' copies. What comes and goes within an operation is counted only where it makes the peak.
+The prediction counts the tensors that autograd saves with Megatron-Core without Transformer Engine: the inputs of every
+product, both halves of a gated feed-forward and their activation, attention's operands, the norms' copies.
+Temporaries within an operation are counted only where they determine the peak.
 
     # T tokens of a sequence, B sequences of a micro-batch, H heads, D head_dim; s bytes of the working dtype
 """
@@ -21,26 +21,26 @@ from quantexp.model.sizes import element_bytes, padded_vocab_size
 from quantexp.quant.attention.tiles import ROWS
 from quantexp.schema import AttentionPath, ModelConfig, MoeConfig, Recompute, TrainingConfig
 
-#: Bytes of an element of the softmax and of the main gradients.
+#: Bytes per element of the softmax and of the main gradients.
 _FP32 = 4
 
 
 def activation_bytes(model: ModelConfig, training: TrainingConfig, *, is_cpu: bool) -> int:
-    """What the forward keeps for the backward; with recomputation the layers' inputs and the largest layer's all."""
+    """Bytes saved for the backward pass; with recomputation the layers' inputs and one largest layer in full."""
     tokens = training.seq_length * training.micro_batch_size
     layers = [(_layer(model, training, i, is_cpu), count) for i, count in alike_layers(model)]
     last = tokens * (_norm(model.hidden_size, training, is_cpu) + _hidden(model, training))
     if training.recompute is Recompute.full:
         return model.num_layers * tokens * _hidden(model, training) + max(layers)[0] + last
-    return sum(each * count for each, count in layers) + last
+    return sum(size * count for size, count in layers) + last
 
 
 def passing_bytes(model: ModelConfig, training: TrainingConfig, *, is_cpu: bool) -> int:
-    """What comes on top at the worst moment of forward and backward.
+    """Temporary bytes on top of the activations at the peak of forward and backward.
 
-    One of: the logits as they are multiplied and in float32; the gradient of the logits beside that of the output
-    layer's weight, which enters the float32 main gradient; the same of the largest weight of a layer; the scores of the
-    last layer's attention (or a tile of them) on their way to float32 and back, while its feed-forward keeps nothing.
+    The maximum of: the logits in the working dtype and in float32; the gradient of the logits and that of the output
+    layer's weight, which is added to the float32 main gradient; the same for the largest weight of a layer; the scores
+    of the last layer's attention (or a tile of them) in float32 and back, before its feed-forward has saved anything.
     """
     size = element_bytes(training)
     tokens = training.seq_length * training.micro_batch_size
@@ -51,8 +51,8 @@ def passing_bytes(model: ModelConfig, training: TrainingConfig, *, is_cpu: bool)
     within = largest_linear(model) * of_weight
     if training.recompute is not Recompute.full:
         return max(logits, output, within, _scores_passing(model, training))
-    held = max(_layer(model, training, layer, is_cpu) for layer, _ in alike_layers(model))
-    return max(within, logits - held, output - held, _scores_passing(model, training))
+    layer_bytes = max(_layer(model, training, layer, is_cpu) for layer, _ in alike_layers(model))
+    return max(within, logits - layer_bytes, output - layer_bytes, _scores_passing(model, training))
 
 
 def largest_linear(model: ModelConfig) -> int:
@@ -63,10 +63,10 @@ def largest_linear(model: ModelConfig) -> int:
 
 def _layer(model: ModelConfig, training: TrainingConfig, layer: int, is_cpu: bool) -> int:
     tokens = training.seq_length * training.micro_batch_size
-    each = 2 * _norm(model.hidden_size, training, is_cpu)
-    each += _attention(model, training, layer, is_cpu)
-    each += _feed_forward(model, training, layer)
-    return tokens * each
+    per_token = 2 * _norm(model.hidden_size, training, is_cpu)
+    per_token += _attention(model, training, layer, is_cpu)
+    per_token += _feed_forward(model, training, layer)
+    return tokens * per_token
 
 
 def _hidden(model: ModelConfig, training: TrainingConfig) -> int:
@@ -74,12 +74,12 @@ def _hidden(model: ModelConfig, training: TrainingConfig) -> int:
 
 
 def _norm(width: int, training: TrainingConfig, is_cpu: bool) -> int:
-    """A root-mean-square norm: on a CPU torch keeps input and result in float32, on a GPU the input as it is."""
+    """A root-mean-square norm: torch saves input and result in float32 on a CPU, the input unchanged on a GPU."""
     return 2 * _FP32 * width if is_cpu else element_bytes(training) * width
 
 
 def _attention(model: ModelConfig, training: TrainingConfig, layer: int, is_cpu: bool) -> int:
-    """The projections' inputs, the products' operands and the probabilities, for each token."""
+    """Bytes per token: the projections' inputs, the products' operands and the probabilities."""
     size, heads = element_bytes(training), model.num_attention_heads
     shapes = linear_shapes(model, layer)
     own = size * model.hidden_size
@@ -90,7 +90,7 @@ def _attention(model: ModelConfig, training: TrainingConfig, layer: int, is_cpu:
             own += size * model.mla.q_lora_rank
             own += _norm(model.mla.q_lora_rank, training, is_cpu)
     if training.attention is AttentionPath.fused:
-        # q, k, v and o of every query head, padded to head_dim, and a sum for each row; o is what proj multiplies
+        # q, k, v and o of every query head, padded to head_dim, and one sum per row; o is the input of proj
         own += heads * (4 * model.head_dim * size + _FP32)
         return own if model.mla is None else own + size * shapes["proj"].input_width
     own += size * (_operand_width(model, shapes) + shapes["proj"].input_width)
@@ -98,7 +98,7 @@ def _attention(model: ModelConfig, training: TrainingConfig, layer: int, is_cpu:
 
 
 def _operand_width(model: ModelConfig, shapes: dict[str, LinearShape]) -> int:
-    """Elements of q, k and v that a token keeps; v is a view of the whole projection where there is one."""
+    """Elements of q, k and v saved per token; v is a view of the whole projection if there is one."""
     heads, D = model.num_attention_heads, model.head_dim
     if model.mla is not None:
         return heads * (2 * D + value_head_dim(model))
@@ -106,14 +106,14 @@ def _operand_width(model: ModelConfig, shapes: dict[str, LinearShape]) -> int:
 
 
 def _scores(model: ModelConfig, training: TrainingConfig) -> int:
-    """The probabilities in float32 for the softmax, and as the product takes them, for each token."""
+    """Bytes per token: the probabilities in float32 for the softmax, and in the working dtype for the product."""
     size = element_bytes(training)
-    each = _FP32 if size == _FP32 else _FP32 + size
-    return model.num_attention_heads * training.seq_length * each
+    per_score = _FP32 if size == _FP32 else _FP32 + size
+    return model.num_attention_heads * training.seq_length * per_score
 
 
 def _scores_passing(model: ModelConfig, training: TrainingConfig) -> int:
-    """Scores as multiplied and in float32, less what the last layer's feed-forward keeps by then: nothing."""
+    """Scores in the working dtype and in float32, minus what the last feed-forward has not saved by then."""
     tokens = training.seq_length * training.micro_batch_size
     later = tokens * _feed_forward(model, training, model.num_layers - 1)
     match training.attention:
@@ -126,10 +126,10 @@ def _scores_passing(model: ModelConfig, training: TrainingConfig) -> int:
 
 
 def _tile(model: ModelConfig, training: TrainingConfig) -> int:
-    """A tile in its backward, two tensors of which are in float32 beside five of the working dtype.
+    """A tile in the backward pass: two tensors in float32 and five in the working dtype.
 
-    And the operands of every query head and dq, with dk and dv in float32. Held against torch's own count: 18 bytes for
-    each score of a tile in bf16; 20, or with a scale of the whole 31, in float32; 23 to 27 for the rest in bf16.
+    Plus the operands of every query head and dq, and dk and dv in float32. Compared with torch's own count: 18 bytes
+    per score of a tile in bf16; 20 in float32, or 31 with a scale of the whole tensor; 23 to 27 for the rest in bf16.
     """
     size, heads = element_bytes(training), model.num_attention_heads
     tokens = training.seq_length * training.micro_batch_size
@@ -141,7 +141,7 @@ def _tile(model: ModelConfig, training: TrainingConfig) -> int:
 
 
 def _feed_forward(model: ModelConfig, training: TrainingConfig, layer: int) -> int:
-    """For each token: the input, gate and up, the activation, up shifted, their product."""
+    """Bytes per token: the input, gate and up, the activation, up shifted, their product."""
     size, moe = element_bytes(training), moe_of(model, layer)
     if moe is None:
         return size * (model.hidden_size + 5 * model.ffn_hidden_size)
@@ -149,7 +149,7 @@ def _feed_forward(model: ModelConfig, training: TrainingConfig, layer: int) -> i
 
 
 def _experts(model: ModelConfig, moe: MoeConfig) -> int:
-    """Elements that a token keeps in its experts: rows on their way in and out, the product by its probability too."""
+    """Elements saved per token in its experts: rows in and out, and the product with its probability."""
     routed = 2 * model.hidden_size + 6 * moe.expert_ffn_hidden_size
     shared = 5 * shared_width(moe) if moe.num_shared_experts else 0
     return moe.top_k * routed + shared

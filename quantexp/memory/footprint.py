@@ -1,10 +1,10 @@
-"""What a training takes of memory, by part, from the configuration alone.
+"""Predicts the memory of a run, by part, from the configuration alone.
 
 The training state is exact (weights, main gradients, master weights, Adam's two moments), and so are the quantised
-weights that are kept within a step (`quantexp.quant.weight_cache.policy`); activations are counted tensor by tensor
-(`quantexp.memory.activations`). `temporaries` is what comes on top of both at the worst moment of a step. On a CPU
-there are `scratch`, where quantised operands lie, and those of 16-bit products through fp32, and `heap`, what the C
-library keeps of tensors that were let go.
+weights kept within a step (`quantexp.quant.weight_cache.policy`). Activations are counted tensor by tensor
+(`quantexp.memory.activations`). `temporaries` is the additional memory at the peak of a step. On a CPU there are also
+`scratch`, the buffers of quantised operands and of 16-bit products through fp32, and `heap`, freed tensors that the C
+library keeps.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from quantexp.schema import (
     TrainingConfig,
 )
 
-#: The C library hands tensors below 32 MiB back to its own heap, not to the system, and their sizes differ: over
-#: iterations of different models this much was resident beyond what torch had allocated (0.20 to 0.51).
+#: The C library returns tensors below 32 MiB to its own heap, not to the system, and their sizes vary: over iterations
+#: of different models this much was resident beyond torch's allocations (0.20 to 0.51).
 HEAP_GB = 0.35
 
 
@@ -73,7 +73,7 @@ def memory_parts_gb(
 
 
 def _weight_copies(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
-    """Elements of the quantised weights that are kept within a step, at most over the iterations."""
+    """Elements of the quantised weights kept within a step: the maximum over all iterations."""
     model, training = experiment.model, experiment.training
     if not training.weight_cache:
         return 0
@@ -99,9 +99,9 @@ def _weight_copies(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
 def _temporary_bytes(
     model: ModelConfig, training: TrainingConfig, count: int, activations: int, is_cpu: bool
 ) -> int:
-    """Beyond state and activations: of the backward, or of the optimizer, which no activation stands beside.
+    """Bytes beyond state and activations: of the backward pass, or of the optimizer, when no activations remain.
 
-    On a GPU torch's Adam works on all tensors at once, with one more of each in float32; on a CPU in strips
+    On a GPU torch's Adam processes all tensors at once, with one more float32 copy of each; on a CPU in strips
     (`quantexp.training.megatron.optimizer`).
     """
     backward = passing_bytes(model, training, is_cpu=is_cpu)
@@ -109,15 +109,15 @@ def _temporary_bytes(
 
 
 def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
-    """Memory that every linear layer writes its quantised operands to: of the largest w, x and, both ways, g.
+    """Bytes of the buffers that every linear layer writes its quantised operands to: the largest w, x and twice g.
 
-    On a CPU it is kept (`quantexp.quant.weight_cache.buffers`) where weight copies are; on a GPU it is the allocator's,
-    for whatever comes next.
+    On a CPU the buffers exist (`quantexp.quant.weight_cache.buffers`) if weight copies do; on a GPU the allocator
+    reuses the memory.
     """
     model, training = experiment.model, experiment.training
     if not training.weight_cache:
         return 0
-    held = {
+    quantised = {
         name
         for declared in maps
         for sites in distinct_sites(declared)
@@ -136,11 +136,11 @@ def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
         "x": tokens * max(shape.input_width for shape in shapes),
         "g": 2 * tokens * max(shape.output_width for shape in shapes),
     }
-    return sum(elements[name] for name in held) * element_bytes(training)
+    return sum(elements[name] for name in quantised) * element_bytes(training)
 
 
 def _products_bytes(model: ModelConfig, training: TrainingConfig) -> int:
-    """What 16-bit products through fp32 hold, at most; the fused attention converts all that enters and leaves it.
+    """Bytes of 16-bit products through fp32, at most; the fused attention converts all its inputs and outputs.
 
     These are q, k, v, the output and their four gradients.
     """
@@ -155,15 +155,15 @@ def _products_bytes(model: ModelConfig, training: TrainingConfig) -> int:
 
 
 def _capture_bytes(experiment: Experiment, maps: Sequence[PrecisionMap], moments: int) -> int:
-    """Tensors of one iteration, which wait to be looked at and written, as far as the queue holds them.
+    """Bytes of one iteration's tensors that wait to be processed and written, up to the size of the queue.
 
-    In the first iteration there is room for them where Adam's two moments will be.
+    In the first iteration they fit in the memory of Adam's two moments, which do not exist yet.
     """
     capture = experiment.capture
-    taken = captured_iterations(capture, experiment.training.iterations)
-    if not taken:
+    iterations = captured_iterations(capture, experiment.training.iterations)
+    if not iterations:
         return 0
-    declared = map_in_force(maps, experiment.quant, taken[0])
+    declared = map_in_force(maps, experiment.quant, iterations[0])
     values = price_of_iteration(experiment, declared, num_processes=1).num_bytes
     waiting = min(round(capture.queue_gb * 1e9), values)
-    return max(0, waiting - moments) if taken[-1] == 1 else waiting
+    return max(0, waiting - moments) if iterations[-1] == 1 else waiting

@@ -1,7 +1,7 @@
-"""Whether a run fits in the memory there is, and what would make it fit: from the configuration alone.
+"""Whether a run fits in the available memory, and what would make it fit: from the configuration alone.
 
-All advice is computed: the words that are given were put into the configuration, and the prediction of
-`quantexp.memory.footprint` for it fits.
+All advice is computed: each suggestion was applied to the configuration, and the prediction of
+`quantexp.memory.footprint` for the result fits.
 """
 
 from __future__ import annotations
@@ -31,55 +31,57 @@ from quantexp.schema import (
     Recompute,
 )
 
-#: The last words of every refusal.
+#: The end of every refusal.
 STARTED_ANYWAY = "memory=ignore starts {} anyway"
-#: Words of a GPU's name and its memory as NVIDIA's data sheets have it, which is in units of 2^30 bytes. Of models that
-#: exist with two sizes it is the larger: a run that is refused must not fit in any.
+#: Words in a GPU's name and its memory according to NVIDIA's data sheets, in units of 2^30 bytes. For models with two
+#: sizes it is the larger: a refused run must not fit in either.
 _GPU_MEMORY = {
     **{"gb200": 192, "b200": 192, "gh200": 144, "h200": 141, "h100": 96, "a100": 80},
     **{"l40s": 48, "l40": 48, "l4": 24, "a10": 24, "v100": 32, "t4": 16},
 }
-#: A size that is part of a GPU's name: a100_80gb, or 1g.10gb for a part of one.
+#: A size within a GPU's name: a100_80gb, or 1g.10gb for a part of one.
 _SIZE_IN_NAME = re.compile(r"(\d+)gb(?![a-z0-9])")
-#: `capture.queue_gb` below which a capture is not asked to go.
+#: `capture.queue_gb` below which the advice does not reduce a capture.
 _SMALL_QUEUE_GB = 0.1
-#: The shortest sequence that is advised.
+#: The shortest suggested sequence length.
 _SHORTEST = 128
 
 
 @dataclass(frozen=True)
 class Room:
-    """What each process of a run may have."""
+    """The memory available to each process of a run."""
 
     #: In units of 1e9 bytes.
     gb: float
-    #: Whose it is: "this machine", "launcher.mem_gb=16".
+    #: Where the limit comes from: "this machine", "launcher.mem_gb=16".
     source: str
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """A run whose processes need more memory than they may have."""
+    """A run whose processes need more memory than is available."""
 
     needed_gb: float
     room: Room
-    #: What would make it fit, each in words of its own; what still would not, where nothing does.
+    #: Suggestions that make it fit; if nothing does, what is still needed.
     ways: tuple[str, ...]
 
     def __str__(self) -> str:
-        begins = f"{self.needed_gb:.1f} GB do not fit in {self.room.gb:.1f} GB ({self.room.source})"
-        return f"{begins}: {', or '.join(self.ways)}"
+        problem = (
+            f"{self.needed_gb:.1f} GB do not fit in {self.room.gb:.1f} GB ({self.room.source})"
+        )
+        return f"{problem}: {', or '.join(self.ways)}"
 
 
 def never() -> None:
-    """The run under `training=fast`, where it is not known how that is composed."""
+    """The run under `training=fast`, where the caller cannot compose it."""
     return
 
 
 def room_of(experiment: Experiment) -> Room | None:
-    """The room of each process: this machine's, or what SLURM is asked for; None where the request does not say.
+    """The memory of each process: this machine's, or the SLURM request's; None if the request does not state it.
 
-    Without GPUs it is an equal share of the memory of a machine.
+    Without GPUs it is an equal share of a machine's memory.
     """
     if experiment.launcher.kind is LauncherKind.slurm:
         return _requested(experiment.launcher)
@@ -87,10 +89,10 @@ def room_of(experiment: Experiment) -> Room | None:
 
 
 def room_here(experiment: Experiment) -> Room:
-    """The room of each process on the machine that this process runs on, whatever was requested for it.
+    """The memory of each process on the current machine, regardless of the request.
 
     Raises:
-        RunError: a job asked for GPUs, and its node shows none.
+        RunError: a job requested GPUs, and its node has none.
     """
     launcher = experiment.launcher
     if device_class(launcher) == "cpu":
@@ -101,7 +103,7 @@ def room_here(experiment: Experiment) -> Room:
     sizes = [torch.cuda.get_device_properties(i).total_memory for i in indices]
     if not sizes:
         raise RunError(
-            f"launcher.gpus_per_node={launcher.gpus_per_node} was asked for, and this node shows no GPU: run "
+            f"launcher.gpus_per_node={launcher.gpus_per_node} was requested, and this node shows no GPU: run "
             "quantexp doctor there, or choose other nodes (launcher.partition), or its CPU (launcher.gpus_per_node=0)"
         )
     return Room(min(sizes) / 1e9, f"its {torch.cuda.get_device_name(0)}")
@@ -115,7 +117,7 @@ def needed_gb(experiment: Experiment, maps: Sequence[PrecisionMap] | None = None
 def fits(
     experiment: Experiment, room: Room | None, maps: Sequence[PrecisionMap] | None = None
 ) -> bool:
-    """Whether each process has room; also where its room is not known."""
+    """Whether the run fits; True if the available memory is unknown."""
     return room is None or needed_gb(experiment, maps) <= room.gb
 
 
@@ -125,16 +127,16 @@ def misfit(
     maps: Sequence[PrecisionMap] | None = None,
     fast: Callable[[], Experiment | None] = never,
 ) -> Misfit | None:
-    """What to change so that a run fits; None where it fits as it is, or its room is not known.
+    """The changes that make a run fit; None if it fits, or if the available memory is unknown.
 
-    Tried are a shorter queue of captured tensors, quantised weights that are not kept, fused attention (in tiles, where
-    the scheme forbids that), recomputation, a micro-batch of one sequence and bf16, each alone, then one on top of the
-    other, then a shorter sequence, or fewer layers, beside all of them; besides, fewer processes, a larger request to
-    SLURM, and the quick test.
+    Candidates are a shorter queue of captured tensors, no weight cache, fused attention (or tiled, where the scheme
+    forbids that), recomputation, a micro-batch of one sequence and bf16, each alone, then cumulatively, then with a
+    shorter sequence, or fewer layers, in addition to all of them. Further candidates are fewer processes, a larger
+    SLURM request, and the quick test.
 
     Args:
-        experiment: what is to run.
-        room: what each of its processes may have.
+        experiment: the run.
+        room: the memory available to each of its processes.
         maps: the experiment's `declared_maps`.
         fast: composes the same run under `training=fast`.
     """
@@ -182,20 +184,20 @@ def _processes_of_a_node(launcher: LauncherConfig) -> int:
 def _changes_that_fit(
     experiment: Experiment, room: float, maps: Sequence[PrecisionMap]
 ) -> Iterator[str]:
-    """One change of the run that is enough, or several together; where they are not, on top of them a shorter
-    sequence, and fewer layers.
+    """One sufficient change of the run, or several combined; if they do not suffice, with a shorter sequence, and with
+    fewer layers.
     """
     changes = list(_changes(experiment, maps))
     alone = [[change] for change in changes]
     together = [changes[:number] for number in range(2, len(changes) + 1)]
-    for tried in (*alone, *together):
-        if (total := needed_gb(_with(experiment, *tried), maps)) <= room:
-            yield _takes(tried, total)
+    for combination in (*alone, *together):
+        if (total := needed_gb(_with(experiment, *combination), maps)) <= room:
+            yield _takes(combination, total)
             return
     experiment = _with(experiment, *changes)
     length = experiment.training.seq_length // 2
     if experiment.training.start_from is not None:
-        length = 0  # its place in the data is counted in sequences of that run's length
+        length = 0  # its position in the data is counted in sequences of that run's length
     while length >= _SHORTEST:
         change = ("training", "seq_length", length)
         if (total := needed_gb(_with(experiment, change), maps)) <= room:
@@ -214,7 +216,7 @@ _Change = tuple[str, str, Any]
 
 
 def _changes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> Iterator[_Change]:
-    """Keys and their values that take less memory, those first that change least of the run's numbers."""
+    """Keys with values that need less memory; those with the least effect on the run's numbers first."""
     training, parts = experiment.training, memory_parts_gb(experiment, maps)
     if parts["capture"] > _SMALL_QUEUE_GB:
         yield "capture", "queue_gb", _SMALL_QUEUE_GB
@@ -241,7 +243,7 @@ def _launches_that_fit(
     number = launcher.num_processes
     if launcher.kind is LauncherKind.slurm:
         whole = math.ceil(needed * _processes_of_a_node(launcher))
-        yield f"launcher.mem_gb={whole} asks for enough"
+        yield f"launcher.mem_gb={whole} requests enough"
         return
     for fewer in range(number - 1, 0, -1):
         if number % fewer == 0:
@@ -255,9 +257,9 @@ def _launches_that_fit(
 def _quick_test(
     experiment: Experiment, room: float, fast: Callable[[], Experiment | None]
 ) -> Iterator[str]:
-    """The preset that makes any model small, where it is not in force, nor weights given that it would not fit."""
-    given = experiment.model.init_from or experiment.training.start_from
-    if experiment.training.name == "fast" or given:
+    """The preset that makes any model small, unless it is already active or initial weights rule it out."""
+    has_weights = experiment.model.init_from or experiment.training.start_from
+    if experiment.training.name == "fast" or has_weights:
         return
     quick = fast()
     if quick is not None and (total := needed_gb(quick)) <= room:
@@ -265,7 +267,7 @@ def _quick_test(
 
 
 def _least(experiment: Experiment, maps: Sequence[PrecisionMap]) -> str:
-    """What the run takes after all that was tried."""
+    """The memory that the run needs after all candidate changes."""
     changes = list(_changes(experiment, maps))
     if (fewest := _fewest_layers(experiment)) < experiment.model.num_layers:
         changes.append(_layers(fewest))
@@ -276,7 +278,7 @@ def _least(experiment: Experiment, maps: Sequence[PrecisionMap]) -> str:
 
 
 def _fewest_layers(experiment: Experiment) -> int:
-    """The least depth that is not refused: with every layer that a rule names, and all of given weights."""
+    """The smallest allowed depth: with every layer that a rule names, and all layers of initial weights."""
     model = experiment.model
     if model.init_from is not None or experiment.training.start_from is not None:
         return model.num_layers
@@ -318,10 +320,10 @@ def _is_fusable(experiment: Experiment) -> bool:
 
 
 def require_memory_here(experiment: Experiment) -> None:
-    """Refuse a run whose process does not fit on the machine where it has just been started.
+    """Refuse a run whose process does not fit on the machine where it just started.
 
     Raises:
-        TooLargeError: with what would make it fit.
+        TooLargeError: names the changes that would make it fit.
     """
     if experiment.memory is MemoryCheck.ignore:
         return

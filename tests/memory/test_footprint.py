@@ -1,4 +1,4 @@
-"""Memory by part. How near it comes to what is measured, `benchmarks/memory.py` says."""
+"""Memory by part. `benchmarks/memory.py` compares the prediction with measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_sequence_has_its_peak_in_the_backward_too() -> None:
-    """The gradient of fc1's weight, in bf16 and on its way to float32: the optimizer works in strips."""
+    """The gradient of fc1's weight, in bf16 and converted to float32: the optimizer works in strips."""
     assert parts("training.seq_length=32")["temporaries"] == pytest.approx(
         (2 + 4) * 16384 * 2048 / 1e9
     )
@@ -89,9 +89,9 @@ def test_what_is_captured_first_stands_where_adams_moments_will_be() -> None:
 
 @pytest.mark.slow
 def test_predicted_memory_is_within_15_percent_of_what_a_run_takes() -> None:
-    """The bound is the one promised; the run's peak resident set, in a process of its own.
+    """The bound is the promised one; measured is the run's peak resident set, in a separate process.
 
-    The benchmark writes what is captured when the iteration has ended: how much waits is not left to the disk.
+    The benchmark writes the captured tensors after the iteration, so that the waiting bytes do not depend on the disk.
     """
     words = "quant=bf16 training.seq_length=512 capture=tensors capture.iterations=[2]"
     command = [sys.executable, str(BENCHMARK), "--json", *words.split()]

@@ -1,4 +1,4 @@
-"""What would make a run fit: words that do, each tried against the prediction itself."""
+"""Suggestions that make a run fit, each verified with the prediction itself."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_quick_test_is_advised_where_it_fits_and_is_not_in_force() -> None:
     assert "training=fast" not in str(misfit(quick, Room(2.0, ""), fast=lambda: quick))
 
 
-# The room.
+# The available memory.
 
 
 def test_room_is_the_machines_share_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_more_memory_from_slurm_is_advised_in_whole_gigabytes_a_node() -> None:
     words = ["launcher=slurm", "launcher.mem_gb=16", "launcher.num_processes=2"]
     experiment = composed(*words)
     asks = math.ceil(2 * needed_gb(experiment))
-    assert f"launcher.mem_gb={asks} asks for enough" in misfit_ways(experiment)
+    assert f"launcher.mem_gb={asks} requests enough" in misfit_ways(experiment)
 
 
 def misfit_ways(experiment: Experiment) -> tuple[str, ...]:
@@ -222,7 +222,7 @@ def test_job_whose_node_shows_no_gpu_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(room, "device_class", lambda _: "cuda")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     told = (
-        "launcher.gpus_per_node=1 was asked for, and this node shows no GPU: run quantexp doctor there, or choose "
+        "launcher.gpus_per_node=1 was requested, and this node shows no GPU: run quantexp doctor there, or choose "
         "other nodes (launcher.partition), or its CPU (launcher.gpus_per_node=0)"
     )
     with pytest.raises(RunError, match=re.escape(told)):
