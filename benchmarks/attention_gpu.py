@@ -35,10 +35,10 @@ from quantexp.config.compose import compose
 from quantexp.formats.kernels import gpu
 from quantexp.quant.attention import fusable, fused, tiled
 from quantexp.quant.attention.plain import context, scores
-from quantexp.quant.hooks import nobody
+from quantexp.quant.hooks import no_hook
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
-from quantexp.quant.product_context import watched
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.product_context import watch_products
+from quantexp.quant.step_state import StepState, use_step_state
 
 WARMUP = 3
 #: The products that every way has to make: S, dq and dk of the width of keys, o, dP and dv of that of values.
@@ -83,14 +83,16 @@ def cases_of(precision: ModulePrecision, scale: float) -> list[Case]:
 
     def plainly(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         T, B, H, _ = q.shape
-        P = softmax(scores(precision, nobody, q, k, scale).view(B, H, T, T), 0)
-        return _by_token(context(precision, nobody, P.view(B * H, T, T), v), q)
+        P = softmax(scores(precision, no_hook, q, k, scale).view(B, H, T, T), 0)
+        return _by_token(context(precision, no_hook, P.view(B * H, T, T), v), q)
 
     def fusedly(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return fused.attention(precision, nobody, fused.nobody_asks, q, k, v, scale, None)
+        return fused.attention(precision, no_hook, fused.no_tensor_wanted, q, k, v, scale, None)
 
     def by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        o = tiled.attention(precision, nobody, fused.nobody_asks, q, k, v, scale, softmax, None)
+        o = tiled.attention(
+            precision, no_hook, fused.no_tensor_wanted, q, k, v, scale, softmax, None
+        )
         return _by_token(o, q)
 
     found = [Case("plain", plainly, False), Case("fused", fusedly, False)]
@@ -140,7 +142,7 @@ def table(scheme: str, D: int, E: int, arguments: argparse.Namespace) -> None:
     leaves = [x.requires_grad_() for x in leaves]
     dO = some(T, 1, H, E)
     cases = cases_of(declared(scheme), D**-0.5)
-    with watched():
+    with watch_products():
         cases[-1].run(leaves, dO)
     times = timed(cases, leaves, dO, arguments.repeats)
     flops = (PRODUCTS_D * D + PRODUCTS_E * E) * T * T * H
@@ -161,8 +163,8 @@ def on(device: str) -> Iterator[None]:
     interpreted = patch.object(gpu, "reads", lambda x: True)
     if device == "cpu":
         interpreted.start()
-    with during(Moment(1)) as moment:
-        moment.begin(1, 0)
+    with use_step_state(StepState(1)) as state:
+        state.begin(1, 0)
         yield
     if device == "cpu":
         interpreted.stop()

@@ -174,13 +174,13 @@ def main() -> None:
 
     from quantexp.config.compose import compose
     from quantexp.quant.scheme import SCHEMES as TEN
-    from quantexp.quant.step_state import Moment, during
+    from quantexp.quant.step_state import StepState, use_step_state
     from quantexp.training.megatron.device import device_name
     from quantexp.training.megatron.session import session
 
     names = list(TEN) if arguments.all else SCHEMES
     words = arguments.words or [f"quant={name}" for name in names]
-    with session(compose(["training=fast"]).training) as device, during(Moment(1)):
+    with session(compose(["training=fast"]).training) as device, use_step_state(StepState(1)):
         found = cases(arguments, words)
         clock, processor = measured(found, arguments.repeats)
         peaks = {name: peak_bytes(step) for name, step in found.items()}

@@ -1,1 +1,1 @@
-"""The proof of engagement: what reached the matrix products, held against what was declared."""
+"""The proof of engagement: compares the operands that reach the matrix products with their declarations."""

@@ -1,4 +1,4 @@
-"""The grids an operand may lie on: a format with what decides its scales."""
+"""Grids that an operand may lie on: a format and the options that determine its scales."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from quantexp.quant.slots import Operand
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid an operand may lie on: a format with what decides its scales."""
+    """A grid that an operand may lie on: a format and the options that determine its scales."""
 
     format: str
-    #: Along the axis that the declared blocks run along, or across it; a tensor scale has no axis.
+    #: Blocks run along the axis of the declared blocks, or across it; a tensor scale has no axis.
     across: bool = False
     block: int | None = None
     scale_rule: ScaleRule | None = None
@@ -27,16 +27,16 @@ class Grid:
 
     @property
     def margin(self) -> float:
-        """How many times coarser than the working precision this grid must be for an element to tell them apart.
+        """The minimum ratio of this grid's step to the working precision's for an element to distinguish the two.
 
-        An exact scale is known to a rounding error only, half a step of the working precision each way: four times
-        coarser leaves a quarter of its values on this grid by accident.
+        An exact scale is known only up to a rounding error, half a step of the working precision in each direction:
+        even at a ratio of four, a quarter of all values lie on this grid by accident.
         """
         return 4.0 if self.scaling is Scaling.EXACT else 0.0
 
     @property
     def significant_bits(self) -> int | None:
-        """The most significant bits of a value on it; None unless every step of the grid is a power of two."""
+        """The largest number of significant bits of a value on it; None unless every step is a power of two."""
         fmt = get_format(self.format)
         if fmt.family is Family.MX or (fmt.family is Family.HIF8 and self.margin == 0):
             return fmt.element.mantissa_bits + 1
@@ -44,15 +44,15 @@ class Grid:
 
     @property
     def never_saturates(self) -> bool:
-        """Whether the scale follows from the largest element, so that none lies beyond the format's largest value."""
+        """Whether the largest element determines the scale, so that no element exceeds the format's largest value."""
         return self.block is not None or self.searches_scale
 
     @property
     def searches_scale(self) -> bool:
-        """Whether the scale of the tensor is the one that fits most elements, of several that are tried."""
+        """Whether the tensor scale is found by trying several and keeping the one that fits most elements."""
         return self.scaling not in (None, Scaling.NONE)
 
-    def holds(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
+    def contains(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
         """Whether each element lies on this grid."""
         return lies_on_grid(x, self.format, **self._options(amax, axis))
 
@@ -61,7 +61,7 @@ class Grid:
         return local_step(x, self.format, **self._options(amax, axis))
 
     def both(self, x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
-        """`holds` and `step`, along the last axis."""
+        """`contains` and `step`, along the last axis."""
         return grid_and_step(x, self.format, **self._options(amax, -1))
 
     def _options(self, amax: Tensor, axis: int) -> dict[str, Any]:
@@ -71,16 +71,16 @@ class Grid:
             "scaling": self.scaling,
             "amax_target": self.amax_target,
         }
-        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+        chosen: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
         if self.scaling not in (None, Scaling.NONE):
-            given["amax"] = amax
-        return {**given, "axis": -2 if self.across else axis}
+            chosen["amax"] = amax
+        return {**chosen, "axis": -2 if self.across else axis}
 
 
 def _others() -> list[Grid]:
-    """Every grid that something undeclared could have put an operand on.
+    """Every grid that undeclared quantisation could have moved an operand to.
 
-    Under rceil a block's own amax is always representable, so content made with any scale rule lies on its grid.
+    Under rceil a block's own amax is always representable, so values produced under any scale rule lie on its grid.
     """
     grids = [grid for fmt in FORMATS.values() for grid in _grids_of(fmt)]
     first = ("mxfp4_e2m1", "mxfp8_e5m2", "hifp8", "mxfp8_e4m3")
@@ -113,7 +113,7 @@ OTHERS = _others()
 
 
 def declared_grid(operand: Operand) -> Grid | None:
-    """The grid of an operand, None for the working precision."""
+    """The grid of an operand; None for the working precision."""
     if not operand.quantised:
         return None
     return Grid(
@@ -129,8 +129,8 @@ def declared_grid(operand: Operand) -> Grid | None:
 def has_coarser_scales(other: Grid, declared: Grid) -> bool:
     """Whether both have the same element, and only the declared one's block scales have a mantissa.
 
-    Then a block made by the declared format lies on the other's grid for at most half of the scales it may have, so
-    that one element of it tells.
+    A block quantised to the declared format then lies on the other's grid for at most half of its possible scales, so
+    one element of it is evidence.
     """
     theirs, ours = get_format(other.format), get_format(declared.format)
     return theirs.element == ours.element and bool(ours.block_scale) and not theirs.block_scale

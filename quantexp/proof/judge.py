@@ -1,12 +1,12 @@
-"""One operand of one matrix product: does it lie on the declared grid, and is there proof that it does?
+"""Judges one operand of one matrix product: does it lie on the declared grid, and is there proof?
 
-An operand that was quantised lies on its format's grid. That alone is weak: what lies on a coarse grid often lies
-on a finer one too, so a tensor cast to E5M2 passes as E4M3. The second question is therefore which format it went
-through. For every other format of the table (and for none at all) the elements are counted for which the declared
+A quantised operand lies on its format's grid. That alone is weak evidence: values on a coarse grid often lie on a finer
+one too, so a tensor cast to E5M2 passes as E4M3. The second question is therefore which format produced the operand.
+For every other format of the table (and for none at all) this module counts the elements around which the declared
 format has the finer grid; each of them lies on the coarser grid by accident with a probability of at most one half.
-Of NVFP4 and MXFP4, which have the same element, one element of each block is counted: their scales differ.
+For NVFP4 and MXFP4, which have the same element, it counts one element per block: their scales differ.
 If at least `EVIDENCE` such elements all lie on the coarser grid, the operand went through that format (by accident:
-2^-64). Values that are all powers of two (masks, one-hot rows) lie on every grid and prove nothing.
+2^-64). Tensors whose values are all powers of two (masks, one-hot rows) lie on every grid and prove nothing.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from quantexp.proof.grids import OTHERS, Grid, declared_grid, has_coarser_scales
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
 from quantexp.quant.slots import Operand
 
-#: Why an operand with NaN or Inf cannot be judged; the next iteration is watched then.
+#: The reason why an operand with NaN or Inf cannot be judged; the next iteration is then watched instead.
 NOT_FINITE = "not finite"
-#: Elements that must agree before a grid is believed.
+#: Elements that must agree before a grid counts as proved.
 EVIDENCE = 64
-#: Parts of an operand that are looked at for the question which other format it could be.
+#: Parts of an operand that are examined for other formats.
 WINDOWS = 16
-#: One of so many lines of a window is looked at first.
+#: Divisor for the number of lines of a window that are examined first.
 _FEW_LINES = 8
-#: Distinct significands up to which an operand of both signs cannot be of the working precision.
+#: Largest number of distinct significands of an operand of both signs that is not in the working precision.
 MOST_SIGNIFICANDS = 16
 
 
 class Status(Enum):
-    """What is known of one slot after the first iteration."""
+    """The result for one slot after the first iteration."""
 
     ENGAGED = "engaged"
     INCONCLUSIVE = "inconclusive"
@@ -46,10 +46,10 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The judgement of one operand in one call."""
+    """The result for one operand in one call."""
 
     status: Status
-    #: Why, for everything but `engaged`.
+    #: The reason, for every status except `engaged`.
     reason: str = ""
     #: Whether the operand lies on the grid of a number format coarser than the working precision.
     quantised: bool = False
@@ -62,14 +62,14 @@ def judge(
     source: Tensor | None = None,
     whole_amax: Tensor | None = None,
 ) -> Finding:
-    """Hold one operand against its declaration.
+    """Compare one operand with its declaration.
 
     Args:
-        x: the operand as it reached the product.
-        operand: what was declared for it.
+        x: the operand that reached the product.
+        operand: its declaration.
         axis: the dimension of x that the declared blocks run along.
-        source: what it was made from, in x's shape, for an operand that cannot be judged by itself (see `origin`).
-        whole_amax: where x is a part of a tensor whose scale follows from its amax, that of all of it.
+        source: the operand before quantisation, in x's shape; required if `needs_origin` (see `origin`).
+        whole_amax: if x is part of a tensor whose scale depends on its amax, the amax of the whole tensor.
     """
     amax = _amax(x) if x.numel() else None
     if amax is None or amax == 0:
@@ -78,7 +78,8 @@ def judge(
         return Finding(Status.INCONCLUSIVE, NOT_FINITE)
     if needs_origin(operand) and source is None:
         return Finding(
-            Status.MISMATCH, "what it was made from is not told, and it cannot be judged without"
+            Status.MISMATCH,
+            "its source before quantisation is missing, and it cannot be judged without",
         )
     declared = declared_grid(operand)
     declared_amax = amax
@@ -87,7 +88,7 @@ def judge(
             declared_amax = whole_amax
         elif source is not None and (known := scale_amax(operand, source, axis)) is not None:
             declared_amax = known
-        off = x.numel() - int(declared.holds(x, declared_amax, axis).sum())
+        off = x.numel() - int(declared.contains(x, declared_amax, axis).sum())
         if off:
             return Finding(
                 Status.MISMATCH,
@@ -98,8 +99,8 @@ def judge(
         if not far < FAR:
             return Finding(
                 Status.MISMATCH,
-                f"it is not the {operand.hadamard.value} Hadamard transform of what was to be multiplied, from which "
-                f"it is {far:.2f} times that away",
+                f"it is not the {operand.hadamard.value} Hadamard transform of its source: their relative distance is "
+                f"{far:.2f}",
                 quantised=True,
             )
     windows = _windows(x, axis, operand.block)
@@ -108,7 +109,7 @@ def judge(
 
 
 def _amax(x: Tensor) -> Tensor:
-    """The largest magnitude, float32; NaN where there is one. `torch.linalg.vector_norm` takes 20 times as long."""
+    """The largest magnitude, float32; NaN if there is NaN. `torch.linalg.vector_norm` takes 20 times as long."""
     low, high = torch.aminmax(x)
     return torch.maximum(high, -low).to(torch.float32)
 
@@ -116,7 +117,7 @@ def _amax(x: Tensor) -> Tensor:
 def _which_grid(
     windows: Tensor, amax: Tensor, format_: str, declared: Grid | None, declared_amax: Tensor
 ) -> Finding:
-    """Which format's work the elements show, none of which is off the declared grid."""
+    """The format that produced the elements, all of which lie on the declared grid."""
     working = _working_step(windows)
     step = working if declared is None else declared.step(windows, declared_amax)
     mantissa = torch.frexp(windows.float().abs()).mantissa
@@ -125,7 +126,7 @@ def _which_grid(
         if declared is not None and other.format == declared.format:
             continue
         if other.block is not None and windows.shape[-2 if other.across else -1] == 1:
-            continue  # a block of one element has it for its scale: on the grid by construction, no accident
+            continue  # a block of one element is its own scale: on the grid by construction, not by accident
         if other.never_saturates and other.significant_bits in exceeded:
             continue
         coarser_scales = declared is not None and has_coarser_scales(other, declared)
@@ -160,10 +161,10 @@ def _which_grid(
 def _bits_exceeded_everywhere(mantissa: Tensor, declared: Grid | None) -> set[int]:
     """The numbers of significant bits that some element of every window exceeds.
 
-    A grid whose values have so few bits does not hold that element, and is coarser around it: the element is a
-    multiple of the declared grid's step, and were the other's step no larger, both being powers of two, it would be a
-    multiple of that one, too. So each window has a telling element off that grid, whatever its scales. Empty where the
-    declared grid's steps are no powers of two.
+    A grid whose values have at most that many bits does not contain such an element and is coarser around it. Proof:
+    the element is a multiple of the declared grid's step; if the other's step were no larger, both being powers of two,
+    it would be a multiple of that step, too. So each window has a telling element off that grid, for any scales. The
+    set is empty if the declared grid's steps are not powers of two.
     """
     if declared is not None and declared.significant_bits is None:
         return set()
@@ -178,15 +179,15 @@ def _bits_exceeded_everywhere(mantissa: Tensor, declared: Grid | None) -> set[in
 def _telling(
     other: Grid, other_step: Tensor, windows: Tensor, step: Tensor, working: Tensor
 ) -> Tensor:
-    """The elements around which another grid is coarser than the declared one, and coarse enough to be told."""
+    """The elements around which another grid is coarser than the declared one, by enough to distinguish them."""
     return (windows != 0) & (other_step > step) & (other_step > other.margin * working)
 
 
 def _is_soon_off(other: Grid, windows: Tensor, amax: Tensor, step: Tensor, working: Tensor) -> bool:
-    """Whether a few lines of every window have a telling element off another grid, as nearly always.
+    """Whether a few lines of every window already have a telling element off another grid, which is the usual case.
 
-    The lines are those that the grid's blocks run along, whole. Only of a grid whose scales do not depend on what
-    fits most elements: of a few lines that may be another scale.
+    The lines are whole lines along the grid's blocks. This is valid only for a grid whose scales do not depend on what
+    fits most elements: a few lines could give another scale.
     """
     lines = -1 if other.across else -2
     few = max(1, windows.shape[lines] // _FEW_LINES)
@@ -197,7 +198,7 @@ def _is_soon_off(other: Grid, windows: Tensor, amax: Tensor, step: Tensor, worki
 
 
 def _largest_of_blocks(windows: Tensor, block: int | None) -> Tensor:
-    """A mask of the largest element of each block along the last axis, none of a block of zeros."""
+    """A mask of the largest element of each block along the last axis; none for a block of zeros."""
     *outer, width = windows.shape
     assert block is not None
     size = min(block, width)
@@ -210,10 +211,10 @@ def _largest_of_blocks(windows: Tensor, block: int | None) -> Tensor:
 
 
 def _plain(windows: Tensor) -> Finding:
-    """Whether an operand in the working precision uses it: any float scale leaves few distinct significands.
+    """Whether an operand in the working precision uses it: any scaled small float has few distinct significands.
 
     An 8-bit float with any tensor scale has at most 8 significands of one sign times the scale's, where 16-bit data
-    shows most of its 128 or more. Asked only of tensors of both signs: flat attention probabilities are 1/n.
+    has most of its 128 or more. Only tensors of both signs are tested: flat attention probabilities are 1/n.
     """
     values = windows[windows.abs() >= torch.finfo(windows.dtype).smallest_normal].float()
     if values.numel() < 4 * EVIDENCE or not bool((values > 0).any() & (values < 0).any()):
@@ -238,16 +239,16 @@ def _working_step(x: Tensor) -> Tensor:
 
 
 def _is_evidence(mantissa: Tensor, telling: Tensor) -> Tensor:
-    """For each window: enough telling elements, and not all the same up to powers of two."""
+    """For each window: whether there are enough telling elements, and not all equal up to powers of two."""
     low = mantissa.masked_fill(~telling, 2.0).flatten(1).amin(dim=1)
     high = mantissa.masked_fill(~telling, 0.0).flatten(1).amax(dim=1)
     return (telling.flatten(1).sum(dim=1) >= EVIDENCE) & (low < high)
 
 
 def _windows(x: Tensor, axis: int, block: int | None) -> Tensor:
-    """Parts of x, spread evenly, as [windows, lines, elements along the axis]: whole blocks both ways.
+    """Evenly spread parts of x, as [windows, lines, elements along the axis], with whole blocks in both directions.
 
-    Each is 32 lines of at least 64 elements (fewer where x has fewer), starting at multiples of these.
+    Each has 32 lines of at least 64 elements (fewer if x has fewer), starting at multiples of these.
     """
     lines = x.movedim(axis, -1)
     while lines.dim() < 3:

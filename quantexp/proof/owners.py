@@ -1,8 +1,8 @@
-"""Which module a matrix product belongs to, found without asking the code that multiplies.
+"""The module that a matrix product belongs to, determined without relying on the code that multiplies.
 
-Forward: hooks keep a stack of the watched modules that are executing. Backward: when a watched module's forward
-ends, the autograd nodes it made are tagged with its name, and the node that is executing says whose backward this
-is. A recomputed forward runs inside the backward and is on the stack like any other.
+Forward: hooks keep a stack of the watched modules that are executing. Backward: when a watched module's forward pass
+ends, the autograd nodes it created are tagged with its name, and the executing node identifies the module. A
+recomputed forward pass runs inside the backward pass and is on the stack like any other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TAG = "quantexp.owner"
 
 
 class Owners:
-    """The watched modules by name; `current` is the innermost one at work in this moment."""
+    """The watched modules by name; `current` is the innermost one that is executing."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
@@ -34,7 +34,7 @@ class Owners:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow the modules inside this context."""
+        """Track the modules inside this context."""
         handles = []
         try:
             for name, module in self._modules.items():
@@ -68,7 +68,7 @@ class Owners:
 
 
 def _metadata(node: Node) -> dict[str, str]:
-    """A node's own dictionary (a property, which its type declares as a method)."""
+    """A node's own dictionary (a property that its type declares as a method)."""
     metadata: Any = node.metadata
     return cast("dict[str, str]", metadata)
 

@@ -1,7 +1,7 @@
 """A product that takes several calls, each of which multiplies a part of an operand.
 
-One scale of a whole tensor follows from no part of it, so the code that multiplies says the tensor's amax with every
-part. It is not believed: the parts show what they were made from, and the largest of these must be what was said.
+A scale of the whole tensor follows from no single part, so the code that multiplies states the tensor's amax with every
+part. That statement is verified: the parts show their sources, and the largest amax of these must equal the stated one.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ class Parts:
     """What the parts of one operand have shown so far."""
 
     quantised: bool = False
-    #: Whether the last part is still to come.
+    #: Whether more parts are to come.
     is_open: bool = False
-    #: The largest amax of what they were made from, 0-dim float32.
+    #: The largest amax of the parts' sources, 0-dim float32.
     amax: Tensor | None = None
 
-    def see(self, amax: Tensor) -> None:
-        """Take the amax of a part into account."""
+    def observe(self, amax: Tensor) -> None:
+        """Include the amax of a part."""
         self.amax = amax if self.amax is None else torch.maximum(self.amax, amax)
 
-    def held_against(self, told: Tensor) -> Finding | None:
-        """After the last part: a mismatch if the amax that was told is not that of all parts."""
+    def mismatch(self, stated: Tensor) -> Finding | None:
+        """After the last part: a mismatch if the stated amax is not that of all parts."""
         assert self.amax is not None
-        if torch.equal(self.amax, told.to(self.amax)):
+        if torch.equal(self.amax, stated.to(self.amax)):
             return None
         return Finding(
             Status.MISMATCH,
-            f"its scale is that of an amax of {float(told):.4g}, and its parts have one of {float(self.amax):.4g}",
+            f"its scale is that of an amax of {float(stated):.4g}, and its parts have one of {float(self.amax):.4g}",
             quantised=True,
         )
 
 
-#: Of a product whose last part never came, so that nothing was held against what was told.
+#: The result for a product whose last part never ran, so that the stated amax could not be verified.
 CUT_SHORT = Finding(Status.MISMATCH, "the last part of its product was never multiplied")
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """An operand in the working precision, if it lost nothing when it was widened from that; else as it is."""
+    """An operand in the working precision, if widening it from there was lossless; otherwise unchanged."""
     narrow = x.to(dtype)
     return narrow if torch.equal(narrow.to(x.dtype), x) else x

@@ -1,4 +1,4 @@
-"""The verdict: the precision map, entry by entry, with how often each engaged; and whether the run may go on."""
+"""The verdict: the precision map with the calls and status of each entry, and whether the run may continue."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from quantexp.quant.precision import entry_record
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one watched iteration proved."""
+    """The result of one watched iteration."""
 
     iteration: int
     #: The precision map's entries as JSON objects, with calls, recomputed_calls, quantised_calls, status, reason.
     entries: list[dict[str, object]]
-    #: Everything that makes the run fail, in words that name the slot.
+    #: Everything that fails the run, in messages that name the slot.
     failures: list[str]
-    #: Products of routers, which no scheme touches, by router.
+    #: Calls of routers' products, which no scheme quantises, by router.
     router_calls: dict[str, int] = field(default_factory=dict)
 
     @property
     def quantised_calls(self) -> int:
-        """Operands of low precision that reached a matrix product, over all slots and calls."""
+        """Quantised operands that reached a matrix product, over all slots and calls."""
         return sum(int(str(entry["quantised_calls"])) for entry in self.entries)
 
     @property
     def proved(self) -> bool:
-        """Nothing failed, and no slot was hidden behind values that are not finite."""
+        """Whether nothing failed, and no slot was hidden by values that are not finite."""
         hidden = any(entry["reason"] == NOT_FINITE for entry in self.entries)
         return not self.failures and not hidden
 
     def record(self) -> dict[str, object]:
-        """As precision.json holds it."""
+        """The content of precision.json."""
         return {
             "iteration": self.iteration,
             "proved": self.proved,
@@ -48,18 +48,18 @@ class Verdict:
 
 
 def verdict(iteration: int, watch: ProductWatch) -> Verdict:
-    """Hold what was seen against what was declared, both ways round."""
+    """Compare observed with declared slots, in both directions."""
     entries, failures = [], []
     for module in watch.declared.values():
         for entry in module.entries():
-            seen = watch.seen.get((entry.module, entry.site, entry.product, entry.name))
-            status, reason = status_of(seen)
+            slot = watch.slots.get((entry.module, entry.site, entry.product, entry.name))
+            status, reason = status_of(slot)
             entries.append(
                 {
                     **entry_record(entry),
-                    "calls": seen.calls if seen else 0,
-                    "recomputed_calls": seen.recomputed_calls if seen else 0,
-                    "quantised_calls": seen.quantised_calls if seen else 0,
+                    "calls": slot.calls if slot else 0,
+                    "recomputed_calls": slot.recomputed_calls if slot else 0,
+                    "quantised_calls": slot.quantised_calls if slot else 0,
                     "status": status.value,
                     "reason": reason,
                 }
@@ -70,19 +70,19 @@ def verdict(iteration: int, watch: ProductWatch) -> Verdict:
         failures.append(
             f"{owner}: {calls} matrix products (aten.{operator}) that the precision map does not list"
         )
-    for router, seen in watch.routers.items():
-        status, reason = status_of(seen if seen.calls else None)
+    for router, slot in watch.routers.items():
+        status, reason = status_of(slot if slot.calls else None)
         if status in (Status.MISMATCH, Status.NOT_REACHED):
             failures.append(f"{router}: must be in high precision, {reason}")
-    router_calls = {router: seen.calls for router, seen in watch.routers.items()}
+    router_calls = {router: slot.calls for router, slot in watch.routers.items()}
     return Verdict(iteration, entries, failures, router_calls)
 
 
 def merged(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict over all ranks: each must have reached every slot, and one mismatch on any of them fails the run.
+    """One verdict over all ranks: each must have reached every slot, and one mismatch on any rank fails the run.
 
-    Calls add up. A slot that engaged on one rank and was inconclusive on another, or an expert without tokens there, is
-    engaged.
+    Calls are summed. A slot counts as engaged if it engaged on one rank and was inconclusive on another, or was that
+    of an expert without tokens there.
     """
     if len(verdicts) == 1:
         return verdicts[0]
@@ -99,7 +99,7 @@ def merged(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict(verdicts[0].iteration, entries, failures, dict(calls))
 
 
-#: Of the statuses that ranks found for a slot, the first of these is the run's.
+#: The run's status of a slot is the first of these that any rank has.
 _WORST_FIRST = (Status.MISMATCH, Status.NOT_REACHED, Status.ENGAGED, Status.INCONCLUSIVE)
 
 
@@ -126,10 +126,10 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def require(result: Verdict) -> None:
-    """Go on only if what ran is what was declared.
+    """Continue only if what ran is what was declared.
 
     Raises:
-        EngagementError: naming the slots that did not engage as declared, the first three in full.
+        EngagementError: names the slots that did not engage as declared, the first three in full.
     """
     if result.failures:
         shown = "; ".join(result.failures[:3])

@@ -1,9 +1,9 @@
-"""Every matrix product of the decoder, seen where it is called.
+"""Observes every matrix product of the decoder where it is called.
 
-A `TorchDispatchMode` around forward and backward sees each call below autograd, in our autograd functions and
-everybody else's, with the operands that reach it. What our product functions announced says which slots the
-operands are held against; a product that a decoder module calls without an announcement is recorded under that
-module and fails the run. Products outside the decoder (the output layer, the loss) are none of its business.
+A `TorchDispatchMode` around forward and backward sees each call below autograd, in our autograd functions and in any
+other code, with the operands that reach it. The context that our product functions set determines which slots the
+operands are compared with. A product that a decoder module calls without a context is recorded under that module and
+fails the run. Products outside the decoder (the output layer, the loss) are not checked.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from quantexp.proof.parts import CUT_SHORT, Parts, narrowed
 from quantexp.quant.operand import own_amax
 from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
 from quantexp.quant.product_context import (
-    OBSERVATION,
-    Announcement,
-    FusedAnnouncement,
+    UNTRACKED,
+    FusedContext,
     Part,
-    current,
-    watched,
+    ProductContext,
+    current_product,
+    watch_products,
 )
 from quantexp.quant.sites import PRODUCTS, Product, Site
 from quantexp.quant.slots import WORKING, Operand
@@ -51,13 +51,13 @@ OTHER = (
 )
 FUSED_ATTENTION = "_scaled_dot_product"
 
-#: Why a slot was not reached: its product never ran, which fails the run, or had nothing to multiply.
+#: Why a slot was not reached: its product never ran, which fails the run, or it had nothing to multiply.
 NOT_CALLED = "no such product was called"
 NO_TOKENS = "no token was routed to this expert"
-#: Whatever precision a tensor comes in.
+#: The declaration of a tensor in high precision.
 _HIGH = Operand(WORKING, "any")
 
-#: The slots of a fused call, backward or not, and the argument that fills each; None is what the kernel keeps within.
+#: The slots of a fused call, backward or not, and the argument of each; None for tensors internal to the kernel.
 _FUSED_SLOTS: dict[bool, list[tuple[Site, Product, str, str | None]]] = {
     False: [
         (Site.QK, Product.FPROP, "q", "query"),
@@ -76,33 +76,33 @@ _FUSED_SLOTS: dict[bool, list[tuple[Site, Product, str, str | None]]] = {
         (Site.PV, Product.DGRAD_V, "dO", "grad_out"),
     ],
 }
-#: Of what only exists inside a fused kernel.
-WITHIN = Finding(Status.INCONCLUSIVE, "within the fused kernel, in high precision")
+#: The result for tensors that only exist inside a fused kernel.
+IN_KERNEL = Finding(Status.INCONCLUSIVE, "within the fused kernel, in high precision")
 
 SlotKey = tuple[ModuleId, Site, Product, str]
 
 
 @dataclass
-class Seen:
-    """What reached one slot, over all calls."""
+class SlotCalls:
+    """The results of one slot over all calls."""
 
     calls: int = 0
-    #: Calls with nothing in them: an expert without tokens.
+    #: Calls with an empty operand: an expert without tokens.
     empty_calls: int = 0
     recomputed_calls: int = 0
     quantised_calls: int = 0
     findings: list[Finding] = field(default_factory=list)
-    #: Of the product that is being made in parts.
+    #: Progress of the product that is being computed in parts.
     parts: Parts = field(default_factory=Parts)
 
 
 class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at the operands of every matrix product that runs inside `watching()`.
+    """Judges the operands of every matrix product that runs inside `watching()`.
 
     Args:
-        declared: what every slot is held against; never what a module says of itself.
-        decoder: the decoder's layers by name; a product inside them must be one of the map's.
-        routers: modules inside them, by name, whose products no scheme touches: they must be in high precision.
+        declared: the declaration of every slot; never what a module reports about itself.
+        decoder: the decoder's layers by name; a product inside them must be listed in the map.
+        routers: modules inside them, by name, whose products must be in high precision under every scheme.
     """
 
     def __init__(
@@ -112,18 +112,18 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         routers: Mapping[str, nn.Module] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        #: What reached the routers' products, by router.
-        self.routers: dict[str, Seen] = {name: Seen() for name in routers or {}}
+        #: Results of the routers' products, by router.
+        self.routers: dict[str, SlotCalls] = {name: SlotCalls() for name in routers or {}}
         self.declared = declared
-        self.seen: dict[SlotKey, Seen] = {}
-        #: Products that no announcement covers: (owner, operator) -> calls.
+        self.slots: dict[SlotKey, SlotCalls] = {}
+        #: Products without a context: (owner, operator) -> calls.
         self.undeclared: Counter[tuple[str, str]] = Counter()
         self._owners = Owners({**decoder, **(routers or {})})
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at everything that is called inside."""
-        with self._owners.watching(), watched(), self:
+        """Watch every product that is called inside."""
+        with self._owners.watching(), watch_products(), self:
             yield
 
     def __torch_dispatch__(
@@ -141,12 +141,12 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _product(self, name: str, args: tuple[Any, ...]) -> None:
-        announcement = current()
-        if announcement is OBSERVATION:
+        context = current_product()
+        if context is UNTRACKED:
             return
-        if isinstance(announcement, Announcement) and name in PAIRED:
+        if isinstance(context, ProductContext) and name in PAIRED:
             left, right = (args[position] for position in PAIRED[name])
-            self._announced(announcement, left, right)
+            self._in_context(context, left, right)
             return
         owner = self._owners.current()
         if owner in self.routers and name in PAIRED:
@@ -155,9 +155,9 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.undeclared[owner, name] += 1
 
     def _fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The products of attention that one call makes: what enters it is judged, what stays within cannot be."""
-        announcement, name = current(), func.overloadpacket.__name__
-        if not isinstance(announcement, FusedAnnouncement):
+        """The products of one fused attention call: its inputs are judged, tensors internal to the kernel cannot be."""
+        context, name = current_product(), func.overloadpacket.__name__
+        if not isinstance(context, FusedContext):
             owner = self._owners.current()
             if owner is not None:
                 self.undeclared[owner, name] += 1
@@ -169,71 +169,72 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_backward = name.endswith("_backward")
         recomputed = not is_backward and torch._C._current_autograd_node() is not None
         for site, product, operand, source in _FUSED_SLOTS[is_backward]:
-            declared = self.declared[announcement.module].operand(site, product, operand)
-            entry = Entry(announcement.module, site, product, operand, declared)
+            declared = self.declared[context.module].operand(site, product, operand)
+            entry = Entry(context.module, site, product, operand, declared)
             if source is None:
-                self._note(entry, WITHIN, recomputed)
+                self._note(entry, IN_KERNEL, recomputed)
             else:
                 x = tensors[source].detach()
                 axis = -1 if declared.axis == "head_dim" else -2
-                sources = announcement.sources
+                sources = context.sources
                 before = sources()[operand] if sources and needs_origin(declared) else None
                 self._note(entry, judge(x, declared, axis, before), recomputed)
 
-    def _seen(self, entry: Entry) -> Seen:
-        return self.seen.setdefault((entry.module, entry.site, entry.product, entry.name), Seen())
+    def _slot(self, entry: Entry) -> SlotCalls:
+        return self.slots.setdefault(
+            (entry.module, entry.site, entry.product, entry.name), SlotCalls()
+        )
 
     def _note(
         self, entry: Entry, finding: Finding, recomputed: bool, part: Part | None = None
     ) -> None:
-        """A product in parts counts as one call, and as a quantised one if any of them was."""
-        seen = self._seen(entry)
+        """A product in parts counts as one call, and as quantised if any of its parts was."""
+        slot = self._slot(entry)
         if part is None or part.index == 0:
-            seen.recomputed_calls += recomputed
-            seen.calls += not recomputed
-        if finding.quantised and not recomputed and not (part and seen.parts.quantised):
-            seen.quantised_calls += 1
-        seen.parts.quantised |= finding.quantised
-        if finding not in seen.findings:
-            seen.findings.append(finding)
+            slot.recomputed_calls += recomputed
+            slot.calls += not recomputed
+        if finding.quantised and not recomputed and not (part and slot.parts.quantised):
+            slot.quantised_calls += 1
+        slot.parts.quantised |= finding.quantised
+        if finding not in slot.findings:
+            slot.findings.append(finding)
 
-    def _high(self, seen: Seen, operands: list[Tensor]) -> None:
-        """A product outside of all schemes: neither operand may lie on a grid that its own dtype would not give."""
-        seen.calls += 1
+    def _high(self, slot: SlotCalls, operands: list[Tensor]) -> None:
+        """A product outside all schemes: neither operand may lie on a grid that its own dtype would not give."""
+        slot.calls += 1
         for x in operands:
             finding = judge(x.detach(), _HIGH, -1)
-            seen.quantised_calls += finding.quantised
-            if finding not in seen.findings:
-                seen.findings.append(finding)
+            slot.quantised_calls += finding.quantised
+            if finding not in slot.findings:
+                slot.findings.append(finding)
 
-    def _announced(self, announced: Announcement, left: Tensor, right: Tensor) -> None:
-        shape = PRODUCTS[announced.site][announced.product]
-        recomputed = announced.again or (
-            announced.product is Product.FPROP and torch._C._current_autograd_node() is not None
+    def _in_context(self, context: ProductContext, left: Tensor, right: Tensor) -> None:
+        shape = PRODUCTS[context.site][context.product]
+        recomputed = context.recomputed or (
+            context.product is Product.FPROP and torch._C._current_autograd_node() is not None
         )
-        sources, part = announced.sources, announced.part
+        sources, part = context.sources, context.part
         empty = left.numel() == 0 or right.numel() == 0
         for side, (name, x, reduced) in enumerate(
             ((shape.left, left, -1), (shape.right, right, -2))
         ):
             entry = Entry(
-                announced.module,
-                announced.site,
-                announced.product,
+                context.module,
+                context.site,
+                context.product,
                 name,
-                self.declared[announced.module].operand(announced.site, announced.product, name),
+                self.declared[context.module].operand(context.site, context.product, name),
             )
             amax = part.amax(name) if part else None
-            asks = needs_origin(entry.operand) or amax is not None
-            source = sources()[side] if sources and asks else None
+            needs_source = needs_origin(entry.operand) or amax is not None
+            source = sources()[side] if sources and needs_source else None
             if is_routed(entry.module.name) and empty:
-                self._seen(entry).empty_calls += 1
+                self._slot(entry).empty_calls += 1
                 continue
-            self._look(
-                entry, _Call(x, source, reduced, announced.sequences, part, amax), recomputed
-            )
+            call = _Call(x, source, reduced, context.sequences, part, amax)
+            self._judge_operand(entry, call, recomputed)
 
-    def _look(self, entry: Entry, call: _Call, recomputed: bool) -> None:
+    def _judge_operand(self, entry: Entry, call: _Call, recomputed: bool) -> None:
         x, axis = _along_blocks(entry, call.x.detach(), call.reduced, call.sequences)
         source = call.source
         if source is not None:
@@ -242,22 +243,22 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if part is None:
             self._note(entry, judge(x, entry.operand, axis, source), recomputed)
             return
-        seen = self._seen(entry)
+        slot = self._slot(entry)
         finding = judge(narrowed(x, part.dtype), entry.operand, axis, source, call.amax)
         if part.index == 0:
-            finding = CUT_SHORT if seen.parts.is_open else finding
-            seen.parts = Parts()
-        seen.parts.is_open = not part.last
+            finding = CUT_SHORT if slot.parts.is_open else finding
+            slot.parts = Parts()
+        slot.parts.is_open = not part.last
         if call.amax is not None and source is not None:
-            seen.parts.see(own_amax(source, entry.operand, axis))
+            slot.parts.observe(own_amax(source, entry.operand, axis))
             if part.last and finding.status is not Status.MISMATCH:
-                finding = seen.parts.held_against(call.amax) or finding
+                finding = slot.parts.mismatch(call.amax) or finding
         self._note(entry, finding, recomputed, part)
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One operand of one announced call."""
+    """One operand of one product call."""
 
     x: Tensor
     source: Tensor | None
@@ -265,14 +266,14 @@ class _Call:
     reduced: int
     sequences: int
     part: Part | None
-    #: What the part says of the whole tensor.
+    #: The amax of the whole tensor that the part states.
     amax: Tensor | None
 
 
 def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tuple[Tensor, int]:
-    """The operand and the dimension its blocks run along: the reduced one, within one sequence.
+    """The operand and the dimension of its blocks: the reduced one, within one sequence.
 
-    A forward copy used again has its blocks along the forward product's axis, the operand's other one.
+    A reused forward copy has its blocks along the forward product's axis, which is the operand's other dimension.
     """
     own_axis = PRODUCTS[entry.site][entry.product].axis
     if entry.operand.axis != own_axis:
@@ -285,14 +286,14 @@ def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tupl
     return x.reshape(*x.shape[:-1], T, sequences), -2
 
 
-def status_of(seen: Seen | None) -> tuple[Status, str]:
-    """The status of a slot from all its calls: one mismatch decides, and one engaged call is enough."""
-    if seen is None:
+def status_of(slot: SlotCalls | None) -> tuple[Status, str]:
+    """The status of a slot from all its calls: one mismatch decides; otherwise one engaged call suffices."""
+    if slot is None:
         return Status.NOT_REACHED, NOT_CALLED
-    if seen.parts.is_open:
+    if slot.parts.is_open:
         return CUT_SHORT.status, CUT_SHORT.reason
     for status in (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE):
-        for finding in seen.findings:
+        for finding in slot.findings:
             if finding.status is status:
                 return status, finding.reason
-    return Status.NOT_REACHED, NO_TOKENS if seen.empty_calls else NOT_CALLED
+    return Status.NOT_REACHED, NO_TOKENS if slot.empty_calls else NOT_CALLED

@@ -1,1 +1,1 @@
-"""Schemes: which operand of which matrix product is held in which format, and the products themselves."""
+"""Schemes (the format of every operand of every matrix product) and the quantised products themselves."""

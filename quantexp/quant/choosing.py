@@ -1,6 +1,6 @@
-"""The options of one slot under a format: what the configuration says, checked, and defaults for the rest.
+"""The options of one slot under a format: validates configured values and fills in defaults.
 
-Where an option comes from (`Setting`) is kept, so that a message can name the full key.
+Each option keeps its origin (`Setting`), so that messages name the full key.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from quantexp.schema import Slot
 
 Choice = TypeVar("Choice", bound=Enum)
 
-#: What a hifp8 operand's amax is brought to: the top of the 3-bit region, and of the 2-bit region for gradients.
+#: Target of a hifp8 operand's amax: the top of the 3-bit region, and of the 2-bit region for gradients.
 FORWARD_AMAX = 15.0
 GRADIENT_AMAX = 224.0
 
 #: Options of a slot that are options of `quantexp.formats.quantise`.
 QUANTISE_OPTIONS = ("block", "scale_rule", "rounding", "scaling", "saturate", "pre_scale")
-#: The Hadamard transform comes before a format, whichever.
+#: The Hadamard transform precedes quantisation in any format.
 TRANSFORM_OPTIONS = ("hadamard", "hadamard_block")
 OPTIONS = (*QUANTISE_OPTIONS, "window", "clip_gradient", *TRANSFORM_OPTIONS)
-#: Iterations whose amax counts under delayed scaling, unless a slot says otherwise.
+#: Iterations in the amax history of delayed scaling, unless a slot sets `window`.
 WINDOW = 16
-#: Elements of one Hadamard transform where neither the slot nor its format has a block.
+#: Elements of one Hadamard transform if neither the slot nor its format has a block.
 HADAMARD_BLOCK = 32
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What one place of the configuration says of a slot, and that place's key, for messages."""
+    """What one place of the configuration sets for a slot, and that place's key, for messages."""
 
     key: str
     slot: Slot
@@ -43,10 +43,10 @@ class Setting:
 def chosen_options(
     format_: Format, operand_name: str, options: Mapping[str, Setting]
 ) -> dict[str, Any]:
-    """Every option that the format has, by the name of its field of `Operand`.
+    """Every option of the format, by its field name in `Operand`.
 
     Raises:
-        ConfigError: an option that the format does not have, or a value out of range.
+        ConfigError: an option the format does not have, or a value out of range.
     """
     known = {o for o in QUANTISE_OPTIONS if o in format_.options} | set(TRANSFORM_OPTIONS)
     known |= {"window"} if "scaling" in format_.options else set()
@@ -59,8 +59,8 @@ def chosen_options(
         "scale_rule": _chosen(options, "scale_rule", ScaleRule, _default_rule(format_)),
         "rounding": _chosen(options, "rounding", Rounding, format_.rounding),
         "scaling": scaling,
-        "saturate": _given(options, "saturate", True),
-        "pre_scale": _given(options, "pre_scale", False) or None,
+        "saturate": _flag(options, "saturate", True),
+        "pre_scale": _flag(options, "pre_scale", False) or None,
         "amax_target": None if scaling is Scaling.NONE else _amax_target(format_, operand_name),
     }
     chosen = {option: value for option, value in chosen.items() if option in format_.options}
@@ -81,7 +81,7 @@ def _amax_target(format_: Format, name: str) -> float | None:
     return format_.amax_target
 
 
-def _given(options: Mapping[str, Setting], option: str, default: bool) -> bool:
+def _flag(options: Mapping[str, Setting], option: str, default: bool) -> bool:
     setting = options.get(option)
     return default if setting is None else bool(getattr(setting.slot, option))
 

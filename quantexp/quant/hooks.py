@@ -1,8 +1,8 @@
-"""Where tensors can be looked at: functions that are called with what passes through the products.
+"""Hooks: callables that receive the tensors and operands of the products.
 
-A module hands over (operation, phase, tensor name, tensor) for each tensor of the contract, before quantisation,
-whether or not anybody looks; `nobody` is the tap of a module that nobody looks at, and costs a call. The products hand
-over each operand as they multiply it to whoever asked with `operands_to`.
+A module passes (operation, phase, tensor name, tensor) to its hook for each captured tensor name, before quantisation.
+`no_hook` is the hook of a module that nobody observes; it costs a call. The products pass each quantised operand to
+every hook registered with `hook_operands`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from quantexp.quant.sites import Product, Site
 FORWARD, BACKWARD = "forward", "backward"
 PRE, POST = "pre", "post"
 
-#: From the layout in which an operand is multiplied to the one in which its tensor is captured.
+#: Maps an operand from the layout in which it is multiplied to the one in which its tensor is captured.
 Layout = Callable[[Tensor], Tensor]
 
 
-class Tap(Protocol):
-    """Called with every tensor that passes; must not change it."""
+class TensorHook(Protocol):
+    """Receives every tensor of a module; must not modify it."""
 
     def __call__(self, operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
-        """Look at one tensor."""
+        """Process one tensor."""
 
 
-def nobody(operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
-    """The tap of a module that nobody looks at."""
+def no_hook(operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
+    """The hook of a module that nobody observes."""
 
 
-def as_it_is(x: Tensor) -> Tensor:
+def same_layout(x: Tensor) -> Tensor:
     """The layout of an operand that is multiplied as it is captured."""
     return x
 
 
-class OperandTap(Protocol):
-    """Called with every operand of every product; must not change it."""
+class OperandHook(Protocol):
+    """Receives every operand of every product; must not modify it."""
 
     def __call__(
         self,
@@ -49,63 +49,63 @@ class OperandTap(Protocol):
         product: Product,
         name: str,
         x: Tensor,
-        held: Tensor,
+        quantised: Tensor,
         layout: Layout,
         /,
     ) -> None:
-        """Look at one operand.
+        """Process one operand.
 
         Args:
-            precision: its module's.
+            precision: the module's.
             site: of the product.
-            product: that is about to multiply it.
-            name: the operand's.
-            x: the tensor it was made from.
-            held: what is multiplied, in x's shape.
-            layout: gives either as the tensor is captured.
+            product: the product about to run.
+            name: the operand's name.
+            x: the operand before quantisation.
+            quantised: the tensor that is multiplied, in x's shape.
+            layout: maps either to the layout in which the tensor is captured.
         """
 
 
-#: Whether a tap looks at an operand if it is handed over now.
-Wants = Callable[[ModulePrecision, Site, Product, str], bool]
+#: Whether an operand hook needs an operand now.
+OperandFilter = Callable[[ModulePrecision, Site, Product, str], bool]
 
 
-def _every(precision: ModulePrecision, site: Site, product: Product, name: str, /) -> bool:
+def _all_operands(precision: ModulePrecision, site: Site, product: Product, name: str, /) -> bool:
     return True
 
 
-_operand_taps: list[tuple[OperandTap, Wants]] = []
+_operand_hooks: list[tuple[OperandHook, OperandFilter]] = []
 
 
 @contextlib.contextmanager
-def operands_to(tap: OperandTap, wants: Wants = _every) -> Iterator[None]:
-    """Hand the operands of every product called inside to `tap`, backward passes on other threads too.
+def hook_operands(hook: OperandHook, wants: OperandFilter = _all_operands) -> Iterator[None]:
+    """Pass the operands of every product called inside to `hook`, including backward passes on other threads.
 
-    `wants` is asked where an operand would have to be put together first, and may say no to what the tap drops.
+    `wants` is consulted before an operand is assembled only for hooks; it returns False for operands the hook ignores.
     """
-    _operand_taps.append((tap, wants))
+    _operand_hooks.append((hook, wants))
     try:
         yield
     finally:
-        _operand_taps.remove((tap, wants))
+        _operand_hooks.remove((hook, wants))
 
 
-def wants_operand(precision: ModulePrecision, site: Site, product: Product, name: str) -> bool:
-    """Whether anybody looks at an operand."""
-    return any(wants(precision, site, product, name) for _, wants in _operand_taps)
+def is_operand_hooked(precision: ModulePrecision, site: Site, product: Product, name: str) -> bool:
+    """Whether any hook needs an operand."""
+    return any(wants(precision, site, product, name) for _, wants in _operand_hooks)
 
 
-def tell_operand(
+def call_operand_hooks(
     precision: ModulePrecision,
     site: Site,
     product: Product,
     name: str,
     x: Tensor,
-    held: Tensor,
-    layout: Layout = as_it_is,
+    quantised: Tensor,
+    layout: Layout = same_layout,
 ) -> None:
-    """Hand one operand to whoever asked for them, unless there is nothing in it."""
+    """Pass one operand to the registered hooks, unless it is empty."""
     if x.numel() == 0:
         return
-    for tap, _ in _operand_taps:
-        tap(precision, site, product, name, x, held, layout)
+    for hook, _ in _operand_hooks:
+        hook(precision, site, product, name, x, quantised, layout)

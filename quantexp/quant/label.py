@@ -1,7 +1,7 @@
-"""What a slot's format is called wherever a person reads it.
+"""The displayed name of a slot's format.
 
-In a configuration `bf16` is the word for a slot that is not quantised: it keeps the working precision, which may be
-fp32 or fp16. A person reads `high (fp32)`. Files and JSON keep the configuration's word.
+In a configuration `bf16` marks a slot that is not quantised: it keeps the working precision, which may be fp32 or
+fp16. Displays show `high (fp32)`. Files and JSON keep the configuration's word.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ HIGH = "high"
 def describe_format(name: str, precision: Precision | str | None) -> str:
     """`high (fp32)` for a slot in the working precision, else the format's own name.
 
-    Of several words the first is the format: `bf16 (forward copy)` is `high (fp32) (forward copy)`. Without a known
-    precision (None) it is `high`.
+    The first of several words is the format: `bf16 (forward copy)` becomes `high (fp32) (forward copy)`. Without a
+    known precision (None) it is `high`.
     """
     first, space, rest = name.partition(" ")
     if first != WORKING:
@@ -26,7 +26,7 @@ def describe_format(name: str, precision: Precision | str | None) -> str:
 
 
 def describe_scheme(name: str, precision: Precision | str | None) -> str:
-    """The scheme's name; of `bf16`, which quantises nothing, also what it computes in where that is not bf16."""
+    """The scheme's name; for `bf16`, which quantises nothing, also the working precision if that is not bf16."""
     word = precision.value if isinstance(precision, Precision) else precision
     if name != WORKING or word in (None, Precision.bf16.value):
         return name

@@ -1,14 +1,14 @@
-"""The call that multiplies: announced, and making up for operands of which only 3/4 was rounded."""
+"""Runs one matrix product in its context, and compensates operands pre-scaled by 3/4."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from quantexp.quant.product_context import Announcement, announce
+from quantexp.quant.product_context import ProductContext, product_context
 from quantexp.quant.slots import Operand
 
-#: What a product is multiplied with for each operand that was scaled by 3/4 (arXiv 2502.20586).
+#: The factor of a product for each operand scaled by 3/4 (arXiv 2502.20586).
 POST_SCALE = 4.0 / 3.0
 
 
@@ -17,16 +17,16 @@ def post_scale(*operands: Operand) -> float:
     return POST_SCALE ** sum(bool(operand.pre_scale) for operand in operands)
 
 
-def multiply(announcement: Announcement, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-    """`scale` a b, the scale applied before the product is rounded to its dtype.
+def multiply(context: ProductContext, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    """`scale` a b, with the scale applied before the product is rounded to its dtype.
 
     Args:
-        announcement: which product this is.
-        a: [..., K] beside a matrix b, [N, T, K] beside a stack of them.
+        context: identifies the product.
+        a: [..., K] with a matrix b, [N, T, K] with a stack of matrices.
         b: [K, M] or [N, K, M].
         scale: in float32.
     """
-    with announce(announcement):
+    with product_context(context):
         if scale == 1.0:
             return torch.matmul(a, b)
         if b.dim() == 2:

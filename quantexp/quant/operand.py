@@ -1,4 +1,4 @@
-"""One operand, held as declared: the one place where a scheme meets the number formats."""
+"""Quantises one operand according to its slot: the one place where schemes use the number formats."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from quantexp.formats import (
     scales_of,
 )
 from quantexp.quant.slots import Operand
-from quantexp.quant.step_state import current
+from quantexp.quant.step_state import current_state
 from quantexp.quant.weight_cache.policy import is_one_tensor, shares_read
 
 
-def held(
+def quantise_operand(
     x: Tensor,
     operand: Operand,
     axis: int,
@@ -31,33 +31,33 @@ def held(
     out: Tensor | None = None,
     place: Place | None = None,
 ) -> Tensor:
-    """`x` on the operand's grid, in x's shape and dtype; `x` itself where the operand is the working precision.
+    """`x` on the operand's grid, in x's shape and dtype; `x` itself if the slot keeps the working precision.
 
-    With a Hadamard transform it is the transform that lies on the grid, rounded from float32. An empty
-    tensor (an expert without tokens) stays empty and enters no history of amax.
+    With a Hadamard transform, the transform of x lies on the grid, rounded from float32. An empty tensor (an expert
+    without tokens) stays empty and enters no amax history.
 
     Args:
-        x: the operand from high precision, never one that was quantised before.
+        x: the operand in high precision, never quantised before.
         operand: its declared format and options.
         axis: the dimension of x that the product reduces over: blocks run along it.
-        amax: where x is part of a tensor whose scale follows from its amax (`follows_own_amax`), that of all of it.
-        out: where to write it, of x's shape and dtype, of an operand that does not depend on the moment.
-        place: where x lies in the tensor that it is a part of: random numbers follow from that.
+        amax: if x is part of a tensor whose scale depends on its amax (`follows_own_amax`), the amax of the whole.
+        out: where to write the result, of x's shape and dtype; only for an operand that needs no step state.
+        place: the position of x in the tensor it is part of; random numbers depend on it.
     """
     if not operand.quantised or x.numel() == 0:
         return x
-    if not operand.depends_on_moment:
+    if not operand.needs_step_state:
         return quantise(x, operand.format, axis=axis, amax=amax, out=out, **operand.options)
-    moment = current()
+    state = current_state()
     v = transformed(x, operand, axis)
-    options = {**operand.options, **moment.draw(operand), "amax": amax, "place": place}
+    options = {**operand.options, **state.draw(operand), "amax": amax, "place": place}
     if operand.scaling is Scaling.DELAYED:
-        observed = moment.amax_for(operand, v)
+        observed = state.amax_for(operand, v)
         options["amax"] = observed if amax is None else amax
     return quantise(v, operand.format, axis=axis, **options).to(x.dtype)
 
 
-def held_by_two(
+def quantise_pair(
     x: Tensor,
     first: Operand,
     second: Operand,
@@ -65,52 +65,54 @@ def held_by_two(
     out: tuple[Tensor | None, Tensor | None] = (None, None),
     amax: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`x` as two products hold it, each as `held` gives it; None for the second where it takes a read of its own.
+    """`x` quantised for two products, each as `quantise_operand` returns it; None if the second needs its own read.
 
-    It takes none where both are one tensor (a forward copy used again, a format without blocks), and where they differ
-    in the axis of their blocks alone.
+    It needs none if both are one tensor (a reused forward copy, a format without blocks), or if they differ only in the
+    axis of their blocks.
 
     Args:
-        x: as `held` takes it.
+        x: as in `quantise_operand`.
         first: the operand of one product.
-        second: of the other.
-        axes: the dimension that each reduces over.
-        out: where to write each, None is fresh memory; what is one tensor is written to the second.
-        amax: as `held` takes it.
+        second: the operand of the other.
+        axes: the dimension that each product reduces over.
+        out: where to write each copy, None means fresh memory; a shared copy is written to the second.
+        amax: as in `quantise_operand`.
     """
     if not shares_read(first, second):
-        return held(x, first, axes[0], amax, out=out[0]), x if not second.quantised else None
+        return quantise_operand(
+            x, first, axes[0], amax, out=out[0]
+        ), x if not second.quantised else None
     if is_one_tensor(first, second) or x.numel() == 0:
-        copy = held(x, first, axes[0], amax, out=out[1])
+        copy = quantise_operand(x, first, axes[0], amax, out=out[1])
         return copy, copy
-    both = [torch.empty_like(x) if each is None else each for each in out]
+    copies = [torch.empty_like(x) if buffer is None else buffer for buffer in out]
     options = {**first.options, "amax": amax}
-    return quantise_both(x, first.format, axes=axes, out=(both[0], both[1]), **options)
+    return quantise_both(x, first.format, axes=axes, out=(copies[0], copies[1]), **options)
 
 
 def linear_dim(operand: Operand) -> int:
-    """Where the blocks of a linear layer's x or w run: the last dimension is the input width."""
+    """The dimension of a linear layer's x or w that blocks run along; the last dimension is the input width."""
     return -1 if operand.axis == "input_width" else 0
 
 
 def follows_own_amax(operand: Operand) -> bool:
-    """Whether a scale of the operand follows from the amax of its whole tensor, as it is now."""
+    """Whether the operand's scale currently depends on the amax of its whole tensor."""
     if operand.scaling in (None, Scaling.NONE):
         return False
-    return operand.scaling is not Scaling.DELAYED or current().amax(operand) is None
+    return operand.scaling is not Scaling.DELAYED or current_state().amax(operand) is None
 
 
 def own_amax(x: Tensor, operand: Operand, axis: int) -> Tensor:
-    """The amax that such a scale follows from, after a Hadamard transform that of the transform; 0-dim float32."""
+    """The amax that determines such a scale, of the Hadamard transform if there is one; 0-dim float32."""
     return finite_amax(transformed(x, operand, axis))
 
 
 def clipped(
     gradient: Tensor, x: Tensor, operand: Operand, axis: int, amax: Tensor | None = None
 ) -> Tensor:
-    """The gradient of `x`, 0 where `x` saturated in the forward product, if the operand's derivative is clipped so.
+    """The gradient of `x`, zero where `x` saturated in the forward product if the slot sets `clip_gradient`.
 
-    `amax` is as in `held`.
+    `amax` is as in `quantise_operand`.
     """
     if not operand.clip_gradient:
         return gradient
@@ -121,28 +123,29 @@ def clipped(
 
 
 def scales(x: Tensor, operand: Operand, axis: int) -> Scales:
-    """The scales with which `held` brings `x` on the operand's grid, as `quantexp.formats.encode` gives them.
+    """The scales that `quantise_operand` applies to `x`, in the form of `quantexp.formats.encode`.
 
-    After a Hadamard transform they are those of the transform. Called after `held`, in the same micro-batch.
+    With a Hadamard transform they are those of the transform. Call it after `quantise_operand`, in the same
+    micro-batch.
     """
     v = transformed(x, operand, axis)
     return scales_of(v, operand.format, axis=axis, **_scale_options(v, operand))
 
 
 def _scale_options(v: Tensor, operand: Operand, *more: str) -> dict[str, Any]:
-    """The operand's options that decide its scales, and more by their names."""
+    """The operand's options that determine its scales, and others by name."""
     deciding = ("block", "scale_rule", "scaling", "amax_target", *more)
     options = {name: value for name, value in operand.options.items() if name in deciding}
     if operand.scaling is Scaling.DELAYED:
-        amax = current().amax(operand)
+        amax = current_state().amax(operand)
         options["amax"] = finite_amax(v) if amax is None else amax
     return options
 
 
 def transformed(x: Tensor, operand: Operand, axis: int) -> Tensor:
-    """`x` after the operand's Hadamard transform along `axis`, in float32; `x` itself where there is none."""
+    """`x` after the operand's Hadamard transform along `axis`, in float32; `x` itself if there is none."""
     if operand.hadamard is None:
         return x
     assert operand.hadamard_block is not None
-    signs = current().signs(operand, x.device)
+    signs = current_state().signs(operand, x.device)
     return hadamard(x, axis=axis, block=operand.hadamard_block, signs=signs, left=operand.left)

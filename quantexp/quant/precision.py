@@ -1,8 +1,8 @@
-"""The precision map: for every layer, module, matrix product and operand, exactly how it is held.
+"""The precision map: the exact format and options of every layer, module, matrix product and operand.
 
-It follows from the configuration alone, so `plan` prints it without a GPU, without data and without torch, the layers
-are built from it, and the proof of engagement is held against it. Rules with a range of iterations make the map
-a function of the iteration; `changes` lists the iterations at which it changes.
+It depends on the configuration alone: `plan` prints it without GPU, data or torch, the layers are built from it, and
+the proof of engagement compares operands with it. Rules with a range of iterations make the map a function of the
+iteration; `changes` lists the iterations at which it changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quantexp.schema import ModelConfig, QuantConfig, Rule
 
 @dataclass(frozen=True)
 class ModuleId:
-    """One module of the decoder that multiplies: its layer (from 0, global) and its name."""
+    """One module of the decoder with matrix products: its layer (from 0, global) and its name."""
 
     layer: int
     name: str
@@ -43,12 +43,12 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The slot in the words of every message: `layer 0 fc1 linear.wgrad.g`."""
+        """The slot as named in every message: `layer 0 fc1 linear.wgrad.g`."""
         return slot_label(self.module, self.site, self.product, self.name)
 
 
 def slot_label(module: ModuleId, site: Site, product: Product, name: str) -> str:
-    """One operand of one product of one module, in the words of every message."""
+    """One operand of one product of one module, as named in every message."""
     return f"{module} {site.value}.{product.value}.{name}"
 
 
@@ -58,17 +58,17 @@ Sites = dict[Site, dict[Key, Operand]]
 
 @dataclass(frozen=True)
 class ModulePrecision:
-    """What one module needs to know: the operands of its sites, which modules that are alike may share."""
+    """The operands of one module's sites; modules with equal operands may share them."""
 
     module: ModuleId
     sites: Sites
-    #: The same before operands got their streams, where any has one.
-    unnamed: Sites | None = field(default=None, compare=False, repr=False)
+    #: The operands before streams were assigned, if any has one.
+    without_streams: Sites | None = field(default=None, compare=False, repr=False)
 
     @property
     def alike(self) -> Sites:
-        """The operands but for their streams: one object for all modules of a map that are held alike."""
-        return self.sites if self.unnamed is None else self.unnamed
+        """The operands without their streams: one object for all modules of a map with equal operands."""
+        return self.sites if self.without_streams is None else self.without_streams
 
     def operand(self, site: Site, product: Product, name: str) -> Operand:
         """The operand of a product, as declared."""
@@ -85,7 +85,7 @@ PrecisionMap = dict[ModuleId, ModulePrecision]
 
 
 def decoder_modules(model: ModelConfig) -> list[tuple[ModuleId, tuple[Site, ...]]]:
-    """Every module of the decoder that multiplies, with its sites."""
+    """Every module of the decoder with matrix products, and its sites."""
     return [
         (ModuleId(layer, name), (Site.QK, Site.PV) if name == ATTENTION else (Site.LINEAR,))
         for first, count in alike_layers(model)
@@ -96,21 +96,21 @@ def decoder_modules(model: ModelConfig) -> list[tuple[ModuleId, tuple[Site, ...]
 
 
 def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) -> PrecisionMap:
-    """The map in force in an iteration (from 1).
+    """The precision map at an iteration (from 1).
 
     Raises:
-        ConfigError: a site or rule that cannot be, named by its full key.
+        ConfigError: an invalid site or rule, named by its full key.
     """
     rules = [(i, rule) for i, rule in enumerate(quant.rules) if _is_in_force(rule, iteration)]
-    # modules come by the thousand, and those that the same rules apply to are alike.
+    # A model may have thousands of modules; modules with the same rules share their operands.
     resolved: dict[tuple[tuple[Site, ...], tuple[int, ...]], Sites] = {}
-    found: PrecisionMap = {}
+    modules: PrecisionMap = {}
     for module, sites in decoder_modules(model):
         applying = tuple(i for i, rule in rules if _applies(rule, module, model.num_layers))
         if (sites, applying) not in resolved:
             resolved[sites, applying] = {site: _operands(site, quant, applying) for site in sites}
-        found[module] = _named(module, resolved[sites, applying])
-    return found
+        modules[module] = _with_streams(module, resolved[sites, applying])
+    return modules
 
 
 def declared_maps(model: ModelConfig, quant: QuantConfig) -> list[PrecisionMap]:
@@ -119,17 +119,17 @@ def declared_maps(model: ModelConfig, quant: QuantConfig) -> list[PrecisionMap]:
 
 
 def map_in_force(maps: Sequence[PrecisionMap], quant: QuantConfig, iteration: int) -> PrecisionMap:
-    """The one of a run's `declared_maps` that holds in an iteration (from 1)."""
+    """The entry of a run's `declared_maps` for an iteration (from 1)."""
     return maps[bisect_right(changes(quant), iteration) - 1]
 
 
 def distinct_sites(declared: PrecisionMap) -> list[Sites]:
-    """Every way in which modules of a map are held, once, without streams."""
+    """Every distinct set of operands in a map, once, without streams."""
     return list({id(module.alike): module.alike for module in declared.values()}.values())
 
 
 def changes(quant: QuantConfig) -> list[int]:
-    """The iterations, from 1, at which the map may differ from the one before; 1 is always among them."""
+    """The iterations, from 1, at which the map may change; 1 is always included."""
     points = {1}
     for rule in quant.rules:
         if rule.iterations:
@@ -141,10 +141,10 @@ def changes(quant: QuantConfig) -> list[int]:
 
 
 def check_rules(model: ModelConfig, quant: QuantConfig) -> None:
-    """Refuse rules that can never apply or name what does not exist.
+    """Refuse rules that can never apply or that name something unknown.
 
     Raises:
-        ConfigError: naming the rule by its index.
+        ConfigError: names the rule by its index.
     """
     modules = [m for m, _ in decoder_modules(model)]
     sites = [s.value for s in Site]
@@ -183,38 +183,38 @@ def _check_iterations(where: str, rule: Rule) -> None:
         )
 
 
-def _known(key: str, given: list[str], allowed: list[str]) -> None:
-    for value in given:
+def _known(key: str, values: list[str], allowed: list[str]) -> None:
+    for value in values:
         if value not in allowed:
             raise ConfigError(f"{key} must be among {', '.join(allowed)}, got {value!r}")
 
 
 def _operands(site: Site, quant: QuantConfig, applying: Sequence[int]) -> dict[Key, Operand]:
-    """What a site comes to in a module that these rules apply to."""
+    """The operands of a site in a module that these rules apply to."""
     overlays = {
         key: [
             Setting(f"quant.rules[{i}]", quant.rules[i])
             for i in reversed(applying)
-            if _means(quant.rules[i], site, key)
+            if _covers(quant.rules[i], site, key)
         ]
         for key in slots_of(site)
     }
     return resolve_site(site, site_configs(quant)[site], overlays)
 
 
-def _named(module: ModuleId, sites: Sites) -> ModulePrecision:
-    """The operands with their streams, where any needs one: a forward copy repeats the forward's."""
-    if not any(operand.depends_on_moment for site in sites.values() for operand in site.values()):
+def _with_streams(module: ModuleId, sites: Sites) -> ModulePrecision:
+    """The operands with their streams, if any needs one; a forward copy repeats the forward slot's stream."""
+    if not any(operand.needs_step_state for site in sites.values() for operand in site.values()):
         return ModulePrecision(module, sites)
-    named = {
+    streamed = {
         site: {key: _with_stream(module, site, key, operand) for key, operand in operands.items()}
         for site, operands in sites.items()
     }
-    return ModulePrecision(module, named, unnamed=sites)
+    return ModulePrecision(module, streamed, without_streams=sites)
 
 
 def _with_stream(module: ModuleId, site: Site, key: Key, operand: Operand) -> Operand:
-    if not operand.depends_on_moment:
+    if not operand.needs_step_state:
         return operand
     product, name = key
     product = Product.FPROP if operand.reuse else product
@@ -233,8 +233,8 @@ def _applies(rule: Rule, module: ModuleId, num_layers: int) -> bool:
     )
 
 
-def _means(rule: Rule, site: Site, key: Key) -> bool:
-    """Whether a rule is for a slot of the modules that it applies to."""
+def _covers(rule: Rule, site: Site, key: Key) -> bool:
+    """Whether a rule covers a slot of the modules that it applies to."""
     product, name = key
     return (
         (not rule.sites or site.value in rule.sites)
@@ -244,7 +244,7 @@ def _means(rule: Rule, site: Site, key: Key) -> bool:
 
 
 def entry_record(entry: Entry) -> dict[str, object]:
-    """An entry as the precision map's JSON holds it."""
+    """An entry in the form of the precision map's JSON."""
     operand = entry.operand
     return {
         "layer": entry.module.layer,
@@ -257,7 +257,7 @@ def entry_record(entry: Entry) -> dict[str, object]:
 
 
 def operand_record(operand: Operand) -> dict[str, object]:
-    """An operand's format and options, Enums by their values."""
+    """An operand's format and options; Enums as their values."""
     return {
         "format": operand.format,
         "axis": operand.axis,
@@ -273,7 +273,7 @@ def operand_record(operand: Operand) -> dict[str, object]:
 
 
 def _later_options(operand: Operand) -> dict[str, object]:
-    """Options that are part of a record only where they are set: without them a scheme keeps its identity."""
+    """Options recorded only if set, so that schemes without them keep their identity."""
     options = {
         "pre_scale": operand.pre_scale,
         "window": operand.window,

@@ -1,9 +1,9 @@
-"""Which matrix product is being called right now, said by the code that calls it.
+"""The matrix product being called on this thread, set by the code that calls it.
 
-The product functions of `linear` and `attention` announce the module, site and product around the one call that
-multiplies. Announcing changes nothing and proves nothing: the proof of engagement watches the calls themselves,
-looks at the operands that reach them, and uses the announcement only to know which slots to hold them against. A
-matrix product in the decoder that nobody announced is itself a finding.
+The product functions of `linear` and `attention` enter a context with module, site and product around each matrix
+product call. The context changes nothing and proves nothing: the proof of engagement observes the calls themselves,
+examines the operands that reach them, and uses the context only to look up the declared slots. A matrix product in the
+decoder without a context is itself an error.
 """
 
 from __future__ import annotations
@@ -22,81 +22,81 @@ from quantexp.quant.sites import Product, Site
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of a product a call makes, where one product takes several calls (attention in tiles)."""
+    """The part of a product that one call computes, if the product takes several calls (attention in tiles)."""
 
     index: int
     last: bool
-    #: The working dtype: a product that is summed over its parts multiplies in float32 what holds in this.
+    #: The working dtype: a product summed over its parts multiplies, in float32, values representable in it.
     dtype: torch.dtype
-    #: By an operand's name, the amax of the whole tensor that it is a part of; None where no scale follows from that.
+    #: Maps an operand's name to the amax of its whole tensor; None if no scale depends on it.
     amax: Callable[[str], Tensor | None] = field(compare=False)
 
 
 @dataclass(frozen=True)
-class Announcement:
-    """The product that the next matrix product call belongs to."""
+class ProductContext:
+    """The product that the next matrix product call computes."""
 
     module: ModuleId
     site: Site
     product: Product
     #: Sequences interleaved along the reduced axis ([tokens, sequences] flattened), for products over tokens.
     sequences: int = 1
-    #: Both operands as they were before anything was done to them, in the layout in which they are multiplied. Asked
-    #: for only where the proof of engagement has to hold an operand against what it was made from.
+    #: Both operands before quantisation, in the layout in which they are multiplied. Called only if the proof of
+    #: engagement must compare an operand with its source.
     sources: Callable[[], tuple[Tensor, Tensor]] | None = field(default=None, compare=False)
-    #: None is the whole product.
+    #: None means the whole product.
     part: Part | None = field(default=None, compare=False)
-    #: Whether the product was made before and is made again, for what follows from it.
-    again: bool = False
+    #: Whether the product is recomputed for the backward pass or for an amax.
+    recomputed: bool = False
 
 
 @dataclass(frozen=True)
-class FusedAnnouncement:
-    """The next call is attention by a fused kernel, forward or backward, with every product of the module in it."""
+class FusedContext:
+    """The next call is a fused attention kernel, forward or backward, and includes every product of the module."""
 
     module: ModuleId
-    #: q, k and v as they were before anything was done to them, as the kernel gets them; None where nobody needs them.
+    #: q, k and v before quantisation, in the kernel's layout; None if nothing needs them.
     sources: Callable[[], dict[str, Tensor]] | None = field(default=None, compare=False)
 
 
-class _Observation:
-    """What is multiplied next is looked at and enters nothing."""
+class _Untracked:
+    """Marks products that run only to be captured."""
 
 
-OBSERVATION = _Observation()
+UNTRACKED = _Untracked()
 
-Said = Announcement | FusedAnnouncement | _Observation
+AnyContext = ProductContext | FusedContext | _Untracked
 
 
 class _Current(threading.local):
-    announcement: Said | None = None
+    context: AnyContext | None = None
 
 
 _current = _Current()
 
 
-def current() -> Said | None:
-    """What this thread has announced, if anything."""
-    return _current.announcement
+def current_product() -> AnyContext | None:
+    """The context of the product being called on this thread, or None."""
+    return _current.context
 
 
 @contextlib.contextmanager
-def announce(announcement: Said) -> Iterator[None]:
-    """Say that the matrix product called inside is this one."""
-    before = _current.announcement
-    _current.announcement = announcement
+def product_context(context: AnyContext) -> Iterator[None]:
+    """Set the context of the matrix product called inside."""
+    before = _current.context
+    _current.context = context
     try:
         yield
     finally:
-        _current.announcement = before
+        _current.context = before
 
 
 _watchers = 0
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[None]:
-    """The products called inside are looked at, those of backward passes on other threads too."""
+def watch_products() -> Iterator[None]:
+    """Mark the products called inside as observed, including those of backward passes on other threads."""
     global _watchers
     _watchers += 1
     try:
@@ -106,10 +106,10 @@ def watched() -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Whether products have to be made where they can be seen: one by one, by calls of torch."""
+    """Whether products must run as separate torch calls that the proof of engagement can observe."""
     return _watchers > 0
 
 
-def observing() -> contextlib.AbstractContextManager[None]:
-    """Around products made only to be captured: the forward and backward passes have no part in them."""
-    return announce(OBSERVATION)
+def untracked() -> contextlib.AbstractContextManager[None]:
+    """For products that run only to be captured: the proof of engagement ignores them."""
+    return product_context(UNTRACKED)

@@ -1,18 +1,18 @@
 """Products of 16-bit matrices on a CPU, through fp32 where the processor has no instructions for them.
 
 Without such instructions torch multiplies bf16 or fp16 in a loop that takes up to 100 times as long as fp32. Inside
-`through_fp32` these products are made of three steps instead, whoever calls them:
+`through_fp32`, every caller's products run in three steps instead:
 
     y = round(a b)      a and b converted to fp32 (exact), multiplied and summed in fp32, rounded once to their dtype
 
-Inside, other kernels stand in the place of torch's CPU kernels of `mm`, `bmm`, `addmm`, `baddbmm` (with their `out=`
-and in-place forms) and of the fused attention, forward and backward. They lie below autograd and below every
-`TorchDispatchMode`, so that autograd and the proof of engagement see the same calls with the same 16-bit operands.
-Products with a vector keep torch's kernels, which take no longer than those of fp32; products in other dtypes pass
-through to them, a microsecond later.
+Replacement kernels take the place of torch's CPU kernels of `mm`, `bmm`, `addmm`, `baddbmm` (with their `out=` and
+in-place forms) and of the fused attention, forward and backward. They sit below autograd and below every
+`TorchDispatchMode`, so autograd and the proof of engagement see the same calls with the same 16-bit operands.
+Products with a vector keep torch's kernels, which take no longer than those of fp32. Products in other dtypes pass
+through to torch's kernels, with about a microsecond of overhead.
 
-The larger operand is converted in strips that stay in the caches, into memory that the next product writes again: at
-most `SCRATCH_BYTES` for each thread that multiplies. The sum over K is never cut.
+The larger operand is converted in strips that fit in the caches, into memory that the next product reuses: at most
+`SCRATCH_BYTES` per thread. The sum over K is never split.
 
     # M rows, N columns, K summed over; B products of a batch
 """
@@ -31,23 +31,23 @@ from torch.library import Library, get_kernel
 
 #: Bytes of a strip in fp32, of an operand or of the result.
 STRIP_BYTES = 8 << 20
-#: Bytes of the operand in fp32 that is converted once for all strips of the other.
+#: Bytes in fp32 of the operand that is converted once for all strips of the other.
 KEPT_BYTES = 64 << 20
-#: What a thread keeps at most, unless a single row is longer than a strip.
+#: Scratch memory of one thread at most, unless a single row is longer than a strip.
 SCRATCH_BYTES = KEPT_BYTES + 2 * STRIP_BYTES
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-#: One set of dtypes for each open `through_fp32`.
+#: One set of dtypes for each active `through_fp32`.
 _active: list[frozenset[torch.dtype]] = []
 
 
 def go_through_fp32(dtype: torch.dtype) -> bool:
-    """Whether products of this dtype on a CPU go through fp32 at the moment."""
+    """Whether products of this dtype on a CPU currently go through fp32."""
     return any(dtype in dtypes for dtypes in _active)
 
 
 @contextlib.contextmanager
 def through_fp32(dtypes: Collection[torch.dtype]) -> Iterator[None]:
-    """Inside, products of these 16-bit dtypes on a CPU go through fp32, in every thread; of none, nothing changes."""
+    """Products of these 16-bit dtypes on a CPU go through fp32 inside, in every thread; none if `dtypes` is empty."""
     if not dtypes:
         yield
         return
@@ -66,13 +66,13 @@ def through_fp32(dtypes: Collection[torch.dtype]) -> Iterator[None]:
 
 
 class _Scratch(threading.local):
-    """Memory in fp32 of one thread, by use."""
+    """One thread's fp32 memory, by use."""
 
     def __init__(self) -> None:
         self.buffers: dict[str, Tensor] = {}
 
     def empty(self, use: str, *shape: int) -> Tensor:
-        """A contiguous tensor, which the next one of the same use overwrites."""
+        """A contiguous tensor; the next call with the same use overwrites it."""
         numel = torch.Size(shape).numel()
         buffer = self.buffers.get(use)
         if buffer is None or buffer.numel() < numel:
@@ -81,18 +81,18 @@ class _Scratch(threading.local):
         return buffer[:numel].view(shape)
 
     def converted(self, use: str, x: Tensor) -> Tensor:
-        """X in fp32, a transposed matrix again transposed."""
+        """x in fp32; a transposed matrix stays transposed."""
         if x.stride(-2) == 1 and x.stride(-1) != 1:
             return self.converted(use, x.mT).mT
         return self.empty(use, *x.shape).copy_(x)
 
 
-#: What becomes of a strip's product in fp32, given where in the result the strip lies.
+#: Finishes a strip's product in fp32, given the strip's position in the result.
 _Finish = Callable[[Tensor, tuple[slice, ...]], Tensor]
 
 
 class _Kernels:
-    """The replacements, each of which passes on to torch's own what is not of `dtypes`."""
+    """The replacement kernels; each passes dtypes other than `dtypes` to torch's own kernel."""
 
     def __init__(self, dtypes: frozenset[torch.dtype]) -> None:
         self.dtypes = dtypes
@@ -100,18 +100,18 @@ class _Kernels:
         self.native: dict[str, Any] = {}
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        """Every replaced kernel under its operator's name."""
-        made: dict[str, Callable[..., Any]] = {}
+        """Every replacement kernel by its operator's name."""
+        kernels: dict[str, Callable[..., Any]] = {}
         for name, dim in (("mm", 2), ("bmm", 3)):
-            made[name] = self._plain(name, dim)
-            made[f"{name}.out"] = self._plain(f"{name}.out", dim)
+            kernels[name] = self._plain(name, dim)
+            kernels[f"{name}.out"] = self._plain(f"{name}.out", dim)
         for name, dim in (("addmm", 2), ("baddbmm", 3)):
             for form in (name, f"{name}.out", f"{name}_"):
-                made[form] = self._added(form, dim)
-        made[_ATTENTION] = self._attention(_ATTENTION)
-        made[f"{_ATTENTION}_backward"] = self._attention(f"{_ATTENTION}_backward")
-        self.native = {name: get_kernel(f"aten::{name}", "CPU") for name in made}
-        return made
+                kernels[form] = self._added(form, dim)
+        kernels[_ATTENTION] = self._attention(_ATTENTION)
+        kernels[f"{_ATTENTION}_backward"] = self._attention(f"{_ATTENTION}_backward")
+        self.native = {name: get_kernel(f"aten::{name}", "CPU") for name in kernels}
+        return kernels
 
     def _plain(self, name: str, dim: int) -> Callable[..., Any]:
         """`mm` or `bmm`."""
@@ -179,7 +179,7 @@ class _Kernels:
         return attend
 
     def _takes(self, a: Tensor, b: Tensor, dim: int, out: Tensor | None) -> bool:
-        """Whether a product is made here; what torch refuses, or has nothing to multiply, is left to it."""
+        """Whether the replacement handles a product; torch's own kernel handles invalid and empty ones."""
         return (
             a.dtype in self.dtypes
             and a.dtype == b.dtype
@@ -206,22 +206,22 @@ class _Kernels:
     def _matrix(
         self, keyset: Any, y_MN: Tensor, a_MK: Tensor, b_KN: Tensor, finish: _Finish
     ) -> None:
-        """The smaller operand is converted once, the larger strip by strip, over rows or columns of the result."""
+        """Convert the smaller operand once and the larger one strip by strip, over rows or columns of the result."""
         by_rows = a_MK.numel() >= b_KN.numel()
         M, K = a_MK.shape
         N = b_KN.shape[1]
         across, along = (M, N) if by_rows else (N, M)
-        for kept in _parts(along, KEPT_BYTES, K):
-            held = None
-            for strip in _parts(across, STRIP_BYTES, max(K, kept.stop - kept.start)):
-                at = (strip, kept) if by_rows else (kept, strip)
+        for fixed_part in _parts(along, KEPT_BYTES, K):
+            fixed = None
+            for strip in _parts(across, STRIP_BYTES, max(K, fixed_part.stop - fixed_part.start)):
+                at = (strip, fixed_part) if by_rows else (fixed_part, strip)
                 rows, columns = at
-                if held is None:
-                    held = self.scratch.converted(
+                if fixed is None:
+                    fixed = self.scratch.converted(
                         "kept", b_KN[:, columns] if by_rows else a_MK[rows]
                     )
                 part = self.scratch.converted("strip", a_MK[rows] if by_rows else b_KN[:, columns])
-                left, right = (part, held) if by_rows else (held, part)
+                left, right = (part, fixed) if by_rows else (fixed, part)
                 product = self.scratch.empty("product", left.shape[0], right.shape[1])
                 self.native["mm.out"].call_boxed(keyset, left, right, out=product)
                 y_MN[at].copy_(finish(product, at))
@@ -229,7 +229,7 @@ class _Kernels:
     def _batch(
         self, keyset: Any, y_BMN: Tensor, a_BMK: Tensor, b_BKN: Tensor, finish: _Finish
     ) -> None:
-        """As many matrices at a time as fit in a strip; larger ones one by one."""
+        """Process as many matrices at a time as fit in a strip; larger ones one by one."""
         B, M, K = a_BMK.shape
         N = b_BKN.shape[2]
         largest = max(M * K, K * N, M * N)
@@ -243,18 +243,18 @@ class _Kernels:
 
                 self._matrix(keyset, y_BMN[i], a_BMK[i], b_BKN[i], of_one)
             return
-        for some in _parts(B, STRIP_BYTES, largest):
-            a = self.scratch.converted("kept", a_BMK[some])
-            b = self.scratch.converted("strip", b_BKN[some])
+        for batch in _parts(B, STRIP_BYTES, largest):
+            a = self.scratch.converted("kept", a_BMK[batch])
+            b = self.scratch.converted("strip", b_BKN[batch])
             product = self.scratch.empty("product", a.shape[0], M, N)
             self.native["bmm.out"].call_boxed(keyset, a, b, out=product)
-            y_BMN[some].copy_(finish(product, (some,)))
+            y_BMN[batch].copy_(finish(product, (batch,)))
 
 
 def _parts(extent: int, limit: int, width: int) -> Iterator[slice]:
-    """Equal parts of an extent, each of as many rows of `width` floats as fit in a limit of bytes."""
+    """Equal parts of an extent, each with as many rows of `width` floats as fit in `limit` bytes."""
     most = max(1, limit // (4 * width))
     number = -(-extent // most)
-    each = -(-extent // number)
-    for start in range(0, extent, each):
-        yield slice(start, min(start + each, extent))
+    length = -(-extent // number)
+    for start in range(0, extent, length):
+        yield slice(start, min(start + length, extent))

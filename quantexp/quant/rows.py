@@ -1,11 +1,11 @@
-"""The tokens of a routed expert: which sequence each row is of, and their layout for blocks along tokens.
+"""The tokens of a routed expert: the sequence of each row, and their layout for blocks along tokens.
 
-An expert's tokens are rows [n, width] in the order of the micro-batch, [T, B] flattened: neighbouring rows are of
-different sequences. A block along tokens lies within one sequence, so for the product over tokens the rows are laid out
-as [L, B, width], each sequence's rows one below the other in their order, and zeros below those down to the longest
-(L rows). Zeros change no block's amax and add nothing to the product. One sequence needs no layout.
+An expert's tokens are rows [n, width] in the order of the micro-batch, [T, B] flattened: neighbouring rows belong to
+different sequences. A block along tokens lies within one sequence, so the product over tokens uses the layout
+[L, B, width]: each sequence's rows in order, padded with zeros to the longest sequence (L rows). Zeros change no
+block's amax and add nothing to the product. A single sequence needs no layout.
 
-    # n rows, B sequences, L rows of the sequence with the most
+    # n rows, B sequences, L rows of the longest sequence
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rows:
-    """Of which sequence each row of an expert is."""
+    """The sequence of each row of an expert."""
 
     #: int64 [n], each in [0, B).
     sequence: Tensor
@@ -27,12 +27,12 @@ class Rows:
 
     @cached_property
     def _place(self) -> Tensor:
-        """Each row's place among those of its own sequence, int64 [n]."""
+        """Each row's index within its own sequence, int64 [n]."""
         own = torch.nn.functional.one_hot(self.sequence, self.num_sequences)
         return own.cumsum(0).gather(1, self.sequence[:, None])[:, 0] - 1
 
     def laid_out(self, x: Tensor) -> Tensor:
-        """Rows [n, width] as [L, B, width], filled up with zeros; [0, B, width] where there are none."""
+        """Rows [n, width] as [L, B, width], padded with zeros; [0, B, width] if there are no rows."""
         longest = int(self._place.max()) + 1 if len(x) else 0
         result = x.new_zeros(longest, self.num_sequences, x.shape[-1])
         result[self._place, self.sequence] = x

@@ -1,8 +1,8 @@
-"""The name of a scheme, derived from what it does, so that a label cannot say something else.
+"""The name of a scheme, derived from its content, so that a label cannot contradict it.
 
-Each site that equals a shipped choice (`conf/quant/linear/mxfp8.yaml`) has that choice's name. The ten schemes are
-compositions of such choices; other compositions are named by their parts (`linear_mxfp8+pv_hifp8`), and what no
-shipped choice describes, rules included, ends in a hash of its meaning (`linear_custom~3f2a91`).
+A site that equals a shipped choice (`conf/quant/linear/mxfp8.yaml`) has that choice's name. The ten schemes are
+compositions of such choices. Other compositions are named by their parts (`linear_mxfp8+pv_hifp8`); the name of a
+composition that no shipped choice describes, rules included, ends in a hash of its content (`linear_custom~3f2a91`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from quantexp.quant.sites import Site
 from quantexp.quant.slots import Key, Operand, SiteConfig, resolve_site, site_configs
 from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 
-#: The formats the ten schemes are made of.
+#: The formats of the ten schemes.
 SCHEME_FORMATS = ("mxfp8", "mxfp4", "hifp8")
 
-#: (linear, qk) choices of the ten schemes; pv is none in all of them.
+#: (linear, qk) choices of the ten schemes; pv is none in every one.
 SCHEMES: dict[str, tuple[str, str]] = {
     "bf16": ("none", "none"),
     **{f"FA_{f}": ("none", f) for f in SCHEME_FORMATS},
@@ -31,7 +31,7 @@ SCHEMES: dict[str, tuple[str, str]] = {
     **{f"FA_linear_{f}": (f, f) for f in SCHEME_FORMATS},
 }
 
-#: The choices of a site that quantise; only the first three make one of the ten.
+#: The choices of a site that quantise; only the first three belong to the ten schemes.
 SITE_FORMATS = (*SCHEME_FORMATS, "mxfp6", "nvfp4", "fp8")
 CHOICES = ("none", *SITE_FORMATS)
 
@@ -43,7 +43,7 @@ _SITE_TYPES: dict[Site, type[LinearSite] | type[QkSite] | type[PvSite]] = {
 
 
 def derived_name(quant: QuantConfig) -> str:
-    """The scheme's name from its content."""
+    """The scheme's name, derived from its content."""
     choices = {site: _choice(site, config) for site, config in site_configs(quant).items()}
     if not quant.rules and choices[Site.PV] == "none":
         for name, (linear, qk) in SCHEMES.items():
@@ -58,7 +58,7 @@ def derived_name(quant: QuantConfig) -> str:
 
 
 def content_hash(quant: QuantConfig) -> str:
-    """Hex sha256 of what the scheme does: its sites' operands and its rules, not its name."""
+    """Hex sha256 of the scheme's content: its sites' operands and its rules, not its name."""
     meaning = {
         "sites": {
             site.value: _records(site, config) for site, config in site_configs(quant).items()
@@ -68,7 +68,7 @@ def content_hash(quant: QuantConfig) -> str:
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 
-#: Options of a rule that count only where they are set, so that the hashes of schemes without them stay.
+#: Options of a rule that are hashed only if set, so that the hashes of schemes without them stay the same.
 _LATER_OPTIONS = ("window", "pre_scale", "clip_gradient", "hadamard", "hadamard_block")
 
 
@@ -85,7 +85,7 @@ def _records(site: Site, config: SiteConfig) -> dict[str, dict[str, object]]:
 
 
 def _choice(site: Site, config: SiteConfig) -> str | None:
-    """The shipped choice this site equals, or None."""
+    """The shipped choice that this site equals, or None."""
     operands = resolve_site(site, config)
     if not any(operand.quantised for operand in operands.values()):
         return "none"

@@ -1,4 +1,4 @@
-"""A format as the shipped schemes hold an operand in it, for judging tensors by it where no scheme says how."""
+"""An operand in a format with the shipped schemes' options, for scoring tensors that no scheme quantises."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from quantexp.schema import LinearSite
 
 
 def scored_operand(format_name: str, *, is_gradient: bool = False) -> Operand:
-    """The operand with the scheme's own options for the format: rceil for mxfp8, a current scale for hifp8, ...
+    """The operand with the schemes' own options for the format: rceil for mxfp8, a current scale for hifp8, ...
 
     Raises:
-        ConfigError: not a format that quantises.
+        ConfigError: the format does not quantise.
     """
     names = [name for name, fmt in FORMATS.items() if fmt.family is not Family.BF16]
     try:

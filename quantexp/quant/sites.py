@@ -1,6 +1,6 @@
-"""The vocabulary: sites, their matrix products, and each product's two operands.
+"""Sites, their matrix products, and each product's two operands.
 
-A product multiplies a left by a right operand and reduces over one axis, the axis along which blocks run:
+A product multiplies a left by a right operand and reduces over one axis; blocks run along that axis:
 
     linear  fprop   y  = x   w^T   over the input width      qk  fprop    S  = q    k^T  over head_dim
             dgrad   dx = g   w     over the output width         dgrad_q  dq = dS   k    over keys
@@ -9,7 +9,7 @@ A product multiplies a left by a right operand and reduces over one axis, the ax
             dgrad_p dP = dO  v^T   over head_dim
             dgrad_v dv = P^T dO    over queries
 
-The names are the configuration's (`quant.linear.wgrad.g`) and the precision map's.
+The configuration (`quant.linear.wgrad.g`) and the precision map use these names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Product(Enum):
 
 @dataclass(frozen=True)
 class ProductShape:
-    """A product's operands, left then right, and the axis both reduce over."""
+    """A product's left and right operand, and the axis that both reduce over."""
 
     left: str
     right: str
@@ -65,7 +65,7 @@ PRODUCTS: dict[Site, dict[Product, ProductShape]] = {
     },
 }
 
-#: Operands that carry a gradient: hifp8 brings their amax to 224 instead of 15.
+#: Operands that carry a gradient: the amax target of hifp8 is 224 for them instead of 15.
 GRADIENTS = frozenset({"g", "dS", "dO"})
 
 

@@ -1,9 +1,9 @@
-"""From the configuration of a site to the exact meaning of each of its slots.
+"""Resolves the configuration of a site to the operands of its slots.
 
-A slot takes what its own keys say, then what the site's keys say (where both mean the same format), then the
-scheme's default for the format: rceil for mxfp8 as the hardware does, floor for mxfp4 as OCP says, one current
-power-of-two scale a tensor for hifp8, and for all else what the format's specification says. `reuse` is resolved to
-the forward slot it repeats. An option the format does not have is refused, never dropped.
+A slot's own keys take precedence over the site's keys (if both select the same format), which take precedence over
+the scheme's default for the format: rceil for mxfp8 as the hardware does, floor for mxfp4 as OCP says, one current
+power-of-two scale per tensor for hifp8, and the format's specification for all others. `reuse` resolves to the forward
+slot that it repeats. An option that the format does not have is an error; it is never dropped.
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 SiteConfig = LinearSite | QkSite | PvSite
 Key = tuple[Product, str]
 
-#: Values of `Slot.format` that are no number format of the table.
+#: Values of `Slot.format` that are not in the table of number formats.
 WORKING = "bf16"
 REUSE = "reuse"
 
 
 @dataclass(frozen=True)
 class Operand:
-    """How one operand of one product is held. `format` "bf16" is the working precision: untouched."""
+    """The format and options of one operand of one product. Format "bf16" is the working precision: not quantised."""
 
     format: str
-    #: The axis that blocks run along, in the product's words.
+    #: The axis that blocks run along, named as in `ProductShape`.
     axis: str
     block: int | None = None
     scale_rule: ScaleRule | None = None
     rounding: Rounding | None = None
     scaling: Scaling | None = None
     saturate: bool | None = None
-    #: hifp8 and fp8: what amax is brought to.
+    #: hifp8 and fp8: the amax after scaling.
     amax_target: float | None = None
     #: The forward copy, straight through: quantised once, along the forward product's axis.
     reuse: bool = False
-    #: Only 3/4 of the operand is rounded; the product makes up for it.
+    #: Only 3/4 of the operand is rounded; the product compensates.
     pre_scale: bool | None = None
-    #: Delayed scaling: iterations whose amax counts.
+    #: Delayed scaling: iterations in the amax history.
     window: int | None = None
-    #: Forward product: no gradient passes where the operand saturated.
+    #: Forward product: the gradient is zero where the operand saturated.
     clip_gradient: bool | None = None
-    #: The transform beforehand, None for none, and its block.
+    #: The transform before quantisation, None for none, and its block.
     hadamard: Hadamard | None = None
     hadamard_block: int | None = None
-    #: Whether it is the left operand of its product.
+    #: Whether this is the left operand of its product.
     left: bool = field(default=True, compare=False)
-    #: Whether it is a layer's weight, which every micro-batch of a step multiplies.
+    #: Whether this is a layer's weight, which every micro-batch of a step multiplies.
     weight: bool = field(default=False, compare=False)
-    #: Whose random numbers and history of amax it takes: the slot's label; the forward slot's for `reuse`.
+    #: Key of its random numbers and its amax history: the slot's label; for `reuse` the forward slot's.
     stream: str = field(default="", compare=False)
 
     @property
     def quantised(self) -> bool:
-        """Whether the operand is anything but the working precision."""
+        """Whether the operand is quantised, as opposed to kept in the working precision."""
         return self.format != WORKING
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `quantexp.formats.quantise` is told, but for format, axis and what depends on the moment."""
-        given = {name: getattr(self, name) for name in (*QUANTISE_OPTIONS, "amax_target")}
-        return {name: value for name, value in given.items() if value is not None}
+        """Options for `quantexp.formats.quantise`, except format, axis and those from the step state."""
+        options = {name: getattr(self, name) for name in (*QUANTISE_OPTIONS, "amax_target")}
+        return {name: value for name, value in options.items() if value is not None}
 
     @property
-    def depends_on_moment(self) -> bool:
-        """Whether it takes random numbers, a history of amax or a transform."""
+    def needs_step_state(self) -> bool:
+        """Whether it needs random numbers, an amax history or a transform."""
         return (
             self.rounding is Rounding.STOCHASTIC
             or self.scaling is Scaling.DELAYED
@@ -81,20 +81,20 @@ class Operand:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether its values depend on the axis: it has blocks, or a transform."""
+        """Whether its values depend on the axis, through blocks or a transform."""
         return self.block is not None or self.hadamard_block is not None
 
     @property
-    def once_a_step(self) -> bool:
+    def once_per_step(self) -> bool:
         """Whether every micro-batch of a step may multiply one copy of it.
 
-        Random signs are the product's, and the other operand's are drawn for each micro-batch.
+        Random signs belong to the product; those of the other operand are drawn for each micro-batch.
         """
         return self.weight and self.hadamard is not Hadamard.RANDOM
 
 
 def format_choices() -> str:
-    """What `Slot.format` may say, for messages."""
+    """Allowed values of `Slot.format`, for messages."""
     aliases = [alias for f in FORMATS.values() for alias in f.aliases]
     return ", ".join(sorted({*FORMATS, *aliases, WORKING, REUSE}))
 
@@ -105,7 +105,7 @@ def site_configs(quant: QuantConfig) -> dict[Site, SiteConfig]:
 
 
 def site_settings(site: Site, config: SiteConfig, key: Key) -> list[Setting]:
-    """What the configuration says of one slot, the first winning: the slot's own keys, then the site's."""
+    """The settings of one slot in order of precedence: the slot's own keys, then the site's."""
     product, operand = key
     slot = getattr(getattr(config, product.value), operand)
     own = f"quant.{site.value}.{product.value}.{operand}"
@@ -115,18 +115,20 @@ def site_settings(site: Site, config: SiteConfig, key: Key) -> list[Setting]:
 def resolve_site(
     site: Site, config: SiteConfig, overlays: Mapping[Key, Sequence[Setting]] | None = None
 ) -> dict[Key, Operand]:
-    """The six operands of a site, under overlays (rules), the first of which wins over all else.
+    """The six operands of a site, under overlays (rules); the first overlay takes precedence over all settings.
 
     Raises:
-        ConfigError: an unknown format, a value out of range, an option the format does not have, `reuse` where there
-            is no forward copy, a Hadamard transform that does not cancel.
+        ConfigError: an unknown format, a value out of range, an option the format does not have, `reuse` without a
+            forward copy, a Hadamard transform that does not cancel.
     """
     over = overlays or {}
     operands = {
         key: _operand(site, key, [*over.get(key, ()), *site_settings(site, config, key)])
         for key in slots_of(site)
     }
-    resolved = {key: _reused(site, key, operand, operands) for key, operand in operands.items()}
+    resolved = {
+        key: _with_forward_copy(site, key, operand, operands) for key, operand in operands.items()
+    }
     for product, shape in PRODUCTS[site].items():
         _check_transforms(
             site, product, resolved[product, shape.left], resolved[product, shape.right]
@@ -142,7 +144,9 @@ def _operand(site: Site, key: Key, settings: list[Setting]) -> Operand:
         word = WORKING if chosen is None else str(chosen.slot.format)
         end = len(settings) if chosen is None else settings.index(chosen) + 1
         for setting in settings[:end]:
-            if setting is chosen or not isinstance(setting.slot, Rule):  # rules may span more
+            if setting is chosen or not isinstance(
+                setting.slot, Rule
+            ):  # rules may cover other slots
                 refuse(word, setting, OPTIONS)
         if word == REUSE and product is Product.FPROP:
             assert chosen is not None
@@ -174,7 +178,7 @@ def _format(setting: Setting) -> Format:
 
 
 def _options_for(format_: Format, settings: list[Setting]) -> dict[str, Setting]:
-    """Where each option comes from: what was set for another format does not carry over."""
+    """The origin of each option; options set for another format do not carry over."""
     options: dict[str, Setting] = {}
     for setting in settings:
         named = setting.slot.format
@@ -187,7 +191,7 @@ def _options_for(format_: Format, settings: list[Setting]) -> dict[str, Setting]
 
 
 def _clip_gradient(setting: Setting | None, operand: Operand, site: Site, key: Key) -> bool | None:
-    """Whether to clip; what a site or a rule says holds for its forward product."""
+    """Whether to clip; a site's or a rule's setting applies to the forward product only."""
     product, name = key
     if setting is None or not setting.slot.clip_gradient:
         return None
@@ -221,7 +225,7 @@ def _can_saturate(operand: Operand) -> bool:
 
 
 def _check_transforms(site: Site, product: Product, left: Operand, right: Operand) -> None:
-    """Both operands of a product, or neither: only then the transforms cancel."""
+    """Refuse a transform of only one operand of a product: transforms cancel only if both are equal."""
     if (left.hadamard, left.hadamard_block) == (right.hadamard, right.hadamard_block):
         return
     shape = PRODUCTS[site][product]
@@ -241,7 +245,9 @@ def _transform_words(operand: Operand) -> str:
     return f"{operand.hadamard.value} in blocks of {operand.hadamard_block}"
 
 
-def _reused(site: Site, key: Key, operand: Operand, operands: dict[Key, Operand]) -> Operand:
+def _with_forward_copy(
+    site: Site, key: Key, operand: Operand, operands: dict[Key, Operand]
+) -> Operand:
     if operand.format != REUSE:
         return operand
     product, name = key

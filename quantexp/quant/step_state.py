@@ -1,18 +1,18 @@
-"""Where a training is: what random numbers and delayed scales follow from.
+"""Current iteration and micro-batch: the state that determines random numbers and delayed scales.
 
-Random numbers are a function of place (see `quantexp.formats.philox`): the seed is that of the training and the slot,
-the offset that of the iteration and the micro-batch.
+Random numbers are a function of position (see `quantexp.formats.philox`): the seed depends on the run and the slot, the
+offset on the iteration and the micro-batch.
 
     seed    the first 8 bytes, big-endian, of sha256("<training.seed> <stream>"); the stream is the slot's label, such
             as `layer 0 fc1 linear.wgrad.g`, and for the signs of a product's Hadamard transform the product's,
             `layer 0 fc1 linear.wgrad`
     offset  iteration 2^32 + micro-batch; micro-batches are counted over all processes, so that a run draws the same
-            numbers however many share it; 0 for a weight of which one copy serves the whole step
+            numbers with any number of processes; micro-batch 0 for a weight with one copy for the whole step
 
-So a forward pass that is recomputed, and a forward copy that the backward makes again, repeat the forward's numbers.
-A slot under delayed scaling keeps the history of its amax here (`state_dict` is for a checkpoint); it moves on once an
-iteration. While `observing` is off (an evaluation) nothing enters a history; a recomputed forward pass shows it the
-tensor of the first one again, which changes no maximum.
+A recomputed forward pass, and a forward copy recomputed in the backward pass, therefore repeat the forward's numbers.
+A slot under delayed scaling keeps its amax history here (`state_dict` is for a checkpoint); the history advances once
+an iteration. While `updates_histories` is off (an evaluation), nothing enters a history. A recomputed forward pass
+enters the same tensor again, which changes no maximum.
 """
 
 from __future__ import annotations
@@ -32,50 +32,49 @@ from quantexp.quant.slots import Operand
 
 
 @dataclass
-class Moment:
-    """The training's seed, the micro-batch at work, and the histories of its slots."""
+class StepState:
+    """The run's seed, the current iteration and micro-batch, and the amax histories of its slots."""
 
     seed: int
     iteration: int = 1
-    #: Of this iteration, over all processes.
+    #: Within this iteration, over all processes.
     micro_batch: int = 0
-    observing: bool = True
-    #: Whether a weight is quantised once a step (`quantexp.quant.weight_cache.weights`), with the first micro-batch's
-    #: numbers.
+    updates_histories: bool = True
+    #: Whether a weight is quantised once a step (`quantexp.quant.weight_cache.weights`), with micro-batch 0's numbers.
     weights_once: bool = False
     histories: dict[str, AmaxHistory] = field(default_factory=dict)
 
     @property
     def offset(self) -> int:
-        """The offset of every random number of this micro-batch."""
+        """The offset of all random numbers of this micro-batch."""
         return (self.iteration << 32) + self.micro_batch
 
     def begin(self, iteration: int, micro_batch: int) -> None:
-        """A micro-batch begins."""
+        """Start a micro-batch."""
         self.iteration, self.micro_batch = iteration, micro_batch
 
     def finish(self) -> None:
-        """The iteration is over: every history moves on."""
+        """End the iteration: every history advances."""
         for history in self.histories.values():
             history.advance()
 
     def amax(self, operand: Operand) -> Tensor | None:
-        """What an operand under delayed scaling is scaled by; None is its own amax."""
+        """The amax that scales an operand under delayed scaling; None means its own amax."""
         history = self.histories.get(operand.stream)
         return None if history is None or history.window != operand.window else history.amax
 
     def amax_for(self, operand: Operand, x: Tensor) -> Tensor:
-        """The same for x, which is observed unless it is a forward copy."""
+        """The amax that scales x; x enters the history unless it is a forward copy."""
         history = self.histories.get(operand.stream)
         if history is None or history.window != operand.window:
             assert operand.window is not None
             history = self.histories[operand.stream] = AmaxHistory(operand.window)
-        if self.observing and not operand.reuse:
+        if self.updates_histories and not operand.reuse:
             history.observe(x)
         return history.amax_for(x)
 
     def signs(self, operand: Operand, device: torch.device) -> Tensor | None:
-        """The signs before an operand's Hadamard transform, alike for both operands of a product."""
+        """The signs of an operand's Hadamard transform; both operands of a product have the same."""
         if operand.hadamard is not Hadamard.RANDOM:
             return None
         assert operand.hadamard_block is not None
@@ -85,16 +84,16 @@ class Moment:
         )
 
     def draw(self, operand: Operand) -> dict[str, int]:
-        """The seed and offset that `quantise` is told; nothing where rounding is not stochastic."""
+        """Seed and offset for `quantise`; empty unless rounding is stochastic."""
         if operand.rounding is not Rounding.STOCHASTIC:
             return {}
-        once = self.weights_once and operand.once_a_step
+        once = self.weights_once and operand.once_per_step
         offset = self.iteration << 32 if once else self.offset
         return {"seed": seed_of(self.seed, operand.stream), "offset": offset}
 
     def record(self, operand: Operand) -> dict[str, object]:
-        """What the moment adds to an operand's options, for a capture: seed, offset, signs, amax."""
-        if not operand.depends_on_moment:
+        """Options of an operand that depend on this state, for a capture: seed, offset, signs, amax."""
+        if not operand.needs_step_state:
             return {}
         added: dict[str, object] = dict(self.draw(operand))
         signs = self.signs(operand, torch.device("cpu"))
@@ -106,11 +105,11 @@ class Moment:
         return added
 
     def state_dict(self) -> dict[str, Any]:
-        """The histories, in plain numbers, by stream."""
+        """The histories as plain numbers, by stream."""
         return {stream: history.state_dict() for stream, history in self.histories.items()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Continue with the histories of `state_dict`, and no others."""
+        """Replace the histories by those of `state_dict`."""
         self.histories = {stream: AmaxHistory(saved["window"]) for stream, saved in state.items()}
         for stream, history in self.histories.items():
             history.load_state_dict(state[stream], device)
@@ -123,29 +122,29 @@ def seed_of(seed: int, stream: str) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-_current: Moment | None = None
+_current: StepState | None = None
 
 
-def current() -> Moment:
-    """The moment in force.
+def current_state() -> StepState:
+    """The active step state.
 
     Raises:
-        RuntimeError: if none is.
+        RuntimeError: none is active.
     """
     if _current is None:
         raise RuntimeError(
-            "no training is at work: random numbers and delayed scales have no moment"
+            "random numbers and delayed scales need a step state; quantise inside use_step_state"
         )
     return _current
 
 
 @contextlib.contextmanager
-def during(moment: Moment) -> Iterator[Moment]:
-    """Whatever is quantised inside belongs to this training; backward passes on other threads too."""
+def use_step_state(state: StepState) -> Iterator[StepState]:
+    """Quantise inside under this state, including backward passes on other threads."""
     global _current
     before = _current
-    _current = moment
+    _current = state
     try:
-        yield moment
+        yield state
     finally:
         _current = before

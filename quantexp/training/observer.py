@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quantexp.proof.verdict import Verdict
-    from quantexp.quant.hooks import Tap
+    from quantexp.quant.hooks import TensorHook
     from quantexp.quant.precision import ModuleId, PrecisionMap
     from quantexp.quant.rows import Rows
 
@@ -76,28 +76,28 @@ class RunObserver:
         self._is_proving = False
         self._logged = -math.inf
         self.attempts = 0
-        self._taps = contextlib.ExitStack()
+        self._hooks = contextlib.ExitStack()
 
     def built(self, model: GPTModel) -> None:
-        """Connect the capture to the model's taps."""
+        """Connect the capture to the model's hooks."""
         from quantexp.capture.record.operand_recorder import HeldRecorder
-        from quantexp.quant.hooks import operands_to
+        from quantexp.quant.hooks import hook_operands
         from quantexp.training.megatron.attention import SchemeAttention
         from quantexp.training.megatron.experts import moe_layers
         from quantexp.training.megatron.model import scheme_modules
 
         if self.recorder is not None:
             taker = HeldRecorder(self.recorder)
-            self._taps.enter_context(operands_to(taker, taker.wants))
+            self._hooks.enter_context(hook_operands(taker, taker.wants))
         self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
         self.routers = {f"layer {n} router": moe.router for n, moe in moe_layers(model).items()}
         self.modules = scheme_modules(model)
         for name, module in self.modules.items():
             if self.recorder is not None:
                 about = partial(_about, module)
-                module.tap = self.recorder.tap(name, lambda m=module: m.precision, about)  # type: ignore[misc]
+                module.hook = self.recorder.hook(name, lambda m=module: m.precision, about)  # type: ignore[misc]
                 if isinstance(module, SchemeAttention):
-                    module.asked = partial(self.recorder.passes, name)
+                    module.wants = partial(self.recorder.passes, name)
         self._watch_what_is_not_quantised(model)
         self.context.status.micro_batches = num_micro_batches_each(self.experiment)
 
@@ -115,18 +115,20 @@ class RunObserver:
         for layer in model.decoder.layers:
             module = ModuleId(layer.layer_number - 1, RESIDUAL)
             if module in asked:
-                watch_residual(layer, module.layer == 0, self._plain_tap(module))
+                watch_residual(layer, module.layer == 0, self._plain_hook(module))
         for index, moe in moe_layers(model).items():
             module = ModuleId(index, ROUTER)
             if module in asked:
-                watch_router(moe, self._plain_tap(module))
+                watch_router(moe, self._plain_hook(module))
 
-    def _plain_tap(self, module: ModuleId) -> Tap:
-        """The tap of a module that is no part of any scheme."""
+    def _plain_hook(self, module: ModuleId) -> TensorHook:
+        """The hook of a module that is no part of any scheme."""
         from quantexp.quant.precision import ModulePrecision
 
         assert self.recorder is not None
-        return self.recorder.tap(module, lambda: ModulePrecision(module, {}), partial(_about, None))
+        return self.recorder.hook(
+            module, lambda: ModulePrecision(module, {}), partial(_about, None)
+        )
 
     @contextlib.contextmanager
     def proof(self, iteration: int, declared: PrecisionMap) -> Iterator[None]:
@@ -185,7 +187,7 @@ class RunObserver:
         self.recorder.settle()
 
     def evaluation(self) -> None:
-        """What passes the taps now belongs to no iteration, and nothing of it is captured."""
+        """What passes the hooks now belongs to no iteration, and nothing of it is captured."""
         self.context.tell(Phase.EVALUATING)
         if self.recorder is not None:
             self.recorder.begin(0, None)
@@ -267,7 +269,7 @@ class RunObserver:
 
     def close(self) -> None:
         """However training ended: what was captured by then is written."""
-        self._taps.close()
+        self._hooks.close()
         if self.recorder is not None:
             self.recorder.store.close()
 

@@ -7,7 +7,7 @@ import pytest
 from quantexp.capture.names import TensorName, formats_record, quant_type, short_name
 from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.quant.slots import Operand
-from quantexp.quant.step_state import Moment, seed_of
+from quantexp.quant.step_state import StepState, seed_of
 from quantexp.schema import Experiment
 
 
@@ -81,8 +81,8 @@ def test_the_metadata_says_what_a_slots_values_depended_on(
 ) -> None:
     experiment = tiny("quant=more/linear_mxfp4_sr_rht")
     declared = precision_map(experiment.model, experiment.quant)
-    moment = Moment(seed=7, iteration=2, micro_batch=3)
-    record = formats_record(declared[ModuleId(1, "fc1")], moment.record)
+    state = StepState(seed=7, iteration=2, micro_batch=3)
+    record = formats_record(declared[ModuleId(1, "fc1")], state.record)
     g, x = record["wgrad.g"], record["wgrad.x"]
     assert (g["hadamard"], g["hadamard_block"], g["pre_scale"]) == ("random", 64, True)
     assert g["seed"] == seed_of(7, "layer 1 fc1 linear.wgrad.g") != x["seed"]

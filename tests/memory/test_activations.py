@@ -1,4 +1,4 @@
-"""What the forward keeps, held against what autograd really holds."""
+"""Predicted activations against the tensors that autograd actually saves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from quantexp.config.compose import compose
 from quantexp.memory.activations import activation_bytes, passing_bytes
 from quantexp.quant.precision import precision_map
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.schema import Experiment, Precision
 from quantexp.training.megatron.model import build_model, set_precision
 from quantexp.training.megatron.session import session
@@ -21,10 +21,10 @@ Q_LORA = "model.mla.q_lora_rank=24"
 
 
 def held_by_autograd(experiment: Experiment) -> int:
-    """Bytes of all storages that a forward saves, the parameters' own left out."""
+    """Bytes of all storages that a forward pass saves, excluding parameters."""
     training = experiment.training
     T, B = training.seq_length, training.micro_batch_size
-    with session(training), during(Moment(1)):
+    with session(training), use_step_state(StepState(1)):
         spec = injected(stock_spec(experiment.model))
         model, _ = build_model(experiment.model, training, spec)
         if training.precision is not Precision.fp32:
@@ -61,7 +61,7 @@ MODELS: list[tuple[str, list[str]]] = [
 @pytest.mark.parametrize(
     ("path", "model", "words"),
     [
-        # A path decides what attention keeps: it meets each kind of attention once, and the rest is slow.
+        # The path determines what attention saves: each kind of attention is tested with it once, the rest is slow.
         pytest.param(path, *model, marks=[] if path == "plain" or i in (0, 2) else pytest.mark.slow)
         for path in ("plain", "fused", "tiled")
         for i, model in enumerate(MODELS)
@@ -71,7 +71,7 @@ MODELS: list[tuple[str, list[str]]] = [
 def test_what_is_kept_is_what_autograd_holds(
     tiny: Tiny, tiny_models: dict[str, list[str]], model: str, words: list[str], path: str
 ) -> None:
-    """Not counted are masks, rotary tables, indices and the router's own: under a twentieth even at this width."""
+    """Masks, rotary tables, indices and the router's own are not counted: under a twentieth even at this width."""
     sizes = ["training.seq_length=256", "model.hidden_size=256", f"training.attention={path}"]
     experiment = tiny(*tiny_models[model], *sizes, *words)
     counted = activation_bytes(experiment.model, experiment.training, is_cpu=True)
@@ -97,7 +97,7 @@ def test_recomputation_keeps_the_inputs_and_one_layer(tiny: Tiny) -> None:
 
 
 def test_a_large_vocabulary_makes_the_peak_with_its_logits() -> None:
-    """Llama's 128,256 rows at 4,096 tokens: in bf16 and float32, or the gradient beside that of the output weight."""
+    """Llama's 128,256 rows at 4,096 tokens: in bf16 and float32, or the gradient and that of the output weight."""
     experiment = compose(
         ["training=default", "model=llama32-1b", "training.attention=fused"], None, {}
     )

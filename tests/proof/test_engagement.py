@@ -1,7 +1,7 @@
-"""The proof against the old scripts' failures: each is rebuilt, and the run must fail and name the slot.
+"""The proof against known failures of earlier scripts: each is reproduced, and the run must fail and name the slot.
 
-The numbers are those of the list of what hurt users: bf16 baselines that were quantised (2), schemes that were all
-the same (3), an attention product in another format than asked for (4), backward products that stayed unquantised
+The numbers refer to the list of problems that users had: bf16 baselines that were quantised (2), schemes that were all
+the same (3), an attention product in another format than configured (4), backward products that stayed unquantised
 (5).
 """
 
@@ -22,7 +22,7 @@ import quantexp.training.megatron.linear
 import quantexp.training.observer
 from quantexp.formats import quantise
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.product_context import Announcement, announce
+from quantexp.quant.product_context import ProductContext, product_context
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand
 from quantexp.runs.paths import RunDir
@@ -38,7 +38,7 @@ def precision(run: RunDir) -> dict[str, Any]:
 
 
 def engaged(run: RunDir) -> set[tuple[str, str]]:
-    """The (site, product.operand) slots that quantised operands were seen at."""
+    """The (site, product.operand) slots where quantised operands were observed."""
     return {
         (e["site"], f"{e['product']}.{e['operand']}")
         for e in precision(run)["entries"]
@@ -63,7 +63,7 @@ QK = {("qk", slot) for slot in ("fprop.q", "fprop.k", "dgrad_q.k", "dgrad_k.q")}
 def hold_linear_operands(
     monkeypatch: pytest.MonkeyPatch, how: Callable[[Tensor, Operand, int], Tensor]
 ) -> None:
-    """Hold every operand of the linear layers in another way, those too that share a read with another."""
+    """Quantise every operand of the linear layers in another way, including those that share a read."""
 
     def by_one(x: Tensor, operand: Operand, axis: int, out: object = None) -> Tensor:
         return how(x, operand, axis)
@@ -74,8 +74,8 @@ def hold_linear_operands(
         return how(x, first, axes[0]), how(x, second, axes[1])
 
     for module in (quantexp.quant.linear, quantexp.quant.weight_cache.weights):
-        monkeypatch.setattr(module, "held", by_one)
-        monkeypatch.setattr(module, "held_by_two", by_two)
+        monkeypatch.setattr(module, "quantise_operand", by_one)
+        monkeypatch.setattr(module, "quantise_pair", by_two)
 
 
 #: Each kind and each format once; the other six are slow.
@@ -110,10 +110,10 @@ def test_bf16_shows_zero_quantised_operands(run_tiny: RunTiny) -> None:
 def test_a_bf16_baseline_that_still_quantises_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Number 2: what the last edit left behind quantises, the label says bf16."""
+    """Number 2: leftover code quantises, the label says bf16."""
 
     def left_behind(precision: ModulePrecision, x: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
-        with announce(Announcement(precision.module, Site.LINEAR, Product.FPROP)):
+        with product_context(ProductContext(precision.module, Site.LINEAR, Product.FPROP)):
             return torch.matmul(quantise(x, "mxfp4"), w.t())
 
     monkeypatch.setattr(quantexp.training.megatron.linear, "fprop", left_behind)
@@ -128,7 +128,7 @@ def test_a_linear_scheme_that_also_quantises_attention_fails(
     """Number 3: linear_x did what FA_linear_x does."""
     monkeypatch.setattr(
         quantexp.quant.attention.plain,
-        "held",
+        "quantise_operand",
         lambda x, operand, axis: quantise(x, "mxfp8", axis=axis),
     )
     reason = failure(run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1))
@@ -138,15 +138,15 @@ def test_a_linear_scheme_that_also_quantises_attention_fails(
 def test_an_attention_product_in_e5m2_instead_of_e4m3_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Number 4. E5M2's values lie on E4M3's grid but for the smallest: only the unused mantissa bit tells."""
-    original = quantexp.quant.attention.plain.held
+    """Number 4. E5M2's values lie on E4M3's grid except for the smallest: only the unused mantissa bit reveals them."""
+    original = quantexp.quant.attention.plain.quantise_operand
 
     def e5m2(x: Tensor, operand: Any, axis: int) -> Tensor:
         if not operand.quantised:
             return original(x, operand, axis)
         return quantise(x, "mxfp8_e5m2", axis=axis, scale_rule="rceil")
 
-    monkeypatch.setattr(quantexp.quant.attention.plain, "held", e5m2)
+    monkeypatch.setattr(quantexp.quant.attention.plain, "quantise_operand", e5m2)
     reason = failure(run_tiny("quant=FA_mxfp8", *ONE_STEP, expect=1))
     assert "attention qk.fprop.q: declared mxfp8_e4m3, it lies on the grid of mxfp8_e5m2" in reason
 
@@ -167,7 +167,9 @@ def test_a_weight_gradient_from_the_originals_fails(
     def originals(
         precision: ModulePrecision, g: Tensor, x: Tensor, rows: object, **copies: Tensor
     ) -> Tensor:
-        with announce(Announcement(precision.module, Site.LINEAR, Product.WGRAD, g.shape[1])):
+        with product_context(
+            ProductContext(precision.module, Site.LINEAR, Product.WGRAD, g.shape[1])
+        ):
             return torch.matmul(g.reshape(-1, g.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
 
     monkeypatch.setattr(quantexp.training.megatron.linear, "wgrad", originals)
@@ -179,7 +181,7 @@ def test_a_weight_gradient_from_the_originals_fails(
 def test_a_backward_of_attention_from_the_originals_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Number 5: attention's backward multiplies k and q as they were before quantisation."""
+    """Number 5: attention's backward pass multiplies k and q as they were before quantisation."""
     monkeypatch.setattr(
         quantexp.quant.attention.plain,
         "_forward_or_own",
@@ -194,7 +196,7 @@ def test_a_layer_that_quantises_and_multiplies_the_originals_fails(
 ) -> None:
     def looks_right(precision: ModulePrecision, x: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
         quantexp.quant.linear.fprop(precision, x, w)
-        with announce(Announcement(precision.module, Site.LINEAR, Product.FPROP)):
+        with product_context(ProductContext(precision.module, Site.LINEAR, Product.FPROP)):
             return torch.matmul(x, w.t())
 
     monkeypatch.setattr(quantexp.training.megatron.linear, "fprop", looks_right)
@@ -205,7 +207,7 @@ def test_a_layer_that_quantises_and_multiplies_the_originals_fails(
 def test_a_layer_that_multiplies_the_originals_without_a_word_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The announced products are all in order; the ones whose results are used are hidden."""
+    """The products with a context are all correct; those whose results are used are hidden."""
 
     def hidden(precision: ModulePrecision, x: Tensor, w: Tensor, **copies: Tensor) -> Tensor:
         quantexp.quant.linear.fprop(precision, x, w)
@@ -260,7 +262,7 @@ def test_a_run_whose_proof_fails_takes_no_optimizer_step(
 def test_forward_copies_of_a_linear_layer_engage_in_the_backward(
     run_tiny: RunTiny, fmt: str
 ) -> None:
-    """Their blocks lie along the forward's axis, of every micro-batch."""
+    """Their blocks lie along the forward product's axis, for every micro-batch."""
     words = [f"quant.linear.{slot}.format=reuse" for slot in ("dgrad.w", "wgrad.x")]
     run = run_tiny(f"quant=linear_{fmt}", *words, *ONE_STEP, "training.global_batch_size=4")
     assert precision(run)["proved"]
@@ -319,7 +321,7 @@ def test_micro_batches_are_all_counted(run_tiny: RunTiny) -> None:
 
 @pytest.mark.slow
 def test_a_start_that_overflows_is_watched_until_it_can_be_proved(run_tiny: RunTiny) -> None:
-    """An fp16 run whose first scale is too large: its first gradients hold Inf and prove nothing."""
+    """An fp16 run with a too large initial scale: its first gradients contain Inf and prove nothing."""
     run = run_tiny(
         "quant=linear_mxfp8",
         "training.precision=fp16",

@@ -1,4 +1,4 @@
-"""Proof of engagement where experts have few tokens or none, and of the router, which no scheme touches."""
+"""Proof of engagement for experts with few or no tokens, and for the router, which no scheme quantises."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 from quantexp.formats import quantise
 from quantexp.proof.judge import Status
 from quantexp.proof.verdict import Verdict, merged
-from quantexp.proof.watch import NO_TOKENS, NOT_CALLED, Seen, status_of
+from quantexp.proof.watch import NO_TOKENS, NOT_CALLED, SlotCalls, status_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 
 pytestmark = pytest.mark.slow
 
 RunTiny = Callable[..., RunDir]
-#: Four tokens and one expert for each: twelve or more of sixteen have none.
+#: Four tokens and one expert for each: at least twelve of sixteen have none.
 FEW = [
     "training.seq_length=2",
     "training.global_batch_size=2",
@@ -114,7 +114,7 @@ def test_recomputed_experts_are_counted_apart(
 
 def test_only_an_expert_that_was_called_for_nothing_may_be_left_out() -> None:
     assert status_of(None) == (Status.NOT_REACHED, NOT_CALLED)
-    assert status_of(Seen(empty_calls=1)) == (Status.NOT_REACHED, NO_TOKENS)
+    assert status_of(SlotCalls(empty_calls=1)) == (Status.NOT_REACHED, NO_TOKENS)
 
 
 def of(status: str, reason: str, calls: int) -> Verdict:

@@ -1,4 +1,4 @@
-"""The proof looks into fused attention: at what enters the one call that makes all products."""
+"""The proof observes fused attention: the inputs of the one call that runs all products."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_recomputed_calls_are_told_apart(run_tiny: RunTiny) -> None:
 def test_kernel_that_is_given_the_originals_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "held", lambda x, operand, axis: x)
+    monkeypatch.setattr(fused, "quantise_operand", lambda x, operand, axis: x)
     reason = failure(run_tiny("quant=FA_mxfp8", *FUSED, expect=1))
     assert "qk.fprop.q: declared mxfp8_e4m3" in reason
     assert "not on the grid" in reason
@@ -91,7 +91,7 @@ def test_bf16_that_is_quantised_fails_the_run(
 ) -> None:
     from quantexp.formats import quantise
 
-    monkeypatch.setattr(fused, "held", lambda x, operand, axis: quantise(x, "mxfp8"))
+    monkeypatch.setattr(fused, "quantise_operand", lambda x, operand, axis: quantise(x, "mxfp8"))
     assert "declared bf16, it lies on the grid of" in failure(
         run_tiny("quant=bf16", *FUSED, expect=1)
     )
@@ -105,10 +105,10 @@ def test_fused_call_that_nobody_announced_fails_the_run(
     def twice(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
         from quantexp.quant import product_context
 
-        said, product_context._current.announcement = product_context._current.announcement, None
+        saved, product_context._current.context = product_context._current.context, None
         with torch.no_grad():
             kernel(q, k, v, scale, mask)
-        product_context._current.announcement = said
+        product_context._current.context = saved
         return kernel(q, k, v, scale, mask)
 
     monkeypatch.setattr(fused, "_kernel", twice)

@@ -36,7 +36,7 @@ DECLARED = {
 
 
 def made(fmt: str, x: torch.Tensor, axis: int = -1) -> torch.Tensor:
-    """x as a layer of that scheme would multiply it."""
+    """x as a layer with that scheme would multiply it."""
     match fmt:
         case "bf16":
             return x
@@ -123,7 +123,7 @@ def test_few_elements_prove_nothing() -> None:
 @pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
 def test_one_token_is_not_taken_for_blocks_of_one_element(fmt: str, axis: int) -> None:
-    """An expert with one token: across it every element is a block of its own, on any grid whose scales are its own."""
+    """An expert with one token: across it every element is its own block, on any grid with its own scales."""
     declared = DECLARED[fmt]
     for seed in range(40):
         generator = torch.Generator().manual_seed(seed)
@@ -157,7 +157,7 @@ def test_exact_scaled_hifp8_is_no_working_precision() -> None:
 def test_an_8_bit_float_with_one_float_scale_is_no_working_precision(
     fmt: torch.dtype, dtype: torch.dtype, share: float
 ) -> None:
-    """Whether the scale is the one that brings amax to the largest value, or any other."""
+    """Whether the scale maps amax to the largest value, or is any other."""
     x = torch.randn(96, 256, generator=torch.Generator().manual_seed(7))
     scale = share * torch.finfo(fmt).max / x.abs().max()
     q = ((x * scale).to(fmt).float() / scale).to(dtype)
@@ -202,7 +202,7 @@ def test_one_odd_element_does_not_clear_a_tensor() -> None:
 def test_counting_significant_bits_only_saves_work(
     actual: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values of few bits, subnormals of the dtype, and what lies on another grid than the declared one too."""
+    """Values of few bits, subnormals of the dtype, and values that also lie on another grid than the declared one."""
     x = torch.randn(40, 96, generator=torch.Generator().manual_seed(3))
     counted = judge_module._bits_exceeded_everywhere
     for scaled in (x, (4 * x).round() / 4, x * torch.finfo(dtype).smallest_normal):

@@ -1,4 +1,4 @@
-"""Every scheme of `quant/more` trains and is proved, and what its options promise reaches the products."""
+"""Every scheme of `quant/more` trains and is proved, and its options take effect in the products."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import quantexp.quant.attention.plain
 import quantexp.quant.linear
 from quantexp.folders import conf_dir
 from quantexp.formats import quantise
-from quantexp.quant.operand import held
+from quantexp.quant.operand import quantise_operand
 from quantexp.quant.slots import Operand
-from quantexp.quant.step_state import Moment
+from quantexp.quant.step_state import StepState
 from quantexp.runs.paths import RunDir
 
 from .test_engagement import failure, hold_linear_operands, precision
@@ -65,7 +65,7 @@ def test_other_working_precisions_are_proved_too(
 
 @pytest.mark.parametrize("scheme", ["linear_hifp8_delayed", "linear_fp8_delayed"])
 def test_delayed_scales_are_proved_in_later_iterations(run_tiny: RunTiny, scheme: str) -> None:
-    """A rule that begins and ends makes iterations 3 and 4 be watched, when there is a history."""
+    """A rule that begins and ends causes iterations 3 and 4 to be watched, when there is a history."""
     run = run_tiny(
         f"quant=more/{scheme}",
         "quant.rules=[{iterations: [3, 3], layers: [0], modules: [fc2], format: bf16}]",
@@ -82,8 +82,8 @@ def test_delayed_scales_are_proved_in_later_iterations(run_tiny: RunTiny, scheme
 def test_a_scale_of_its_own_in_place_of_the_delayed_one_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a tensor that shrank to a sixteenth, which hifp8's tapering tells."""
-    monkeypatch.setattr(Moment, "amax", lambda self, operand: torch.tensor(1e3))
+    """A tensor that shrank to a sixteenth, which hifp8's tapering reveals."""
+    monkeypatch.setattr(StepState, "amax", lambda self, operand: torch.tensor(1e3))
     reason = failure(run_tiny("quant=more/linear_hifp8_delayed", *ONE_STEP, expect=1))
     assert "declared hifp8" in reason
     assert "are not on the grid of hifp8" in reason
@@ -91,7 +91,7 @@ def test_a_scale_of_its_own_in_place_of_the_delayed_one_fails(
 
 def without_transform(x: Tensor, operand: Operand, axis: int) -> Tensor:
     if operand.hadamard is None:
-        return held(x, operand, axis)
+        return quantise_operand(x, operand, axis)
     return quantise(x, operand.format, axis=axis, scale_rule="floor")
 
 
@@ -103,7 +103,7 @@ def test_an_operand_without_its_transform_fails(
     words = [f"quant.linear.wgrad.{name}.hadamard={kind}" for name in "gx"]
     reason = failure(run_tiny("quant=linear_mxfp4", *words, *ONE_STEP, expect=1))
     assert "linear.wgrad.g: declared mxfp4_e2m1, it is not the" in reason
-    assert f"it is not the {kind} Hadamard transform of what was to be multiplied" in reason
+    assert f"it is not the {kind} Hadamard transform of its source" in reason
 
 
 def test_a_transform_with_other_signs_fails(
@@ -113,11 +113,11 @@ def test_a_transform_with_other_signs_fails(
         flipped = x.clone()
         flipped.select(axis, 0).neg_()
         flipped.select(axis, 1).neg_()
-        return held(-x if operand.left else flipped, operand, axis)
+        return quantise_operand(-x if operand.left else flipped, operand, axis)
 
     hold_linear_operands(monkeypatch, other_signs)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
-    assert "it is not the random Hadamard transform of what was to be multiplied" in reason
+    assert "it is not the random Hadamard transform of its source" in reason
 
 
 def test_a_transformed_operand_whose_source_is_not_told_fails(
@@ -130,7 +130,7 @@ def test_a_transformed_operand_whose_source_is_not_told_fails(
     original = quantexp.quant.linear.multiply
     monkeypatch.setattr(quantexp.quant.linear, "multiply", silent)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
-    assert "what it was made from is not told, and it cannot be judged without" in reason
+    assert "its source before quantisation is missing, and it cannot be judged without" in reason
 
 
 @pytest.mark.parametrize("slot", ["dgrad.g", "wgrad.x"])
@@ -138,7 +138,7 @@ def test_the_originals_in_place_of_stochastic_operands_fail(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, slot: str
 ) -> None:
     def original_of(x: Tensor, operand: Operand, axis: int) -> Tensor:
-        return x if operand.stream.endswith(slot) else held(x, operand, axis)
+        return x if operand.stream.endswith(slot) else quantise_operand(x, operand, axis)
 
     hold_linear_operands(monkeypatch, original_of)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
@@ -167,7 +167,9 @@ def test_a_bf16_baseline_in_a_later_format_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
     monkeypatch.setattr(
-        quantexp.quant.attention.plain, "held", lambda x, operand, axis: quantise(x, fmt, axis=axis)
+        quantexp.quant.attention.plain,
+        "quantise_operand",
+        lambda x, operand, axis: quantise(x, fmt, axis=axis),
     )
     reason = failure(run_tiny("quant=bf16", *ONE_STEP, expect=1))
     assert "declared bf16" in reason
@@ -195,11 +197,11 @@ def test_a_forward_copy_that_the_backward_makes_again_repeats_its_numbers(
     seen: dict[str, list[Tensor]] = {}
 
     def watched(x: Tensor, operand: Operand, axis: int) -> Tensor:
-        y = held(x, operand, axis)
+        y = quantise_operand(x, operand, axis)
         seen.setdefault(operand.stream, []).append(y)
         return y
 
-    monkeypatch.setattr(quantexp.quant.attention.plain, "held", watched)
+    monkeypatch.setattr(quantexp.quant.attention.plain, "quantise_operand", watched)
     run_tiny("quant=FA_mxfp4", "quant.qk.rounding=stochastic", *ONE_STEP)
     for name in ("q", "k"):
         forward, backward = seen[f"layer 0 attention qk.fprop.{name}"]

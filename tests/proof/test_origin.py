@@ -1,4 +1,4 @@
-"""What an operand was made from, where the operand does not tell."""
+"""Operands that cannot be judged without their source."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from quantexp.formats import Hadamard, Rounding, ScaleRule, Scaling
 from quantexp.proof.judge import Status, judge
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
-from quantexp.quant.operand import held
+from quantexp.quant.operand import quantise_operand
 from quantexp.quant.slots import Operand
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.step_state import StepState, use_step_state
 
 STREAM = "layer 0 fc1 linear.wgrad.g"
 MXFP4 = Operand(
@@ -36,8 +36,8 @@ HIFP8 = Operand(
 
 
 @pytest.fixture(autouse=True)
-def moment() -> Iterator[Moment]:
-    with during(Moment(1)) as at_work:
+def state() -> Iterator[StepState]:
+    with use_step_state(StepState(1)) as at_work:
         yield at_work
 
 
@@ -61,18 +61,27 @@ def test_a_transformed_operand_is_near_its_transform_and_nothing_else_is(
     axis: int, left: bool
 ) -> None:
     x, operand = normal(), replace(RANDOM, left=left)
-    y = held(x, operand, axis)
+    y = quantise_operand(x, operand, axis)
     assert distance(y, operand, x, axis) < FAR / 2
-    for other in (held(x, replace(operand, hadamard=None), axis), held(normal(2), operand, axis)):
+    for other in (
+        quantise_operand(x, replace(operand, hadamard=None), axis),
+        quantise_operand(normal(2), operand, axis),
+    ):
         assert distance(other, operand, x, axis) > 2 * FAR
     assert judge(y, operand, axis, x).status is Status.ENGAGED
-    assert judge(held(normal(2), operand, axis), operand, axis, x).status is Status.MISMATCH
+    assert (
+        judge(quantise_operand(normal(2), operand, axis), operand, axis, x).status
+        is Status.MISMATCH
+    )
 
 
 def test_without_its_source_a_transformed_operand_is_not_believed() -> None:
-    finding = judge(held(normal(), RANDOM, 0), RANDOM, 0)
+    finding = judge(quantise_operand(normal(), RANDOM, 0), RANDOM, 0)
     assert finding.status is Status.MISMATCH
-    assert finding.reason == "what it was made from is not told, and it cannot be judged without"
+    assert (
+        finding.reason
+        == "its source before quantisation is missing, and it cannot be judged without"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -90,16 +99,16 @@ def test_nvfp4_is_judged_at_the_scale_of_its_source(
             hadamard=transform,
             hadamard_block=16 if transform else None,
         )
-        assert judge(held(x, operand, 0), operand, 0, x).status is Status.ENGAGED
+        assert judge(quantise_operand(x, operand, 0), operand, 0, x).status is Status.ENGAGED
 
 
-def test_a_delayed_scale_is_that_of_the_iterations_before(moment: Moment) -> None:
+def test_a_delayed_scale_is_that_of_the_iterations_before(state: StepState) -> None:
     x = normal()
     assert scale_amax(HIFP8, x, 0) == x.abs().max()
-    held(40 * x, HIFP8, 0)
-    moment.finish()
+    quantise_operand(40 * x, HIFP8, 0)
+    state.finish()
     assert scale_amax(HIFP8, x, 0) == (40 * x).abs().max()
-    y = held(x, HIFP8, 0)
+    y = quantise_operand(x, HIFP8, 0)
     assert judge(y, HIFP8, 0, x).status is Status.ENGAGED
-    own = held(x, replace(HIFP8, scaling=Scaling.CURRENT), 0)
+    own = quantise_operand(x, replace(HIFP8, scaling=Scaling.CURRENT), 0)
     assert judge(own, HIFP8, 0, x).status is Status.MISMATCH

@@ -1,4 +1,4 @@
-"""A product in parts: the amax that is told with them is held against their own."""
+"""A product in parts: the stated amax is compared with that of the parts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from quantexp.proof.parts import Parts, narrowed
 def seen(*amaxes: float) -> Parts:
     parts = Parts()
     for amax in amaxes:
-        parts.see(torch.tensor(amax))
+        parts.observe(torch.tensor(amax))
     return parts
 
 
 def test_amax_that_is_that_of_all_parts_is_no_finding() -> None:
-    assert seen(0.25, 3.0, 1.0).held_against(torch.tensor(3.0)) is None
+    assert seen(0.25, 3.0, 1.0).mismatch(torch.tensor(3.0)) is None
 
 
 def test_amax_of_another_tensor_is_a_mismatch() -> None:
     for told in (1.0, 4.0):
-        finding = seen(0.25, 3.0, 1.0).held_against(torch.tensor(told))
+        finding = seen(0.25, 3.0, 1.0).mismatch(torch.tensor(told))
         assert finding is not None
         assert finding.status is Status.MISMATCH
         assert (

@@ -1,4 +1,4 @@
-"""The proof looks into attention in tiles: at the operands of every call, of which a product makes several."""
+"""The proof observes attention in tiles: the operands of every call, several of which form one product."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_every_operand_of_every_tile_is_judged(run_tiny: RunTiny, words: tuple[s
 
 
 def test_products_that_are_made_again_are_told_apart(run_tiny: RunTiny) -> None:
-    """S once more in the backward; for the scales of P and dS, S once more in both passes and dP in the backward."""
+    """S recomputed in the backward pass; for scales of P and dS also S in both passes, and dP in the backward pass."""
     of_blocks, of_tensor = (entries(run_tiny(*words, *TILED)) for words in (FULL_MXFP8, FULL_HIFP8))
     for (layer, slot), entry in of_blocks.items():
         is_score = slot.startswith("qk.fprop")
@@ -101,13 +101,13 @@ def test_bf16_shows_zero_quantised_operands(run_tiny: RunTiny) -> None:
 
 @pytest.fixture
 def _read_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of dS's slots is quantised for itself, so all of T x T by `within`."""
+    """Each of dS's slots is quantised separately, so all of T x T goes through `quantised_tile`."""
     monkeypatch.setattr(tile_products, "shares_read", lambda first, second: False)
 
 
 def lies_within(name: str) -> Callable[..., Tensor]:
-    """A `held` that returns P or dS as it came."""
-    original = tile_products.TileProducts.within
+    """A `quantised_tile` that returns P or dS unchanged."""
+    original = tile_products.TileProducts.quantised_tile
 
     def within(self: Any, slot: Any, tile: Any, x: Tensor) -> Tensor:
         return x if slot[2] == name else original(self, slot, tile, x)
@@ -120,7 +120,7 @@ def lies_within(name: str) -> Callable[..., Tensor]:
 def test_tiles_that_multiply_the_originals_fail_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, name: str, slot: str
 ) -> None:
-    monkeypatch.setattr(tile_products.TileProducts, "within", lies_within(name))
+    monkeypatch.setattr(tile_products.TileProducts, "quantised_tile", lies_within(name))
     reason = failure(run_tiny(*FULL_MXFP8, *TILED, expect=1))
     assert f"{slot}: declared mxfp8_e4m3" in reason
     assert "not on the grid" in reason
@@ -130,13 +130,13 @@ def test_tiles_that_multiply_the_originals_fail_the_run(
 def test_original_beside_a_copy_of_the_same_read_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, original: int, product: str
 ) -> None:
-    by_two = tile_products.held_by_two
+    by_two = tile_products.quantise_pair
 
     def one_of_two(x: Tensor, *rest: Any, **given: Any) -> tuple[Tensor | None, ...]:
         copies = by_two(x, *rest, **given)
         return tuple(x if at == original else copy for at, copy in enumerate(copies))
 
-    monkeypatch.setattr(tile_products, "held_by_two", one_of_two)
+    monkeypatch.setattr(tile_products, "quantise_pair", one_of_two)
     reason = failure(run_tiny(*FULL_MXFP8, *TILED, expect=1))
     assert f"qk.{product}.dS: declared mxfp8_e4m3" in reason
     assert "not on the grid" in reason
@@ -145,8 +145,8 @@ def test_original_beside_a_copy_of_the_same_read_fails_the_run(
 def test_one_tile_that_multiplies_the_originals_is_enough(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of two: every tile is looked at, not the first for all."""
-    original = tile_products.TileProducts.within
+    """The second of two: every tile is observed, not only the first."""
+    original = tile_products.TileProducts.quantised_tile
     calls: list[int] = []
 
     def within(self: Any, slot: Any, tile: Any, x: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def test_one_tile_that_multiplies_the_originals_is_enough(
             else original(self, slot, tile, x)
         )
 
-    monkeypatch.setattr(tile_products.TileProducts, "within", within)
+    monkeypatch.setattr(tile_products.TileProducts, "quantised_tile", within)
     reason = failure(run_tiny(*FULL_MXFP8, *TILED, expect=1))
     assert set(calls) == {32, 64}
     assert "pv.fprop.P: declared mxfp8_e4m3" in reason
@@ -169,7 +169,9 @@ def test_bf16_that_is_quantised_fails_the_run(
     from quantexp.formats import quantise
 
     monkeypatch.setattr(
-        tile_products, "held", lambda x, operand, axis, amax=None, place=None: quantise(x, "mxfp8")
+        tile_products,
+        "quantise_operand",
+        lambda x, operand, axis, amax=None, place=None: quantise(x, "mxfp8"),
     )
     assert "declared bf16, it lies on the grid of" in failure(
         run_tiny("quant=bf16", *TILED, expect=1)
@@ -180,15 +182,15 @@ def test_bf16_that_is_quantised_fails_the_run(
 def test_scale_of_a_tile_in_place_of_the_tensors_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each under its own amax, said to be the tensor's: every part is on its grid, and they do not agree."""
+    """Each part under its own amax, stated as the tensor's: every part is on its grid, but they do not agree."""
 
     def within(self: Any, slot: Any, tile: Any, x: Tensor) -> Tensor:
         operand = self.operand(slot)
         axis = tile_products.dim_of(slot[2], operand)
         self.amaxes[slot] = tile_products.own_amax(x, operand, axis)
-        return tile_products.held(x, operand, axis)
+        return tile_products.quantise_operand(x, operand, axis)
 
-    monkeypatch.setattr(tile_products.TileProducts, "within", within)
+    monkeypatch.setattr(tile_products.TileProducts, "quantised_tile", within)
     reason = failure(run_tiny(*FULL_HIFP8, *TILED, expect=1))
     assert "its scale is that of an amax of" in reason
     assert "and its parts have one of" in reason
@@ -200,7 +202,7 @@ def test_scale_of_a_tile_in_place_of_the_tensors_fails_the_run(
 def test_product_that_leaves_out_its_last_tile_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, batch: int, cut: int
 ) -> None:
-    """In the first so many passes; a micro-batch of the one layer makes two."""
+    """The number of passes in the first iteration; a micro-batch of the one layer makes two."""
     original = tile_products.tiles
     passes: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The proof of attention in tiles by kernels that no dispatcher sees: the tiles of torch are made beside them."""
+"""The proof of tiled attention by kernels that no dispatcher observes: the torch tiles run in addition."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from quantexp.capture import open_capture
 from quantexp.quant.attention import tile_passes, tile_products, tiled
-from quantexp.quant.attention.fused import nobody_asks
-from quantexp.quant.hooks import nobody
-from quantexp.quant.kernels.gpu import Amaxes, Held
+from quantexp.quant.attention.fused import no_tensor_wanted
+from quantexp.quant.hooks import no_hook
+from quantexp.quant.kernels.gpu import Amaxes, Quantised
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 
@@ -41,16 +41,16 @@ def softmax(S_BHRK: Tensor, start: int) -> Tensor:
 
 
 class Borrowing(tile_products.TileProducts):
-    """Takes its operands of T x D from another's pass."""
+    """Takes its operands of T x D from another object's pass."""
 
-    lender: Held
+    lender: Quantised
 
-    def held(self, slot: tile_products.Slot) -> Tensor:
+    def quantised(self, slot: tile_products.Slot) -> Tensor:
         return self.lender(slot)
 
 
 class Unseen:
-    """In the kernels' place: the tiles of torch where no mode sees them; o and dq times a factor each."""
+    """Replaces the kernels: runs the torch tiles outside every mode, with o and dq scaled by a factor each."""
 
     factors = (1.0, 1.0)
 
@@ -59,24 +59,26 @@ class Unseen:
         self.amaxes: Amaxes = {}
         self.calls: list[str] = []
 
-    def forward(self, held: Held, amaxes: Amaxes | None = None) -> Tensor:
+    def forward(self, quantised: Quantised, amaxes: Amaxes | None = None) -> Tensor:
         self.calls.append("forward")
-        self.work.lender = held
+        self.work.lender = quantised
         with _disable_current_modes():
-            o = tile_passes.Forward(self.work, nobody, nobody_asks).output()
+            o = tile_passes.Forward(self.work, no_hook, no_tensor_wanted).output()
             return o * self.factors[0]
 
-    def backward(self, held: Held, amaxes: Amaxes | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        self, quantised: Quantised, amaxes: Amaxes | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         self.calls.append("backward")
-        self.work.lender = held
+        self.work.lender = quantised
         with _disable_current_modes():
-            dq, dk, dv = tile_passes.Backward(self.work, nobody, nobody_asks).gradients()
+            dq, dk, dv = tile_passes.Backward(self.work, no_hook, no_tensor_wanted).gradients()
             return dq * self.factors[1], dk, dv
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
-    """Every micro-batch's, in a run of two tiles."""
+    """One per micro-batch, in a run of two tiles."""
     found: list[Unseen] = []
 
     def kernels_for(precision: Any, q: Tensor, v: Tensor, scale: float, mask: Any) -> Unseen:
@@ -147,11 +149,11 @@ def test_kernel_that_multiplies_something_else_fails_the_run(
 def test_scheme_that_the_tiles_do_not_follow_fails_the_run(
     run_tiny: RunTiny, made: list[Unseen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels and tiles agree in that P is not quantised."""
-    within = tile_products.TileProducts.within
+    """Kernels and tiles agree that P is not quantised."""
+    within = tile_products.TileProducts.quantised_tile
     monkeypatch.setattr(
         tile_products.TileProducts,
-        "within",
+        "quantised_tile",
         lambda self, slot, tile, x: x if slot[2] == "P" else within(self, slot, tile, x),
     )
     assert "pv.fprop.P: declared mxfp8_e4m3" in failure(run_tiny(*WORDS, expect=1))
@@ -161,7 +163,7 @@ def test_scheme_that_the_tiles_do_not_follow_fails_the_run(
 def test_what_a_tap_asks_for_is_of_the_tiles_and_the_gradients_are_of_the_kernels(
     run_tiny: RunTiny, made: list[Unseen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A factor within the bound marks what is the kernels'."""
+    """A factor within the bound marks the kernels' results."""
     words = (*(word for word in WORDS if word != "capture=off"), "capture.attn_weights=true")
     found = []
     for factor in (1 + 2.0**-8, 1.0):

@@ -1,4 +1,4 @@
-"""Verdicts of several ranks become one that misses nothing."""
+"""Verdicts of several ranks are merged without losing a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands are handed to whoever asked, as long as they ask."""
+"""Operands are passed to registered hooks, for as long as they are registered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quantexp.quant.hooks import operands_to, wants_operand
+from quantexp.quant.hooks import hook_operands, is_operand_hooked
 from quantexp.quant.linear import fprop, wgrad
 from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.quant.sites import Product, Site
@@ -27,12 +27,12 @@ def test_operands_of_each_product_are_told_inside_alone() -> None:
     x, w = torch.randn(4, 1, 8), torch.randn(6, 8)
     seen: list[tuple[str, str, bool]] = []
 
-    def tap(precision: Any, site: Any, product: Any, name: str, *tensors: Any) -> None:
+    def hook(precision: Any, site: Any, product: Any, name: str, *tensors: Any) -> None:
         source, held, layout = tensors
         seen.append((product.value, name, held is source and layout(held) is held))
 
     fprop(declared, x, w)
-    with operands_to(tap):
+    with hook_operands(hook):
         fprop(declared, x, w)
         wgrad(declared, torch.randn(4, 1, 6), x)
     fprop(declared, x, w)
@@ -43,17 +43,17 @@ def test_operands_of_each_product_are_told_inside_alone() -> None:
 def test_a_tap_asks_for_all_unless_it_says_for_what() -> None:
     declared = precision_map(MODEL, QuantConfig())[ModuleId(0, "fc1")]
 
-    def tap(*operand: Any) -> None:
+    def hook(*operand: Any) -> None:
         pass
 
     def asked(name: str) -> bool:
-        return wants_operand(declared, Site.LINEAR, Product.WGRAD, name)
+        return is_operand_hooked(declared, Site.LINEAR, Product.WGRAD, name)
 
     assert not asked("x")
-    with operands_to(tap, lambda precision, site, product, name: name == "g"):
+    with hook_operands(hook, lambda precision, site, product, name: name == "g"):
         assert asked("g")
         assert not asked("x")
-        with operands_to(tap):
+        with hook_operands(hook):
             assert asked("x")
         assert not asked("x")
     assert not asked("g")

@@ -1,4 +1,4 @@
-"""What a slot's format is called."""
+"""The displayed name of a slot's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operands that two products take from one tensor, against each made by itself."""
+"""Operands shared by two products of one tensor, against each computed separately."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.quant.hooks import operands_to
-from quantexp.quant.linear import backward_asks_for_input, gradient_copies, input_copies, wgrad
-from quantexp.quant.operand import held
+from quantexp.quant.hooks import hook_operands
+from quantexp.quant.linear import backward_needs_input, gradient_copies, input_copies, wgrad
+from quantexp.quant.operand import quantise_operand
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import Product, Site
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.quant.weight_cache.buffers import Buffers
 from quantexp.schema import LinearSite, LinearWgrad, ModelConfig, QuantConfig, Slot
 from quantexp.training.megatron.linear import SchemeLinear
@@ -48,14 +48,16 @@ def test_copies_of_one_read_are_those_of_two(fmt: str, shape: tuple[int, ...]) -
     ):
         one, two = copies(precision, x, None, Buffers())
         assert two is not None
-        assert torch.equal(one, held(x, precision.operand(Site.LINEAR, first, name), -1))
+        assert torch.equal(
+            one, quantise_operand(x, precision.operand(Site.LINEAR, first, name), -1)
+        )
         operand = precision.operand(Site.LINEAR, Product.WGRAD, name)
-        assert torch.equal(two, held(x, operand, 0))
+        assert torch.equal(two, quantise_operand(x, operand, 0))
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
 def test_written_to_memory_that_is_used_again_they_are_the_same(fmt: str) -> None:
-    """And what the backward keeps, or a tap sees, is memory of its own."""
+    """And what the backward pass keeps, or a hook sees, is not overwritten."""
     precision, buffers = declared(fmt), Buffers()
     buffers.begin_step()
     wide, x = normal(80, 2, 96), normal(80, 2, 64)
@@ -74,7 +76,7 @@ def test_written_to_memory_that_is_used_again_they_are_the_same(fmt: str) -> Non
             assert overwritten == (True, True)
         else:
             assert overwritten == (fmt == "mxfp8", False)
-        with operands_to(lambda *_: None):
+        with hook_operands(lambda *_: None):
             seen, _ = copies(precision, x, None, buffers)
         assert seen.data_ptr() != third.data_ptr()
 
@@ -87,7 +89,7 @@ def test_an_operand_that_differs_by_more_than_its_axis_is_made_by_itself() -> No
     forward, again = input_copies(declared("mxfp8", Slot(format="reuse")), x, None, Buffers())
     assert again is forward
     for options in ({"rounding": "stochastic"}, {"hadamard": "deterministic"}):
-        with during(Moment(1)):
+        with use_step_state(StepState(1)):
             assert input_copies(declared("mxfp4", **options), x, None, Buffers())[1] is None
 
 
@@ -100,20 +102,20 @@ def test_blocks_of_an_experts_rows_are_made_by_sequence() -> None:
         assert again is forward
     g = normal(40, 96)
     precision = declared("mxfp8", Slot(format="reuse"))
-    _, held_x = input_copies(precision, x, rows, Buffers())
-    assert torch.equal(wgrad(precision, g, x, rows, held_x=held_x), wgrad(precision, g, x, rows)), (
-        "laid out by sequence, before or after"
-    )
+    _, quantised_x = input_copies(precision, x, rows, Buffers())
+    assert torch.equal(
+        wgrad(precision, g, x, rows, quantised_x=quantised_x), wgrad(precision, g, x, rows)
+    ), "laid out by sequence, before or after"
 
 
 def test_the_backward_asks_for_the_input_only_where_somebody_looks() -> None:
-    assert not backward_asks_for_input(declared("mxfp8"))
-    assert not backward_asks_for_input(declared("hifp8"))
-    assert backward_asks_for_input(declared("mxfp8", scale_rule="floor", clip_gradient=True))
-    assert backward_asks_for_input(declared("nvfp4", pre_scale=True))
-    assert backward_asks_for_input(declared("hifp8", Slot(format="reuse"), scaling="delayed"))
-    with operands_to(lambda *_: None):
-        assert backward_asks_for_input(declared("mxfp8"))
+    assert not backward_needs_input(declared("mxfp8"))
+    assert not backward_needs_input(declared("hifp8"))
+    assert backward_needs_input(declared("mxfp8", scale_rule="floor", clip_gradient=True))
+    assert backward_needs_input(declared("nvfp4", pre_scale=True))
+    assert backward_needs_input(declared("hifp8", Slot(format="reuse"), scaling="delayed"))
+    with hook_operands(lambda *_: None):
+        assert backward_needs_input(declared("mxfp8"))
 
 
 @pytest.mark.parametrize(

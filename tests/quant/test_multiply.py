@@ -1,4 +1,4 @@
-"""The product that makes up for operands of which 3/4 was rounded."""
+"""The product that compensates pre-scaling by 3/4."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 
 from quantexp.quant.multiply import multiply, post_scale
 from quantexp.quant.precision import ModuleId
-from quantexp.quant.product_context import Announcement, current
+from quantexp.quant.product_context import ProductContext, current_product
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand
 
-SAID = Announcement(ModuleId(0, "fc1"), Site.LINEAR, Product.FPROP)
+SAID = ProductContext(ModuleId(0, "fc1"), Site.LINEAR, Product.FPROP)
 PLAIN = Operand("mxfp4_e2m1", "tokens", 32)
 SCALED = Operand("mxfp4_e2m1", "tokens", 32, pre_scale=True)
 
@@ -34,7 +34,7 @@ def test_each_scaled_operand_counts() -> None:
 def test_the_scale_is_applied_before_the_one_rounding(
     a: tuple[int, ...], b: tuple[int, ...], scale: float
 ) -> None:
-    """Rounding is monotone: the result lies between the roundings of what float32 may have summed up.
+    """Rounding is monotone: the result lies between the roundings of the possible float32 sums.
 
     32 additions and a factor err by at most 34 2^-23 of the sum of magnitudes.
     """
@@ -49,4 +49,4 @@ def test_the_scale_is_applied_before_the_one_rounding(
 
 def test_the_announcement_is_made_for_the_call_alone() -> None:
     multiply(SAID, normal(4, 32), normal(32, 4))
-    assert current() is None
+    assert current_product() is None

@@ -1,4 +1,4 @@
-"""The precision map: every slot of every module, and what rules do to it."""
+"""The precision map: every slot of every module, and the effect of rules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def quant(*rules: Rule, linear: str = "mxfp8", qk: str | None = None) -> QuantCo
 
 
 def formats(config: QuantConfig, iteration: int = 1) -> dict[str, str]:
-    """label -> format."""
+    """Label -> format."""
     declared = precision_map(MODEL, config, iteration)
     return {e.label: e.operand.format for module in declared.values() for e in module.entries()}
 

@@ -1,4 +1,4 @@
-"""Products of 16-bit matrices through fp32, on whatever processor the tests run."""
+"""Products of 16-bit matrices through fp32, on any processor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def layouts(rows: int, columns: int, dtype: torch.dtype, *batch: int) -> Iterator[Tensor]:
-    """The same matrix as it may lie: by rows, by columns, in every other row and column of a larger one."""
+    """The same matrix in several layouts: by rows, by columns, in every other row and column of a larger one."""
     x = normal(*batch, rows, columns, dtype=dtype, seed=rows)
     yield x
     yield x.mT.contiguous().mT
@@ -95,7 +95,7 @@ def test_out_and_in_place_forms_are_the_same_product(dtype: torch.dtype) -> None
 def test_strips_give_what_the_whole_gives(
     batch: tuple[int, ...], kept_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of small whole numbers, whose sums are exact in every order."""
+    """Small whole numbers, whose sums are exact in every order."""
     monkeypatch.setattr(products, "STRIP_BYTES", 4 * 3 * K)
     monkeypatch.setattr(products, "KEPT_BYTES", kept_bytes)
     generator = torch.Generator().manual_seed(0)
@@ -113,10 +113,10 @@ def test_strips_give_what_the_whole_gives(
 
 @SIXTEEN_BIT
 def test_error_is_that_of_one_rounding_and_of_sums_in_fp32(dtype: torch.dtype) -> None:
-    """Products of two 16-bit numbers are exact in fp32, so that K - 1 additions err by (K - 1) 2^-24 sum |a b| at most.
+    """Products of two 16-bit numbers are exact in fp32, so K - 1 additions err by at most (K - 1) 2^-24 sum |a b|.
 
     (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.) The rounding to 8 or 11 bits adds half a unit
-    in the last place of what it rounds. 2^-24 covers what fp16 holds below its normal range, in units of 2^-24.
+    in the last place. 2^-24 covers fp16 values below its normal range, in units of 2^-24.
     """
     k = 2048
     a, b = normal(M, k, dtype=dtype), normal(k, N, dtype=dtype, seed=1)
@@ -146,7 +146,7 @@ def test_fused_attention_is_that_of_fp32_rounded_once(dtype: torch.dtype, masked
         narrow = both_ways([q, k, v], mask, g)
     wide = both_ways([q.float(), k.float(), v.float()], wide_mask, g.float())
     assert_same(narrow[0], wide[0].to(dtype))
-    # The backward gets the output as it was rounded: that enters the gradients as their operands' precision does.
+    # The backward pass receives the rounded output, which enters the gradients like the precision of their operands.
     for y, expected in zip(narrow[1:], wide[1:], strict=True):
         bound = 4 * torch.finfo(dtype).eps * expected.abs().max()
         assert ((y.float() - expected).abs() <= bound).all()
@@ -188,7 +188,7 @@ def test_what_torch_refuses_and_what_is_empty_is_left_to_torch(
 
 
 def kernels() -> list[str]:
-    """Who registered each product's kernel for CPUs."""
+    """The origin of each product's registered CPU kernel."""
     names = ("mm", "mm.out", "bmm", "addmm", "addmm_", "baddbmm.out", products._ATTENTION)
     lines = [
         line
@@ -218,7 +218,7 @@ def test_nothing_is_left_after_the_context_or_an_error() -> None:
 
 
 class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The dtypes of the operands of products, as they reach the call."""
+    """The dtypes of products' operands as they reach the call."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

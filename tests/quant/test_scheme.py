@@ -1,4 +1,4 @@
-"""The ten schemes, slot by slot, as design.md states them; and what names a scheme."""
+"""The ten schemes, slot by slot, as in design.md; and the names of schemes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quantexp.quant.slots import resolve_site
 from quantexp.schema import QuantConfig, Rule, Slot
 
 BF16 = "bf16"
-#: What a format's operand is, as design.md says; the axis and the amax target come from the slot.
+#: A format's options as in design.md; the axis and the amax target come from the slot.
 HELD: dict[str, dict[str, Any]] = {
     "mxfp8": {
         "format": "mxfp8_e4m3",
@@ -50,7 +50,7 @@ HELD: dict[str, dict[str, Any]] = {
         "saturate": None,
     },
 }
-#: slot -> (axis, hifp8's amax target) where a linear site is quantised.
+#: Slot -> (axis, hifp8's amax target) if a linear site is quantised.
 LINEAR = {
     "fprop.x": ("input_width", 15.0),
     "fprop.w": ("input_width", 15.0),
@@ -59,7 +59,7 @@ LINEAR = {
     "wgrad.g": ("tokens", 224.0),
     "wgrad.x": ("tokens", 15.0),
 }
-#: slot -> (axis, is quantised, is the forward copy) where QK is quantised.
+#: Slot -> (axis, is quantised, is the forward copy) if QK is quantised.
 QK = {
     "fprop.q": ("head_dim", True, False),
     "fprop.k": ("head_dim", True, False),
@@ -87,7 +87,7 @@ HIGH = {
         "dgrad_v.dO": "queries",
     },
 }
-#: scheme -> (linear, qk), written out once more and not taken from the code.
+#: Scheme -> (linear, qk), written out independently of the code.
 TEN = {
     "bf16": (BF16, BF16),
     "FA_mxfp8": (BF16, "mxfp8"),
@@ -198,7 +198,7 @@ def test_rules_keep_the_sites_names_and_add_a_hash() -> None:
 
 
 def test_hashes_given_before_later_options_came_stay() -> None:
-    """Of a scheme and of one with rules: they name run folders that exist."""
+    """A scheme, and one with rules: existing run folders are named by these hashes."""
     quant = QuantConfig()
     quant.linear.format = "mxfp8"
     assert content_hash(quant)[:8] == "6d3c07f6"

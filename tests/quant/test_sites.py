@@ -1,4 +1,4 @@
-"""The vocabulary of design.md's table, written out."""
+"""The table of design.md, written out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each slot of a site means, and what is refused."""
+"""The meaning of each slot of a site, and refusals."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_choices_of_scale_rule_rounding_and_scaling_are_taken() -> None:
 @pytest.mark.parametrize("name", ["hifp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"])
 @pytest.mark.parametrize("scaling", [scaling.value for scaling in Scaling])
 def test_every_scaling_can_be_held(name: str, scaling: str) -> None:
-    """Without a scale there is nothing to bring amax to."""
+    """Without a scale there is no amax target."""
     operand = linear(format=name, scaling=scaling)["fprop.x"]
     assert (operand.amax_target is None) == (scaling == "none" or name == "nvfp4")
     resolve(name, **operand.options, has_amax=scaling == "delayed")

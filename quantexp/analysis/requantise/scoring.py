@@ -1,6 +1,6 @@
 """What every candidate leaves of one operand: SQNR, underflow and saturation.
 
-Operands are held as in training, by the candidate's own `Operand` (`quantexp.quant.operand.held`): transformed in
+Operands are held as in training, by the candidate's own `Operand` (`quantise_operand`): transformed in
 float32 where there is a Hadamard transform, rounded, and put in the tensor's dtype. After a transform the error is that
 of the transform, as large in proportion as what is left after undoing it. Random numbers are those of seed 0, and so
 are random signs: a capture has no moment of its own. The amax of a tensor scale is that of the whole tensor, after a

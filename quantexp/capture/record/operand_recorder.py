@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class HeldRecorder:
-    """The part of a rank's capture that takes quantised operands; a tap for `operands_to`."""
+    """The part of a rank's capture that takes quantised operands; a hook for `hook_operands`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

@@ -1,6 +1,6 @@
-"""From the modules' taps to the store: the right iterations, micro-batches and tensors, each once.
+"""From the modules' hooks to the store: the right iterations, micro-batches and tensors, each once.
 
-A recomputed forward pass passes its taps a second time inside the backward and is left out. A weight is stored once an
+A recomputed forward pass calls its hooks a second time inside the backward and is left out. A weight is stored once an
 iteration; the backward's line refers to the forward's file. Where several ranks share a batch, what they all hold alike
 (weights, reduced gradients) is rank 0's to keep, and the counters of their files interleave.
 """
@@ -30,7 +30,7 @@ from quantexp.capture.statistics.summary import Summary, summarise
 from quantexp.capture.store.folder import CaptureStore, Stored
 from quantexp.capture.store.metadata import BEFORE, About, Describer
 from quantexp.errors import CaptureError
-from quantexp.quant.hooks import FORWARD, Tap
+from quantexp.quant.hooks import FORWARD, TensorHook
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.schema import CaptureConfig, CaptureLevel
 
@@ -124,13 +124,13 @@ class Recorder:
             with self._stops_where_full():
                 self.store.let_go()
 
-    def tap(
+    def hook(
         self,
         module: ModuleId,
         precision: Callable[[], ModulePrecision],
         about: Callable[[str], Mapping[str, object]],
-    ) -> Tap:
-        """The tap of one module. What `about` says of a tensor by its name (the softmax scale) joins its metadata."""
+    ) -> TensorHook:
+        """The hook of one module. What `about` says of a tensor by its name (the softmax scale) joins its metadata."""
         self._describer.more[module] = about
 
         def look(operation: str, phase: str, name: str, tensor: Tensor, /) -> None:

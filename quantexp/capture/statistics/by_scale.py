@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import Family, encode, get_format
-from quantexp.quant.operand import held
+from quantexp.quant.operand import quantise_operand
 from quantexp.quant.slots import Operand
 
 #: Below so many elements quantising them all is as fast.
@@ -92,7 +92,7 @@ def by_scale(x: Tensor, operand: Operand, axis: int) -> ByScale:
     magnitude = torch.where(below > 0, below + base_S[scale_U], 0)
     # The scale's largest goes with each magnitude, so that a block of both has the scale.
     beside = torch.stack([magnitude, largest_S[scale_U]], 1).to(torch.int16).view(x.dtype)
-    held_U = held(beside, replace(operand, block=2), 1)[:, 0]
+    held_U = quantise_operand(beside, replace(operand, block=2), 1)[:, 0]
     counts_U = counts_GR[group, below]
     return ByScale(blocks_S, num_left_out, beside[:, 0], counts_U, held_U, scale_U)
 

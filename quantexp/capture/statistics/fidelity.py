@@ -25,7 +25,7 @@ from quantexp.capture.statistics.histogram import Histogram
 from quantexp.formats import ScaleRule, TwoLevelScales, get_format, scales_of
 from quantexp.formats import saturated as saturated_of
 from quantexp.formats.decoding import scale_values
-from quantexp.quant.operand import held
+from quantexp.quant.operand import quantise_operand
 from quantexp.quant.scoring import scored_operand
 from quantexp.quant.slots import Operand
 
@@ -73,11 +73,13 @@ def _of_values(x: Tensor, counted: Histogram, operand: Operand) -> Tensor:
     if values.numel() == 0:
         return torch.zeros(_NUM_SUMS, dtype=torch.float64, device=x.device)
     present = values if counts is None else torch.where(counts > 0, values, 0.0)
-    q = held(present.to(x.dtype), operand, -1).to(torch.float64)
+    q = quantise_operand(present.to(x.dtype), operand, -1).to(torch.float64)
     weight = torch.ones_like(present) if counts is None else counts
     nonzero = (weight * (present != 0)).sum()
     # What infinity becomes is the largest value at this tensor's scale.
-    limit = held(torch.cat([present, present.new_tensor([torch.inf])]).to(x.dtype), operand, -1)
+    limit = quantise_operand(
+        torch.cat([present, present.new_tensor([torch.inf])]).to(x.dtype), operand, -1
+    )
     saturated = (weight * (present.abs() > limit[-1].to(torch.float64))).sum()
     kept = (weight * (q != 0)).sum()
     sums = [present**2, (present - q) ** 2, q**2]
@@ -109,7 +111,7 @@ def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
     operand = chosen.operand
     if x.numel() == 0:
         return torch.zeros(_NUM_SUMS + _E8M0_NAN + 1, dtype=torch.float64, device=x.device)
-    q = held(x, operand, chosen.axis)
+    q = quantise_operand(x, operand, chosen.axis)
     beyond = saturated_of(x, operand.format, axis=chosen.axis, **_options(operand)).sum()
     sums = _sums(x.reshape(-1), q.reshape(-1))
     bytes_ = _scale_bytes(x, chosen).reshape(-1).to(torch.int64)

@@ -19,7 +19,7 @@ from quantexp.capture.record.deferred import Deferred
 from quantexp.capture.statistics.summary import Summary
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.slots import Operand
-from quantexp.quant.step_state import current
+from quantexp.quant.step_state import current_state
 
 #: Slot -> format and options.
 Formats = dict[str, dict[str, object]]
@@ -148,15 +148,15 @@ class Describer:
         if declared is precision:
             return record
         record = formats_record(precision, self._of_moment)
-        if not any(entry.operand.depends_on_moment for entry in precision.entries()):
+        if not any(entry.operand.needs_step_state for entry in precision.entries()):
             self._declared[precision.module] = precision, record
         return record
 
     def _of_moment(self, operand: Operand) -> dict[str, object]:
         """What the slot's values depended on in this micro-batch; nothing of a whole iteration."""
-        if self._micro_batch is None or not operand.depends_on_moment:
+        if self._micro_batch is None or not operand.needs_step_state:
             return {}
-        return current().record(operand)
+        return current_state().record(operand)
 
 
 def _plain(value: Any) -> Any:

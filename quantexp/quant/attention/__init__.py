@@ -1,1 +1,1 @@
-"""The matrix products of attention with the declared quantisation: plain, fused and tiled."""
+"""Quantised matrix products of attention: the plain, the fused and the tiled path."""

@@ -1,7 +1,9 @@
-"""Which attentions torch's fused kernel can multiply as declared; without torch, for the configuration's checks.
+"""Which attention modules torch's fused kernel can multiply as declared. Needs no torch, for the configuration's
+checks.
 
-The kernel multiplies the same q, k and v forward and backward, and holds S, P, dP and dS in float32 within. So a
-forward operand that is quantised has to be used again by the backward (`reuse`), and everything else stays as it is.
+The kernel multiplies the same q, k and v forward and backward, and keeps S, P, dP and dS in float32 internally. A
+quantised forward operand must therefore be reused in the backward pass (`reuse`), and every other slot must keep the
+working precision.
 """
 
 from __future__ import annotations
@@ -25,9 +27,8 @@ def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
     for entry in precision.entries():
         operand = entry.operand
         if (entry.site, entry.name) not in forward or entry.name == "P":
-            if (
-                operand.quantised
-            ):  # dS, dO and P exist within the kernel alone, or enter it once for two products
+            # dS, dO and P exist only inside the kernel, or enter it once for two products
+            if operand.quantised:
                 yield entry
         elif entry.product is Product.FPROP:
             if operand.pre_scale or operand.hadamard is not None:
@@ -39,17 +40,17 @@ def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
 
 
 def require_fused_attention(model: ModelConfig, quant: QuantConfig) -> None:
-    """Refuse a scheme that in any layer, at any iteration, declares what the fused kernel cannot do.
+    """Refuse a scheme that declares, in any layer at any iteration, what the fused kernel cannot do.
 
     Raises:
-        ConfigError: with the first slot that stands in the way.
+        ConfigError: names the first unsupported slot.
     """
     for declared in attentions(model, quant):
         require_fused(declared)
 
 
 def attentions(model: ModelConfig, quant: QuantConfig) -> Iterator[ModulePrecision]:
-    """Every layer's attention, as it is declared at every iteration that changes something."""
+    """Every layer's attention, as declared at every iteration that changes the precision map."""
     for iteration in changes(quant):
         for module, declared in precision_map(model, quant, iteration).items():
             if module.name == ATTENTION:
@@ -60,7 +61,7 @@ def require_fused(precision: ModulePrecision) -> None:
     """Refuse what the fused kernel cannot do.
 
     Raises:
-        ConfigError: with the first slot that stands in the way.
+        ConfigError: names the first unsupported slot.
     """
     for entry in obstacles(precision):
         raise ConfigError(

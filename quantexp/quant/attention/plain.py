@@ -1,4 +1,4 @@
-"""The matrix products of attention, each operand held as the scheme declares.
+"""The matrix products of attention on quantised operands: the plain path.
 
     QK  fprop   S  = a q k^T      q, k in blocks along head_dim
         dgrad_q dq = a dS k       dS, k in blocks along keys
@@ -8,16 +8,16 @@
         dgrad_v dv = P^T dO       P, dO in blocks along queries
 
     # T tokens (queries or keys), B sequences, H query heads, G key-value heads, D head_dim, N = B*H
-    # a is the softmax scale; S holds a q k^T, and dS is the gradient of that
+    # a is the softmax scale; S is a q k^T, and dS is the gradient of that
 
-q, k and v are quantised as they arrive, after the rotary embedding and before a key-value head is repeated for its
-group of query heads; the softmax between the two products is Megatron's own and stays in high precision. The result
-of every product is in the working dtype. The derivative of quantisation is the identity (straight through),
-saturated elements included unless the slot's `clip_gradient` says otherwise. `reuse` slots take the forward's copy. P
-is the probability after mask and dropout.
-Blocks of v along keys span future tokens, and so does one scale a tensor: what a token sees of the future through
-them is its share in a scale. This plain path holds S and P whole, T squared for each head, and is what the others are
-held against (`fused`, `tiled`).
+q, k and v are quantised after the rotary embedding and before each key-value head is repeated for its group of query
+heads. The softmax between the two products is Megatron's own and stays in high precision; P is the probability after
+mask and dropout. Every product's result is in the working dtype. The derivative of quantisation is the identity
+(straight through), saturated elements included unless the slot sets `clip_gradient`. `reuse` slots take the forward
+copy.
+Blocks of v along keys span future tokens, and so does one scale per tensor: future tokens influence a token only
+through that shared scale. The plain path stores S and P whole, T squared per head. It is the reference for the
+`fused` and `tiled` paths.
 """
 
 from __future__ import annotations
@@ -28,25 +28,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.quant.hooks import BACKWARD, POST, PRE, Layout, Tap, as_it_is, tell_operand
+from quantexp.quant.hooks import (
+    BACKWARD,
+    POST,
+    PRE,
+    Layout,
+    TensorHook,
+    call_operand_hooks,
+    same_layout,
+)
 from quantexp.quant.multiply import multiply, post_scale
-from quantexp.quant.operand import clipped, held
+from quantexp.quant.operand import clipped, quantise_operand
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.product_context import Announcement
+from quantexp.quant.product_context import ProductContext
 from quantexp.quant.sites import PRODUCTS, Product, Site
 
 
 def scores(
-    precision: ModulePrecision, tap: Tap, q_TBHD: Tensor, k_TBGD: Tensor, softmax_scale: float
+    precision: ModulePrecision,
+    hook: TensorHook,
+    q_TBHD: Tensor,
+    k_TBGD: Tensor,
+    softmax_scale: float,
 ) -> Tensor:
     """S = a q k^T, of shape [N, T queries, T keys], differentiable in q and k."""
-    result: Tensor = _Scores.apply(q_TBHD, k_TBGD, precision, tap, softmax_scale)  # type: ignore[no-untyped-call]
+    result: Tensor = _Scores.apply(q_TBHD, k_TBGD, precision, hook, softmax_scale)  # type: ignore[no-untyped-call]
     return result
 
 
-def context(precision: ModulePrecision, tap: Tap, P_NTT: Tensor, v_TBGD: Tensor) -> Tensor:
+def context(precision: ModulePrecision, hook: TensorHook, P_NTT: Tensor, v_TBGD: Tensor) -> Tensor:
     """O = P v, of shape [N, T, D], differentiable in P and v."""
-    result: Tensor = _Context.apply(P_NTT, v_TBGD, precision, tap)  # type: ignore[no-untyped-call]
+    result: Tensor = _Context.apply(P_NTT, v_TBGD, precision, hook)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -63,7 +75,7 @@ def expanded(x_TBGD: Tensor, num_heads: int) -> Tensor:
 
 
 def by_token(x_NTD: Tensor, sequences: int) -> Tensor:
-    """[N, T, D] as [T, B, H, D]: what `by_head` undoes."""
+    """[T, B, H, D] from [N, T, D]: the inverse of `by_head`."""
     N, T, D = x_NTD.shape
     return x_NTD.transpose(0, 1).reshape(T, sequences, N // sequences, D)
 
@@ -77,7 +89,7 @@ def summed_over_group(x_NTD: Tensor, sequences: int, groups: int) -> Tensor:
 
 
 def by_sequence_layout(sequences: int) -> Layout:
-    """[N, T, T] as [B, H, T, T], as P is captured."""
+    """[N, T, T] as [B, H, T, T], the layout in which P is captured."""
     return lambda x_NTT: x_NTT.view(sequences, -1, *x_NTT.shape[1:])
 
 
@@ -88,11 +100,11 @@ def _operand(
     name: str,
     axis: int,
     x: Tensor,
-    layout: Layout = as_it_is,
+    layout: Layout = same_layout,
 ) -> Tensor:
-    """One operand, held as declared and told."""
-    result = held(x, precision.operand(site, product, name), axis)
-    tell_operand(precision, site, product, name, x, result, layout)
+    """Quantises one operand according to its slot and calls the operand hooks."""
+    result = quantise_operand(x, precision.operand(site, product, name), axis)
+    call_operand_hooks(precision, site, product, name, x, result, layout)
     return result
 
 
@@ -104,22 +116,22 @@ def _forward_or_own(
     axis: int,
     forward_axis: int,
     x: Tensor,
-    layout: Layout = as_it_is,
+    layout: Layout = same_layout,
 ) -> Tensor:
-    """A backward operand: along its own axis, or as the forward's copy, remade bit for bit from the same tensor."""
+    """A backward operand: quantised along its own axis, or the forward copy, recomputed bit for bit."""
     reused = precision.operand(site, product, name).reuse
     return _operand(precision, site, product, name, forward_axis if reused else axis, x, layout)
 
 
-def _said(
+def _call_context(
     precision: ModulePrecision, site: Site, product: Product, *sources: Callable[[], Tensor]
-) -> Announcement:
+) -> ProductContext:
     left, right = sources
-    return Announcement(precision.module, site, product, sources=lambda: (left(), right()))
+    return ProductContext(precision.module, site, product, sources=lambda: (left(), right()))
 
 
 def product_scale(precision: ModulePrecision, site: Site, product: Product) -> float:
-    """What a product is multiplied with for operands of which only 3/4 was rounded."""
+    """The factor that compensates operands pre-scaled by 3/4."""
     shape = PRODUCTS[site][product]
     return post_scale(
         *(precision.operand(site, product, name) for name in (shape.left, shape.right))
@@ -133,16 +145,16 @@ class _Scores(torch.autograd.Function):
         q_TBHD: Tensor,
         k_TBGD: Tensor,
         precision: ModulePrecision,
-        tap: Tap,
+        hook: TensorHook,
         softmax_scale: float,
     ) -> Tensor:
         ctx.save_for_backward(q_TBHD, k_TBGD)
-        ctx.precision, ctx.tap, ctx.softmax_scale = precision, tap, softmax_scale
+        ctx.precision, ctx.hook, ctx.softmax_scale = precision, hook, softmax_scale
         H = q_TBHD.shape[2]
         q = by_head(_operand(precision, Site.QK, Product.FPROP, "q", -1, q_TBHD))
         k = _operand(precision, Site.QK, Product.FPROP, "k", -1, k_TBGD)
         k = by_head(expanded(k, H))
-        said = _said(
+        call_context = _call_context(
             precision,
             Site.QK,
             Product.FPROP,
@@ -150,7 +162,7 @@ class _Scores(torch.autograd.Function):
             lambda: by_head(expanded(k_TBGD, H)).transpose(1, 2),
         )
         scale = softmax_scale * product_scale(precision, Site.QK, Product.FPROP)
-        return multiply(said, q, k.transpose(1, 2), scale)
+        return multiply(call_context, q, k.transpose(1, 2), scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -159,11 +171,11 @@ class _Scores(torch.autograd.Function):
         precision: ModulePrecision = ctx.precision
         T, B, H, D = q_TBHD.shape
         by_sequence = by_sequence_layout(B)
-        ctx.tap(BACKWARD, PRE, "grad_scores", by_sequence(dS))
+        ctx.hook(BACKWARD, PRE, "grad_scores", by_sequence(dS))
 
         dS_q = _operand(precision, Site.QK, Product.DGRAD_Q, "dS", -1, dS, by_sequence)
         k = _forward_or_own(precision, Site.QK, Product.DGRAD_Q, "k", 0, -1, k_TBGD)
-        said = _said(
+        call_context = _call_context(
             precision,
             Site.QK,
             Product.DGRAD_Q,
@@ -171,12 +183,12 @@ class _Scores(torch.autograd.Function):
             lambda: by_head(expanded(k_TBGD, H)),
         )
         scale = product_scale(precision, Site.QK, Product.DGRAD_Q)
-        dq = multiply(said, dS_q, by_head(expanded(k, H)), scale)
+        dq = multiply(call_context, dS_q, by_head(expanded(k, H)), scale)
         dq = (dq * ctx.softmax_scale).transpose(0, 1).reshape(T, B, H, D)
 
         dS_k = _operand(precision, Site.QK, Product.DGRAD_K, "dS", 1, dS, by_sequence)
         q = _forward_or_own(precision, Site.QK, Product.DGRAD_K, "q", 0, -1, q_TBHD)
-        said = _said(
+        call_context = _call_context(
             precision,
             Site.QK,
             Product.DGRAD_K,
@@ -184,28 +196,28 @@ class _Scores(torch.autograd.Function):
             lambda: by_head(q_TBHD),
         )
         scale = product_scale(precision, Site.QK, Product.DGRAD_K)
-        dk = multiply(said, dS_k.transpose(1, 2), by_head(q), scale)
+        dk = multiply(call_context, dS_k.transpose(1, 2), by_head(q), scale)
         dk = summed_over_group(dk * ctx.softmax_scale, B, k_TBGD.shape[2])
 
         dq = clipped(dq, q_TBHD, precision.operand(Site.QK, Product.FPROP, "q"), -1)
         dk = clipped(dk, k_TBGD, precision.operand(Site.QK, Product.FPROP, "k"), -1)
-        ctx.tap(BACKWARD, POST, "grad_query", dq)
-        ctx.tap(BACKWARD, POST, "grad_key", dk)
+        ctx.hook(BACKWARD, POST, "grad_query", dq)
+        ctx.hook(BACKWARD, POST, "grad_key", dk)
         return dq, dk, None, None, None
 
 
 class _Context(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, P_NTT: Tensor, v_TBGD: Tensor, precision: ModulePrecision, tap: Tap
+        ctx: Any, P_NTT: Tensor, v_TBGD: Tensor, precision: ModulePrecision, hook: TensorHook
     ) -> Tensor:
         ctx.save_for_backward(P_NTT, v_TBGD)
-        ctx.precision, ctx.tap = precision, tap
+        ctx.precision, ctx.hook = precision, hook
         B = v_TBGD.shape[1]
         H = P_NTT.shape[0] // B
         P = _operand(precision, Site.PV, Product.FPROP, "P", -1, P_NTT, by_sequence_layout(B))
         v = _operand(precision, Site.PV, Product.FPROP, "v", 0, v_TBGD)
-        said = _said(
+        call_context = _call_context(
             precision,
             Site.PV,
             Product.FPROP,
@@ -213,7 +225,7 @@ class _Context(torch.autograd.Function):
             lambda: by_head(expanded(v_TBGD, H)),
         )
         scale = product_scale(precision, Site.PV, Product.FPROP)
-        return multiply(said, P, by_head(expanded(v, H)), scale)
+        return multiply(call_context, P, by_head(expanded(v, H)), scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -223,12 +235,12 @@ class _Context(torch.autograd.Function):
         _, B, G, _ = v_TBGD.shape
         H = P_NTT.shape[0] // B
 
-        def told(x_NTD: Tensor) -> Tensor:
+        def layout(x_NTD: Tensor) -> Tensor:
             return by_token(x_NTD, B)
 
-        dO_p = _operand(precision, Site.PV, Product.DGRAD_P, "dO", -1, dO, told)
+        dO_p = _operand(precision, Site.PV, Product.DGRAD_P, "dO", -1, dO, layout)
         v = _forward_or_own(precision, Site.PV, Product.DGRAD_P, "v", -1, 0, v_TBGD)
-        said = _said(
+        call_context = _call_context(
             precision,
             Site.PV,
             Product.DGRAD_P,
@@ -236,20 +248,22 @@ class _Context(torch.autograd.Function):
             lambda: by_head(expanded(v_TBGD, H)).transpose(1, 2),
         )
         scale = product_scale(precision, Site.PV, Product.DGRAD_P)
-        dP = multiply(said, dO_p, by_head(expanded(v, H)).transpose(1, 2), scale)
+        dP = multiply(call_context, dO_p, by_head(expanded(v, H)).transpose(1, 2), scale)
 
         P = _forward_or_own(
             precision, Site.PV, Product.DGRAD_V, "P", 1, -1, P_NTT, by_sequence_layout(B)
         )
-        dO_v = _operand(precision, Site.PV, Product.DGRAD_V, "dO", 1, dO, told)
-        said = _said(precision, Site.PV, Product.DGRAD_V, lambda: P_NTT.transpose(1, 2), lambda: dO)
+        dO_v = _operand(precision, Site.PV, Product.DGRAD_V, "dO", 1, dO, layout)
+        call_context = _call_context(
+            precision, Site.PV, Product.DGRAD_V, lambda: P_NTT.transpose(1, 2), lambda: dO
+        )
         scale = product_scale(precision, Site.PV, Product.DGRAD_V)
-        dv = multiply(said, P.transpose(1, 2), dO_v, scale)
+        dv = multiply(call_context, P.transpose(1, 2), dO_v, scale)
         dv = summed_over_group(dv, B, G)
 
         dP = clipped(dP, P_NTT, precision.operand(Site.PV, Product.FPROP, "P"), -1)
         dv = clipped(dv, v_TBGD, precision.operand(Site.PV, Product.FPROP, "v"), 0)
-        ctx.tap(BACKWARD, PRE, "grad_output", told(dO))
-        ctx.tap(BACKWARD, POST, "grad_attn_weights", by_sequence_layout(B)(dP))
-        ctx.tap(BACKWARD, POST, "grad_value", dv)
+        ctx.hook(BACKWARD, PRE, "grad_output", layout(dO))
+        ctx.hook(BACKWARD, POST, "grad_attn_weights", by_sequence_layout(B)(dP))
+        ctx.hook(BACKWARD, POST, "grad_value", dv)
         return dP, dv, None, None

@@ -1,10 +1,10 @@
-"""The products of attention tile by tile, each operand held as the scheme declares for the whole of it.
+"""The products of attention, tile by tile, on operands quantised as for the whole tensor.
 
     # T tokens (queries or keys), B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
     # N = B*H; K keys of a tile; R rows, the queries of a tile
 
-q, k, v and dO are quantised whole and cut into tiles; P and dS are quantised as tiles, under the amax of the whole
-where a scale of the whole follows from that, and with the random numbers that their elements have in the whole.
+q, k, v and dO are quantised whole, then cut into tiles. P and dS are quantised per tile. If their scale depends on an
+amax, it is the amax of the whole tensor; random numbers are those of the elements' positions in the whole tensor.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch import Tensor
 from quantexp.formats import Place
 from quantexp.quant.attention.plain import by_head, by_token, expanded, product_scale
 from quantexp.quant.attention.tiles import Tile, tiles
-from quantexp.quant.hooks import as_it_is, tell_operand
+from quantexp.quant.hooks import call_operand_hooks, same_layout
 from quantexp.quant.multiply import multiply
-from quantexp.quant.operand import follows_own_amax, held, held_by_two, own_amax
+from quantexp.quant.operand import follows_own_amax, own_amax, quantise_operand, quantise_pair
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.product_context import Announcement, Part
+from quantexp.quant.product_context import Part, ProductContext
 from quantexp.quant.sites import PRODUCTS, Product, Site
 from quantexp.quant.slots import Operand
 from quantexp.quant.weight_cache.policy import shares_read
 
-#: From the scores of a tile, [B, H, R, K], and its first query to their probabilities, row by row, differentiable.
+#: Maps the scores of a tile, [B, H, R, K], and its first query to probabilities, row by row; differentiable.
 Probabilities = Callable[[Tensor, int], Tensor]
 Slot = tuple[Site, Product, str]
 
-#: What only a tile holds, beside the operands of T x D.
-WITHIN = ("P", "dS")
+#: Operands that exist only as tiles, as opposed to operands of T x D.
+TILE_OPERANDS = ("P", "dS")
 P_FORWARD: Slot = (Site.PV, Product.FPROP, "P")
 P_BACKWARD: Slot = (Site.PV, Product.DGRAD_V, "P")
 DS_BY_KEYS: Slot = (Site.QK, Product.DGRAD_Q, "dS")
@@ -44,12 +44,12 @@ _TRANSPOSED: set[Slot] = {
     P_BACKWARD,
     DS_BY_QUERIES,
 }
-#: Products over queries, summed over tiles.
+#: Products that reduce over queries, summed over tiles.
 _SUMMED = (Product.DGRAD_V, Product.DGRAD_K)
 
 
 class TileProducts:
-    """One micro-batch of one module's attention: its tensors, and its products tile by tile."""
+    """One micro-batch of one attention module: its tensors, and its products tile by tile."""
 
     def __init__(
         self,
@@ -65,87 +65,96 @@ class TileProducts:
         self.probabilities = probabilities
         self.T, self.B, self.H, _ = q_TBHD.shape
         self.dtype = q_TBHD.dtype
-        #: Whether keys after a tile's last query may be left out.
+        #: Whether keys after a tile's last query may be skipped.
         self.can_shorten = can_shorten
-        #: What the operands of T x D are made from; only within a pass, as the graph keeps q, k and v.
+        #: The operands of T x D before quantisation, set only during a pass: the graph already keeps q, k and v.
         self.tensors: dict[str, Tensor] = {}
-        self._held: dict[Slot, Tensor] = {}
-        #: Of P and dS over all tiles, where a scale follows from it.
+        self._quantised: dict[Slot, Tensor] = {}
+        #: Amax of P and dS over all tiles, for slots whose scale depends on it.
         self.amaxes: dict[Slot, Tensor] = {}
 
     def operand(self, slot: Slot) -> Operand:
-        """What is declared."""
+        """The declared operand of a slot."""
         return self.precision.operand(*slot)
 
     def tiles(self, *, whole_rows: bool) -> list[Tile]:
-        """The tiles of a pass; with rows over all keys where they are put together again."""
-        operands = [e.operand for e in self.precision.entries() if e.name in WITHIN]
+        """The tiles of a pass; their rows span all keys if the tiles are to be assembled again."""
+        operands = [e.operand for e in self.precision.entries() if e.name in TILE_OPERANDS]
         return tiles(self.T, operands, to_last_query=self.can_shorten and not whole_rows)
 
     @contextlib.contextmanager
-    def made_from(self, **tensors: Tensor) -> Iterator[None]:
-        """A pass: what its operands of T x D are made from."""
+    def inputs(self, **tensors: Tensor) -> Iterator[None]:
+        """One pass with these operands of T x D, before quantisation."""
         self.tensors = tensors
         try:
             yield
         finally:
-            self.tensors, self._held = {}, {}
+            self.tensors, self._quantised = {}, {}
 
-    def held(self, slot: Slot) -> Tensor:
-        """An operand of T x D, held as declared, as it lies; made and told once in a pass."""
-        if slot not in self._held:
+    def quantised(self, slot: Slot) -> Tensor:
+        """A quantised operand of T x D in its own layout; quantised and passed to the hooks once per pass."""
+        if slot not in self._quantised:
             name, operand = slot[2], self.operand(slot)
             x = self.tensors[name]
-            result = self._held[slot] = held(x, operand, dim_of(name, operand))
+            result = self._quantised[slot] = quantise_operand(x, operand, dim_of(name, operand))
             if slot[1] is not Product.FPROP or "dO" not in self.tensors:
-                layout = (lambda x_NTD: by_token(x_NTD, self.B)) if name == "dO" else as_it_is
-                tell_operand(self.precision, *slot, x, result, layout)
-        return self._held[slot]
+                layout = (lambda x_NTD: by_token(x_NTD, self.B)) if name == "dO" else same_layout
+                call_operand_hooks(self.precision, *slot, x, result, layout)
+        return self._quantised[slot]
 
     def whole(self, slot: Slot) -> Tensor:
-        """The same for all tiles, [N, T, D]."""
-        return self._by_head(slot[2], self.held(slot))
+        """The quantised operand for all tiles, [N, T, D]."""
+        return self._by_head(slot[2], self.quantised(slot))
 
     def _by_head(self, name: str, x: Tensor) -> Tensor:
         return x if name == "dO" else by_head(expanded(x, self.H))
 
-    def within(self, slot: Slot, tile: Tile, x_NRK: Tensor) -> Tensor:
-        """A tile of P or dS, held as declared."""
+    def quantised_tile(self, slot: Slot, tile: Tile, x_NRK: Tensor) -> Tensor:
+        """One tile of P or dS, quantised according to its slot."""
         operand, amax = self.operand(slot), self.amaxes.get(slot)
         place = Place((self.B * self.H, self.T, self.T), (0, tile.start, 0))
-        return held(x_NRK, operand, dim_of(slot[2], operand), amax, place=place)
+        return quantise_operand(x_NRK, operand, dim_of(slot[2], operand), amax, place=place)
 
-    def within_both(
+    def quantised_tile_pair(
         self, first: Slot, second: Slot, tile: Tile, x_NRK: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """A tile of dS as two products hold it, from one read where they share it."""
+        """One tile of dS quantised for two products, from one read if they share it."""
         if not self.shares_read(first, second):
-            return self.within(first, tile, x_NRK), self.within(second, tile, x_NRK)
-        one, other = self.operand(first), self.operand(second)
-        axes = (dim_of(first[2], one), dim_of(second[2], other))
-        left, right = held_by_two(x_NRK, one, other, axes, amax=self.amaxes.get(first))
+            return self.quantised_tile(first, tile, x_NRK), self.quantised_tile(second, tile, x_NRK)
+        first_operand, second_operand = self.operand(first), self.operand(second)
+        axes = (dim_of(first[2], first_operand), dim_of(second[2], second_operand))
+        left, right = quantise_pair(
+            x_NRK, first_operand, second_operand, axes, amax=self.amaxes.get(first)
+        )
         assert right is not None
         return left, right
 
     def shares_read(self, first: Slot, second: Slot) -> bool:
-        """Whether two products hold dS alike but for the axis of blocks; then its amax is one, too."""
+        """Whether two products quantise dS alike except for the axis of blocks; then they share its amax, too."""
         return shares_read(self.operand(first), self.operand(second))
 
-    def see(self, slot: Slot, x_NRK: Tensor) -> None:
-        """Take a tile of P or dS into account for the amax of the whole."""
+    def observe(self, slot: Slot, x_NRK: Tensor) -> None:
+        """Include a tile of P or dS in the amax of the whole tensor."""
         operand = self.operand(slot)
         amax = own_amax(x_NRK, operand, dim_of(slot[2], operand))
         known = self.amaxes.get(slot)
         self.amaxes[slot] = amax if known is None else torch.maximum(known, amax)
 
-    def scores(self, tile: Tile, q_NTD: Tensor, k_NTD: Tensor, *, again: bool = False) -> Tensor:
+    def scores(
+        self, tile: Tile, q_NTD: Tensor, k_NTD: Tensor, *, recomputed: bool = False
+    ) -> Tensor:
         """S of a tile, [N, R, K]."""
         return self.product(
-            Site.QK, Product.FPROP, tile, q_NTD[:, tile.rows], k_NTD[:, tile.keys], again=again
+            Site.QK,
+            Product.FPROP,
+            tile,
+            q_NTD[:, tile.rows],
+            k_NTD[:, tile.keys],
+            recomputed=recomputed,
         )
 
     def softmax(self, S_NRK: Tensor, tile: Tile) -> Tensor:
-        """P of a tile. The stock softmax masks float32 scores where they are, so it gets a copy."""
+        """P of a tile. The stock softmax masks float32 scores in place, so it gets a copy."""
         S = S_NRK.clone().view(self.B, self.H, *S_NRK.shape[1:])
         return self.probabilities(S, tile.start).reshape(S_NRK.shape)
 
@@ -158,54 +167,54 @@ class TileProducts:
         right: Tensor,
         source: Tensor | None = None,
         *,
-        again: bool = False,
+        recomputed: bool = False,
     ) -> Tensor:
-        """One product of a tile, of held operands as they lie in it; float32 of those that are summed over tiles.
+        """One product of a tile, of quantised operands; float32 for products that are summed over tiles.
 
-        `source` is what P or dS was made from.
+        `source` is P or dS before quantisation.
         """
         names = (PRODUCTS[site][product].left, PRODUCTS[site][product].right)
 
-        def laid(name: str, x: Tensor) -> Tensor:
+        def oriented(name: str, x: Tensor) -> Tensor:
             return x.transpose(1, 2) if (site, product, name) in _TRANSPOSED else x
 
-        def before(name: str) -> Tensor:
-            if name in WITHIN:
+        def original(name: str) -> Tensor:
+            if name in TILE_OPERANDS:
                 assert source is not None
-                return laid(name, source)
+                return oriented(name, source)
             extent = tile.rows if name in ("q", "dO") else tile.keys
-            return laid(name, self._by_head(name, self.tensors[name])[:, extent])
+            return oriented(name, self._by_head(name, self.tensors[name])[:, extent])
 
         part = Part(
             tile.index, tile.last, self.dtype, lambda name: self._amax((site, product, name))
         )
-        said = Announcement(
+        call_context = ProductContext(
             self.precision.module,
             site,
             product,
-            sources=lambda: (before(names[0]), before(names[1])),
+            sources=lambda: (original(names[0]), original(names[1])),
             part=part,
-            again=again,
+            recomputed=recomputed,
         )
         scale = product_scale(self.precision, site, product)
         if (site, product) == (Site.QK, Product.FPROP):
             scale *= self.softmax_scale
         if product in _SUMMED:
             left, right = left.float(), right.float()
-        return multiply(said, laid(names[0], left), laid(names[1], right), scale)
+        return multiply(call_context, oriented(names[0], left), oriented(names[1], right), scale)
 
     def _amax(self, slot: Slot) -> Tensor | None:
-        """The amax of the tensor that an operand is a part of, where its scale follows from that."""
+        """The amax of an operand's whole tensor, if the operand's scale depends on it."""
         name, operand = slot[2], self.operand(slot)
         if not follows_own_amax(operand):
             return None
-        if name in WITHIN:
+        if name in TILE_OPERANDS:
             return self.amaxes.get(slot)
         return own_amax(self.tensors[name], operand, dim_of(name, operand))
 
 
 def dim_of(name: str, operand: Operand) -> int:
-    """The dimension that an operand's blocks run along: of [T, B, H, D], dO [N, T, E], P and dS [N, R, K]."""
-    if operand.axis == "head_dim" or (name in WITHIN and operand.axis == "keys"):
+    """The dimension that blocks run along: of [T, B, H, D], for dO of [N, T, E], for P and dS of [N, R, K]."""
+    if operand.axis == "head_dim" or (name in TILE_OPERANDS and operand.axis == "keys"):
         return -1
-    return 1 if name in (*WITHIN, "dO") else 0
+    return 1 if name in (*TILE_OPERANDS, "dO") else 0

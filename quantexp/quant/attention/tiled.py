@@ -1,26 +1,26 @@
-"""Attention in tiles of queries: the plain path's products, of which no more than a tile of T x T is ever held.
+"""Attention in tiles of queries: the plain path's products with at most one tile of T x T in memory.
 
-    forward    S = a q k^T, P = softmax(S), o = P v              tile by tile, and all but o forgotten
-    backward   S and P again; dP = dO v^T, dS; dq = a dS k       tile by tile
+    forward    S = a q k^T, P = softmax(S), o = P v              tile by tile; only o is kept
+    backward   S and P recomputed; dP = dO v^T, dS; dq = a dS k  tile by tile
                dv = sum of P^T dO, dk = sum of a dS^T q          over tiles, in float32, rounded once at the end
 
     # T tokens (queries or keys), B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
     # N = B*H
 
-A tile (`quantexp.quant.attention.tiles`) has whole blocks both ways and whole rows, so P and dS are quantised as the
-plain path quantises them, the softmax is Megatron's own on each row, and S, P, dP and dS are rounded to the working
-dtype between the products as there. A scale of a whole P or dS needs an amax over all tiles: they are made once for
-that, and again. Against the plain path (`quantexp.quant.attention.plain`): - o and dq are the same products on fewer
-rows: the same to the bit as far as the matrix product sums a row alike
-  however many there are, which torch's does on a CPU in 16 bits, and in float32 but for a few rows.
-- dk and dv are the same sums in another order, in float32 either way, and rounded once either way.
-- Under the causal mask keys after a tile's last query are left out, in 16 bits: their P is exactly 0, unless every
-  score that a query may see is near the -10000 that stands for what it may not. In float32 a shorter sum is ordered
-  differently, so there all keys are multiplied.
+A tile (`quantexp.quant.attention.tiles`) contains whole blocks in both directions and whole rows. P and dS are
+therefore quantised as in the plain path, the softmax is Megatron's own on each row, and S, P, dP and dS are rounded to
+the working dtype between the products. A scale of a whole P or dS needs the amax over all tiles, so an extra pass
+computes it first. Differences from the plain path (`quantexp.quant.attention.plain`):
+- o and dq are the same products on fewer rows. They are bit-identical wherever the matrix product sums a row in the
+  same order for any number of rows: torch on a CPU does so in 16 bits, and in float32 except for a few rows.
+- dk and dv are the same sums in another order; both paths sum in float32 and round once.
+- Under the causal mask, 16-bit runs skip the keys after a tile's last query: their P is exactly 0, unless every score
+  that a query may see is near the -10000 that masks hidden keys. In float32 a shorter sum has another order, so
+  all keys are multiplied.
 
-On a CUDA device Triton's kernels (`quantexp.quant.kernels`) multiply what they claim. Where somebody looks, the proof
-or a tap of P, dP or dS, the tiles of torch are made beside them: they are what is looked at, in every product and
-operand, and the kernels' o, dq, dk and dv, which the training goes on with, have to agree with theirs.
+On a CUDA device Triton kernels (`quantexp.quant.kernels`) multiply what they support. If the proof of engagement or a
+hook of P, dP or dS is active, the torch tiles run as well: proof and hooks observe every product and operand of the
+tiles. Training continues with the kernels' o, dq, dk and dv, which must agree with those of the tiles.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.quant.attention.fused import Asked
+from quantexp.quant.attention.fused import TensorFilter
 from quantexp.quant.attention.tile_passes import Backward, Forward
 from quantexp.quant.attention.tile_products import Probabilities, TileProducts
-from quantexp.quant.hooks import Tap
+from quantexp.quant.hooks import TensorHook
 from quantexp.quant.kernels.agreement import require_gradients, require_output
 from quantexp.quant.kernels.choice import kernels_for
 from quantexp.quant.kernels.gpu import Kernels
@@ -43,8 +43,8 @@ from quantexp.quant.product_context import is_watched
 
 def attention(
     precision: ModulePrecision,
-    tap: Tap,
-    asked: Asked,
+    hook: TensorHook,
+    wants: TensorFilter,
     q_TBHD: Tensor,
     k_TBGD: Tensor,
     v_TBGE: Tensor,
@@ -56,22 +56,22 @@ def attention(
 
     Args:
         precision: the module's slots.
-        tap: is handed what `asked` says, and the gradients.
-        asked: whether P, its gradient or that of the scores is looked at.
+        hook: receives the gradients, and the tensors that `wants` selects.
+        wants: whether the hook needs P, the gradient of P, or that of the scores.
         q_TBHD: queries.
         k_TBGD: keys.
         v_TBGE: values.
         softmax_scale: a.
         probabilities: the softmax with its mask.
-        mask: the same mask, True where a query does not see a key, [B or 1, 1, T, T]; None is causal.
+        mask: the same mask, True where a query does not see a key, [B or 1, 1, T, T]; None means causal.
 
     Raises:
-        EngagementError: the kernels' result is not that of the tiles beside them.
+        EngagementError: the kernels' result differs from that of the torch tiles.
     """
     can_shorten = mask is None and q_TBHD.dtype != torch.float32
     work = TileProducts(precision, q_TBHD, softmax_scale, probabilities, can_shorten=can_shorten)
     kernels = kernels_for(precision, q_TBHD, v_TBGE, softmax_scale, mask)
-    result: Tensor = _Tiled.apply(q_TBHD, k_TBGD, v_TBGE, work, kernels, tap, asked)  # type: ignore[no-untyped-call]
+    result: Tensor = _Tiled.apply(q_TBHD, k_TBGD, v_TBGE, work, kernels, hook, wants)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -84,17 +84,17 @@ class _Tiled(torch.autograd.Function):
         v_TBGE: Tensor,
         work: TileProducts,
         kernels: Kernels | None,
-        tap: Tap,
-        asked: Asked,
+        hook: TensorHook,
+        wants: TensorFilter,
     ) -> Tensor:
         ctx.save_for_backward(q_TBHD, k_TBGD, v_TBGE)
-        ctx.work, ctx.kernels, ctx.tap, ctx.asked = work, kernels, tap, asked
-        tiles = Forward(work, tap, asked)
-        with work.made_from(q=q_TBHD, k=k_TBGD, v=v_TBGE):
+        ctx.work, ctx.kernels, ctx.hook, ctx.wants = work, kernels, hook, wants
+        tiles = Forward(work, hook, wants)
+        with work.inputs(q=q_TBHD, k=k_TBGD, v=v_TBGE):
             if kernels is None:
                 return tiles.output()
-            o = kernels.forward(work.held)
-            if tiles.is_looked_at or is_watched():
+            o = kernels.forward(work.quantised)
+            if tiles.is_observed or is_watched():
                 require_output(kernels, work, o, tiles.output())
             return o
 
@@ -103,12 +103,12 @@ class _Tiled(torch.autograd.Function):
         work: TileProducts = ctx.work
         kernels: Kernels | None = ctx.kernels
         q, k, v = ctx.saved_tensors
-        with work.made_from(q=q, k=k, v=v, dO=grads[0]):
-            tiles = Backward(work, ctx.tap, ctx.asked)
+        with work.inputs(q=q, k=k, v=v, dO=grads[0]):
+            tiles = Backward(work, ctx.hook, ctx.wants)
             if kernels is None:
-                found = tiles.gradients()
+                gradients = tiles.gradients()
             else:
-                found = kernels.backward(work.held)
-                if tiles.is_looked_at or is_watched():
-                    require_gradients(kernels, work, found, tiles.gradients())
-            return *tiles.ended(*found), None, None, None, None
+                gradients = kernels.backward(work.quantised)
+                if tiles.is_observed or is_watched():
+                    require_gradients(kernels, work, gradients, tiles.gradients())
+            return *tiles.finish(*gradients), None, None, None, None

@@ -1,5 +1,5 @@
-"""Tiled attention on a GPU, in Triton: `quantexp.quant.attention.tiled` with T x T in on-chip memory alone.
+"""Attention in tiles on a GPU, in Triton: `quantexp.quant.attention.tiled` with T x T in on-chip memory only.
 
-`gpu` says what is claimed and calls the kernels, `triton_*` are the kernels, and `agreement` holds their results
-against those of the torch tiles.
+`gpu` states what is supported and calls the kernels, `triton_*` are the kernels, and `agreement` compares their results
+with those of the torch tiles.
 """

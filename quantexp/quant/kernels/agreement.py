@@ -1,21 +1,22 @@
-"""Whether the kernels of attention in tiles gave what the tiles of torch give, from the same operands.
+"""Agreement of the Triton attention kernels with the torch tiles, on the same operands.
 
-The two sum in another order (`gpu`), so that P and dS differ in a few elements by a unit of the working dtype or by a
-step of their grid. Held against each other are o, dq, dk and dv of each head, by the norm of their difference:
+The two sum in different orders (`gpu`), so a few elements of P and dS differ by one unit in the last place of the
+working dtype or by one step of their grid. The comparison covers o, dq, dk and dv of each head, by the norm of the
+difference:
 
     |ours - theirs|  <=  2^-7 |theirs| + noise
 
-A score that is rounded to its other neighbour moves by 2^-8 of itself, and its p by as much of p: 2^-4 where the score
-is 16. One in 2^12 of them is 2^-10 in the root mean square; in Triton's interpreter it was less than 2^-11 for every
+A score rounded to its other neighbour moves by 2^-8 of itself, and its p by as much of p: 2^-4 where the score is 16.
+One such score in 2^12 gives 2^-10 in the root mean square; in Triton's interpreter it was less than 2^-11 for every
 format. An operand that was not quantised differs by 2^-5.2 in mxfp8 and hifp8, and by more in mxfp6 and mxfp4. Blocks
-along the other axis are told from those declared in mxfp4 and mxfp6, not in mxfp8, whose values a power of two changes
-only where they are 2^15 below the largest of their block: there they hardly differ.
+along the wrong axis are detected in mxfp4 and mxfp6, but not in mxfp8: its values change with a power-of-two scale only
+where they are 2^15 below the largest of their block, so the wrong axis makes hardly any difference.
 
-dP - d, where all of a row's dP are nearly alike, is rounding alone: `noise` is what a part in 2^18 of |dO| |v| makes of
-dq and dk. A scale of a whole P or dS may fall on the other side of a power of two, as the largest element may be one
-that is rounded the other way: the amaxes then have to be within a factor of two, and the kernels are called once more
-with the tiles' own, to be compared.
-Where theirs holds NaN or Inf, as under an fp16 scale that overflows, nothing is compared.
+Where all dP of a row are nearly equal, dP - d is rounding error alone: `noise` is the effect of one part in 2^18 of
+|dO| |v| on dq and dk. The scale of a whole P or dS may fall on the other side of a power of two if the largest element
+is rounded the other way. The amaxes must then agree within a factor of two, and the kernels run once more under the
+tiles' own scales for the comparison.
+If the tiles' result contains NaN or Inf, as under an fp16 scale that overflows, nothing is compared.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ from quantexp.quant.attention.tile_products import Slot, TileProducts
 from quantexp.quant.kernels.gpu import DO_FOR_P, V_FOR_P, K, Kernels, Q
 from quantexp.quant.precision import slot_label
 
-#: Of the norm of a head's result.
+#: Relative to the norm of a head's result.
 BOUND = 2.0**-7
-#: Of the largest that a head's dP could be.
+#: Relative to the largest possible dP of a head.
 NOISE = 2.0**-18
-#: Of the larger of two amaxes.
+#: Relative to the larger of two amaxes.
 AMAX_BOUND = 0.5
 
 Result = TypeVar("Result")
 
 
 def require_output(kernels: Kernels, work: TileProducts, ours: Tensor, theirs: Tensor) -> None:
-    """Hold o, [N, T, E], against that of the tiles.
+    """Compare o, [N, T, E], with that of the tiles.
 
     Raises:
-        EngagementError: they do not agree.
+        EngagementError: they differ by more than the bound.
     """
-    ours = _under_their_scales(kernels, work, ours, lambda a: kernels.forward(work.held, a))
+    ours = _under_same_scales(kernels, work, ours, lambda a: kernels.forward(work.quantised, a))
     _require(work, "o", ours, theirs, 0.0)
 
 
@@ -57,35 +58,35 @@ def require_gradients(
     ours: tuple[Tensor, Tensor, Tensor],
     theirs: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Hold dq, dk and dv, [N, T, D or E], against those of the tiles.
+    """Compare dq, dk and dv, [N, T, D or E], with those of the tiles.
 
     Raises:
-        EngagementError: they do not agree.
+        EngagementError: they differ by more than the bound.
     """
-    ours = _under_their_scales(kernels, work, ours, lambda a: kernels.backward(work.held, a))
+    ours = _under_same_scales(kernels, work, ours, lambda a: kernels.backward(work.quantised, a))
     dP_N = _norms(work.whole(DO_FOR_P)) * _largest(work.whole(V_FOR_P)) * NOISE
     noise = {"dq": dP_N * _largest(work.whole(K)), "dk": dP_N * _largest(work.whole(Q))}
-    for name, one, other in zip(("dq", "dk", "dv"), ours, theirs, strict=True):
-        _require(work, name, one, other, noise.get(name, 0.0))
+    for name, result, expected in zip(("dq", "dk", "dv"), ours, theirs, strict=True):
+        _require(work, name, result, expected, noise.get(name, 0.0))
 
 
-def _under_their_scales(
+def _under_same_scales(
     kernels: Kernels,
     work: TileProducts,
     ours: Result,
-    again: Callable[[dict[Slot, Tensor]], Result],
+    rerun: Callable[[dict[Slot, Tensor]], Result],
 ) -> Result:
-    """What to compare: `ours`, or, under other scales of a whole P or dS, what the kernels give under the tiles'."""
+    """The result to compare: `ours`, or the kernels' result under the tiles' scales if these differ."""
     differ = False
     for slot, amax in kernels.amaxes.items():
-        one, other = float(amax), float(work.amaxes[slot])
-        differ |= one != other
-        if not abs(one - other) <= AMAX_BOUND * max(one, other):
+        ours_amax, theirs_amax = float(amax), float(work.amaxes[slot])
+        differ |= ours_amax != theirs_amax
+        if not abs(ours_amax - theirs_amax) <= AMAX_BOUND * max(ours_amax, theirs_amax):
             raise EngagementError(
-                f"{slot_label(work.precision.module, *slot)}: its amax is {one:.4g} in Triton's kernel and {other:.4g} "
-                "in the tiles of torch; use training.attention=plain"
+                f"{slot_label(work.precision.module, *slot)}: its amax is {ours_amax:.4g} in Triton's kernel and "
+                f"{theirs_amax:.4g} in the tiles of torch; use training.attention=plain"
             )
-    return again(work.amaxes) if differ else ours
+    return rerun(work.amaxes) if differ else ours
 
 
 def _require(
@@ -94,25 +95,25 @@ def _require(
     if not bool(theirs.isfinite().all()):
         return
     theirs_N = _norms(theirs)
-    far_N = _norms(ours.float() - theirs.float())
-    is_near = far_N <= BOUND * theirs_N + noise_N
+    difference_N = _norms(ours.float() - theirs.float())
+    is_near = difference_N <= BOUND * theirs_N + noise_N
     if bool(is_near.all()):
         return
     head = int((~is_near).nonzero()[0])
     raise EngagementError(
         f"{work.precision.module}: {name} of Triton's kernel is not that of the tiles of torch: head {head} differs by "
-        f"{float(far_N[head]):.3g} where its norm is {float(theirs_N[head]):.3g}, allowed are {BOUND:.3g} of that; use "
-        "training.attention=plain"
+        f"{float(difference_N[head]):.3g} where its norm is {float(theirs_N[head]):.3g}, allowed are {BOUND:.3g} of "
+        "that; use training.attention=plain"
     )
 
 
 def _norms(x_NTW: Tensor) -> Tensor:
-    """Of each head, in float32."""
+    """The norm of each head, in float32."""
     norms: Tensor = torch.linalg.vector_norm(x_NTW.float(), dim=(1, 2))
     return norms
 
 
 def _largest(x_NTW: Tensor) -> Tensor:
-    """The largest norm of a token's, of each head."""
+    """The largest norm of a token, for each head."""
     norms: Tensor = torch.linalg.vector_norm(x_NTW.float(), dim=2)
     return norms.amax(dim=1)

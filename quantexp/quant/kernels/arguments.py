@@ -1,8 +1,8 @@
-"""What the kernels of attention in tiles are given, as named tuples that all kernels of a pass share. Needs no Triton.
+"""Arguments of the tiled attention kernels, as named tuples that all kernels of a pass share. Needs no Triton.
 
     # T tokens, B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values, N = B*H
 
-Triton hands on a tuple's elements one by one, those of tuples within it too.
+Triton flattens a tuple into its elements, nested tuples included.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-#: A tensor of heads: itself and its strides of sequence, of head and of token; elements of a head are neighbours.
+#: A tensor of heads: the tensor and its strides over sequences, heads and tokens; elements of a head are contiguous.
 Heads = tuple[Tensor, int, int, int]
 
 
 class OfP(NamedTuple):
-    """What the probabilities of any tile are made from."""
+    """Inputs to the probabilities of any tile."""
 
     q: Heads
     k: Heads
-    #: Bytes that are not 0 where a query does not see a key, and strides of sequence and of query; None is causal.
+    #: Bytes that are nonzero where a query does not see a key, and strides over sequences and queries; None is causal.
     mask: tuple[Tensor, int, int] | None
     #: The largest score of each row, float32.
     m_NT: Tensor
@@ -30,23 +30,24 @@ class OfP(NamedTuple):
     H: int
     #: H / G.
     SHARE: int
-    #: What scores are multiplied with.
+    #: The factor of the scores.
     a: float
 
 
 class OfDS(NamedTuple):
-    """What their gradients, and those of the scores, are made from besides; v and dO as dP multiplies them."""
+    """Further inputs to the gradients of P and of the scores; v and dO quantised for dP."""
 
     v: Heads
     dO: Heads
     #: The sum of dP p over each row, float32.
     d_NT: Tensor
+    #: The factor of dP.
     #: What dP is multiplied with.
     scale_dP: float
 
 
 class Constants(NamedTuple):
-    """What is compiled in."""
+    """Compile-time constants."""
 
     D: int
     E: int

@@ -1,4 +1,4 @@
-"""Which kernels multiply attention in tiles: the fastest that claim it, else none, and torch multiplies.
+"""Chooses the kernels of tiled attention: the fastest that support it, else None, and torch multiplies.
 
 CUDA    Triton, see `gpu`
 """
@@ -18,7 +18,7 @@ def kernels_for(
     softmax_scale: float,
     mask: Tensor | None,
 ) -> gpu.Kernels | None:
-    """The kernels for one micro-batch of one attention; None: the tiles of torch."""
+    """The kernels for one micro-batch of one attention module; None means the torch tiles."""
     if not gpu.claims(precision, q_TBHD, v_TBGE):
         return None
     return gpu.Kernels(precision, softmax_scale, mask)

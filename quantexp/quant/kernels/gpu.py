@@ -1,23 +1,23 @@
-"""Attention in tiles by Triton's kernels on an NVIDIA GPU: what they claim, and how they are called.
+"""Attention in tiles by Triton kernels on an NVIDIA GPU: what they support, and how they are called.
 
-    products of T x T    forward 3: S twice, o; backward 9: S and dP three times each, dq, dk, dv; 11 where a scale
-                         of dS follows from its amax
-    reads and writes     of T x D and T x E, written once: o, dq, dk, dv; read as `triton_forward` and `triton_backward`
-                         say, from cache for all but the first of a head's tiles; of T x T none
+    products of T x T    forward 3: S twice, o; backward 9: S and dP three times each, dq, dk, dv; 11 if a scale
+                         of dS depends on its amax
+    reads and writes     T x D and T x E: o, dq, dk, dv are written once; reads as stated in `triton_forward` and
+                         `triton_backward`, from cache for all but the first tile of a head; T x T: none
 
-Claimed are bfloat16 and float16; heads of up to 256; a causal mask, or any that is given; P and dS in the working
+Supported: bfloat16 and float16; heads of up to 256; a causal mask or any given mask; P and dS in the working
 dtype, in MX in blocks of 32 under every scale rule, or in HiF8 with no scale or one of its own amax, rounded to
-nearest; copies of P used again. What else is declared of P or dS (other formats and blocks, delayed scales, a
-transform, 3/4, stochastic rounding, a clipped gradient) and float32 are left to the tiles of torch. q, k, v and dO come
-held as they may be.
+nearest; reused copies of P. The torch tiles handle every other declaration of P or dS (other formats and blocks,
+delayed scales, a transform, 3/4, stochastic rounding, a clipped gradient) and float32. q, k, v and dO arrive quantised,
+in any format.
 
-Against the tiles of torch, all is rounded where they round, to the same dtypes, and quantised by the same arithmetic;
-- S, dP and what is summed over keys or queries are float32 sums in another order: one in some thousands is rounded to
-  its other neighbour in the working dtype, and one of S, a unit in its last place, is exp(S) in P;
-- exp is the device's (2 units in the last place; what is below 2^-126 is 0), and P is a product with 1 / l.
-So P and dS differ by a unit in their last place here and there, and, where that decides, by one step of their grid.
-The amax of P is that of 1 / l, as the largest of a row is exp(0) / l. Sums take no part in a race: the same input gives
-the same bits again.
+The kernels round where the torch tiles round, to the same dtypes, and quantise by the same arithmetic. Differences:
+- S, dP and sums over keys or queries are float32 sums in another order: about one in some thousands is rounded to its
+  other neighbour in the working dtype; one unit in the last place of S becomes exp(S) in P;
+- exp is the device's (2 units in the last place; results below 2^-126 are 0), and P is a product with 1 / l.
+P and dS therefore differ occasionally by one unit in the last place and, where that decides, by one step of their grid.
+The amax of P is that of 1 / l, as the largest of a row is exp(0) / l. Sums do not depend on program order: the same
+input gives the same bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from quantexp.quant.attention.tile_products import (
     DS_BY_QUERIES,
     P_BACKWARD,
     P_FORWARD,
-    WITHIN,
+    TILE_OPERANDS,
     Slot,
 )
 from quantexp.quant.kernels.arguments import Constants, Heads, OfDS, OfP
@@ -50,12 +50,12 @@ from quantexp.quant.precision import Entry, ModulePrecision
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand
 
-#: What kinds of HOW there are (`triton_tiles`).
+#: The kinds of HOW (`triton_tiles`).
 _NOT, _MX, _HIF8 = 0, 1, 2
 
 Amaxes = dict[Slot, Tensor]
-#: q, k and v as [T, B, H or G, D or E] and dO as [N, T, E], held as each slot declares.
-Held = Callable[[Slot], Tensor]
+#: q, k and v as [T, B, H or G, D or E] and dO as [N, T, E], quantised as each slot declares.
+Quantised = Callable[[Slot], Tensor]
 
 Q: Slot = (Site.QK, Product.FPROP, "q")
 K: Slot = (Site.QK, Product.FPROP, "k")
@@ -68,7 +68,7 @@ Q_FOR_DS: Slot = (Site.QK, Product.DGRAD_K, "q")
 
 
 def claims(precision: ModulePrecision, q_TBHD: Tensor, v_TBGE: Tensor) -> bool:
-    """Whether the kernels multiply an attention as declared."""
+    """Whether the kernels support an attention module as declared."""
     width = max(q_TBHD.shape[-1], v_TBGE.shape[-1])
     return (
         not is_torch_alone()
@@ -80,16 +80,16 @@ def claims(precision: ModulePrecision, q_TBHD: Tensor, v_TBGE: Tensor) -> bool:
 
 
 def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
-    """The slots of an attention that the kernels cannot hold as declared."""
+    """The slots of an attention module that the kernels do not support."""
     for entry in precision.entries():
-        if entry.name in WITHIN and not _claims_operand(entry.operand):
+        if entry.name in TILE_OPERANDS and not _claims_operand(entry.operand):
             yield entry
 
 
 def _claims_operand(operand: Operand) -> bool:
     if not operand.quantised:
         return True
-    if operand.depends_on_moment or operand.clip_gradient or operand.pre_scale:
+    if operand.needs_step_state or operand.clip_gradient or operand.pre_scale:
         return False
     return get_format(operand.format).family in gpu.FAMILIES and gpu.claims_options(
         _options(operand)
@@ -101,7 +101,7 @@ def _options(operand: Operand) -> Options:
 
 
 class Kernels:
-    """One micro-batch of one module's attention: its scales and the rows of its softmax.
+    """One micro-batch of one attention module: its scales and the rows of its softmax.
 
     # T tokens (queries or keys), B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
     # N = B*H
@@ -110,20 +110,20 @@ class Kernels:
     def __init__(
         self, precision: ModulePrecision, softmax_scale: float, mask: Tensor | None
     ) -> None:
-        """`mask` is True where a query does not see a key, [B or 1, 1, T, T]; None is causal."""
+        """`mask` is True where a query does not see a key, [B or 1, 1, T, T]; None means causal."""
         self.precision = precision
         self.softmax_scale = softmax_scale
         self.mask = mask
-        #: m and 1 / l of each row, [N, T], float32, of the forward.
+        #: m and 1 / l of each row in the forward pass, [N, T], float32.
         self.rows: tuple[Tensor, Tensor] | None = None
-        #: What the scales of P and dS in the last pass follow from.
+        #: The amaxes that determine the scales of P and dS in the last pass.
         self.amaxes: Amaxes = {}
 
-    def forward(self, held: Held, amaxes: Amaxes | None = None) -> Tensor:
-        """The output o, [N, T, E], of q, k and v; under scales of these amaxes, by default its own."""
+    def forward(self, quantised: Quantised, amaxes: Amaxes | None = None) -> Tensor:
+        """The output o, [N, T, E], of q, k and v; under scales of these amaxes, by default their own."""
         from quantexp.quant.kernels import triton_forward as kernels
 
-        q, k, v = (held(slot) for slot in (Q, K, V))
+        q, k, v = (quantised(slot) for slot in (Q, K, V))
         T, B, H, _ = q.shape
         self.rows = _rows(q), _rows(q)
         of_p, constants, launch = self._of_p(q, k), _constants(q, v), _launch(q, v)
@@ -131,7 +131,7 @@ class Kernels:
         o = v.new_empty(B * H, T, v.shape[3])
         with gpu.on(q):
             kernels.softmax_rows[grid](of_p, constants, **launch.options)
-            self._see([P_FORWARD], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
+            self._keep_amax([P_FORWARD], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
             kernels.forward[grid](
                 of_p,
                 v=_layout(v),
@@ -144,21 +144,23 @@ class Kernels:
             )
         return o
 
-    def backward(self, held: Held, amaxes: Amaxes | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """What q, k and v have of gradients in every query head, [N, T, D or E], dq and dk before the softmax scale.
+    def backward(
+        self, quantised: Quantised, amaxes: Amaxes | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k and v in every query head, [N, T, D or E]; dq and dk before the softmax scale.
 
         Args:
-            held: q, k as the scores multiply them, and all operands of the backward but P and dS.
-            amaxes: what scales of P and dS follow from, by default their own.
+            quantised: q and k as in the scores, and all operands of the backward pass except P and dS.
+            amaxes: determine the scales of P and dS; by default their own.
         """
         from quantexp.quant.kernels import triton_backward as kernels
 
-        q, k, v = held(Q), held(K), held(V_FOR_P)
+        q, k, v = quantised(Q), quantised(K), quantised(V_FOR_P)
         T, B, H, _ = q.shape
         of_p, constants, launch = self._of_p(q, k), _constants(q, v), _launch(q, v)
         of_dS = OfDS(
             v=_layout(v),
-            dO=_layout(by_token(held(DO_FOR_P), B)),
+            dO=_layout(by_token(quantised(DO_FOR_P), B)),
             d_NT=_rows(q),
             scale_dP=self._scale(Site.PV, Product.DGRAD_P),
         )
@@ -172,12 +174,12 @@ class Kernels:
         dq, dk, dv = (x.new_empty(B * H, T, x.shape[3]) for x in (q, q, v))
         with gpu.on(q):
             kernels.gradient_rows[by_rows](of_p, of_dS, constants, **launch.options)
-            self._see([P_BACKWARD], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
-            self._see([DS_BY_KEYS, DS_BY_QUERIES], amax_of_ds, amaxes)
+            self._keep_amax([P_BACKWARD], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
+            self._keep_amax([DS_BY_KEYS, DS_BY_QUERIES], amax_of_ds, amaxes)
             kernels.gradient_of_q[by_rows](
                 of_p,
                 of_dS,
-                k_dS=_layout(held(K_FOR_DS)),
+                k_dS=_layout(quantised(K_FOR_DS)),
                 dq=_layout(by_token(dq, B)),
                 scale_dS=self._scale_of(DS_BY_KEYS, q),
                 scale_dq=self._scale(Site.QK, Product.DGRAD_Q),
@@ -188,8 +190,8 @@ class Kernels:
             kernels.gradient_of_kv[_grid(q, launch.keys)](
                 of_p,
                 of_dS,
-                q_dS=_layout(held(Q_FOR_DS)),
-                dO_P=_layout(by_token(held(DO_FOR_V), B)),
+                q_dS=_layout(quantised(Q_FOR_DS)),
+                dO_P=_layout(by_token(quantised(DO_FOR_V), B)),
                 dk=_layout(by_token(dk, B)),
                 dv=_layout(by_token(dv, B)),
                 scale_dS=self._scale_of(DS_BY_QUERIES, q),
@@ -206,15 +208,17 @@ class Kernels:
     def _scale(self, site: Site, product: Product) -> float:
         return product_scale(self.precision, site, product)
 
-    def _see(self, slots: list[Slot], amax: Callable[[], Tensor], given: Amaxes | None) -> None:
-        """Keep the amax of those slots whose scale follows from it, made once."""
+    def _keep_amax(
+        self, slots: list[Slot], amax: Callable[[], Tensor], known: Amaxes | None
+    ) -> None:
+        """Store the amax of those slots whose scale depends on it; computed once, unless known."""
         slots = [slot for slot in slots if follows_own_amax(self.precision.operand(*slot))]
         if not slots:
             return
-        if given is None:
+        if known is None:
             self.amaxes |= dict.fromkeys(slots, amax())
         else:
-            self.amaxes |= {slot: given[slot] for slot in slots}
+            self.amaxes |= {slot: known[slot] for slot in slots}
 
     def _scale_of(self, slot: Slot, x: Tensor) -> Tensor | None:
         """The scale of a whole P or dS, on x's device."""
@@ -236,7 +240,7 @@ class Kernels:
         return (_MX, operand.axis == "keys", *constants.values())
 
     def _mask(self, B: int) -> tuple[Tensor, int, int] | None:
-        """The mask's bytes, and its strides of sequence and query."""
+        """The mask's bytes, and its strides over sequences and queries."""
         if self.mask is None:
             return None
         mask = self.mask.contiguous().view(torch.uint8)
@@ -260,7 +264,7 @@ class Kernels:
 
 
 def padded(width: int) -> int:
-    """The width of a tile that holds a head: a power of two that matrix instructions take."""
+    """The tile width for a head: a power of two that matrix instructions accept."""
     return max(16, 1 << (width - 1).bit_length())
 
 
@@ -275,7 +279,7 @@ def _launch(q_TBHD: Tensor, v_TBGE: Tensor) -> Launch:
 
 
 def _grid(q_TBHD: Tensor, length: int) -> tuple[int]:
-    """A program for every tile of so many tokens."""
+    """One program per tile of so many tokens."""
     T, B, H, _ = q_TBHD.shape
     return (-(-T // length) * B * H,)
 
@@ -286,6 +290,6 @@ def _rows(q_TBHD: Tensor) -> Tensor:
 
 
 def _layout(x_TBHW: Tensor) -> Heads:
-    """A tensor as the kernels read it."""
+    """A tensor in the form the kernels read."""
     x = x_TBHW if x_TBHW.stride(3) == 1 else x_TBHW.contiguous()
     return x, x.stride(1), x.stride(2), x.stride(0)

@@ -1,9 +1,9 @@
-"""How large the tiles of the attention kernels are on a GPU, and with how many warps. Needs no Triton.
+"""Tile sizes and warps of the attention kernels on a GPU. Needs no Triton.
 
-They decide speed alone, but for the order of sums. Extents are multiples of 32, so that blocks lie in one tile. Chosen
-by the compiler's report for an H200 (sm_90: nothing is spilled, shared memory suffices), not measured on one. Other
-devices have less shared memory, and the compiler needs less for them: 87 KB at most for sm_80, where the
-least that any has is 99.
+They affect only speed and the order of sums. Extents are multiples of 32, so that a block lies in one tile. The values
+are chosen by the compiler's report for an H200 (sm_90: no spills, enough shared memory), not measured on one. Other
+devices have less shared memory, and the compiler needs less for them: at most 87 KB for sm_80, where the smallest limit
+is 99 KB.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launch:
-    """One program's share."""
+    """The launch parameters of one program."""
 
     #: Queries of a tile.
     rows: int
     #: Keys of a tile.
     keys: int
     num_warps: int
-    #: How many tiles are loaded ahead.
+    #: Tiles loaded ahead.
     num_stages: int
 
     @property
     def options(self) -> dict[str, int]:
-        """What Triton is told of it; products and sums are rounded one by one, as they are by torch."""
+        """Launch options for Triton; without fused multiply-add, products and sums are rounded one by one."""
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return {**options, "enable_fp_fusion": False}
 
 
-#: By the wider of key and value heads, padded to a power of two: the first that is as wide.
+#: By the wider of key and value heads, padded to a power of two; the first entry at least that wide applies.
 LAUNCHES: dict[int, Launch] = {
     64: Launch(64, 64, 8, 2),
     128: Launch(64, 32, 8, 2),
@@ -39,5 +39,5 @@ LAUNCHES: dict[int, Launch] = {
 
 
 def launch_for(width: int) -> Launch:
-    """The launch for heads of a padded width, which `gpu.claims` let pass."""
+    """The launch for heads of a padded width, accepted by `gpu.claims`."""
     return next(launch for widest, launch in LAUNCHES.items() if width <= widest)

@@ -1,16 +1,16 @@
-"""The backward of attention in tiles on a GPU, in Triton: dq, dk and dv, of S, P, dP and dS in on-chip memory alone.
+"""The backward pass of tiled attention on a GPU, in Triton: dq, dk and dv, with S, P, dP and dS in on-chip memory only.
 
-    gradient_rows    d of every row                a program a tile of queries: reads q, dO once, k, v for each tile
+    gradient_rows    d of every row                one program per tile of queries: reads q, dO once, k, v per tile
     gradient_amax    amax of dS, for a scale       the same
     gradient_of_q    dq = a dS k                   the same, and another copy of k; writes dq
-    gradient_of_kv   dk = a dS^T q, dv = P^T dO    a program a tile of keys: reads k, v once, q, dO for each tile, and
+    gradient_of_kv   dk = a dS^T q, dv = P^T dO    one program per tile of keys: reads k, v once, q, dO per tile, and
                                                    another copy of each; writes dk and dv
 
     # as in triton_forward; of_dS is OfDS of `arguments`
 
-S and dP are made in each of them: 9 products of T x T (11 with the amax) where the plain path makes 4 and the torch
-tiles 5. What is summed is summed in float32 in one program, in the order of its tiles, and rounded once: no sum
-depends on which program is quicker. Blocks along keys lie in one tile as blocks along queries do.
+Each kernel recomputes S and dP: 9 products of T x T (11 with the amax); the plain path computes 4 and the torch tiles
+5. Each sum is accumulated in float32 in one program, in the order of its tiles, and rounded once: no sum depends on the
+order in which programs run. A block along keys lies in one tile, and so does a block along queries.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from quantexp.quant.kernels.triton_softmax import (
     scores,
 )
 from quantexp.quant.kernels.triton_tiles import (
-    held_tile,
     multiplied,
     of_row,
+    quantised_tile,
     rounded,
     store_tile,
     tile_of,
@@ -40,7 +40,7 @@ from quantexp.quant.kernels.triton_tiles import (
 
 @triton.jit
 def of_queries(of_p, of_dS, n, b, h, queries, CONST: tl.constexpr):
-    """What P and dP of a tile of queries follow from: q, dO, m and 1 / l."""
+    """Inputs to P and dP of a tile of queries: q, dO, m and 1 / l."""
     T = of_p.T
     m, inverse = of_row(of_p.m_NT, n, queries, T), of_row(of_p.inverse_NT, n, queries, T)
     q_RW = tile_of(of_p.q, b, h, queries, T, CONST.D, CONST.PADDED_D)
@@ -50,7 +50,7 @@ def of_queries(of_p, of_dS, n, b, h, queries, CONST: tl.constexpr):
 
 @triton.jit
 def of_keys(of_p, of_dS, b, h, keys, CONST: tl.constexpr):
-    """The same of a tile of keys: k and v."""
+    """Inputs to P and dP of a tile of keys: k and v."""
     k_KW = tile_of(of_p.k, b, h // of_p.SHARE, keys, of_p.T, CONST.D, CONST.PADDED_D)
     v_KW = tile_of(of_dS.v, b, h // of_p.SHARE, keys, of_p.T, CONST.E, CONST.PADDED_E)
     return k_KW, v_KW
@@ -58,7 +58,7 @@ def of_keys(of_p, of_dS, b, h, keys, CONST: tl.constexpr):
 
 @triton.jit
 def recomputed(of_p, of_dS, of_tile, of_k, b, queries, keys, CONST: tl.constexpr):
-    """The probabilities p, dP, each [R, K], and where they are 0, as every pass of the backward makes them."""
+    """Probabilities p and dP, each [R, K], and where they are 0; every kernel of the backward pass calls this."""
     q_RW, dO_RW, m, inverse = of_tile
     k_KW, v_KW = of_k
     hidden = hidden_tile(of_p, b, queries, keys)
@@ -84,7 +84,7 @@ def gradient_rows(of_p, of_dS, CONST: tl.constexpr):
 
 @triton.jit
 def gradient_amax(of_p, of_dS, amax_bits, CONST: tl.constexpr):
-    """Raise the int32 at `amax_bits`, which begins as 0, to the bits of the largest finite magnitude of dS."""
+    """Raise the int32 at `amax_bits`, initially 0, to the bits of the largest finite magnitude of dS."""
     n, b, h, first = of_program(of_p, CONST.ROWS)
     queries = first + tl.arange(0, CONST.ROWS)
     d = of_row(of_dS.d_NT, n, queries, of_p.T)
@@ -103,7 +103,7 @@ def gradient_amax(of_p, of_dS, amax_bits, CONST: tl.constexpr):
 def gradient_of_q(
     of_p, of_dS, k_dS, dq, scale_dS, scale_dq, HOW_dS: tl.constexpr, CONST: tl.constexpr
 ):
-    """The product dS k of a tile of queries, before the factor a; `k_dS` as it is multiplied with dS."""
+    """The product dS k of a tile of queries, before the factor a; `k_dS` is k quantised for this product."""
     n, b, h, first = of_program(of_p, CONST.ROWS)
     queries = first + tl.arange(0, CONST.ROWS)
     d = of_row(of_dS.d_NT, n, queries, of_p.T)
@@ -115,9 +115,9 @@ def gradient_of_q(
         columns = of_keys(of_p, of_dS, b, h, keys, CONST)
         p, dP, hidden = recomputed(of_p, of_dS, rows, columns, b, queries, keys, CONST)
         dS = gradient_of_s(dP, p, d, hidden, DTYPE, CONST.IS_INTERPRETED)
-        dS = held_tile(dS, scale_dS, HOW_dS, DTYPE, CONST.IS_INTERPRETED)
-        held_KW = tile_of(k_dS, b, h // of_p.SHARE, keys, of_p.T, CONST.D, CONST.PADDED_D)
-        total = multiplied(dS, held_KW, total, DTYPE, CONST.IS_INTERPRETED)
+        dS = quantised_tile(dS, scale_dS, HOW_dS, DTYPE, CONST.IS_INTERPRETED)
+        operand_KW = tile_of(k_dS, b, h // of_p.SHARE, keys, of_p.T, CONST.D, CONST.PADDED_D)
+        total = multiplied(dS, operand_KW, total, DTYPE, CONST.IS_INTERPRETED)
     result = rounded(total * scale_dq, DTYPE, CONST.IS_INTERPRETED)
     store_tile(dq, b, h, queries, of_p.T, result, CONST.D, CONST.PADDED_D)
 
@@ -140,7 +140,7 @@ def gradient_of_kv(
 ):
     """Both dS^T q, before the factor a, and P^T dO of a tile of keys for one query head.
 
-    `q_dS` and `dO_P` are q and dO as they are multiplied with dS and with P.
+    `q_dS` and `dO_P` are q and dO quantised for the products with dS and with P.
     """
     T = of_p.T
     tiles = tl.cdiv(T, CONST.KEYS)
@@ -159,13 +159,13 @@ def gradient_of_kv(
         rows = of_queries(of_p, of_dS, n, b, h, queries, CONST)
         p, dP, hidden = recomputed(of_p, of_dS, rows, columns, b, queries, keys, CONST)
         P = rounded(p, DTYPE, CONST.IS_INTERPRETED)
-        P = held_tile(P, scale_P, HOW_P, DTYPE, CONST.IS_INTERPRETED)
-        held_RW = tile_of(dO_P, b, h, queries, T, CONST.E, CONST.PADDED_E)
-        sum_v = multiplied(tl.trans(P), held_RW, sum_v, DTYPE, CONST.IS_INTERPRETED)
+        P = quantised_tile(P, scale_P, HOW_P, DTYPE, CONST.IS_INTERPRETED)
+        operand_RW = tile_of(dO_P, b, h, queries, T, CONST.E, CONST.PADDED_E)
+        sum_v = multiplied(tl.trans(P), operand_RW, sum_v, DTYPE, CONST.IS_INTERPRETED)
         dS = gradient_of_s(dP, p, d, hidden, DTYPE, CONST.IS_INTERPRETED)
-        dS = held_tile(dS, scale_dS, HOW_dS, DTYPE, CONST.IS_INTERPRETED)
-        held_RW = tile_of(q_dS, b, h, queries, T, CONST.D, CONST.PADDED_D)
-        sum_k = multiplied(tl.trans(dS), held_RW, sum_k, DTYPE, CONST.IS_INTERPRETED)
+        dS = quantised_tile(dS, scale_dS, HOW_dS, DTYPE, CONST.IS_INTERPRETED)
+        operand_RW = tile_of(q_dS, b, h, queries, T, CONST.D, CONST.PADDED_D)
+        sum_k = multiplied(tl.trans(dS), operand_RW, sum_k, DTYPE, CONST.IS_INTERPRETED)
     result = rounded(sum_k * scale_dk, DTYPE, CONST.IS_INTERPRETED)
     store_tile(dk, b, h, keys, T, result, CONST.D, CONST.PADDED_D)
     result = rounded(sum_v * scale_dv, DTYPE, CONST.IS_INTERPRETED)

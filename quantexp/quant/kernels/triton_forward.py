@@ -1,14 +1,14 @@
-"""The forward of attention in tiles on a GPU, in Triton: o = P v, of S in on-chip memory alone.
+"""The forward pass of tiled attention on a GPU, in Triton: o = P v, with S in on-chip memory only.
 
-    softmax_rows    m and 1 / l of every row           reads q once, k once for each tile of queries
+    softmax_rows    m and 1 / l of every row           reads q once, k once per tile of queries
     forward         o                                  the same, and v as often as k; writes o
 
     # T tokens, B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
-    # R queries of a tile, K keys of a tile; a program has a tile of queries of one head
+    # R queries of a tile, K keys of a tile; one program processes a tile of queries of one head
     # of_p and CONST are OfP and Constants of `arguments`
 
-S is made twice, as P has to be normalised and rounded before it is quantised: 3 products of T x T where the plain path
-makes 2 and writes and reads S and P. m and l, 4 bytes each a row, are all that the backward is left.
+S is computed twice, because P must be normalised and rounded before it is quantised: 3 products of T x T; the plain
+path computes 2, and writes and reads S and P. The backward pass needs only m and l, 4 bytes each per row.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import triton.language as tl
 
 from quantexp.quant.kernels.triton_softmax import hidden_tile, probabilities, scores
 from quantexp.quant.kernels.triton_tiles import (
-    held_tile,
     multiplied,
     of_row,
+    quantised_tile,
     rounded,
     store_tile,
     tile_of,
@@ -29,7 +29,7 @@ from quantexp.quant.kernels.triton_tiles import (
 
 @triton.jit
 def of_program(of_p, LENGTH: tl.constexpr):
-    """A program's row of [N, T], sequence, head and first token: the last first, which see most keys."""
+    """A program's row of [N, T], sequence, head and first token; the last tiles, with most visible keys, run first."""
     tiles = tl.cdiv(of_p.T, LENGTH)
     n = tl.program_id(0) // tiles
     first = (tiles - 1 - tl.program_id(0) % tiles) * LENGTH
@@ -38,7 +38,7 @@ def of_program(of_p, LENGTH: tl.constexpr):
 
 @triton.jit
 def last_key(of_p, first, ROWS: tl.constexpr):
-    """The end of the keys that a tile of queries is multiplied with: under a causal mask its own last query's."""
+    """The end of the keys for a tile of queries: under a causal mask, that of its last query."""
     return tl.minimum(of_p.T, first + ROWS) if of_p.mask is None else of_p.T
 
 
@@ -52,7 +52,7 @@ def scores_of_keys(of_p, b, h, queries, q_RW, keys, CONST: tl.constexpr):
 
 @triton.jit
 def softmax_rows(of_p, CONST: tl.constexpr):
-    """The rows' m and 1 / l of a tile of queries."""
+    """m and 1 / l of every row in a tile of queries."""
     n, b, h, first = of_program(of_p, CONST.ROWS)
     queries = first + tl.arange(0, CONST.ROWS)
     q_RW = tile_of(of_p.q, b, h, queries, of_p.T, CONST.D, CONST.PADDED_D)
@@ -71,7 +71,7 @@ def softmax_rows(of_p, CONST: tl.constexpr):
 
 @triton.jit
 def forward(of_p, v, o, scale_P, scale_o, HOW_P: tl.constexpr, CONST: tl.constexpr):
-    """The output of a tile of queries, rounded once; `scale_o` makes up for operands of which only 3/4 was rounded."""
+    """The output of a tile of queries, rounded once; `scale_o` compensates operands pre-scaled by 3/4."""
     n, b, h, first = of_program(of_p, CONST.ROWS)
     queries = first + tl.arange(0, CONST.ROWS)
     m, inverse = of_row(of_p.m_NT, n, queries, of_p.T), of_row(of_p.inverse_NT, n, queries, of_p.T)
@@ -82,7 +82,7 @@ def forward(of_p, v, o, scale_P, scale_o, HOW_P: tl.constexpr, CONST: tl.constex
         keys = key + tl.arange(0, CONST.KEYS)
         S = scores_of_keys(of_p, b, h, queries, q_RW, keys, CONST)
         P = rounded(probabilities(S, m, inverse), DTYPE, CONST.IS_INTERPRETED)
-        P = held_tile(P, scale_P, HOW_P, DTYPE, CONST.IS_INTERPRETED)
+        P = quantised_tile(P, scale_P, HOW_P, DTYPE, CONST.IS_INTERPRETED)
         v_KW = tile_of(v, b, h // of_p.SHARE, keys, of_p.T, CONST.E, CONST.PADDED_E)
         total = multiplied(P, v_KW, total, DTYPE, CONST.IS_INTERPRETED)
     result = rounded(total * scale_o, DTYPE, CONST.IS_INTERPRETED)

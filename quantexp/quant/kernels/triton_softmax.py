@@ -1,12 +1,12 @@
 """Scores, probabilities and their gradients of one tile on a GPU, in Triton, rounded where the torch tiles round.
 
-    S = round(a q k^T)                                 where a query does not see a key, -10000 in its place
+    S = round(a q k^T)                                 -10000 where a query does not see a key
     p = exp(S - m) / l        P = round(p)             m, l: the largest of a row, and the sum of exp(S - m) over it
-    dP = round(dO v^T)        dS = round((dP - d) p)   d: the sum of dP p over a row; 0 where a key is not seen
+    dP = round(dO v^T)        dS = round((dP - d) p)   d: the sum of dP p over a row; 0 where a key is hidden
 
-The softmax is in float32, as the stock one is; p is what its backward multiplies, not P. 1 / l is made once a row
-(`inverse`). What no key's place has, from T on, is as far below all scores as can be, and has no part in the sum; rows
-from T on see nothing, and their p is 0, so that blocks along queries that end short have zeros after their end.
+The softmax is in float32, as the stock one is; its backward pass multiplies p, not P. 1 / l is computed once per row
+(`inverse`). Keys from T on get a score of -inf and do not contribute to the sum. Queries from T on see no key and
+their p is 0, so blocks along queries that extend past the end contain zeros there.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import triton.language as tl
 
 from quantexp.quant.kernels.triton_tiles import multiplied, rounded
 
-#: Megatron's stand-in for the score of what a query does not see.
+#: Megatron's score of a hidden key.
 UNSEEN = tl.constexpr(-10000.0)
 
 
 @triton.jit
 def hidden_tile(of_p, b, queries, keys):
-    """Where a query does not see a key, [R, K]: by the mask, [B, T, T] with its strides, or what is later."""
+    """Where a query does not see a key, [R, K]: by the mask, [B, T, T] with its strides, or for later keys."""
     T = of_p.T
     if of_p.mask is None:
         return keys[None, :] > tl.where(queries < T, queries, -1)[:, None]
@@ -51,7 +51,7 @@ def probabilities(S, m_R, inverse_R):
 
 @triton.jit
 def gradient_of_p(of_dS, dO_RW, v_KW, IS_INTERPRETED: tl.constexpr):
-    """dP, [R, K]; its factor makes up for operands of which only 3/4 was rounded."""
+    """dP, [R, K]; its factor compensates operands pre-scaled by 3/4."""
     zeros = tl.zeros((dO_RW.shape[0], v_KW.shape[0]), tl.float32)
     dP = multiplied(dO_RW, tl.trans(v_KW), zeros, dO_RW.dtype, IS_INTERPRETED)
     return rounded(dP * of_dS.scale_dP, dO_RW.dtype, IS_INTERPRETED)

@@ -1,17 +1,17 @@
-"""Tiles on a GPU, in Triton: how they are read, multiplied, rounded to the working dtype, and held as declared.
+"""Tiles on a GPU, in Triton: loads, stores, products, rounding to the working dtype, and quantisation.
 
     # R queries of a tile, K keys of a tile, W width of a head, padded with zeros to a power of two
-    # a tensor is a tuple: address, strides of sequence, of head and of token; its elements of a head are neighbours
+    # a tensor is a tuple: address, strides over sequences, heads and tokens; elements of a head are contiguous
 
-Within a kernel a tile of R x K is float32, each element one of the working dtype's. It is quantised by the device
-functions of `quantexp.formats.kernels`, so by the arithmetic of every other tensor. HOW says how:
+Within a kernel a tile of R x K is float32, each element representable in the working dtype. The device functions of
+`quantexp.formats.kernels` quantise it, with the same arithmetic as any other tensor. HOW selects the format:
 
-    (NOT,)                                                              in the working dtype
+    (NOT,)                                                              the working dtype
     (MX, by keys, offset, emax, emin, mantissa bits, max, is away)      blocks of 32 along keys, or else along queries
     (HIF8, is power, is away, saturates)                                under the scale at `scale`, or none
 
-Triton's interpreter multiplies bfloat16 as integers and does not round to it to nearest: there (IS_INTERPRETED)
-products are made in float32, which has every product of two 16-bit elements, and bits are rounded.
+Triton's interpreter multiplies bfloat16 as integers and does not round to nearest bfloat16. If IS_INTERPRETED,
+products are computed in float32, which represents every product of two 16-bit elements, and the bits are rounded.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def tile_of(x, b, h, tokens, T, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def of_row(x_NT, n, queries, T):
-    """One number of each row, 0 from T on."""
+    """One number per row, 0 from T on."""
     return tl.load(x_NT + n.to(tl.int64) * T + queries, mask=queries < T, other=0.0)
 
 
 @triton.jit
 def store_tile(y, b, h, tokens, T, tile, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Write float32 that the working dtype has to the rows of these tokens."""
+    """Store float32 values, representable in the working dtype, to the rows of these tokens."""
     w = tl.arange(0, PADDED)
     head = y[0] + b.to(tl.int64) * y[1] + h.to(tl.int64) * y[2]
     at = tokens.to(tl.int64)[:, None] * y[3] + w[None, :]
@@ -55,7 +55,7 @@ def store_tile(y, b, h, tokens, T, tile, WIDTH: tl.constexpr, PADDED: tl.constex
 
 @triton.jit
 def multiplied(a, b, total, DTYPE: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """`total` + a b, in float32; a and b are of the working dtype, or float32 that become that."""
+    """`total` + a b, in float32; a and b are of the working dtype, or float32 representable in it."""
     a, b = a.to(DTYPE), b.to(DTYPE)
     if IS_INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
@@ -64,7 +64,7 @@ def multiplied(a, b, total, DTYPE: tl.constexpr, IS_INTERPRETED: tl.constexpr):
 
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """The float32 of what is nearest in the working dtype, ties to even."""
+    """The nearest value in the working dtype, as float32; ties to even."""
     if IS_INTERPRETED and DTYPE.is_bf16():
         return as_float(single(as_bits(x), tl.int16, False).to(tl.int32) << 16)
     else:
@@ -72,8 +72,8 @@ def rounded(x, DTYPE: tl.constexpr, IS_INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def held_tile(x, scale, HOW: tl.constexpr, DTYPE: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """A tile of R x K as it is multiplied; R and K are multiples of 32, and so are its first query and key."""
+def quantised_tile(x, scale, HOW: tl.constexpr, DTYPE: tl.constexpr, IS_INTERPRETED: tl.constexpr):
+    """A quantised tile of R x K; R and K are multiples of 32, and so are its first query and key."""
     R: tl.constexpr = x.shape[0]
     K: tl.constexpr = x.shape[1]
     if HOW[0] == MX:

@@ -1,1 +1,1 @@
-"""Quantised copies of weights, kept within an optimizer step."""
+"""Quantised copies of weights, cached within an optimizer step."""

@@ -1,8 +1,8 @@
-"""Memory of quantised operands on a CPU, written again by each step, and by each product.
+"""Reusable memory for quantised operands on a CPU, shared by the products of a step.
 
-There the pages of a large fresh tensor cost more than quantising into it: the system hands them out one by one, filled
-with zeros, and takes them back when the tensor goes. On a GPU torch's allocator keeps what was freed, and nothing is
-kept here.
+On a CPU the pages of a large fresh tensor cost more than quantising into it: the system maps them one by one, filled
+with zeros, and unmaps them when the tensor is freed. On a GPU torch's allocator caches freed memory, so this module
+lends nothing there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Buffers:
-    """Tensors to write copies to, within a step; nobody may hold on to one for longer than it is lent."""
+    """Tensors to write copies to within a step; a borrower must not keep one beyond its loan."""
 
     def __init__(self) -> None:
         self._is_lending = False
@@ -23,19 +23,19 @@ class Buffers:
         self._scratch: dict[str, Tensor] = {}
 
     def begin_step(self) -> None:
-        """From now on tensors are lent."""
+        """Start lending tensors."""
         self._is_lending = True
 
     def end_step(self) -> None:
-        """All that was lent is free, and what was not needed is given back to the system."""
+        """Reclaim every lent tensor, and free those that the step did not use."""
         self._is_lending = False
         self._free.clear()
         for buffer in self._lent.values():
             self._free[buffer.shape, buffer.dtype].append(buffer)
         self._lent.clear()
 
-    def until_the_step_ends(self, like: Tensor) -> Tensor | None:
-        """A tensor of that shape and dtype; None is fresh memory: outside of steps, on a GPU, for another layout."""
+    def for_step(self, like: Tensor) -> Tensor | None:
+        """A tensor of that shape and dtype until the step ends; None outside steps, on a GPU, and if not contiguous."""
         if not self._lends(like):
             return None
         free = self._free[like.shape, like.dtype]
@@ -43,8 +43,8 @@ class Buffers:
         self._lent[id(buffer)] = buffer
         return buffer
 
-    def until_the_next(self, use: str, like: Tensor) -> Tensor | None:
-        """The same, until one is asked for the same use again, of whatever shape."""
+    def for_next_use(self, use: str, like: Tensor) -> Tensor | None:
+        """A tensor until the next call with the same use, of any shape; None means fresh memory."""
         if not self._lends(like):
             return None
         scratch = self._scratch.get(use)
@@ -52,8 +52,8 @@ class Buffers:
             scratch = self._scratch[use] = torch.empty(like.numel(), dtype=like.dtype)
         return scratch[: like.numel()].view(like.shape)
 
-    def give_away(self, buffer: Tensor) -> None:
-        """Somebody holds on to what was lent until the step ends: it is never written again."""
+    def disown(self, buffer: Tensor) -> None:
+        """Give up a lent tensor that someone keeps: it is never overwritten."""
         self._lent.pop(id(buffer), None)
 
     def _lends(self, like: Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from quantexp.errors import ConfigError
 from quantexp.quant.attention import fused, tiled
 from quantexp.quant.attention.plain import context, scores
-from quantexp.quant.hooks import FORWARD, POST, PRE, Tap, nobody
+from quantexp.quant.hooks import FORWARD, POST, PRE, TensorHook, no_hook
 from quantexp.quant.precision import ModulePrecision
 from quantexp.schema import AttentionPath
 
@@ -49,9 +49,9 @@ class SchemeAttention(LatentCoreAttention):
     """
 
     precision: ModulePrecision
-    tap: Tap = staticmethod(nobody)
-    #: Whether the tap wants what only the plain path holds whole.
-    asked: fused.Asked = staticmethod(fused.nobody_asks)
+    hook: TensorHook = staticmethod(no_hook)
+    #: Whether the hook needs what only the plain path stores whole.
+    wants: fused.TensorFilter = staticmethod(fused.no_tensor_wanted)
     path: AttentionPath = AttentionPath.plain
     #: While a forward pass lasts, its mask: True where a query does not see a key, [B, 1, T, T]; None is causal.
     mask: Tensor | None = None
@@ -80,9 +80,9 @@ class SchemeAttention(LatentCoreAttention):
             self.mask = None
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.tap(FORWARD, PRE, "query", query)
-        self.tap(FORWARD, PRE, "key", key)
-        self.tap(FORWARD, PRE, "value", value)
+        self.hook(FORWARD, PRE, "query", query)
+        self.hook(FORWARD, PRE, "key", key)
+        self.hook(FORWARD, PRE, "value", value)
 
         by_path = {
             AttentionPath.plain: self._plain,
@@ -91,22 +91,22 @@ class SchemeAttention(LatentCoreAttention):
         }
         o_TBHE = by_path[self.path](query, key, value, self.mask)
         output = o_TBHE.reshape(*query.shape[:2], -1)
-        self.tap(FORWARD, POST, "output", output)
+        self.hook(FORWARD, POST, "output", output)
         return output
 
     def _plain(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
         T, B, H, _ = q_TBHD.shape
-        S = scores(self.precision, self.tap, q_TBHD, k_TBGD, self.softmax_scale)
+        S = scores(self.precision, self.hook, q_TBHD, k_TBGD, self.softmax_scale)
         P = self.scale_mask_softmax(S.view(B, H, T, T), mask, self.softmax_offset)
         with self._dropout_rng():
             P = self.attention_dropout(P)
-        self.tap(FORWARD, POST, "attn_weights", P)
-        o = context(self.precision, self.tap, P.reshape(B * H, T, T), v_TBGE)
+        self.hook(FORWARD, POST, "attn_weights", P)
+        o = context(self.precision, self.hook, P.reshape(B * H, T, T), v_TBGE)
         return o.view(B, H, T, -1).permute(2, 0, 1, 3)
 
     def _fused(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
         return fused.attention(
-            self.precision, self.tap, self.asked, q_TBHD, k_TBGD, v_TBGE, self.softmax_scale, mask
+            self.precision, self.hook, self.wants, q_TBHD, k_TBGD, v_TBGE, self.softmax_scale, mask
         )
 
     def _tiled(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
@@ -122,8 +122,8 @@ class SchemeAttention(LatentCoreAttention):
         T, B, H, _ = q_TBHD.shape
         o = tiled.attention(
             self.precision,
-            self.tap,
-            self.asked,
+            self.hook,
+            self.wants,
             q_TBHD,
             k_TBGD,
             v_TBGE,

@@ -17,7 +17,7 @@ from megatron.core.transformer.moe.moe_utils import (
 )
 from torch import Tensor
 
-from quantexp.quant.hooks import POST, Tap
+from quantexp.quant.hooks import POST, TensorHook
 from quantexp.quant.rows import Rows
 from quantexp.training.megatron.linear import SchemeLinear
 from quantexp.training.megatron.residual import look_at
@@ -67,8 +67,8 @@ def take_balancing_loss(device: torch.device) -> Tensor:
     return total
 
 
-def watch_router(moe: MoELayer, tap: Tap) -> None:
-    """Hand a router's logits [T, B, experts], float32 and before softmax, to `tap`, and their gradients.
+def watch_router(moe: MoELayer, hook: TensorHook) -> None:
+    """Hand a router's logits [T, B, experts], float32 and before softmax, to `hook`, and their gradients.
 
     The gradient is that of the loss and of the balancing loss together.
     """
@@ -76,7 +76,7 @@ def watch_router(moe: MoELayer, tap: Tap) -> None:
 
     def looked_at(hidden_TBH: Tensor) -> Tensor:
         logits: Tensor = gating(hidden_TBH)
-        look_at(tap, "router_logits", POST, logits)
+        look_at(hook, "router_logits", POST, logits)
         return logits
 
     moe.router.gating = looked_at

@@ -17,9 +17,9 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor
 
 from quantexp.errors import ConfigError
-from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, Tap, nobody
+from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, TensorHook, no_hook
 from quantexp.quant.linear import (
-    backward_asks_for_input,
+    backward_needs_input,
     dgrad,
     fprop,
     gradient_copies,
@@ -38,7 +38,7 @@ class _Call:
     """What one forward of a layer has beside its tensors."""
 
     precision: ModulePrecision
-    tap: Tap
+    hook: TensorHook
     rows: Rows | None
     copies: WeightCopies
     #: Whether a backward may follow: not in an evaluation, nor in a forward that is recomputed before its backward.
@@ -55,9 +55,9 @@ class _Linear(torch.autograd.Function):
         if needs_dw:
             x_fprop, x_wgrad = input_copies(precision, x, call.rows, call.copies.buffers)
         w_fprop = call.copies.for_fprop(precision, w, needs_dx)
-        keeps_x = x_wgrad is None or backward_asks_for_input(precision)
+        keeps_x = x_wgrad is None or backward_needs_input(precision)
         ctx.save_for_backward(x if keeps_x else None, x_wgrad, w)
-        return fprop(precision, x, w, held_x=x_fprop, held_w=w_fprop)
+        return fprop(precision, x, w, quantised_x=x_fprop, quantised_w=w_fprop)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -66,22 +66,22 @@ class _Linear(torch.autograd.Function):
         x = x_wgrad if x is None else x  # nobody asks for more
         call: _Call = ctx.call
         precision = call.precision
-        tap = call.tap if g.numel() else nobody
-        tap(BACKWARD, PRE, "grad_output", g)
-        call.tap(BACKWARD, PRE, "weight", w)
+        hook = call.hook if g.numel() else no_hook
+        hook(BACKWARD, PRE, "grad_output", g)
+        call.hook(BACKWARD, PRE, "weight", w)
         dx = dw = g_dgrad = g_wgrad = None
         if ctx.needs_input_grad[0] and ctx.needs_input_grad[1]:
             g_dgrad, g_wgrad = gradient_copies(precision, g, call.rows, call.copies.buffers)
         if ctx.needs_input_grad[0]:
             w_dgrad = call.copies.for_dgrad(precision, w)
-            dx = dgrad(precision, g, w, held_g=g_dgrad, held_w=w_dgrad)
+            dx = dgrad(precision, g, w, quantised_g=g_dgrad, quantised_w=w_dgrad)
             del g_dgrad, w_dgrad
             dx = clipped(dx, x, precision.operand(Site.LINEAR, Product.FPROP, "x"), -1)
-            tap(BACKWARD, POST, "grad_input", dx)
+            hook(BACKWARD, POST, "grad_input", dx)
         if ctx.needs_input_grad[1]:
-            dw = wgrad(precision, g, x, call.rows, held_g=g_wgrad, held_x=x_wgrad)
+            dw = wgrad(precision, g, x, call.rows, quantised_g=g_wgrad, quantised_x=x_wgrad)
             dw = clipped(dw, w, precision.operand(Site.LINEAR, Product.FPROP, "w"), -1)
-            tap(BACKWARD, POST, "grad_weight", dw)
+            hook(BACKWARD, POST, "grad_weight", dw)
         return dx, dw, None
 
 
@@ -89,7 +89,7 @@ class SchemeLinear:
     """What both parallel linear layers share; `precision` is set once the model is built."""
 
     precision: ModulePrecision
-    tap: Tap = staticmethod(nobody)
+    hook: TensorHook = staticmethod(no_hook)
     #: A routed expert's tokens of this micro-batch; None where they are of one sequence, or all of the micro-batch.
     rows: Rows | None = None
     #: The training's; this one is never in a step, and keeps nothing.
@@ -111,14 +111,14 @@ class SchemeLinear:
                 f"fusion={gradient_accumulation_fusion}, tensor parallel={allreduce_dgrad}, "
                 f"sequence parallel={sequence_parallel}"
             )
-        tap = (
-            self.tap if input.numel() else nobody
+        hook = (
+            self.hook if input.numel() else no_hook
         )  # an expert without tokens shows its weight alone
-        tap(FORWARD, PRE, "input", input)
-        self.tap(FORWARD, PRE, "weight", weight)
-        call = _Call(self.precision, self.tap, self.rows, self.copies, torch.is_grad_enabled())
+        hook(FORWARD, PRE, "input", input)
+        self.hook(FORWARD, PRE, "weight", weight)
+        call = _Call(self.precision, self.hook, self.rows, self.copies, torch.is_grad_enabled())
         output: Tensor = _Linear.apply(input, weight, call)  # type: ignore[no-untyped-call]
-        tap(FORWARD, POST, "output", output)
+        hook(FORWARD, POST, "output", output)
         return output if bias is None else output + bias
 
 

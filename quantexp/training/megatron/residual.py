@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, Tap
+from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, TensorHook
 
 
-def watch_residual(layer: nn.Module, first: bool, tap: Tap) -> None:
-    """Hand the stream in one of Megatron's transformer layers to `tap`, what enters it only of the first one."""
+def watch_residual(layer: nn.Module, first: bool, hook: TensorHook) -> None:
+    """Hand the stream in one of Megatron's transformer layers to `hook`, what enters it only of the first one."""
 
     def before_layer(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        look_at(tap, "resid_pre", PRE, args[0] if args else kwargs["hidden_states"])
+        look_at(hook, "resid_pre", PRE, args[0] if args else kwargs["hidden_states"])
 
     def before_mlp(module: Any, args: tuple[Any, ...]) -> None:
-        look_at(tap, "resid_mid", POST, args[0])
+        look_at(hook, "resid_mid", POST, args[0])
 
     def after_layer(module: Any, args: tuple[Any, ...], result: tuple[Any, ...]) -> None:
-        look_at(tap, "resid_post", POST, result[0])
+        look_at(hook, "resid_post", POST, result[0])
 
     if first:
         layer.register_forward_pre_hook(before_layer, with_kwargs=True)
@@ -37,16 +37,16 @@ def watch_residual(layer: nn.Module, first: bool, tap: Tap) -> None:
     layer.register_forward_hook(after_layer)
 
 
-def look_at(tap: Tap, name: str, phase: str, x: Tensor) -> None:
+def look_at(hook: TensorHook, name: str, phase: str, x: Tensor) -> None:
     """Hand over the tensor now, and its gradient once it is known; what leaves forward enters backward."""
-    tap(FORWARD, phase, name, x)
+    hook(FORWARD, phase, name, x)
     if torch.is_grad_enabled() and x.requires_grad:
-        look = _gradient(tap, f"grad_{name}", PRE if phase == POST else POST)
+        look = _gradient(hook, f"grad_{name}", PRE if phase == POST else POST)
         x.register_hook(look)  # type: ignore[no-untyped-call]
 
 
-def _gradient(tap: Tap, name: str, phase: str) -> Callable[[Tensor], None]:
+def _gradient(hook: TensorHook, name: str, phase: str) -> Callable[[Tensor], None]:
     def look(gradient: Tensor) -> None:
-        tap(BACKWARD, phase, name, gradient)
+        hook(BACKWARD, phase, name, gradient)
 
     return look

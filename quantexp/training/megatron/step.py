@@ -29,7 +29,7 @@ from torch import Tensor
 
 from quantexp.config.start_point import StartPoint
 from quantexp.model.sizes import flops_per_iteration, num_micro_batches_each
-from quantexp.quant.step_state import Moment
+from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.runs.metrics import Metrics
 from quantexp.schema import AuxLoss, Experiment, LrSchedule, Precision, Recompute, TrainingConfig
@@ -58,11 +58,11 @@ class Stepper:
         layer_spec: Spec,
         device: torch.device,
         observer: Observer,
-        moment: Moment,
+        step_state: StepState,
     ) -> None:
         training = experiment.training
         self.training, self.observer, self.device = training, observer, device
-        self.moment, self.moe = moment, experiment.model.moe
+        self.step_state, self.moe = step_state, experiment.model.moe
         take_balancing_loss(device)  # what an earlier run of this process left
         self.gpt, config = build_model(experiment.model, training, layer_spec)
         self.copies = WeightCopies()
@@ -100,7 +100,7 @@ class Stepper:
         return {
             "optimizer": self.optimizer.state_dict(),
             "steps": self.scheduler.num_steps,
-            "moment": self.moment.state_dict(),
+            "moment": self.step_state.state_dict(),
         }
 
     def _go_on(self, start: StartPoint) -> None:
@@ -114,7 +114,7 @@ class Stepper:
         for group, configured in zip(self.optimizer.param_groups, ours, strict=True):
             group |= configured  # rates, decay and betas are the configuration's
         self.scheduler.step(state["steps"])
-        self.moment.load_state_dict(state["moment"], self.device)
+        self.step_state.load_state_dict(state["moment"], self.device)
 
     def step(
         self,
@@ -139,7 +139,7 @@ class Stepper:
             )
         balancing = self._balancing_loss()
         self.observer.gradients(iteration, scale)
-        self.moment.finish()
+        self.step_state.finish()
         self.scheduler.step(1)
         lr = float(self.optimizer.param_groups[0]["lr"])
         stepped, grad_norm, _ = self.optimizer.step()
@@ -169,7 +169,7 @@ class Stepper:
         """The metrics of a step with the loss of held-out samples: every token that counts weighs the same."""
         self.observer.evaluation()
         self.model.eval()
-        self.moment.observing = False
+        self.step_state.updates_histories = False
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         with self._weights_stay(several=True):
             for micro_batch in held_out:
@@ -177,7 +177,7 @@ class Stepper:
                 losses_BT = self._losses(self.model, batch).double()
                 mask_BT = batch["loss_mask"]
                 sums += torch.stack([(losses_BT * mask_BT).sum(), mask_BT.sum()])
-        self.moment.observing = True
+        self.step_state.updates_histories = True
         self.model.train()
         total, count = mean_over_data_parallel(sums).tolist()
         loss = total / count if count else math.nan
@@ -211,7 +211,7 @@ class Stepper:
             nonlocal index
             index += 1
             rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-            self.moment.begin(iteration, index * size + rank)
+            self.step_state.begin(iteration, index * size + rank)
             self.observer.micro_batch(iteration, index, scale)
             batch = {key: value.to(self.device) for key, value in next(batches).items()}
             return self._losses(model, batch), lambda losses: _mean_loss(losses, batch["loss_mask"])

@@ -17,7 +17,7 @@ from quantexp.config.evaluation import is_evaluated
 from quantexp.errors import RunError
 from quantexp.model.checkpoints import first_iteration
 from quantexp.quant.precision import changes, precision_map
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.schema import Experiment
 from quantexp.training.megatron.callbacks import Observer, Saver
 from quantexp.training.megatron.model import set_precision
@@ -50,8 +50,8 @@ def train(
         DataError: weights to begin with that are not this model's.
     """
     training = experiment.training
-    with during(Moment(training.seed, weights_once=training.weight_cache)) as moment:
-        _train(experiment, batches, observer, device, layer_spec, moment, saver, held_out)
+    with use_step_state(StepState(training.seed, weights_once=training.weight_cache)) as state:
+        _train(experiment, batches, observer, device, layer_spec, state, saver, held_out)
 
 
 def _train(
@@ -60,12 +60,12 @@ def _train(
     observer: Observer,
     device: torch.device,
     layer_spec: Spec | None,
-    moment: Moment,
+    state: StepState,
     saver: Saver | None,
     held_out: Callable[[], Iterable[Batch]] | None,
 ) -> None:
     spec = layer_spec or injected(stock_spec(experiment.model))
-    stepper = Stepper(experiment, spec, device, observer, moment)
+    stepper = Stepper(experiment, spec, device, observer, state)
     observer.built(stepper.gpt)
     starts = changes(experiment.quant)
     nonfinite = 0

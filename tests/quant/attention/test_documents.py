@@ -9,7 +9,7 @@ T = 12
 
 
 def mask_of(starts: list[int]) -> torch.Tensor:
-    """As Megatron's dataset makes it: causal, then every document's later tokens cut off from what is before it."""
+    """As in Megatron's dataset: causal, and the later tokens of a document do not see earlier documents."""
     visible = torch.tril(torch.ones(T, T))
     for start in starts:
         visible[start:, :start] = 0

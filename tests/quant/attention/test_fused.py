@@ -1,8 +1,8 @@
-"""Attention by torch's fused kernel: the plain path's result and gradients, and what it refuses.
+"""Attention by torch's fused kernel: the plain path's result and gradients, and refusals.
 
-In float32 both paths round every product and the softmax to 24 bits; of sums of some tens of products of numbers near 1
-the relative error stays below 1e-5. In bfloat16 the plain path rounds S, P, dP and dS to 8 bits in between, each by up
-to 2^-9, and the fused one does not: their difference in the root mean square stays below 4 of these.
+In float32 both paths round every product and the softmax to 24 bits; for sums of some tens of products of numbers near
+1 the relative error stays below 1e-5. In bfloat16 the plain path rounds S, P, dP and dS to 8 bits in between, each by
+up to 2^-9, and the fused path does not: the root mean square of their difference stays below 4 of these.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from quantexp.errors import ConfigError
 from quantexp.quant.attention import fused
 from quantexp.quant.attention.fusable import obstacles, require_fused
 from quantexp.quant.attention.plain import context, scores
-from quantexp.quant.hooks import nobody, operands_to
+from quantexp.quant.hooks import hook_operands, no_hook
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.step_state import StepState, use_step_state
 
 FUSABLE = ["bf16", "FA_mxfp8", "FA_mxfp4", "FA_hifp8", "linear_mxfp8", "FA_linear_mxfp4"]
 Result = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -29,8 +29,8 @@ Result = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @pytest.fixture(autouse=True)
 def _moment() -> Iterator[None]:
-    with during(Moment(1)) as moment:
-        moment.begin(1, 0)
+    with use_step_state(StepState(1)) as state:
+        state.begin(1, 0)
         yield
 
 
@@ -47,13 +47,13 @@ def operands(dtype: torch.dtype, *, E: int = 32) -> list[Tensor]:
 
 
 def documents() -> Tensor:
-    """Causal, and nothing before token 17 is seen from there on; [1, 1, T, T], True where it is not seen."""
+    """Causal, and tokens from 17 on do not see earlier ones; [1, 1, T, T], True where a key is hidden."""
     T = torch.arange(40)
     return ((T[None] > T[:, None]) | ((T[:, None] >= 17) & (T[None] < 17)))[None, None]
 
 
 class Looks:
-    """Keeps what a tap is handed."""
+    """Stores the tensors that a hook receives."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[str, str, str], Tensor] = {}
@@ -66,25 +66,25 @@ class Looks:
 
 
 def plain(
-    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None, tap: Any = nobody
+    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None, hook: Any = no_hook
 ) -> Result:
-    """The plain path with Megatron's softmax: float32 within."""
+    """The plain path with Megatron's softmax, in float32 internally."""
     q, k, v = (x.clone().requires_grad_() for x in given)
     T, B, H, _ = q.shape
-    S = scores(precision, tap, q, k, 0.2).view(B, H, T, T)
+    S = scores(precision, hook, q, k, 0.2).view(B, H, T, T)
     hidden = torch.ones(T, T, dtype=torch.bool).triu(1) if mask is None else mask
     P = torch.softmax(S.float().masked_fill(hidden, -10000.0), dim=-1).to(S.dtype)
-    tap("forward", "post", "attn_weights", P)
-    o = context(precision, tap, P.reshape(B * H, T, T), v)
+    hook("forward", "post", "attn_weights", P)
+    o = context(precision, hook, P.reshape(B * H, T, T), v)
     return ended(o.view(B, H, T, -1).permute(2, 0, 1, 3), q, k, v)
 
 
 def by_kernel(
-    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None, tap: Any = nobody
+    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None, hook: Any = no_hook
 ) -> Result:
     q, k, v = (x.clone().requires_grad_() for x in given)
-    asked = getattr(tap, "asks", fused.nobody_asks)
-    return ended(fused.attention(precision, tap, asked, q, k, v, 0.2, mask), q, k, v)
+    asked = getattr(hook, "asks", fused.no_tensor_wanted)
+    return ended(fused.attention(precision, hook, asked, q, k, v, 0.2, mask), q, k, v)
 
 
 def ended(o: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Result:
@@ -176,7 +176,7 @@ def test_what_the_kernel_keeps_to_itself_is_captured_all_the_same(scheme: str) -
 def test_nothing_is_computed_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_probabilities", None)
     looks = Looks()
-    monkeypatch.setattr(looks, "asks", fused.nobody_asks)
+    monkeypatch.setattr(looks, "asks", fused.no_tensor_wanted)
     by_kernel(declared("quant=FA_mxfp8"), operands(torch.bfloat16), None, looks)
     assert {name for _, _, name in looks.seen} == {
         "grad_output",
@@ -189,10 +189,10 @@ def test_nothing_is_computed_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatc
 def test_operands_are_told_as_they_are_multiplied() -> None:
     told: list[tuple[str, str]] = []
 
-    def tap(precision: Any, site: Any, product: Any, name: str, *rest: Any) -> None:
+    def hook(precision: Any, site: Any, product: Any, name: str, *rest: Any) -> None:
         told.append((product.value, name))
 
-    with operands_to(tap):
+    with hook_operands(hook):
         by_kernel(declared("quant=FA_mxfp8"), operands(torch.bfloat16), None)
     assert told == [("fprop", "q"), ("fprop", "k"), ("fprop", "v")]
 

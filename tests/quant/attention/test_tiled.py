@@ -1,9 +1,9 @@
-"""Attention in tiles: the plain path's result and gradients, from no more than a tile of T x T.
+"""Attention in tiles: the plain path's result and gradients, with at most one tile of T x T in memory.
 
-In 16 bits o and dq are equal to the bit. dk and dv are float32 sums of T products in another order, which differ by up
+In 16 bits o and dq are bit-identical. dk and dv are float32 sums of T products in another order, which differ by up
 to T 2^-24 of their terms, here 2^-16, before they are rounded to spacings of 2^-8 (bfloat16) or 2^-11 (float16) of the
-result: few elements round the other way. If one in 2^8, or in float16 one in 2^2, does, the difference in the root mean
-square is 2^-12. In float32 every product may be summed in another order: as in `test_fused`, 1e-5.
+result: few elements are rounded the other way. If one in 2^8 is, or in float16 one in 2^2, the root mean square of the
+difference is 2^-12. In float32 every product may be summed in another order: as in `test_fused`, 1e-5.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from quantexp.config.compose import compose
 from quantexp.quant import operand
 from quantexp.quant.attention import tile_products, tiles
 from quantexp.quant.attention.plain import context, scores
-from quantexp.quant.hooks import nobody, operands_to
+from quantexp.quant.hooks import hook_operands, no_hook
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.step_state import StepState, use_step_state
 
 from ..kernels.tiled_cases import (  # noqa: TID252
     FULL_HIFP8,
@@ -43,8 +43,8 @@ from ..kernels.tiled_cases import (  # noqa: TID252
 
 @pytest.fixture(autouse=True)
 def _moment() -> Iterator[None]:
-    with during(Moment(1)) as moment:
-        moment.begin(1, 0)
+    with use_step_state(StepState(1)) as state:
+        state.begin(1, 0)
         yield
 
 
@@ -55,7 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Looks:
-    """Keeps what a tap is handed, and what a tap for operands is."""
+    """Stores the tensors and operands that hooks receive."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[str, ...], Tensor] = {}
@@ -67,26 +67,39 @@ class Looks:
         return True
 
     def operand(
-        self, precision: Any, site: Any, product: Any, name: str, x: Any, held: Any, layout: Any, /
+        self,
+        precision: Any,
+        site: Any,
+        product: Any,
+        name: str,
+        x: Any,
+        quantised: Any,
+        layout: Any,
+        /,
     ) -> None:
         self.seen[site.value, product.value, name, "before"] = layout(x)
-        self.seen[site.value, product.value, name] = layout(held)
+        self.seen[site.value, product.value, name] = layout(quantised)
 
 
 def plain(
-    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None = None, tap: Any = nobody
+    precision: ModulePrecision, given: list[Tensor], mask: Tensor | None = None, hook: Any = no_hook
 ) -> Result:
-    return ended(plain_output(precision, *(leaves := fresh(given)), mask, tap), *leaves)
+    return ended(plain_output(precision, *(leaves := fresh(given)), mask, hook), *leaves)
 
 
 def plain_output(
-    precision: ModulePrecision, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, tap: Any = nobody
+    precision: ModulePrecision,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any = None,
+    hook: Any = no_hook,
 ) -> Tensor:
     T, B, H, _ = q.shape
-    S = scores(precision, tap, q, k, 0.2).view(B, H, T, T)
+    S = scores(precision, hook, q, k, 0.2).view(B, H, T, T)
     P = softmax(S, mask)
-    tap("forward", "post", "attn_weights", P)
-    return context(precision, tap, P.reshape(B * H, T, T), v)
+    hook("forward", "post", "attn_weights", P)
+    return context(precision, hook, P.reshape(B * H, T, T), v)
 
 
 def agree(ours: Result, theirs: Result) -> None:
@@ -134,7 +147,7 @@ def test_float32_differs_by_the_order_of_sums() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_scale_of_a_tensor_is_that_of_all_tiles() -> None:
-    """Of the queries before, what the largest elements of the last tile leave is another grid than their own."""
+    """The largest elements of the last tile would give the earlier queries another grid than their own."""
     precision, given = declared(*FULL_HIFP8), operands(torch.bfloat16, 96)
     alone = by_tiles(precision, [x[:64] for x in given])
     given[0][64:] *= 8
@@ -161,14 +174,14 @@ def test_delayed_scaling_keeps_the_same_history() -> None:
     precision = declared(*FULL_HIFP8, "quant.pv.scaling=delayed", "quant.qk.scaling=delayed")
     found: list[tuple[list[Result], dict[str, Any]]] = []
     for way in (by_tiles, plain):
-        with during(Moment(1)) as moment:
+        with use_step_state(StepState(1)) as state:
             results = []
             for iteration, size in ((1, 1.0), (2, 3.0), (3, 0.5)):
-                moment.begin(iteration, 0)
+                state.begin(iteration, 0)
                 given = [x * size for x in operands(torch.bfloat16, 100)]
                 results.append(way(precision, given))
-                moment.finish()
-            found.append((results, moment.state_dict()))
+                state.finish()
+            found.append((results, state.state_dict()))
     (ours, our_history), (theirs, their_history) = found
     assert our_history == their_history
     assert len([stream for stream in our_history if stream.endswith((".P", ".dS"))]) == 4
@@ -177,7 +190,7 @@ def test_delayed_scaling_keeps_the_same_history() -> None:
 
 
 DS = ("quant.qk.dgrad_q.dS", "quant.qk.dgrad_k.dS")
-#: How often a tile of dS is read to be quantised.
+#: Number of reads of a tile of dS for quantisation.
 READS = {
     "mxfp8": (1, FULL_MXFP8),
     "mxfp4": (1, SCHEMES["mxfp4, P again"]),
@@ -204,12 +217,12 @@ def test_tile_is_read_once_for_two_copies_that_differ_in_their_axis(
 ) -> None:
     reads: list[int] = []
     tiles_of_dS: list[Tensor] = []
-    within_both = tile_products.TileProducts.within_both
+    quantised_tile_pair = tile_products.TileProducts.quantised_tile_pair
 
     def told(self: Any, first: Any, second: Any, tile: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         reads.append(0)
         tiles_of_dS.append(x)
-        return within_both(self, first, second, tile, x)
+        return quantised_tile_pair(self, first, second, tile, x)
 
     def counted(of: Callable[..., Any]) -> Callable[..., Any]:
         def count(x: Tensor, *rest: Any, **given: Any) -> Any:
@@ -219,7 +232,7 @@ def test_tile_is_read_once_for_two_copies_that_differ_in_their_axis(
 
         return count
 
-    monkeypatch.setattr(tile_products.TileProducts, "within_both", told)
+    monkeypatch.setattr(tile_products.TileProducts, "quantised_tile_pair", told)
     for each in ("quantise", "quantise_both", "hadamard"):
         monkeypatch.setattr(operand, each, counted(getattr(operand, each)))
     expected, words = READS[name]
@@ -258,7 +271,7 @@ def test_amax_of_two_copies_alike_is_seen_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Largest(TorchDispatchMode):  # type: ignore[misc]
-    """The most elements that any tensor has that is made inside."""
+    """The number of elements of the largest tensor created inside."""
 
     num_elements = 0
 
@@ -276,10 +289,10 @@ class Largest(TorchDispatchMode):  # type: ignore[misc]
     "words", [SCHEMES["bf16"], FULL_MXFP8, FULL_HIFP8], ids=["bf16", "mxfp8", "hifp8"]
 )
 def test_nothing_larger_than_a_tile_is_made(words: tuple[str, ...]) -> None:
-    """A tap for operands is there and wants nothing."""
+    """An operand hook is registered and needs nothing."""
     T, N = 192, 12
     precision, given = declared(*words), operands(torch.bfloat16, T)
-    with operands_to(Looks().operand, lambda *slot: False), Largest() as largest:
+    with hook_operands(Looks().operand, lambda *slot: False), Largest() as largest:
         by_tiles(precision, given)
     assert largest.num_elements == N * tiles.ROWS * T
     with Largest() as whole:
@@ -292,9 +305,9 @@ def test_nothing_larger_than_a_tile_is_made(words: tuple[str, ...]) -> None:
 def test_what_is_asked_for_is_put_together(words: tuple[str, ...]) -> None:
     precision, given = declared(*words), operands(torch.bfloat16, 100)
     ours, theirs = Looks(), Looks()
-    with operands_to(ours.operand):
+    with hook_operands(ours.operand):
         by_tiles(precision, given, None, ours)
-    with operands_to(theirs.operand):
+    with hook_operands(theirs.operand):
         plain(precision, given, None, theirs)
     assert ours.seen.keys() == theirs.seen.keys()
     assert {

@@ -1,4 +1,4 @@
-"""Where tiles begin and end: every query in one, whole blocks in each."""
+"""Tiles: every query is in exactly one, and blocks are whole."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from quantexp.quant.attention import tiled, tiles
 from quantexp.quant.attention.tile_products import Slot
 from quantexp.quant.kernels import gpu, launches
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.product_context import watched
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.product_context import watch_products
+from quantexp.quant.step_state import StepState, use_step_state
 
 from .tiled_cases import Result, by_tiles
 
@@ -24,7 +24,7 @@ Given = tuple[ModulePrecision, list[Tensor], Tensor | None, tuple[int, int]]
 
 @contextmanager
 def kernels_alone(rows: int, keys: int) -> Iterator[None]:
-    """The kernels take tensors of a CPU, in tiles of that size; what they do not claim fails."""
+    """Let the kernels accept CPU tensors, in tiles of that size; unsupported calls fail."""
     launch = launches.Launch(rows, keys, 4, 1)
     with (
         patch.object(quantising, "reads", lambda x: True),
@@ -32,9 +32,9 @@ def kernels_alone(rows: int, keys: int) -> Iterator[None]:
         patch.object(tiles, "ROWS", 32),
         patch.object(tiled.Forward, "output", _not_called),
         patch.object(tiled.Backward, "gradients", _not_called),
-        during(Moment(1)) as moment,
+        use_step_state(StepState(1)) as state,
     ):
-        moment.begin(1, 0)
+        state.begin(1, 0)
         yield
 
 
@@ -43,14 +43,14 @@ def _not_called(self: object) -> Tensor:
 
 
 def attention(given: Given, is_whole: bool = False) -> Result:
-    """O, dq, dk and dv."""
+    """o, dq, dk and dv."""
     precision, tensors, mask, sizes = given
     with kernels_alone(*sizes):
         return by_tiles(precision, tensors, mask, is_whole=is_whole)
 
 
 def looked_at(given: Given, left_out: Slot | None = None) -> str | Result:
-    """The same with the tiles of torch beside them, P or dS left in the working dtype in one; or what is said."""
+    """The same with the torch tiles in addition, one of which does not quantise P or dS; or the error message."""
     precision, tensors, mask, sizes = given
     how = gpu.Kernels._how
 
@@ -63,7 +63,7 @@ def looked_at(given: Given, left_out: Slot | None = None) -> str | Result:
         patch.object(tiled.Forward, "output", forward),
         patch.object(tiled.Backward, "gradients", backward),
         patch.object(gpu.Kernels, "_how", without) if left_out else nullcontext(),
-        watched(),
+        watch_products(),
     ):
         try:
             return by_tiles(precision, tensors, mask)

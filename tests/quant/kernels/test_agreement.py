@@ -1,4 +1,4 @@
-"""The kernels' results held against those of the tiles: what is let pass, and in which words the rest is not."""
+"""Comparison of the kernels' results with those of the tiles: what is accepted, and the messages otherwise."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from quantexp.errors import EngagementError
 from quantexp.quant.attention.plain import by_head, expanded
 from quantexp.quant.attention.tile_products import DS_BY_KEYS, P_FORWARD, TileProducts
 from quantexp.quant.kernels.agreement import BOUND, require_gradients, require_output
-from quantexp.quant.kernels.gpu import Amaxes, Held, Kernels
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.kernels.gpu import Amaxes, Kernels, Quantised
+from quantexp.quant.step_state import StepState, use_step_state
 
 from .tiled_cases import FULL_HIFP8, declared, operands
 
 
 class Known(Kernels):
-    """Gives a known o and no gradients under scales of whichever amaxes; where none is known, it may not be asked."""
+    """Returns a known o and no gradients under any scales; calls without a known o fail."""
 
     def __init__(self, amaxes: Amaxes | None = None, o: Tensor | None = None) -> None:
         super().__init__(declared(*FULL_HIFP8), 1.0, None)
         self.amaxes = amaxes or {}
         self.o = o
-        self.asked: list[Amaxes | None] = []
+        self.calls: list[Amaxes | None] = []
 
-    def forward(self, held: Held, amaxes: Amaxes | None = None) -> Tensor:
-        self.asked.append(amaxes)
+    def forward(self, quantised: Quantised, amaxes: Amaxes | None = None) -> Tensor:
+        self.calls.append(amaxes)
         assert self.o is not None
         return self.o
 
-    def backward(self, held: Held, amaxes: Amaxes | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        self, quantised: Quantised, amaxes: Amaxes | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         raise AssertionError("the kernels were asked for gradients")
 
 
@@ -42,8 +44,8 @@ def work() -> Iterator[TileProducts]:
     q, k, v = operands(torch.bfloat16, 40)
     made = TileProducts(declared(*FULL_HIFP8), q, 1.0, lambda S, start: S, can_shorten=False)
     dO = torch.ones(12, 40, 32, dtype=torch.bfloat16)
-    with during(Moment(1)) as moment, made.made_from(q=q, k=k, v=v, dO=dO):
-        moment.begin(1, 0)
+    with use_step_state(StepState(1)) as state, made.inputs(q=q, k=k, v=v, dO=dO):
+        state.begin(1, 0)
         yield made
 
 
@@ -83,7 +85,7 @@ def test_every_gradient_is_looked_at(work: TileProducts, which: int) -> None:
 def test_nothing_but_rounding_in_dq_and_dk_is_let_pass_and_in_dv_is_not(
     work: TileProducts,
 ) -> None:
-    """Of dS, that is 0 but for rounding, a part in 2^20 of |dO| |v|."""
+    """dS is zero except for rounding: a part in 2^20 of |dO| |v|."""
     q, k, v = (by_head(expanded(work.tensors[name], 6)) for name in "qkv")
     largest = min(float(x.float().norm(dim=2).max()) for x in (q, k))
     noise = some() * 2.0**-20 * float(v.float().norm(dim=2).max()) * largest
@@ -107,10 +109,10 @@ def test_under_another_scale_the_kernels_are_compared_under_the_tiles_own(
     work.amaxes = {P_FORWARD: torch.tensor(1.0)}
     same = Known({P_FORWARD: torch.tensor(1.0)})
     require_output(same, work, some(), some())
-    assert same.asked == []
+    assert same.calls == []
     kernels = Known({P_FORWARD: torch.tensor(1 - 2.0**-8)}, some())
     require_output(kernels, work, some() * 2, some())
-    assert kernels.asked == [work.amaxes]
+    assert kernels.calls == [work.amaxes]
 
 
 def test_amaxes_that_are_not_alike_are_not_let_pass(work: TileProducts) -> None:

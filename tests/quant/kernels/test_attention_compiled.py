@@ -1,4 +1,4 @@
-"""What Triton makes of the attention kernels for sm_90 (H100, H200), without a GPU: instructions, registers, memory."""
+"""Triton's compiled attention kernels for sm_90 (H100, H200), without a GPU: instructions, registers, memory."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ pytestmark = [
     ),
 ]
 
-#: Widths of keys' and values' heads: llama32-1b, llama31-8b, deepseek2_lite.
+#: Widths of key and value heads: llama32-1b, llama31-8b, deepseek2_lite.
 WIDTHS = [(64, 64), (128, 128), (192, 128)]
-#: What a program may have of a multiprocessor's memory.
+#: The largest shared memory of a program on a multiprocessor.
 SHARED = 232448
-#: The same of the smallest since compute capability 8.0.
+#: The smallest such limit since compute capability 8.0.
 LEAST_SHARED = 101376
 _MX = tuple(mx_constants(get_format("mxfp8").element, ScaleRule.RCEIL, Rounding.EVEN).values())
-#: As HOW of `triton_tiles`.
+#: HOW of `triton_tiles`.
 NOT, BY_KEYS, BY_QUERIES, HIF8 = (0,), (1, True, *_MX), (1, False, *_MX), (2, True, True, True)
-#: Each with P and dS as a product holds them.
+#: Each with P and dS quantised for their products.
 CASES = {
     "softmax_rows": ("softmax_rows", NOT),
     "forward, mxfp8": ("forward", BY_KEYS),
@@ -50,7 +50,7 @@ CASES = {
     "gradient_of_kv, bf16": ("gradient_of_kv", NOT),
 }
 TENSORS = ("q", "k", "v", "dO", "o", "dq", "dk", "dv", "k_dS", "q_dS", "dO_P")
-#: Addresses and strides, as rows of the usual models have them.
+#: Addresses and strides of the usual models' rows.
 HEADS = ("*bf16", "i32", "i32", "i32")
 ALIGNED: list[list[object]] = [["tt.divisibility", 16]]
 TYPES = {
@@ -71,7 +71,7 @@ def compiled(
     ones: tuple[str, ...] = (),
     capability: int = 90,
 ) -> Any:
-    """What Triton makes of a kernel, which ptxas has accepted; `ones` are arguments that are 1, which it builds in."""
+    """A kernel compiled by Triton and accepted by ptxas; `ones` are arguments equal to 1, which become constants."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -155,7 +155,7 @@ def test_arithmetic_is_rounded_to_nearest_and_products_are_the_matrix_units(
 
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
 def test_nothing_of_a_tile_is_written(widths: tuple[int, int]) -> None:
-    """o, dq, dk and dv, and a number for each row: nothing else leaves the chip."""
+    """o, dq, dk and dv, and one number per row: nothing else leaves the chip."""
     pointers = {
         "softmax_rows": {"m_NT", "inverse_NT"},
         "forward": {"o"},
@@ -177,6 +177,6 @@ def test_one_token_or_one_head_will_do(ones: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
 def test_smaller_devices_have_memory_enough(widths: tuple[int, int]) -> None:
-    """The product with most operands; others than sm_90 have other matrix units."""
+    """The product with most operands; other architectures than sm_90 have other matrix units."""
     kernel = compiled(*CASES["gradient_of_kv, mxfp8"], widths, True, capability=80)
     assert kernel.metadata.shared <= LEAST_SHARED

@@ -1,7 +1,7 @@
-"""The Triton kernels of attention in tiles against the tiles of torch, compiled, on a GPU.
+"""The compiled Triton attention kernels against the torch tiles, on a GPU.
 
-Beside the other order of sums, the matrix units keep fewer bits of a sum than float32 has, and both are the GPU's: one
-score in 2^9 may be rounded to its other neighbour. Held to the bound that the proof has.
+In addition to the other order of sums, the matrix units keep fewer bits of a sum than float32, on both sides: one
+score in 2^9 may be rounded to its other neighbour. The bound is that of the proof of engagement.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from quantexp.quant.attention import tiled
 from quantexp.quant.kernels.agreement import BOUND
 from quantexp.quant.kernels.choice import kernels_for
-from quantexp.quant.product_context import watched
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.product_context import watch_products
+from quantexp.quant.step_state import StepState, use_step_state
 
 from .tiled_cases import (
     FULL_HIFP8,
@@ -44,10 +44,10 @@ def test_agrees_with_the_tiles_of_torch(
     precision = declared(*words)
     given = [x.cuda() for x in operands(torch.bfloat16, T, E=24)]
     assert kernels_for(precision, given[0], given[2], 1.0, None) is not None
-    with during(Moment(1)) as moment:
-        moment.begin(1, 0)
+    with use_step_state(StepState(1)) as state:
+        state.begin(1, 0)
         for mask in (None, documents(T).cuda()):
-            with watched():
+            with watch_products():
                 ours = by_tiles(precision, given, mask)
             again = by_tiles(precision, given, mask)
             assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))

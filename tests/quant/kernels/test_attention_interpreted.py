@@ -1,10 +1,10 @@
-"""The Triton kernels of attention in tiles against the tiles of torch, in Triton's interpreter.
+"""The Triton attention kernels against the torch tiles, in Triton's interpreter.
 
-S is a float32 sum of 32 products either way, in another order: it errs by 32 2^-24 of its terms, and the spacing of
-bfloat16 is 2^-8, so that one score in some thousands is rounded to its other neighbour and changes its p by a part in
-2^7 or less. Where a step of P's or dS's grid (2^-3 in e4m3, 2^-1 in e2m1) hangs on that, one element in 2^4 or 2^6 of
-those goes to the next: 2^-14 of all by 2^-3, or 2^-16 by 2^-1, which is 2^-9 in the root mean square at most. Of
-16 bits alone the other neighbour of one element in 2^10 is 2^-13.
+S is a float32 sum of 32 products on both sides, in different orders: its error is 32 2^-24 of its terms, and the
+spacing of bfloat16 is 2^-8, so one score in some thousands is rounded to its other neighbour and changes its p by a
+part in 2^7 or less. Where that decides a step of P's or dS's grid (2^-3 in e4m3, 2^-1 in e2m1), one element in 2^4 or
+2^6 of those moves to the next: 2^-14 of all by 2^-3, or 2^-16 by 2^-1, at most 2^-9 in the root mean square. With 16
+bits alone, the other neighbour for one element in 2^10 is 2^-13.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quantexp.quant.attention import tile_products, tiles
 from quantexp.quant.kernels.agreement import BOUND
-from quantexp.quant.step_state import Moment, during
+from quantexp.quant.step_state import StepState, use_step_state
 
 from .tiled_cases import (
     FULL_HIFP8,
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.skipif(
 )
 NEAR = 2.0**-9
 FULL_MXFP4 = tuple(word.replace("mxfp8", "mxfp4") for word in FULL_MXFP8)
-#: Slots alone in a format, where both operands of a product need not be.
+#: Slots that are quantised alone, where the product's other operand need not be.
 EXACT = (
     "quant=bf16",
     "quant.pv.fprop.P={format: hifp8, scaling: exact}",
@@ -90,8 +90,8 @@ def call(
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(tiles, "ROWS", 32)
-    with during(Moment(1)) as moment:
-        moment.begin(1, 0)
+    with use_step_state(StepState(1)) as state:
+        state.begin(1, 0)
         yield
 
 
@@ -108,7 +108,7 @@ def near(ours: Result, theirs: Result) -> None:
         assert (one.double() - other.double()).norm() <= NEAR * other.double().norm()
 
 
-#: Of these the test of exact sums shows the same in every bit.
+#: The test of exact sums shows the same for these, bit for bit.
 EXACT_TOO = ("bf16", "hifp8", "mxfp4, P again")
 
 
@@ -121,7 +121,7 @@ EXACT_TOO = ("bf16", "hifp8", "mxfp4, P again")
     ],
 )
 def test_agrees_with_the_tiles_of_torch(call: Call, words: tuple[str, ...]) -> None:
-    """70 tokens: neither a multiple of a tile nor of a block; two query heads share one of keys."""
+    """70 tokens: neither a multiple of a tile nor of a block; two query heads share one key head."""
     precision, given = declared(*words), some(torch.bfloat16, 70)
     near(call("attention", (precision, given, None, (32, 32))), by_tiles(precision, given))
 
@@ -150,7 +150,7 @@ def test_any_length_will_do(call: Call, T: int) -> None:
 
 @pytest.mark.slow
 def test_several_sequences_and_documents_and_narrower_value_heads(call: Call) -> None:
-    """Documents of one sequence each, and then of both alike."""
+    """Separate documents in each sequence, then the same in both."""
     precision, given = declared(*FULL_MXFP8), some(torch.bfloat16, 40, B=2, E=20)
     causal = torch.ones(40, 40, dtype=torch.bool).triu(1)[None, None]
     for mask in (torch.cat([documents(40), causal]), documents(40)):
@@ -169,8 +169,8 @@ def test_all_keys_may_be_seen(call: Call) -> None:
 def whole_numbers(T: int, dtype: torch.dtype) -> list[Tensor]:
     """Two neighbouring tokens have a score of 819 between them, all others none: p is 1, or 1/2 twice, or 0.
 
-    So everything is a multiple of 2^-3 below 2^10, and exact in float32 in any order. Of a width of 48, 6 are q's and
-    6 are k's alone; that of values is 20.
+    So everything is a multiple of 2^-3 below 2^10, and exact in float32 in any order. Of a width of 48, 6 elements
+    belong to q only and 6 to k only; the width of values is 20.
     """
     generator = torch.Generator().manual_seed(7)
 
@@ -216,11 +216,11 @@ SLOTS = {
 
 @pytest.fixture(scope="module")
 def ours_in_mxfp4(call: Call) -> Result:
-    """What the kernels make of 70 tokens with every slot in mxfp4."""
+    """The kernels' results for 70 tokens with every slot in mxfp4."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "ROWS", 32)
-        with during(Moment(1)) as moment:
-            moment.begin(1, 0)
+        with use_step_state(StepState(1)) as state:
+            state.begin(1, 0)
             given = declared(*FULL_MXFP4), some(torch.bfloat16, 70)
             result: Result = call("attention", (*given, None, (32, 32)))
             return result
@@ -231,9 +231,9 @@ def ours_in_mxfp4(call: Call) -> Result:
 def test_operand_in_the_working_dtype_or_along_the_other_axis_is_another_result(
     ours_in_mxfp4: Result, label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the tests above tell apart, and what the bound of the proof does.
+    """The differences that the tests above detect, and that the proof's bound detects.
 
-    mxfp4, as a scale changes a value of mxfp8 only where the value is far below the largest of its block.
+    The format is mxfp4, as a scale changes a value of mxfp8 only if it is far below the largest of its block.
     """
     slot, which = SLOTS[label]
     precision, given = declared(*FULL_MXFP4), some(torch.bfloat16, 70)
@@ -241,7 +241,7 @@ def test_operand_in_the_working_dtype_or_along_the_other_axis_is_another_result(
     assert far(ours, by_tiles(precision, given)[which]) < NEAR
     without = declared(*FULL_MXFP4, f"quant.{label}.format=bf16")
     assert far(ours, by_tiles(without, given)[which]) > 2 * BOUND
-    within = tile_products.TileProducts.within
+    within = tile_products.TileProducts.quantised_tile
 
     def along_the_other(self: Any, each: Any, tile: Any, x: Tensor) -> Tensor:
         if each != slot:
@@ -249,7 +249,7 @@ def test_operand_in_the_working_dtype_or_along_the_other_axis_is_another_result(
         return within(self, each, tile, x.transpose(1, 2)).transpose(1, 2)
 
     monkeypatch.setattr(tile_products, "shares_read", lambda first, second: False)
-    monkeypatch.setattr(tile_products.TileProducts, "within", along_the_other)
+    monkeypatch.setattr(tile_products.TileProducts, "quantised_tile", along_the_other)
     assert far(ours, by_tiles(precision, given)[which]) > 2 * BOUND
 
 

@@ -1,4 +1,4 @@
-"""What the Triton kernels of attention in tiles claim."""
+"""What the Triton attention kernels support."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quantexp.quant.kernels.launches import launch_for
 from .tiled_cases import FULL_HIFP8, FULL_MXFP8, SCHEMES, declared
 
 BF16 = ("quant=bf16",)
-#: What is left to the tiles of torch, and the slots that it is left for.
+#: Declarations left to the torch tiles, and the slots responsible.
 LEFT = {
     "nvfp4, P again": ["pv.fprop.P", "pv.dgrad_v.P", "qk.dgrad_q.dS", "qk.dgrad_k.dS"],
     "fp8, P again": ["pv.fprop.P", "pv.dgrad_v.P", "qk.dgrad_q.dS", "qk.dgrad_k.dS"],
@@ -33,7 +33,7 @@ MORE = {
 
 @pytest.fixture
 def _device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if every tensor were on a GPU that has kernels."""
+    """Pretend that every tensor is on a GPU with kernels."""
     monkeypatch.setattr(quantising, "reads", lambda x: True)
 
 

@@ -1,4 +1,4 @@
-"""What tests of attention in tiles share: schemes, operands, a softmax like Megatron's, and the result of the tiles."""
+"""Shared by the tests of tiled attention: schemes, operands, a softmax like Megatron's, and the tiles' results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quantexp.config.compose import compose
 from quantexp.quant.attention import tiled
-from quantexp.quant.attention.fused import nobody_asks
-from quantexp.quant.hooks import nobody
+from quantexp.quant.attention.fused import no_tensor_wanted
+from quantexp.quant.hooks import no_hook
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 
 FULL_MXFP8 = (
@@ -92,13 +92,13 @@ def operands(dtype: torch.dtype, T: int, *, E: int = 32) -> list[Tensor]:
 
 
 def documents(T: int) -> Tensor:
-    """Causal, and nothing before token 17 is seen from there on; [1, 1, T, T], True where it is not seen."""
+    """Causal, and tokens from 17 on do not see earlier ones; [1, 1, T, T], True where a key is hidden."""
     t = torch.arange(T)
     return ((t[None] > t[:, None]) | ((t[:, None] >= 17) & (t[None] < 17)))[None, None]
 
 
 def softmax(S: Tensor, mask: Tensor | None, start: int = 0) -> Tensor:
-    """Megatron's: masked with -10000, float32 within."""
+    """Megatron's softmax: masked with -10000, float32 internally."""
     R, K = S.shape[2:]
     if mask is None:
         hidden = torch.arange(K) > torch.arange(start, start + R)[:, None]
@@ -111,23 +111,28 @@ def by_tiles(
     precision: ModulePrecision,
     given: list[Tensor],
     mask: Tensor | None = None,
-    tap: Any = nobody,
+    hook: Any = no_hook,
     *,
     is_whole: bool = False,
 ) -> Result:
-    """O, dq, dk and dv; of a dO of whole numbers if `is_whole`."""
+    """o, dq, dk and dv; dO has whole numbers if `is_whole`."""
     leaves = fresh(given)
-    o = tiled_output(precision, *leaves, mask, tap)
+    o = tiled_output(precision, *leaves, mask, hook)
     return ended(o, *leaves, is_whole=is_whole)
 
 
 def tiled_output(
-    precision: ModulePrecision, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, tap: Any = nobody
+    precision: ModulePrecision,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any = None,
+    hook: Any = no_hook,
 ) -> Tensor:
     return tiled.attention(
         precision,
-        tap,
-        getattr(tap, "asks", nobody_asks),
+        hook,
+        getattr(hook, "asks", no_tensor_wanted),
         q,
         k,
         v,

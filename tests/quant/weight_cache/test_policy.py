@@ -6,7 +6,7 @@ import pytest
 
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import Operand, resolve_site
-from quantexp.quant.weight_cache.policy import form, num_kept, shares_read
+from quantexp.quant.weight_cache.policy import copy_key, num_kept, shares_read
 from quantexp.schema import LinearDgrad, LinearSite, Slot
 
 
@@ -19,7 +19,7 @@ def site(fmt: str, dgrad: Slot | None = None, **options: object) -> LinearSite:
     return LinearSite(format=fmt, dgrad=LinearDgrad(w=dgrad or Slot()), **options)  # type: ignore[arg-type]
 
 
-#: fmt, dgrad's own slot, options -> one read for both; copies of several micro-batches, of one recomputed, of one.
+#: Format, dgrad's own slot, options -> one read for both; copies with several, one recomputed, one micro-batch.
 CASES = {
     "blocks along two axes": (site("mxfp8"), True, (2, 1, 1)),
     "no blocks": (site("hifp8"), True, (1, 1, 1)),
@@ -39,9 +39,9 @@ CASES = {
 def test_copies_are_kept_where_they_have_a_further_use(case: str) -> None:
     linear, one_read, kept = CASES[case]
     fprop, dgrad = weights(linear)
-    # As the precision map has them: what depends on the moment has a stream, each slot its own.
+    # As in the precision map: an operand that needs the step state has a stream, each slot its own.
     named = [
-        Operand(**{**o.__dict__, "stream": label if o.depends_on_moment else ""})
+        Operand(**{**o.__dict__, "stream": label if o.needs_step_state else ""})
         for o, label in ((fprop, "fprop.w"), (dgrad, "dgrad.w"))
     ]
     assert shares_read(*named) is one_read
@@ -52,9 +52,9 @@ def test_copies_are_kept_where_they_have_a_further_use(case: str) -> None:
 def test_a_form_is_the_values_not_the_slot() -> None:
     fprop, dgrad = weights(site("hifp8"))
     assert fprop != dgrad
-    assert form(fprop, "") == form(dgrad, "")
-    assert form(fprop, "a") != form(fprop, "b")
+    assert copy_key(fprop, "") == copy_key(dgrad, "")
+    assert copy_key(fprop, "a") != copy_key(fprop, "b")
     rows, columns = weights(site("mxfp8"))
-    assert form(rows, "") != form(columns, "")
+    assert copy_key(rows, "") != copy_key(columns, "")
     _, again = weights(site("mxfp8", Slot(format="reuse")))
-    assert form(rows, "") == form(again, "")
+    assert copy_key(rows, "") == copy_key(again, "")

@@ -1,4 +1,4 @@
-"""Quantised weights serve a whole step, are the bits that each product would make, and are never stale."""
+"""Quantised weights serve a whole step, are bit-identical to those of each product, and are never stale."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from quantexp.formats import quantise
 from quantexp.quant import operand
-from quantexp.quant.hooks import operands_to
+from quantexp.quant.hooks import hook_operands
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
-from quantexp.quant.step_state import Moment, during, seed_of
+from quantexp.quant.step_state import StepState, seed_of, use_step_state
 from quantexp.quant.weight_cache import weights
 from quantexp.quant.weight_cache.weights import WeightCopies
 from quantexp.schema import LinearDgrad, LinearSite, ModelConfig, QuantConfig, Slot
@@ -40,7 +40,7 @@ def w() -> Tensor:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each copy of a weight that is made."""
+    """One entry per created copy of a weight."""
     made: list[int] = []
 
     def counted(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -54,9 +54,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(sum(axes))
         return both(x, first, second, axes, out)  # type: ignore[arg-type]
 
-    both = operand.held_by_two
-    monkeypatch.setattr(weights, "held", counted(operand.held))
-    monkeypatch.setattr(weights, "held_by_two", by_two)
+    both = operand.quantise_pair
+    monkeypatch.setattr(weights, "quantise_operand", counted(operand.quantise_operand))
+    monkeypatch.setattr(weights, "quantise_pair", by_two)
     return made
 
 
@@ -131,7 +131,7 @@ def test_a_forward_copy_used_again_is_that_copy(w: Tensor) -> None:
 
 
 def test_slots_that_rules_change_have_copies_of_their_own(w: Tensor) -> None:
-    """A copy is known by its declaration, not by its place alone."""
+    """The key of a copy is its declaration, not only its position."""
     copies = WeightCopies()
     with copies.step(several=True):
         eight = copies.for_fprop(declared("mxfp8"), w, dgrad_follows=True)
@@ -153,11 +153,11 @@ def test_outside_of_a_step_nothing_is_kept(w: Tensor, made: list[int]) -> None:
 
 def test_a_step_draws_once_with_the_first_micro_batchs_numbers(w: Tensor) -> None:
     copies, precision = WeightCopies(), declared("mxfp4", rounding="stochastic")
-    moment = Moment(9, weights_once=True)
+    state = StepState(9, weights_once=True)
     drawn = []
-    with during(moment), copies.step(several=True):
+    with use_step_state(state), copies.step(several=True):
         for micro_batch in (3, 4):
-            moment.begin(2, micro_batch)
+            state.begin(2, micro_batch)
             drawn.append(copies.for_fprop(precision, w, dgrad_follows=True))
             columns = copies.for_dgrad(precision, w)
     assert drawn[0] is drawn[1]
@@ -169,11 +169,11 @@ def test_a_step_draws_once_with_the_first_micro_batchs_numbers(w: Tensor) -> Non
 
 def test_random_signs_go_with_their_micro_batch(w: Tensor) -> None:
     copies, precision = WeightCopies(), declared("mxfp4", hadamard="random")
-    moment = Moment(9, weights_once=True)
-    with during(moment), copies.step(several=True):
+    state = StepState(9, weights_once=True)
+    with use_step_state(state), copies.step(several=True):
         made = []
         for micro_batch in (0, 1):
-            moment.begin(1, micro_batch)
+            state.begin(1, micro_batch)
             made.append(copies.for_fprop(precision, w, dgrad_follows=True))
         assert copies.num_bytes() == 0
     assert not torch.equal(*made)
@@ -199,7 +199,7 @@ def test_a_weight_that_changed_after_it_was_quantised_is_refused(w: Tensor, prod
 def test_a_change_that_torch_does_not_count_is_found_when_the_step_ends(
     w: Tensor, dtype: torch.dtype
 ) -> None:
-    """Megatron's optimizer writes through `.data`: one element in three here, each by one part in a hundred."""
+    """Megatron's optimizer writes through `.data`: here one element in three, each by one part in a hundred."""
     copies, precision, other = WeightCopies(), declared("mxfp8"), declared("mxfp4")
     w = w.to(dtype)
 
@@ -227,7 +227,7 @@ def test_nan_in_a_weight_is_no_change(w: Tensor) -> None:
 @pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])
 @pytest.mark.parametrize("several", [True, False])
 def test_steps_write_to_the_same_memory_and_the_copies_stay_right(fmt: str, several: bool) -> None:
-    """Weights of two layers at once; what a tap saw is never written again."""
+    """Weights of two layers at once; a tensor that a hook saw is never overwritten."""
     copies, precision = WeightCopies(), declared(fmt)
     other = ModulePrecision(ModuleId(1, "fc1"), precision.sites)
     generator = torch.Generator().manual_seed(1)
@@ -239,16 +239,16 @@ def test_steps_write_to_the_same_memory_and_the_copies_stay_right(fmt: str, seve
             for each, w in zip((precision, other), pair, strict=True):
                 first, second = weights.weight_operands(each)
                 rows = copies.for_fprop(each, w, dgrad_follows=True)
-                assert torch.equal(rows, operand.held(w, first, -1))
+                assert torch.equal(rows, operand.quantise_operand(w, first, -1))
                 taken.add(rows.data_ptr())
-                expected.append(operand.held(w, second, 0))
+                expected.append(operand.quantise_operand(w, second, 0))
             columns = [
                 copies.for_dgrad(p, w) for p, w in zip((precision, other), pair, strict=True)
             ]
             assert all(torch.equal(*both) for both in zip(columns, expected, strict=True))
             places.append(taken | {x.data_ptr() for x in columns})
             if step == 1:
-                with operands_to(lambda *_: None):
+                with hook_operands(lambda *_: None):
                     shown = copies.for_fprop(precision, pair[0], dgrad_follows=True)
                     seen = [(shown, shown.clone())]
     assert places[0] == places[1]

@@ -114,7 +114,7 @@ def test_each_weight_is_read_once_a_step(
 
         return count
 
-    for name in ("held", "held_by_two"):
+    for name in ("quantise_operand", "quantise_pair"):
         monkeypatch.setattr(weights, name, counted(getattr(operand, name)))
     trained(tiny(*STEPS, "quant=linear_mxfp8", *ONE_STEP, *words))
     assert set(reads.values()) == {each}, "two products of four micro-batches, or one read"
