@@ -1,4 +1,4 @@
-"""What a run computes on, as far as its identity is concerned."""
+"""The device class of a run, which is part of its identity, and the CPU's support for low-precision products."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from quantexp.schema import LauncherConfig, LauncherKind, Precision
 
-#: What torch wants of an x86 processor for its own products of bf16 matrices, as Linux names it.
+#: CPU flags that torch's bf16 matrix products need on x86, as /proc/cpuinfo spells them.
 _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-#: With one of these oneDNN, which multiplies for torch, is told to do without instructions that are there.
+#: Each of these variables limits the instructions that oneDNN, torch's matrix library, may use.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 
 def device_class(launcher: LauncherConfig) -> str:
-    """`cpu`, or the GPU's name; of a job that is still to start, `cuda` with the kind of GPU that was asked for."""
+    """`cpu`, or the GPU's name; for a SLURM job, `cuda` with the requested GPU type."""
     if launcher.kind is LauncherKind.slurm:
         if not launcher.gpus_per_node:
             return "cpu"
@@ -29,7 +29,7 @@ def device_class(launcher: LauncherConfig) -> str:
 
 
 def has_driver() -> bool:
-    """Whether there may be a GPU at all; if not, torch, which takes a second to import, need not be asked."""
+    """Whether a GPU driver is installed; if not, `device_class` need not import torch, which takes a second."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -39,14 +39,14 @@ def has_driver() -> bool:
 
 @cache
 def multiplies_natively(precision: Precision) -> bool:
-    """Whether torch has a kernel of its own for matrix products of this precision on this machine's CPU.
+    """Whether torch has a native kernel for matrix products of this precision on this machine's CPU.
 
     Without one, `quantexp.quant.products` multiplies in fp32.
     """
     if precision is Precision.fp32:
         return True
     if precision is Precision.bf16 and not any(map(os.environ.get, _LIMITS)) and _has_avx512():
-        return True  # torch, which takes a second to import, need not be asked
+        return True  # saves the import of torch, which takes a second
     import torch
 
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

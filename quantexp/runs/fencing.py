@@ -1,8 +1,8 @@
-"""Which start of which job may write into a run's folder.
+"""A fencing token: the newest start of a job is the only one that may write into a run's folder.
 
-The scheduler may start a job again while an earlier start of it still runs: on a node that it has lost, it can end
-nothing. So each start writes its name into the folder, and what runs there on behalf of another one ends when it sees
-that, without a word. This holds even on disks whose locks do not reach from node to node.
+The scheduler may requeue a job while its earlier start still runs, because it cannot end processes on a node that it
+has lost. Each start therefore writes its name into the folder. A process that reads the name of another start there
+exits without writing anything. This works even on disks whose locks do not reach from node to node.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from quantexp.runs.status import write_whole
 
 
 class TakenOverError(BaseException):
-    """This process writes for a start that is no longer the newest; nothing that catches errors may catch it."""
+    """This process belongs to a start that is no longer the newest; a BaseException, so that no handler catches it."""
 
 
 def own_start() -> str:
-    """The name of the start that this process belongs to: its job, and how often that was started before."""
+    """The name of this process's start: the job's id and its restart count."""
     job = os.environ.get("SLURM_JOB_ID", "")
     return f"{job} {os.environ.get('SLURM_RESTART_COUNT', '0')}\n"
 
 
 def take_over(run: RunDir) -> None:
-    """Make this process's start the one that may write."""
+    """Make this process's start the only one that may write."""
     write_whole(run.start, own_start())
 
 
@@ -37,10 +37,10 @@ def is_ours(run: RunDir) -> bool:
 
 
 def require_ours(run: RunDir) -> None:
-    """End this process's part in the run where another start has taken over.
+    """Stop this process if another start has taken over the run.
 
     Raises:
-        TakenOverError: it has.
+        TakenOverError: another start may write, this one may not.
     """
     if not is_ours(run):
         raise TakenOverError

@@ -1,7 +1,7 @@
-"""What DIR means on the command line: a folder of runs, one run, a sweep's list, or a submission to SLURM.
+"""Resolves DIR on the command line: a folder of runs, one run, a sweep's list, or a submission to SLURM.
 
-A name that is no path is looked for below the folder of runs, in its sweeps and in its submissions; of a run's name a
-part is enough, where no other run's holds it: `FA_mxfp8-1a2b3c4d`, or `FA_mxfp8`.
+A name that is not a path is looked up in the folder of runs, its sweeps and its submissions. A part of a run's name is
+enough if it is unique: `FA_mxfp8-1a2b3c4d`, or `FA_mxfp8`.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ _MOST_NAMES = 5
 
 @dataclass(frozen=True)
 class Missing:
-    """A run that a sweep lists and that has no folder."""
+    """A run that a sweep lists, without a folder."""
 
-    #: The folder's name, or what the run was to be.
+    #: The folder's name, or `UNNAMED`.
     name: str
     reason: str
-    #: The configuration that makes it, where the sweep's list has it.
+    #: The configuration of the run, if the sweep's list has it.
     config: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The runs that a command is about."""
+    """The runs that a command works on."""
 
-    #: What DIR was, in words.
+    #: DIR as shown to the user.
     about: str
     runs: tuple[RunDir, ...]
     missing: tuple[Missing, ...] = ()
-    #: Of a sweep's runs, by name: those of a later stage wait for those of an earlier one.
+    #: Run name -> stage of the sweep; runs of a later stage wait for those of an earlier one.
     stages: Mapping[str, int] = field(default_factory=dict)
 
 
-def scope(given: str | None, root: Path) -> Scope:
-    """The runs behind DIR; without DIR all below `root`, none where there is no such folder.
+def scope(name: str | None, root: Path) -> Scope:
+    """The runs that DIR stands for; without DIR all runs in `root`, none if `root` does not exist.
 
     Raises:
-        RunError: DIR is gone, or is none of what it may be.
+        RunError: DIR does not exist, or is none of the four kinds.
     """
-    if given is None:
+    if name is None:
         return Scope(str(root), tuple(runs_below(root)))
-    path = _found(given, root)
+    path = _resolve(name, root)
     if path.is_file():
         return _sweep(path)
     if path.parent.name == "submissions":
@@ -76,89 +76,97 @@ def is_run(run: RunDir) -> bool:
 
 
 def runs_below(root: Path) -> list[RunDir]:
-    """The run folders in a folder of runs, by name."""
+    """The run folders in a folder of runs, sorted by name."""
     return [run for folder in sorted(root.glob("*-*")) if is_run(run := RunDir(folder))]
 
 
-def find_run(given: str, root: Path) -> RunDir:
-    """One run, by its path or by a part of its name that no other has.
+def find_run(name: str, root: Path) -> RunDir:
+    """The run with this path, this name or this unique part of a name.
 
     Raises:
-        RunError: none, or several.
+        RunError: no run matches, or several do.
     """
-    path = Path(given).expanduser().absolute()
+    path = Path(name).expanduser().absolute()
     if path.is_dir() and is_run(RunDir(path)):
         return RunDir(path)
-    run = _named(given, root)
+    run = _named(name, root)
     if run is None:
         raise RunError(
-            f"RUN must be a run's folder or a part of its name, got {given!r}, and no run in {root} fits; "
-            f"{_meant(given, root)}see quantexp status {root}"
+            f"RUN must be a run's folder or a part of its name, got {name!r}, and no run in {root} fits; "
+            f"{_suggestion(name, root)}see quantexp status {root}"
         )
     return run
 
 
-def existing_or_named(given: str, root: Path) -> str:
-    """A path that is there, else the run or sweep below `root` that has this name or this part of it.
+def existing_or_named(name: str, root: Path) -> str:
+    """The path itself if it exists, else the run or sweep in `root` with this name or part of a name.
 
     Raises:
         RunError: nothing has this name, or it is a part of several runs' names.
     """
-    return given if Path(given).expanduser().exists() else str(_found(given, root))
+    return name if Path(name).expanduser().exists() else str(_resolve(name, root))
 
 
-def _named(given: str, root: Path) -> RunDir | None:
-    """The run whose name this is, or a part of; None where there is none."""
+def _named(name: str, root: Path) -> RunDir | None:
+    """The run with this name or this part of a name; None if no run matches.
+
+    Raises:
+        RunError: the part fits several runs.
+    """
     runs = runs_below(root)
-    fitting = [run for run in runs if run.root.name == given] or [
-        run for run in runs if given in run.root.name
+    matches = [run for run in runs if run.root.name == name] or [
+        run for run in runs if name in run.root.name
     ]
-    if len(fitting) > 1:
-        lines = [run.root.name for run in fitting[:_MOST_NAMES]]
-        if more := len(fitting) - len(lines):
+    if len(matches) > 1:
+        lines = [run.root.name for run in matches[:_MOST_NAMES]]
+        if more := len(matches) - len(lines):
             lines.append(f"and {more} more")
         listed = "".join(f"\n  {line}" for line in lines)
-        raise RunError(f"RUN must be a part of one run's name, got {given!r}, which fits{listed}")
-    return fitting[0] if fitting else None
+        raise RunError(f"RUN must be a part of one run's name, got {name!r}, which fits{listed}")
+    return matches[0] if matches else None
 
 
-def _found(given: str, root: Path) -> Path:
-    """The file or folder that is meant: a path, with or without .json, or a name below `root`."""
-    place = _place(given, root)
-    if place is not None:
-        return place
+def _resolve(name: str, root: Path) -> Path:
+    """The file or folder with this path or name, with or without .json.
+
+    Raises:
+        RunError: nothing matches.
+    """
+    path = _existing_path(name, root)
+    if path is not None:
+        return path
     raise RunError(
-        f"there is no run, sweep or folder {given}, and no run in {short_path(root)} has that in its name; "
-        f"{_meant(given, root)}see quantexp list runs"
+        f"there is no run, sweep or folder {name}, and no run in {short_path(root)} has that in its name; "
+        f"{_suggestion(name, root)}see quantexp list runs"
     )
 
 
-def _meant(given: str, root: Path) -> str:
-    """`did you mean FA_mxfp8? ` of a mistyped run; empty where no name is close.
+def _suggestion(name: str, root: Path) -> str:
+    """`did you mean FA_mxfp8? ` for a mistyped run; empty if no name is close.
 
-    Ends of names are compared, with the hash and without.
+    The name is compared with the ends of the runs' names, with and without hash.
     """
-    names = [run.root.name for run in runs_below(root)]
-    parts = [name.split("_") for full in names for name in (full, full.rpartition("-")[0])]
+    run_names = [run.root.name for run in runs_below(root)]
+    parts = [name.split("_") for full in run_names for name in (full, full.rpartition("-")[0])]
     ends = dict.fromkeys("_".join(part[i:]) for part in parts for i in range(len(part)))
-    close = did_you_mean(near(Path(given).name, ends))
+    close = did_you_mean(near(Path(name).name, ends))
     return close and f"{close} "
 
 
-def _place(given: str, root: Path) -> Path | None:
+def _existing_path(name: str, root: Path) -> Path | None:
     shared = RunsRoot(root)
     for base in (Path.cwd(), root, shared.sweeps, shared.submissions):
-        path = base / Path(given).expanduser()
+        path = base / Path(name).expanduser()
         candidates = [path, *([path.with_name(f"{path.name}.json")] if path.name else [])]
         for candidate in candidates:
             if candidate.exists():
                 return candidate.absolute()
-    run = _named(given, root)
+    run = _named(name, root)
     return None if run is None else run.root
 
 
 def _sweep(file: Path) -> Scope:
-    entries = _listed(file, "a sweep's list of runs; give one of runs/sweeps/")
+    entries = _read_runs(file, "a sweep's list of runs; give one of runs/sweeps/")
     if not all(isinstance(entry, dict) for entry in entries):
         raise RunError(f"{file} is not a sweep's list of runs; give one of runs/sweeps/")
     root = file.parent.parent
@@ -167,11 +175,11 @@ def _sweep(file: Path) -> Scope:
         Missing(UNNAMED, f"did not start: {e.get('reason')}", e.get("config")) for e in unstarted
     ]
     listed = {str(e["run"]): e for e in entries if e not in unstarted}
-    found = _scope(file, [root / name for name in listed], missing)
+    scope = _scope(file, [root / name for name in listed], missing)
     return replace(
-        found,
+        scope,
         missing=tuple(
-            replace(m, config=listed.get(m.name, {}).get("config")) for m in found.missing
+            replace(m, config=listed.get(m.name, {}).get("config")) for m in scope.missing
         ),
         stages={name: int(e.get("stage", 0)) for name, e in listed.items()},
     )
@@ -179,20 +187,22 @@ def _sweep(file: Path) -> Scope:
 
 def _submission(folder: Path) -> Scope:
     tasks = Submission(folder).tasks
-    runs = _listed(tasks, "a submission's list of runs; give one of runs/submissions/")
+    runs = _read_runs(tasks, "a submission's list of runs; give one of runs/submissions/")
     return _scope(folder, [Path(str(run)) for run in runs], [])
 
 
 def _scope(about: Path, folders: list[Path], missing: list[Missing]) -> Scope:
-    """The runs that are there, each once, and those that are gone."""
+    """The scope of these folders without repeats; folders that no longer exist join `missing`."""
     runs = [RunDir(folder) for folder in dict.fromkeys(folders)]
-    gone = [
+    missing_folders = [
         Missing(run.root.name, f"its folder is gone: {run.root}") for run in runs if not is_run(run)
     ]
-    return Scope(str(about), tuple(run for run in runs if is_run(run)), (*gone, *missing))
+    return Scope(
+        str(about), tuple(run for run in runs if is_run(run)), (*missing_folders, *missing)
+    )
 
 
-def _listed(file: Path, what: str) -> list[Any]:
+def _read_runs(file: Path, what: str) -> list[Any]:
     try:
         runs = json.loads(file.read_text())["runs"]
     except FileNotFoundError as error:

@@ -1,7 +1,7 @@
-"""The lock of a run folder: held by whoever starts or runs it, released by any death of its holder.
+"""The lock of a run folder. The lock holder starts or executes the run; the end of its process releases the lock.
 
-It is a flock on `.lock`, so nothing stale is ever left: the file stays, the lock goes with the last process that has it
-open. Its holder's children may inherit it, so that a worker outlives its parent with it.
+It is a flock on `.lock`, so a lock cannot become stale: the file stays, and the kernel releases the lock when the last
+process that has the file open ends. Child processes inherit the lock, so a worker that outlives its parent keeps it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from quantexp.errors import RunError, RunInUseError
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import read_status
 
-#: Seconds for which a lock that is taken is tried again: somebody may only have looked whether it is.
+#: Seconds to retry a lock that is taken: another process may only be probing it.
 PROBE_S = 0.3
-#: How the system says that another process has a lock.
+#: Error numbers that mean: another process holds the lock.
 TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 def take_lock(run: RunDir, patience_s: float = PROBE_S) -> int:
-    """The file descriptor that holds the folder's lock; closing it gives the lock back.
+    """Take the folder's lock and return its file descriptor; closing the descriptor releases the lock.
 
     Raises:
-        RunInUseError: another process has it for longer than `patience_s`.
+        RunInUseError: another process holds the lock for longer than `patience_s`.
         RunError: the folder cannot be written, or its disk has no locks.
     """
     try:
@@ -42,12 +42,12 @@ def take_lock(run: RunDir, patience_s: float = PROBE_S) -> int:
 
 
 def is_locked(run: RunDir) -> bool:
-    """Whether a process has the lock now; looking takes no longer than an instant, which `take_lock` waits out."""
+    """Whether a process holds the folder's lock; the probe itself takes the lock for an instant, see `PROBE_S`."""
     return is_held(run.lock)
 
 
 def hold(file: Path) -> int:
-    """The file descriptor that holds a lock nobody else wants to hold, for others to see that its holder lives.
+    """Lock a file that only this process locks, so that others see that this process is alive; returns the descriptor.
 
     Raises:
         OSError: the file cannot be written, or its disk has no locks.
@@ -62,7 +62,7 @@ def hold(file: Path) -> int:
 
 
 def is_held(file: Path) -> bool:
-    """Whether a process holds the lock on this file now."""
+    """Whether a process holds the lock on this file."""
     try:
         lock = os.open(file, os.O_RDONLY)
     except OSError:
@@ -70,7 +70,7 @@ def is_held(file: Path) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in TAKEN  # else the disk has no locks, and nobody can hold one
+        return error.errno in TAKEN  # any other error: the disk has no locks
     finally:
         os.close(lock)
     return False
@@ -83,7 +83,7 @@ def cannot_write(run: RunDir, error: OSError) -> RunError:
     )
 
 
-def _wait_for(lock: int, run: RunDir, until: float) -> None:
+def _wait_for(lock: int, run: RunDir, deadline_s: float) -> None:
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,7 +92,7 @@ def _wait_for(lock: int, run: RunDir, until: float) -> None:
                 raise RunError(
                     f"{run.lock} cannot be locked: {error.strerror}; set paths.root to a folder on a disk with locks"
                 ) from error
-            if time.monotonic() > until:
+            if time.monotonic() > deadline_s:
                 raise RunInUseError(
                     f"{run.root} is in use by {_holder(run)}; wait for it, or stop it first"
                 ) from error
@@ -102,7 +102,7 @@ def _wait_for(lock: int, run: RunDir, until: float) -> None:
 def _holder(run: RunDir) -> str:
     try:
         status = read_status(run.status)
-    except RunError:  # whatever it says, the folder is in use
+    except RunError:  # the folder is in use, whatever its status holds
         status = None
     if status is None or status.pid is None:
         return "another process"

@@ -1,9 +1,9 @@
-"""The metrics of a run, and its speed, one definition for every place that shows it.
+"""Reads metrics.jsonl, and defines the speed of a run for every display.
 
     tokens/s    the median of the last WINDOW iterations, without iteration 1
 
-Iteration 1 also sets up, proves the precision map and may capture. The median leaves out what a few captured or saved
-iterations took. A line of metrics.jsonl has the value of its own iteration alone.
+Iteration 1 also sets up, proves the precision map and may capture. The median ignores the few iterations that captured
+or saved. A line of metrics.jsonl has the value of its own iteration.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 from quantexp.runs.paths import RunDir
 
-#: What is read of a long metrics.jsonl; a line has some 300 bytes.
+#: Bytes read from the end of metrics.jsonl; a line has some 300 bytes.
 TAIL_BYTES = 1 << 16
-#: Iterations that count, the latest; what is read of a long metrics.jsonl has them.
+#: The number of latest iterations that the median covers; TAIL_BYTES hold more lines.
 WINDOW = 100
 
 
 def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
-    """The last whole lines of metrics.jsonl, the newest last; what was not finite is NaN."""
+    """The last whole lines of metrics.jsonl, newest last; a loss or grad_norm that was not finite is NaN."""
     try:
         with run.metrics.open("rb") as stream:
             stream.seek(max(0, run.metrics.stat().st_size - TAIL_BYTES))
@@ -33,7 +33,7 @@ def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
     except OSError:
         return []
     recent = []
-    for line in lines:  # the first and the last may be cut
+    for line in lines:  # the first and the last may be incomplete
         with contextlib.suppress(ValueError):
             metrics = json.loads(line)
             if isinstance(metrics, dict):
@@ -44,7 +44,7 @@ def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
 
 
 def last_metrics(run: RunDir) -> dict[str, Any] | None:
-    """The last whole line of metrics.jsonl."""
+    """The last whole line of metrics.jsonl; None if there is none."""
     return next(reversed(recent_metrics(run)), None)
 
 
@@ -75,24 +75,24 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Speed:
-    """Medians of the last `WINDOW` iterations, without iteration 1; None where nothing says it."""
+    """Medians of the last `WINDOW` iterations, without iteration 1; None if no line has the value."""
 
     step_time_s: float | None = None
     tokens_per_s: float | None = None
     tflops: float | None = None
-    #: The largest of the lines that were read, units of 1e9 bytes.
+    #: The largest value of all lines read, in units of 1e9 bytes.
     memory_gb: float | None = None
 
 
 def speed_of(metrics: Sequence[Mapping[str, Any]]) -> Speed:
-    """The speed that lines of metrics.jsonl show, the newest last; of a run of one iteration, that iteration's."""
+    """The speed from lines of metrics.jsonl, newest last; a run of one iteration has the speed of that iteration."""
     lines = [line for line in metrics if isinstance(line.get("iteration"), int)]
-    later = [line for line in lines if line["iteration"] > 1][-WINDOW:] or lines
+    window = [line for line in lines if line["iteration"] > 1][-WINDOW:] or lines
     memory = _numbers(lines, "memory_gb")
     return Speed(
-        _median(later, "step_time_s"),
-        _median(later, "tokens_per_s"),
-        _median(later, "tflops"),
+        _median(window, "step_time_s"),
+        _median(window, "tokens_per_s"),
+        _median(window, "tflops"),
         max(memory) if memory else None,
     )
 

@@ -1,4 +1,4 @@
-"""Where everything is: the shipped configuration, the cache, and every file of a run folder, each named once."""
+"""The paths of every file of a run, a sweep and a submission; no other module builds them."""
 
 from __future__ import annotations
 
@@ -8,72 +8,72 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunsRoot:
-    """The folder of the run folders, and what several runs share there."""
+    """The folder that holds the run folders, and the files that several runs share."""
 
     root: Path
 
     @property
     def sweeps(self) -> Path:
-        """One JSON file for each sweep: the runs it consists of."""
+        """One JSON file for each sweep with its list of runs."""
         return self.root / "sweeps"
 
     @property
     def snapshots(self) -> Path:
-        """The source that runs were started with, each version once, by its hash."""
+        """The source snapshots of the runs, one folder for each hash."""
         return self.root / "snapshots"
 
     @property
     def submissions(self) -> Path:
-        """One folder for each submission to SLURM: script, list of runs, what the jobs printed."""
+        """One folder for each submission to SLURM: script, list of runs, output of the jobs."""
         return self.root / "submissions"
 
 
 @dataclass(frozen=True)
 class Submission:
-    """The files of one submission to SLURM; its name is the jobs' name."""
+    """The files of one submission to SLURM; the folder has the jobs' name."""
 
     root: Path
 
     @property
     def tasks(self) -> Path:
-        """The runs it consists of, in the order of their tasks, and the source they use."""
+        """The runs of the submission in the order of their tasks, and their source snapshot."""
         return self.root / "tasks.json"
 
     def pickle(self, job_id: str) -> Path:
-        """What submitit gives to the ranks of a job."""
+        """The pickle that submitit passes to the ranks of a job."""
         return self.root / f"{job_id}_submitted.pkl"
 
     def printed(self, job_id: str, rank: int = 0) -> Path:
-        """What a rank printed before it had a log of its own; rank 0's is the job's script's too."""
+        """The output of a rank before it opened its own log; rank 0's file also has the output of the job's script."""
         return self.root / f"{job_id}_{rank}_log.err"
 
 
 @dataclass(frozen=True)
 class SweepFiles:
-    """The files of one sweep in `runs/sweeps/`, each named after its list."""
+    """The files of one sweep in `runs/sweeps/`, named after its list."""
 
     listing: Path
 
     @property
     def log(self) -> Path:
-        """What the sweep prints where it goes on in the background."""
+        """The output of a sweep that runs in the background."""
         return self.listing.with_suffix(".log")
 
     @property
     def lock(self) -> Path:
-        """Held (flock) by the process that works through the sweep; it ends with that process."""
+        """Locked (flock) by the process that executes the sweep, until that process ends."""
         return self.listing.with_name(f".{self.listing.stem}.lock")
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """The files of one run. What is here at the top is the newest attempt; earlier ones are in `attempts/`."""
+    """The files of one run. The top level holds the newest attempt, `attempts/` the earlier ones."""
 
     root: Path
 
     @property
     def config(self) -> Path:
-        """The resolved configuration: all that a rank reads."""
+        """The resolved configuration, the only input of a rank."""
         return self.root / "config.yaml"
 
     @property
@@ -98,26 +98,26 @@ class RunDir:
 
     @property
     def tensors(self) -> Path:
-        """Captured tensors, unless `capture.dir` puts them elsewhere."""
+        """Captured tensors, unless `capture.dir` is set."""
         return self.root / "tensors"
 
     @property
     def checkpoints(self) -> Path:
-        """A folder for each iteration whose model was saved."""
+        """One folder for each saved iteration."""
         return self.root / "checkpoints"
 
     def exported(self, iteration: int) -> Path:
-        """A published model of one iteration, unless `out=` puts it elsewhere."""
+        """The exported Hugging Face model of one iteration, unless `out=` is set."""
         return self.root / "export" / f"hf_iteration_{iteration:08d}"
 
     @property
     def figures(self) -> Path:
-        """Pictures."""
+        """Figures."""
         return self.root / "figures"
 
     @property
     def report(self) -> Path:
-        """The page that shows the run; works offline."""
+        """The report of the run, an HTML page that works offline."""
         return self.root / "report.html"
 
     @property
@@ -127,52 +127,52 @@ class RunDir:
 
     @property
     def wandb(self) -> Path:
-        """W&B's own files of a run that it tracks; `wandb sync` sends what is there."""
+        """W&B's own files of a tracked run; `wandb sync` uploads them."""
         return self.root / "wandb"
 
     @property
     def logs(self) -> Path:
-        """What each rank printed."""
+        """The logs of ranks, libraries, trackers and torchrun."""
         return self.root / "logs"
 
     def rank_log(self, rank: int) -> Path:
-        """What one rank printed."""
+        """The output of one rank."""
         return self.logs / f"rank{rank}.log"
 
     def library_log(self, rank: int) -> Path:
-        """What Megatron, torch and Transformer Engine warned one rank of."""
+        """Warnings of Megatron, torch and Transformer Engine in one rank."""
         return self.logs / f"libraries{rank}.log"
 
     def rank_record(self, rank: int) -> Path:
-        """How one rank of several ended."""
+        """State and reason of one rank's end, in a run of several ranks."""
         return self.logs / f"rank{rank}.json"
 
     def courier_log(self, tracker: str) -> Path:
-        """What the process printed that reports to a tracker."""
+        """The output of the process that reports to a tracker."""
         return self.logs / f"{tracker}.log"
 
     def delivery(self, tracker: str) -> Path:
-        """What a tracker has been told so far."""
+        """The metrics delivered to a tracker so far."""
         return self.logs / f"{tracker}.json"
 
     @property
     def torchrun_log(self) -> Path:
-        """What torchrun itself printed, and ranks before they had their own log."""
+        """The output of torchrun, and of ranks before they open their own log."""
         return self.logs / "torchrun.log"
 
     @property
     def rendezvous(self) -> Path:
-        """Where torchrun's processes find each other; gone when the run has ended."""
+        """The rendezvous file of torchrun's processes; deleted when the run ends."""
         return self.root / ".rendezvous"
 
     @property
     def reserve(self) -> Path:
-        """Space kept free for the last status on a disk that fills up; gone when a run has ended."""
+        """Reserved space for the last status on a full disk; deleted when the run ends."""
         return self.root / ".reserve"
 
     @property
     def attempts(self) -> Path:
-        """Earlier attempts at the same run, each whole in a numbered folder."""
+        """Earlier attempts of the run, each complete in a numbered folder."""
         return self.root / "attempts"
 
     @property
@@ -183,16 +183,16 @@ class RunDir:
 
     @property
     def lock(self) -> Path:
-        """Held (flock) by the process that runs here; a crash releases it."""
+        """Locked (flock) by the process that executes the run; a crash releases the lock."""
         return self.root / ".lock"
 
     @property
     def start(self) -> Path:
-        """Which start of which job may write here, where the run was submitted."""
+        """The fencing token of a submitted run: the start of the job that may write here."""
         return self.root / ".start"
 
     def captured(self, capture_dir: str | None) -> Path:
-        """Where this run's tensors are."""
+        """The folder of this run's captured tensors."""
         if capture_dir is None:
             return self.tensors
         return Path(capture_dir).expanduser() / self.root.name

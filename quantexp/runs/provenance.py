@@ -1,6 +1,6 @@
-"""provenance.json: what a run was started with. No environment variable is in it.
+"""provenance.json: versions, commit and uncommitted changes, source snapshot, host, command line, hashed content.
 
-Versions, commit and uncommitted changes, the source's snapshot, host, command line, and what the run's hash covers.
+It holds no environment variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from quantexp import __version__
 from quantexp.runs.status import now, read_json, write_json
 
-#: Packages whose versions decide what runs.
+#: Packages whose versions affect the run.
 PACKAGES = (
     "torch",
     "megatron-core",
@@ -28,7 +28,7 @@ PACKAGES = (
     "transformer-engine",
     "triton",
 )
-#: A larger diff than this is cut, in bytes.
+#: The longest recorded diff, in characters.
 LARGEST_DIFF = 1 << 20
 
 
@@ -38,9 +38,13 @@ def provenance(
     snapshot: Path,
     source: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Versions, commit and diff, host, command line and what the run's hash covers; no environment variables.
+    """The content of provenance.json at the start of a run.
 
-    `source` is what `checkout` said of the source that the snapshot was taken of; None asks for it now.
+    Args:
+        content: the content that the run's hash covers.
+        command: the command line.
+        snapshot: the folder of the source snapshot.
+        source: `checkout()` at the time of the snapshot; None calls it now.
     """
     return {
         "quantexp": __version__,
@@ -59,13 +63,13 @@ def provenance(
 def add_what_ran(
     file: Path, device: str, verified: dict[str, Any], products: str | None = None
 ) -> None:
-    """Note in provenance.json where the run really runs and with what, which for a job need not be where it was sent.
+    """Add the actual host, device and versions to provenance.json; a job need not run where it was submitted.
 
     Args:
         file: the run's provenance.json.
         device: `cpu`, or the GPU's name.
-        verified: what the certificates of `quantexp verify` say of the numerics that run there.
-        products: how matrix products are made in the run's precision, in words; None says nothing.
+        verified: the verdict of the certificates of `quantexp verify` on the numerics of this device.
+        products: a description of the matrix products in the run's precision; None leaves the key out.
     """
     ran = {"host": platform.node(), "device": device, "packages": versions(), "started": now()}
     ran |= {} if products is None else {"products": products}
@@ -73,7 +77,7 @@ def add_what_ran(
 
 
 def versions() -> dict[str, str | None]:
-    """The installed version of every package that decides what runs."""
+    """The installed version of each of `PACKAGES`; None if it is not installed."""
     return {name: _version(name) for name in PACKAGES}
 
 
@@ -85,7 +89,7 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def checkout() -> dict[str, Any]:
-    """Commit and uncommitted changes of quantexp's own source, where it is a git checkout; looked at once."""
+    """Commit and uncommitted changes of quantexp's source, read once; None values if it is not a git checkout."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return {"commit": None, "diff": None}
@@ -97,10 +101,10 @@ def checkout() -> dict[str, Any]:
     }
 
 
-def _git(folder: Path, *words: str) -> str | None:
+def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words],
+        completed = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
             timeout=20,
@@ -108,7 +112,7 @@ def _git(folder: Path, *words: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def command_line() -> list[str]:

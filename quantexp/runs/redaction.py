@@ -1,9 +1,9 @@
-"""Secrets of the environment: told by their variables' names, kept out of what is written or sent.
+"""Keeps secrets of the environment out of files and messages.
 
-API keys, tokens and passwords reach a run through environment variables alone. They are not looked for by their form
-but by their values: a text that holds the value of such a variable holds a secret, wherever it came from (a command
-line, a diff, an error message of a library). A configuration with one in it is refused; elsewhere the variable's name
-is put in its place. A secret that is in no variable of this process cannot be known, but for a password in an address.
+API keys, tokens and passwords reach a run only through environment variables, recognised by their names. A text that
+contains the value of such a variable contains a secret, wherever the text comes from (a command line, a diff, an error
+message of a library). A configuration with a secret is refused; elsewhere the variable's name replaces the value. A
+secret that no variable of this process holds cannot be recognised, except a password in an address.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ from typing import Any
 
 from quantexp.errors import ConfigError
 
-#: Variables that hold secrets; those that only say where one is kept do not.
+#: Names of variables that hold secrets.
 _SECRET = re.compile(
     r"(^|_)(TOKEN|SECRET|\w*PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIALS?|\w*KEY|PAT|JWT)(_|$)", re.I
 )
-_WHEREABOUTS = re.compile(r"_(FILE|FILES|PATH|DIR|SOCK|URL|NAME|TYPE|TTL)$", re.I)
-#: Shorter values (on, true, none) are words that may stand anywhere.
+#: Names of variables that hold only the location or type of a secret.
+_LOCATION = re.compile(r"_(FILE|FILES|PATH|DIR|SOCK|URL|NAME|TYPE|TTL)$", re.I)
+#: Shorter values (on, true, none) are common words, not secrets.
 SHORTEST = 8
 #: scheme://user:password@host
 _USERINFO = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)[^/?#@\s]+@")
 
 
 def secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variable -> value, for variables that hold secrets by their names; longest values first."""
-    found = {
+    """Variable -> value, for variables whose names mark them as secrets; longest values first."""
+    values = {
         name: value.strip()
         for name, value in environment.items()
-        if _SECRET.search(name) and not _WHEREABOUTS.search(name)
+        if _SECRET.search(name) and not _LOCATION.search(name)
     }
-    long = {name: value for name, value in found.items() if len(value) >= SHORTEST}
+    long = {name: value for name, value in values.items() if len(value) >= SHORTEST}
     return dict(sorted(long.items(), key=lambda pair: len(pair[1]), reverse=True))
 
 
 def secret_in(text: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The variable whose secret stands in a text, if any does."""
+    """The variable whose secret a text contains; None if it contains none."""
     return next((name for name, value in secrets(environment).items() if value in text), None)
 
 
 def redacted(content: Any, environment: Mapping[str, str] = os.environ) -> Any:
-    """JSON content with `<VARIABLE>` where a secret stood, and no user or password in addresses."""
+    """JSON content with `<VARIABLE>` in place of each secret, and addresses without user and password."""
     return _replaced(content, secrets(environment))
 
 
 def refuse_secrets(
     content: Any, environment: Mapping[str, str] = os.environ, key: str = ""
 ) -> None:
-    """Refuse a configuration, as nested dicts and lists, with a secret in it.
+    """Refuse a configuration, given as nested dicts and lists, that contains a secret.
 
     Raises:
-        ConfigError: the key that holds it, and the variable whose value it is.
+        ConfigError: names the key and the variable whose value it holds.
     """
     if isinstance(content, dict):
         for name, value in content.items():
@@ -69,17 +70,17 @@ def refuse_secrets(
 
 
 def without_userinfo(text: str) -> str:
-    """A text without user and password in its addresses."""
+    """A text whose addresses have no user and password."""
     return _USERINFO.sub(r"\g<scheme>", text)
 
 
-def _replaced(content: Any, found: dict[str, str]) -> Any:
+def _replaced(content: Any, values: dict[str, str]) -> Any:
     if isinstance(content, str):
-        for name, value in found.items():
+        for name, value in values.items():
             content = content.replace(value, f"<{name}>")
         return without_userinfo(content)
     if isinstance(content, dict):
-        return {_replaced(key, found): _replaced(value, found) for key, value in content.items()}
+        return {_replaced(key, values): _replaced(value, values) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_replaced(value, found) for value in content]
+        return [_replaced(value, values) for value in content]
     return content

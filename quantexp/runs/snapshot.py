@@ -1,8 +1,8 @@
-"""The source that a run uses: a copy from the moment of submission, kept under the hash of its content.
+"""The source snapshot of a run: a copy from the moment of submission, named by the hash of its content.
 
-A run may start long after it was asked for (a queue, a sweep), and its processes import quantexp when they start. They
-import it from this copy, so that editing, updating or checking out something else in between changes nothing. The copy
-holds quantexp itself, its launcher and the shipped configuration; other packages are known by their versions alone.
+A run may start long after its submission (a queue, a sweep), and its processes import quantexp when they start. They
+import it from this copy, so that edits, updates and checkouts in between change nothing. The copy holds quantexp, its
+launchers and the shipped configuration; other packages are recorded by version only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quantexp.folders import conf_dir
 from quantexp.runs.paths import RunsRoot
 from quantexp.runs.status import read_json
 
-#: The packages that a run imports of this project.
+#: The packages of this project that a run imports.
 PACKAGES = ("quantexp", "quantexp_launchers")
 #: Hex digits of a snapshot's name.
 DIGITS = 16
@@ -31,13 +31,13 @@ _LEFT_OUT = ("__pycache__",)
 
 @functools.cache
 def take_snapshot(root: Path) -> Path:
-    """The folder of a copy of the source that is imported here, made if there is none yet.
+    """The folder with a copy of the source that this process imported; copies it if there is none yet.
 
-    A process takes one for each root, when it first asks: all points of a sweep run the same source. Folders are 0700
-    and files 0400; several processes may take the same one at once.
+    A process takes one snapshot for each root and caches it, so all points of a sweep run the same source. Folders have
+    mode 0700 and files 0400. Several processes may take the same snapshot at once.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the copy cannot be written.
     """
     files = dict(_files())
     folder = RunsRoot(root).snapshots / _digest(files)
@@ -56,7 +56,7 @@ def take_snapshot(root: Path) -> Path:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
-        if not folder.is_dir():  # else another process was faster
+        if not folder.is_dir():  # otherwise another process was faster
             raise RunError(
                 f"the source cannot be copied to {folder.parent}: {error.strerror}; set paths.root to a folder that "
                 "can be written"
@@ -65,61 +65,61 @@ def take_snapshot(root: Path) -> Path:
 
 
 def snapshot_name() -> str:
-    """The name that a snapshot of the source as it is now has."""
+    """The name of a snapshot of the current source."""
     return _digest(dict(_files()))
 
 
 def check_snapshot(folder: Path) -> None:
-    """Refuse a copy that is gone or is no longer what it was.
+    """Refuse a snapshot that is missing or was changed.
 
     Raises:
-        RunError: with what to do.
+        RunError: the snapshot is missing or was changed; the message says what to do.
     """
     if not folder.is_dir():
         raise RunError(
             f"the source this run was submitted with is gone from {folder}; submit the run again"
         )
-    found = {
+    files = {
         str(file.relative_to(folder)): file
         for file in sorted(folder.rglob("*"))
         if file.is_file() and not set(file.parts) & set(_LEFT_OUT)
     }
-    if _digest(found) != folder.name:
+    if _digest(files) != folder.name:
         raise RunError(
             f"the source this run was submitted with was changed in {folder}; submit the run again"
         )
 
 
 def require_snapshot(provenance: Path) -> None:
-    """Refuse to run anything but the source that a run was submitted with.
+    """Refuse to run any other source than the one a run was submitted with.
 
     Raises:
         RunError: this process imported another quantexp than provenance.json names.
     """
-    wanted = read_json(provenance)["source"]["snapshot"]
+    expected = read_json(provenance)["source"]["snapshot"]
     imported = Path(quantexp.__file__).parent.parent
-    if imported.name != wanted:
+    if imported.name != expected:
         raise RunError(
-            f"this run is for the source snapshot {wanted}, and quantexp was imported from {imported}; start it with "
+            f"this run is for the source snapshot {expected}, and quantexp was imported from {imported}; start it with "
             "quantexp"
         )
 
 
 def environment(snapshot: Path, *, inherit: bool = True) -> dict[str, str]:
-    """Variables with which Python imports quantexp from a snapshot, wherever it is started.
+    """Environment variables that make Python import quantexp from a snapshot, in any working directory.
 
     Args:
-        snapshot: what `take_snapshot` gave.
-        inherit: put this process's own PYTHONPATH behind it.
+        snapshot: the folder that `take_snapshot` returned.
+        inherit: append this process's own PYTHONPATH.
     """
-    before = os.environ.get("PYTHONPATH") if inherit else None
-    path = os.pathsep.join([str(snapshot), *([before] if before else [])])
+    inherited = os.environ.get("PYTHONPATH") if inherit else None
+    path = os.pathsep.join([str(snapshot), *([inherited] if inherited else [])])
     # Without PYTHONSAFEPATH the working directory, perhaps a checkout, would come first.
     return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """Name inside a snapshot (laid out as in a wheel), and the file it is copied from."""
+    """Pairs of a file's name in the snapshot (the layout of a wheel) and its source file."""
     folders = {name: _folder_of(name) for name in PACKAGES}
     if not (folders["quantexp"] / "conf").is_dir():
         folders["quantexp/conf"] = conf_dir()

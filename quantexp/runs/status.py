@@ -1,4 +1,4 @@
-"""status.json: the state of a run, replaced as a whole so that a reader never sees half of it."""
+"""status.json: the run status, replaced atomically so that a reader never sees a partial file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from quantexp.errors import RunError
 
-#: The reason of a run whose end was not meant for it: a Ctrl-C, or the end of the process that started it.
+#: The reason of a run interrupted by Ctrl-C or by the end of its parent process.
 INTERRUPTED = "interrupted"
 
 
 class State(StrEnum):
-    """Where a run is in its life."""
+    """The state of a run."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -28,82 +28,82 @@ class State(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a running run does now; the values are what status.json holds."""
+    """The current activity of a run in state `running`; status.json holds these values."""
 
-    #: It has not begun, or has ended.
+    #: The run has not started, or has ended.
     NONE = ""
-    #: Python imports torch and Megatron.
+    #: Importing torch and Megatron.
     IMPORTING = "importing"
     READING_DATA = "reading the data"
     BUILDING = "building the model"
     TRAINING = "training"
-    #: An iteration in which operands are looked at where they reach the matrix products.
+    #: An iteration that checks the operands where they reach the matrix products.
     PROVING = "proving the precision map"
     CAPTURING = "capturing"
     EVALUATING = "evaluating"
     SAVING = "saving the model"
-    #: Training is over, and what was captured is still being written.
+    #: Training is over; captured tensors are still being written.
     WRITING = "writing"
     DRAWING = "drawing"
 
 
 @dataclass
 class Status:
-    """What status.json holds; times are UTC in ISO 8601."""
+    """The content of status.json; times are UTC in ISO 8601."""
 
     state: State = State.PENDING
-    #: Why it ended, in one line; empty while nothing is wrong.
+    #: The reason of the state, in one line; empty unless something is wrong.
     reason: str = ""
-    #: What it does now.
+    #: The current activity.
     phase: Phase = Phase.NONE
-    #: Since when it does that: the time at which the phase, the iteration or the micro-batch below began.
+    #: The time at which the current phase, iteration or micro-batch began.
     phase_since: str | None = None
-    #: The iteration that is being computed, from 1, and the micro-batch of it; None before the first.
+    #: The current iteration, from 1, and its current micro-batch; None before the first.
     current_iteration: int | None = None
     micro_batch: int | None = None
-    #: Micro-batches of an iteration.
+    #: The number of micro-batches of an iteration.
     micro_batches: int | None = None
     created: str = ""
     started: str | None = None
     updated: str | None = None
     finished: str | None = None
-    #: The last iteration that is complete.
+    #: The last complete iteration.
     iteration: int = 0
     iterations: int = 0
     host: str | None = None
     pid: int | None = None
-    #: SLURM's id of the job: 123, or 123_4 in an array.
+    #: The SLURM job id: 123, or 123_4 in an array.
     job_id: str | None = None
-    #: The name of its submission: SLURM's job name, and the folder in `runs/submissions/`.
+    #: The name of the submission: the SLURM job name, and the folder in `runs/submissions/`.
     submission: str | None = None
-    #: Its place in the submission's list of runs.
+    #: The index of the run in the submission's list of runs.
     task: int | None = None
-    #: How often the scheduler started it again, each with its time, reason and the iteration that was reached.
+    #: One entry for each requeue: its time, its reason and the iteration that was reached.
     restarts: list[dict[str, Any]] = field(default_factory=list)
-    #: Tensors captured, their bytes, and the last one.
+    #: The number of captured tensors, their bytes, and the last one.
     capture: dict[str, Any] = field(default_factory=dict)
-    #: For each tracker where it keeps the run, its id of it, the last iteration it has, and what is wrong with it.
+    #: For each tracker: the run's address, its id there, the last iteration delivered, and the error if any.
     tracking: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def now() -> str:
-    """The time, UTC, to the millisecond."""
+    """The current time in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write beside, then rename: whole or not at all."""
+    """Write a JSON file atomically."""
     write_whole(file, json.dumps(content, indent=1) + "\n")
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write beside, then rename; on an error nothing stays."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
+    """Write a file atomically: to a temporary name beside it, then rename; an error leaves no temporary file."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        part.write_text(text)
-        part.replace(file)
+        temporary.write_text(text)
+        temporary.replace(file)
     except OSError:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -114,10 +114,10 @@ def write_status(file: Path, status: Status) -> None:
 
 
 def read_status(file: Path) -> Status | None:
-    """The status, or None where there is none.
+    """The status; None if the file does not exist.
 
     Raises:
-        RunError: the file is not a status.
+        RunError: the file cannot be read, or is not a status.
     """
     try:
         content = json.loads(file.read_text())
@@ -132,13 +132,13 @@ def read_status(file: Path) -> Status | None:
 
 
 def _phase(content: dict[str, Any]) -> Phase:
-    """The phase; a word of another version of ours is none."""
+    """The phase; a value that only another version of quantexp knows becomes `NONE`."""
     value = str(content.get("phase", ""))
     return Phase(value) if value in list(Phase) else Phase.NONE
 
 
-def over(status: Status, state: State, reason: str) -> None:
-    """Make it the status of a run that has ended: nothing goes on and nothing waits."""
+def finish(status: Status, state: State, reason: str) -> None:
+    """Set a status to the end of a run: no current phase, iteration or pending captures."""
     status.state, status.reason, status.finished = state, reason, now()
     status.phase, status.phase_since, status.current_iteration = Phase.NONE, None, None
     status.micro_batch = None

@@ -1,4 +1,4 @@
-"""`runs/sweeps/<time>_<pid>.json`: the runs that a sweep consists of, each with the configuration that makes it."""
+"""`runs/sweeps/<time>_<pid>.json`: the runs of a sweep with their configurations."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from quantexp.runs.status import write_json
 
 
 def sweep_file(root: Path, started: str) -> Path:
-    """Where this process keeps the list of a sweep that started then (UTC, ISO 8601)."""
+    """The path of this process's list of a sweep that started at this time (UTC, ISO 8601)."""
     stamp = datetime.fromisoformat(started).astimezone(UTC).strftime("%Y%m%d_%H%M%S_%f")
     return RunsRoot(root).sweeps / f"{stamp}_{os.getpid()}.json"
 
 
 def write_sweep(file: Path, content: dict[str, Any]) -> None:
-    """Replace the list.
+    """Replace the sweep's list.
 
     Raises:
         RunError: the folder cannot be written.
@@ -32,7 +32,7 @@ def write_sweep(file: Path, content: dict[str, Any]) -> None:
 
 
 def cannot_write(file: Path, error: OSError) -> RunError:
-    """The error for a list, or its lock, in a folder that cannot be written."""
+    """The error for a sweep's list, or its lock, in a folder that cannot be written."""
     return RunError(
         f"the sweep's list of runs cannot be written to {file.parent}: {error.strerror}; set paths.root to a folder "
         "that can"

@@ -27,19 +27,19 @@ from quantexp.formats.verify.certificate import standing
 from quantexp.memory.room import require_memory_here
 from quantexp.processes.unresponsive import leave_if_stuck
 from quantexp.processes.with_parent import end_with_parent, parent_from
-from quantexp.runs.ending import ENDED_FROM_OUTSIDE
 from quantexp.runs.fencing import TakenOverError
 from quantexp.runs.lock import take_lock
+from quantexp.runs.outcome import ENDED_FROM_OUTSIDE
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import add_what_ran
-from quantexp.runs.ranks import Rank, RankRecord, ended, own_rank, write_record
+from quantexp.runs.ranks import Rank, RankRecord, end_record, own_rank, write_record
 from quantexp.runs.snapshot import require_snapshot
 from quantexp.runs.status import (
     INTERRUPTED,
     Phase,
     State,
+    finish,
     now,
-    over,
 )
 from quantexp.schema import AutoDraw, Experiment
 from quantexp.training.context import RunContext
@@ -195,12 +195,12 @@ class Worker:
 
     def _end(self, state: State, reason: str, code: int, *, lost_peer: bool = False) -> int:
         self.ending = True
-        over(self.context.status, state, reason)
+        finish(self.context.status, state, reason)
         if self.context.rank.leads:
             self.context.run.reserve.unlink(
                 missing_ok=True
             )  # room for the last words on a full disk
-        self._record(ended(state, reason, lost_peer=lost_peer))
+        self._record(end_record(state, reason, lost_peer=lost_peer))
         self.context.write_status()
         if self.context.tracking is not None:
             self.context.tracking.end(state, reason)

@@ -11,9 +11,9 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import (
     Rank,
     RankRecord,
-    account,
-    ended,
+    end_record,
     log_end,
+    outcome_of_ranks,
     own_rank,
     read_record,
     write_record,
@@ -71,7 +71,7 @@ def test_another_number_of_processes_than_configured_is_refused(
 
 def test_record_comes_back_as_written(run: RunDir) -> None:
     assert read_record(run, 0) is None
-    record = ended(State.FAILED, "no more disk")
+    record = end_record(State.FAILED, "no more disk")
     write_record(run, 0, record)
     assert read_record(run, 0) == record
 
@@ -80,7 +80,7 @@ def test_first_rank_that_failed_by_itself_is_the_cause(run: RunDir) -> None:
     leaves(run, 0, failed("gloo: connection closed", lost_peer=True, at="1"))
     leaves(run, 1, failed("later", at="3"))
     leaves(run, 2, failed("no more disk", at="2"), log="its last line")
-    state, reason = account(run, 3)
+    state, reason = outcome_of_ranks(run, 3)
     assert state is State.FAILED
     assert reason.startswith("rank 2: no more disk; the end of ")
     assert reason.endswith("rank2.log:\nits last line")
@@ -89,13 +89,13 @@ def test_first_rank_that_failed_by_itself_is_the_cause(run: RunDir) -> None:
 def test_what_all_ranks_say_is_said_once(run: RunDir) -> None:
     leaves(run, 0, failed("not what was declared"))
     leaves(run, 1, failed("not what was declared"))
-    assert account(run, 2) == (State.FAILED, "not what was declared")
+    assert outcome_of_ranks(run, 2) == (State.FAILED, "not what was declared")
 
 
 def test_rank_without_a_word_is_the_cause_where_the_others_lost_a_peer(run: RunDir) -> None:
     leaves(run, 0, failed("timed out", lost_peer=True))
     leaves(run, 1, SILENT, log="stuck here")
-    state, reason = account(run, 2)
+    state, reason = outcome_of_ranks(run, 2)
     assert state is State.FAILED
     assert reason.startswith(
         "rank 1 did not end by itself (killed, out of memory, or hanging); rank 0 then: timed out; the end of "
@@ -106,7 +106,7 @@ def test_rank_without_a_word_is_the_cause_where_the_others_lost_a_peer(run: RunD
 def test_rank_that_never_started_is_told_with_what_torchrun_printed(run: RunDir) -> None:
     leaves(run, 0, CANCELLED)
     run.torchrun_log.write_text("ImportError")
-    state, reason = account(run, 2)
+    state, reason = outcome_of_ranks(run, 2)
     assert state is State.FAILED
     assert reason.startswith("rank 1 did not start; the end of ")
     assert reason.endswith("ImportError")
@@ -115,19 +115,19 @@ def test_rank_that_never_started_is_told_with_what_torchrun_printed(run: RunDir)
 def test_ranks_that_only_lost_each_other_tell_the_first(run: RunDir) -> None:
     leaves(run, 0, failed("second", lost_peer=True, at="2"))
     leaves(run, 1, failed("first", lost_peer=True, at="1"))
-    assert account(run, 2)[1].startswith("rank 1: first; the end of ")
+    assert outcome_of_ranks(run, 2)[1].startswith("rank 1: first; the end of ")
 
 
 def test_ranks_that_were_all_ended_make_the_run_cancelled(run: RunDir) -> None:
     leaves(run, 0, CANCELLED)
     leaves(run, 1, CANCELLED)
-    assert account(run, 2) == (State.CANCELLED, "interrupted")
+    assert outcome_of_ranks(run, 2) == (State.CANCELLED, "interrupted")
 
 
 def test_torchrun_that_failed_after_all_ranks_were_done_changes_nothing(run: RunDir) -> None:
     for rank in (0, 1):
         leaves(run, rank, RankRecord(1, State.COMPLETED, "stopped after capture", False, "1"))
-    assert account(run, 2) == (State.COMPLETED, "stopped after capture")
+    assert outcome_of_ranks(run, 2) == (State.COMPLETED, "stopped after capture")
 
 
 def test_missing_log_is_said(tmp_path: Path) -> None:

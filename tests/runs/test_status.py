@@ -13,8 +13,8 @@ from quantexp.runs.status import (
     Phase,
     State,
     Status,
+    finish,
     now,
-    over,
     read_json,
     read_status,
     write_json,
@@ -48,12 +48,12 @@ def test_nothing_goes_on_or_waits_after_the_end() -> None:
         micro_batch=2,
         capture=capture,
     )
-    over(status, State.FAILED, "no room")
+    finish(status, State.FAILED, "no room")
     assert (status.state, status.reason, status.phase) == (State.FAILED, "no room", Phase.NONE)
     assert status.capture == {"tensors": 64, "queue_bytes": 0, "bytes_per_s": 0.0}
     assert (status.phase_since, status.current_iteration, status.micro_batch) == (None, None, None)
     assert status.finished is not None
-    over(never := Status(), State.CANCELLED, "")
+    finish(never := Status(), State.CANCELLED, "")
     assert never.capture == {}
 
 

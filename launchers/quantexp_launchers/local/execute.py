@@ -12,7 +12,7 @@ from quantexp.launch.attempt import Opened, opened
 from quantexp.launch.outcome import Outcome, in_use_elsewhere, outcome, stopping_words
 from quantexp.launch.progress import live_line
 from quantexp.runs.device import device_class
-from quantexp.runs.ending import ended, interrupted
+from quantexp.runs.outcome import record_exit, record_interruption
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import command_line
 from quantexp.runs.snapshot import environment
@@ -74,10 +74,10 @@ def carry_out(
         code = _start(launcher, folder, on_poll, lock, variables or {}, on_stop)
     except KeyboardInterrupt:
         finish_capture(folder.run.captured(experiment.capture.dir))
-        interrupted(folder.run, launcher.num_processes)
+        record_interruption(folder.run, launcher.num_processes)
     else:
         finish_capture(folder.run.captured(experiment.capture.dir))
-        ended(folder.run, launcher.num_processes, code)
+        record_exit(folder.run, launcher.num_processes, code)
 
 
 def _start(

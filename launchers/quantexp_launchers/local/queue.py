@@ -22,8 +22,8 @@ from quantexp.errors import QuantexpError, RunError, RunInUseError
 from quantexp.launch.attempt import opened
 from quantexp.launch.outcome import Outcome, outcome
 from quantexp.runs.device import device_class
-from quantexp.runs.ending import on_purpose
 from quantexp.runs.lock import is_locked
+from quantexp.runs.outcome import record_cancellation
 from quantexp.runs.status import State
 from quantexp.schema import LauncherConfig
 from quantexp_launchers.local.display import Display
@@ -187,7 +187,7 @@ class Queue:
         while time.monotonic() < until and not self.stop.requested:
             time.sleep(SIGNAL_S / 10)
         if not self.stop.requested:
-            on_purpose(item.run)
+            record_cancellation(item.run)
 
     def _learn(self) -> None:
         """What the threads have to tell; waits a moment for the first of it."""

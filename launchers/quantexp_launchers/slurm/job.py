@@ -24,11 +24,11 @@ from pathlib import Path
 from quantexp.capture.store.ending import finish_capture
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError, RunError, RunInUseError
-from quantexp.runs.ending import ENDED_FROM_OUTSIDE, conclude, ended
 from quantexp.runs.fencing import is_ours, take_over
 from quantexp.runs.lock import take_lock
+from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, record_end, record_exit
 from quantexp.runs.paths import RunDir, Submission
-from quantexp.runs.ranks import account, log_end
+from quantexp.runs.ranks import log_end, outcome_of_ranks
 from quantexp.runs.snapshot import check_snapshot
 from quantexp.runs.status import State, Status, now, read_json, read_status, write_status
 from quantexp.schema import Experiment, LauncherConfig
@@ -157,7 +157,7 @@ def _begin(task: Task) -> int:
         check_snapshot(task.snapshot)
         experiment = read(task.run.config)
     except QuantexpError as error:
-        conclude(task.run, State.FAILED, str(error))
+        record_end(task.run, State.FAILED, str(error))
         return 1
     if task.starts_before or status.started is not None:
         again = _again(task, experiment, status)
@@ -177,7 +177,7 @@ def _again(task: Task, experiment: Experiment, before: Status) -> Status | None:
 
     why, most = _why_again(task, before), experiment.launcher.max_requeue
     if len(before.restarts) >= most:
-        conclude(task.run, State.FAILED, one_too_many([*reasons(before), why], most))
+        record_end(task.run, State.FAILED, one_too_many([*reasons(before), why], most))
         return None
     sys.stderr.write(
         f"started again by the scheduler ({why}); it begins again at its first iteration\n"
@@ -250,7 +250,7 @@ def end(task: Task, code: int, job: Mapping[str, str]) -> int:
         if taken is None:
             return _by_itself(task, launcher, code, asked=bool(job))
         state, reason = in_words(taken, status, launcher.max_requeue)
-        conclude(task.run, state, reason)
+        record_end(task.run, state, reason)
     put_back = taken.has_to_ask and len(status.restarts) < launcher.max_requeue
     return PUT_BACK if put_back else 1
 
@@ -259,27 +259,27 @@ def _by_itself(task: Task, launcher: LauncherConfig, code: int, *, asked: bool) 
     """The end of a run that the scheduler says it did nothing to, or of which it says nothing."""
     run, alone = task.run, launcher.num_processes == 1
     code = 128 - code if code > 128 else code  # srun's word for a signal
-    ended(run, launcher.num_processes, code if alone else code or 1)
+    record_exit(run, launcher.num_processes, code if alone else code or 1)
     status = read_status(run.status)
     assert status is not None
     if status.state is State.COMPLETED:
         return 0
     if status.state in (State.PREEMPTED, State.CANCELLED):
         if asked:
-            conclude(run, State.CANCELLED, "ended by a signal that the scheduler did not send")
+            record_end(run, State.CANCELLED, "ended by a signal that the scheduler did not send")
         else:
             why = f"{ENDED_FROM_OUTSIDE}, and the scheduler did not say why"
-            conclude(run, State.PREEMPTED, why)
+            record_end(run, State.PREEMPTED, why)
     elif not run.rank_log(0).exists():
         printed = log_end(task.submission.printed(task.job_id))
-        conclude(run, State.FAILED, f"its ranks could not start (exit code {code}); {printed}")
+        record_end(run, State.FAILED, f"its ranks could not start (exit code {code}); {printed}")
     return 1
 
 
 def _all_completed(run: RunDir, launcher: LauncherConfig) -> bool:
     """Whether every rank of a run whose first one completed has; the signal that ended one may have come later."""
     alone = launcher.num_processes == 1
-    return alone or account(run, launcher.num_processes)[0] is State.COMPLETED
+    return alone or outcome_of_ranks(run, launcher.num_processes)[0] is State.COMPLETED
 
 
 def _is_task_s(status: Status | None, task: Task) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from quantexp.errors import RunError
 from quantexp.launch.ledger.standing import Standing
 from quantexp.runs.lock import take_lock
-from quantexp.runs.status import State, over, read_status, write_status
+from quantexp.runs.status import State, finish, read_status, write_status
 
 
 def settle(found: Standing) -> Standing:
@@ -35,7 +35,7 @@ def _written(found: Standing, state: State) -> Standing:
             return found
         ended = found.job.ended if found.job is not None else None
         status = replace(found.status, capture=dict(found.status.capture))
-        over(status, state, found.reason)
+        finish(status, state, found.reason)
         if ended is not None:
             status.finished = ended.isoformat(timespec="milliseconds")
         if found.job is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.runs.ending import ended, interrupted
+from quantexp.runs.outcome import record_exit, record_interruption
 from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import RankRecord, write_record
 from quantexp.runs.status import State, Status, read_status, write_status
@@ -28,7 +28,7 @@ def test_interruption_changes_what_was_not_over(
 ) -> None:
     run = RunDir(tmp_path)
     write_status(run.status, Status(before))
-    interrupted(run, num_processes)
+    record_interruption(run, num_processes)
     status = read_status(run.status)
     assert status is not None
     assert status.state is after
@@ -38,7 +38,7 @@ def test_ranks_that_ended_because_torchrun_was_killed_have_failed(tmp_path: Path
     run = RunDir(tmp_path)
     for rank in range(2):
         write_record(run, rank, RankRecord(1, State.CANCELLED, "interrupted"))
-    ended(run, 2, -signal.SIGKILL)
+    record_exit(run, 2, -signal.SIGKILL)
     status = read_status(run.status)
     assert status is not None
     assert status.state is State.FAILED
@@ -51,7 +51,7 @@ def test_ranks_that_were_asked_to_end_are_cancelled(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for rank in range(2):
         write_record(run, rank, RankRecord(1, State.CANCELLED, "interrupted"))
-    ended(run, 2, 1)
+    record_exit(run, 2, 1)
     status = read_status(run.status)
     assert status is not None
     assert (status.state, status.reason) == (State.CANCELLED, "interrupted")
