@@ -171,10 +171,10 @@ def tiny(cache: Path, tmp_path: Path) -> Callable[..., Experiment]:
 
 def run_here(experiment: Experiment, expect: int = 0) -> RunDir:
     """Run an experiment in this process, as a worker does, and return its folder."""
-    from quantexp.launch.attempt import opened
+    from quantexp.launch.attempt import open_run
     from quantexp.training.worker import Worker
 
-    with opened(experiment, "cpu", ["test"]) as (folder, _):
+    with open_run(experiment, "cpu", ["test"]) as (folder, _):
         code = Worker(folder.run, experiment).run()
     assert code == expect, folder.run.status.read_text()
     return folder.run

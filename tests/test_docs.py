@@ -281,7 +281,7 @@ def run_python(page: Path, change: Callable[[str], str], *, needs_runs: bool) ->
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) -> Iterator[Path]:
     """A folder with a small run of each of SCHEMES, with tensors and a saved model, and the list of their sweep."""
-    from quantexp.launch.attempt import opened
+    from quantexp.launch.attempt import open_run
     from quantexp.training.worker import Worker
 
     folder = tmp_path_factory.mktemp("docs")
@@ -290,7 +290,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) -> Ite
         patch.chdir(folder)
         for scheme in SCHEMES:
             experiment = compose([*words, f"quant={scheme}"], None, {})
-            with opened(experiment, "cpu", ["test"]) as (attempt, _):
+            with open_run(experiment, "cpu", ["test"]) as (attempt, _):
                 assert Worker(attempt.run, experiment).run() == 0
         # All are completed, so that the sweep skips them and writes its list.
         assert main(["-m", *words, f"quant={','.join(SCHEMES)}"]) == 0

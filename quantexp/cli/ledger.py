@@ -1,4 +1,4 @@
-"""`quantexp status`, `logs` and `cancel`: what runs do, what they print, and their end."""
+"""`quantexp status`, `logs` and `cancel`: run status, logs, and cancellation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quantexp.launch.ledger.view import view
 from quantexp.runs.find import Scope, find_run, scope
 from quantexp.terminal.console import output_console
 
-#: Seconds between two looks of `status --watch`.
+#: Seconds between two refreshes of `status --watch`.
 WATCH_S = 5.0
 
 
@@ -87,19 +87,19 @@ def show_logs(given: str, root: Path, rank: int, *, follow: bool) -> int:
 
 
 def cancel_runs(given: str | None, root: Path, console: Console) -> int:
-    """End what is alive in a scope and say what became of each; 0, or 1 where some could not be ended."""
+    """Cancel the live runs of a scope and print the result of each; returns 0."""
     where = scope(given, root)
     found = _settled(where)
     if alive := sum(each.alive for each in found):
-        runs = "1 run is" if alive == 1 else f"{alive} runs are"
-        console.print(f"stopping: {runs} asked to end and waited for, {PATIENCE_S:.0f} s at most")
+        runs = "1 run" if alive == 1 else f"{alive} runs"
+        console.print(f"stopping {runs}, {PATIENCE_S:.0f} s at most")
     outcomes = cancel(found)
     for each in outcomes:
         word = "[yellow]cancelled[/]" if each.done else "[red]not cancelled[/]"
         console.print(f"{word}  {escape(each.run)}: {escape(each.words)}", soft_wrap=True)
     failed = sum(not each.done for each in outcomes)
     if not outcomes:
-        console.print(f"nothing waits or runs in {escape(where.about)}", soft_wrap=True)
+        console.print(f"no pending or running runs in {escape(where.about)}", soft_wrap=True)
     elif failed:
         raise RunError(f"{failed} of {len(outcomes)} runs could not be cancelled")
     return 0

@@ -1,8 +1,8 @@
-"""Opening a run folder: identity, attempts, provenance.
+"""Opens a run folder for a new attempt: identity, lock, earlier attempts, provenance.
 
-A folder belongs to one identity. What lies at its top is the newest attempt; before another one starts, the earlier
-is moved whole into `attempts/N/` and never touched again. A lock (flock, released by any death of its holder) keeps
-two processes out of one folder.
+A folder belongs to one identity. Its top level holds the newest attempt. Before another attempt starts, the earlier one
+is moved into `attempts/N/` and never changed again. A lock (flock, released when its holder dies) keeps two processes
+out of one folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quantexp.config.load import save
 from quantexp.errors import RunError, RunInUseError
 from quantexp.launch.identity import folder_name, identity
 from quantexp.launch.ledger.standing import live_job
-from quantexp.launch.reuse import settled, skipped_or_noticed
+from quantexp.launch.reuse import ended_for_good, skip_or_rerun_reason
 from quantexp.model.checkpoints import named, require_room
 from quantexp.runs.lock import PROBE_S, cannot_write, take_lock
 from quantexp.runs.paths import RunDir
@@ -33,26 +33,26 @@ from quantexp.runs.snapshot import take_snapshot
 from quantexp.runs.status import State, Status, now, read_status, write_json, write_status
 from quantexp.schema import Experiment
 
-#: What a run keeps free for its last status.
+#: Disk space that a run reserves for its last status.
 RESERVE_BYTES = 1 << 16
-#: Seconds after which somebody who waits for a folder asks again whether a job runs in it.
+#: Seconds between two queries of the scheduler while waiting for a folder's lock.
 PATIENCE_STEP_S = 2.0
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A run folder, and whether it needs to run at all."""
+    """A run folder, and whether a new attempt may start in it."""
 
     run: RunDir
-    #: The source to run it with.
+    #: The source snapshot of the run.
     snapshot: Path
-    #: Why nothing needs to run; None where a new attempt is ready.
+    #: Why the run is skipped; None if a new attempt is ready.
     skipped: str | None = None
-    #: Why a completed run of this identity runs again; None where that is not the case.
+    #: Why a completed run of this identity runs again; None if it does not.
     notice: str | None = None
-    #: Where it is waiting or running already ("job 12 is waiting"); None where a new attempt is ready.
+    #: The job in which the run is pending or running ("job 12 is waiting"); None if a new attempt is ready.
     elsewhere: str | None = None
-    #: Another process ended it meanwhile, and how it ended counts; no new attempt is ready.
+    #: Another process of the same sweep has ended the run for good; no new attempt is ready.
     settled: bool = False
 
     @property
@@ -61,45 +61,45 @@ class Opened:
         return self.skipped is None and self.elsewhere is None and not self.settled
 
 
-#: Whether what a status speaks of still waits or runs in a scheduler, in words.
-Whereabouts = Callable[[Status], str | None]
+#: Describes the pending or running job of a run's status; None if it has none.
+JobLookup = Callable[[Status], str | None]
 
 
 def root_of(experiment: Experiment) -> Path:
-    """The folder of the run folders."""
+    """The folder that holds the run folders."""
     return Path(experiment.paths.root).expanduser().absolute()
 
 
 @contextlib.contextmanager
-def opened(
+def open_run(
     experiment: Experiment,
     device_class: str,
     command: list[str],
-    whereabouts: Whereabouts = live_job,
+    job_lookup: JobLookup = live_job,
     patience_s: float = PROBE_S,
     *,
     source: dict[str, Any] | None = None,
     since: str | None = None,
 ) -> Iterator[tuple[Opened, int | None]]:
-    """The experiment's run folder, ready for a new attempt and locked, with the lock's file descriptor.
+    """Lock the experiment's run folder and prepare a new attempt; yields the folder and the lock's file descriptor.
 
-    There is no lock where a job runs in the folder: it has it.
+    The descriptor is None while a job runs in the folder, because the job holds the lock.
 
     Args:
-        experiment: what is to run.
-        device_class: what it is to run on, part of its identity.
-        command: what was typed, for the record.
-        whereabouts: asks the scheduler about a folder that was submitted to it.
-        patience_s: how long another process may hold the folder.
+        experiment: the experiment to run.
+        device_class: the device class, part of the identity.
+        command: the command line, for the record.
+        job_lookup: asks the scheduler about a run that was submitted.
+        patience_s: how long to wait while another process holds the lock.
         source: as for `provenance`.
-        since: when several processes began to share the work of a sweep; how one of them ended this run after that
-            moment counts for all. None: there is only this process.
+        since: when several processes began to share a sweep; if one of them ended this run for good after that time,
+            this call starts no attempt. None if there is only this process.
 
     Raises:
-        RunInUseError: another process starts it or runs in it.
-        RunError: the folder cannot be written, or the checkpoints are more than is free.
-        DataError: data that is missing.
-        CaptureError: the capture would take more than it may, or more than is free.
+        RunInUseError: another process starts or executes the run.
+        RunError: the folder cannot be written, or the disk has no room for the checkpoints.
+        DataError: data is missing.
+        CaptureError: the capture exceeds its budget or the free disk space.
     """
     content = identity(experiment, device_class)
     run = _folder(experiment, content)
@@ -107,16 +107,21 @@ def opened(
         run.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(run, error) from error
-    lock, running = _lock_or_job(run, whereabouts, patience_s)
+    lock, running = _lock_or_job(run, job_lookup, patience_s)
     if lock is None:
         yield Opened(run, take_snapshot(root_of(experiment)), elsewhere=running), None
         return
     try:
         snapshot = take_snapshot(root_of(experiment))
-        elsewhere = _elsewhere(run, whereabouts)
-        skipped, notice = skipped_or_noticed(experiment, run, since)
+        elsewhere = _elsewhere(run, job_lookup)
+        skipped, notice = skip_or_rerun_reason(experiment, run, since)
         folder = Opened(
-            run, snapshot, skipped, notice, elsewhere, since is not None and settled(run, since)
+            run,
+            snapshot,
+            skipped,
+            notice,
+            elsewhere,
+            since is not None and ended_for_good(run, since),
         )
         if folder.ready:
             require_affordable(experiment, run.root)
@@ -128,10 +133,10 @@ def opened(
 
 
 def run_folder(experiment: Experiment, device_class: str) -> RunDir:
-    """Where the experiment runs; nothing is written.
+    """The run folder of an experiment, without writing anything.
 
     Raises:
-        DataError: data that is missing.
+        DataError: data is missing.
     """
     return _folder(experiment, identity(experiment, device_class))
 
@@ -141,32 +146,32 @@ def _folder(experiment: Experiment, content: dict[str, Any]) -> RunDir:
 
 
 def _lock_or_job(
-    run: RunDir, whereabouts: Whereabouts, patience_s: float
+    run: RunDir, job_lookup: JobLookup, patience_s: float
 ) -> tuple[int | None, str | None]:
-    """The folder's lock, or where its run is: a job that runs holds the lock to its end."""
-    until = time.monotonic() + patience_s
+    """The descriptor of the folder's lock, or a description of the running job that holds it."""
+    deadline = time.monotonic() + patience_s
     while True:
         try:
             return take_lock(run, min(patience_s, PATIENCE_STEP_S)), None
         except RunInUseError:
             status = read_status(run.status)
             if status is not None and status.state is State.RUNNING:
-                running = _elsewhere(run, whereabouts)
+                running = _elsewhere(run, job_lookup)
                 if running is not None:
                     return None, running
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
 
 
-def _elsewhere(run: RunDir, whereabouts: Whereabouts) -> str | None:
+def _elsewhere(run: RunDir, job_lookup: JobLookup) -> str | None:
     try:
         status = read_status(run.status)
     except RunError:
-        return None  # it is set aside
-    waits = status is not None and status.state in (State.PENDING, State.RUNNING, State.PREEMPTED)
-    if status is None or status.submission is None or not waits:
+        return None  # the attempt is moved aside later
+    is_open = status is not None and status.state in (State.PENDING, State.RUNNING, State.PREEMPTED)
+    if status is None or status.submission is None or not is_open:
         return None
-    return whereabouts(status)
+    return job_lookup(status)
 
 
 def _prepare(experiment: Experiment, run: RunDir, started_with: dict[str, Any]) -> None:
@@ -179,31 +184,32 @@ def _prepare(experiment: Experiment, run: RunDir, started_with: dict[str, Any]) 
 
 
 def _only_prepared(run: RunDir) -> bool:
-    """Whether an earlier attempt never started: nothing is worth keeping of it."""
+    """Whether the attempt in the folder never started, so that it need not be kept."""
     try:
         status = read_status(run.status)
     except RunError:
         return False
-    never = (State.PENDING, State.CANCELLED)
-    return status is not None and status.state in never and status.started is None
+    not_started = (State.PENDING, State.CANCELLED)
+    return status is not None and status.state in not_started and status.started is None
 
 
 def set_aside(run: RunDir, capture_dir: str | None, keep: tuple[Path, ...] = ()) -> None:
-    """Move an attempt, whatever it left in each place, into a folder of its own there; of `keep` a copy, so that they
-    are never missing.
+    """Move an attempt into `attempts/N/` of the run folder, and of the capture folder if that is elsewhere.
+
+    The files in `keep` are copied instead, so that they are never missing.
     """
     captured = RunDir(run.captured(capture_dir).absolute())
-    places = [run] if captured.root == run.tensors else [run, captured]
-    left = {
-        place: [p for p in place.root.iterdir() if p not in (place.attempts, place.lock)]
-        for place in places
-        if place.root.is_dir()
+    folders = [run] if captured.root == run.tensors else [run, captured]
+    contents = {
+        folder: [p for p in folder.root.iterdir() if p not in (folder.attempts, folder.lock)]
+        for folder in folders
+        if folder.root.is_dir()
     }
-    numbers = [int(p.name) for place in left for p in place.attempts.glob("[0-9]*")]
+    numbers = [int(p.name) for folder in contents for p in folder.attempts.glob("[0-9]*")]
     number = str(max(numbers, default=0) + 1)
-    for place, paths in left.items():
+    for folder, paths in contents.items():
         for path in paths:
-            target = place.attempts / number / path.name
+            target = folder.attempts / number / path.name
             target.parent.mkdir(parents=True, exist_ok=True)
             if path in keep:
                 shutil.copy2(path, target)
@@ -214,14 +220,14 @@ def set_aside(run: RunDir, capture_dir: str | None, keep: tuple[Path, ...] = ())
 def _write_new(experiment: Experiment, run: RunDir, started_with: dict[str, Any]) -> None:
     run.logs.mkdir(exist_ok=True)
     run.reserve.write_bytes(bytes(RESERVE_BYTES))
-    save(anywhere(experiment), run.config)
+    save(with_absolute_paths(experiment), run.config)
     write_json(run.provenance, redacted(started_with))
     status = Status(created=now(), iterations=experiment.training.iterations, host=platform.node())
     write_status(run.status, status)
 
 
-def anywhere(experiment: Experiment) -> Experiment:
-    """The same experiment wherever it is read: no path of it depends on the working directory."""
+def with_absolute_paths(experiment: Experiment) -> Experiment:
+    """A copy of the experiment whose paths are absolute, so that they do not depend on the working directory."""
     copied = copy.deepcopy(experiment)
     for node, keys in (
         (copied.paths, ("root", "cache")),

@@ -1,12 +1,12 @@
-"""How long a training takes on this machine, roughly: its work over measured rates.
+"""An estimate of the training time on this machine: the work divided by measured rates.
 
     t = FLOP / (measured rate of products) + parameters x BYTES / (measured rate of a copy)
 
-The first part is the model's matrix products (`quantexp.model.sizes.flops_per_iteration`), a third more with
-recomputation, and the forward passes of evaluations. The second is what an iteration does with every parameter besides:
-gradients are added up and measured, and Adam reads and writes weights and moments. What is left out: quantisation,
-norms, softmax and captures, the start and the figures at the end. Nothing is known of a job that runs on another
-machine.
+The first term covers the model's matrix products (`quantexp.model.sizes.flops_per_iteration`), a third more with
+recomputation, and the forward passes of evaluations. The second term covers the memory traffic for each parameter:
+gradients are summed and their norm is computed, and Adam reads and writes weights and moments. The estimate excludes
+quantisation, norms, softmax, captures, start-up and the figures at the end. There is no estimate for a job that runs on
+another machine.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from quantexp.schema import Experiment, LauncherKind, Recompute
 if TYPE_CHECKING:
     import torch
 
-#: Bytes that are read or written for each parameter in an iteration. 136 can be counted: 10 for its gradient's way
-#: into float32 and 4 to zero that, 12 for its norm and the clipping, 104 for the eight operations of torch's Adam on
-#: float32, 6 for the weight in the working precision. The rest stands for quantised weights, and memory that is taken
-#: from the system: two runs of `training=fast` on one core of an AMD EPYC took as long as 270 and 305.
-_BYTES_EACH = 240
-#: Elements of the copy that is measured: 32 MiB, more than most caches of one core hold.
-_COPIED = 1 << 23
+#: Bytes read or written for each parameter in an iteration. 136 can be counted: 10 to accumulate the gradient in
+#: float32 and 4 to zero it, 12 for its norm and the clipping, 104 for the eight operations of torch's Adam in float32,
+#: 6 for the weight in the working precision. The rest stands for quantised weights and memory allocation: two runs of
+#: `training=fast` on one core of an AMD EPYC took as long as 270 and 305 bytes would.
+_BYTES_PER_PARAMETER = 240
+#: Elements of the measured copy: 32 MiB, larger than most caches of one core.
+_COPY_ELEMENTS = 1 << 23
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a training has to do."""
+    """The work of a training."""
 
     iterations: int
     tokens: int
@@ -47,7 +47,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Duration:
-    """How long a training takes here, and the rate of products that says so."""
+    """The estimated training time, and the measured rate of products behind it."""
 
     seconds: float
     gflop_per_s: float
@@ -58,14 +58,14 @@ def work(experiment: Experiment) -> Work:
     training = experiment.training
     iterations = training.iterations - first_iteration(experiment) + 1
     sequences = training.global_batch_size
-    each = flops_per_iteration(experiment.model, training.seq_length, sequences)
-    return Work(iterations, iterations * sequences * training.seq_length, iterations * each)
+    flop = flops_per_iteration(experiment.model, training.seq_length, sequences)
+    return Work(iterations, iterations * sequences * training.seq_length, iterations * flop)
 
 
 def duration(experiment: Experiment) -> Duration | None:
-    """How long the training takes on this machine alone; None where it runs on another one, or the GPU is full.
+    """The estimated training time on this machine; None if the run goes to SLURM, or if the GPU is full.
 
-    The processes of a run share this machine's CPU; each has a GPU of its own.
+    The processes of a run share this machine's CPU; each process has its own GPU.
     """
     launcher, training = experiment.launcher, experiment.training
     if launcher.kind is LauncherKind.slurm:
@@ -75,7 +75,10 @@ def duration(experiment: Experiment) -> Duration | None:
     is_cpu = device_class(launcher) == "cpu"
     device = torch.device("cpu" if is_cpu else "cuda")
     try:
-        rate, copied = product_gflop_per_s(training.precision, device), copied_bytes_per_s(device)
+        rate, copy_rate = (
+            product_gflop_per_s(training.precision, device),
+            copied_bytes_per_s(device),
+        )
     except torch.OutOfMemoryError:
         return None
     rate *= _share_of_threads(experiment) if is_cpu else launcher.num_processes
@@ -83,12 +86,12 @@ def duration(experiment: Experiment) -> Duration | None:
     total = work(experiment)
     recomputed = 4 / 3 if training.recompute is Recompute.full else 1
     seconds = (total.flop * recomputed + _evaluated_flop(experiment)) / (rate * 1e9)
-    seconds += total.iterations * updates * _BYTES_EACH / copied
+    seconds += total.iterations * updates * _BYTES_PER_PARAMETER / copy_rate
     return Duration(seconds, rate)
 
 
 def _share_of_threads(experiment: Experiment) -> float:
-    """The part of the threads, with all of which products are measured, that the run's processes have."""
+    """The run's threads as a fraction of the threads that the measurement of products uses."""
     import torch
 
     num_threads = experiment.launcher.num_threads
@@ -98,7 +101,7 @@ def _share_of_threads(experiment: Experiment) -> float:
 
 
 def _evaluated_flop(experiment: Experiment) -> float:
-    """FLOPs of the evaluations' forward passes, a third of a training's."""
+    """FLOPs of the evaluations' forward passes, a third of a training iteration's."""
     times = num_evaluations(experiment, first_iteration(experiment))
     samples, length = num_samples(experiment), experiment.training.seq_length
     return times * flops_per_iteration(experiment.model, length, samples) / 3
@@ -106,26 +109,26 @@ def _evaluated_flop(experiment: Experiment) -> float:
 
 @cache
 def copied_bytes_per_s(device: torch.device) -> float:
-    """Bytes that a copy reads and writes in a second, measured once a process."""
+    """Bytes that a copy reads and writes in a second, measured once in a process."""
     import torch
 
-    source = torch.ones(_COPIED, device=device)
+    source = torch.ones(_COPY_ELEMENTS, device=device)
     target = torch.empty_like(source)
     seconds = []
-    for _ in range(3):  # the first one gets its memory from the system
+    for _ in range(3):  # the first copy allocates its memory
         start = time.perf_counter()
         target.copy_(source)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return 2 * 4 * _COPIED / min(seconds)
+    return 2 * 4 * _COPY_ELEMENTS / min(seconds)
 
 
 def in_words(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h`, `5 days`: two digits at most."""
-    for unit, each, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 72)):
-        if seconds < most * each:
-            number = seconds / each
+    """`40 s`, `12 min`, `3 h`, `5 days`: at most two digits."""
+    for unit, unit_s, limit in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 72)):
+        if seconds < limit * unit_s:
+            number = seconds / unit_s
             return (
                 f"{number:.1f} {unit}" if number < 9.5 and unit == "h" else f"{number:.0f} {unit}"
             )

@@ -1,9 +1,9 @@
-"""A run's identity: a hash over everything that decides its numbers, and nothing else.
+"""A run's identity: a hash over everything that determines its numbers, and nothing else.
 
-In it: model, data content, scheme, training, data-parallel size, attention path, device class, version of the
-numerics, and that 16-bit products go through fp32 where this machine's CPU has no kernel for them. Not in it: capture,
-drawing, the rest of the launcher, folders, names. Two runs of one identity give the same numbers; a completed one need
-not run again. The versions of packages are provenance, not identity.
+It covers model, data content, scheme, training, data-parallel size, attention path, device class, the version of the
+numerics, and whether 16-bit products go through fp32 because this machine's CPU has no kernel for them. It excludes
+capture, drawing, the other launcher options, folders and names. Two runs of one identity produce the same numbers, so
+a completed run need not run again. Package versions belong to provenance, not to identity.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.runs.device import multiplies_natively
 from quantexp.schema import DatasetConfig, Experiment, LauncherKind, ModelConfig
 
-#: Raised whenever the values that a format or product gives change.
+#: Incremented whenever the values of a format or product change.
 NUMERICS_VERSION = 1
 
 
 def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
-    """What is hashed, readable.
+    """The hashed content, readable as JSON.
 
     Raises:
-        DataError: a dataset, tokenizer or weights that are missing, or weights of another model.
+        DataError: a dataset, tokenizer or weights are missing, or the weights are another model's.
     """
     training = dataclasses.asdict(experiment.training)
     model = _model(experiment.model)
@@ -74,12 +74,12 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
 
 
 def _model(model: ModelConfig) -> dict[str, Any]:
-    """The model's numbers; attention and experts of another kind, and published weights, only where it has them.
+    """The model's numbers; MLA, MoE and published weights are included only if the model has them.
 
-    Published weights are in it by their content.
+    Published weights enter by the fingerprint of their content.
 
     Raises:
-        DataError: weights that are missing, damaged or another model's.
+        DataError: the weights are missing, damaged or another model's.
     """
     numbers = dataclasses.asdict(model)
     numbers.pop("from_hf")
@@ -105,11 +105,11 @@ def folder_name(experiment: Experiment, content: dict[str, Any]) -> str:
 
 
 def data_identity(dataset: DatasetConfig, vocab_size: int) -> dict[str, Any]:
-    """Fingerprints of the tokens and the tokenizer, not their paths, and how samples are made of them.
+    """Fingerprints of tokens and tokenizer, not their paths, and the options that turn tokens into samples.
 
     Raises:
-        DataError: no data at all, files that are missing, a tokenizer that is not the data's or has more ids than the
-            model has.
+        DataError: there is no data, files are missing, or the tokenizer is not the data's or has more ids than the
+            model.
     """
     samples = {
         "split": dataset.split,
@@ -150,18 +150,18 @@ def _pair(prefix: Path, tokenizer: Tokenizer, dataset: DatasetConfig) -> str:
     return _tokens(prefix, stamps)
 
 
-#: A file, when it was last written, its size and inode: another one whenever the content may be another.
+#: Path, modification time, size and inode of a file: differs whenever the content may differ.
 _Stamp = tuple[str, int, int, int]
 
 
 def _stamps(path: Path) -> tuple[_Stamp, ...]:
-    """The stamps of a file, or of the files in a folder; none where there is nothing."""
+    """The stamps of a file, or of the files in a folder; empty if the path does not exist."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(str(file), file.stat()) for file in files if file.is_file()]
     return tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in stats)
 
 
-# The points of a sweep share their data, and a tokenizer takes a second to read: each content is looked at once.
+# The points of a sweep share their data, and a tokenizer takes a second to load: each content is fingerprinted once.
 
 
 @cache
@@ -176,7 +176,7 @@ def _tokens(prefix: Path, stamps: tuple[_Stamp, ...]) -> str:
 
 @dataclass(frozen=True)
 class _TokenizerKey:
-    """A tokenizer, known by its configuration and its files."""
+    """The cache key of a tokenizer: its configuration and the stamps of its files."""
 
     stamps: tuple[_Stamp, ...]
     dataset: DatasetConfig = dataclasses.field(compare=False)
@@ -201,21 +201,21 @@ def _weights(path: Path, stamps: tuple[_Stamp, ...]) -> str:
 
 
 def _start(experiment: Experiment, data: dict[str, str]) -> dict[str, Any]:
-    """What a run goes on from, by its content; nothing where it begins by itself.
+    """The fingerprints of the checkpoint that a run starts from; empty if it starts from none.
 
     Raises:
-        DataError: a checkpoint that is missing, of another model, or of a run with other data.
+        DataError: the checkpoint is missing, of another model, or of a run with other data.
     """
-    point, given = start_point(experiment), f"training.start_from={experiment.training.start_from}"
+    point, option = start_point(experiment), f"training.start_from={experiment.training.start_from}"
     if point is None:
         return {}
     if recorded_data(point) != data:
         raise DataError(
-            f"{given} has its place in other data than dataset={experiment.dataset.label}"
+            f"{option} has its place in other data than dataset={experiment.dataset.label}"
         )
     content = {
         "iteration": point.iteration,
-        "weights": weights_fingerprint(experiment.model, point.weights, given),
+        "weights": weights_fingerprint(experiment.model, point.weights, option),
     }
     if point.padding.is_file():
         content["padding"] = open_weights(point.padding).fingerprint()
@@ -227,10 +227,10 @@ def _start(experiment: Experiment, data: dict[str, str]) -> dict[str, Any]:
 def weights_fingerprint(
     model: ModelConfig, path: Path | None = None, given: str | None = None
 ) -> str:
-    """The fingerprint of published weights, which fit the model; the arguments are those of `fitting_weights`.
+    """The fingerprint of published weights that fit the model; the arguments are those of `fitting_weights`.
 
     Raises:
-        DataError: weights that are missing, damaged or another model's.
+        DataError: the weights are missing, damaged or another model's.
     """
     weights = fitting_weights(model, path, given)
     stamps = tuple(stamp for file in weights.files for stamp in _stamps(file))
@@ -238,7 +238,7 @@ def weights_fingerprint(
 
 
 def _products(experiment: Experiment, device_class: str) -> dict[str, str]:
-    """That 16-bit products go through fp32; nothing where torch's own kernels multiply, or a job's CPU is not known."""
+    """Records 16-bit products that go through fp32; empty for native kernels, and for jobs, whose CPU is unknown."""
     if device_class != "cpu" or experiment.launcher.kind is LauncherKind.slurm:
         return {}
     native = multiplies_natively(experiment.training.precision)
@@ -246,10 +246,10 @@ def _products(experiment: Experiment, device_class: str) -> dict[str, str]:
 
 
 def _shares_draws(experiment: Experiment) -> bool:
-    """Whether the micro-batches of a step multiply one stochastic rounding of a weight, where each had its own.
+    """Whether the weight cache makes the micro-batches of a step share one stochastic rounding of a weight.
 
-    That alone changes a number: a kept copy of anything else is the same bits made again. Without, and for a step of
-    one micro-batch over all processes, which is the first, a run has the identity it had before there were kept copies.
+    This is the only case in which the cache changes numbers; any other cached copy equals a recomputed one bit for bit.
+    In all other cases, and for steps of a single micro-batch, the identity is the same as without a weight cache.
     """
     training = experiment.training
     return (
@@ -266,7 +266,7 @@ def _shares_draws(experiment: Experiment) -> bool:
 
 
 def _scheme(experiment: Experiment) -> list[Any]:
-    """The precision map at every iteration where it changes."""
+    """The precision map at each iteration where it changes."""
     return [
         [iteration, [entry_record(e) for module in declared.values() for e in module.entries()]]
         for iteration in changes(experiment.quant)

@@ -1,4 +1,4 @@
-"""What to call each run of a sweep: what it has that the others do not."""
+"""Labels of the runs of a sweep: the options in which they differ."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from quantexp.schema import Experiment
 
-#: Sections whose keys may tell runs of the same names apart.
+#: Sections whose keys may distinguish runs of the same names.
 _SECTIONS = ("training", "model", "dataset", "quant", "capture", "launcher")
-#: Keys that follow from others.
-_FOLLOWING = ("dataset.sample", "dataset.label", "dataset.tokenizer", "model.vocab_size")
+#: Keys that are derived from others.
+_DERIVED = ("dataset.sample", "dataset.label", "dataset.tokenizer", "model.vocab_size")
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """The scheme, model and dataset where they differ, and for runs that have these in common the keys that differ."""
+    """A label for each run: the scheme, model and dataset if they differ, and the keys that distinguish equal names."""
     named = [names(experiment) for experiment in experiments]
     shown = [i for i in range(3) if i == 2 or len({name[i] for name in named}) > 1]
     return [
@@ -31,26 +31,30 @@ def names(experiment: Experiment) -> tuple[str, str, str]:
 
 
 def differences(experiments: Sequence[Experiment]) -> list[list[str]]:
-    """For each the keys (`seed=2`) that tell it from the others of its model, dataset and scheme."""
-    found: list[list[str]] = [[] for _ in experiments]
-    alike: dict[tuple[str, str, str], list[int]] = {}
+    """For each run the options (`seed=2`) that distinguish it from others of its model, dataset and scheme."""
+    options: list[list[str]] = [[] for _ in experiments]
+    groups: dict[tuple[str, str, str], list[int]] = {}
     for i, experiment in enumerate(experiments):
-        alike.setdefault(names(experiment), []).append(i)
-    for same in alike.values():
-        for i, differs in zip(same, _differing([experiments[i] for i in same]), strict=True):
-            found[i] = differs
-    return found
+        groups.setdefault(names(experiment), []).append(i)
+    for group in groups.values():
+        for i, differs in zip(group, _differing([experiments[i] for i in group]), strict=True):
+            options[i] = differs
+    return options
 
 
 def _differing(experiments: list[Experiment]) -> list[list[str]]:
-    """For each what differs between any two: a section's choice (`training=fast`), or a key of it (`seed=2`)."""
+    """For each run the options that differ between runs: a section's choice (`training=fast`) or a key (`seed=2`)."""
     leaves = [dict(_leaves(experiment)) for experiment in experiments]
-    keys = [key for key in dict.fromkeys(k for leaf in leaves for k in leaf) if _tells(key, leaves)]
+    keys = [
+        key
+        for key in dict.fromkeys(k for leaf in leaves for k in leaf)
+        if _distinguishes(key, leaves)
+    ]
     return [[f"{_short(key)}={leaf.get(key)}" for key in keys] for leaf in leaves]
 
 
-def _tells(key: str, leaves: list[dict[str, str]]) -> bool:
-    """Whether a key differs between runs whose section is of the same choice; of other choices, that says it all."""
+def _distinguishes(key: str, leaves: list[dict[str, str]]) -> bool:
+    """Whether a key differs between runs with the same choice of its section; different choices imply the rest."""
     choice = f"{key.partition('.')[0]}.name"
     by_choice: dict[str | None, set[str | None]] = {}
     for leaf in leaves:
@@ -74,5 +78,5 @@ def _below(key: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _below(f"{key}.{name}", inner)
-    elif key not in _FOLLOWING:
+    elif key not in _DERIVED:
         yield key, str(value.value if isinstance(value, Enum) else value)

@@ -1,4 +1,4 @@
-"""How a run ended, read from its folder, for those who show it."""
+"""The outcome of a run, read from its folder for display."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quantexp.schema import Experiment
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, from its folder."""
+    """The outcome of a run."""
 
     experiment: Experiment
     run: RunDir
@@ -25,24 +25,26 @@ class Outcome:
     #: The last line of metrics.jsonl.
     metrics: dict[str, Any] | None = None
     speed: Speed = field(default_factory=Speed)
-    #: Tensors captured, and their bytes.
+    #: The number of captured tensors, and their bytes.
     tensors: int = 0
     num_bytes: int = 0
-    #: precision.json, where the proof got that far.
+    #: The content of precision.json; None if the run ended before its proof.
     precision: dict[str, Any] | None = None
-    #: What status.json says of each tracker.
+    #: `Status.tracking`.
     tracking: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: What the certificates of `quantexp verify` say of the numerics that ran.
+    #: The verdict of the certificates of `quantexp verify` on the numerics of the run.
     verified: str | None = None
 
 
 def stopping_words(grace_s: float) -> str:
-    """What to say when an end was asked for."""
-    return f"stopping: what was captured is written, {grace_s:.0f} s at most; Ctrl-C again ends at once"
+    """The message after the first Ctrl-C."""
+    return (
+        f"stopping: writing captured tensors, {grace_s:.0f} s at most; Ctrl-C again stops at once"
+    )
 
 
 def in_use_elsewhere(run: RunDir, where: str) -> RunInUseError:
-    """The error for a run that waits or runs in a scheduler."""
+    """The error for a run that is pending or running in a scheduler."""
     return RunInUseError(
         f"{run.root} is in use: {where}; wait for it, or quantexp cancel {run.root}"
     )
@@ -51,7 +53,11 @@ def in_use_elsewhere(run: RunDir, where: str) -> RunInUseError:
 def outcome(
     experiment: Experiment, run: RunDir, skipped: str | None = None, elsewhere: str | None = None
 ) -> Outcome:
-    """What a run folder says; `skipped` and `elsewhere` are as in `Opened`."""
+    """Read the outcome from a run folder; `skipped` and `elsewhere` are as in `Opened`.
+
+    Raises:
+        RunError: the folder has no status.json.
+    """
     status, metrics = read_status(run.status), recent_metrics(run)
     if status is None:
         raise RunError(f"{run.root} has no status.json: it is no run folder, or was never started")
@@ -72,8 +78,8 @@ def outcome(
 
 
 def _verified(run: RunDir) -> str | None:
-    """What provenance.json says of the verification of what ran; None where it does not."""
+    """The verdict of `quantexp verify` in provenance.json; None if there is none."""
     if not run.provenance.exists():
         return None
-    known = read_json(run.provenance).get("verified")
-    return None if known is None else str(known["words"])
+    verified = read_json(run.provenance).get("verified")
+    return None if verified is None else str(verified["words"])

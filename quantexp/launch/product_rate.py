@@ -1,14 +1,13 @@
-"""How fast this machine multiplies matrices, measured: GFLOP/s of a precision on a device.
+"""Measures the rate of matrix products on this machine: GFLOP/s for a precision and a device.
 
-Measured are the three products of a linear layer's training, y = x w^T, dx = g w and dw = g^T x, of square matrices,
-because a processor's kernels may serve one order of the operands and not another. They are multiplied as training
-does: through fp32 on a CPU without instructions for the precision. Each size counts with the best of a few samples,
-and the size is doubled while the next one still fits the time budget, so that a device which is a thousand times slower
-takes no longer.
+The measurement times the three products of a linear layer, y = x w^T, dx = g w and dw = g^T x, of square matrices,
+because a kernel may be fast for one order of the operands and slow for another. It multiplies as training does: through
+fp32 on a CPU without instructions for the precision. Each size is sampled several times and the best sample counts. The
+size doubles while the next one fits the time budget, so a device that is a thousand times slower takes no longer.
 
-On a CPU with several threads one thread is measured too, and the larger rate counts: where other programs hold a
-processor, every thread waits for the one that was interrupted. The result is kept for the process. torch is imported by
-the first measurement.
+On a CPU with several threads the measurement is repeated with one thread, and the larger rate counts: when other
+programs occupy a core, every thread waits for the one that was interrupted. The result is cached for the process. The
+first measurement imports torch.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Seconds that a measurement takes at most, about.
+#: The approximate maximum time of a measurement, seconds.
 BUDGET_S = 0.3
-#: Rows and columns of the first matrices and, on a CPU and a GPU, of the largest.
+#: Rows and columns of the smallest matrices, and of the largest on a CPU and on a GPU.
 _FIRST, _LARGEST_CPU, _LARGEST_GPU = 64, 2048, 8192
-#: Floating-point operations of the three products of size N are this times N^3.
+#: The three products of size N take this many times N^3 floating-point operations.
 _FLOP = 3 * 2
-#: Of each size; the best counts.
+#: Samples of each size.
 _SAMPLES = 3
-#: The next size has eight times the work; it is taken where the budget holds one call to warm up and every sample.
+#: The next size takes eight times the time, for one warm-up call and every sample.
 _NEXT = 8 * (1 + _SAMPLES)
 
 
 @cache
 def product_gflop_per_s(precision: Precision, device: torch.device) -> float:
-    """GFLOP/s (1e9) of matrix products in this precision, the best of those that were measured."""
+    """The best measured GFLOP/s (1e9) of matrix products in this precision."""
     import torch
 
     from quantexp.quant.products import through_fp32
@@ -60,7 +59,7 @@ def product_gflop_per_s(precision: Precision, device: torch.device) -> float:
 
 
 def rate_in_words(gflop_per_s: float) -> str:
-    """`95.2 GFLOP/s`: three significant digits, however small the rate."""
+    """`95.2 GFLOP/s`: three significant digits for any rate."""
     rounded = float(f"{gflop_per_s:.3g}")
     decimals = max(0, 2 - math.floor(math.log10(rounded))) if rounded else 0
     return f"{rounded:,.{decimals}f} GFLOP/s"
@@ -69,18 +68,18 @@ def rate_in_words(gflop_per_s: float) -> str:
 def _best_rate(dtype: torch.dtype, device: torch.device, budget_s: float) -> float:
     import torch
 
-    until = time.perf_counter() + budget_s
+    deadline = time.perf_counter() + budget_s
     largest = _LARGEST_CPU if device.type == "cpu" else _LARGEST_GPU
     size, best = _FIRST, 0.0
     while True:
         x, w, g = (torch.ones(size, size, device=device).to(dtype) for _ in range(3))
-        _seconds(x, w, g)  # the first call of a shape may compile, or allocate
+        _seconds(x, w, g)  # the first call of a shape may compile or allocate
         seconds = min(_seconds(x, w, g) for _ in range(_SAMPLES))
         best = max(best, _FLOP * size**3 / seconds / 1e9)
-        if size >= largest or time.perf_counter() + _NEXT * seconds > until:
+        if size >= largest or time.perf_counter() + _NEXT * seconds > deadline:
             break
         size *= 2
-    while time.perf_counter() + seconds <= until:  # other programs may have been in the way
+    while time.perf_counter() + seconds <= deadline:  # other programs may have slowed the samples
         seconds = _seconds(x, w, g)
         best = max(best, _FLOP * size**3 / seconds / 1e9)
     return best

@@ -1,8 +1,8 @@
-"""What a person sees while runs work: what each does now, its loss and the time left, read from its folder alone.
+"""The progress of running runs: current phase, loss and time left, read from the run folders alone.
 
-On a terminal that is a live line for each run, which keeps iteration, loss and time left however narrow it is.
-Elsewhere there is a plain line for an iteration or for what else a run does, but not more than one in `LINE_S`, and
-one in `REPEAT_S` while nothing changes.
+A terminal shows a live line for each run, which keeps iteration, loss and time left at any width. Without a terminal,
+each new iteration or phase prints a plain line, at most one every `LINE_S` seconds, and one every `REPEAT_S` seconds
+while nothing changes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from quantexp.runs.status import Phase, Status, read_status
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 from quantexp.terminal.units import clock, duration, human_bytes
 
-#: Seconds between two lines about a run where there is no terminal.
+#: Minimum seconds between two plain lines about a run.
 LINE_S = 2.0
-#: Seconds after which a line is said again of a run that still does the same.
+#: Seconds after which the line of an unchanged run is printed again.
 REPEAT_S = 60.0
-#: Seconds that an iteration takes before the time it has taken so far is shown.
+#: Seconds after which the elapsed time of an iteration is shown.
 _LONG_S = 5.0
 _COLUMNS = (
     Column("run", shrink=Shrink.CUT_START),
@@ -47,24 +47,24 @@ _COLUMNS = (
 
 @dataclass
 class RunLine:
-    """One run that goes on, as its line shows it."""
+    """The state of one running run, as its line shows it."""
 
     name: str
     run: RunDir | None = None
     status: Status = field(default_factory=Status)
     loss: float | None = None
     speed: Speed = field(default_factory=Speed)
-    #: When it began here, by the monotonic clock.
+    #: When the run started, by the monotonic clock.
     began: float = field(default_factory=time.monotonic)
-    #: When `PlainLines` last said something of it, and of what.
-    said: tuple[float, object] = (-math.inf, None)
+    #: When `PlainLines` last printed a line of this run, and the key of that line.
+    last_printed: tuple[float, object] = (-math.inf, None)
     _size: int = -1
 
     def update(self) -> None:
-        """Bring it up to date with the folder."""
+        """Read status and metrics from the folder."""
         if self.run is None:
             return
-        with contextlib.suppress(RunError):  # the file is replaced by other versions of us too
+        with contextlib.suppress(RunError):  # another version of quantexp may have written the file
             self.status = read_status(self.run.status) or self.status
         with contextlib.suppress(OSError):
             size = self.run.metrics.stat().st_size
@@ -92,11 +92,11 @@ class RunLine:
 
     @property
     def doing(self) -> str:
-        """What it does now and for how long."""
+        """The current activity and its duration."""
         return activity(self.status) or ("starting" if self.status.finished is None else "ending")
 
     def cells(self) -> list[str | Text]:
-        """The cells of its line on a terminal."""
+        """The cells of the run's line on a terminal."""
         tokens = tokens_words(self.speed) if self.speed.tokens_per_s is not None else ""
         return [
             Text(self.name),
@@ -111,48 +111,48 @@ class RunLine:
 
 
 def lines_table(lines: Sequence[RunLine], width: int) -> Table:
-    """A line for each run, in at most `width` columns."""
+    """A table with one line for each run, at most `width` characters wide."""
     columns = [Column("", c.worth, c.shrink, c.is_number, c.min_width) for c in _COLUMNS]
     return fitted_table(columns, [line.cells() for line in lines], width).table
 
 
 class PlainLines:
-    """Says what runs do where there is no terminal: no control codes, no padding, one line at a time."""
+    """Prints progress without a terminal: no control codes, no padding, one line at a time."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, write_line: Callable[[str], None]) -> None:
+        self._write_line = write_line
 
     def update(self, line: RunLine, prefix: str = "") -> None:
-        """Say a run's new iteration, or what else it does by now; nothing where a line was said just before."""
+        """Print a run's new iteration or phase, unless a line was printed just before."""
         status = line.status
         is_new_iteration = status.iteration > 0 and status.phase is Phase.TRAINING
         key = status.iteration if is_new_iteration else (status.phase, status.current_iteration)
-        now, (said_at, said) = time.monotonic(), line.said
-        pause_s = REPEAT_S if key == said else LINE_S
-        if not status.phase or now - said_at < pause_s:
+        now, (printed_at, printed_key) = time.monotonic(), line.last_printed
+        pause_s = REPEAT_S if key == printed_key else LINE_S
+        if not status.phase or now - printed_at < pause_s:
             return
-        line.said = (now, key)
+        line.last_printed = (now, key)
         words = [line.loss_words, line.left_words] if is_new_iteration else [activity(status)]
         tokens = tokens_words(line.speed) if is_new_iteration else ""
         at = f"iteration {status.iteration} of {status.iterations}" if is_new_iteration else ""
-        self._say(prefix + ", ".join(filter(None, (at, *words, tokens))))
+        self._write_line(prefix + ", ".join(filter(None, (at, *words, tokens))))
 
 
 @contextlib.contextmanager
 def live_line(run: RunDir, names: list[str], console: Console) -> Iterator[Callable[[], None]]:
-    """Show a run while it works; yields the function that brings what is shown up to date.
+    """Show the progress of a run; yields the function that refreshes it.
 
-    `names` are model, dataset and scheme; where they do not fit, the scheme alone is shown.
+    `names` are model, dataset and scheme; on a narrow console only the scheme is shown.
     """
     line = RunLine(" ".join(names) if console.width >= 140 else names[-1], run)
     if not console.is_terminal:
         plain = PlainLines(lambda words: console.print(words, soft_wrap=True, markup=False))
 
-        def say() -> None:
+        def print_progress() -> None:
             line.update()
             plain.update(line)
 
-        yield say
+        yield print_progress
         return
     with Live(
         get_renderable=lambda: lines_table([line], console.width),
@@ -164,7 +164,7 @@ def live_line(run: RunDir, names: list[str], console: Console) -> Iterator[Calla
 
 
 def activity(status: Status) -> str:
-    """What a run does now and for how long: `capturing iteration 1, micro-batch 3 of 4 for 2m`; empty at its end."""
+    """The current activity and its duration: `capturing iteration 1, micro-batch 3 of 4 for 2m`; empty at the end."""
     phase, iteration = status.phase, status.current_iteration
     seconds = _seconds_since(status.phase_since)
     if phase in (Phase.TRAINING, Phase.PROVING, Phase.CAPTURING) and iteration is not None:
@@ -178,8 +178,8 @@ def activity(status: Status) -> str:
         if phase is Phase.TRAINING and (seconds or 0.0) < _LONG_S:
             return "training"
     elif phase is Phase.WRITING:
-        waiting = status.capture.get("queue_bytes")
-        words = f"writing {human_bytes(waiting)}" if waiting else "writing"
+        queue_bytes = status.capture.get("queue_bytes")
+        words = f"writing {human_bytes(queue_bytes)}" if queue_bytes else "writing"
     else:
         words = phase.value
     return f"{words} for {duration(seconds)}" if words and (seconds or 0.0) >= 1 else words
@@ -192,18 +192,18 @@ def _seconds_since(time_: str | None) -> float | None:
 
 
 def time_left_s(status: Status, speed: Speed) -> float | None:
-    """Seconds until the last iteration at the median time of one; None where nothing says it, and at the end."""
+    """Seconds until the last iteration ends, at the median step time; None if that is unknown, and at the end."""
     left = status.iterations - status.iteration
     return left * speed.step_time_s if left > 0 and speed.step_time_s is not None else None
 
 
 def tokens_words(speed: Speed) -> str:
-    """`1,234 tokens/s`; `-` where nothing says it."""
+    """`1,234 tokens/s`; `-` if the speed is unknown."""
     return "-" if speed.tokens_per_s is None else f"{speed.tokens_per_s:,.0f} tokens/s"
 
 
 def captured_words(captured: Mapping[str, Any]) -> str:
-    """What has been captured, what waits to be written and how fast that goes; empty where nothing is captured."""
+    """Captured tensors, pending bytes and the write rate; empty if nothing is captured."""
     if captured.get("stopped"):
         return "capture stopped"
     if not captured.get("tensors"):
@@ -217,7 +217,7 @@ def captured_words(captured: Mapping[str, Any]) -> str:
 
 
 def captured_size(num_tensors: int, num_bytes: int) -> str:
-    """`64 tensors, 2.4 MB`, or `statistics of 64 tensors` where no values are kept."""
+    """`64 tensors, 2.4 MB`, or `statistics of 64 tensors` if no values are kept."""
     if num_tensors and not num_bytes:
         return f"statistics of {num_tensors} tensors"
     return f"{num_tensors} tensors, {human_bytes(num_bytes)}"

@@ -1,7 +1,7 @@
-"""Runs that cannot end well are refused before any of them starts: their predicted memory is more than there is.
+"""Refuses runs whose predicted memory exceeds the available memory, before any of them starts.
 
-What would not start anyway is not refused: it has completed already, or has no data. Neither is what has
-`memory=ignore`. Runs that go on at once on the CPU of this machine have to fit in its memory together.
+Runs that would not start anyway are not checked: completed runs, and runs without data. Neither are runs with
+`memory=ignore`. Runs that execute in parallel on this machine's CPU must fit in its memory together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quantexp.errors import QuantexpError, TooLargeError
 from quantexp.launch.attempt import run_folder
 from quantexp.launch.label import labels
-from quantexp.launch.reuse import skipped_or_noticed
+from quantexp.launch.reuse import skip_or_rerun_reason
 from quantexp.memory.room import STARTED_ANYWAY, fits, misfit, needed_gb, never, room_of
 from quantexp.processes.host_memory import host_memory_gb
 from quantexp.runs.device import device_class
@@ -21,7 +21,7 @@ from quantexp.schema import Experiment, LauncherKind, MemoryCheck
 
 @dataclass(frozen=True)
 class Request:
-    """A run that is to start."""
+    """A run to start."""
 
     experiment: Experiment
     #: Composes the same run under `training=fast`.
@@ -29,17 +29,17 @@ class Request:
 
 
 def require_memory(runs: Sequence[Request]) -> None:
-    """Refuse to start any of these runs where one of them does not fit, or those that go on at once together do not.
+    """Refuse to start any run if one of them does not fit, or if the parallel ones do not fit together.
 
     Raises:
-        TooLargeError: with every run that does not fit, and what would make it fit.
+        TooLargeError: names every run that does not fit, and what would make it fit.
     """
-    named = zip(labels([run.experiment for run in runs]), runs, strict=True)
-    checked = [each for each in named if each[1].experiment.memory is MemoryCheck.check]
     too_large = [
         (name, run)
-        for name, run in checked
-        if not fits(run.experiment, room_of(run.experiment)) and _starts(run.experiment)
+        for name, run in zip(labels([run.experiment for run in runs]), runs, strict=True)
+        if run.experiment.memory is MemoryCheck.check
+        and not fits(run.experiment, room_of(run.experiment))
+        and _starts(run.experiment)
     ]
     if too_large:
         raise TooLargeError(_refused(too_large, len(runs)))
@@ -48,7 +48,7 @@ def require_memory(runs: Sequence[Request]) -> None:
 
 
 def _refused(too_large: Sequence[tuple[str, Request]], number: int) -> str:
-    """One line for a single run; of a sweep a line for each run that does not fit."""
+    """The message: one line for a single run, or one line for each run of a sweep that does not fit."""
     misfits = [
         (name, misfit(run.experiment, room_of(run.experiment), fast=run.fast))
         for name, run in too_large
@@ -63,7 +63,7 @@ def _refused(too_large: Sequence[tuple[str, Request]], number: int) -> str:
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Reason -> the names of the runs that it is for, from pairs of a name and a reason."""
+    """Reason -> names of its runs, from pairs of name and reason."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons:
         names.setdefault(reason, []).append(name)
@@ -71,43 +71,43 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _starts(experiment: Experiment) -> bool:
-    """Whether a run has its data and is not skipped."""
+    """Whether a run has its data and would not be skipped."""
     try:
         run = run_folder(experiment, device_class(experiment.launcher))
-    except QuantexpError:  # which is said when it is to start
+    except QuantexpError:  # reported when the run is started
         return False
-    return skipped_or_noticed(experiment, run)[0] is None
+    return skip_or_rerun_reason(experiment, run)[0] is None
 
 
 def too_large_together(runs: Sequence[Experiment]) -> str | None:
-    """Why so many runs at once on the CPU of this machine do not fit in its memory together; None where they do.
+    """Why the parallel runs on this machine's CPU do not fit in its memory together; None if they do.
 
-    None also where the largest does not fit alone: `require_memory` refuses that one by itself.
+    None also if the largest does not fit alone: `require_memory` refuses that run by itself.
     """
-    here = [
+    local_runs = [
         run
         for run in runs
         if run.memory is MemoryCheck.check
         and run.launcher.kind is LauncherKind.local
         and device_class(run.launcher) == "cpu"
     ]
-    at_once = max((run.launcher.max_parallel or 1 for run in here), default=1)
-    there = host_memory_gb()
-    if at_once == 1 or _largest(here, at_once) <= there:
+    max_parallel = max((run.launcher.max_parallel or 1 for run in local_runs), default=1)
+    available_gb = host_memory_gb()
+    if max_parallel == 1 or _largest(local_runs, max_parallel) <= available_gb:
         return None
-    here = [run for run in here if _starts(run)]
-    taken = _largest(here, at_once)
-    if taken <= there or _largest(here, 1) > there:
+    local_runs = [run for run in local_runs if _starts(run)]
+    needed = _largest(local_runs, max_parallel)
+    if needed <= available_gb or _largest(local_runs, 1) > available_gb:
         return None
-    fewer = max(number for number in range(1, at_once) if _largest(here, number) <= there)
+    fewer = max(n for n in range(1, max_parallel) if _largest(local_runs, n) <= available_gb)
     return (
-        f"launcher.max_parallel={at_once}: the {min(at_once, len(here))} largest runs take {taken:.1f} GB together, "
-        f"which do not fit in {there:.1f} GB (this machine): launcher.max_parallel={fewer} takes "
-        f"{_largest(here, fewer):.1f} GB"
+        f"launcher.max_parallel={max_parallel}: the {min(max_parallel, len(local_runs))} largest runs take "
+        f"{needed:.1f} GB together, which do not fit in {available_gb:.1f} GB (this machine): "
+        f"launcher.max_parallel={fewer} takes {_largest(local_runs, fewer):.1f} GB"
     )
 
 
 def _largest(experiments: Sequence[Experiment], number: int) -> float:
-    """What so many of the largest runs take together, all their processes, in units of 1e9 bytes."""
-    totals = (needed_gb(each) * each.launcher.num_processes for each in experiments)
+    """The memory of the `number` largest runs with all their processes, in units of 1e9 bytes."""
+    totals = (needed_gb(e) * e.launcher.num_processes for e in experiments)
     return sum(sorted(totals, reverse=True)[:number])

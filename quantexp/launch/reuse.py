@@ -1,4 +1,4 @@
-"""Whether a run needs to run at all: a completed one of the same identity, with all the capture asked for, does not."""
+"""Decides whether a run is skipped: a completed run of the same identity that covers the requested captures is."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experime
 _LEVELS = (CaptureLevel.off, CaptureLevel.stats, CaptureLevel.tensors)
 
 
-def settled(run: RunDir, since: str) -> bool:
-    """Whether an attempt ended after `since` in a way that another one at once would not mend.
+def ended_for_good(run: RunDir, since: str) -> bool:
+    """Whether an attempt failed after `since`, or was cancelled by the user.
 
-    It failed, or was cancelled on purpose; one that was only interrupted is still to be done.
+    An interrupted attempt does not count: the run is still to be done.
     """
     try:
         status = read_status(run.status)
@@ -30,16 +30,16 @@ def settled(run: RunDir, since: str) -> bool:
         return False
     if status is None or (status.finished or "") <= since:
         return False
-    on_purpose = status.state is State.CANCELLED and status.reason != INTERRUPTED
-    return status.state is State.FAILED or on_purpose
+    by_user = status.state is State.CANCELLED and status.reason != INTERRUPTED
+    return status.state is State.FAILED or by_user
 
 
-def skipped_or_noticed(
+def skip_or_rerun_reason(
     experiment: Experiment, run: RunDir, since: str | None = None
 ) -> tuple[str | None, str | None]:
-    """Why nothing needs to run; or, of a folder that looks as if nothing needed to, why it runs all the same.
+    """Why the run is skipped, and why a completed run runs again; at most one of them is not None.
 
-    What completed after `since` is not forced to run again.
+    `force=true` does not apply to a run that completed after `since`.
     """
     try:
         skipped = _why_skipped(experiment, run, since)
@@ -60,7 +60,7 @@ def _why_skipped(experiment: Experiment, run: RunDir, since: str | None) -> str 
     except ConfigError:
         return None
     if status.iteration < status.iterations and not experiment.capture.stop_after_capture:
-        return None  # it ended with its capture, as it was asked to
+        return None  # the earlier attempt stopped after its capture
     if not set(iterations_saved(experiment.checkpoint, status.iteration)) <= set(
         saved_iterations(run)
     ):
@@ -69,44 +69,47 @@ def _why_skipped(experiment: Experiment, run: RunDir, since: str | None) -> str 
         return None
     if not covers(earlier, experiment.capture, experiment.training.iterations):
         return None
-    if not _is_captured_there(run.captured(earlier.dir), experiment.capture.level):
+    if not _captures_exist(run.captured(earlier.dir), experiment.capture.level):
         return None
-    return f"already completed {status.finished}, with all the capture asked for; force=true runs it again"
+    return (
+        f"already completed {status.finished} with all requested captures; force=true runs it again"
+    )
 
 
 def _other_versions(run: RunDir) -> str | None:
-    """What an earlier attempt ran with that is another version now."""
-    then = read_json(run.provenance)
-    before = {"quantexp": then["quantexp"], **then["packages"]}
-    now_ = {"quantexp": __version__, **versions()}
+    """The packages whose version has changed since an earlier attempt, in words; None if none has."""
+    recorded = read_json(run.provenance)
+    earlier = {"quantexp": recorded["quantexp"], **recorded["packages"]}
+    current = {"quantexp": __version__, **versions()}
     changed = [
-        f"{name} {before.get(name)} then, {version} now"
-        for name, version in now_.items()
-        if before.get(name) != version
+        f"{name} {earlier.get(name)} then, {version} now"
+        for name, version in current.items()
+        if earlier.get(name) != version
     ]
     if not changed:
         return None
     return f"completed before with other versions ({'; '.join(changed)}): running again"
 
 
-def covers(earlier: CaptureConfig, asked: CaptureConfig, iterations: int) -> bool:
-    """Whether what an earlier attempt captured holds all that is asked now, in the same place."""
-    if asked.level is CaptureLevel.off:
+def covers(earlier: CaptureConfig, requested: CaptureConfig, iterations: int) -> bool:
+    """Whether the captures of an earlier attempt include all requested ones, in the same folder."""
+    if requested.level is CaptureLevel.off:
         return True
-    whole = 1 << 62
+    unlimited = 1 << 62
     return (
-        _LEVELS.index(earlier.level) >= _LEVELS.index(asked.level)
-        and _takes(earlier, iterations) >= _takes(asked, iterations)
-        and (earlier.collect_micro_batches or whole) >= (asked.collect_micro_batches or whole)
-        and earlier.attn_weights >= asked.attn_weights
-        and earlier.weight_grads >= asked.weight_grads
-        and earlier.residual >= asked.residual
-        and earlier.router_logits >= asked.router_logits
-        and earlier.values in (asked.values, CaptureValues.both)
-        and _parts(earlier) == _parts(asked)
-        and asked.format in (None, earlier.format)
-        and _place(earlier) == _place(asked)
-        and (earlier.store is asked.store or not _holds_values(asked))
+        _LEVELS.index(earlier.level) >= _LEVELS.index(requested.level)
+        and _takes(earlier, iterations) >= _takes(requested, iterations)
+        and (earlier.collect_micro_batches or unlimited)
+        >= (requested.collect_micro_batches or unlimited)
+        and earlier.attn_weights >= requested.attn_weights
+        and earlier.weight_grads >= requested.weight_grads
+        and earlier.residual >= requested.residual
+        and earlier.router_logits >= requested.router_logits
+        and earlier.values in (requested.values, CaptureValues.both)
+        and _parts(earlier) == _parts(requested)
+        and requested.format in (None, earlier.format)
+        and _folder(earlier) == _folder(requested)
+        and (earlier.store is requested.store or not _holds_values(requested))
     )
 
 
@@ -115,7 +118,7 @@ def _takes(capture: CaptureConfig, iterations: int) -> set[int]:
 
 
 def _parts(capture: CaptureConfig) -> tuple[object, ...]:
-    """What decides which part of which tensor is kept: other rules and samples are not compared further."""
+    """The options that select parts of tensors; captures with different ones never cover each other."""
     of = capture.sample_of if capture.sample_count else None
     return capture.rules, capture.sample_count, of
 
@@ -124,19 +127,19 @@ def _holds_values(capture: CaptureConfig) -> bool:
     return CaptureLevel.tensors in (capture.level, *(rule.level for rule in capture.rules))
 
 
-def _place(capture: CaptureConfig) -> Path | None:
+def _folder(capture: CaptureConfig) -> Path | None:
     return None if capture.dir is None else Path(capture.dir).expanduser().absolute()
 
 
-def _is_captured_there(tensors: Path, asked: CaptureLevel) -> bool:
-    """Whether what an earlier attempt captured is still on disk."""
-    if asked is CaptureLevel.off:
+def _captures_exist(tensors: Path, requested: CaptureLevel) -> bool:
+    """Whether the captures of an earlier attempt are still on disk."""
+    if requested is CaptureLevel.off:
         return True
-    if asked is CaptureLevel.stats:
+    if requested is CaptureLevel.stats:
         return (tensors / "statistics.jsonl").is_file()
     try:
         lines = (tensors / "manifest.jsonl").read_bytes().splitlines()
-        files = [json.loads(line)["file"] for line in lines]  # null: left out over the budget
+        files = [json.loads(line)["file"] for line in lines]  # null: exceeded the budget
         return all(file is not None and (tensors / file).is_file() for file in files)
     except (OSError, ValueError, KeyError):
         return False

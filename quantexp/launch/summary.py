@@ -1,4 +1,4 @@
-"""What a person sees when it is over: a summary of one run, a table of a sweep."""
+"""Prints the summary of one run and the table of a sweep."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 from quantexp.terminal.units import human_bytes
 from quantexp.training.tracking.trackers import BACKENDS
 
-#: How model, dataset, scheme and what else tells runs apart become narrower.
+#: How the columns model, dataset, scheme and `differs in` shrink.
 _NAMES = (Shrink.CUT_END, Shrink.CUT_END, Shrink.CUT_START, Shrink.WRAP)
 _COLOURS = {State.COMPLETED: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
 
 
 def print_outcome(outcome: Outcome, console: Console) -> None:
-    """The summary of one run that completed or was skipped."""
+    """Print the summary of one run that completed or was skipped."""
     experiment, metrics = outcome.experiment, outcome.metrics
     table = Facts(console)
     table.add_row("state", _state(outcome))
@@ -50,10 +50,10 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
             f"iteration {metrics['iteration']}, loss {metrics['loss']:.4f}, "
             f"{tokens_words(outcome.speed)}, {metrics['memory_gb']:.1f} GB",
         )
-        if (held_out := metrics.get("validation_loss")) is not None:
+        if (validation_loss := metrics.get("validation_loss")) is not None:
             perplexity = metrics["perplexity"]
             words = "beyond all bounds" if perplexity is None else f"{perplexity:,.2f}"
-            table.add_row("held out", f"loss {held_out:.4f}, perplexity {words}")
+            table.add_row("held out", f"loss {validation_loss:.4f}, perplexity {words}")
     table.add_row("captured", _captured(outcome))
     for name, text in tracking_lines(outcome).items():
         table.add_row(name, escape(text))
@@ -72,7 +72,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
 
 
 def print_how_to_go_on(run: RunDir, console: Console) -> None:
-    """What to type after a run was interrupted, each command on a line of its own."""
+    """Print the commands that continue an interrupted run, each on its own line."""
     status, folder = read_status(run.status), short_path(run.root)
     saved = saved_iterations(run)
     if status is not None:
@@ -89,7 +89,7 @@ def print_how_to_go_on(run: RunDir, console: Console) -> None:
 def print_how_to_go_on_with_sweep(
     listing: Path, num_left: int, num_failed: int, num_runs: int, console: Console
 ) -> None:
-    """What to type after a sweep was interrupted: `resume` takes what is left, `retry` what failed."""
+    """Print the commands that continue an interrupted sweep: `resume` for pending runs, `retry` for failed ones."""
     if num_left:
         console.print(
             f"{num_left} of {num_runs} runs are left. To run them, each from its first iteration:"
@@ -123,24 +123,26 @@ def proof_line(proof: dict[str, Any] | None, precision: Precision) -> str:
 
 
 def tracking_lines(outcome: Outcome) -> dict[str, str]:
-    """Tracker -> where it has the run, and what is wrong; TensorBoard, which is in the run folder, only if it is."""
+    """Tracker -> the run's address, or its error; TensorBoard, which is in the run folder, only with an error."""
     lines = {}
-    for name, told in outcome.tracking.items():
-        if told["trouble"]:
-            end = f"up to iteration {told['iteration']}" if told["iteration"] else "nothing"
-            lines[name] = f"was told {end}: {told['trouble']}"
+    for name, delivery in outcome.tracking.items():
+        if delivery["trouble"]:
+            end = (
+                f"iterations up to {delivery['iteration']}" if delivery["iteration"] else "nothing"
+            )
+            lines[name] = f"received {end}: {delivery['trouble']}"
         elif name in BACKENDS and BACKENDS[name].REMOTE:
-            lines[name] = str(told["where"])
+            lines[name] = str(delivery["where"])
     return lines
 
 
 def print_sweep(
     outcomes: list[Outcome], failures: list[tuple[Experiment, str]], console: Console
 ) -> None:
-    """The table of a sweep: one row a run, the gap to the bf16 run of the same model and data.
+    """Print the table of a sweep: one row for each run, with the gap to the bf16 run of the same model and data.
 
-    `failures` are runs that could not start, with the reason. Model, dataset and what else tells runs apart (the seed)
-    have a column only where they differ.
+    `failures` are runs that could not start, with the reason. Model, dataset and other distinguishing options (the
+    seed) have a column only if they differ.
     """
     experiments = [o.experiment for o in outcomes] + [experiment for experiment, _ in failures]
     named = [
@@ -184,8 +186,8 @@ def print_sweep(
         line = f"scheme bf16 quantises nothing; the working precision of these runs is {words}"
         console.print(line, style="dim italic")
     waiting = Counter(o.reason for o in outcomes if o.state is State.PENDING)
-    over = [o for o in outcomes if o.state not in (State.COMPLETED, State.PENDING)]
-    reasons = [(o.run.root.name, o.reason) for o in over]
+    unsuccessful = [o for o in outcomes if o.state not in (State.COMPLETED, State.PENDING)]
+    reasons = [(o.run.root.name, o.reason) for o in unsuccessful]
     not_started = [
         (" ".join(filter(None, name)), reason)
         for name, (_, reason) in zip(named[len(outcomes) :], failures, strict=True)
@@ -211,7 +213,7 @@ def _results(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
 
 
 def _gap(outcome: Outcome, outcomes: list[Outcome]) -> str:
-    """The loss above the bf16 run that differs in nothing but the scheme."""
+    """The loss above that of the bf16 run that differs only in the scheme; `-` if there is none."""
     baseline = next((o for o in outcomes if _is_baseline(o, outcome)), None)
     if baseline is None or not outcome.metrics or not baseline.metrics:
         return "-"
@@ -221,8 +223,12 @@ def _gap(outcome: Outcome, outcomes: list[Outcome]) -> str:
 
 
 def _is_baseline(candidate: Outcome, outcome: Outcome) -> bool:
-    mine, other = outcome.experiment, candidate.experiment
-    return other.quant.name == "bf16" and (mine.model, mine.dataset, mine.training) == (
+    experiment, other = outcome.experiment, candidate.experiment
+    return other.quant.name == "bf16" and (
+        experiment.model,
+        experiment.dataset,
+        experiment.training,
+    ) == (
         other.model,
         other.dataset,
         other.training,

@@ -29,7 +29,7 @@ def runs(
     browser: object, tiny_words: Sequence[str], tmp_path_factory: pytest.TempPathFactory
 ) -> list[RunDir]:
     """A run of each scheme with the tensors of two iterations; made only where there is a browser."""
-    from quantexp.launch.attempt import opened
+    from quantexp.launch.attempt import open_run
     from quantexp.training.worker import Worker
 
     root = tmp_path_factory.mktemp("browser") / "runs"
@@ -37,7 +37,7 @@ def runs(
     made = []
     for scheme in SCHEMES:
         experiment = compose([*words, f"quant={scheme}"])
-        with opened(experiment, "cpu", ["test"]) as (folder, _):
+        with open_run(experiment, "cpu", ["test"]) as (folder, _):
             assert Worker(folder.run, experiment).run() == 0
         made.append(folder.run)
     return made

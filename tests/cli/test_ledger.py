@@ -61,7 +61,7 @@ def test_status_takes_the_folder_of_runs_as_list_does(
 def test_status_writes_down_what_it_finds_ended(capsys: Captured, make_run: MakeRun) -> None:
     run = make_run("m_d_bf16-1", State.RUNNING, host=platform.node(), pid=2**22 + 1)
     assert main(["status"]) == 0
-    assert "ended without a word" in capsys.readouterr().out
+    assert "died without recording why" in capsys.readouterr().out
     status = read_status(run.status)
     assert status is not None
     assert status.state is State.PREEMPTED
@@ -146,7 +146,7 @@ def test_cancel_says_what_it_ended_and_what_not(
     slurm.answer("squeue", queue_line("7_4", "PENDING", reason="Resources"))
     make_run("m_d_bf16-1", State.PENDING, submission=SUBMISSION, task=4, job_id="7_4")
     monkeypatch.setattr("quantexp.launch.ledger.cancel.POLL_S", 0.01)
-    monkeypatch.setattr("quantexp.launch.ledger.cancel.SEEN_S", 0.1)
+    monkeypatch.setattr("quantexp.launch.ledger.cancel.APPEARANCE_S", 0.1)
     real = ledger.cancel
 
     def cancelled(found: list[ledger.Standing]) -> object:
@@ -156,7 +156,7 @@ def test_cancel_says_what_it_ended_and_what_not(
     monkeypatch.setattr(ledger, "cancel", cancelled)
     assert main(["cancel"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "stopping: 1 run is asked to end and waited for, 40 s at most",
+        "stopping 1 run, 40 s at most",
         "cancelled  m_d_bf16-1: job 7_4 waiting (Resources)",
     ]
     make_run("m_d_FA-2", State.RUNNING, host="far", pid=7)
@@ -171,7 +171,7 @@ def test_cancel_with_nothing_to_end_says_so(
 ) -> None:
     make_run("m_d_bf16-1", State.COMPLETED)
     assert main(["cancel", "runs"]) == 0
-    assert capsys.readouterr().out == f"nothing waits or runs in {tmp_path / 'runs'}\n"
+    assert capsys.readouterr().out == f"no pending or running runs in {tmp_path / 'runs'}\n"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.console import Console
 from quantexp.cli.resume import failed, interrupted, start_again
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, RunError
-from quantexp.launch.attempt import anywhere, opened
+from quantexp.launch.attempt import open_run, with_absolute_paths
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status, write_status
 from quantexp.schema import Experiment
@@ -40,7 +40,7 @@ def left(tiny: Callable[..., Experiment]) -> Callable[..., RunDir]:
     """A run folder as a run leaves it that came to this state."""
 
     def leave(state: State, *overrides: str, started: bool = True) -> RunDir:
-        with opened(tiny(*overrides), "cpu", ["test"]) as (folder, _):
+        with open_run(tiny(*overrides), "cpu", ["test"]) as (folder, _):
             status = read_status(folder.run.status)
             assert status is not None
             began = "2026-01-01T00:00:00+00:00" if started else None
@@ -90,7 +90,7 @@ def test_run_is_the_same_but_for_how_it_is_launched(
     left(State.CANCELLED, "quant=FA_mxfp8")
     start_again(None, root, interrupted, ["launcher.num_threads=1"], QUIET)
     ((experiment, _),) = launched
-    assert experiment == anywhere(tiny("quant=FA_mxfp8", "launcher.num_threads=1"))
+    assert experiment == with_absolute_paths(tiny("quant=FA_mxfp8", "launcher.num_threads=1"))
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ def test_run_that_vanished_from_a_sweep_is_made_again(
     launched: list[tuple[Experiment, int]],
 ) -> None:
     run = left(State.COMPLETED)
-    config = plain(anywhere(tiny()))
+    config = plain(with_absolute_paths(tiny()))
     file = sweep_of(root, [{"run": run.root.name, "stage": 1, "config": config}])
     shutil.rmtree(run.root)
     start_again(str(file), root, interrupted, [], QUIET)
-    assert launched == [(anywhere(tiny()), 1)]
+    assert launched == [(with_absolute_paths(tiny()), 1)]
 
 
 def test_vanished_run_without_a_configuration_is_named(root: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from quantexp.config.evaluation import is_evaluated, num_evaluations, num_samples
 from quantexp.errors import ConfigError
-from quantexp.launch.attempt import opened
+from quantexp.launch.attempt import open_run
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 
@@ -82,7 +82,7 @@ def test_loss_is_that_of_training_on_the_same_samples(
         "evaluation.samples=2",
         "capture=off",
     )
-    with opened(experiment, "cpu", ["test"]) as (folder, _):
+    with open_run(experiment, "cpu", ["test"]) as (folder, _):
         assert Worker(folder.run, experiment).run() == 0
     first, second = lines(folder.run)
     assert first["validation_loss"] == pytest.approx(first["loss"], rel=1e-6)
@@ -94,9 +94,9 @@ def test_completed_run_without_the_evaluation_asked_for_runs_again(
     run_tiny: RunTiny, tiny: Tiny
 ) -> None:
     run_tiny("capture=off")
-    with opened(tiny("capture=off"), "cpu", ["test"]) as (folder, _):
+    with open_run(tiny("capture=off"), "cpu", ["test"]) as (folder, _):
         assert not folder.ready
-    with opened(
+    with open_run(
         tiny("capture=off", "evaluation.every=2", "evaluation.samples=4"), "cpu", ["test"]
     ) as (
         folder,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quantexp.errors import ConfigError, DataError
-from quantexp.launch.attempt import anywhere
+from quantexp.launch.attempt import with_absolute_paths
 from quantexp.launch.identity import hash8, identity
 from quantexp.model.checkpoints import first_iteration, folder_of
 from quantexp.runs.paths import RunDir
@@ -102,9 +102,12 @@ def test_identity_has_the_checkpoints_content_and_not_its_path(
 
 def test_path_of_the_run_does_not_depend_on_the_working_directory(tiny: Tiny, in_tmp: Path) -> None:
     (in_tmp / "run").mkdir()
-    given = anywhere(tiny(*FOUR, "training.start_from=run@2"))
+    given = with_absolute_paths(tiny(*FOUR, "training.start_from=run@2"))
     assert given.training.start_from == f"{in_tmp / 'run'}@2"
-    assert anywhere(tiny(*FOUR, "training.start_from=name@2")).training.start_from == "name@2"
+    assert (
+        with_absolute_paths(tiny(*FOUR, "training.start_from=name@2")).training.start_from
+        == "name@2"
+    )
     assert first_iteration(given) == 3
     assert given.capture.first_iteration == 3
 

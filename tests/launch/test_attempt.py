@@ -19,7 +19,7 @@ from quantexp import __version__
 from quantexp.config.compose import compose
 from quantexp.config.load import read
 from quantexp.errors import RunError, RunInUseError
-from quantexp.launch.attempt import opened, run_folder, set_aside
+from quantexp.launch.attempt import open_run, run_folder, set_aside
 from quantexp.launch.reuse import covers
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import INTERRUPTED, State, read_status, write_status
@@ -39,7 +39,7 @@ def experiment(composed: Experiment, tmp_path: Path) -> Experiment:
 
 
 def opening(experiment: Experiment) -> tuple[RunDir, str | None]:
-    with opened(experiment, "cpu", ["quantexp", "training=fast"]) as (folder, _):
+    with open_run(experiment, "cpu", ["quantexp", "training=fast"]) as (folder, _):
         return folder.run, folder.skipped
 
 
@@ -81,7 +81,7 @@ def test_completed_run_is_skipped_and_says_so(experiment: Experiment) -> None:
     complete(opening(experiment)[0])
     run, skipped = opening(experiment)
     assert skipped is not None
-    assert skipped.startswith("already completed 2026-01-01, with all the capture asked for")
+    assert skipped.startswith("already completed 2026-01-01 with all requested captures")
     assert "force=true" in skipped
     assert not run.attempts.exists()
 
@@ -255,7 +255,7 @@ def test_folder_another_process_runs_in_is_refused(experiment: Experiment) -> No
 
 
 def test_lock_is_held_while_open_and_released_after(experiment: Experiment) -> None:
-    with opened(experiment, "cpu", []) as (folder, _):
+    with open_run(experiment, "cpu", []) as (folder, _):
         other = os.open(folder.run.lock, os.O_RDWR)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -308,7 +308,7 @@ def test_secret_of_the_environment_on_the_command_line_is_not_in_the_provenance(
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "secret-of-the-environment")
     words = ["quantexp", "--config-dir", "/home/secret-of-the-environment", "a=https://me:word@b"]
-    with opened(experiment, "cpu", words) as (folder, _):
+    with open_run(experiment, "cpu", words) as (folder, _):
         command = json.loads(folder.run.provenance.read_text())["command"]
     assert command == ["quantexp", "--config-dir", "/home/<SOME_TOKEN>", "a=https://b"]
 
@@ -341,7 +341,7 @@ def test_completed_run_of_other_versions_runs_again_and_says_so(experiment: Expe
     content = json.loads(run.provenance.read_text())
     content["packages"]["torch"] = "2.0.0"
     run.provenance.write_text(json.dumps(content))
-    with opened(experiment, "cpu", []) as (folder, _):
+    with open_run(experiment, "cpu", []) as (folder, _):
         assert folder.skipped is None
         assert folder.notice is not None
         assert "completed before with other versions (torch 2.0.0 then, " in folder.notice
@@ -357,7 +357,7 @@ def test_damaged_attempt_is_set_aside_and_said_so(
     run, _ = opening(tiny())
     complete(run)
     (run.root / file).write_text("{")
-    with opened(tiny(f"force={force}"), "cpu", []) as (folder, _):
+    with open_run(tiny(f"force={force}"), "cpu", []) as (folder, _):
         assert folder.skipped is None
         if file == "status.json" or force == "false":
             assert folder.notice is not None
@@ -385,10 +385,10 @@ def test_run_that_waits_in_a_scheduler_is_left_alone(experiment: Experiment) -> 
     assert status is not None
     write_status(run.status, replace(status, submission="quantexp-1", job_id="12_3"))
     before = contents(run.root)
-    with opened(experiment, "cpu", [], lambda status: f"job {status.job_id} is waiting") as found:
+    with open_run(experiment, "cpu", [], lambda status: f"job {status.job_id} is waiting") as found:
         assert found[0].elsewhere == "job 12_3 is waiting"
     assert contents(run.root) == before
-    with opened(experiment, "cpu", [], lambda _: None) as found:
+    with open_run(experiment, "cpu", [], lambda _: None) as found:
         assert found[0].elsewhere is None, "the job is gone: a new attempt is ready"
 
 
@@ -430,7 +430,7 @@ def test_run_that_runs_in_a_job_is_told_at_once_and_left_alone(
     before = contents(running_elsewhere.root)
     start = time.monotonic()
     answer = "job 12_3 is running on n1"
-    with opened(experiment, "cpu", [], lambda _: answer, patience_s=300) as (folder, lock):
+    with open_run(experiment, "cpu", [], lambda _: answer, patience_s=300) as (folder, lock):
         assert (folder.elsewhere, folder.skipped, lock) == (answer, None, None)
         assert folder.snapshot.is_dir()
     assert time.monotonic() - start < 60
@@ -442,7 +442,7 @@ def test_lock_of_a_job_that_is_gone_is_waited_for_and_then_named(
 ) -> None:
     with (
         pytest.raises(RunInUseError, match=r"is in use by another process; wait for it, or stop"),
-        opened(experiment, "cpu", [], lambda _: None, patience_s=0.5),
+        open_run(experiment, "cpu", [], lambda _: None, patience_s=0.5),
     ):
         pass
 
@@ -513,7 +513,7 @@ def test_end_of_an_attempt_counts_for_those_who_asked_for_it_before(
     experiment: Experiment, state: State, reason: str, settled: bool
 ) -> None:
     run = ends(experiment, state, reason)
-    with opened(experiment, "cpu", [], since=BEFORE) as (folder, _):
+    with open_run(experiment, "cpu", [], since=BEFORE) as (folder, _):
         assert folder.settled is settled
         assert folder.ready is not settled
     assert (run.attempts / "1").exists() is not settled
@@ -524,7 +524,7 @@ def test_end_of_an_earlier_attempt_does_not_count(
     experiment: Experiment, since: str | None
 ) -> None:
     ends(experiment, State.FAILED, "loss nan")
-    with opened(experiment, "cpu", [], since=since) as (folder, _):
+    with open_run(experiment, "cpu", [], since=since) as (folder, _):
         assert folder.ready
 
 
@@ -534,14 +534,14 @@ def test_run_that_was_forced_meanwhile_is_not_forced_again(
 ) -> None:
     ends(experiment, State.COMPLETED)
     experiment.force = True
-    with opened(experiment, "cpu", [], since=since) as (folder, _):
+    with open_run(experiment, "cpu", [], since=since) as (folder, _):
         assert (folder.skipped is not None) is skipped
 
 
 def test_damaged_attempt_does_not_count(experiment: Experiment) -> None:
     run = ends(experiment, State.FAILED, "loss nan")
     run.status.write_text("{")
-    with opened(experiment, "cpu", [], since=BEFORE) as (folder, _):
+    with open_run(experiment, "cpu", [], since=BEFORE) as (folder, _):
         assert folder.ready
 
 
@@ -552,6 +552,6 @@ def test_folder_is_known_without_opening_it(experiment: Experiment) -> None:
 
 
 def test_source_that_is_known_already_is_not_asked_for(experiment: Experiment) -> None:
-    with opened(experiment, "cpu", [], source={"commit": "0123"}) as (folder, _):
+    with open_run(experiment, "cpu", [], source={"commit": "0123"}) as (folder, _):
         source = json.loads(folder.run.provenance.read_text())["source"]
         assert source == {"commit": "0123", "snapshot": folder.snapshot.name}

@@ -42,7 +42,7 @@ def test_work_counts_every_iteration_that_the_run_itself_takes() -> None:
 def test_time_is_products_and_what_is_done_to_every_parameter() -> None:
     experiment = composed()
     products = work(experiment).flop / 100e9
-    updates = 8 * num_parameters(experiment.model) * module._BYTES_EACH / 10e9
+    updates = 8 * num_parameters(experiment.model) * module._BYTES_PER_PARAMETER / 10e9
     assert seconds() == pytest.approx(products + updates)
 
 
@@ -56,7 +56,7 @@ def test_recomputation_and_evaluation_take_forward_passes_more() -> None:
 
 def test_processes_share_a_cpu_and_each_updates_all_parameters() -> None:
     more = seconds("launcher.num_processes=2", "training.micro_batch_size=1") - seconds()
-    updates = 8 * num_parameters(composed().model) * module._BYTES_EACH / 10e9
+    updates = 8 * num_parameters(composed().model) * module._BYTES_PER_PARAMETER / 10e9
     assert more == pytest.approx(updates)
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_known_of_a_job() -> None:
 
 def test_rate_of_a_copy_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(module, "_COPIED", 1 << 10)
+    monkeypatch.setattr(module, "_COPY_ELEMENTS", 1 << 10)
     module.copied_bytes_per_s.cache_clear()
     first = module.copied_bytes_per_s(torch.device("cpu"))
     assert first > 0

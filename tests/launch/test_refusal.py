@@ -10,7 +10,7 @@ import pytest
 
 from quantexp.cli.main import main
 from quantexp.errors import TooLargeError
-from quantexp.launch.attempt import opened
+from quantexp.launch.attempt import open_run
 from quantexp.launch.refusal import Request, by_reason, require_memory, too_large_together
 from quantexp.memory.room import needed_gb, require_memory_here
 from quantexp.runs.status import State, read_status, write_status
@@ -112,7 +112,7 @@ def test_run_that_has_completed_is_not_refused(
     tiny: Make, machine: Callable[[float], None]
 ) -> None:
     experiment = tiny("capture=off")
-    with opened(experiment, "cpu", ["test"]) as (folder, _):
+    with open_run(experiment, "cpu", ["test"]) as (folder, _):
         status = read_status(folder.run.status)
         assert status is not None
         status.state, status.iteration = State.COMPLETED, status.iterations
@@ -150,7 +150,7 @@ def test_retry_and_resume_refuse_too_and_take_the_word(
     tiny: Make, machine: Callable[[float], None], capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = tiny()
-    with opened(experiment, "cpu", ["test"]) as (folder, _):
+    with open_run(experiment, "cpu", ["test"]) as (folder, _):
         pass
     root = f"paths.root={experiment.paths.root}"
     machine(0.1)
@@ -171,7 +171,7 @@ def test_worker_that_does_not_fit_fails_cleanly_before_it_builds_anything(
     machine(0.1)
     monkeypatch.setattr("quantexp.training.megatron.trainer.train", None)
     experiment = tiny()
-    with opened(experiment, "cpu", ["test"]) as (folder, _):
+    with open_run(experiment, "cpu", ["test"]) as (folder, _):
         assert Worker(folder.run, experiment).run() == 1
     status = read_status(folder.run.status)
     assert status is not None

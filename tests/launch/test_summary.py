@@ -83,11 +83,11 @@ def test_summary_says_where_trackers_have_the_run_and_what_went_wrong(
     }
     text = printed(lambda console: print_outcome(ended(tracking=tracking), console))
     assert re.search(r"wandb +https://there/\[theirs\]\s", text)
-    assert re.search(r"mlflow +was told up to iteration 3: MlflowException: away\s", text)
+    assert re.search(r"mlflow +received iterations up to 3: MlflowException: away\s", text)
     assert "tensorboard" not in text, "it is in the run folder"
     never = {**well, "iteration": 0, "trouble": "OSError: full"}
     text = printed(lambda console: print_outcome(ended(tracking={"tensorboard": never}), console))
-    assert re.search(r"tensorboard +was told nothing: OSError: full\s", text)
+    assert re.search(r"tensorboard +received nothing: OSError: full\s", text)
 
 
 def test_skipped_run_says_why(ended: Callable[..., Outcome]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quantexp.errors import ConfigError, RunError
-from quantexp.launch.attempt import opened
+from quantexp.launch.attempt import open_run
 from quantexp.model.checkpoints import (
     checkpoint_bytes,
     folder_of,
@@ -73,7 +73,7 @@ def test_run_that_ends_with_its_capture_saves_what_it_has(run_tiny: RunTiny, tin
     words = ["checkpoint.at_end=true", "capture=stats", "capture.stop_after_capture=true"]
     run = run_tiny(*words)
     assert saved_iterations(run) == [1]
-    with opened(tiny(*words), "cpu", ["test"]) as (again, _):
+    with open_run(tiny(*words), "cpu", ["test"]) as (again, _):
         assert again.skipped is not None
 
 
@@ -82,12 +82,12 @@ def test_completed_run_without_the_checkpoint_asked_for_runs_again(
     run_tiny: RunTiny, tiny: Tiny
 ) -> None:
     run_tiny("capture=off")
-    with opened(tiny("capture=off"), "cpu", ["test"]) as (again, _):
+    with open_run(tiny("capture=off"), "cpu", ["test"]) as (again, _):
         assert again.skipped is not None
     run = run_tiny("capture=off", "checkpoint.at_end=true")
     assert run.attempt == 2
     for words in ([], ["checkpoint.at_end=true"]):
-        with opened(tiny("capture=off", *words), "cpu", ["test"]) as (again, _):
+        with open_run(tiny("capture=off", *words), "cpu", ["test"]) as (again, _):
             assert again.skipped is not None
 
 

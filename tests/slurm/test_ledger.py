@@ -129,7 +129,7 @@ def test_run_that_is_put_back_waits_and_runs_again(
     cluster.scontrol("requeue", f"{sent.id}_0")
     found = sent.until(0, lambda found: found.state is State.PENDING)
     assert found.alive
-    assert found.reason == "requeued (put back by the scheduler)"
+    assert found.reason == "requeued (by the scheduler)"
     assert found.where == f"job {sent.id}_0 waiting (BeginTime)"
     assert settle(found).status.state is State.RUNNING  # it has not ended
     cluster.start_now(f"{sent.id}_0")
@@ -216,7 +216,7 @@ def test_ended_job_is_forgotten_without_accounting(plain: Cluster, tmp_path: Pat
     told = sent.until(0, lambda found: found.job is None, within_s=120)
     assert told.state is State.PREEMPTED
     assert told.reason == (
-        f"the scheduler no longer knows job {sent.id}_0, and the run did not say how it ended, at iteration 3 of 8"
+        f"the scheduler no longer knows job {sent.id}_0, and the run did not record its end, at iteration 3 of 8"
     )
     assert jobs_named(sent.name) == {}
 
@@ -238,7 +238,7 @@ def test_controller_that_is_down_is_said_and_the_folder_believed(
         found = standing(sent.runs[0])
     assert (found.state, found.alive) == (State.PENDING, True)
     assert found.note is not None
-    assert found.note.startswith("its job was not looked at: squeue failed")
+    assert found.note.startswith("its job was not queried: squeue failed")
 
 
 def test_status_of_sixty_runs_is_quick(send: Callable[..., Sent], capsys: Captured) -> None:

@@ -133,6 +133,6 @@ def test_start_that_a_lost_node_still_runs_makes_way_for_the_next(
     plain.start_now(job_id)
     after = until_training(run, 1)
     assert {node, plain.jobs(job_id)[0]["NodeList"]} == {"n1", "n2"}
-    assert str(after.restarts[0]["reason"]).startswith("ended without a word on ")
+    assert str(after.restarts[0]["reason"]).startswith("died without recording why on ")
     until("the end of the earlier start", lambda: not Path(f"/proc/{before.pid}").exists(), 20)
     assert until_state(run, State.RUNNING).pid == after.pid

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from rich.console import Console
 
 from quantexp.capture.store.ending import finish_capture
-from quantexp.launch.attempt import Opened, opened
+from quantexp.launch.attempt import Opened, open_run
 from quantexp.launch.outcome import Outcome, in_use_elsewhere, outcome, stopping_words
 from quantexp.launch.progress import live_line
 from quantexp.runs.device import device_class
@@ -30,7 +30,7 @@ def execute(experiment: Experiment, console: Console) -> Outcome:
         RunError, DataError: it cannot start.
     """
     make_slots(1, experiment.launcher.num_processes)
-    with opened(experiment, device_class(experiment.launcher), command_line()) as (folder, lock):
+    with open_run(experiment, device_class(experiment.launcher), command_line()) as (folder, lock):
         if folder.elsewhere is not None:
             raise in_use_elsewhere(folder.run, folder.elsewhere)
         if folder.notice is not None:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from quantexp.capture.select.budget import require_affordable_together
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, QuantexpError, RunInUseError
-from quantexp.launch.attempt import Opened, anywhere, opened, root_of, run_folder
+from quantexp.launch.attempt import Opened, open_run, root_of, run_folder, with_absolute_paths
 from quantexp.launch.label import labels
 from quantexp.launch.outcome import outcome
 from quantexp.runs.device import device_class
@@ -36,7 +36,7 @@ def prepared(points: Sequence[tuple[Experiment, int]], console: Console) -> Shee
             f"paths.root is one for the whole sweep, got {', '.join(sorted(map(str, roots)))}; give it once"
         )
     items = [
-        Item(experiment, stage, label, plain(anywhere(experiment)))
+        Item(experiment, stage, label, plain(with_absolute_paths(experiment)))
         for (experiment, stage), label in zip(points, labels(experiments), strict=True)
     ]
     sheet = Sheet(roots.pop(), items, command_line(), checkout())
@@ -55,7 +55,7 @@ def prepared(points: Sequence[tuple[Experiment, int]], console: Console) -> Shee
 def _prepare(item: Item, sheet: Sheet, console: Console) -> None:
     device = device_class(item.experiment.launcher)
     try:
-        with opened(
+        with open_run(
             item.experiment, device, sheet.command, source=sheet.source, since=sheet.started
         ) as (folder, _):
             item.run = folder.run

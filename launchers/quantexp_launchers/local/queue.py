@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rich.markup import escape
 
 from quantexp.errors import QuantexpError, RunError, RunInUseError
-from quantexp.launch.attempt import opened
+from quantexp.launch.attempt import open_run
 from quantexp.launch.outcome import Outcome, outcome
 from quantexp.runs.device import device_class
 from quantexp.runs.lock import is_locked
@@ -163,7 +163,7 @@ class Queue:
 
     def _attempt(self, item: Item, slot: Slot) -> Outcome | None:
         experiment, sheet = item.experiment, self.sheet
-        with opened(
+        with open_run(
             experiment, self.device, sheet.command, source=sheet.source, since=sheet.started
         ) as (folder, lock):
             item.run = folder.run

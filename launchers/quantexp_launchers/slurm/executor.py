@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from quantexp.errors import RunError
-from quantexp.launch.ledger.clients import ClientError, ask
+from quantexp.launch.ledger.clients import ClientError, run_client
 from quantexp.launch.ledger.scheduler import minutes
 from quantexp.schema import LauncherConfig
 from quantexp_launchers.slurm.batch import Batch
@@ -102,7 +102,7 @@ def _check_time(launcher: LauncherConfig) -> None:
     if launcher.qos is not None:  # which may have another limit
         return
     try:
-        lines = ask(["sinfo", "--noheader", "--format=%P %l"]).splitlines()
+        lines = run_client(["sinfo", "--noheader", "--format=%P %l"]).splitlines()
     except ClientError:
         return
     limits = {name: minutes(limit) for name, _, limit in (line.partition(" ") for line in lines)}

@@ -213,7 +213,7 @@ def _why_again(task: Task, before: Status) -> str:
         return told
     if before.started is None:
         return "put back before its first iteration"
-    return f"ended without a word on {before.host} {at} (node lost?)"
+    return f"died without recording why on {before.host} {at} (node lost?)"
 
 
 def _write_pickle(task: Task) -> None:

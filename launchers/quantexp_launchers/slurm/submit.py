@@ -22,9 +22,9 @@ from rich.console import Console
 from quantexp.capture.select.budget import require_affordable_together
 from quantexp.config.load import plain
 from quantexp.errors import ConfigError, RunError
-from quantexp.launch.attempt import Opened, anywhere, opened, root_of
+from quantexp.launch.attempt import Opened, open_run, root_of, with_absolute_paths
 from quantexp.launch.identity import folder_name, identity
-from quantexp.launch.ledger.clients import ClientError, ask
+from quantexp.launch.ledger.clients import ClientError, run_client
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir, RunsRoot, Submission
 from quantexp.runs.provenance import command_line
@@ -71,7 +71,7 @@ def _list(
             "job_id": one.job_id,
             "reason": one.reason,
             "stage": stage,
-            "config": plain(anywhere(one.experiment)),
+            "config": plain(with_absolute_paths(one.experiment)),
         }
         for one, (_, stage) in zip(sent, points, strict=True)
     ]
@@ -117,7 +117,7 @@ def send(
     for batch in batches(root, "quantexp", [Ready(e, stage, root) for e, stage in points], root):
         check(batch)
     with contextlib.ExitStack() as locks:
-        folders = _opened(points, locks)
+        folders = _open_runs(points, locks)
         for folder in folders:
             if folder.notice is not None:
                 console.print(folder.notice, soft_wrap=True, markup=False)
@@ -185,7 +185,7 @@ def _common_root(experiments: list[Experiment]) -> Path:
     return roots[0]
 
 
-def _opened(points: list[tuple[Experiment, int]], locks: contextlib.ExitStack) -> list[Opened]:
+def _open_runs(points: list[tuple[Experiment, int]], locks: contextlib.ExitStack) -> list[Opened]:
     """Every point's folder, locked: in the order of their names, so that two submitters cannot wait for each other."""
     names = [folder_name(e, identity(e, device_class(e.launcher))) for e, _ in points]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -197,7 +197,7 @@ def _opened(points: list[tuple[Experiment, int]], locks: contextlib.ExitStack) -
     for index in sorted(range(len(points)), key=names.__getitem__):
         experiment = points[index][0]
         device = device_class(experiment.launcher)
-        opening = opened(experiment, device, command_line(), patience_s=PATIENCE_S)
+        opening = open_run(experiment, device, command_line(), patience_s=PATIENCE_S)
         folders[index], _ = locks.enter_context(opening)
     return [folders[index] for index in range(len(points))]
 
@@ -269,7 +269,7 @@ def _withdraw(batch: Batch, why: str) -> None:
     """Take back what may have been sent: SLURM may have taken it although it did not say so."""
     if batch.folder.is_dir():
         with contextlib.suppress(ClientError):
-            ask(["scancel", "--quiet", f"--name={batch.name}"])
+            run_client(["scancel", "--quiet", f"--name={batch.name}"])
     for run in batch.runs:
         status = read_status(RunDir(run).status)
         assert status is not None

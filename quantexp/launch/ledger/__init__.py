@@ -1,1 +1,1 @@
-"""What has become of runs: asked of the scheduler, read from their folders, shown, and ended on request."""
+"""The sweep ledger: reads run status from folders, locks and the scheduler, shows it, and cancels runs."""

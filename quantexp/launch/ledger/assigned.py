@@ -1,4 +1,4 @@
-"""Which job of the scheduler belongs to a run, from what its status says."""
+"""Finds the scheduler's job of a run from its status."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from quantexp.launch.ledger.job import Job
 from quantexp.launch.ledger.scheduler import jobs, jobs_named
 from quantexp.runs.status import INTERRUPTED, State, Status
 
-#: States in which a run's job may well be alive.
+#: States in which a run's job may be alive.
 OPEN = (State.PENDING, State.RUNNING, State.PREEMPTED)
 
 
 def jobs_of(statuses: Sequence[Status], *, past: bool = True) -> list[Job | None]:
-    """Each status's job, in one question for all whose job is known by number; None: nobody knows it, or it has none.
+    """The job of each status, with one query for all job ids; None if the run has no job or no one knows the job.
 
-    A status without a number, because its submission did not live to write it, is looked for by the submission's
-    name. A number whose job has another name is another job: SLURM begins anew when it is set up again. Jobs that ended
-    more than some minutes ago are looked for only where a run has not told its end, and not without `past`.
+    A status without a job id, because its submission died before writing it, is searched by the submission's name. A
+    job with the right id but another name is a different job: a reinstalled SLURM restarts its numbering. Jobs that
+    ended more than a few minutes ago are queried only if `past`, and only for runs that have not recorded their end.
 
     Raises:
-        ClientError: SLURM is not here, or does not answer.
+        ClientError: SLURM is not installed, or does not answer.
     """
     ids = {status.job_id for status in statuses if status.job_id is not None}
-    untold = {s.job_id for s in statuses if s.job_id is not None and not has_told(s)}
-    known = jobs(ids, untold if past else ()) if ids else {}
+    unrecorded = {s.job_id for s in statuses if s.job_id is not None and not has_recorded_end(s)}
+    by_id = jobs(ids, unrecorded if past else ()) if ids else {}
     names = {s.submission: s for s in statuses if s.submission and s.job_id is None}
-    named = {name: jobs_named(name, _since(status), past=past) for name, status in names.items()}
-    return [_job_of(status, known, named) for status in statuses]
+    by_name = {name: jobs_named(name, _since(status), past=past) for name, status in names.items()}
+    return [_job_of(status, by_id, by_name) for status in statuses]
 
 
-def has_told(status: Status) -> bool:
-    """Whether a submitted run has said for good how it ended; of a signal only the scheduler knows why it came."""
+def has_recorded_end(status: Status) -> bool:
+    """Whether a submitted run has recorded its final end; only the scheduler knows the cause of a signal."""
     by_signal = status.state is State.CANCELLED and status.reason == INTERRUPTED
     return status.state not in OPEN and not by_signal
 
 
 def _job_of(
-    status: Status, known: dict[str, Job], named: dict[str, dict[int | None, Job]]
+    status: Status, by_id: dict[str, Job], by_name: dict[str, dict[int | None, Job]]
 ) -> Job | None:
     if status.job_id is None:
-        tasks = named.get(status.submission or "", {})
+        tasks = by_name.get(status.submission or "", {})
         return tasks.get(status.task) or tasks.get(None)
-    job = known.get(status.job_id)
+    job = by_id.get(status.job_id)
     if job is None or (status.submission and job.name != status.submission):
         return None
     return job

@@ -1,7 +1,7 @@
-"""SLURM's own clients, each called as a list of words and with a time limit.
+"""Runs SLURM's clients with a time limit.
 
-Without munge or a controller they hang for minutes. Variables that would change what they print are taken
-away, and times come as seconds since 1970, so that no time zone matters.
+Without munge or a controller the clients hang for minutes. Environment variables that change their output are removed,
+and times are printed as seconds since 1970, so that time zones do not matter.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import subprocess
 
 from quantexp.errors import RunError
 
-#: Seconds that a client may take. A controller that is down is given up by SLURM itself after some 10 s.
+#: Time limit of a client, seconds. SLURM itself gives up on a controller that is down after some 10 s.
 CLIENT_S = 30.0
-#: Variables with these beginnings are defaults of options: columns, filters.
+#: Prefixes of variables that set default options: columns, filters.
 _DEFAULTS = ("SQUEUE_", "SACCT_", "SCANCEL_")
 
 
 class ClientError(RunError):
-    """A client that could not answer; `said` is its own last line, `missing` that it is not on PATH."""
+    """A client failed; `last_line` is the end of its stderr, `missing` is true if it is not on PATH."""
 
-    def __init__(self, message: str, said: str = "", *, missing: bool = False) -> None:
+    def __init__(self, message: str, last_line: str = "", *, missing: bool = False) -> None:
         super().__init__(message)
-        self.said = said
+        self.last_line = last_line
         self.missing = missing
 
 
@@ -32,16 +32,16 @@ def has_slurm() -> bool:
     return shutil.which("squeue") is not None
 
 
-def ask(words: list[str]) -> str:
-    """What a client prints.
+def run_client(command: list[str]) -> str:
+    """Run a client and return its standard output.
 
     Raises:
-        ClientError: it is not on PATH, did not answer in time, or failed; with its own last line.
+        ClientError: the client is not on PATH, timed out, or failed; with the last line of its stderr.
     """
-    client = words[0]
+    client = command[0]
     try:
-        done = subprocess.run(
-            words,
+        completed = subprocess.run(
+            command,
             capture_output=True,
             text=True,
             errors="replace",
@@ -60,15 +60,17 @@ def ask(words: list[str]) -> str:
             f"the SLURM controller does not answer: {client} was given up after {CLIENT_S:.0f} s; see `scontrol ping` "
             "and whether munge runs, and try again"
         ) from error
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if completed.returncode:
+        last_line = (completed.stderr.strip().splitlines() or ["no message"])[-1]
         raise ClientError(
-            f"{client} failed (exit code {done.returncode}): {said}; see `scontrol ping`, and try again",
-            said,
+            f"{client} failed (exit code {completed.returncode}): {last_line}; see `scontrol ping`, and try again",
+            last_line,
         )
-    return done.stdout
+    return completed.stdout
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)}
-    return {**kept, "SLURM_TIME_FORMAT": "%s"}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)
+    }
+    return {**inherited, "SLURM_TIME_FORMAT": "%s"}

@@ -1,4 +1,4 @@
-"""A job as the scheduler describes it, in words that do not depend on which client was asked or how old it is."""
+"""A job of the scheduler, described independently of SLURM's version and of the client that reported it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -24,7 +24,7 @@ class JobState(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     DEADLINE = "deadline"
     BOOT_FAIL = "boot_fail"
-    #: A word this version does not know; taken for alive, so that no run is started twice.
+    #: A state that this version does not know; it counts as alive, so that no run is started twice.
     UNKNOWN = "unknown"
 
     @property
@@ -44,8 +44,8 @@ _ENDED = {
     JobState.DEADLINE,
     JobState.BOOT_FAIL,
 }
-#: Words of SLURM that are no state of their own here.
-_OTHER_WORDS = {
+#: SLURM states that map to another state here.
+_MAPPED_STATES = {
     "CONFIGURING": JobState.PENDING,
     "POWER_UP_NODE": JobState.PENDING,
     "RESIZING": JobState.RUNNING,
@@ -62,13 +62,13 @@ _OTHER_WORDS = {
 }
 
 
-def job_state(words: str) -> JobState:
-    """SLURM's words for a state: `RUNNING`, `CANCELLED by 0`, `CANCELLED+` (cut by a narrow column)."""
-    word = (words.split() or [""])[0].rstrip("+")
-    if word in _OTHER_WORDS:
-        return _OTHER_WORDS[word]
-    known = word.lower()
-    return JobState(known) if known in set(JobState) else JobState.UNKNOWN
+def job_state(text: str) -> JobState:
+    """Parse SLURM's text for a state: `RUNNING`, `CANCELLED by 0`, `CANCELLED+` (truncated by a narrow column)."""
+    word = (text.split() or [""])[0].rstrip("+")
+    if word in _MAPPED_STATES:
+        return _MAPPED_STATES[word]
+    name = word.lower()
+    return JobState(name) if name in set(JobState) else JobState.UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -79,27 +79,27 @@ class Job:
     id: str
     name: str
     state: JobState
-    #: Why it waits or has ended, the scheduler's own word: Resources, Dependency, TimeLimit; None is none.
+    #: Why the job waits or has ended, in the scheduler's own word: Resources, Dependency, TimeLimit; None if none.
     reason: str | None = None
     exit_code: int = 0
-    #: What ended it, where a signal did.
+    #: The signal that ended the job; 0 if none did.
     signal: int = 0
-    #: How often it was put back into the queue; 0 where only accounting knows the job.
+    #: The number of requeues; 0 if only accounting knows the job.
     restarts: int = 0
-    #: As SLURM writes them: n1, n[1-2].
+    #: The nodes as SLURM writes them: n1, n[1-2].
     nodes: str | None = None
     ended: datetime | None = None
-    #: None is no limit, or not said.
+    #: None if there is no limit, or if it is unknown.
     time_limit_min: int | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether it may still run or write."""
+        """Whether the job may still run or write."""
         return self.state.alive
 
 
-def doing(job: Job) -> str:
-    """What a job that is alive does: waiting (Resources), running on n1, ending on n1."""
+def describe(job: Job) -> str:
+    """The activity of a live job: waiting (Resources), running on n1, ending on n1."""
     if job.state in (JobState.PENDING, JobState.REQUEUED):
         return f"waiting ({job.reason})" if job.reason else "waiting"
     words = {JobState.COMPLETING: "ending", JobState.SUSPENDED: "suspended"}
@@ -108,11 +108,11 @@ def doing(job: Job) -> str:
 
 
 def base_id(job_id: str) -> str:
-    """The job or array that a job belongs to: 123 of 123_4."""
+    """The id of the job or array: 123 for 123_4."""
     return job_id.partition("_")[0]
 
 
 def task_index(job_id: str) -> int | None:
-    """The place in an array: 4 of 123_4."""
+    """The index in an array: 4 for 123_4; None without an array."""
     index = job_id.partition("_")[2]
     return int(index) if index.isdecimal() else None

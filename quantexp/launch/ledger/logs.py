@@ -1,8 +1,7 @@
-"""What a rank of a run printed, whole or as it grows.
+"""Prints the log of a rank, complete or following its growth.
 
-Before the rank has a log of its own, what its job or torchrun printed stands in for it, each file under its name.
-Following goes on across an attempt that was put back into the queue, whose log is moved away and begins anew, and ends
-with the run.
+Before the rank opens its log, the output of its job and of torchrun is printed instead, each file below its name.
+Following continues across a requeue, which moves the log away and starts a new one, and stops when the run ends.
 """
 
 from __future__ import annotations
@@ -20,42 +19,42 @@ from quantexp.launch.ledger.standing import Standing, standing
 from quantexp.launch.ledger.verdict import job_logs
 from quantexp.runs.paths import RunDir
 
-#: Seconds between two looks at a log that is followed.
+#: Seconds between two reads of a followed log.
 POLL_S = 0.3
-#: Seconds between two questions to the scheduler whether the run still lives.
-ASK_S = 5.0
+#: Seconds between two queries of the scheduler about the run.
+QUERY_S = 5.0
 
 Write = Callable[[str], object]
 
 
 def show_log(run: RunDir, rank: int, write: Write) -> None:
-    """Write a rank's log, or what stands in for it.
+    """Write a rank's log, or the output of its job before there is one.
 
     Raises:
-        RunError: the run has no such rank, or nothing was printed yet.
+        RunError: the run has no such rank, or there is no output yet.
     """
     _check_rank(run, rank)
-    found = standing(run)
-    if not _Reader(run, rank, write).more(found):
-        raise RunError(_nothing(found))
+    current = standing(run)
+    if not _Reader(run, rank, write).write_new(current):
+        raise RunError(_no_output(current))
 
 
 def follow_log(run: RunDir, rank: int, write: Write) -> None:
-    """Write a rank's log as it grows, until the run has ended.
+    """Write a rank's log as it grows, until the run ends.
 
     Raises:
-        RunError: the run has no such rank, or has ended and nothing was printed.
+        RunError: the run has no such rank, or has ended without output.
     """
     _check_rank(run, rank)
-    reader, found, asked = _Reader(run, rank, write), standing(run), time.monotonic()
-    anything = reader.more(found)
-    while found.alive:
+    reader, current, queried_at = _Reader(run, rank, write), standing(run), time.monotonic()
+    has_output = reader.write_new(current)
+    while current.alive:
         time.sleep(POLL_S)
-        if found.status.submission is None or time.monotonic() - asked > ASK_S:
-            found, asked = standing(run), time.monotonic()
-        anything |= reader.more(found)
-    if not anything:
-        raise RunError(_nothing(found))
+        if current.status.submission is None or time.monotonic() - queried_at > QUERY_S:
+            current, queried_at = standing(run), time.monotonic()
+        has_output |= reader.write_new(current)
+    if not has_output:
+        raise RunError(_no_output(current))
 
 
 def _check_rank(run: RunDir, rank: int) -> None:
@@ -66,25 +65,25 @@ def _check_rank(run: RunDir, rank: int) -> None:
 
 
 def _num_processes(run: RunDir) -> int:
-    """From the configuration, whatever version of quantexp wrote it."""
+    """Read from config.yaml without the schema, which another version of quantexp may have written."""
     try:
         return int(yaml.safe_load(run.config.read_text())["launcher"]["num_processes"])
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{run.config} is not a run's configuration: {error!r}") from error
 
 
-def _nothing(found: Standing) -> str:
-    name = found.run.root.name
-    if found.alive:
-        return f"{name} has printed nothing yet ({found.where}); quantexp logs -f waits for it"
-    return f"{name} has printed nothing: it is {found.state}" + (
-        f" ({found.reason})" if found.reason else ""
+def _no_output(current: Standing) -> str:
+    name = current.run.root.name
+    if current.alive:
+        return f"{name} has printed nothing yet ({current.where}); quantexp logs -f waits for it"
+    return f"{name} has printed nothing: it is {current.state}" + (
+        f" ({current.reason})" if current.reason else ""
     )
 
 
 @dataclass
-class _Place:
-    """How far a file was read."""
+class _Position:
+    """The read position in a file."""
 
     inode: int = -1
     offset: int = 0
@@ -94,34 +93,34 @@ class _Place:
 
 
 class _Reader:
-    """Writes what is new in a rank's log, or in what stands in for it."""
+    """Writes new output of a rank's log, or of its job before there is a log."""
 
     def __init__(self, run: RunDir, rank: int, write: Write) -> None:
         self._run, self._rank, self._write = run, rank, write
-        self._places: dict[Path, _Place] = {}
+        self._positions: dict[Path, _Position] = {}
 
-    def more(self, found: Standing) -> bool:
-        """Write what was added since the last look; whether anything was."""
+    def write_new(self, current: Standing) -> bool:
+        """Write the output added since the last call; returns whether there was any."""
         log = self._run.rank_log(self._rank)
         if log.exists():
-            return self._more_of(log, "")
-        job_id = found.job.id if found.job is not None else None
-        files = [*job_logs(self._run, found.status, job_id), self._run.torchrun_log]
-        return sum(self._more_of(file, f"==> {file} <==\n") for file in files) > 0
+            return self._write_new_of(log, "")
+        job_id = current.job.id if current.job is not None else None
+        files = [*job_logs(self._run, current.status, job_id), self._run.torchrun_log]
+        return sum(self._write_new_of(file, f"==> {file} <==\n") for file in files) > 0
 
-    def _more_of(self, file: Path, heading: str) -> bool:
+    def _write_new_of(self, file: Path, heading: str) -> bool:
         try:
             with file.open("rb") as stream:
-                place, inode = self._places.get(file, _Place()), file.stat().st_ino
-                if place.inode != inode or stream.seek(0, 2) < place.offset:
-                    place = _Place(inode)  # another start's log
-                stream.seek(place.offset)
+                position, inode = self._positions.get(file, _Position()), file.stat().st_ino
+                if position.inode != inode or stream.seek(0, 2) < position.offset:
+                    position = _Position(inode)  # the log of another start
+                stream.seek(position.offset)
                 content = stream.read()
         except OSError:
             return False
         if not content:
             return False
-        self._write((heading if place.offset == 0 else "") + place.decoder.decode(content))
-        place.offset += len(content)
-        self._places[file] = place
+        self._write((heading if position.offset == 0 else "") + position.decoder.decode(content))
+        position.offset += len(content)
+        self._positions[file] = position
         return True

@@ -1,7 +1,7 @@
-"""The processes of local runs, known by the lock they hold and not by a number that may be another's by now.
+"""Finds the processes of local runs by the lock they hold, because a process id may have been reused.
 
-`quantexp` holds the lock of a run's folder and shares it with what it starts: the worker, or torchrun, which starts the
-workers. One `quantexp` may hold the locks of several runs; what it started for each holds that one's alone.
+`quantexp` holds the lock of a run's folder and shares it with its child: the worker, or torchrun, which starts the
+workers. One `quantexp` may hold the locks of several runs; each child holds only the lock of its own run.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import psutil
 
-#: In the command line of a worker, and of the torchrun that starts workers.
+#: Part of the command line of a worker, and of the torchrun that starts workers.
 WORKER = "quantexp.training.worker"
-#: How the kernel writes, in /proc/PID/fdinfo/FD, that an open file holds an exclusive flock.
+#: Words in /proc/PID/fdinfo/FD of an open file that holds an exclusive flock.
 _HOLDS = ("FLOCK", "WRITE")
 
 
 def is_worker(pid: int) -> bool:
-    """Whether a process of this number runs a worker of quantexp now."""
+    """Whether the process with this id is a quantexp worker."""
     try:
         return WORKER in psutil.Process(pid).cmdline()
     except psutil.Error:
@@ -25,30 +25,30 @@ def is_worker(pid: int) -> bool:
 
 
 def workers(locks: list[Path]) -> dict[Path, psutil.Process]:
-    """For each lock that a run holds, the process to end if the run is to end: its worker, or its torchrun.
+    """Lock -> the process to end in order to end the run: its worker, or its torchrun.
 
-    Processes of other users, containers and machines cannot be seen; their locks are absent.
+    Processes of other users, containers and machines are invisible; their locks are absent.
     """
-    wanted = {str(lock.absolute()): lock for lock in locks}
+    lock_files = {str(lock.absolute()): lock for lock in locks}
     holders: dict[Path, dict[int, psutil.Process]] = {}
-    for process in psutil.process_iter() if wanted else ():
-        for path in _locked_by(process, wanted):
-            holders.setdefault(wanted[path], {})[process.pid] = process
+    for process in psutil.process_iter() if lock_files else ():
+        for path in _locked_by(process, lock_files):
+            holders.setdefault(lock_files[path], {})[process.pid] = process
     return {lock: _first(processes) for lock, processes in holders.items()}
 
 
-def _locked_by(process: psutil.Process, wanted: dict[str, Path]) -> list[str]:
+def _locked_by(process: psutil.Process, lock_files: dict[str, Path]) -> list[str]:
     try:
         if WORKER not in process.cmdline():
             return []
-        files = [(file.path, file.fd) for file in process.open_files() if file.path in wanted]
+        files = [(file.path, file.fd) for file in process.open_files() if file.path in lock_files]
     except psutil.Error:
         return []
     return [path for path, fd in files if _holds(process.pid, fd)]
 
 
 def _holds(pid: int, fd: int) -> bool:
-    """Whether this open file holds the lock, rather than looking whether somebody does."""
+    """Whether this open file holds the lock, and does not only probe it."""
     try:
         lines = Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines()
     except OSError:
@@ -58,7 +58,7 @@ def _holds(pid: int, fd: int) -> bool:
 
 
 def _first(processes: dict[int, psutil.Process]) -> psutil.Process:
-    """The one that the others come from."""
+    """The process that is not a child of the others."""
     for process in processes.values():
         try:
             if process.ppid() not in processes:

@@ -1,4 +1,4 @@
-"""How fast a run goes, from its latest iterations."""
+"""The pace of a run: latest loss, speed and time left."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from quantexp.runs.status import Status
 
 @dataclass(frozen=True)
 class Pace:
-    """The last iteration's loss and the run's speed; None where there is none, or not a finite one."""
+    """The last iteration's loss and the run's speed; None if there is no value, or if it is not finite."""
 
     loss: float | None = None
     tokens_per_s: float | None = None
-    #: Until the last iteration, at the median time of an iteration, seconds.
+    #: Seconds until the last iteration ends, at the median step time.
     time_left_s: float | None = None
 
 
 def pace(run: RunDir, status: Status) -> Pace:
-    """The pace of a run at its latest iterations."""
+    """The pace of a run from its latest iterations; empty if metrics.jsonl has none."""
     latest = recent_metrics(run)
     if not latest:
         return Pace()

@@ -1,4 +1,4 @@
-"""`quantexp status --json`: one object a run, the same keys in each; a program may rely on them."""
+"""The output of `quantexp status --json`: one object for each run, always with the same keys."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status
 
-#: The state of a run whose folder does not say, and of one that has no folder.
+#: The state of a run whose status cannot be read, and of a run without a folder.
 UNREADABLE, MISSING = "unreadable", "missing"
 
 
 def status_rows(
-    found: Sequence[Standing], missing: Sequence[Missing] = ()
+    standings: Sequence[Standing], missing: Sequence[Missing] = ()
 ) -> list[dict[str, object]]:
-    """One object a run; the values of a run without a folder are null, but for its name, state and reason."""
-    nothing = dict.fromkeys(_row(Standing(RunDir(Path()), None)))
-    gone = [
-        {**nothing, "run": each.name, "state": MISSING, "alive": False, "reason": each.reason}
-        for each in missing
+    """One object for each run; a run without a folder has null values except name, state and reason."""
+    nulls = dict.fromkeys(_row(Standing(RunDir(Path()), None)))
+    missing_rows = [
+        {**nulls, "run": run.name, "state": MISSING, "alive": False, "reason": run.reason}
+        for run in missing
     ]
-    return [_row(each) for each in found] + gone
+    return [_row(standing) for standing in standings] + missing_rows
 
 
-def state_word(found: Standing) -> str:
-    """The state as it is shown."""
-    return found.state.value if found.state is not None else UNREADABLE
+def state_word(standing: Standing) -> str:
+    """The state as shown to the user."""
+    return standing.state.value if standing.state is not None else UNREADABLE
 
 
 def _captured(status: Status) -> dict[str, object] | None:
-    """What has been captured; the same keys in each, None where nothing is."""
+    """The captures of a run, always with the same keys; None if there are none."""
     captured = status.capture
     if not captured:
         return None
@@ -43,26 +43,26 @@ def _captured(status: Status) -> dict[str, object] | None:
     }
 
 
-def _row(found: Standing) -> dict[str, object]:
-    status, job = found.status, found.job
+def _row(standing: Standing) -> dict[str, object]:
+    status, job = standing.status, standing.job
     return {
-        "run": found.run.root.name,
-        "path": str(found.run.root),
-        "state": state_word(found),
-        "alive": found.alive,
-        "reason": found.reason,
-        "where": found.where,
-        "note": found.note,
+        "run": standing.run.root.name,
+        "path": str(standing.run.root),
+        "state": state_word(standing),
+        "alive": standing.alive,
+        "reason": standing.reason,
+        "where": standing.where,
+        "note": standing.note,
         "phase": status.phase.value,
         "phase_since": status.phase_since,
         "current_iteration": status.current_iteration,
         "micro_batch": status.micro_batch,
         "iteration": status.iteration,
         "iterations": status.iterations,
-        "loss": found.pace.loss,
-        "tokens_per_s": found.pace.tokens_per_s,
+        "loss": standing.pace.loss,
+        "tokens_per_s": standing.pace.tokens_per_s,
         "capture": _captured(status),
-        "time_left_s": found.pace.time_left_s if found.state is State.RUNNING else None,
+        "time_left_s": standing.pace.time_left_s if standing.state is State.RUNNING else None,
         "host": status.host,
         "pid": status.pid,
         "job_id": job.id if job is not None else status.job_id,

@@ -1,12 +1,12 @@
-"""What SLURM says about jobs: squeue first, sacct for what the controller has forgotten.
+"""Queries SLURM about jobs: squeue first, then sacct for jobs that the controller has forgotten.
 
-squeue reads the controller's memory: jobs that wait or run, and ended ones for some minutes (MinJobAge). It gives
-all that `scontrol show job` would, for many jobs in one call. sacct reads the accounting database, which a
-cluster need not have: where it fails, a job that squeue does not know is not known.
+squeue reads the controller's memory: pending and running jobs, and ended jobs for some minutes (MinJobAge). It returns
+as much as `scontrol show job`, for many jobs in one call. sacct reads the accounting database, which a cluster need not
+have; without it, a job that squeue does not know stays unknown.
 
-Three things of SLURM that the reading has to know: tasks of an array that were cancelled together before they started
-are one line under the array's number alone; a single task cancelled before it started is known to nobody any more; and
-a job that accounting calls alive but the controller does not know was lost with the controller's memory.
+Three properties of SLURM matter here. Array tasks that were cancelled together before they started share one line under
+the array's id. A single task that was cancelled before it started is in no database. A job that is alive according to
+accounting, but unknown to the controller, was lost with the controller's memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
-from quantexp.launch.ledger.clients import ClientError, ask
+from quantexp.launch.ledger.clients import ClientError, run_client
 from quantexp.launch.ledger.job import Job, base_id, job_state, task_index
 
-#: Job numbers in one call, so that no command line is too long.
-IDS_A_CALL = 500
-#: How far back accounting is searched for a name where no time is given, days.
+#: Maximum job ids in one call, which limits the length of the command line.
+IDS_PER_CALL = 500
+#: Days that a search of accounting by name covers if no start is given.
 SEARCH_DAYS = 31
-#: squeue's columns and their widths. Fixed widths, because a name may hold any separator.
+#: squeue's columns and their widths; fixed widths, because a name may contain any separator.
 _WIDTHS = {
     "JobArrayID": 40,
     "State": 24,
@@ -34,122 +34,128 @@ _WIDTHS = {
     "Reason": 128,
     "Name": 128,
 }
-#: sacct's columns; the name last, because it may hold the separator.
+#: sacct's columns; the name is last, because it may contain the separator.
 _FIELDS = ("JobID", "State", "ExitCode", "Submit", "End", "TimelimitRaw", "NodeList", "JobName")
-#: What SLURM writes where there is nothing.
-_NOTHING = {"", "None", "N/A", "NONE", "Unknown", "(null)", "None assigned"}
+#: SLURM's texts for a missing value.
+_NO_VALUE = {"", "None", "N/A", "NONE", "Unknown", "(null)", "None assigned"}
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
 def jobs(ids: Iterable[str], past: Iterable[str] | None = None) -> dict[str, Job]:
-    """The jobs with these ids (123, or 123_4), alive or ended; ids that nobody knows are absent.
+    """The jobs with these ids (123, or 123_4), alive or ended; unknown ids are absent.
 
-    The controller knows all that are alive, and those that ended minutes ago. `past` are the ids that accounting is
-    asked for where the controller does not know them: without it, all.
+    The controller knows all live jobs, and those that ended minutes ago. `past` are the ids to query in accounting if
+    the controller does not know them; None means all.
 
     Raises:
-        ClientError: SLURM is not here, or its controller or its accounting does not answer.
+        ClientError: SLURM is not installed, or its controller or its accounting does not answer.
     """
-    wanted = set(ids)
-    found = _asked(wanted, _queue)
-    return found | _asked((wanted if past is None else set(past)) - set(found), _accounted)
+    requested = set(ids)
+    queued = _query(requested, _queue)
+    return queued | _query((requested if past is None else set(past)) - set(queued), _accounting)
 
 
 def jobs_named(
     name: str, since: datetime | None = None, *, past: bool = True
 ) -> dict[int | None, Job]:
-    """The jobs of one name by their place in the array; None is the place of a job that is no array's.
+    """The jobs with this name by their index in the array; the key is None for a job without an array.
 
-    `since` is when they were submitted at the earliest; without it accounting is searched SEARCH_DAYS back.
-    Without `past` only the controller is asked.
+    `since` is the earliest time of submission; without it accounting is searched for the last SEARCH_DAYS days.
+    Without `past` only the controller is queried.
 
     Raises:
-        ClientError: SLURM is not here, or its controller or its accounting does not answer.
+        ClientError: SLURM is not installed, or its controller or its accounting does not answer.
     """
-    found: dict[str, Job] = {}
+    jobs_by_id: dict[str, Job] = {}
     if past:
         start = since or datetime.now(UTC) - timedelta(days=SEARCH_DAYS)
-        found = _accounted(f"--name={name}", f"--starttime={start.astimezone():%Y-%m-%dT%H:%M:%S}")
-    found |= _queue(f"--name={name}")
-    return {task_index(job_id): job for job_id, job in found.items() if job.name == name}
+        jobs_by_id = _accounting(
+            f"--name={name}", f"--starttime={start.astimezone():%Y-%m-%dT%H:%M:%S}"
+        )
+    jobs_by_id |= _queue(f"--name={name}")
+    return {task_index(job_id): job for job_id, job in jobs_by_id.items() if job.name == name}
 
 
 def cancel(ids: list[str]) -> None:
-    """Ask the scheduler to end jobs; those that have ended already are passed over.
+    """Cancel jobs; jobs that have already ended are ignored.
 
     Raises:
-        ClientError: SLURM is not here, or its controller does not answer.
+        ClientError: SLURM is not installed, or its controller does not answer.
     """
-    for first in range(0, len(ids), IDS_A_CALL):
-        ask(["scancel", *ids[first : first + IDS_A_CALL]])
+    for first in range(0, len(ids), IDS_PER_CALL):
+        run_client(["scancel", *ids[first : first + IDS_PER_CALL]])
 
 
-def _asked(ids: set[str], source: Callable[[str], dict[str, Job]]) -> dict[str, Job]:
-    """What a source says about these ids. A task without a line of its own stands in the line of its array."""
+def _query(ids: set[str], source: Callable[[str], dict[str, Job]]) -> dict[str, Job]:
+    """The jobs that a source knows of these ids. A task without its own line is in the line of its array."""
     numbers = sorted({base_id(job_id) for job_id in ids})
-    found: dict[str, Job] = {}
-    for first in range(0, len(numbers), IDS_A_CALL):
-        found |= source("--jobs=" + ",".join(numbers[first : first + IDS_A_CALL]))
-    theirs = {job_id: found.get(job_id) or found.get(base_id(job_id)) for job_id in ids}
-    return {job_id: job for job_id, job in theirs.items() if job is not None}
+    by_id: dict[str, Job] = {}
+    for first in range(0, len(numbers), IDS_PER_CALL):
+        by_id |= source("--jobs=" + ",".join(numbers[first : first + IDS_PER_CALL]))
+    matches = {job_id: by_id.get(job_id) or by_id.get(base_id(job_id)) for job_id in ids}
+    return {job_id: job for job_id, job in matches.items() if job is not None}
 
 
 def _queue(which: str) -> dict[str, Job]:
-    """What squeue says, one job or task a line, ended ones included."""
+    """The jobs and tasks that squeue lists, including ended ones."""
     columns = ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
     try:
-        text = ask(
+        text = run_client(
             ["squeue", "--noheader", "--array", "--all", "--states=all", which, "-O", columns]
         )
     except ClientError as error:
-        if "Invalid job id" in error.said:  # one number, and the controller does not know it
+        if "Invalid job id" in error.last_line:  # a single id that the controller does not know
             return {}
         raise
-    return {job.id: job for line in text.splitlines() if (job := _in_queue(line)) is not None}
+    return {
+        job.id: job for line in text.splitlines() if (job := _parse_queue_line(line)) is not None
+    }
 
 
-def _in_queue(line: str) -> Job | None:
+def _parse_queue_line(line: str) -> Job | None:
     cells, start = [], 0
     for width in _WIDTHS.values():
         cells.append(line[start : start + width].strip())
         start += width
     job_id, state, status, restarts, end, limit, nodes, reason, name = cells
-    if not job_id[:1].isdecimal():  # the head of another cluster's list
+    if not job_id[:1].isdecimal():  # the heading of another cluster's list
         return None
     code, signal = _wait_status(status)
-    now = job_state(state)
+    current = job_state(state)
     return Job(
         job_id,
         name,
-        now,
+        current,
         _or_none(reason),
         code,
         signal,
         int(restarts) if restarts.isdecimal() else 0,
         _or_none(nodes),
-        None if now.alive else _time(end),  # of a job that runs, when its time limit ends it
+        None
+        if current.alive
+        else _time(end),  # for a running job, EndTime is the end of its time limit
         minutes(limit),
     )
 
 
-def _accounted(*which: str) -> dict[str, Job]:
-    """What sacct says of ended jobs; nothing where the cluster has no accounting."""
-    words = ["sacct", "--noheader", "--parsable2", "--allocations", *which]
+def _accounting(*which: str) -> dict[str, Job]:
+    """The ended jobs that sacct lists; empty if the cluster has no accounting."""
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", *which]
     try:
-        text = ask([*words, f"--format={','.join(_FIELDS)}"])
+        text = run_client([*command, f"--format={','.join(_FIELDS)}"])
     except ClientError as error:
-        if error.missing or "accounting storage is disabled" in error.said:
+        if error.missing or "accounting storage is disabled" in error.last_line:
             return {}
         raise
     rows = [line.split("|", len(_FIELDS) - 1) for line in text.splitlines()]
     rows = [row for row in rows if len(row) == len(_FIELDS)]
-    # The newest submission of a number last; tasks of their own after those that were cancelled together.
+    # The newest submission of an id last; tasks with their own line after tasks that were cancelled together.
     rows.sort(key=lambda row: (row[3], "[" not in row[0]))
-    found = {job.id: job for row in rows for job in _past(row)}
-    return {job_id: job for job_id, job in found.items() if not job.alive}
+    jobs_by_id = {job.id: job for row in rows for job in _parse_accounting_row(row)}
+    return {job_id: job for job_id, job in jobs_by_id.items() if not job.alive}
 
 
-def _past(row: list[str]) -> Iterator[Job]:
+def _parse_accounting_row(row: list[str]) -> Iterator[Job]:
     job_ids, state, codes, _, end, limit, nodes, name = row
     code, _, signal = codes.partition(":")
     for job_id in _tasks(job_ids):
@@ -168,7 +174,7 @@ def _past(row: list[str]) -> Iterator[Job]:
 
 
 def _tasks(job_id: str) -> Iterator[str]:
-    """The ids behind one: 123, 123_4, or 123_[4-7,9-15:2%2]; of a list that SLURM cut (...), what is there."""
+    """Expand an id: 123, 123_4, or 123_[4-7,9-15:2%2]; a list that SLURM truncated (...) yields its visible part."""
     number, _, tasks = job_id.partition("_")
     if not tasks.startswith("["):
         yield job_id
@@ -179,7 +185,7 @@ def _tasks(job_id: str) -> Iterator[str]:
 
 
 def _wait_status(text: str) -> tuple[int, int]:
-    """Exit code and signal, from a wait status (squeue: 768 is exit code 3) or as CODE:SIGNAL."""
+    """Exit code and signal, from a wait status (squeue: 768 is exit code 3) or from CODE:SIGNAL."""
     if ":" in text:
         code, _, signal = text.partition(":")
         return int(code or 0), int(signal or 0)
@@ -192,7 +198,7 @@ def _time(text: str) -> datetime | None:
 
 
 def minutes(text: str) -> int | None:
-    """Minutes of [days-][hours:]minutes:seconds; UNLIMITED and the like are None."""
+    """Minutes of [days-][hours:]minutes:seconds; None for other texts such as UNLIMITED."""
     days, _, clock = text.rpartition("-")
     parts = clock.split(":")
     if len(parts) < 2 or not all(part.isdecimal() for part in parts):
@@ -202,4 +208,4 @@ def minutes(text: str) -> int | None:
 
 
 def _or_none(text: str) -> str | None:
-    return None if text in _NOTHING else text
+    return None if text in _NO_VALUE else text

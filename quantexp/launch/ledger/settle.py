@@ -1,4 +1,4 @@
-"""Writes into status.json how a run ended that could not say so, so that folder, exit codes and accounting agree."""
+"""Records in status.json the end of a run that could not record it, so that it agrees with the scheduler."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from quantexp.runs.lock import take_lock
 from quantexp.runs.status import State, finish, read_status, write_status
 
 
-def settle(found: Standing) -> Standing:
-    """The standing, written down if it has ended and status.json says something else.
+def settle(standing: Standing) -> Standing:
+    """Write the standing to status.json if the run has ended and its status differs; returns the new standing.
 
-    Nothing is written while another process has the folder, where it cannot be written, or where the run has said
-    something since; the next one who looks writes it then.
+    Nothing is written while another process holds the lock, if the folder is read-only, or if the status has changed
+    since it was read; a later call writes it then.
     """
-    if not found.is_news:
-        return found
-    assert found.state is not None
+    if not standing.is_unrecorded_end:
+        return standing
+    assert standing.state is not None
     with contextlib.suppress(RunError, OSError):
-        return _written(found, found.state)
-    return found
+        return _record(standing, standing.state)
+    return standing
 
 
-def _written(found: Standing, state: State) -> Standing:
-    run = found.run
+def _record(standing: Standing, state: State) -> Standing:
+    run = standing.run
     lock = take_lock(run, patience_s=0)
     try:
         status = read_status(run.status)
-        if status != found.status:
-            return found
-        ended = found.job.ended if found.job is not None else None
-        status = replace(found.status, capture=dict(found.status.capture))
-        finish(status, state, found.reason)
+        if status != standing.status:
+            return standing
+        ended = standing.job.ended if standing.job is not None else None
+        status = replace(standing.status, capture=dict(standing.status.capture))
+        finish(status, state, standing.reason)
         if ended is not None:
             status.finished = ended.isoformat(timespec="milliseconds")
-        if found.job is not None:
-            status.job_id = found.job.id
+        if standing.job is not None:
+            status.job_id = standing.job.id
         run.reserve.unlink(missing_ok=True)
         write_status(run.status, status)
     finally:
         os.close(lock)
-    return replace(found, status=status)
+    return replace(standing, status=status)

@@ -1,8 +1,8 @@
-"""What is true of a run now, from its folder, its lock and the scheduler.
+"""The standing of a run: its actual state now, from its folder, its lock and the scheduler.
 
-status.json is what a run said last. A run that was killed, or whose job was ended, could not say so; here its lock and
-its job are looked at too. A local run is alive while its lock is held (or, where no lock can be looked at, while its
-process is there); a SLURM run while its job is. Nothing is written here: `settle` does that.
+status.json holds what a run recorded last. A run that was killed, or whose job was ended, could not record that, so its
+lock and its job count too. A local run is alive while its lock is held (or, on disks without visible locks, while its
+process exists); a SLURM run is alive while its job is. This module only reads; `settle` writes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from quantexp.errors import RunError
-from quantexp.launch.ledger.assigned import OPEN, has_told, jobs_of
+from quantexp.launch.ledger.assigned import OPEN, has_recorded_end, jobs_of
 from quantexp.launch.ledger.clients import ClientError
-from quantexp.launch.ledger.job import Job, JobState, doing
+from quantexp.launch.ledger.job import Job, JobState, describe
 from quantexp.launch.ledger.owner import is_worker
 from quantexp.launch.ledger.pace import Pace, pace
 from quantexp.launch.ledger.verdict import Verdict, began, of_job, of_lost_job, of_lost_process
@@ -24,89 +24,87 @@ from quantexp.runs.lock import is_locked
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, read_status
 
-#: How long a submission may take from a run's status to SLURM's number.
+#: The longest time between writing a run's status and receiving SLURM's job id.
 SUBMISSION = timedelta(seconds=120)
-#: How long a run of another machine, whose locks may not be seen here, may be silent.
+#: How old the status of a live run on another machine, whose locks may be invisible here, may be.
 SILENCE = timedelta(minutes=15)
-
-
-#: What is wrong with a run whose configuration was deleted: nothing can go on with it.
+#: The reason of a run whose configuration was deleted: no command can use it.
 BROKEN = "broken: its config.yaml is gone; restore it, or delete the folder"
-#: Why a run waits that is in nobody's list.
-NOBODY = "prepared, and nobody starts it: quantexp resume does"
+#: The reason of a pending run that is in no live sweep.
+NOT_SCHEDULED = "prepared, but no process starts it; quantexp resume does"
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What is true of a run now."""
+    """The actual state of a run."""
 
     run: RunDir
-    #: None where the folder does not say: no status, or a broken one.
+    #: None if the status is missing or broken.
     state: State | None
-    #: Whether it waits, runs, or will be started again by the scheduler.
+    #: Whether the run waits, runs, or will be requeued by the scheduler.
     alive: bool = False
-    #: Why it ended, or was put back.
+    #: Why the run ended, or was requeued.
     reason: str = ""
-    #: `here, process 123`, `job 123_4 running on n1`, `job 123_4 waiting (Resources)`; empty once it has ended.
+    #: `here, process 123`, `job 123_4 running on n1`, `job 123_4 waiting (Resources)`; empty after the end.
     where: str = ""
-    #: What could not be found out.
+    #: A warning about information that is not available.
     note: str | None = None
-    #: status.json as it is.
+    #: The content of status.json.
     status: Status = field(default_factory=Status)
     job: Job | None = None
     pace: Pace = field(default_factory=Pace)
-    #: False for an end that may be a misunderstanding: a job that waits on another cluster is not known on this one.
+    #: False if the run may still be alive: this cluster does not know the jobs of another one.
     sure: bool = True
 
     @property
-    def is_news(self) -> bool:
-        """Whether it has surely ended, and status.json does not say so, or not why."""
+    def is_unrecorded_end(self) -> bool:
+        """Whether the run has certainly ended with a state or reason that status.json does not have."""
         ended = self.state is not None and self.state not in (State.PENDING, State.RUNNING)
-        told = (self.status.state, self.status.reason)
-        return ended and self.sure and (self.state, self.reason) != told
+        recorded = (self.status.state, self.status.reason)
+        return ended and self.sure and (self.state, self.reason) != recorded
 
 
 def standing(run: RunDir) -> Standing:
-    """What is true of one run."""
+    """The standing of one run."""
     return standings([run])[0]
 
 
 def standings(runs: Sequence[RunDir]) -> list[Standing]:
-    """What is true of each, in one question to the scheduler; where it does not answer, a note says so."""
-    told = [_told(run) for run in runs]
-    statuses = [s for s in told if isinstance(s, Status) and s.state is not State.COMPLETED]
+    """The standing of each run, with one query to the scheduler; if it does not answer, `note` has the error."""
+    recorded = [_read(run) for run in runs]
+    statuses = [s for s in recorded if isinstance(s, Status) and s.state is not State.COMPLETED]
     note = None
     try:
         jobs = dict(zip(map(id, statuses), jobs_of(statuses), strict=True))
     except ClientError as error:
-        jobs, note = {}, f"its job was not looked at: {error}"
-    found = [
+        jobs, note = {}, f"its job was not queried: {error}"
+    current = [
         _standing(run, status, jobs.get(id(status)), note)
         if isinstance(status, Status)
         else Standing(run, None, reason=status)
-        for run, status in zip(runs, told, strict=True)
+        for run, status in zip(runs, recorded, strict=True)
     ]
-    return _with_turns(found)
+    return _with_sweeps(current)
 
 
-def _told(run: RunDir) -> Status | str:
-    """What the folder says, or why it says nothing."""
+def _read(run: RunDir) -> Status | str:
+    """The status of a run, or why there is none."""
     try:
         status = read_status(run.status)
     except RunError as error:
-        return str(error).replace(f"{run.root}/", "")  # the run's name stands beside it
+        return str(error).replace(f"{run.root}/", "")  # the table shows the run's name
     return status or "it has no status.json: it was never started"
 
 
 def _standing(run: RunDir, status: Status, job: Job | None, note: str | None) -> Standing:
     if status.submission is not None or status.job_id is not None:
-        found = _of_submitted(run, status, job, note)
+        current = _of_submitted(run, status, job, note)
     else:
-        found = _of_local(run, status)
-    found = replace(found, job=job, pace=pace(run, found.status))
-    if found.alive or run.config.is_file():
-        return found
-    return replace(found, state=None, reason=BROKEN, where="")
+        current = _of_local(run, status)
+    current = replace(current, job=job, pace=pace(run, current.status))
+    if current.alive or run.config.is_file():
+        return current
+    return replace(current, state=None, reason=BROKEN, where="")
 
 
 def _of_local(run: RunDir, status: Status) -> Standing:
@@ -114,31 +112,31 @@ def _of_local(run: RunDir, status: Status) -> Standing:
         return Standing(run, status.state, False, status.reason, status=status)
     if is_locked(run) or _may_live(status):
         return Standing(run, status.state, True, status.reason, _process(status), status=status)
-    status = _again(run, status)  # it may have ended while it was looked at
+    status = _reread(run, status)  # the run may have ended since the first read
     if status.state is State.RUNNING and not is_locked(run):
         state, reason = of_lost_process(status)
         return Standing(run, state, False, reason, status=status)
     return Standing(run, status.state, False, status.reason, status=status)
 
 
-def _with_turns(found: list[Standing]) -> list[Standing]:
-    """The same, with what waits for its turn in a sweep, and what waits for nobody."""
-    open_ = [each for each in found if each.state is State.PENDING and not each.alive]
-    turns = {root: waiting_in(root) for root in {each.run.root.parent for each in open_}}
+def _with_sweeps(current: list[Standing]) -> list[Standing]:
+    """Add to each pending local run the sweep that will start it, or that there is none."""
+    pending = [s for s in current if s.state is State.PENDING and not s.alive]
+    sweeps = {root: waiting_in(root) for root in {s.run.root.parent for s in pending}}
 
-    def turned(each: Standing) -> Standing:
-        if not (each.state is State.PENDING and not each.alive):
-            return each
-        sweep = turns[each.run.root.parent].get(each.run.root.name)
+    def with_sweep(standing: Standing) -> Standing:
+        if not (standing.state is State.PENDING and not standing.alive):
+            return standing
+        sweep = sweeps[standing.run.root.parent].get(standing.run.root.name)
         if sweep is None:
-            return replace(each, reason=each.reason or NOBODY)
-        return replace(each, alive=True, where=f"waiting in sweep {sweep}")
+            return replace(standing, reason=standing.reason or NOT_SCHEDULED)
+        return replace(standing, alive=True, where=f"waiting in sweep {sweep}")
 
-    return [turned(each) for each in found]
+    return [with_sweep(standing) for standing in current]
 
 
 def _may_live(status: Status) -> bool:
-    """Whether a run without a lock may run all the same: locks are not seen everywhere."""
+    """Whether a run without a visible lock may still run: not every disk shows locks of other machines."""
     if status.state is not State.RUNNING:
         return False
     if status.host == platform.node():
@@ -156,55 +154,55 @@ def _of_submitted(run: RunDir, status: Status, job: Job | None, note: str | None
         alive = status.state is not State.PREEMPTED
         where = f"job {status.job_id}" if status.job_id else ""
         return Standing(run, status.state, alive, status.reason, where, note, status)
-    if job is not None and job.alive and (not has_told(status) or _comes_back(job)):
+    if job is not None and job.alive and (not has_recorded_end(status) or _is_requeued(job)):
         return _of_live_job(run, status, job)
-    status = _again(run, status)  # it may have ended between the reading and the question
+    status = _reread(run, status)  # the run may have ended between the first read and the query
     if job is None and status.state in OPEN:
         return _of_lost(run, status)
     state, reason = status.state, status.reason
-    if job is not None and not job.alive and not has_told(status):
+    if job is not None and not job.alive and not has_recorded_end(status):
         state, reason = _end(run, status, job)
     return Standing(run, state, False, reason, status=status)
 
 
 def _of_lost(run: RunDir, status: Status) -> Standing:
-    """A run without a job that anybody knows: it is being submitted, or its job is gone."""
+    """The standing of a run whose job is unknown: it is being submitted, or its job is lost."""
     if is_locked(run) or _being_submitted(status):
         where = "being submitted" if status.started is None else _process(status)
         return Standing(run, status.state, True, status.reason, where, status=status)
-    told = status.state is State.PREEMPTED
-    state, reason = (status.state, status.reason) if told else of_lost_job(run, status)
+    is_recorded = status.state is State.PREEMPTED
+    state, reason = (status.state, status.reason) if is_recorded else of_lost_job(run, status)
     return Standing(run, state, False, reason, status=status, sure=began(run, status))
 
 
 def _end(run: RunDir, status: Status, job: Job) -> Verdict:
-    """A job's end, where the run knew no better: preempted is told, and a signal need not have been the scheduler's."""
-    own = job.state in (JobState.COMPLETED, JobState.FAILED)
+    """The end of a run by its job; a recorded preemption, or a signal that SLURM did not send, takes precedence."""
+    by_itself = job.state in (JobState.COMPLETED, JobState.FAILED)
     if status.state is State.PREEMPTED and job.state is not JobState.CANCELLED:
         return status.state, status.reason
-    if status.state is State.CANCELLED and own:
+    if status.state is State.CANCELLED and by_itself:
         return status.state, status.reason
     return of_job(run, status, job)
 
 
-def _comes_back(job: Job) -> bool:
+def _is_requeued(job: Job) -> bool:
     return job.restarts > 0 and job.state in (JobState.PENDING, JobState.REQUEUED)
 
 
 def _of_live_job(run: RunDir, status: Status, job: Job) -> Standing:
-    """The run of a job that waits, runs or ends; one that is put back may have taken that for being cancelled."""
-    where = f"job {job.id} {doing(job)}"
+    """The standing of a run with a live job; a requeued run may have recorded the requeue as a cancellation."""
+    where = f"job {job.id} {describe(job)}"
     if job.state not in (JobState.PENDING, JobState.REQUEUED):
         reason = status.reason if status.state is State.RUNNING else ""
         return Standing(run, State.RUNNING, True, reason, where, status=status)
-    again = job.restarts or status.state is not State.PENDING
-    reason = f"requeued ({_why_requeued(status)})" if again else status.reason
+    is_requeue = job.restarts or status.state is not State.PENDING
+    reason = f"requeued ({_requeue_reason(status)})" if is_requeue else status.reason
     return Standing(run, State.PENDING, True, reason, where, status=status)
 
 
-def _why_requeued(status: Status) -> str:
-    told = status.reason or (status.restarts[-1].get("reason") if status.restarts else None)
-    return str(told or "put back by the scheduler")
+def _requeue_reason(status: Status) -> str:
+    reason = status.reason or (status.restarts[-1].get("reason") if status.restarts else None)
+    return str(reason or "by the scheduler")
 
 
 def _being_submitted(status: Status) -> bool:
@@ -215,13 +213,13 @@ def _age(time: str | None) -> timedelta:
     return timedelta.max if time is None else datetime.now(UTC) - datetime.fromisoformat(time)
 
 
-def _again(run: RunDir, status: Status) -> Status:
-    again = _told(run)
-    return again if isinstance(again, Status) else status
+def _reread(run: RunDir, status: Status) -> Status:
+    current = _read(run)
+    return current if isinstance(current, Status) else status
 
 
 def live_job(status: Status) -> str | None:
-    """Words such as `job 123_4 is waiting (Resources)` if the run's job is alive; None otherwise.
+    """A text such as `job 123_4 is waiting (Resources)` if the run's job is alive; None otherwise.
 
     Raises:
         ClientError: as `live_jobs`.
@@ -230,15 +228,15 @@ def live_job(status: Status) -> str | None:
 
 
 def live_jobs(statuses: Sequence[Status]) -> list[str | None]:
-    """`live_job` of each, in one question to the scheduler; none where no run has a job.
+    """`live_job` of each status, with one query to the scheduler; no query if no run has a job.
 
     Raises:
-        ClientError: SLURM is not here or does not answer, and a run that has not ended has a job.
+        ClientError: SLURM is not installed or does not answer, and a run that has not ended has a job.
     """
     try:
-        found = jobs_of(statuses, past=False)
+        jobs = jobs_of(statuses, past=False)
     except ClientError:
         if any(s.state in OPEN and (s.job_id or s.submission) for s in statuses):
             raise
         return [None] * len(statuses)
-    return [f"job {job.id} is {doing(job)}" if job and job.alive else None for job in found]
+    return [f"job {job.id} is {describe(job)}" if job and job.alive else None for job in jobs]

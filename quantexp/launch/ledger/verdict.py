@@ -1,7 +1,7 @@
-"""How a run ended that did not say so itself: from how its job ended, or from its process being gone.
+"""The outcome of a run that did not record its end, derived from the end of its job or process.
 
-`preempted` is an end from outside, after which a run may be started again as it is; `failed` is an end that would come
-again; `cancelled` is what the user wanted.
+`preempted` is an end from outside, after which the run can be restarted unchanged; `failed` is an end that would
+happen again; `cancelled` is the user's decision.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.ranks import log_end
 from quantexp.runs.status import State, Status
 
-#: A state, and why, in words.
+#: A state and its reason.
 Verdict = tuple[State, str]
 
 
 def of_job(run: RunDir, status: Status, job: Job) -> Verdict:
-    """The end of a run whose job has ended while its status said that it waits or runs."""
+    """The outcome of a run whose job has ended while its status is still pending or running."""
     match job.state:
         case JobState.CANCELLED:
-            never = (job.reason or "").startswith("Dependency")
+            by_dependency = (job.reason or "").startswith("Dependency")
             return State.CANCELLED, "cancelled in the scheduler" + (
-                f" ({job.reason})" if never else ""
+                f" ({job.reason})" if by_dependency else ""
             )
         case JobState.TIMEOUT:
             limit = f" of {job.time_limit_min} min" if job.time_limit_min else ""
@@ -35,30 +35,30 @@ def of_job(run: RunDir, status: Status, job: Job) -> Verdict:
         case JobState.DEADLINE:
             return State.PREEMPTED, f"job {job.id} reached its deadline at {progress(status)}"
         case JobState.PREEMPTED:
-            return State.PREEMPTED, f"job {job.id} was preempted and not put back into the queue"
+            return State.PREEMPTED, f"job {job.id} was preempted and not requeued"
         case JobState.NODE_FAIL | JobState.BOOT_FAIL:
             node = f"node {job.nodes}" if job.nodes else "a node"
             return State.PREEMPTED, f"{node} of job {job.id} failed, at {progress(status)}"
         case JobState.OUT_OF_MEMORY:
             return State.FAILED, (
                 f"job {job.id} ran out of memory at {progress(status)}; give launcher.mem_gb more; "
-                f"{last_words(run, status, job)}"
+                f"{end_of_log(run, status, job)}"
             )
         case JobState.COMPLETED:
             return State.FAILED, (
-                f"job {job.id} has completed, and the run did not; {last_words(run, status, job)}"
+                f"job {job.id} has completed, and the run did not; {end_of_log(run, status, job)}"
             )
         case _:
-            return State.FAILED, f"job {job.id} {_failed(job)}; {last_words(run, status, job)}"
+            return State.FAILED, f"job {job.id} {_failed(job)}; {end_of_log(run, status, job)}"
 
 
 def of_lost_job(run: RunDir, status: Status) -> Verdict:
-    """The end of a run whose job nobody knows any more."""
+    """The outcome of a run whose job the scheduler no longer knows."""
     if status.job_id is None:
         return State.PREEMPTED, "its submission ended before SLURM had taken the job"
     if began(run, status):
         return State.PREEMPTED, (
-            f"the scheduler no longer knows job {status.job_id}, and the run did not say how it ended, at "
+            f"the scheduler no longer knows job {status.job_id}, and the run did not record its end, at "
             f"{progress(status)}"
         )
     return State.CANCELLED, (
@@ -68,14 +68,14 @@ def of_lost_job(run: RunDir, status: Status) -> Verdict:
 
 def began(run: RunDir, status: Status) -> bool:
     """Whether a submitted run's job has ever started."""
-    told = status.state is not State.PENDING or status.started is not None
-    return told or any(file.exists() for file in job_logs(run, status))
+    has_started = status.state is not State.PENDING or status.started is not None
+    return has_started or any(file.exists() for file in job_logs(run, status))
 
 
 def of_lost_process(status: Status) -> Verdict:
-    """The end of a run that ran, on this or another machine, and whose lock nobody holds any more."""
+    """The outcome of a running run, on this or another machine, whose lock no process holds."""
     return State.PREEMPTED, (
-        f"ended without a word: process {status.pid} on {status.host} is gone (killed, or the machine went down), at "
+        f"died without recording why: process {status.pid} on {status.host} is gone (killed, or machine failure), at "
         f"{progress(status)}"
     )
 
@@ -86,7 +86,7 @@ def progress(status: Status) -> str:
 
 
 def job_logs(run: RunDir, status: Status, job_id: str | None = None) -> list[Path]:
-    """What the run's job prints before the run itself has a log, and after; none without a job."""
+    """The files that hold the output of the run's job; empty without a job."""
     number = job_id or status.job_id
     if status.submission is None or number is None:
         return []
@@ -94,8 +94,8 @@ def job_logs(run: RunDir, status: Status, job_id: str | None = None) -> list[Pat
     return [folder / f"{number}_0_log.{end}" for end in ("out", "err")]
 
 
-def last_words(run: RunDir, status: Status, job: Job) -> str:
-    """The end of the run's log, or of what its job printed."""
+def end_of_log(run: RunDir, status: Status, job: Job) -> str:
+    """The end of the run's log, or of its job's output."""
     if run.rank_log(0).exists():
         return log_end(run.rank_log(0))
     logs = [log for log in job_logs(run, status, job.id) if log.exists() and log.stat().st_size]

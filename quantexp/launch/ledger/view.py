@@ -1,7 +1,7 @@
-"""The table of `quantexp status`: with where each run is or why it ended in a column, or below where that does not fit.
+"""The table of `quantexp status`; the location or reason of a run is a column, or below the table if it is too wide.
 
-What is shown live must fit a terminal. Where it does not, the completed runs are left out first, then what stands below
-the table, then rows from the end, those that run standing first. The summary counts all of them, always.
+A live table must fit the terminal. If it does not, it drops first the completed runs, then the part below the table,
+then rows from the end, keeping running runs at the top. The summary always counts all runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from quantexp.launch.ledger.job import JobState, doing
+from quantexp.launch.ledger.job import JobState, describe
 from quantexp.launch.ledger.rows import MISSING, UNREADABLE, state_word
 from quantexp.launch.ledger.standing import Standing
 from quantexp.launch.progress import activity, captured_words
@@ -26,7 +26,7 @@ from quantexp.runs.status import State
 from quantexp.terminal.fitted_table import Column, Fitted, Shrink, fitted_table
 from quantexp.terminal.units import duration
 
-#: Where each run is, or why it ended: below the table where it is too narrow for that.
+#: The column with a run's location or reason, which moves below a narrow table.
 ABOUT = "where, or why it ended"
 _COLUMNS = (
     Column("run", shrink=Shrink.CUT_START),
@@ -37,9 +37,9 @@ _COLUMNS = (
     Column("left", is_number=True),
     Column(ABOUT, worth=1, shrink=Shrink.WRAP, min_width=60),
 )
-#: Runs of one reason that are named below the table.
+#: Maximum run names for one reason below the table.
 FEW = 4
-#: Lines around the rows: heading, shared beginning of the names, count of what is left out, summary.
+#: Lines around the rows: heading, shared prefix of the names, count of omitted rows, summary.
 FRAME = 4
 _COLOURS = {
     State.PENDING: "blue",
@@ -49,34 +49,34 @@ _COLOURS = {
     State.PREEMPTED: "magenta",
     State.CANCELLED: "yellow",
 }
-#: Where a scheme begins in a run's name.
+#: Matches the start of the scheme in a run's name.
 _SCHEME = re.compile(r"_(?=FA_|linear_|bf16)")
 
 
 def view(
-    found: Sequence[Standing],
+    standings: Sequence[Standing],
     missing: Sequence[Missing],
     console: Console,
     height: int | None = None,
 ) -> RenderableType:
-    """The table and what stands below it, in at most `height` lines."""
-    page = _Page(found, missing, console)
-    content = page.content(found)
+    """The table and the part below it, in at most `height` lines."""
+    page = _Page(standings, missing, console)
+    content = page.content(standings)
     if height is None or page.lines(content) <= height:
         return content
-    going = [each for each in found if each.state is not State.COMPLETED]
+    unfinished = [s for s in standings if s.state is not State.COMPLETED]
     for below in (True, False):
-        if page.lines(content := page.content(going, below=below)) <= height:
+        if page.lines(content := page.content(unfinished, below=below)) <= height:
             return content
-    going.sort(key=lambda each: each.state is not State.RUNNING)
-    return page.content(going[: max(1, height - FRAME)], below=False)
+    unfinished.sort(key=lambda s: s.state is not State.RUNNING)
+    return page.content(unfinished[: max(1, height - FRAME)], below=False)
 
 
 @dataclass(frozen=True)
 class _Page:
-    """All of the runs, of which a part is shown."""
+    """All runs, of which a part is shown."""
 
-    found: Sequence[Standing]
+    standings: Sequence[Standing]
     missing: Sequence[Missing]
     console: Console
 
@@ -84,12 +84,12 @@ class _Page:
         return len(self.console.render_lines(content))
 
     def content(self, shown: Sequence[Standing], *, below: bool = True) -> Group:
-        """These runs, and the summary of all."""
+        """The rows of the shown runs, and the summary of all."""
         missing = self.missing if below else ()
-        names = [each.run.root.name for each in shown]
+        names = [standing.run.root.name for standing in shown]
         fitted, shared = self._table(shown, missing, names), ""
         if fitted.left_out:
-            shared = _shared([each.run.root.name for each in self.found])
+            shared = _shared([standing.run.root.name for standing in self.standings])
             names = [name.removeprefix(shared) for name in names]
             fitted = self._table(shown, missing, names)
         parts: list[RenderableType] = [Text(f"{shared}...", style="dim")] * bool(shared)
@@ -97,89 +97,92 @@ class _Page:
         if below and ABOUT in fitted.left_out:
             parts.append(_below(shown, missing, names))
         if below:
-            parts += [Text(note, style="yellow") for note in _notes(self.found)]
-        elif len(shown) < len(self.found):
-            parts.append(Text(f"and {len(self.found) - len(shown)} more", style="dim"))
-        return Group(*parts, Text(summary(self.found, self.missing)))
+            parts += [Text(note, style="yellow") for note in _notes(self.standings)]
+        elif len(shown) < len(self.standings):
+            parts.append(Text(f"and {len(self.standings) - len(shown)} more", style="dim"))
+        return Group(*parts, Text(summary(self.standings, self.missing)))
 
     def _table(
         self, shown: Sequence[Standing], missing: Sequence[Missing], names: list[str]
     ) -> Fitted:
         rows: list[list[str | Text]] = [
-            [escape(name), _state(each), *_numbers(each), Text(_about(each))]
-            for name, each in zip(names, shown, strict=True)
+            [escape(name), _state(standing), *_numbers(standing), Text(_about(standing))]
+            for name, standing in zip(names, shown, strict=True)
         ]
         rows += [
-            [escape(gone.name), f"[red]{MISSING}[/]", "", "", "", "", Text(gone.reason)]
-            for gone in missing
+            [escape(run.name), f"[red]{MISSING}[/]", "", "", "", "", Text(run.reason)]
+            for run in missing
         ]
         return fitted_table(_COLUMNS, rows, self.console.width)
 
 
 def _shared(names: list[str]) -> str:
-    """What all of several names begin with: whole words, and nothing of the scheme's name."""
+    """The common prefix of several names: whole words, without the scheme's name."""
     if len(names) < 2:
         return ""
-    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    equal = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     scheme = _SCHEME.search(names[0])
-    longest = "".join(letters[0] for letters in same)[: scheme.end() if scheme else None]
-    return longest[: longest.rfind("_") + 1]
+    prefix = "".join(letters[0] for letters in equal)[: scheme.end() if scheme else None]
+    return prefix[: prefix.rfind("_") + 1]
 
 
-def _state(found: Standing) -> str:
-    colour = _COLOURS[found.state] if found.state is not None else "red"
-    return f"[{colour}]{state_word(found)}[/]"
+def _state(standing: Standing) -> str:
+    colour = _COLOURS[standing.state] if standing.state is not None else "red"
+    return f"[{colour}]{state_word(standing)}[/]"
 
 
-def _numbers(found: Standing) -> list[str]:
-    status, pace = found.status, found.pace
+def _numbers(standing: Standing) -> list[str]:
+    status, pace = standing.status, standing.pace
     return [
         f"{status.iteration}/{status.iterations}" if status.iterations else "",
         f"{pace.loss:.4f}" if pace.loss is not None else "",
         f"{pace.tokens_per_s:,.0f}" if pace.tokens_per_s is not None else "",
-        duration(pace.time_left_s) if found.state is State.RUNNING else "",
+        duration(pace.time_left_s) if standing.state is State.RUNNING else "",
     ]
 
 
-def _about(found: Standing, where: str | None = None) -> str:
-    """Where it is, what it does and has captured, or the first line of why it ended."""
-    reason = found.reason.splitlines()[0] if found.reason else ""
-    running = found.state is State.RUNNING
-    now = (activity(found.status), captured_words(found.status.capture)) if running else ()
-    return "; ".join(part for part in (where or found.where, *now, reason) if part)
+def _about(standing: Standing, where: str | None = None) -> str:
+    """The location, activity and captures of a run, or the first line of its reason."""
+    reason = standing.reason.splitlines()[0] if standing.reason else ""
+    running = standing.state is State.RUNNING
+    now = (activity(standing.status), captured_words(standing.status.capture)) if running else ()
+    return "; ".join(part for part in (where or standing.where, *now, reason) if part)
 
 
 def _below(
     shown: Sequence[Standing], missing: Sequence[Missing], names: list[str]
 ) -> RenderableType:
-    """Where runs are and why they ended, each once; jobs that wait for the same without their numbers."""
-    told: dict[str, list[str]] = {}
-    for name, each in zip(names, shown, strict=True):
-        waits = each.job is not None and each.job.state in (JobState.PENDING, JobState.REQUEUED)
-        where = doing(each.job) if each.job is not None and waits and each.alive else None
-        told.setdefault(_about(each, where), []).append(name)
-    for gone in missing:
-        told.setdefault(gone.reason, []).append(gone.name)
+    """Each location or reason once with its runs; jobs that wait for the same reason appear without their ids."""
+    groups: dict[str, list[str]] = {}
+    for name, standing in zip(names, shown, strict=True):
+        job = standing.job
+        is_waiting = job is not None and job.state in (JobState.PENDING, JobState.REQUEUED)
+        where = describe(job) if job is not None and is_waiting and standing.alive else None
+        groups.setdefault(_about(standing, where), []).append(name)
+    for run in missing:
+        groups.setdefault(run.reason, []).append(run.name)
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
-    for about, of in told.items():
+    for about, runs in groups.items():
         if about:
-            some = of if len(of) <= FEW else [*of[: FEW - 1], f"and {len(of) - FEW + 1} more"]
+            some = (
+                runs if len(runs) <= FEW else [*runs[: FEW - 1], f"and {len(runs) - FEW + 1} more"]
+            )
             grid.add_row(Text("\n".join(some)), Text(about))
     return Group("", grid, "") if grid.row_count else Group()
 
 
-def _notes(found: Sequence[Standing]) -> list[str]:
-    counted = Counter(each.note for each in found if each.note is not None)
-    return [f"{count} of {len(found)}: {note}" for note, count in counted.items()]
+def _notes(standings: Sequence[Standing]) -> list[str]:
+    counts = Counter(standing.note for standing in standings if standing.note is not None)
+    return [f"{count} of {len(standings)}: {note}" for note, count in counts.items()]
 
 
-def summary(found: Sequence[Standing], missing: Sequence[Missing] = ()) -> str:
+def summary(standings: Sequence[Standing], missing: Sequence[Missing] = ()) -> str:
     """`20 runs: 2 running, 17 completed, 1 failed`."""
-    counted = Counter(each.state for each in found)
-    words = [f"{counted[state]} {state.value}" for state in State if counted[state]]
-    for count, word in ((counted[None], UNREADABLE), (len(missing), MISSING)):
+    counts = Counter(standing.state for standing in standings)
+    words = [f"{counts[state]} {state.value}" for state in State if counts[state]]
+    for count, word in ((counts[None], UNREADABLE), (len(missing), MISSING)):
         words += [f"{count} {word}"] * bool(count)
-    total = len(found) + len(missing)
+    total = len(standings) + len(missing)
     return f"{total} run{'' if total == 1 else 's'}: {', '.join(words)}" if total else "no runs"

@@ -1,7 +1,7 @@
-"""Runs of this machine that wait for their turn in a sweep that somebody works through.
+"""Finds pending runs of sweeps that a live process on this machine executes.
 
-Such a run is prepared and nothing more: no process has its folder yet. Its sweep's list names it, and the sweep's lock
-is held for as long as the process that will start it lives.
+Such a run is only prepared: no process holds its lock yet. The sweep's list names it, and the process that will start
+it holds the sweep's lock.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from quantexp.runs.status import State, read_json
 
 
 def waiting_in(root: Path) -> dict[str, str]:
-    """Names of the runs that such a sweep has not ended yet, and the sweep's name."""
-    found = {}
+    """Run name -> sweep name, for the unfinished runs of live sweeps."""
+    sweeps = {}
     for file in sorted(RunsRoot(root).sweeps.glob("*.json")):
         if is_held(SweepFiles(file).lock):
-            with contextlib.suppress(RunError, KeyError, TypeError):  # another version's
+            with contextlib.suppress(RunError, KeyError, TypeError):  # written by another version
                 for row in read_json(file)["runs"]:
                     if row["run"] is not None and row["state"] in (State.PENDING, State.RUNNING):
-                        found[row["run"]] = file.stem
-    return found
+                        sweeps[row["run"]] = file.stem
+    return sweeps

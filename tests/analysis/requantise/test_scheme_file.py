@@ -113,7 +113,7 @@ def test_a_recommendation_trains_with_its_engagement_proved(
     tmp_path: Path, tiny_words: list[str]
 ) -> None:
     """Formats of every family, a transform and attention's own slots in one scheme."""
-    from quantexp.launch.attempt import opened
+    from quantexp.launch.attempt import open_run
     from quantexp.training.worker import Worker
 
     by_name = {one.name: one for one in candidates(formats_of(None))}
@@ -129,7 +129,7 @@ def test_a_recommendation_trains_with_its_engagement_proved(
     ]
     words = [*tiny_words, "training.iterations=1", "training.warmup_iterations=0", "capture=off"]
     experiment = composed(written(tmp_path, choices), words)
-    with opened(experiment, "cpu", ["test"]) as (folder, _):
+    with open_run(experiment, "cpu", ["test"]) as (folder, _):
         code = Worker(folder.run, experiment).run()
     assert code == 0, folder.run.status.read_text()
     record = json.loads(folder.run.precision.read_text())

@@ -24,13 +24,13 @@ Tiny = Callable[..., Experiment]
 
 
 def test_a_capture_over_its_budget_is_refused_before_it_starts(tiny: Tiny, tmp_path: Path) -> None:
-    from quantexp.launch.attempt import opened
+    from quantexp.launch.attempt import open_run
 
     experiment = tiny("capture.max_gb=0.001")
     words = (
         r"the capture would take 0.00\d+ GB in \d+ tensors, and capture.max_gb allows 0.001; cap"
     )
-    with pytest.raises(CaptureError, match=words), opened(experiment, "cpu", ["test"]):
+    with pytest.raises(CaptureError, match=words), open_run(experiment, "cpu", ["test"]):
         pass
     assert not list(tmp_path.glob("runs/*/config.yaml"))
 

@@ -48,7 +48,7 @@ while True:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.05)
     monkeypatch.setattr(module, "PATIENCE_S", 5.0)
-    monkeypatch.setattr(module, "SEEN_S", 0.5)
+    monkeypatch.setattr(module, "APPEARANCE_S", 0.5)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_job_that_does_not_end_in_time_is_said(slurm: FakeSlurm, make_run: MakeR
     module.PATIENCE_S = 0.1
     slurm.answer("squeue", queue_line("7_0", "RUNNING", nodes="n1"))
     run = submitted(make_run, 0, State.RUNNING)
-    words = "job 7_0 running on n1: asked to end, and has not yet"
+    words = "job 7_0 running on n1: signalled, but still running"
     assert cancel(standings([run])) == [Cancelled("m_d_s0-1", words, False)]
 
 
@@ -194,7 +194,7 @@ def test_local_run_that_does_not_end_is_said(
     module.PATIENCE_S = 0.2
     (outcome,) = cancel(standings([local(make_run, processes, "r-1", "stays")]))
     assert not outcome.done
-    assert outcome.words == "here, process 1: asked to end, and has not yet"
+    assert outcome.words == "here, process 1: signalled, but still running"
 
 
 def test_runs_that_wait_for_their_turn_or_for_nobody_are_marked(make_run: MakeRun) -> None:
@@ -216,7 +216,7 @@ def test_run_of_another_machine_is_named_and_left(make_run: MakeRun) -> None:
     (outcome,) = cancel(standings([run]))
     assert not outcome.done
     assert outcome.words == (
-        "far, process 7: not a process of yours that can be seen from here; cancel it there, as who started it"
+        "far, process 7: not a process of yours on this machine; cancel it where it runs, as the user who started it"
     )
     assert told(run)[0] is State.RUNNING
 

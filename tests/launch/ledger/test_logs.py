@@ -24,7 +24,7 @@ from .conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "POLL_S", 0.02)
-    monkeypatch.setattr(logs, "ASK_S", 0.1)
+    monkeypatch.setattr(logs, "QUERY_S", 0.1)
 
 
 def shown(run: RunDir, rank: int = 0) -> str:

@@ -9,7 +9,7 @@ import pytest
 from quantexp.launch.ledger import clients
 from quantexp.launch.ledger.clients import ClientError
 from quantexp.launch.ledger.job import Job, JobState
-from quantexp.launch.ledger.scheduler import IDS_A_CALL, cancel, jobs, jobs_named
+from quantexp.launch.ledger.scheduler import IDS_PER_CALL, cancel, jobs, jobs_named
 
 from .conftest import KINDS, RECORDED, FakeSlurm, queue_line
 
@@ -57,7 +57,7 @@ def test_many_ids_are_one_call(slurm: FakeSlurm, kind: str) -> None:
 
 def test_more_ids_than_a_command_line_takes_are_several_calls(slurm: FakeSlurm) -> None:
     slurm.answer("squeue")
-    jobs(map(str, range(IDS_A_CALL + 1)))
+    jobs(map(str, range(IDS_PER_CALL + 1)))
     assert len(slurm.calls("squeue")) == 2
 
 
@@ -269,7 +269,7 @@ def test_defaults_in_the_users_environment_do_not_change_the_answer(
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     monkeypatch.setenv("SACCT_FORMAT", "JobID")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
-    told = clients.ask(["env"]).splitlines()
+    told = clients.run_client(["env"]).splitlines()
     assert "SLURM_TIME_FORMAT=%s" in told
     assert not [line for line in told if line.startswith(("SQUEUE_", "SACCT_"))]
 

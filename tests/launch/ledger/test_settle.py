@@ -41,7 +41,7 @@ def test_end_is_written_with_the_schedulers_time_and_number(
     assert not run.reserve.exists()
     assert not is_locked(run)
     assert found.state is State.PREEMPTED
-    assert not found.is_news
+    assert not found.is_unrecorded_end
     assert standing(run).reason == found.reason
 
 
@@ -69,7 +69,7 @@ def test_folder_that_another_process_has_is_left_to_it(slurm: FakeSlurm, make_ru
     run = ended(slurm, make_run)
     found = standing(run)
     lock = take_lock(run)
-    assert settle(found).is_news
+    assert settle(found).is_unrecorded_end
     assert told(run).state is State.RUNNING
     os.close(lock)
 

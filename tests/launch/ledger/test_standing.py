@@ -52,10 +52,10 @@ def test_run_whose_process_is_gone_was_preempted(make_run: MakeRun) -> None:
     found = standing(make_run(host=HERE, pid=NO_PID, iteration=3))
     assert (found.state, found.alive, found.where) == (State.PREEMPTED, False, "")
     assert found.reason == (
-        f"ended without a word: process {NO_PID} on {HERE} is gone (killed, or the machine went down), at iteration 3 "
+        f"died without recording why: process {NO_PID} on {HERE} is gone (killed, or machine failure), at iteration 3 "
         "of 8"
     )
-    assert found.is_news
+    assert found.is_unrecorded_end
 
 
 def test_number_that_another_process_has_now_is_not_the_run(make_run: MakeRun) -> None:
@@ -73,8 +73,8 @@ def test_worker_that_is_there_lives_though_its_lock_cannot_be_seen(make_run: Mak
 def test_prepared_run_that_nobody_starts_waits_for_nobody(make_run: MakeRun) -> None:
     found = standing(make_run(state=State.PENDING, host=HERE))
     assert (found.state, found.alive) == (State.PENDING, False)
-    assert found.reason == "prepared, and nobody starts it: quantexp resume does"
-    assert not found.is_news
+    assert found.reason == "prepared, but no process starts it; quantexp resume does"
+    assert not found.is_unrecorded_end
     refused = standing(make_run("a-1", State.PENDING, host=HERE, reason="SLURM refused it"))
     assert (refused.state, refused.alive, refused.reason) == (
         State.PENDING,
@@ -121,7 +121,7 @@ def test_run_of_another_machine_is_believed_until_it_was_silent_for_long(make_ru
 def test_end_that_was_told_is_believed(make_run: MakeRun, state: State) -> None:
     found = standing(make_run(state=state, reason="so it was", host=HERE, pid=NO_PID))
     assert (found.state, found.alive, found.reason) == (state, False, "so it was")
-    assert not found.is_news
+    assert not found.is_unrecorded_end
 
 
 def test_run_that_ends_while_it_is_looked_at_is_not_lost(
@@ -179,7 +179,7 @@ def test_running_run_says_where(slurm: FakeSlurm, make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("state", "fields", "why"),
     [
-        (State.RUNNING, {}, "put back by the scheduler"),
+        (State.RUNNING, {}, "by the scheduler"),
         (State.PREEMPTED, {"reason": "preempted by another job"}, "preempted by another job"),
         (State.PENDING, {"restarts": [{"reason": "node lost"}]}, "node lost"),
     ],
@@ -216,7 +216,7 @@ def test_run_that_was_put_back_waits(
         (
             {"state": "PREEMPTED"},
             State.PREEMPTED,
-            "job 7_4 was preempted and not put back into the queue",
+            "job 7_4 was preempted and not requeued",
         ),
         (
             {"state": "NODE_FAIL", "nodes": "n2"},
@@ -266,7 +266,7 @@ def test_end_of_the_job_is_the_end_of_a_run_that_did_not_tell(
     slurm.answer("squeue", queue_line("7_4", **line))
     found = standing(submitted(make_run, iteration=3))
     assert (found.state, found.alive, found.reason, found.where) == (state, False, reason, "")
-    assert found.is_news
+    assert found.is_unrecorded_end
 
 
 def test_failed_job_shows_the_end_of_the_runs_log_or_of_its_own(
@@ -326,7 +326,7 @@ def test_run_that_only_knows_of_a_signal_ended_as_its_job_did(
     found = standing(run)
     assert found.state is state
     assert found.reason.startswith(reason)
-    assert found.is_news is (job != "FAILED")
+    assert found.is_unrecorded_end is (job != "FAILED")
 
 
 def test_run_that_only_knows_of_a_signal_keeps_its_word_where_nobody_knows_more(
@@ -363,9 +363,9 @@ def test_preempted_run_that_was_cancelled_since_is_cancelled(
 def test_job_that_nobody_knows_any_more_was_preempted(slurm: FakeSlurm, make_run: MakeRun) -> None:
     run = submitted(make_run, iteration=3, started="2026-01-01T00:00:00+00:00")
     found = standing(run)
-    assert (found.state, found.is_news) == (State.PREEMPTED, True)
+    assert (found.state, found.is_unrecorded_end) == (State.PREEMPTED, True)
     assert found.reason == (
-        "the scheduler no longer knows job 7_4, and the run did not say how it ended, at iteration 3 of 8"
+        "the scheduler no longer knows job 7_4, and the run did not record its end, at iteration 3 of 8"
     )
 
 
@@ -374,7 +374,7 @@ def test_job_that_nobody_knows_and_that_never_started_was_cancelled_but_not_for_
 ) -> None:
     run = submitted(make_run, State.PENDING)
     found = standing(run)
-    assert (found.state, found.is_news) == (State.CANCELLED, False)
+    assert (found.state, found.is_unrecorded_end) == (State.CANCELLED, False)
     assert found.reason == (
         "the scheduler no longer knows job 7_4, which never started: cancelled there"
     )
@@ -422,7 +422,7 @@ def test_without_slurm_the_folder_is_believed_with_a_note(
     assert done.note is None
     assert (running.state, running.alive, running.where) == (State.RUNNING, True, "job 7_4")
     assert running.note is not None
-    assert running.note.startswith("its job was not looked at: no SLURM here: squeue is not on")
+    assert running.note.startswith("its job was not queried: no SLURM here: squeue is not on")
 
 
 def test_sixty_runs_are_one_question(slurm: FakeSlurm, make_run: MakeRun) -> None:

@@ -145,8 +145,8 @@ def test_live_table_fits_the_terminal_and_shows_what_runs(width: int, height: in
 
 
 def test_what_could_not_be_found_out_is_said_once() -> None:
-    found = [made(f"s{i}", State.RUNNING, note="its job was not looked at: why") for i in range(3)]
-    assert shown([*found, MIXED[0]], 160)[-2] == "3 of 4: its job was not looked at: why"
+    found = [made(f"s{i}", State.RUNNING, note="its job was not queried: why") for i in range(3)]
+    assert shown([*found, MIXED[0]], 160)[-2] == "3 of 4: its job was not queried: why"
 
 
 @pytest.mark.parametrize(

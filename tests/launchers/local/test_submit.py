@@ -117,7 +117,7 @@ def test_signal_ends_what_runs_and_the_table_comes_all_the_same(
     ]
     assert "3 runs" in told(console)
     assert "2 pending: its sweep was interrupted before it started" in told(console)
-    assert told(console).count("stopping: what was captured is written, 20 s at most") == 1
+    assert told(console).count("stopping: writing captured tensors, 20 s at most") == 1
     (file,) = (tmp_path / "runs" / "sweeps").glob("*.json")
     assert told(console).splitlines()[-2:] == [
         "3 of 3 runs are left. To run them, each from its first iteration:",

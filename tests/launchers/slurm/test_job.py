@@ -24,7 +24,7 @@ from quantexp_launchers.slurm.job import (
 
 from quantexp.config.compose import compose
 from quantexp.errors import RunError, RunInUseError
-from quantexp.launch.attempt import opened
+from quantexp.launch.attempt import open_run
 from quantexp.runs.fencing import is_ours, take_over
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir, Submission
@@ -89,7 +89,7 @@ def world(
         experiment = replace(composed, paths=replace(composed.paths, root=str(tmp_path / "runs")))
         experiment.launcher = replace(composed.launcher, num_processes=num_processes)
         experiment.training = replace(composed.training, micro_batch_size=1)
-        with opened(experiment, "cpu", ["test"]) as (folder, _):
+        with open_run(experiment, "cpu", ["test"]) as (folder, _):
             run = folder.run
         submission = Submission(tmp_path / "runs" / "submissions" / "q-1")
         submission.root.mkdir(parents=True)
@@ -288,7 +288,7 @@ def test_next_start_sets_the_earlier_one_aside_whole(
 @pytest.mark.parametrize(
     ("state", "reason", "why"),
     [
-        (State.RUNNING, "", "ended without a word on n1 at iteration 3 of 8 (node lost?)"),
+        (State.RUNNING, "", "died without recording why on n1 at iteration 3 of 8 (node lost?)"),
         (State.FAILED, "loss nan; see x", "put back after it had failed (loss nan)"),
         (State.PREEMPTED, "put back into the queue at iteration 3 of 8; it", None),
         (State.PREEMPTED, "ended from outside", "ended from outside"),

@@ -21,7 +21,7 @@ from rich.console import Console
 from quantexp.config.compose import compose
 from quantexp.config.load import read
 from quantexp.errors import ConfigError, DataError, RunError
-from quantexp.launch.attempt import opened
+from quantexp.launch.attempt import open_run
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, read_status, write_status
 from quantexp.schema import CaptureLevel, Experiment
@@ -48,7 +48,7 @@ class Slurm:
         number = 100 + len(self.sent)
         return [f"{number}_{task}" for task in range(len(batch.runs))]
 
-    def ask(self, words: list[str]) -> str:
+    def run_client(self, words: list[str]) -> str:
         self.cancelled.append(words[-1])
         return ""
 
@@ -57,7 +57,7 @@ class Slurm:
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     stand_in = Slurm()
     monkeypatch.setattr(submit, "require_slurm", lambda: None)
-    for name in ("check", "submit", "ask"):
+    for name in ("check", "submit", "run_client"):
         monkeypatch.setattr(submit, name, getattr(stand_in, name))
     return stand_in
 
@@ -180,7 +180,7 @@ def test_limit_holds_over_all_arrays(slurm: Slurm, point: Point) -> None:
 
 def waits(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     """Another submitter has sent it."""
-    with opened(experiment, "cpu", []) as (folder, _):
+    with open_run(experiment, "cpu", []) as (folder, _):
         status = status_of(folder.run)
         write_status(folder.run.status, replace(status, submission="q-9", task=4, job_id="90_4"))
 
@@ -188,7 +188,7 @@ def waits(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         return f"job {status.job_id} is waiting" if status.job_id == "90_4" else None
 
     monkeypatch.setattr(
-        submit, "opened", lambda *words, **keys: opened(*words, **keys, whereabouts=live)
+        submit, "open_run", lambda *words, **keys: open_run(*words, **keys, job_lookup=live)
     )
     return folder.run
 
@@ -217,7 +217,7 @@ def test_later_stage_waits_for_what_another_submitter_has_sent(
 def test_completed_run_is_not_sent_and_nothing_waits_for_it(slurm: Slurm, point: Point) -> None:
     experiment, _ = point(1)
     experiment.capture = replace(experiment.capture, level=CaptureLevel.off)
-    with opened(experiment, "cpu", []) as (folder, _):
+    with open_run(experiment, "cpu", []) as (folder, _):
         done = replace(status_of(folder.run), state=State.COMPLETED, iteration=8, finished="then")
         write_status(folder.run.status, done)
     sent, arrays = send([(experiment, 0), point(2, 1)], QUIET)
@@ -243,7 +243,7 @@ def test_nothing_to_send_asks_for_nothing(
 def test_earlier_attempt_that_is_run_again_is_said_so(
     slurm: Slurm, point: Point, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with opened(point(1)[0], "cpu", []) as (folder, _):
+    with open_run(point(1)[0], "cpu", []) as (folder, _):
         pass
     folder.run.status.write_text("{")
     send([point(1)], Console(width=300))

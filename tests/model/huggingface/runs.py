@@ -44,11 +44,11 @@ def experiment_of(words: list[str], tmp_path: Path, cache: Path) -> Experiment:
 
 
 def run_of(words: list[str], tmp_path: Path, cache: Path) -> RunDir:
-    from quantexp.launch.attempt import opened
+    from quantexp.launch.attempt import open_run
     from quantexp.training.worker import Worker
 
     experiment = experiment_of(words, tmp_path, cache)
-    with opened(experiment, "cpu", ["test"]) as (folder, _):
+    with open_run(experiment, "cpu", ["test"]) as (folder, _):
         assert folder.ready, folder.skipped
         assert Worker(folder.run, experiment).run() == 0, folder.run.status.read_text()
     return folder.run

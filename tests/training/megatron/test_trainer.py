@@ -185,7 +185,7 @@ def test_runs_of_different_schemes_in_one_process_do_not_affect_each_other(
 def test_runs_of_different_schemes_side_by_side_do_not_affect_each_other(
     tiny: Tiny, run_tiny: RunTiny
 ) -> None:
-    from quantexp.launch.attempt import opened
+    from quantexp.launch.attempt import open_run
     from quantexp.runs.snapshot import environment
 
     schemes = ("bf16", "FA_linear_mxfp4")
@@ -194,7 +194,7 @@ def test_runs_of_different_schemes_side_by_side_do_not_affect_each_other(
         folders, workers = {}, []
         for scheme in schemes:
             experiment = tiny(f"quant={scheme}", "force=true")
-            folder, _ = stack.enter_context(opened(experiment, "cpu", ["test"]))
+            folder, _ = stack.enter_context(open_run(experiment, "cpu", ["test"]))
             folders[scheme] = folder.run
             command = [sys.executable, "-m", "quantexp.training.worker", str(folder.run.root)]
             variables = {**os.environ, **environment(folder.snapshot)}
