@@ -1,11 +1,10 @@
-"""The launcher plugin: every point of a multirun is composed before the first one starts.
+"""Hydra's launcher plugin: composes every point of a multirun before the first one starts.
 
-For Hydra programs other than quantexp's own command line, chosen by `hydra/launcher=quantexp`. Points that are quantexp
-experiments are validated too, all of them, before any runs. Then they run in this process, one after the other, as
-Hydra runs a job (its folder, its logging, its callbacks); one that fails does not stop those after it.
+Hydra programs other than quantexp's command line select it by `hydra/launcher=quantexp`. It also validates all points
+that are quantexp experiments before the first run. Then it runs them in this process one after the other, as Hydra runs
+a job (its folder, its logging, its callbacks); a failed point does not stop the later ones.
 
-Hydra imports this module in every Hydra program of the environment, so it stays thin and imports quantexp only when it
-launches.
+Every Hydra program of the environment imports this module, so it is thin and imports quantexp only when it launches.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 @dataclass
 class QuantexpLauncherConfig:
-    """What `hydra/launcher=quantexp` composes to."""
+    """The configuration of `hydra/launcher=quantexp`."""
 
     _target_: str = "hydra_plugins.quantexp_launcher.QuantexpLauncher"
 
@@ -37,7 +36,7 @@ class QuantexpLauncher(Launcher):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Keep what `launch` needs."""
+        """Store the arguments of `launch`."""
         self.hydra_context = hydra_context
         self.task_function = task_function
         self.config = config
@@ -45,10 +44,10 @@ class QuantexpLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run every point; the task's exceptions become failed jobs.
+        """Run every point; exceptions of the task become failed jobs.
 
         Raises:
-            ConfigError: a point that should be an experiment and is none, before anything has run.
+            ConfigError: a point that should be an experiment is not valid; nothing has run.
         """
         setup_globals()
         points = [

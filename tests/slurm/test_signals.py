@@ -109,7 +109,7 @@ def test_run_comes_back_a_bounded_number_of_times_each_with_its_reason(
     causes = [str(restart["reason"]).partition(" at iteration ")[0] for restart in status.restarts]
     assert causes == ["its node n2 was lost", "preempted by another job"]
     assert status.reason.startswith(
-        "the scheduler put it back 3 times, and launcher.max_requeue=2 allows no more: its node n2 was lost at"
+        "requeued 3 times, and launcher.max_requeue=2 allows no more: its node n2 was lost at"
     )
     assert "; requeued at iteration " in status.reason
     start_again(plain, job_id)

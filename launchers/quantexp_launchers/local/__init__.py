@@ -1,1 +1,1 @@
-"""Several runs of this machine: prepared together, then started in slots, in the foreground or in the background."""
+"""Executes runs on this machine: prepared together, then started in slots, in the foreground or the background."""

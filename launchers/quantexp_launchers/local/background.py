@@ -1,7 +1,7 @@
-"""The process that works through a sheet in the background: `python -m quantexp_launchers.local.background SHEET`.
+"""The background process that executes a sheet: `python -m quantexp_launchers.local.background SHEET`.
 
-It shows what a foreground sweep shows where there is no terminal. SIGTERM ends its runs as cancelled and leaves what
-waits as it is; if it is killed, its runs end too. SIGHUP, which a closed terminal or a logout sends, does nothing.
+It prints the same as a foreground sweep without a terminal. SIGTERM cancels its running runs and leaves the pending
+ones pending; if it is killed, its running runs end too. It ignores SIGHUP, which a closed terminal or a logout sends.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from quantexp_launchers.local.submit import work_through
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Work through the sheet; exit codes are those of `quantexp`."""
+    """Execute the sheet; exit codes are those of `quantexp`."""
     parser = argparse.ArgumentParser(
         prog="python -m quantexp_launchers.local.background", description=__doc__
     )
     parser.add_argument("sheet", type=Path)
-    parser.add_argument("--ready-fd", type=int, help="told once the sheet is this process's")
+    parser.add_argument(
+        "--ready-fd", type=int, help="file descriptor to write to once this process holds the sheet"
+    )
     arguments = parser.parse_args(argv)
 
     def ready() -> None:
@@ -47,5 +49,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and so in its workers
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its workers inherit this
     sys.exit(main())

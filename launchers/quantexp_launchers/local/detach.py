@@ -1,7 +1,7 @@
-"""Runs that go on in the background: in a process of its own session, from the snapshot of the source.
+"""Starts a sheet in the background: in a process with its own session, from the source snapshot.
 
-The folders are prepared and the sheet is written before; the background process is given the sheet alone. It has no
-terminal, so closing one does not reach it. The command returns when the process has the sheet.
+The command prepares the folders and writes the sheet; the background process receives only the sheet. It has no
+terminal, so closing one does not affect it. The command returns when the process holds the sheet.
 """
 
 from __future__ import annotations
@@ -20,39 +20,43 @@ from quantexp.runs.snapshot import environment, take_snapshot
 from quantexp_launchers.local.hold_back import hold_back
 from quantexp_launchers.local.sheet import Place, Sheet
 
-#: What the background process writes once it has the sheet.
+#: Written by the background process once it holds the sheet.
 READY = b"ready\n"
 
 
 def go_on_in_background(sheet: Sheet, console: Console) -> None:
-    """Start the background process, and say how to follow and to stop it.
+    """Start the background process, and print how to follow and stop it.
 
     Raises:
-        RunError: it did not start; with its last words.
+        RunError: the process did not start; with the end of its log.
     """
     sheet.write()
     pid = _start(sheet)
-    left = [item for item in sheet.items if item.place is not Place.OVER]
-    done = len(sheet.items) - len(left)
-    words = "1 run goes" if len(left) == 1 else f"{len(left)} runs go"
-    rest = f" ({done} of {len(sheet.items)} are over already)" if done else ""
-    console.print(f"{words} on in the background, process {pid}{rest}", soft_wrap=True)
-    run = left[0].run
+    unfinished = [item for item in sheet.items if item.place is not Place.DONE]
+    num_done = len(sheet.items) - len(unfinished)
+    words = "1 run continues" if len(unfinished) == 1 else f"{len(unfinished)} runs continue"
+    rest = f" ({num_done} of {len(sheet.items)} are already done)" if num_done else ""
+    console.print(f"{words} in the background, process {pid}{rest}", soft_wrap=True)
+    run = unfinished[0].run
     assert run is not None
     alone = len(sheet.items) == 1
-    scope = _shown(run.root if alone else sheet.files.listing)
-    for word, what in (
-        ("runs", _shown(run.root if alone else sheet.root)),
+    scope = _short(run.root if alone else sheet.files.listing)
+    for label, text in (
+        ("runs", _short(run.root if alone else sheet.root)),
         ("follow", f"quantexp status {scope}"),
-        ("", f"quantexp logs {_shown(run.root)} -f"),
+        ("", f"quantexp logs {_short(run.root)} -f"),
         ("stop", f"quantexp cancel {scope}"),
-        ("log", _shown(sheet.files.log)),
+        ("log", _short(sheet.files.log)),
     ):
-        console.print(f"[bold]{word:8}[/]{escape(what)}", soft_wrap=True)
+        console.print(f"[bold]{label:8}[/]{escape(text)}", soft_wrap=True)
 
 
 def _start(sheet: Sheet) -> int:
-    """The background process's id, once it has the sheet."""
+    """Start the background process and return its id once it holds the sheet.
+
+    Raises:
+        RunError: the process did not start.
+    """
     read_end, write_end = os.pipe()
     with sheet.files.log.open("ab") as log:
         process = subprocess.Popen(
@@ -71,9 +75,9 @@ def _start(sheet: Sheet) -> int:
     try:
         with os.fdopen(read_end, "rb") as ready:
             if ready.readline() == READY:
-                process.returncode = 0  # it outlives us: nobody is to wait for it
+                process.returncode = 0  # it outlives this process, which must not wait for it
                 return process.pid
-    except BaseException:  # the user does not want it any more
+    except BaseException:  # the user interrupted the command
         process.terminate()
         process.wait()
         raise
@@ -84,5 +88,5 @@ def _start(sheet: Sheet) -> int:
     raise RunError(f"the background process did not start; {log_end(sheet.files.log)}")
 
 
-def _shown(path: Path) -> str:
+def _short(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

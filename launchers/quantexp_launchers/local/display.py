@@ -1,7 +1,7 @@
-"""What a person sees while a sweep goes on: how many runs are where, and a line for each that runs.
+"""Shows a sweep in progress: the number of runs in each state, and a line for each running run.
 
-On a terminal both are kept up to date below the lines about runs that have ended; elsewhere there are only lines, one
-when a run starts and one when it ends.
+On a terminal both are updated live below the lines of finished runs. Without a terminal there are only lines, one when
+a run starts and one when it ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quantexp_launchers.local.sheet import Item, Place
 
 
 class Display:
-    """Shows the runs of a sweep for as long as it is entered; for the main thread alone."""
+    """Shows the runs of a sweep, as a context manager; only for the main thread."""
 
     def __init__(self, items: Sequence[Item], console: Console) -> None:
         self.items, self.console = items, console
@@ -35,7 +35,7 @@ class Display:
         self.plain = PlainLines(self._say_plain)
         self.summary = Text(no_wrap=True, overflow="ellipsis")
         self.live = Live(
-            get_renderable=self._shown, console=console, transient=True, refresh_per_second=4
+            get_renderable=self._render, console=console, transient=True, refresh_per_second=4
         )
         self._began = time.monotonic()
         self._stopping = False
@@ -53,49 +53,49 @@ class Display:
         trace: TracebackType | None,
     ) -> None:
         if self.console.is_terminal:
-            with self._anybody():
+            with self._ignore_closed_output():
                 self.live.stop()
 
     @contextlib.contextmanager
-    def _anybody(self) -> Iterator[None]:
-        """A terminal that was closed, or a pipe nobody reads, ends no run: there is only nobody to show it to."""
+    def _ignore_closed_output(self) -> Iterator[None]:
+        """Silence the console, instead of ending runs, if its terminal or pipe was closed."""
         try:
             yield
         except OSError:
             self.console.quiet = True
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        with self._anybody():
+        """Print a permanent line."""
+        with self._ignore_closed_output():
             self.console.print(text, soft_wrap=True)
 
     def bug(self, trace: str) -> None:
-        """A traceback, for standard error."""
-        with self._anybody():
+        """Print a traceback to standard error."""
+        with self._ignore_closed_output():
             sys.stderr.write(trace)
 
     def started(self, item: Item) -> None:
-        """A run has a slot."""
+        """Show that a run has started in a slot."""
         self.lines[id(item)] = RunLine(item.label, item.run)
         if not self.console.is_terminal:
             self.say(f"started    {escape(item.label)}")
 
     def ended(self, item: Item) -> None:
-        """A run has left its slot."""
+        """Show that a run has left its slot."""
         del self.lines[id(item)]
-        if item.place is Place.OVER:
+        if item.place is Place.DONE:
             self.say(ended_line(item))
         elif not self.console.is_terminal:
-            self.say(f"put off    {escape(item.label)}: another process has it")
+            self.say(f"postponed  {escape(item.label)}: another process holds its lock")
 
     def _say_stopping(self) -> None:
-        """Once, and at once."""
+        """Print the message of the first Ctrl-C, once and immediately."""
         if not self._stopping:
             self._stopping = True
             self.say(stopping_words(GRACE_S))
 
     def update(self, num_interrupts: int) -> None:
-        """Bring everything up to date with the run folders."""
+        """Read the run folders and refresh the display."""
         for line in self.lines.values():
             line.update()
             if not self.console.is_terminal:
@@ -103,11 +103,11 @@ class Display:
         words = summary(self.items)
         if num_interrupts:
             self._say_stopping()
-            words = f"ending (Ctrl-C again: at once): {words}"
+            words = f"stopping (Ctrl-C again stops at once): {words}"
         self.summary.plain = f"{words}  {clock(time.monotonic() - self._began)}"
 
-    def _shown(self) -> Group:
-        """The counts, and a line for each run that goes on."""
+    def _render(self) -> Group:
+        """The counts, and a line for each running run."""
         lines = list(self.lines.values())
         return Group(self.summary, *([lines_table(lines, self.console.width)] if lines else []))
 
@@ -118,7 +118,7 @@ class Display:
 def summary(items: Sequence[Item]) -> str:
     """`3 of 10 completed, 1 failed, 2 running, 4 waiting`."""
     completed = sum(item.completed for item in items)
-    ended = Counter(i.state.value for i in items if i.place is Place.OVER and not i.completed)
+    ended = Counter(i.state.value for i in items if i.place is Place.DONE and not i.completed)
     places = Counter(item.place for item in items)
     parts = [f"{completed} of {len(items)} completed"]
     parts += [f"{count} {state}" for state, count in ended.items()]
@@ -135,7 +135,7 @@ def summary(items: Sequence[Item]) -> str:
 
 
 def ended_line(item: Item) -> str:
-    """How a run ended, in a line."""
+    """The outcome of a run in one line."""
     label = escape(item.label)
     if item.outcome is None:
         return f"[red]failed[/]     {label}: {escape(item.reason)}"

@@ -1,4 +1,4 @@
-"""One experiment, from its configuration to its outcome: open the folder, run the worker, read what it left."""
+"""Executes one experiment: opens its run folder, runs the worker, and reads the outcome."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from quantexp_launchers.local.slots import make_slots
 
 
 def execute(experiment: Experiment, console: Console) -> Outcome:
-    """Run an experiment on this machine, with a live line, unless it is completed already.
+    """Run an experiment on this machine, with a live line, unless it is already completed.
 
-    An interrupt (Ctrl-C) ends the worker and gives an outcome whose state is cancelled.
+    An interrupt (Ctrl-C) ends the worker; the outcome is then cancelled.
 
     Raises:
-        RunError, DataError: it cannot start.
+        RunError, DataError: the run cannot start.
     """
     make_slots(1, experiment.launcher.num_processes)
     with open_run(experiment, device_class(experiment.launcher), command_line()) as (folder, lock):
@@ -57,17 +57,17 @@ def carry_out(
     variables: Mapping[str, str] | None = None,
     on_stop: Callable[[float], None] = lambda _: None,
 ) -> None:
-    """Run the attempt that is ready in a folder to its end, whatever that is; the folder then says how it ended.
+    """Run a prepared attempt to its end and record its outcome in the folder.
 
-    A KeyboardInterrupt, of the user or raised by `on_poll`, ends it as cancelled; another one gives it no more time.
+    A KeyboardInterrupt, from the user or raised by `on_poll`, cancels the run; a second one kills it.
 
     Args:
-        experiment: what runs.
-        folder: opened, and ready.
-        lock: the folder's.
+        experiment: the experiment.
+        folder: the opened folder, which is ready.
+        lock: the descriptor of the folder's lock.
         on_poll: called several times a second.
-        variables: of the workers' environment, beside this process's.
-        on_stop: called when an interrupt has ended the wait, with the seconds that the workers have for their end.
+        variables: environment variables of the workers, added to this process's environment.
+        on_stop: called after an interrupt with the grace period of the workers, in seconds.
     """
     launcher = experiment.launcher
     try:
@@ -88,7 +88,7 @@ def _start(
     more: Mapping[str, str],
     on_stop: Callable[[float], None],
 ) -> int:
-    """Start the worker or workers and wait for their end; the exit code."""
+    """Start the workers, wait for their end, and return the exit code."""
     from quantexp_launchers.local import processes
 
     run, variables = folder.run, {**environment(folder.snapshot), **more}
@@ -97,7 +97,7 @@ def _start(
             run.root, run.rank_log(0), update, variables, keep_open=(lock,), on_stop=on_stop
         )
 
-    def goes_on() -> bool:
+    def keep_running() -> bool:
         update()
         return not _overdue(run, launcher.timeout_min)
 
@@ -106,7 +106,7 @@ def _start(
         launcher.num_processes,
         launcher.num_threads,
         run.torchrun_log,
-        goes_on,
+        keep_running,
         variables,
         keep_open=(lock,),
         on_stop=on_stop,
@@ -114,7 +114,7 @@ def _start(
 
 
 def _overdue(run: RunDir, timeout_min: float) -> bool:
-    """Whether rank 0 ended so long ago that another rank must hang."""
+    """Whether rank 0 ended so long ago that another rank must be hanging."""
     status = read_status(run.status)
     if status is None or status.finished is None:
         return False

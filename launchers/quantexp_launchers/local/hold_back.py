@@ -1,4 +1,4 @@
-"""Says in the folder of a run that was prepared and will not be started now why that is."""
+"""Records in a prepared run's folder why the run is not started."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from quantexp.runs.status import State, read_status, write_status
 
 
 def hold_back(run: RunDir, reason: str) -> None:
-    """Give a run that waits its reason; one that another process has, or that has started, is left alone."""
-    with contextlib.suppress(RunError):  # somebody else has it, or it is gone: nothing to say of it
+    """Write the reason to a pending run's status; a run that has started, or that is locked, stays unchanged."""
+    with contextlib.suppress(RunError):  # another process holds it, or its folder is gone
         lock = take_lock(run, patience_s=0)
         try:
             status = read_status(run.status)

@@ -1,4 +1,4 @@
-"""Every run folder of a sweep made ready before the first run starts, so that all that is to come can be seen."""
+"""Prepares every run folder of a sweep before the first run starts, so that the whole sweep is visible."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from quantexp.schema import Experiment
 from quantexp_launchers.local.sheet import Item, Place, Sheet
 
 
-def prepared(points: Sequence[tuple[Experiment, int]], console: Console) -> Sheet:
-    """The sheet of these experiments, each with its stage; every folder that is not in use says `pending`.
+def prepare_sheet(points: Sequence[tuple[Experiment, int]], console: Console) -> Sheet:
+    """Prepare the runs of these experiments, each with its stage, and return their sheet.
 
-    What has completed already, or waits in a scheduler, is over at once, and so is what cannot be prepared.
+    Every folder that is not in use becomes pending. Completed runs, runs in a scheduler, and runs that cannot be
+    prepared are done.
 
     Raises:
-        ConfigError: the runs have different folders for run folders.
-        CaptureError: together they would capture more than is free.
+        ConfigError: the runs have different `paths.root`.
+        CaptureError: the captures of all runs together exceed the free disk space.
     """
     experiments = [experiment for experiment, _ in points]
     roots = {root_of(experiment) for experiment in experiments}
@@ -61,19 +62,19 @@ def _prepare(item: Item, sheet: Sheet, console: Console) -> None:
             item.run = folder.run
             if folder.notice is not None:
                 console.print(f"{escape(item.label)}: {escape(folder.notice)}", soft_wrap=True)
-            look_at(item, folder)
+            mark_if_done(item, folder)
     except RunInUseError as error:
         item.run, item.place = run_folder(item.experiment, device), Place.IN_USE
         item.reason = str(error)
     except QuantexpError as error:
-        item.place, item.reason = Place.OVER, str(error)
-    except Exception as error:  # noqa: BLE001  (a bug in one point does not take the others away)
+        item.place, item.reason = Place.DONE, str(error)
+    except Exception as error:  # noqa: BLE001  (a bug in one point must not stop the others)
         traceback.print_exc()
-        item.place, item.reason = Place.OVER, f"{type(error).__name__}: {error}"
+        item.place, item.reason = Place.DONE, f"{type(error).__name__}: {error}"
 
 
-def look_at(item: Item, folder: Opened) -> None:
-    """A run that has its result, or is somebody else's, is over for us."""
+def mark_if_done(item: Item, folder: Opened) -> None:
+    """Mark a run as done if it is completed or in a scheduler."""
     if not folder.ready:
         item.outcome = outcome(item.experiment, folder.run, folder.skipped, folder.elsewhere)
-        item.place = Place.OVER
+        item.place = Place.DONE

@@ -1,10 +1,10 @@
-"""Runs a prepared run folder on this machine, as processes of its own, in the foreground.
+"""Runs the workers of a prepared run folder on this machine, as child processes.
 
-The folder is all that a process is given. Its output goes to the folder's log; how far it is, the caller reads from the
-folder. One process: a Ctrl-C reaches the whole process group, so the worker ends itself as cancelled and is waited for.
-Several: torchrun starts and watches them in a session of their own, finds them through a file (no port of the machine
-is opened to the network), and ends all of them once one has failed. Whatever happens, no rank is left running: where
-this process is killed, the kernel ends the worker, or torchrun, which ends its ranks.
+The folder is a worker's only input. The worker's output goes to the folder's log; the caller reads its progress from
+the folder. With one process, Ctrl-C reaches the whole process group: the worker ends itself as cancelled, and this
+module waits for it. With several processes, torchrun starts and monitors them in their own session, with a rendezvous
+file instead of a port, and ends all of them when one fails. No rank outlives its run: if this process is killed, the
+kernel ends the worker, or torchrun, which ends its ranks.
 """
 
 import contextlib
@@ -20,20 +20,20 @@ import psutil
 from quantexp.processes import with_parent
 from quantexp.runs.paths import RunDir
 
-#: Asks a worker to end when the process that started it ends, however that ends.
+#: Makes a worker end when its parent process ends for any reason.
 WITH_PARENT = "--with-parent"
-#: Seconds between two looks at a running worker.
+#: Seconds between two polls of a running worker.
 POLL_S = 0.1
-#: Seconds that an interrupted worker has to write its state before it is killed.
+#: Grace period of an interrupted worker, in which it writes its state before it is killed.
 GRACE_S = 20.0
 
 
 def _nothing(grace_s: float) -> None:
-    """Nobody is told that an end was asked for."""
+    """The default `on_stop`."""
 
 
 def command(run_dir: Path, num_processes: int = 1) -> list[str]:
-    """What starts a prepared run folder's worker, or its workers under torchrun."""
+    """The command that starts the worker of a prepared run folder, or torchrun with its workers."""
     worker = ["-m", "quantexp.training.worker", str(run_dir)]
     if num_processes == 1:
         return [sys.executable, *worker]
@@ -60,12 +60,11 @@ def run_worker(
 
     Args:
         run_dir: a prepared run folder.
-        log: where its standard output and error go.
-        on_poll: called several times a second while it runs; what it raises ends the worker, and raised again gives it
-            no more time.
-        variables: of its environment, beside this process's.
-        keep_open: file descriptors the worker inherits (the folder's lock outlives us with it).
-        on_stop: called when the worker is asked to end because of what `on_poll` raised, with the seconds it has.
+        log: the file for its standard output and error.
+        on_poll: called several times a second; an exception in it ends the worker, a second one kills it.
+        variables: environment variables of the worker, added to this process's environment.
+        keep_open: file descriptors the worker inherits, so that it keeps the folder's lock if this process dies.
+        on_stop: called with the grace period in seconds when an exception of `on_poll` ends the worker.
     """
     with log.open("ab") as stream:
         process = subprocess.Popen(
@@ -97,24 +96,24 @@ def run_ranks(
     keep_open: tuple[int, ...] = (),
     on_stop: Callable[[float], None] = _nothing,
 ) -> int:
-    """Run several workers to their end and return torchrun's exit code; none of them is left afterwards.
+    """Run several workers to their end and return torchrun's exit code; no worker outlives this call.
 
     Args:
         run_dir: a prepared run folder.
-        num_processes: how many ranks.
-        num_threads: CPU threads of each; None shares the machine's cores among them.
-        log: where torchrun's own output goes; each rank has a log of its own.
-        on_poll: called several times a second; False ends them, which they should have done by themselves. What it
-            raises ends them too, and raised again gives them no more time.
-        variables: of their environment, beside this process's.
-        keep_open: file descriptors torchrun inherits (the folder's lock outlives us with it).
-        on_stop: called when they are asked to end because of what `on_poll` raised, with the seconds they have.
+        num_processes: the number of ranks.
+        num_threads: CPU threads of each rank; None divides the machine's cores among them.
+        log: the file for torchrun's output; each rank has its own log.
+        on_poll: called several times a second; False ends the workers, which should have ended by themselves. An
+            exception in it ends them too, a second one kills them.
+        variables: environment variables of the workers, added to this process's environment.
+        keep_open: file descriptors torchrun inherits, so that it keeps the folder's lock if this process dies.
+        on_stop: called with the grace period in seconds when an exception of `on_poll` ends the workers.
     """
     say_so: Callable[[float], None] = _nothing
     ranks: set[psutil.Process] = set()
     with log.open("ab") as stream:
         process = subprocess.Popen(
-            _ending_with_us([*command(run_dir, num_processes), WITH_PARENT]),
+            _ending_with_parent([*command(run_dir, num_processes), WITH_PARENT]),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -142,14 +141,14 @@ def run_ranks(
 
 
 def _environment(num_processes: int, num_threads: int | None) -> dict[str, str]:
-    """This process's, with each rank's share of the cores, and gloo on the loopback interface alone."""
+    """This process's environment, with each rank's share of the cores, and gloo on the loopback interface only."""
     threads = num_threads or max(1, len(os.sched_getaffinity(0)) // num_processes)
-    ours = {
+    overrides = {
         "GLOO_SOCKET_IFNAME": "lo",
-        # Else torchrun and its ranks share a store that listens at every address.
+        # Without this, torchrun and its ranks share a store that listens on every address.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-    return {"OMP_NUM_THREADS": str(threads), **os.environ, **ours}
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, **overrides}
 
 
 def _below(pid: int) -> set[psutil.Process]:
@@ -159,15 +158,15 @@ def _below(pid: int) -> set[psutil.Process]:
 
 
 def _kill(processes: set[psutil.Process]) -> None:
-    """Kill what is left; a process id that was given to another process in between is left alone."""
+    """Kill the remaining processes; a process id that has been reused since is left alone."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, GRACE_S)
 
 
-def _ending_with_us(words: list[str]) -> list[str]:
-    """The command for a process that ends with this one, however this one ends."""
+def _ending_with_parent(words: list[str]) -> list[str]:
+    """The command for a process that ends when this one ends for any reason."""
     starter = [sys.executable, "-I", "-S", str(with_parent.__file__), str(os.getpid())]
     return [*starter, *words]
 
@@ -177,7 +176,7 @@ def _stop(
     on_poll: Callable[[], object],
     on_stop: Callable[[float], None],
 ) -> None:
-    """Ask for an end; insist after a while, or at once where `on_poll` or a second Ctrl-C raises."""
+    """Terminate the process; kill it after the grace period, or at once if `on_poll` or a second Ctrl-C raises."""
     process.terminate()
     until = time.monotonic() + GRACE_S
     try:

@@ -1,9 +1,9 @@
-"""Works through a sheet: starts what may start wherever a slot is free, and learns how each run ended.
+"""Executes a sheet: starts pending runs in free slots, and collects their outcomes.
 
-Every run has a thread, which opens its folder, starts its worker and waits for it (a worker ends with the thread that
-started it, so the thread stays for as long). The main thread alone decides and shows. Several processes may work
-through the same runs: who has a folder's lock runs it, the others put it off, do others meanwhile, and take how it
-ended; what was only interrupted is taken over.
+Each run has a thread, which opens the folder, starts the worker and waits for it (a worker ends with the thread that
+started it). Only the main thread decides and prints. Several processes may execute the same runs: the lock holder
+executes the run; the others postpone it, execute other runs meanwhile, and take over its outcome, or the run itself if
+it was only interrupted.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from quantexp_launchers.local.sheet import Item, Place, Sheet
 from quantexp_launchers.local.slots import Slot
 from quantexp_launchers.local.stop import Stop
 
-#: Seconds between two looks at what goes on.
+#: Seconds between two updates of the main loop.
 TICK_S = 0.2
-#: Seconds between two looks at whether runs of other processes have ended.
+#: Seconds between two checks of runs that other processes execute.
 LOOK_S = 0.5
-#: Seconds in which a Ctrl-C that a worker got reaches this process too.
+#: Seconds within which a Ctrl-C that reached a worker reaches this process too.
 SIGNAL_S = 0.5
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A thread's last words: how the run ended, why it could not start, or neither: somebody else has it, or we end."""
+    """A thread's result: the outcome, or why the run could not start, or neither if it is in use or not started."""
 
     item: Item
     slot: Slot
@@ -56,14 +56,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something to tell the user about a run."""
+    """A message for the user about a run."""
 
     item: Item
     text: str
 
 
 class Queue:
-    """The runs of a sheet on their way through the slots."""
+    """Executes the runs of a sheet in slots."""
 
     def __init__(self, sheet: Sheet, slots: Sequence[Slot], stop: Stop, display: Display) -> None:
         self.sheet, self.stop, self.display = sheet, stop, display
@@ -71,43 +71,43 @@ class Queue:
         self.device = device_class(LauncherConfig())
         self.events: queue.SimpleQueue[Ended | Notice] = queue.SimpleQueue()
         self.threads: dict[int, threading.Thread] = {}
-        self._looked = 0.0
+        self._checked_at = 0.0
 
     def work(self) -> None:
-        """Until every run is over, or an end was asked for and none goes on any more."""
+        """Execute until every run is done, or until a stop was requested and no run is running."""
         try:
-            while self._goes_on():
+            while self._has_work():
                 if not self.stop.requested:
-                    self._look_at_others()
-                    self._fill()
-                self._learn()
+                    self._release_unlocked()
+                    self._fill_slots()
+                self._handle_events()
                 self.display.update(self.stop.count)
-        except BaseException:  # a bug of ours must not leave workers behind
+        except BaseException:  # a bug here must not leave workers behind
             self.stop.count += 2
             raise
         finally:
             for thread in self.threads.values():
                 thread.join()
         if self.stop.requested:
-            self._leave("its sweep was interrupted before it started")
+            self._drop_pending("its sweep was interrupted before it started")
 
-    def _goes_on(self) -> bool:
+    def _has_work(self) -> bool:
         if self.threads:
             return True
-        over = all(item.place is Place.OVER for item in self.sheet.items)
-        return not self.stop.requested and not over
+        all_done = all(item.place is Place.DONE for item in self.sheet.items)
+        return not self.stop.requested and not all_done
 
-    def _look_at_others(self) -> None:
-        """What another process has let go of is to be looked at again."""
-        if time.monotonic() - self._looked < LOOK_S:
+    def _release_unlocked(self) -> None:
+        """Make runs pending again whose lock another process has released."""
+        if time.monotonic() - self._checked_at < LOOK_S:
             return
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         for item in self.sheet.items:
             if item.place is Place.IN_USE and not _is_in_use(item):
                 item.place = Place.WAITING
 
-    def _fill(self) -> None:
-        """Give every free slot a run."""
+    def _fill_slots(self) -> None:
+        """Start a run in every free slot."""
         stage = self._stage()
         for item in self.sheet.items:
             if not self.free:
@@ -120,24 +120,22 @@ class Queue:
                 self._start(item, self.free.pop(0))
 
     def _stage(self) -> int:
-        """The first stage that is not over; where one did not complete, those after it are not started."""
+        """The first unfinished stage; drops the stages after a run that did not complete."""
         for item in self.sheet.items:
-            if item.place is Place.OVER and not item.completed:
+            if item.place is Place.DONE and not item.completed:
                 reason = f"not started, because {item.label} has to complete first and is {item.state.value}"
-                self._leave(reason, after=item.stage)
-        left = [item.stage for item in self.sheet.items if item.place is not Place.OVER]
-        return min(left, default=0)
+                self._drop_pending(reason, after=item.stage)
+        unfinished = [item.stage for item in self.sheet.items if item.place is not Place.DONE]
+        return min(unfinished, default=0)
 
-    def _leave(self, reason: str, after: int = -1) -> None:
-        """Say of runs that wait, of all or of later stages, why they are not started."""
+    def _drop_pending(self, reason: str, after: int = -1) -> None:
+        """Mark pending runs, all or those of later stages, as not started for this reason."""
         for item in self.sheet.items:
             if item.stage > after and item.place in (Place.WAITING, Place.IN_USE):
-                item.place, item.reason = Place.OVER, reason
+                item.place, item.reason = Place.DONE, reason
                 if item.run is not None:
                     hold_back(item.run, reason)
-                    with contextlib.suppress(
-                        RunError
-                    ):  # the folder is gone: the reason stands for it
+                    with contextlib.suppress(RunError):  # the folder is gone; `reason` remains
                         item.outcome = outcome(item.experiment, item.run)
 
     def _start(self, item: Item, slot: Slot) -> None:
@@ -148,7 +146,7 @@ class Queue:
         thread.start()
 
     def _run(self, item: Item, slot: Slot) -> None:
-        """In a thread of its own: one run, whatever becomes of it; the last thing it does is to tell."""
+        """The thread of one run: executes it and puts its result into the queue of events."""
         try:
             slot.enter()
             ended = Ended(item, slot, self._attempt(item, slot))
@@ -156,7 +154,7 @@ class Queue:
             ended = Ended(item, slot, in_use=True)
         except QuantexpError as error:
             ended = Ended(item, slot, reason=str(error))
-        except BaseException as error:  # noqa: BLE001  (a bug in one run does not take the others away)
+        except BaseException as error:  # noqa: BLE001  (a bug in one run must not stop the others)
             why = f"{type(error).__name__}: {error}"
             ended = Ended(item, slot, reason=why, trace=traceback.format_exc())
         self.events.put(ended)
@@ -175,22 +173,22 @@ class Queue:
                     return None
                 assert lock is not None
                 carry_out(experiment, folder, lock, watch, slot.variables(experiment.launcher))
-                self._was_it_on_purpose(item)
+                self._record_cancellation(item)
             return outcome(experiment, folder.run, folder.skipped, folder.elsewhere)
 
-    def _was_it_on_purpose(self, item: Item) -> None:
-        """A run that was ended alone, while its sweep goes on, is not for another process to take over."""
+    def _record_cancellation(self, item: Item) -> None:
+        """Record that a run was cancelled by itself while its sweep continues, so that no process takes it over."""
         assert item.run is not None
         if outcome(item.experiment, item.run).state is not State.CANCELLED:
             return
-        until = time.monotonic() + SIGNAL_S
-        while time.monotonic() < until and not self.stop.requested:
+        deadline = time.monotonic() + SIGNAL_S
+        while time.monotonic() < deadline and not self.stop.requested:
             time.sleep(SIGNAL_S / 10)
         if not self.stop.requested:
             record_cancellation(item.run)
 
-    def _learn(self) -> None:
-        """What the threads have to tell; waits a moment for the first of it."""
+    def _handle_events(self) -> None:
+        """Handle the events of the threads; waits up to TICK_S for the first."""
         wait = True
         while True:
             try:
@@ -201,9 +199,9 @@ class Queue:
             if isinstance(event, Notice):
                 self.display.say(f"{escape(event.item.label)}: {escape(event.text)}")
             else:
-                self._ended(event)
+                self._handle_end(event)
 
-    def _ended(self, event: Ended) -> None:
+    def _handle_end(self, event: Ended) -> None:
         item = event.item
         self.threads.pop(id(item)).join()
         self.free.append(event.slot)
@@ -212,7 +210,7 @@ class Queue:
         elif event.outcome is None and event.reason is None:
             item.place = Place.WAITING
         else:
-            item.place, item.outcome = Place.OVER, event.outcome
+            item.place, item.outcome = Place.DONE, event.outcome
             item.reason = event.reason or ""
             self._write()
         if event.trace:
@@ -220,7 +218,7 @@ class Queue:
         self.display.ended(item)
 
     def _write(self) -> None:
-        """A sheet that cannot be written now ends no run; it is written once more at the end."""
+        """Write the sheet; an error only prints a message, because the sheet is written again at the end."""
         try:
             self.sheet.write()
         except RunError as error:

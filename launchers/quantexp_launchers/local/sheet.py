@@ -1,9 +1,9 @@
-"""A sweep's sheet: its runs in order, how each stands, and all that it takes to go on with it elsewhere.
+"""A sweep's sheet: its runs in order, the state of each, and everything that another process needs to continue it.
 
-`runs/sweeps/<time>.json` is written when every run folder is prepared, and again whenever a run has ended. With the
-resolved configuration of every run in it, a run folder that vanished can be made again. While a process works through
-it, it holds `runs/sweeps/.<time>.lock`, which the kernel takes back however that process ends: what waits in a sheet
-whose lock is free waits for nobody.
+`runs/sweeps/<time>.json` is written when every run folder is prepared, and again whenever a run ends. It holds the
+resolved configuration of every run, from which a deleted run folder can be recreated. The process that executes the
+sheet holds `runs/sweeps/.<time>.lock`, which the kernel releases when that process ends: if the lock is free, no
+process will start the pending runs.
 """
 
 from __future__ import annotations
@@ -30,59 +30,59 @@ from quantexp.schema import Experiment
 
 
 class Place(Enum):
-    """Where a run of a sweep is."""
+    """The state of a run within its sweep."""
 
     WAITING = "waiting"
-    #: In one of our slots.
+    #: In a slot of this process.
     RUNNING = "running"
-    #: Another process has its folder.
+    #: Another process holds its lock.
     IN_USE = "in use"
-    #: Nothing more is done about it here.
-    OVER = "over"
+    #: This process does nothing more about it.
+    DONE = "done"
 
 
 @dataclass
 class Item:
-    """One run of a sweep, and what has become of it."""
+    """One run of a sweep and its outcome."""
 
     experiment: Experiment
-    #: Runs of a stage start once all of the stage before have completed.
+    #: Runs of a stage start after all runs of the previous stage have completed.
     stage: int
     label: str
-    #: The resolved configuration, as the file holds it.
+    #: The resolved configuration, as written to the file.
     config: dict[str, Any]
-    #: None where it cannot be prepared.
+    #: None if the run could not be prepared.
     run: RunDir | None = None
     place: Place = Place.WAITING
     outcome: Outcome | None = None
-    #: Why it could not start, or cannot now.
+    #: Why the run could not start.
     reason: str = ""
 
     @property
     def state(self) -> State:
-        """How it stands, as a run's status would say it."""
+        """The state of the run."""
         if self.outcome is not None:
             return self.outcome.state
-        if self.place is Place.OVER:
+        if self.place is Place.DONE:
             return State.FAILED
         return State.RUNNING if self.place is Place.RUNNING else State.PENDING
 
     @property
     def completed(self) -> bool:
-        """Whether it is over and has its result."""
-        return self.place is Place.OVER and self.state is State.COMPLETED
+        """Whether the run is done and completed."""
+        return self.place is Place.DONE and self.state is State.COMPLETED
 
 
 @dataclass
 class Sheet:
-    """A sweep: its runs in order, and what they are started with."""
+    """A sweep: its runs in order, and the command and source that they use."""
 
     root: Path
     items: list[Item]
-    #: The command line as it was typed, and what `provenance.checkout` said.
+    #: The command line, and the result of `provenance.checkout`.
     command: list[str]
     source: dict[str, Any]
-    #: When it was submitted. What another process did about a run after that counts here too.
+    #: The time of submission. Outcomes that other processes recorded after it count for this sweep.
     started: str = field(default_factory=now)
     finished: str | None = None
     files: SweepFiles = field(init=False)
@@ -94,7 +94,7 @@ class Sheet:
         """Replace the file.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the file cannot be written.
         """
         content = {
             "started": self.started,
@@ -107,11 +107,11 @@ class Sheet:
         write_sweep(self.files.listing, content)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Be the process that works through it; the end is written however it comes.
+    def locked(self) -> Iterator[None]:
+        """Hold the sheet's lock; writes the sheet at the start and, after any end, with the time of that end.
 
         Raises:
-            RunError: it cannot be written, or its disk has no locks.
+            RunError: the sheet cannot be written, or its disk has no locks.
         """
         try:
             self.files.lock.parent.mkdir(parents=True, exist_ok=True)
@@ -141,10 +141,10 @@ def _row(item: Item) -> dict[str, Any]:
 
 
 def read_sheet(file: Path) -> Sheet:
-    """The sheet of a sweep, all of it still to be done; what is done is found out from the run folders.
+    """Read the sheet of a sweep with all runs pending; opening the run folders later finds the completed ones.
 
     Raises:
-        RunError: the file is missing, broken or of another version.
+        RunError: the file is missing, broken or written by another version.
     """
     content = read_json(file)
     root = file.parent.parent

@@ -1,8 +1,8 @@
-"""Slots: the parts of this machine in which runs of a sweep go on at the same time.
+"""Slots: disjoint parts of this machine in which runs of a sweep execute in parallel.
 
-With GPUs each slot has as many of its own as a run has processes, and the workers see no others. Without, each has an
-equal share of the cores that this process may use; what is left over by the division stays idle, so that every run of
-a sweep has the same number of threads. One slot alone is the whole machine, as it is.
+With GPUs, each slot has one GPU for each process of a run, and the workers see no other GPU. Without GPUs, each slot
+has an equal share of the cores that this process may use; the remainder of the division stays idle, so that every run
+of a sweep has the same number of threads. A single slot is the whole machine, without restrictions.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from quantexp.schema import Experiment, LauncherConfig
 
 @dataclass(frozen=True)
 class Slot:
-    """What one run at a time may use; empty is everything."""
+    """The resources of one run; empty means the whole machine."""
 
-    #: As CUDA_VISIBLE_DEVICES names them: numbers or UUIDs.
+    #: Numbers or UUIDs, as in CUDA_VISIBLE_DEVICES.
     gpus: tuple[str, ...] = ()
     cores: tuple[int, ...] = ()
-    #: CPU threads of all its processes together; None leaves them to torch.
+    #: CPU threads of all processes together; None leaves the number to torch.
     num_threads: int | None = None
 
     def variables(self, launcher: LauncherConfig) -> dict[str, str]:
-        """The environment of a run's processes here. A smaller OMP_NUM_THREADS of the user's stays."""
-        found = {}
+        """The environment variables of a run's processes in this slot. A smaller OMP_NUM_THREADS of the user wins."""
+        variables = {}
         if self.gpus:
-            found["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[: launcher.num_processes])
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[: launcher.num_processes])
         if self.num_threads is not None and launcher.num_threads is None:
             share = max(1, self.num_threads // launcher.num_processes)
-            given = os.environ.get("OMP_NUM_THREADS", "")
-            found["OMP_NUM_THREADS"] = str(min(share, int(given)) if given.isdecimal() else share)
-        return found
+            own = os.environ.get("OMP_NUM_THREADS", "")
+            variables["OMP_NUM_THREADS"] = str(min(share, int(own)) if own.isdecimal() else share)
+        return variables
 
     def enter(self) -> None:
-        """Keep this thread, and every process it starts from now on, on the slot's cores, where the system can."""
+        """Pin this thread, and every process it starts from now on, to the slot's cores, if the system supports it."""
         if self.cores and hasattr(os, "sched_setaffinity"):
-            with contextlib.suppress(OSError):  # cores that were taken from us meanwhile
+            with contextlib.suppress(OSError):  # cores that this process has lost since
                 os.sched_setaffinity(0, self.cores)
 
     def __str__(self) -> str:
@@ -55,23 +55,23 @@ def slots_for(experiments: Sequence[Experiment]) -> list[Slot]:
     """The slots for the runs of one sweep, each large enough for its largest run.
 
     Raises:
-        ConfigError: the runs do not agree how many go on at once.
-        RunError: the machine has fewer GPUs, or cores, than that takes.
+        ConfigError: the runs have different `launcher.max_parallel`.
+        RunError: the machine has too few GPUs or cores.
     """
-    asked = {experiment.launcher.max_parallel for experiment in experiments}
-    if len(asked) > 1:
+    limits = {experiment.launcher.max_parallel for experiment in experiments}
+    if len(limits) > 1:
         raise ConfigError(
-            f"launcher.max_parallel is one for the whole sweep, got {', '.join(sorted(map(str, asked)))}; give it once"
+            f"launcher.max_parallel is one for the whole sweep, got {', '.join(sorted(map(str, limits)))}; give it once"
         )
     num_processes = max(experiment.launcher.num_processes for experiment in experiments)
-    return make_slots(asked.pop() or 1, num_processes)
+    return make_slots(limits.pop() or 1, num_processes)
 
 
 def make_slots(num_slots: int, num_processes: int) -> list[Slot]:
-    """So many equal slots, each for a run of so many processes.
+    """`num_slots` equal slots, each for a run of `num_processes` processes.
 
     Raises:
-        RunError: the machine has fewer GPUs, or cores, than that takes, or its GPUs differ.
+        RunError: the machine has too few GPUs or cores, or its GPUs differ.
     """
     gpus, cores = visible_gpus(), allowed_cores()
     if gpus:
@@ -110,7 +110,7 @@ def _check_gpus(gpus: list[str], num_slots: int, num_processes: int) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none on a machine without CUDA."""
+    """The GPUs that this process may use, named as in CUDA_VISIBLE_DEVICES; empty on a machine without CUDA."""
     if not has_driver():
         return []
     import torch
@@ -118,7 +118,7 @@ def visible_gpus() -> list[str]:
     if not torch.cuda.is_available():
         return []
     count = torch.cuda.device_count()
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return [str(i) for i in range(count)]
-    return [word.strip() for word in given.split(",")][:count]
+    return [word.strip() for word in visible.split(",")][:count]

@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP, counted instead of raised, so that every run that goes on can be ended in its own time.
+"""Counts Ctrl-C, SIGTERM and SIGHUP instead of raising exceptions, so that each running run gets its grace period.
 
-The first asks for an end; every further one gives what has not yet ended no more time. A signal that was ignored when
-the process started (nohup, a shell's background jobs) stays ignored.
+The first signal requests a stop; every further one ends the grace period of the remaining runs. A signal that was
+ignored when the process started (nohup, a shell's background jobs) stays ignored.
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-#: What asks for an end.
+#: The signals that request a stop.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """How often an end was asked for."""
+    """The number of stop requests."""
 
     def __init__(self) -> None:
         self.count = 0
 
     @property
     def requested(self) -> bool:
-        """Whether an end was asked for at all."""
+        """Whether a stop was requested."""
         return self.count > 0
 
-    def ask(self, signum: int = 0, frame: FrameType | None = None) -> None:
-        """Ask for an end, or once more."""
+    def request(self, signum: int = 0, frame: FrameType | None = None) -> None:
+        """Request a stop; also the signal handler."""
         self.count += 1
 
     def watch(self) -> Callable[[], None]:
-        """A function that raises KeyboardInterrupt once for each time that an end was asked for."""
-        seen = 0
+        """A function that raises KeyboardInterrupt once for each stop request."""
+        num_raised = 0
 
-        def look() -> None:
-            nonlocal seen
-            if self.count > seen:
-                seen += 1
+        def raise_if_requested() -> None:
+            nonlocal num_raised
+            if self.count > num_raised:
+                num_raised += 1
                 raise KeyboardInterrupt
 
-        return look
+        return raise_if_requested
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[Stop]:
-    """What counts the signals that arrive while this lasts; main thread only."""
+def count_stop_requests() -> Iterator[Stop]:
+    """Count the signals that arrive inside this context; main thread only."""
     stop = Stop()
     before = {
-        number: signal.signal(number, stop.ask)
+        number: signal.signal(number, stop.request)
         for number in SIGNALS
         if signal.getsignal(number) is not signal.SIG_IGN
     }

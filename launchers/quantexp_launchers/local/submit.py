@@ -1,4 +1,4 @@
-"""Runs of this machine from their configurations to the table at the end, in the foreground or in the background."""
+"""Executes sweeps and runs on this machine, from configurations to the final table, in foreground or background."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from quantexp.runs.status import State
 from quantexp.schema import Experiment
 from quantexp_launchers.local.detach import go_on_in_background
 from quantexp_launchers.local.display import Display, ended_line
-from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.queue import Queue
 from quantexp_launchers.local.sheet import Place, Sheet
 from quantexp_launchers.local.slots import Slot, slots_for
-from quantexp_launchers.local.stop import stopping
+from quantexp_launchers.local.stop import count_stop_requests
 
 
 def run_points(points: Sequence[tuple[Experiment, int]], console: Console) -> int:
-    """Run the points of a sweep, each with its stage; 0 if all completed, or go on in the background, 1 if not.
+    """Run the points of a sweep, each with its stage; returns 0 if all completed or continue in the background, else 1.
 
     Raises:
-        ConfigError: the points differ in what is one for a sweep; then nothing has run.
-        RunError: the machine is too small for so many at once, or the sweep's list cannot be written.
-        KeyboardInterrupt: an end was asked for; no run is left.
+        ConfigError: the points differ in an option that a sweep has once; nothing has run.
+        RunError: the machine is too small for the parallel runs, or the sweep's list cannot be written.
+        KeyboardInterrupt: a stop was requested; no run is running.
     """
     experiments = [experiment for experiment, _ in points]
     slots = slots_for(experiments)
@@ -36,25 +36,25 @@ def run_points(points: Sequence[tuple[Experiment, int]], console: Console) -> in
         raise ConfigError(
             "launcher.detach is one for the whole sweep, got true and false; give it once"
         )
-    sheet = prepared(points, console)
+    sheet = prepare_sheet(points, console)
     for item in sheet.items:
-        if item.place is Place.OVER:
+        if item.place is Place.DONE:
             console.print(ended_line(item), soft_wrap=True)
-    if detach.pop() and any(item.place is not Place.OVER for item in sheet.items):
+    if detach.pop() and any(item.place is not Place.DONE for item in sheet.items):
         go_on_in_background(sheet, console)
         return 0
     return work_through(sheet, slots, console)
 
 
 def detach_run(experiment: Experiment, console: Console) -> int:
-    """Start one run in the background and return; one that has completed already is shown.
+    """Start one run in the background and return; prints the outcome of a completed run instead.
 
     Raises:
-        RunInUseError: it is in use.
-        RunError, DataError: it cannot start.
+        RunInUseError: the run is in use.
+        RunError, DataError: the run cannot start.
     """
     slots_for([experiment])
-    sheet = prepared([(experiment, 0)], console)
+    sheet = prepare_sheet([(experiment, 0)], console)
     (item,) = sheet.items
     if item.place is Place.WAITING:
         go_on_in_background(sheet, console)
@@ -76,19 +76,19 @@ def work_through(
     console: Console,
     on_start: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run what a sheet still has to run, and print the table; 0 if all completed, 1 if not.
+    """Run the unfinished runs of a sheet, and print the table; returns 0 if all completed, else 1.
 
     Args:
-        sheet: prepared.
-        slots: in which the runs go on.
-        console: for what happens, and the table.
-        on_start: called once this process has the sheet.
+        sheet: the prepared sheet.
+        slots: the slots of the runs.
+        console: for progress and the table.
+        on_start: called once this process holds the sheet.
 
     Raises:
         RunError: the sheet cannot be written.
-        KeyboardInterrupt: an end was asked for; no run is left.
+        KeyboardInterrupt: a stop was requested; no run is running.
     """
-    with stopping() as stop, sheet.held():
+    with count_stop_requests() as stop, sheet.locked():
         on_start()
         with Display(sheet.items, console) as display:
             Queue(sheet, slots, stop, display).work()
@@ -97,9 +97,11 @@ def work_through(
     print_sweep(outcomes, failures, console)
     if stop.requested:
         again = (State.PENDING, State.CANCELLED, State.PREEMPTED)
-        left = sum(item.outcome is None or item.state in again for item in sheet.items)
+        num_left = sum(item.outcome is None or item.state in again for item in sheet.items)
         failed = sum(outcome.state is State.FAILED for outcome in outcomes)
-        print_how_to_go_on_with_sweep(sheet.files.listing, left, failed, len(sheet.items), console)
+        print_how_to_go_on_with_sweep(
+            sheet.files.listing, num_left, failed, len(sheet.items), console
+        )
         raise KeyboardInterrupt
     for outcome in outcomes:
         _draw_skipped(outcome, console)

@@ -1,8 +1,8 @@
-"""Which runs go to SLURM together: one array for each stage and distinct request, within a limit on all of them.
+"""Groups runs into SLURM arrays: one array for each stage and distinct resource request.
 
-Runs of a later stage start after all of an earlier one completed, whoever submitted those. A limit on runs at the same
-time (`launcher.max_parallel`) holds for all arrays together: with fewer arrays than the limit each has a share of it;
-else they form lanes, in which one array waits for the others.
+Runs of a later stage start after all runs of an earlier stage completed, whoever submitted those. The limit on parallel
+runs (`launcher.max_parallel`) holds for all arrays together: if there are fewer arrays than the limit, each has a share
+of it; otherwise the arrays form lanes, in which one array waits for the previous one.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from quantexp.schema import Experiment, LauncherConfig
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs that ask for the same resources: one array."""
+    """Runs with the same resource request: one array."""
 
-    #: The submission's folder, and SLURM's name for its jobs.
+    #: The submission's folder, and SLURM's job name.
     folder: Path
     name: str
     runs: tuple[Path, ...]
     launcher: LauncherConfig
-    #: The source that the jobs import.
+    #: The source snapshot that the jobs import.
     snapshot: Path
-    #: Who may read what the jobs write into the run folders: the submitter's file mode mask.
+    #: The submitter's umask, which the jobs apply to the run folders.
     umask: int = 0o022
-    #: Runs at the same time; None leaves it to the cluster.
+    #: Maximum parallel runs; None leaves the limit to the cluster.
     throttle: int | None = None
     #: sbatch's --dependency.
     dependency: str | None = None
-    #: Batches of a later stage start after all runs of an earlier one completed.
+    #: Batches of a later stage start after all runs of an earlier stage completed.
     stage: int = 0
-    #: Batches of one lane run one after the other where a limit on runs at the same time takes that.
+    #: Batches of one lane run one after the other if `launcher.max_parallel` requires it.
     lane: int = 0
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of one point."""
+    """The result of submitting one point."""
 
     experiment: Experiment
     run: RunDir
-    #: SLURM's id of the job; None where none was needed.
+    #: The job id; None if no job was needed.
     job_id: str | None = None
-    #: Why it was not sent: completed already, or waiting already.
+    #: Why no job was submitted: the run is already completed or pending.
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Array:
-    """One array that was sent."""
+    """One submitted array."""
 
     batch: Batch
     job_ids: tuple[str, ...]
 
     @property
     def id(self) -> str:
-        """What SLURM calls it: 123."""
+        """The array's job id: 123."""
         return base_id(self.job_ids[0])
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A run that is to be sent."""
+    """A run to submit."""
 
     experiment: Experiment
     stage: int
@@ -78,28 +78,28 @@ class Ready:
 def batches(root: Path, name: str, ready: Iterable[Ready], snapshot: Path) -> list[Batch]:
     """One batch for each stage and distinct request, in the order of the points, earlier stages first."""
     groups: dict[tuple[int, str], list[Ready]] = {}
-    for each in ready:
+    for run in ready:
         request = json.dumps(
-            dataclasses.asdict(each.experiment.launcher), default=str, sort_keys=True
+            dataclasses.asdict(run.experiment.launcher), default=str, sort_keys=True
         )
-        groups.setdefault((each.stage, request), []).append(each)
+        groups.setdefault((run.stage, request), []).append(run)
     ordered = sorted(groups.values(), key=lambda group: group[0].stage)
     names = [name] if len(ordered) == 1 else [f"{name}-{n}" for n in range(len(ordered))]
     return [
         Batch(
-            RunsRoot(root).submissions / own,
-            own,
-            tuple(each.run for each in group),
+            RunsRoot(root).submissions / batch_name,
+            batch_name,
+            tuple(run.run for run in group),
             group[0].experiment.launcher,
             snapshot,
             stage=group[0].stage,
         )
-        for own, group in zip(names, ordered, strict=True)
+        for batch_name, group in zip(names, ordered, strict=True)
     ]
 
 
-def in_lanes(among: list[Batch]) -> list[Batch]:
-    """Batches with their shares of the least `launcher.max_parallel` of any, which holds for all of them together."""
+def assign_lanes(among: list[Batch]) -> list[Batch]:
+    """The batches with lanes and throttles, so that all together respect the smallest `launcher.max_parallel`."""
     limits = [b.launcher.max_parallel for b in among if b.launcher.max_parallel is not None]
     if not limits:
         return among
@@ -119,7 +119,7 @@ def in_lanes(among: list[Batch]) -> list[Batch]:
 
 
 def _shares(limit: int, widest: list[int]) -> list[int]:
-    """How many runs each lane may have at once: as even as can be, but no more than its largest array has."""
+    """The parallel runs of each lane: as even as possible, but at most the runs of the lane's largest array."""
     shares = [1] * len(widest)
     for _ in range(limit - len(widest)):
         room = [lane for lane, width in enumerate(widest) if shares[lane] < width]
@@ -129,12 +129,12 @@ def _shares(limit: int, widest: list[int]) -> list[int]:
 
 
 def dependency(batch: Batch, sent: Sequence[Array], elsewhere: Iterable[str] = ()) -> str | None:
-    """What a batch waits for, as sbatch takes it.
+    """The value of sbatch's --dependency for a batch; None if it waits for nothing.
 
     Args:
-        batch: is to be sent.
-        sent: what was sent before it.
-        elsewhere: jobs of others that run what belongs to an earlier stage.
+        batch: the batch to submit.
+        sent: the arrays submitted before it.
+        elsewhere: job ids of other submissions that execute runs of an earlier stage.
     """
     earlier = [array for array in sent if array.batch.stage < batch.stage]
     ok = [*(array.id for array in earlier), *elsewhere]

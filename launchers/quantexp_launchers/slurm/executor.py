@@ -1,10 +1,8 @@
-"""Sends prepared run folders to SLURM with submitit, one array for each batch.
+"""Submits prepared run folders to SLURM with submitit, one array for each batch.
 
-Before anything is sent, sbatch is asked whether it would take each batch; what it says is passed on once, without its
-noise. A submission is not confused by variables that sbatch would read as options, or that it would hand on from a job
-in which it is called itself, and nobody else can read what it writes.
-
-Hydra executes this module, as any in this folder, in every program that uses Hydra: submitit is imported when needed.
+Before anything is submitted, `sbatch --test-only` checks each batch; its error is reported once, without sbatch's
+prefixes. The environment of sbatch excludes variables that it would read as options or inherit from an enclosing job,
+and the files it writes are readable by the user alone. submitit is imported when needed.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from quantexp_launchers.slurm.task import enter
 if TYPE_CHECKING:
     from submitit.slurm.slurm import SlurmExecutor
 
-#: Seconds that a call of SLURM's clients may take; without a controller they wait for minutes.
+#: Time limit of SLURM's clients, seconds; without a controller they wait for minutes.
 CLIENT_TIMEOUT_S = 30
-#: Variables that sbatch reads as options (SBATCH_), or that are about the job in which it is called.
+#: Prefixes of variables that sbatch reads as options (SBATCH_), or that describe an enclosing job.
 _CONFUSING = ("SBATCH_", "SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_")
-#: Those that say which cluster is meant.
+#: Variables with these prefixes that select the cluster, which stay.
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
-#: Defaults of a user, which hold where the configuration says nothing: variable -> the launcher's key.
+#: The user's defaults for options that the configuration leaves out: variable -> the launcher's key.
 _DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_CONSTRAINT": "constraint",
@@ -52,7 +50,7 @@ _NO_ANSWER = (
 
 
 def script(batch: Batch) -> str:
-    """The script that `submit` sends for this batch, to the letter."""
+    """The exact script that `submit` sends for this batch."""
     executor = _executor(batch, is_planned=True)
     if len(batch.runs) > 1:
         executor.parameters["map_count"] = len(batch.runs)
@@ -60,10 +58,10 @@ def script(batch: Batch) -> str:
 
 
 def require_slurm() -> None:
-    """Refuse where SLURM's clients are missing.
+    """Refuse to continue if SLURM's clients are missing.
 
     Raises:
-        RunError: naming the first that is.
+        RunError: names the first missing client.
     """
     for client in ("sbatch", "srun", "squeue"):
         if shutil.which(client) is None:
@@ -74,14 +72,14 @@ def require_slurm() -> None:
 
 
 def check(batch: Batch) -> None:
-    """Ask the scheduler whether it would take the batch and could ever start it; nothing is submitted.
+    """Check with the scheduler that it would accept the batch and could start it; submits nothing.
 
     Raises:
-        RunError: there is no SLURM here, it does not answer, or it refuses, in its own words.
+        RunError: SLURM is not installed, does not answer, or refuses the batch; with SLURM's message.
     """
     require_slurm()
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["sbatch", "--test-only"],
             input=script(batch),
             capture_output=True,
@@ -92,14 +90,18 @@ def check(batch: Batch) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise RunError(_NO_ANSWER) from error
-    if done.returncode:
-        raise _refused(done.stderr, batch.launcher)
+    if completed.returncode:
+        raise _refused(completed.stderr, batch.launcher)
     _check_time(batch.launcher)
 
 
 def _check_time(launcher: LauncherConfig) -> None:
-    """A cluster that does not enforce its limits takes a job over the partition's, and never starts it."""
-    if launcher.qos is not None:  # which may have another limit
+    """Check the partition's time limit; a cluster without enforced limits accepts a longer job but never starts it.
+
+    Raises:
+        RunError: the time limit is longer than the partition's.
+    """
+    if launcher.qos is not None:  # a QOS may have another limit
         return
     try:
         lines = run_client(["sinfo", "--noheader", "--format=%P %l"]).splitlines()
@@ -108,53 +110,53 @@ def _check_time(launcher: LauncherConfig) -> None:
     limits = {name: minutes(limit) for name, _, limit in (line.partition(" ") for line in lines)}
     default = next((name for name in limits if name.endswith("*")), "")
     partitions = launcher.partition or os.environ.get("SBATCH_PARTITION") or default
-    of_these = [
+    requested = [
         limits.get(name, limits.get(f"{name}*")) for name in partitions.rstrip("*").split(",")
     ]
-    known = [limit for limit in of_these if limit is not None]
-    if len(known) == len(of_these) and launcher.time_min > max(known):
+    known = [limit for limit in requested if limit is not None]
+    if len(known) == len(requested) and launcher.time_min > max(known):
         raise RunError(
             f"SLURM would never start the job: launcher.time_min must be at most {max(known)} in the partition "
             f"{partitions.rstrip('*')}, got {launcher.time_min}"
         )
 
 
-def _refused(said: str, launcher: LauncherConfig) -> RunError:
-    return RunError(f"SLURM refuses the job: {refusal(said)}; {_asked_for(launcher)}")
+def _refused(output: str, launcher: LauncherConfig) -> RunError:
+    return RunError(f"SLURM refuses the job: {refusal(output)}; {_request(launcher)}")
 
 
-def refusal(said: str) -> str:
-    """The reason among what sbatch prints."""
+def refusal(output: str) -> str:
+    """The reason in sbatch's output."""
     reasons = [
         line.removeprefix("sbatch: ")
         .removeprefix("error: ")
         .removeprefix("allocation failure: ")
         .removeprefix("Batch job submission failed: ")
-        for line in (line.strip() for line in said.splitlines())
+        for line in (line.strip() for line in output.splitlines())
         if line and not line.startswith("Try ")
     ]
     return "; ".join(dict.fromkeys(reasons)) or "it gives no reason"
 
 
-def _asked_for(launcher: LauncherConfig) -> str:
-    """The request in the words of the configuration."""
+def _request(launcher: LauncherConfig) -> str:
+    """The request in terms of the configuration."""
     keys = [
         *("partition", "account", "qos", "time_min", "nodes", "gpus_per_node", "gpu_type"),
         *("cpus_per_process", "mem_gb", "constraint", "exclude", "nodelist", "reservation"),
         "mail_type",
     ]
-    given = {key: getattr(launcher, key) for key in keys}
-    given |= {f"sbatch.{name}": value for name, value in launcher.sbatch.items()}
+    options = {key: getattr(launcher, key) for key in keys}
+    options |= {f"sbatch.{name}": value for name, value in launcher.sbatch.items()}
     return "asked for " + ", ".join(
-        f"launcher.{key}={value}" for key, value in given.items() if value is not None
+        f"launcher.{key}={value}" for key, value in options.items() if value is not None
     )
 
 
 def submit(batch: Batch) -> list[str]:
-    """Send the batch and return the job's id for each run: 123_0, 123_1, ..., or 123 of a single one.
+    """Submit the batch and return the job id of each run: 123_0, 123_1, ..., or 123 for a single run.
 
     Raises:
-        RunError: SLURM refused it, or did not answer; in the latter case it may have taken it all the same.
+        RunError: SLURM refused the batch, or did not answer; in the latter case it may have accepted it anyway.
     """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -171,7 +173,7 @@ def submit(batch: Batch) -> list[str]:
 
 @contextlib.contextmanager
 def _submitting(launcher: LauncherConfig) -> Iterator[None]:
-    """Files for the user alone, the environment for sbatch, and no words of it beside those in the error."""
+    """Inside this context files are private, the environment is sbatch's, and its stderr is discarded."""
     before, umask = dict(os.environ), os.umask(0o077)
     os.environ.clear()
     os.environ.update(_environment(launcher, before))
@@ -185,7 +187,7 @@ def _submitting(launcher: LauncherConfig) -> Iterator[None]:
 
 
 def _environment(launcher: LauncherConfig, own: dict[str, str] | None = None) -> dict[str, str]:
-    """What sbatch is to see of this process's environment, and hand on to the job."""
+    """The environment for sbatch, which passes it to the job."""
     own = dict(os.environ) if own is None else own
     defaults = {name for name, key in _DEFAULTS.items() if getattr(launcher, key) is None}
     return {
@@ -197,7 +199,7 @@ def _environment(launcher: LauncherConfig, own: dict[str, str] | None = None) ->
 
 @contextlib.contextmanager
 def _given_up(client: str) -> Iterator[threading.Event]:
-    """End a client of ours that takes too long: submitit would wait for it for ever."""
+    """Kill a child client after CLIENT_TIMEOUT_S, since submitit would wait forever; yields an event that tells so."""
     given_up = threading.Event()
 
     def give_up() -> None:
@@ -216,7 +218,7 @@ def _given_up(client: str) -> Iterator[threading.Event]:
 
 
 def _executor(batch: Batch, *, is_planned: bool = False) -> SlurmExecutor:
-    """Submitit's executor for the batch; one that is only planned needs no SLURM here."""
+    """Submitit's executor for the batch; for a planned batch it needs no SLURM."""
     from submitit.slurm.slurm import SlurmExecutor
 
     class Planned(SlurmExecutor):  # type: ignore[misc]

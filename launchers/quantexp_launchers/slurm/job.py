@@ -1,12 +1,11 @@
 """Begins and ends a SLURM job: `python -m quantexp_launchers.slurm.job begin|end SUBMISSION [CODE]`.
 
-`begin` makes sure that this is still what was submitted, and, where the scheduler has started the run before, sets
-aside what the earlier start left: a run begins again at its first iteration. `end` says how the
-run ended where the run could not: it knows the ranks' exit code, what each rank left, and, from its standard input
-(`scontrol show job`), what the scheduler is doing to the job. Neither calls SLURM's clients, which a container may not
-have: that a job is to be put back into the queue is said by the exit code.
+`begin` checks that the folder still belongs to this submission. After a requeue it moves the earlier start aside: the
+run starts again at its first iteration. `end` records the end of a run that could not record it. It knows the ranks'
+exit code, the record of each rank, and, from its standard input (`scontrol show job`), what the scheduler is doing to
+the job. Neither calls SLURM's clients, which a container may not have: the exit code requests a requeue.
 
-A run may only be given up as cancelled where the scheduler says so: a cancelled one does not come back.
+A run is recorded as cancelled only if the scheduler reports that, because a cancelled run is never restarted.
 """
 
 from __future__ import annotations
@@ -33,65 +32,65 @@ from quantexp.runs.snapshot import check_snapshot
 from quantexp.runs.status import State, Status, now, read_json, read_status, write_status
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp_launchers.slurm.termination import (
-    PUT_BACK_WORDS,
+    REQUEUED,
     cause_printed,
-    in_words,
-    one_too_many,
+    outcome_of,
     reasons,
     record_of,
-    taken_away,
+    termination_of,
+    too_many_requeues,
 )
 
-#: `begin`'s exit code where the run is over, or another submission's by now.
+#: `begin`'s exit code if the run has ended, or belongs to another submission.
 NOTHING_TO_DO = 75
-#: The exit code with which the script is to put the job back into the queue.
-PUT_BACK = 76
-#: Seconds that a submitter, or an earlier start's last rank, may take to let go of the folder.
+#: The exit code that makes the script requeue the job.
+REQUEUE = 76
+#: Seconds to wait for a submitter, or the last rank of an earlier start, to release the folder.
 PATIENCE_S = 60.0
-#: Beginnings of reasons that say less than what the node may have printed.
-_VAGUE = (PUT_BACK_WORDS, ENDED_FROM_OUTSIDE)
-#: Seconds for SLURM's answer while it is ending the job: it kills what is left after KillWait (30 s).
-LAST_WORDS_S = 10.0
+#: Prefixes of reasons that are less specific than what the node may have printed.
+_VAGUE = (REQUEUED, ENDED_FROM_OUTSIDE)
+#: Seconds to wait for SLURM's answer while it ends the job: it kills remaining processes after KillWait (30 s).
+JOB_RECORD_S = 10.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """The run that this job is for."""
+    """The run of this job."""
 
     submission: Submission
     index: int
     run: RunDir
-    #: The source that it is to use.
+    #: The source snapshot.
     snapshot: Path
-    #: The submitter's file mode mask.
+    #: The submitter's umask.
     umask: int
     #: 123, or 123_4 in an array.
     job_id: str
-    #: SLURM's own number of a task of an array.
+    #: SLURM's internal id of an array task.
     raw_job_id: str
-    #: How often the scheduler had started the job before.
+    #: The number of earlier starts of the job.
     starts_before: int
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one end of the script."""
+    """Run `begin` or `end`."""
     verb, folder, *rest = sys.argv[1:] if argv is None else argv
     try:
         task = own_task(Submission(Path(folder)), os.environ)
         os.umask(task.umask)
         if verb == "begin":
             return begin(task)
-        said = read_within(sys.stdin.fileno(), LAST_WORDS_S)
-        return end(task, int(rest[0]), record_of(said, task.raw_job_id))
+        record = read_within(sys.stdin.fileno(), JOB_RECORD_S)
+        return end(task, int(rest[0]), record_of(record, task.raw_job_id))
     except QuantexpError as error:
         sys.stderr.write(f"{error}\n")
         return 1
 
 
 def read_within(stream: int, within_s: float) -> str:
-    """What a stream gives until it is closed or the time is up."""
-    until, parts = time.monotonic() + within_s, []
-    while (left := until - time.monotonic()) > 0 and select.select([stream], [], [], left)[0]:
+    """The content of a stream until it is closed or the time is up."""
+    deadline, parts = time.monotonic() + within_s, []
+    while (left := deadline - time.monotonic()) > 0 and select.select([stream], [], [], left)[0]:
         part = os.read(stream, 1 << 16)
         if not part:
             break
@@ -100,10 +99,10 @@ def read_within(stream: int, within_s: float) -> str:
 
 
 def own_task(submission: Submission, environment: Mapping[str, str]) -> Task:
-    """Which of the submission's runs the job's environment speaks of.
+    """The submission's run that is selected by SLURM_ARRAY_TASK_ID.
 
     Raises:
-        RunError: the submission's folder is not whole, or lists no such run.
+        RunError: the submission's folder is incomplete, or lists no such run.
     """
     index = int(environment.get("SLURM_ARRAY_TASK_ID", "0"))
     array, raw = environment.get("SLURM_ARRAY_JOB_ID"), environment["SLURM_JOB_ID"]
@@ -124,7 +123,7 @@ def own_task(submission: Submission, environment: Mapping[str, str]) -> Task:
 
 
 def begin(task: Task) -> int:
-    """Make the folder ready: 0, or NOTHING_TO_DO, or PUT_BACK, or 1 where the run has failed.
+    """Prepare the folder; returns 0, or NOTHING_TO_DO, or REQUEUE, or 1 if the run has failed.
 
     Raises:
         RunError, ConfigError: the folder is gone, cannot be read or is in use.
@@ -132,17 +131,15 @@ def begin(task: Task) -> int:
     if not task.run.root.is_dir():
         raise RunError(f"the run folder {task.run.root} is gone; submit the run again")
     if task.starts_before and _is_task_s(read_status(task.run.status), task):
-        take_over(
-            task.run
-        )  # what an earlier start left on a node that was lost sees this, and ends
+        take_over(task.run)  # ends the processes of an earlier start on a lost node
     try:
         with _locked(task.run):
             return _begin(task)
     except RunInUseError as error:
         if not 0 < task.starts_before < read(task.run.config).launcher.max_requeue:
             raise
-        sys.stderr.write(f"{error}; the job is put back into the queue\n")
-        return PUT_BACK
+        sys.stderr.write(f"{error}; the job is requeued\n")
+        return REQUEUE
 
 
 def _begin(task: Task) -> int:
@@ -160,10 +157,10 @@ def _begin(task: Task) -> int:
         record_end(task.run, State.FAILED, str(error))
         return 1
     if task.starts_before or status.started is not None:
-        again = _again(task, experiment, status)
-        if again is None:
+        restarted = _restart(task, experiment, status)
+        if restarted is None:
             return 1
-        status = again
+        status = restarted
     take_over(task.run)
     _write_pickle(task)
     status.job_id, status.host = task.job_id, platform.node()
@@ -171,16 +168,17 @@ def _begin(task: Task) -> int:
     return 0
 
 
-def _again(task: Task, experiment: Experiment, before: Status) -> Status | None:
-    """The status of another start, or None after one too many; what the earlier start left is set aside."""
+def _restart(task: Task, experiment: Experiment, before: Status) -> Status | None:
+    """Move the earlier start aside and return the new status; None if `launcher.max_requeue` is exhausted."""
     from quantexp.launch.attempt import RESERVE_BYTES, set_aside
 
-    why, most = _why_again(task, before), experiment.launcher.max_requeue
-    if len(before.restarts) >= most:
-        record_end(task.run, State.FAILED, one_too_many([*reasons(before), why], most))
+    reason, max_requeue = _restart_reason(task, before), experiment.launcher.max_requeue
+    if len(before.restarts) >= max_requeue:
+        why = too_many_requeues([*reasons(before), reason], max_requeue)
+        record_end(task.run, State.FAILED, why)
         return None
     sys.stderr.write(
-        f"started again by the scheduler ({why}); it begins again at its first iteration\n"
+        f"restarted by the scheduler ({reason}); it begins again at its first iteration\n"
     )
     if before.started is not None:
         run = task.run
@@ -194,30 +192,30 @@ def _again(task: Task, experiment: Experiment, before: Status) -> Status | None:
         task=before.task,
         restarts=[
             *before.restarts,
-            {"time": now(), "reason": why, "iteration": before.iteration},
+            {"time": now(), "reason": reason, "iteration": before.iteration},
         ],
     )
 
 
-def _why_again(task: Task, before: Status) -> str:
-    """Why the scheduler starts a run again."""
+def _restart_reason(task: Task, before: Status) -> str:
+    """Why the scheduler restarts a run."""
     at = f"at iteration {before.iteration} of {before.iterations}"
-    told = before.reason.partition("; ")[0]
+    recorded = before.reason.partition("; ")[0]
     if before.state is State.FAILED:
-        return f"put back after it had failed ({told})"
-    if before.state is State.PREEMPTED and not told.startswith(_VAGUE):
-        return told
+        return f"requeued after a failure ({recorded})"
+    if before.state is State.PREEMPTED and not recorded.startswith(_VAGUE):
+        return recorded
     if printed := cause_printed(task.submission.printed(task.job_id), before.started):
         return f"{printed} {at}"
     if before.state is State.PREEMPTED:
-        return told
+        return recorded
     if before.started is None:
-        return "put back before its first iteration"
+        return "requeued before its first iteration"
     return f"died without recording why on {before.host} {at} (node lost?)"
 
 
 def _write_pickle(task: Task) -> None:
-    """What submitit gives to the ranks, where its submitter was killed before it could."""
+    """Write the pickle that submitit passes to the ranks, if the submitter was killed before it did."""
     pickle = task.submission.pickle(task.job_id)
     if not pickle.exists():
         from submitit.core.utils import DelayedSubmission
@@ -228,44 +226,44 @@ def _write_pickle(task: Task) -> None:
 
 
 def end(task: Task, code: int, job: Mapping[str, str]) -> int:
-    """Say how the run ended, and return what the job is to exit with: 0, 1, or PUT_BACK.
+    """Record the end of the run and return the exit code of the script: 0, 1, or REQUEUE.
 
     Args:
-        task: this job's.
-        code: srun's exit code; 0 also where srun itself was ended, with a node for instance.
-        job: what the scheduler says of the job; empty where it did not answer.
+        task: the job's task.
+        code: srun's exit code; also 0 if srun itself was ended, for instance together with its node.
+        job: the scheduler's record of the job; empty if it did not answer.
     """
     with _locked(task.run):
         status = read_status(task.run.status)
         if status is None or not _is_task_s(status, task) or not is_ours(task.run):
-            sys.stderr.write(f"{task.run.root} is another start's by now\n")
+            sys.stderr.write(f"another start of the job has taken over {task.run.root}\n")
             return 1
         experiment = read(task.run.config)
         launcher = experiment.launcher
         finish_capture(task.run.captured(experiment.capture.dir))
         printed = cause_printed(task.submission.printed(task.job_id), status.started)
-        taken = taken_away(job, task.starts_before, printed)
+        termination = termination_of(job, task.starts_before, printed)
         if status.state is State.COMPLETED and (code == 0 or _all_completed(task.run, launcher)):
             return 0
-        if taken is None:
-            return _by_itself(task, launcher, code, asked=bool(job))
-        state, reason = in_words(taken, status, launcher.max_requeue)
+        if termination is None:
+            return _end_by_itself(task, launcher, code, has_record=bool(job))
+        state, reason = outcome_of(termination, status, launcher.max_requeue)
         record_end(task.run, state, reason)
-    put_back = taken.has_to_ask and len(status.restarts) < launcher.max_requeue
-    return PUT_BACK if put_back else 1
+    requeue = termination.needs_request and len(status.restarts) < launcher.max_requeue
+    return REQUEUE if requeue else 1
 
 
-def _by_itself(task: Task, launcher: LauncherConfig, code: int, *, asked: bool) -> int:
-    """The end of a run that the scheduler says it did nothing to, or of which it says nothing."""
+def _end_by_itself(task: Task, launcher: LauncherConfig, code: int, *, has_record: bool) -> int:
+    """Record the end of a run that the scheduler did not end, or whose job it did not report on."""
     run, alone = task.run, launcher.num_processes == 1
-    code = 128 - code if code > 128 else code  # srun's word for a signal
+    code = 128 - code if code > 128 else code  # srun's code for a signal
     record_exit(run, launcher.num_processes, code if alone else code or 1)
     status = read_status(run.status)
     assert status is not None
     if status.state is State.COMPLETED:
         return 0
     if status.state in (State.PREEMPTED, State.CANCELLED):
-        if asked:
+        if has_record:
             record_end(run, State.CANCELLED, "ended by a signal that the scheduler did not send")
         else:
             why = f"{ENDED_FROM_OUTSIDE}, and the scheduler did not say why"
@@ -277,7 +275,7 @@ def _by_itself(task: Task, launcher: LauncherConfig, code: int, *, asked: bool) 
 
 
 def _all_completed(run: RunDir, launcher: LauncherConfig) -> bool:
-    """Whether every rank of a run whose first one completed has; the signal that ended one may have come later."""
+    """Whether every rank completed; a signal may have ended srun after that."""
     alone = launcher.num_processes == 1
     return alone or outcome_of_ranks(run, launcher.num_processes)[0] is State.COMPLETED
 

@@ -1,13 +1,12 @@
-"""What stands in the script of a SLURM job: sbatch's options, the lines before and after the ranks, srun's arguments.
+"""The script of a SLURM job: sbatch's options, the lines before and after the ranks, srun's arguments.
 
     the configured environment, modules and setup lines
-    quantexp_launchers.slurm.job begin      is this still what was submitted? what is left of an earlier start?
-    srun ... one task a rank (or a torchrun a node); srun ends all of them once one has failed
-    quantexp_launchers.slurm.job end        how did it end, in the scheduler's words too? to be put back into the queue?
+    quantexp_launchers.slurm.job begin      check the submission, move an earlier start aside
+    srun ... one task for each rank (or one torchrun for each node); srun ends all tasks when one fails
+    quantexp_launchers.slurm.job end        record the end, request a requeue
 
-All of it imports quantexp from the snapshot that was taken at submission. Nothing of the configuration stands unquoted
-here but `launcher.setup`, which is shell by intention. The script exits with 0 or 1 alone: sacct shows codes above 127
-as other numbers.
+All of them import quantexp from the source snapshot taken at submission. Every value of the configuration is quoted,
+except `launcher.setup`, which is shell code. The script exits only with 0 or 1, because sacct changes codes above 127.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from typing import Any
 from quantexp.runs.snapshot import environment
 from quantexp.schema import ContainerRuntime, LauncherConfig
 from quantexp_launchers.slurm.batch import Batch
-from quantexp_launchers.slurm.job import NOTHING_TO_DO, PUT_BACK
+from quantexp_launchers.slurm.job import NOTHING_TO_DO, REQUEUE
 
-#: The job's own number. An array's number alone can be a task's too, and would mean all of them to scontrol.
+#: The id of this job. The bare id of an array may also be a task's, and selects all tasks in scontrol.
 _OWN_JOB = "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 
 
 def parameters(batch: Batch) -> dict[str, Any]:
-    """The batch in submitit's words; what it has no word for goes in as further options of sbatch."""
+    """The batch as submitit's parameters; options that submitit does not know become additional options of sbatch."""
     launcher = batch.launcher
     further: dict[str, Any] = {
         "requeue" if launcher.max_requeue else "no-requeue": True,
@@ -52,7 +51,7 @@ def parameters(batch: Batch) -> dict[str, Any]:
         "mail_user": launcher.mail_user,
         "mail_type": launcher.mail_type,
         "dependency": batch.dependency,
-        # A warning as early as the start would find ranks that cannot take it yet, and end them.
+        # A warning signal right at the start would kill ranks that have no handler yet.
         "signal_delay_s": min(launcher.signal_s, 30 * launcher.time_min),
         "array_parallelism": batch.throttle or len(batch.runs),
         "wckey": None,
@@ -64,7 +63,7 @@ def parameters(batch: Batch) -> dict[str, Any]:
 
 
 def python(batch: Batch) -> str:
-    """What starts Python, as a shell takes it; inside the container where that needs no plugin of SLURM."""
+    """The shell command that starts Python, inside the container if it needs no SLURM plugin."""
     launcher = batch.launcher
     command = shlex.quote(launcher.python or sys.executable)
     if launcher.container is None or launcher.container_runtime is ContainerRuntime.pyxis:
@@ -102,7 +101,7 @@ def _srun_args(batch: Batch) -> list[str]:
     cpus = _cpus_per_task(batch.launcher)
     return [
         "--kill-on-bad-exit=1",
-        # From SLURM 22.05 on srun no longer takes this over from the job.
+        # Since SLURM 22.05, srun does not inherit this from the job.
         *([f"--cpus-per-task={cpus}"] if cpus else []),
         *_pyxis(batch),
         *batch.launcher.srun_args,
@@ -110,7 +109,7 @@ def _srun_args(batch: Batch) -> list[str]:
 
 
 def _before(batch: Batch) -> list[str]:
-    """What the script does before the ranks."""
+    """The script's lines before the ranks."""
     launcher = batch.launcher
     variables = dict(launcher.environment)
     if launcher.cpus_per_process is not None:
@@ -125,13 +124,13 @@ def _before(batch: Batch) -> list[str]:
         _OWN_JOB,
         f"{_job_step(batch, 'begin')} && begun=0 || begun=$?",
         f"[ $begun -ne {NOTHING_TO_DO} ] || exit 0",
-        _put_back("begun"),
+        _requeue_if("begun"),
         "[ $begun -eq 0 ] || exit 1",
     ]
 
 
 def _snapshot(batch: Batch) -> list[str]:
-    """Python's search path: the snapshot first, whatever the lines before have set."""
+    """Python's search path: the snapshot first, then the value set by the lines before."""
     own = environment(batch.snapshot, inherit=False)
     path = shlex.quote(own.pop("PYTHONPATH"))
     return [
@@ -141,20 +140,20 @@ def _snapshot(batch: Batch) -> list[str]:
 
 
 def _after(batch: Batch) -> list[str]:
-    """What the script does after the ranks."""
+    """The script's lines after the ranks."""
     return [
         "code=$?",
         "trap '' TERM  # nor are the commands of these lines ended",
-        # Not by `timeout`, which would be ended; what scontrol prints is waited for so long as it may take.
+        # Without `timeout`, which the signal would end: `job end` itself limits the time to wait for scontrol.
         f"{_job_step(batch, 'end')} $code < <(scontrol show job --oneliner $job) && code=0 || code=$?",
-        _put_back("code"),
+        _requeue_if("code"),
         "[ $code -eq 0 ] || exit 1",
         "exit 0",
     ]
 
 
-def _put_back(variable: str) -> str:
-    return f"[ ${variable} -ne {PUT_BACK} ] || scontrol requeue $job"
+def _requeue_if(variable: str) -> str:
+    return f"[ ${variable} -ne {REQUEUE} ] || scontrol requeue $job"
 
 
 def _job_step(batch: Batch, verb: str) -> str:
@@ -178,6 +177,6 @@ def _pyxis(batch: Batch) -> list[str]:
 
 
 def _mounts(batch: Batch) -> list[str]:
-    """The folder of the runs, which holds submissions and snapshots too, and what was asked for."""
+    """The container's mounts: the folder of runs, with its submissions and snapshots, and the configured ones."""
     root = batch.folder.parent.parent
     return [f"{root}:{root}", *batch.launcher.container_mounts]

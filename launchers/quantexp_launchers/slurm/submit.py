@@ -1,10 +1,9 @@
-"""From points to SLURM jobs: everything is checked and prepared first, then sent as one array for each request.
+"""Submits points to SLURM: checks and prepares everything first, then submits one array for each request.
 
-Nothing is waited for. While it works, the submitter holds the lock of every folder it sends, so several submitters of
-the same sweep send each run once. A submission's name is written into the folders before the scheduler is asked: a
-submitter that is killed in between loses no job. Where SLURM refuses one array of several, none is sent: those it has
-taken are cancelled, and their jobs, which cannot begin before the folders are unlocked, would find that they are no
-longer wanted.
+It does not wait for the jobs. The submitter holds the lock of every folder during the submission, so several submitters
+of the same sweep submit each run once. It writes the submission's name into the folders before it calls sbatch, so
+that no job is lost if the submitter is killed. If SLURM refuses one of several arrays, none is submitted: the accepted
+arrays are cancelled, and their jobs, which cannot start before the folders are unlocked, would exit without running.
 """
 
 from __future__ import annotations
@@ -32,19 +31,27 @@ from quantexp.runs.snapshot import snapshot_name
 from quantexp.runs.status import State, now, read_status, write_json, write_status
 from quantexp.runs.sweep_list import sweep_file, write_sweep
 from quantexp.schema import Experiment, LauncherConfig
-from quantexp_launchers.slurm.batch import Array, Batch, Ready, Sent, batches, dependency, in_lanes
+from quantexp_launchers.slurm.batch import (
+    Array,
+    Batch,
+    Ready,
+    Sent,
+    assign_lanes,
+    batches,
+    dependency,
+)
 from quantexp_launchers.slurm.executor import check, require_slurm, submit
 from quantexp_launchers.slurm.submitted import print_submitted
 
-#: Seconds that other submitters of the same runs may take.
+#: Seconds to wait for other submitters of the same runs.
 PATIENCE_S = 300.0
-#: Characters of paths.root that cannot be: SLURM replaces % in the names of its files and takes \ for its end, and
-#: PYTHONPATH and mounts are divided at the colon.
+#: Characters that paths.root must not contain: SLURM replaces % in file names and treats \ as their end, and the colon
+#: separates the parts of PYTHONPATH and of mounts.
 _NOT_IN_ROOT = "%\\:"
 
 
 def submit_run(experiment: Experiment, console: Console) -> int:
-    """Submit one run and say what to type next; 0."""
+    """Submit one run and print the next commands; returns 0."""
     with private([experiment]):
         sent, arrays = send([(experiment, 0)], console)
     print_submitted(sent, arrays, console, sent[0].run.root)
@@ -52,7 +59,7 @@ def submit_run(experiment: Experiment, console: Console) -> int:
 
 
 def submit_sweep(points: list[tuple[Experiment, int]], console: Console) -> int:
-    """Submit a sweep, list it in runs/sweeps/ and say what to type next; 0."""
+    """Submit a sweep, write its list to runs/sweeps/ and print the next commands; returns 0."""
     root, started = root_of(points[0][0]), now()
     with private([experiment for experiment, _ in points]):
         sent, arrays = send(points, console, lambda sent: _list(root, started, points, sent))
@@ -64,25 +71,25 @@ def submit_sweep(points: list[tuple[Experiment, int]], console: Console) -> int:
 def _list(
     root: Path, started: str, points: list[tuple[Experiment, int]], sent: Sequence[Sent]
 ) -> Path:
-    """The sweep's list of runs: first before SLURM is asked, so that no run is sent that no list has."""
-    listed = [
+    """Write the sweep's list of runs; called first before the submission, so that every submitted run is listed."""
+    rows = [
         {
-            "run": one.run.root.name,
-            "job_id": one.job_id,
-            "reason": one.reason,
+            "run": point.run.root.name,
+            "job_id": point.job_id,
+            "reason": point.reason,
             "stage": stage,
-            "config": plain(with_absolute_paths(one.experiment)),
+            "config": plain(with_absolute_paths(point.experiment)),
         }
-        for one, (_, stage) in zip(sent, points, strict=True)
+        for point, (_, stage) in zip(sent, points, strict=True)
     ]
     file = sweep_file(root, started)
-    write_sweep(file, {"started": started, "runs": listed})
+    write_sweep(file, {"started": started, "runs": rows})
     return file
 
 
 @contextlib.contextmanager
 def private(experiments: Sequence[Experiment]) -> Iterator[None]:
-    """Files and folders for the user alone, where a configuration holds variables of the environment."""
+    """Make new files private inside this context if a configuration holds environment variables."""
     if not any(experiment.launcher.environment for experiment in experiments):
         yield
         return
@@ -98,18 +105,18 @@ def send(
     console: Console,
     prepared: Callable[[list[Sent]], object] = lambda _: None,
 ) -> tuple[list[Sent], list[Array]]:
-    """Submit every point that needs to run; points of a later stage wait until all of an earlier one completed.
+    """Submit every point that needs to run; points of a later stage wait until all of an earlier stage completed.
 
     Args:
         points: experiments, each with its stage.
-        console: for what is to be said about a run's earlier attempt.
-        prepared: called when every folder is ready, before SLURM is asked.
+        console: for messages about a run's earlier attempt.
+        prepared: called when every folder is ready, before the submission.
 
     Raises:
-        ConfigError: points with different paths.root, or one that cannot be.
-        RunError: no SLURM here, or it refuses a request; then nothing was submitted.
-        DataError: data that is missing.
-        CaptureError: together they would capture more than is free.
+        ConfigError: the points have different paths.root, or an invalid one.
+        RunError: SLURM is not installed, or refuses a request; nothing was submitted.
+        DataError: data is missing.
+        CaptureError: the captures of all runs together exceed the free disk space.
     """
     require_slurm()
     root = _common_root([experiment for experiment, _ in points])
@@ -149,10 +156,10 @@ def _sent(
 
 
 def planned(experiment: Experiment, run: Path) -> Batch:
-    """The batch of one run as it would be sent, but for the submission's time and random letters in its name.
+    """The batch of one run as it would be submitted, with placeholders for the time and id in its name.
 
     Raises:
-        ConfigError: paths.root cannot be.
+        ConfigError: paths.root has a character that SLURM does not support.
     """
     root = root_of(experiment)
     check_root(root, [experiment.launcher])
@@ -162,10 +169,10 @@ def planned(experiment: Experiment, run: Path) -> Batch:
 
 
 def check_root(root: Path, launchers: Sequence[LauncherConfig]) -> None:
-    """Refuse a folder of runs that a job's script cannot name.
+    """Refuse a folder of runs whose path a job's script cannot contain.
 
     Raises:
-        ConfigError: with the character.
+        ConfigError: names the character.
     """
     bad = [c for c in str(root) if c in _NOT_IN_ROOT or not c.isprintable()]
     if any(launcher.container is not None for launcher in launchers):
@@ -186,7 +193,7 @@ def _common_root(experiments: list[Experiment]) -> Path:
 
 
 def _open_runs(points: list[tuple[Experiment, int]], locks: contextlib.ExitStack) -> list[Opened]:
-    """Every point's folder, locked: in the order of their names, so that two submitters cannot wait for each other."""
+    """Open and lock the folder of every point, sorted by name so that two submitters cannot deadlock."""
     names = [folder_name(e, identity(e, device_class(e.launcher))) for e, _ in points]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
@@ -210,7 +217,7 @@ def _send(root: Path, points: list[tuple[Experiment, int]], folders: list[Opened
         elif folder.skipped is None:
             ready.append(Ready(experiment, stage, folder.run.root))
     name = f"quantexp-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    to_send = in_lanes(batches(root, name, ready, folders[0].snapshot))
+    to_send = assign_lanes(batches(root, name, ready, folders[0].snapshot))
     arrays: list[Array] = []
     try:
         for batch in to_send:
@@ -234,13 +241,13 @@ def _job_id(run: RunDir) -> str | None:
 
 
 def _umask() -> int:
-    now_ = os.umask(0o077)
-    os.umask(now_)
-    return now_
+    current = os.umask(0o077)
+    os.umask(current)
+    return current
 
 
 def _announce(batch: Batch) -> None:
-    """Write who is about to be sent where, before the scheduler knows."""
+    """Write the submission's folder and its name into every run, before sbatch is called."""
     try:
         batch.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         batch.folder.mkdir(mode=0o700)
@@ -266,7 +273,7 @@ def _announce(batch: Batch) -> None:
 
 
 def _withdraw(batch: Batch, why: str) -> None:
-    """Take back what may have been sent: SLURM may have taken it although it did not say so."""
+    """Cancel the batch, which SLURM may have accepted without answering, and mark its runs as cancelled."""
     if batch.folder.is_dir():
         with contextlib.suppress(ClientError):
             run_client(["scancel", "--quiet", f"--name={batch.name}"])
@@ -279,7 +286,7 @@ def _withdraw(batch: Batch, why: str) -> None:
 
 
 def _note(array: Array) -> None:
-    """Write the jobs' ids; a job that is faster waits for the folder's lock before it writes its own."""
+    """Write the job ids into the runs; a job that has already started waits for the folder's lock."""
     for run, job_id in zip(array.batch.runs, array.job_ids, strict=True):
         status = read_status(RunDir(run).status)
         assert status is not None

@@ -1,4 +1,4 @@
-"""What a person sees after a submission: ids, folder, and the commands to follow and to stop."""
+"""Prints the result of a submission: job ids, folders, and the commands to follow and stop it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from quantexp.folders import short_path
 from quantexp.terminal.facts import Facts
 from quantexp_launchers.slurm.batch import Array, Sent
 
-#: Runs that are named one by one; of more, the array stands for them.
+#: Maximum runs that are listed one by one.
 FEW = 12
 
 
 def print_submitted(sent: list[Sent], arrays: list[Array], console: Console, scope: Path) -> None:
-    """What was sent, what was not and why, and what to type next; `scope` names all of it on the command line."""
+    """Print submitted and skipped runs and the next commands; `scope` stands for all of them on the command line."""
     table = Facts(console)
     for array in arrays:
         table.add_row("submitted", _array(array))
-    named = [one for one in sent if one.job_id is not None]
-    for one in named[:FEW]:
-        table.add_path(f"job {one.job_id}", one.run.root)
-    if len(named) > FEW:
-        table.add_row("", f"and {len(named) - FEW} more")
-    for one in sent:
-        if one.job_id is None:
-            table.add_row("not sent", escape(f"{short_path(one.run.root)}: {one.reason}"))
+    submitted = [point for point in sent if point.job_id is not None]
+    for point in submitted[:FEW]:
+        table.add_path(f"job {point.job_id}", point.run.root)
+    if len(submitted) > FEW:
+        table.add_row("", f"and {len(submitted) - FEW} more")
+    for point in sent:
+        if point.job_id is None:
+            table.add_row("not sent", escape(f"{short_path(point.run.root)}: {point.reason}"))
     if arrays:
         if not any(array.batch.launcher.gpus_per_node for array in arrays):
             table.add_row(
@@ -38,8 +38,8 @@ def print_submitted(sent: list[Sent], arrays: list[Array], console: Console, sco
             table.add_path("script", _script(array))
     where = shlex.quote(str(short_path(scope)))
     table.add_line("follow", f"quantexp status {where} --watch")
-    if named:
-        run = shlex.quote(str(short_path(named[0].run.root)))
+    if submitted:
+        run = shlex.quote(str(short_path(submitted[0].run.root)))
         table.add_line("", f"quantexp logs {run} -f")
         table.add_line("stop", f"quantexp cancel {where}")
     table.print()

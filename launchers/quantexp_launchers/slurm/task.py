@@ -1,10 +1,10 @@
-"""One task of a SLURM job, where submitit enters: a rank, or a node's torchrun.
+"""The entry point of one task of a SLURM job, called by submitit: a rank, or a node's torchrun.
 
-The ranks meet at the job's first host and a port made from the job's id. Each task ends with the run's own exit code,
-so that SLURM's accounting tells the truth.
+The rendezvous of the ranks is at the job's first host and a port derived from the job's id. Each task exits with the
+run's exit code, so that SLURM's accounting is correct.
 
-submitit installs handlers of its own, which would put a job back whose limit comes near and swallow a SIGTERM; they are
-taken away first.
+submitit installs signal handlers, which would requeue a job near its time limit and ignore a SIGTERM; they are removed
+first.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from quantexp.schema import LauncherConfig
 if TYPE_CHECKING:
     from submitit import JobEnvironment
 
-#: Ports from here on are tried for the ranks' rendezvous, one for each job; systems give out those from 32768 on.
+#: The range of rendezvous ports, one for each job; it ends below 32768, where ephemeral ports start.
 FIRST_PORT, NUM_PORTS = 20000, 12000
 
 
 def enter(run_dir: str, umask: int) -> None:
-    """Be one task of the run's job; submitit pickles this function's name and its arguments.
+    """Run one task of the run's job; submitit pickles this function's name and its arguments.
 
     Args:
         run_dir: the run's folder.
-        umask: the submitter's.
+        umask: the submitter's umask.
 
     Raises:
         SystemExit: the run did not complete.
@@ -58,7 +58,7 @@ def enter(run_dir: str, umask: int) -> None:
 
 
 def rendezvous_port(job_id: int) -> int:
-    """Where the ranks of a job meet: two jobs on one node have different ports."""
+    """The rendezvous port of a job; two jobs on one node have different ports."""
     return FIRST_PORT + job_id % NUM_PORTS
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler did to a job that did not end by itself, from what it says of the job as that ends."""
+"""Determines from the scheduler's record of an ending job whether and why the scheduler ended it."""
 
 from __future__ import annotations
 
@@ -10,121 +10,123 @@ from pathlib import Path
 
 from quantexp.runs.status import State, Status
 
-#: What a node prints into a job's own output as it ends the job.
+#: The line that a node prints into a job's output when it ends the job.
 _CANCELLED = re.compile(r"\*\*\* JOB \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+)")
 _CAUSES = {
     "PREEMPTION": "preempted by another job",
     "NODE FAILURE": "its node {node} was lost",
     "JOB REQUEUE": "requeued",
 }
-#: The cause where nothing says more.
-PUT_BACK_WORDS = "put back into the queue"
-_NOTHING = ("", "None", "Unknown", "N/A", "(null)")
+#: The reason of a requeue without a more specific cause.
+REQUEUED = "requeued"
+_NO_VALUE = ("", "None", "Unknown", "N/A", "(null)")
 
 
 @dataclass(frozen=True)
-class TakenAway:
-    """What the scheduler did to a job that did not end by itself."""
+class Termination:
+    """The end of a job by the scheduler."""
 
     state: State
     reason: str
-    #: The scheduler starts it again.
-    comes_back: bool = False
-    #: It does so only if it is asked to.
-    has_to_ask: bool = False
-    #: More time would help.
-    too_short: bool = False
+    #: Whether the job is requeued.
+    is_requeued: bool = False
+    #: Whether the job's script must request the requeue.
+    needs_request: bool = False
+    #: Whether a longer time limit would help.
+    is_timeout: bool = False
 
 
 def cause_printed(output: Path, since: str | None) -> str | None:
-    """Why a job was put back into the queue, from its own output; None where that does not say.
+    """Why a job was requeued, from its output; None if the output does not say.
 
     Args:
-        output: what the job's script printed, over all its starts.
-        since: when the start that is meant began, UTC in ISO 8601.
+        output: the file with the output of the job's script, over all its starts.
+        since: the time of the last start, UTC in ISO 8601.
     """
     try:
-        found = _CANCELLED.findall(output.read_text(errors="replace"))
+        matches = _CANCELLED.findall(output.read_text(errors="replace"))
     except OSError:
         return None
-    if not found or since is None:
+    if not matches or since is None:
         return None
-    node, at, why = found[-1]
+    node, at, why = matches[-1]
     before = datetime.fromisoformat(at).astimezone() < datetime.fromisoformat(since).replace(
         microsecond=0
     )
     return None if before or why.strip() not in _CAUSES else _CAUSES[why.strip()].format(node=node)
 
 
-def taken_away(
+def termination_of(
     job: Mapping[str, str], starts_before: int, printed: str | None = None
-) -> TakenAway | None:
-    """What `scontrol show job` says of a job that is about to end; None where the scheduler did nothing.
+) -> Termination | None:
+    """The termination of an ending job, from `scontrol show job`; None if the scheduler did not end it.
 
-    SLURM 22.05 calls most jobs that it ends COMPLETING, whatever the cause, which is their reason; a job that is
-    cancelled has none. One that is put back has counted its restart by then. One that is preempted has the time of
-    that, goes on RUNNING until its grace is over, and would count as failed if it ended by itself within it.
+    SLURM 22.05 reports most jobs that it ends as COMPLETING and puts the cause into the reason; a cancelled job has no
+    reason. A requeued job has an increased restart count. A preempted job has a preemption time, stays RUNNING during
+    its grace time, and would count as failed if it ended by itself within that time.
 
     Args:
-        job: the fields of its record.
-        starts_before: how often it had been started before this time.
-        printed: the cause that its own output gives.
+        job: the fields of the job's record.
+        starts_before: the number of starts before this one.
+        printed: the cause from the job's own output.
     """
     state, reason = job.get("JobState", ""), job.get("Reason", "")
-    preempted = job.get("PreemptTime", "") not in _NOTHING
+    preempted = job.get("PreemptTime", "") not in _NO_VALUE
     if int(job.get("Restarts", "0")) > starts_before:
-        return TakenAway(State.PREEMPTED, printed or PUT_BACK_WORDS, comes_back=True)
+        return Termination(State.PREEMPTED, printed or REQUEUED, is_requeued=True)
     if preempted:
-        return TakenAway(
-            State.PREEMPTED, "preempted by another job", comes_back=True, has_to_ask=True
+        return Termination(
+            State.PREEMPTED, "preempted by another job", is_requeued=True, needs_request=True
         )
     if state == "TIMEOUT" or reason == "TimeLimit":
         limit = f"the time limit of {job.get('TimeLimit')} was reached"
-        return TakenAway(State.PREEMPTED, limit, too_short=True)
+        return Termination(State.PREEMPTED, limit, is_timeout=True)
     if state == "NODE_FAIL" or reason == "NodeDown":
-        return TakenAway(State.PREEMPTED, f"a node was lost ({job.get('NodeList')})")
+        return Termination(State.PREEMPTED, f"a node was lost ({job.get('NodeList')})")
     if state not in ("COMPLETING", "CANCELLED", "DEADLINE", "PREEMPTED"):
         return None
-    if state in ("COMPLETING", "CANCELLED") and reason in _NOTHING:
-        return TakenAway(State.CANCELLED, "cancelled in the scheduler")
-    why = state.lower() if reason in _NOTHING else reason
-    return TakenAway(State.PREEMPTED, f"ended by the scheduler ({why})")
+    if state in ("COMPLETING", "CANCELLED") and reason in _NO_VALUE:
+        return Termination(State.CANCELLED, "cancelled in the scheduler")
+    why = state.lower() if reason in _NO_VALUE else reason
+    return Termination(State.PREEMPTED, f"ended by the scheduler ({why})")
 
 
-def in_words(taken: TakenAway, status: Status, max_requeue: int) -> tuple[State, str]:
-    """The run's state and reason: what was done, how far it was, and what follows."""
-    done = f"{taken.reason} at iteration {status.iteration} of {status.iterations}"
-    if taken.state is State.CANCELLED:
-        return taken.state, done
+def outcome_of(termination: Termination, status: Status, max_requeue: int) -> tuple[State, str]:
+    """The run's state and reason: the cause, the progress, and the consequence."""
+    cause = f"{termination.reason} at iteration {status.iteration} of {status.iterations}"
+    if termination.state is State.CANCELLED:
+        return termination.state, cause
     again = "it will begin again at its first iteration"
-    if not taken.comes_back:
-        more = ", so give launcher.time_min more to quantexp resume" if taken.too_short else ""
-        return taken.state, f"{done}; {again}{more}"
+    if not termination.is_requeued:
+        more = (
+            ", so give launcher.time_min more to quantexp resume" if termination.is_timeout else ""
+        )
+        return termination.state, f"{cause}; {again}{more}"
     if len(status.restarts) < max_requeue:
-        return taken.state, f"{done}; {again}"
+        return termination.state, f"{cause}; {again}"
     if max_requeue == 0:
-        return taken.state, f"{done}; launcher.max_requeue=0 does not put it back into the queue"
-    return State.FAILED, one_too_many([*reasons(status), done], max_requeue)
+        return termination.state, f"{cause}; launcher.max_requeue=0 allows no requeue"
+    return State.FAILED, too_many_requeues([*reasons(status), cause], max_requeue)
 
 
-def one_too_many(reasons: list[str], max_requeue: int) -> str:
-    """Why a run that was put back once more is not started again."""
+def too_many_requeues(reasons: list[str], max_requeue: int) -> str:
+    """The reason of a run that exceeds `launcher.max_requeue`."""
     return (
-        f"the scheduler put it back {len(reasons)} times, and launcher.max_requeue={max_requeue} allows no more: "
+        f"requeued {len(reasons)} times, and launcher.max_requeue={max_requeue} allows no more: "
         + "; ".join(reasons)
     )
 
 
 def reasons(status: Status) -> list[str]:
-    """Why each of the run's earlier starts ended."""
+    """The reason of the end of each earlier start."""
     return [str(restart["reason"]) for restart in status.restarts]
 
 
 def record_of(records: str, job_id: str) -> dict[str, str]:
-    """The `Name=value` pairs of one job among what `scontrol show job --oneliner` prints; empty where it is not there.
+    """The `Name=value` pairs of one job in the output of `scontrol show job --oneliner`; empty if it is not there.
 
-    Asked for the number of an array's last task, scontrol prints all tasks. A value ends before the next name; of names
-    that come again, in a path for instance, the first counts.
+    For the id of an array's last task, scontrol prints all tasks. A value ends before the next name. If a name repeats,
+    for instance inside a path, the first occurrence counts.
     """
     for line in records.splitlines():
         fields: dict[str, str] = {}

@@ -12,7 +12,7 @@ import pytest
 from quantexp_launchers.local import queue
 from quantexp_launchers.local.background import main
 from quantexp_launchers.local.detach import READY
-from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.sheet import Sheet
 from rich.console import Console
 
@@ -25,7 +25,7 @@ from .stand_in import Workers, put_status
 
 @pytest.fixture
 def sheet(make: Callable[..., Experiment], workers: Workers) -> Sheet:
-    sheet = prepared([(make(seed), 0) for seed in (1, 2)], Console(quiet=True))
+    sheet = prepare_sheet([(make(seed), 0) for seed in (1, 2)], Console(quiet=True))
     sheet.write()
     return sheet
 

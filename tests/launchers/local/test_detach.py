@@ -14,7 +14,7 @@ import psutil
 import pytest
 from quantexp_launchers.local import prepare
 from quantexp_launchers.local.detach import go_on_in_background
-from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.sheet import Sheet
 from rich.console import Console
 
@@ -58,7 +58,7 @@ def detach(
 
     def start(num_runs: int, seconds: float = 0.1) -> tuple[Sheet, psutil.Process]:
         monkeypatch.setenv("STAND_IN_SECONDS", str(seconds))
-        sheet = prepared([(make(seed), 0) for seed in range(num_runs)], console)
+        sheet = prepare_sheet([(make(seed), 0) for seed in range(num_runs)], console)
         go_on_in_background(sheet, console)
         found = re.search(r"in the background, process (\d+)", told(console))
         assert found is not None
@@ -134,7 +134,7 @@ def test_one_run_goes_on_from_the_snapshot_of_the_source_and_is_followed_in_its_
     sheet, process = detach(1, 60)
     name = run_of(sheet).root.name
     first, *lines = told(console).splitlines()
-    assert first.startswith("1 run goes on in the background, process ")
+    assert first.startswith("1 run continues in the background, process ")
     assert lines[:2] == [f"runs    runs/{name}", f"follow  quantexp status runs/{name}"]
     wait_until(lambda: status_of(sheet).state is State.RUNNING)
     source = Path(process.environ()["PYTHONPATH"].split(os.pathsep)[0])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from quantexp_launchers.local.display import Display, ended_line, summary
-from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.sheet import Item, Place
 from rich.console import Console
 
@@ -25,7 +25,7 @@ METRICS = '{"iteration": 2, "loss": 5.5, "tokens_per_s": 1234.5}\n'
 def items(make: Callable[..., Experiment], workers: Workers) -> list[Item]:
     schemes = ["FA_linear_mxfp8", "FA_linear_hifp8"]
     points = [(make(seed, scheme=scheme), 0) for seed in (1, 2) for scheme in schemes]
-    return prepared(points, Console(quiet=True)).items
+    return prepare_sheet(points, Console(quiet=True)).items
 
 
 def run_of(item: Item) -> RunDir:
@@ -34,7 +34,7 @@ def run_of(item: Item) -> RunDir:
 
 
 def over(item: Item, state: State, reason: str = "", **values: object) -> None:
-    item.place = Place.OVER
+    item.place = Place.DONE
     item.outcome = Outcome(item.experiment, run_of(item), state, reason, **values)  # type: ignore[arg-type]
 
 
@@ -51,7 +51,7 @@ def test_lines_alone_where_there_is_no_terminal(items: list[Item], console: Cons
         "started    FA_linear_mxfp8 seed=1",
         "completed  FA_linear_mxfp8 seed=1: loss 5.5000, 3 tensors, 1.0 kB",
         "started    FA_linear_hifp8 seed=1",
-        "put off    FA_linear_hifp8 seed=1: another process has it",
+        "postponed  FA_linear_hifp8 seed=1: another process holds its lock",
     ]
 
 
@@ -66,7 +66,7 @@ def test_summary_counts_what_is_where(items: list[Item]) -> None:
 def test_end_is_told_with_its_reason(items: list[Item]) -> None:
     over(items[0], State.FAILED, "loss [nan]")
     assert ended_line(items[0]) == r"[red]failed    [/] FA_linear_mxfp8 seed=1: loss \[nan]"
-    items[1].place, items[1].reason = Place.OVER, "no data"
+    items[1].place, items[1].reason = Place.DONE, "no data"
     assert ended_line(items[1]) == "[red]failed[/]     FA_linear_hifp8 seed=1: no data"
     over(items[2], State.COMPLETED, "already completed", skipped=True)
     assert ended_line(items[2]) == "[green]skipped   [/] FA_linear_mxfp8 seed=2: 0 tensors, 0 B"
@@ -109,7 +109,9 @@ def test_every_line_fits_the_terminal_and_names_the_run_whole(
 def test_end_that_was_asked_for_is_shown(items: list[Item], console: Console) -> None:
     with Display(items, console) as display:
         display.update(1)
-        assert display.summary.plain.startswith("ending (Ctrl-C again: at once): 0 of 4 completed")
+        assert display.summary.plain.startswith(
+            "stopping (Ctrl-C again stops at once): 0 of 4 completed"
+        )
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from quantexp_launchers.local import prepare
-from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.sheet import Place
 from rich.console import Console
 
@@ -29,7 +29,7 @@ def _no_device(workers: Workers) -> None:
 
 
 def test_every_folder_says_pending(make: Callable[..., Experiment], console: Console) -> None:
-    sheet = prepared([(make(1), 0), (make(2), 1)], console)
+    sheet = prepare_sheet([(make(1), 0), (make(2), 1)], console)
     for item, seed, stage in zip(sheet.items, (1, 2), (0, 1), strict=True):
         assert item.run is not None
         status = read_status(item.run.status)
@@ -50,7 +50,7 @@ def test_commit_is_asked_for_once_and_in_every_provenance(
         return {"commit": "0123", "diff": ""}
 
     monkeypatch.setattr(prepare, "checkout", checkout)
-    sheet = prepared([(make(1), 0), (make(2), 0)], console)
+    sheet = prepare_sheet([(make(1), 0), (make(2), 0)], console)
     assert asked == [1]
     for item in sheet.items:
         assert item.run is not None
@@ -58,10 +58,10 @@ def test_commit_is_asked_for_once_and_in_every_provenance(
 
 
 def test_completed_run_is_over(make: Callable[..., Experiment], console: Console) -> None:
-    (item,) = prepared([(make(1), 0)], console).items
+    (item,) = prepare_sheet([(make(1), 0)], console).items
     assert item.run is not None
     put_status(item.run, State.COMPLETED)
-    (item,) = prepared([(make(1), 0)], console).items
+    (item,) = prepare_sheet([(make(1), 0)], console).items
     assert item.completed
     assert item.outcome is not None
     assert item.outcome.skipped
@@ -70,12 +70,12 @@ def test_completed_run_is_over(make: Callable[..., Experiment], console: Console
 def test_run_that_other_versions_completed_says_so(
     make: Callable[..., Experiment], console: Console
 ) -> None:
-    (item,) = prepared([(make(1), 0)], console).items
+    (item,) = prepare_sheet([(make(1), 0)], console).items
     assert item.run is not None
     put_status(item.run, State.COMPLETED)
     then = read_json(item.run.provenance)
     write_json(item.run.provenance, {**then, "quantexp": "0.0.1"})
-    (item,) = prepared([(make(1), 0)], console).items
+    (item,) = prepare_sheet([(make(1), 0)], console).items
     assert item.place is Place.WAITING
     assert "bf16: completed before with other versions (quantexp 0.0.1 then" in told(console)
 
@@ -83,10 +83,10 @@ def test_run_that_other_versions_completed_says_so(
 def test_run_in_use_is_known_by_its_folder(
     make: Callable[..., Experiment], console: Console
 ) -> None:
-    (item,) = prepared([(make(1), 0)], console).items
+    (item,) = prepare_sheet([(make(1), 0)], console).items
     assert item.run is not None
     lock = take_lock(item.run)
-    (again,) = prepared([(make(1), 0)], console).items
+    (again,) = prepare_sheet([(make(1), 0)], console).items
     os.close(lock)
     assert (again.place, again.run) == (Place.IN_USE, item.run)
     assert "is in use by another process" in again.reason
@@ -95,10 +95,10 @@ def test_run_in_use_is_known_by_its_folder(
 def test_run_of_a_scheduler_is_over_with_where_it_is(
     make: Callable[..., Experiment], console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared([(make(1), 0)], console)
+    prepare_sheet([(make(1), 0)], console)
     monkeypatch.setattr(attempt, "_elsewhere", lambda *_: "job 12 is waiting")
-    (item,) = prepared([(make(1), 0)], console).items
-    assert item.place is Place.OVER
+    (item,) = prepare_sheet([(make(1), 0)], console).items
+    assert item.place is Place.DONE
     assert (item.state, item.completed) == (State.PENDING, False)
     assert item.outcome is not None
     assert item.outcome.reason == "job 12 is waiting"
@@ -109,8 +109,8 @@ def test_run_without_data_is_over_and_the_others_are_not(
 ) -> None:
     lacking = make(1)
     lacking.dataset.sample = False
-    first, second = prepared([(lacking, 0), (make(2), 0)], console).items
-    assert (first.run, first.place, first.state) == (None, Place.OVER, State.FAILED)
+    first, second = prepare_sheet([(lacking, 0), (make(2), 0)], console).items
+    assert (first.run, first.place, first.state) == (None, Place.DONE, State.FAILED)
     assert "has no data" in first.reason
     assert second.place is Place.WAITING
 
@@ -124,9 +124,9 @@ def test_bug_in_one_point_does_not_take_the_others_away(
     def stumbles(*_: object) -> None:
         raise ZeroDivisionError("by nought")
 
-    monkeypatch.setattr(prepare, "look_at", stumbles)
-    (item,) = prepared([(make(1), 0)], console).items
-    assert (item.place, item.reason) == (Place.OVER, "ZeroDivisionError: by nought")
+    monkeypatch.setattr(prepare, "mark_if_done", stumbles)
+    (item,) = prepare_sheet([(make(1), 0)], console).items
+    assert (item.place, item.reason) == (Place.DONE, "ZeroDivisionError: by nought")
     assert "Traceback" in capfd.readouterr().err
 
 
@@ -142,7 +142,7 @@ def test_captures_that_together_are_over_the_free_disk_are_refused_before_any_ru
 
     monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
     with pytest.raises(CaptureError, match="the captures of 2 runs would take"):
-        prepared([(experiment, 0) for experiment in experiments], console)
+        prepare_sheet([(experiment, 0) for experiment in experiments], console)
 
 
 def test_runs_in_two_places_are_refused(
@@ -151,7 +151,7 @@ def test_runs_in_two_places_are_refused(
     other = make(2)
     other.paths.root = str(tmp_path / "others")
     with pytest.raises(ConfigError, match=r"paths\.root is one for the whole sweep, got .*others"):
-        prepared([(make(1), 0), (other, 0)], console)
+        prepare_sheet([(make(1), 0), (other, 0)], console)
     assert not (tmp_path / "runs").exists()
 
 
@@ -162,5 +162,5 @@ def test_data_error_of_a_point_is_its_reason(
         raise DataError("no [data]")
 
     monkeypatch.setattr(attempt, "identity", lacks)
-    (item,) = prepared([(make(1), 0)], console).items
+    (item,) = prepare_sheet([(make(1), 0)], console).items
     assert item.reason == "no [data]"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from quantexp_launchers.local import queue
 from quantexp_launchers.local.display import Display
-from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.queue import Queue
 from quantexp_launchers.local.sheet import Place, Sheet
 from quantexp_launchers.local.slots import make_slots
@@ -40,9 +40,9 @@ def work(workers: Workers, console: Console, monkeypatch: pytest.MonkeyPatch) ->
         stop: Stop | None = None,
         meanwhile: Callable[[Sheet], None] = lambda _: None,
     ) -> Sheet:
-        sheet = prepared(points, console)
+        sheet = prepare_sheet(points, console)
         meanwhile(sheet)
-        with sheet.held(), Display(sheet.items, console) as display:
+        with sheet.locked(), Display(sheet.items, console) as display:
             Queue(sheet, make_slots(num_slots, 1), stop or Stop(), display).work()
         return sheet
 
@@ -294,7 +294,7 @@ def test_stop_ends_what_runs_and_leaves_the_rest_pending_with_a_reason(
 
     def runs_until_ended(run: RunDir, on_poll: Callable[[], None]) -> None:
         if len(workers.started) == 2:
-            stop.ask()
+            stop.request()
         try:
             while True:
                 on_poll()
@@ -321,7 +321,7 @@ def test_run_that_another_process_has_keeps_no_stopped_sweep_waiting(
     def another(sheet: Sheet) -> None:
         locks.append(take_lock(run_of(sheet)))
         put_status(run_of(sheet), State.RUNNING)
-        threading.Timer(0.2, stop.ask).start()
+        threading.Timer(0.2, stop.request).start()
 
     sheet = work([(make(1), 0)], stop=stop, meanwhile=another)
     os.close(locks[0])
@@ -394,4 +394,4 @@ def test_run_whose_folder_vanished_is_made_again(
 
 def test_every_item_is_over_in_the_end(work: Work, make: Callable[..., Experiment]) -> None:
     sheet = work([(make(seed), 0) for seed in (1, 2)])
-    assert {item.place for item in sheet.items} == {Place.OVER}
+    assert {item.place for item in sheet.items} == {Place.DONE}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.sheet import Place, Sheet, read_sheet
 from rich.console import Console
 
@@ -23,7 +23,7 @@ from .stand_in import Workers
 
 @pytest.fixture
 def sheet(make: Callable[..., Experiment], workers: Workers, console: Console) -> Sheet:
-    return prepared([(make(1), 0), (make(2), 1)], console)
+    return prepare_sheet([(make(1), 0), (make(2), 1)], console)
 
 
 def test_file_lists_the_runs_with_all_that_makes_them(sheet: Sheet) -> None:
@@ -59,12 +59,12 @@ def test_sheet_is_held_for_as_long_as_somebody_works_through_it(sheet: Sheet) ->
     assert first is not None
     assert second is not None
     assert not is_held(sheet.files.lock)
-    with sheet.held():
+    with sheet.locked():
         assert is_held(sheet.files.lock)
         assert read_json(sheet.files.listing)["finished"] is None
         assert set(waiting_in(sheet.root)) == {first.root.name, second.root.name}
         assert set(waiting_in(sheet.root).values()) == {sheet.files.listing.stem}
-        sheet.items[0].place = Place.OVER
+        sheet.items[0].place = Place.DONE
         sheet.write()
         assert set(waiting_in(sheet.root)) == {second.root.name}
     assert not is_held(sheet.files.lock)
@@ -81,7 +81,7 @@ def test_file_that_is_no_sheet_is_refused(tmp_path: Path, content: object) -> No
 
 def test_folder_that_cannot_be_written_is_named(sheet: Sheet) -> None:
     (sheet.root / "sweeps").write_text("")
-    for use in (sheet.write, lambda: sheet.held().__enter__()):
+    for use in (sheet.write, lambda: sheet.locked().__enter__()):
         with pytest.raises(
             RunError, match=r"the sweep's list of runs cannot be written to .*runs/sweeps: .*; set "
         ):

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from quantexp_launchers.local.stop import SIGNALS, Stop, stopping
+from quantexp_launchers.local.stop import SIGNALS, Stop, count_stop_requests
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def _none_ignored() -> Iterator[None]:
 @pytest.mark.usefixtures("_none_ignored")
 def test_every_signal_is_counted_and_handlers_come_back() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    with stopping() as stop:
+    with count_stop_requests() as stop:
         assert not stop.requested
         for number in SIGNALS:
             signal.raise_signal(number)
@@ -33,7 +33,7 @@ def test_every_signal_is_counted_and_handlers_come_back() -> None:
 def test_signal_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stopping() as stop:
+        with count_stop_requests() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
         assert not stop.requested
     finally:
@@ -44,11 +44,11 @@ def test_each_watch_raises_once_for_each_time() -> None:
     stop = Stop()
     one, other = stop.watch(), stop.watch()
     one()
-    stop.ask()
+    stop.request()
     for watch in (one, other):
         with pytest.raises(KeyboardInterrupt):
             watch()
         watch()
-    stop.ask()
+    stop.request()
     with pytest.raises(KeyboardInterrupt):
         one()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from quantexp_launchers.local import submit
-from quantexp_launchers.local.prepare import prepared
+from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.sheet import Sheet
 from quantexp_launchers.local.submit import detach_run, run_points
 from rich.console import Console
@@ -208,7 +208,7 @@ def test_detached_run_that_is_in_use_is_refused(
     console: Console,
     detached: list[Sheet],
 ) -> None:
-    (item,) = prepared([(make(1), 0)], console).items
+    (item,) = prepare_sheet([(make(1), 0)], console).items
     assert item.run is not None
     lock = take_lock(item.run)
     with pytest.raises(RunInUseError, match="is in use by another process; wait for it, or stop"):
@@ -224,7 +224,7 @@ def test_detached_run_that_a_scheduler_has_is_refused(
     detached: list[Sheet],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prepared([(make(1), 0)], console)
+    prepare_sheet([(make(1), 0)], console)
     monkeypatch.setattr("quantexp.launch.attempt._elsewhere", lambda *_: "job 12 is waiting")
     with pytest.raises(RunInUseError, match="is in use: job 12 is waiting"):
         detach_run(make(1, detach=True), console)

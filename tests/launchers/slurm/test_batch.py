@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quantexp_launchers.slurm.batch import Array, Batch, Ready, batches, dependency, in_lanes
+from quantexp_launchers.slurm.batch import Array, Batch, Ready, assign_lanes, batches, dependency
 
 from quantexp.schema import Experiment, LauncherConfig, LauncherKind
 
@@ -34,7 +34,7 @@ def test_runs_that_ask_for_the_same_are_one_array_in_their_order() -> None:
 
 
 def test_nothing_is_no_array() -> None:
-    assert batches(ROOT, "q", [], SNAPSHOT) == in_lanes([]) == []
+    assert batches(ROOT, "q", [], SNAPSHOT) == assign_lanes([]) == []
 
 
 def test_each_distinct_request_is_an_array_of_its_own() -> None:
@@ -68,23 +68,23 @@ def sizes() -> Callable[..., list[Batch]]:
 
 
 def test_no_limit_is_left_to_the_cluster(sizes: Callable[..., list[Batch]]) -> None:
-    assert [(b.throttle, b.lane) for b in in_lanes(sizes(3, 4, limit=None))] == [(None, 0)] * 2
+    assert [(b.throttle, b.lane) for b in assign_lanes(sizes(3, 4, limit=None))] == [(None, 0)] * 2
 
 
 def test_limit_is_shared_among_arrays(sizes: Callable[..., list[Batch]]) -> None:
-    shares = [b.throttle for b in in_lanes(sizes(9, 9, 9, limit=8))]
+    shares = [b.throttle for b in assign_lanes(sizes(9, 9, 9, limit=8))]
     assert shares == [3, 3, 2]
 
 
 def test_share_that_an_array_cannot_use_is_left_to_the_others(
     sizes: Callable[..., list[Batch]],
 ) -> None:
-    shares = [b.throttle for b in in_lanes(sizes(1, 59, limit=8))]
+    shares = [b.throttle for b in assign_lanes(sizes(1, 59, limit=8))]
     assert shares == [1, 7]
 
 
 def test_limit_below_the_number_of_arrays_makes_lanes(sizes: Callable[..., list[Batch]]) -> None:
-    found = [(len(b.runs), b.lane, b.throttle) for b in in_lanes(sizes(9, 1, 2, 3, limit=2))]
+    found = [(len(b.runs), b.lane, b.throttle) for b in assign_lanes(sizes(9, 1, 2, 3, limit=2))]
     assert found == [(9, 0, 1), (1, 1, 1), (2, 1, 1), (3, 1, 1)]
 
 
@@ -93,7 +93,7 @@ def test_no_more_than_the_limit_can_run_at_once(
     sizes: Callable[..., list[Batch]], arrays: int, limit: int
 ) -> None:
     """One array a lane runs at a time, within its share; the shares of all lanes are the limit, or all there is."""
-    laned = in_lanes(sizes(*range(1, arrays + 1), limit=limit))
+    laned = assign_lanes(sizes(*range(1, arrays + 1), limit=limit))
     shares = {batch.lane: batch.throttle or 0 for batch in laned}
     assert all(shares.values())
     assert sum(shares.values()) == min(limit, arrays * (arrays + 1) // 2)
@@ -107,7 +107,7 @@ def test_no_more_than_the_limit_can_run_at_once(
 
 def test_least_limit_of_any_run_holds() -> None:
     points = [ready("a", max_parallel=5), ready("b", max_parallel=1), ready("c")]
-    laned = in_lanes(batches(ROOT, "q", points, SNAPSHOT))
+    laned = assign_lanes(batches(ROOT, "q", points, SNAPSHOT))
     assert [(b.throttle, b.lane) for b in laned] == [(1, 0)] * 3
 
 
@@ -129,7 +129,7 @@ def test_later_stage_waits_for_runs_that_others_have_submitted() -> None:
 
 def test_array_that_must_complete_first_is_not_waited_for_twice() -> None:
     points = [ready("a", max_parallel=1), ready("b", 1, max_parallel=1)]
-    first, second = in_lanes(batches(ROOT, "q", points, SNAPSHOT))
+    first, second = assign_lanes(batches(ROOT, "q", points, SNAPSHOT))
     assert dependency(second, [sent(first, 7)]) == "afterok:7"
     third = replace(second, folder=ROOT, name="other")
     assert dependency(third, [sent(first, 7), sent(second, 8)]) == "afterok:7,afterany:8"

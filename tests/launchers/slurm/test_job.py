@@ -14,7 +14,7 @@ import pytest
 from quantexp_launchers.slurm import job
 from quantexp_launchers.slurm.job import (
     NOTHING_TO_DO,
-    PUT_BACK,
+    REQUEUE,
     begin,
     end,
     main,
@@ -230,8 +230,8 @@ def test_later_start_waits_in_the_queue_for_an_earlier_one_that_does_not_end(
     monkeypatch.setattr(job, "PATIENCE_S", 0.1)
     take_over(kept.run)
     lock = take_lock(kept.run)
-    assert begin(kept.started(1)) == PUT_BACK
-    assert "; the job is put back into the queue" in capsys.readouterr().err
+    assert begin(kept.started(1)) == REQUEUE
+    assert "; the job is requeued" in capsys.readouterr().err
     monkeypatch.delenv("SLURM_RESTART_COUNT")
     assert not is_ours(kept.run), "the earlier start sees that it is over"
     with pytest.raises(RunInUseError):
@@ -282,15 +282,15 @@ def test_next_start_sets_the_earlier_one_aside_whole(
     assert not back.run.metrics.exists()
     assert back.run.reserve.stat().st_size == 1 << 16
     assert back.run.logs.is_dir()
-    assert "started again by the scheduler (preempted by" in capsys.readouterr().err
+    assert "restarted by the scheduler (preempted by" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("state", "reason", "why"),
     [
         (State.RUNNING, "", "died without recording why on n1 at iteration 3 of 8 (node lost?)"),
-        (State.FAILED, "loss nan; see x", "put back after it had failed (loss nan)"),
-        (State.PREEMPTED, "put back into the queue at iteration 3 of 8; it", None),
+        (State.FAILED, "loss nan; see x", "requeued after a failure (loss nan)"),
+        (State.PREEMPTED, "requeued at iteration 3 of 8; it", None),
         (State.PREEMPTED, "ended from outside", "ended from outside"),
     ],
 )
@@ -301,9 +301,7 @@ def test_why_a_run_starts_again(
     back.trains()
     back.told(state, reason, host="n1")
     assert begin(back.started(1)) == 0
-    assert back.status.restarts[0]["reason"] == (
-        why or "put back into the queue at iteration 3 of 8"
-    )
+    assert back.status.restarts[0]["reason"] == (why or "requeued at iteration 3 of 8")
 
 
 @pytest.fixture
@@ -335,7 +333,7 @@ def test_start_that_never_got_to_its_ranks_counts_too(world: Callable[..., World
     back = world()
     assert begin(back.task) == 0
     assert begin(back.started(1)) == 0
-    assert back.status.restarts[0]["reason"] == "put back before its first iteration"
+    assert back.status.restarts[0]["reason"] == "requeued before its first iteration"
     assert not back.run.attempts.exists(), "there is nothing to keep"
 
 
@@ -350,7 +348,7 @@ def test_start_too_many_fails_with_every_reason(world: Callable[..., World]) -> 
     assert begin(back.started(3)) == 1
     assert back.status.state is State.FAILED
     assert back.status.reason == (
-        "the scheduler put it back 3 times, and launcher.max_requeue=2 allows no more: cause 1; cause 2; cause 3"
+        "requeued 3 times, and launcher.max_requeue=2 allows no more: cause 1; cause 2; cause 3"
     )
     assert sorted(path.name for path in back.run.attempts.iterdir()) == ["1", "2"]
 
@@ -442,7 +440,7 @@ def test_ranks_that_could_not_start_say_what_they_printed(ends: Callable[..., Wo
         (
             {**RUNS, "JobState": "PENDING", "Restarts": "1"},
             State.PREEMPTED,
-            f"put back into the queue at iteration 3 of 8; {BEGINS_AGAIN}",
+            f"requeued at iteration 3 of 8; {BEGINS_AGAIN}",
         ),
     ],
 )
@@ -458,12 +456,12 @@ def test_what_the_scheduler_did_is_the_run_s_end(
 
 def test_preempted_job_that_would_count_as_failed_is_put_back(ends: Callable[..., World]) -> None:
     run = ends()
-    assert end(run.task, 130, PREEMPTED) == PUT_BACK
+    assert end(run.task, 130, PREEMPTED) == REQUEUE
     assert run.status.state is State.PREEMPTED
     run.told(State.RUNNING, restarts=[{"reason": "one"}, {"reason": "two"}])
     assert end(run.task, 130, PREEMPTED) == 1
     assert run.status.state is State.FAILED
-    assert run.status.reason.startswith("the scheduler put it back 3 times, and launcher.max_req")
+    assert run.status.reason.startswith("requeued 3 times, and launcher.max_req")
 
 
 def test_signal_that_the_scheduler_knows_nothing_of_is_a_cancellation(
@@ -498,7 +496,7 @@ def test_end_of_a_start_that_is_no_longer_the_newest_changes_nothing(
     run.monkeypatch.delenv("SLURM_RESTART_COUNT")
     assert end(run.task, 130, CANCELLED) == 1
     assert run.run.status.read_bytes() == before
-    assert "is another start's by now" in capsys.readouterr().err
+    assert "another start of the job has taken over" in capsys.readouterr().err
 
 
 def test_end_of_a_run_that_was_submitted_anew_changes_nothing(ends: Callable[..., World]) -> None:

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from quantexp_launchers.slurm.termination import cause_printed, in_words, record_of, taken_away
+from quantexp_launchers.slurm.termination import (
+    cause_printed,
+    outcome_of,
+    record_of,
+    termination_of,
+)
 
 from quantexp.runs.status import State, Status
 
@@ -42,17 +47,17 @@ AT = "2026-11-21T05:45:54"
 
 
 @pytest.mark.parametrize(
-    ("job", "state", "reason", "comes_back", "has_to_ask"),
+    ("job", "state", "reason", "is_requeued", "needs_request"),
     [
         (said("COMPLETING"), State.CANCELLED, "cancelled in the scheduler", False, False),
         (said("CANCELLED"), State.CANCELLED, "cancelled in the scheduler", False, False),
         (
             said("COMPLETING", restarts=1),
-            *(State.PREEMPTED, "put back into the queue", True, False),
+            *(State.PREEMPTED, "requeued", True, False),
         ),
         (
             said("PENDING", "BeginTime", restarts=1),
-            *(State.PREEMPTED, "put back into the queue", True, False),
+            *(State.PREEMPTED, "requeued", True, False),
         ),
         (
             said("RUNNING", preempted=AT),
@@ -79,17 +84,17 @@ AT = "2026-11-21T05:45:54"
     ],
 )
 def test_what_was_done_to_a_job(
-    job: dict[str, str], state: State, reason: str, comes_back: bool, has_to_ask: bool
+    job: dict[str, str], state: State, reason: str, is_requeued: bool, needs_request: bool
 ) -> None:
-    found = taken_away(job, 0)
+    found = termination_of(job, 0)
     assert found is not None
     assert (found.state, found.reason) == (state, reason)
-    assert (found.comes_back, found.has_to_ask) == (comes_back, has_to_ask)
+    assert (found.is_requeued, found.needs_request) == (is_requeued, needs_request)
 
 
 @pytest.mark.parametrize("job", [{}, said("RUNNING"), said("RUNNING", restarts=0)])
 def test_job_that_ends_by_itself_was_not_taken_away(job: dict[str, str]) -> None:
-    assert taken_away(job, 0) is None
+    assert termination_of(job, 0) is None
 
 
 CANCELLED = (
@@ -131,29 +136,29 @@ def test_output_that_says_nothing_or_is_gone_has_no_cause(tmp_path: Path) -> Non
 
 
 def test_printed_cause_is_told_of_a_job_that_was_put_back_alone() -> None:
-    found = taken_away(said("PENDING", "BeginTime", restarts=1), 0, "its node n2 was lost")
+    found = termination_of(said("PENDING", "BeginTime", restarts=1), 0, "its node n2 was lost")
     assert found is not None
     assert found.reason == "its node n2 was lost"
-    assert taken_away(said("RUNNING"), 0, "its node n2 was lost") is None
+    assert termination_of(said("RUNNING"), 0, "its node n2 was lost") is None
 
 
 def test_restart_of_before_is_not_another_one() -> None:
-    assert taken_away(said("RUNNING", restarts=2), 2) is None
-    assert taken_away(said("COMPLETING", restarts=3), 2) is not None
+    assert termination_of(said("RUNNING", restarts=2), 2) is None
+    assert termination_of(said("COMPLETING", restarts=3), 2) is not None
 
 
 def words(job: dict[str, str], restarts: int = 0, max_requeue: int = 3) -> tuple[State, str]:
-    taken = taken_away(job, restarts)
+    taken = termination_of(job, restarts)
     assert taken is not None
     before = [{"reason": f"cause {number}"} for number in range(restarts)]
     status = Status(State.RUNNING, iteration=4, iterations=9, restarts=before)
-    return in_words(taken, status, max_requeue)
+    return outcome_of(taken, status, max_requeue)
 
 
 def test_run_that_comes_back_says_where_it_begins() -> None:
     assert words(said("PENDING", restarts=1)) == (
         State.PREEMPTED,
-        "put back into the queue at iteration 4 of 9; it will begin again at its first iteration",
+        "requeued at iteration 4 of 9; it will begin again at its first iteration",
     )
 
 
@@ -177,7 +182,7 @@ def test_start_too_many_fails_with_every_reason() -> None:
     job = said("RUNNING", restarts=2, preempted=AT)
     assert words(job, restarts=2, max_requeue=2) == (
         State.FAILED,
-        "the scheduler put it back 3 times, and launcher.max_requeue=2 allows no more: cause 0; cause 1; preempted by "
+        "requeued 3 times, and launcher.max_requeue=2 allows no more: cause 0; cause 1; preempted by "
         "another job at iteration 4 of 9",
     )
     assert words(job, restarts=2, max_requeue=3)[0] is State.PREEMPTED
@@ -186,7 +191,7 @@ def test_start_too_many_fails_with_every_reason() -> None:
 def test_run_that_may_not_come_back_at_all_says_so() -> None:
     assert words(said("RUNNING", preempted=AT), max_requeue=0) == (
         State.PREEMPTED,
-        "preempted by another job at iteration 4 of 9; launcher.max_requeue=0 does not put it back into the queue",
+        "preempted by another job at iteration 4 of 9; launcher.max_requeue=0 allows no requeue",
     )
 
 
@@ -212,4 +217,4 @@ def test_values_with_blanks_are_whole_and_a_path_can_say_nothing() -> None:
     found = record_of(line, "7")
     assert found["JobName"] == "a b"
     assert (found["JobState"], found["Reason"]) == ("RUNNING", "None")
-    assert taken_away(found | {"Restarts": "0"}, 0) is None
+    assert termination_of(found | {"Restarts": "0"}, 0) is None
