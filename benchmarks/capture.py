@@ -50,7 +50,7 @@ CASES = {
 def run_here(words: list[str]) -> None:
     """One run in this process; what each step took, and how the capture ended, on stdout."""
     from quantexp.config.compose import compose
-    from quantexp.launch.attempt import opened
+    from quantexp.launch.attempt import open_run
     from quantexp.training.observer import RunObserver
     from quantexp.training.worker import Worker
 
@@ -63,7 +63,7 @@ def run_here(words: list[str]) -> None:
 
     RunObserver.iteration = iteration  # type: ignore[method-assign]
     experiment = compose(words)
-    with opened(experiment, "cpu", ["benchmark"]) as (folder, _):
+    with open_run(experiment, "cpu", ["benchmark"]) as (folder, _):
         code = Worker(folder.run, experiment).run()
     status = json.loads(folder.run.status.read_text())["capture"]
     wall, processor = ([b[i] - a[i] for a, b in itertools.pairwise(ends)] for i in (0, 1))

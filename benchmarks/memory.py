@@ -81,7 +81,7 @@ def measured(words: list[str]) -> dict[str, float]:
     import quantexp.training.megatron.trainer  # noqa: F401
     from quantexp.cli.plan_record import make_plan
     from quantexp.config.compose import compose
-    from quantexp.launch.attempt import opened
+    from quantexp.launch.attempt import open_run
     from quantexp.training.worker import Worker
 
     torch.randn(64, 64) @ torch.randn(64, 64)
@@ -99,7 +99,7 @@ def measured(words: list[str]) -> dict[str, float]:
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
-        with opened(experiment, "cpu", ["benchmark"]) as (folder, _):
+        with open_run(experiment, "cpu", ["benchmark"]) as (folder, _):
             Worker(folder.run, experiment).run()
         ended.set()
         watcher.join()

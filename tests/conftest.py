@@ -20,7 +20,7 @@ import pytest
 # The tests' tensors are small: see quantexp.processes.threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from quantexp.config.cached_loader import read_once
+from quantexp.config.cached_loader import cache_files
 from quantexp.config.compose import compose
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, now, write_status
@@ -122,10 +122,10 @@ def _shipped_configuration_read_once() -> Iterator[None]:
     shared: dict[tuple[str, str], bytes] = {}
 
     def read(loader: Any) -> None:
-        read_once(loader)
-        loader.repository.kept = Kept(repr(loader.repository.sources))
+        cache_files(loader)
+        loader.repository.cache = Cache(repr(loader.repository.sources))
 
-    class Kept(dict[tuple[str, str], bytes]):
+    class Cache(dict[tuple[str, str], bytes]):
         def __init__(self, shipped: str) -> None:
             super().__init__(shared)
             self.shipped = shipped
@@ -136,7 +136,7 @@ def _shipped_configuration_read_once() -> Iterator[None]:
                 shared[key] = value
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quantexp.config.compose.read_once", read)
+        patch.setattr("quantexp.config.compose.cache_files", read)
         yield
 
 

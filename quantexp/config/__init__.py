@@ -1,1 +1,1 @@
-"""From words on the command line to a validated experiment."""
+"""Composes, loads and validates an experiment from command-line overrides."""

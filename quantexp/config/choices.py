@@ -1,4 +1,4 @@
-"""The configuration groups and the choices of each, as the folders have them. Needs neither Hydra nor OmegaConf."""
+"""The configuration groups and their choices, read from the folders without Hydra or OmegaConf."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 
 from quantexp.folders import conf_dir
 
-#: Groups that are below another one; every other folder below a group holds further choices of it (`quant=more/NAME`).
+#: Groups inside another group; any other folder in a group holds more choices of it (`quant=more/NAME`).
 _SUBGROUPS = ("quant/linear", "quant/qk", "quant/pv")
-#: What a preset cuts of a model: chosen with both, never by name.
+#: The reduction of a model by a preset: selected by model and preset, never by name.
 _NOT_CHOSEN = "model/cut"
 
 
 @cache
 def groups() -> tuple[str, ...]:
-    """The groups that a word such as `model=tiny` or `quant/linear=mxfp4` may name."""
+    """The groups that an override such as `model=tiny` or `quant/linear=mxfp4` may name."""
     folders = sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir())
     return (*folders, *_SUBGROUPS)
 
 
 def choice_files(group: str, config_dir: Path | None) -> dict[str, Path]:
-    """Choice -> its file: the shipped ones by name, then those of the user's own folder.
+    """Choice -> its file: the shipped choices sorted by name, then those of the user's folder.
 
-    A choice in a folder has the folder in its name: `more/linear_nvfp4`.
+    The name of a choice in a folder includes the folder: `more/linear_nvfp4`.
     """
     apart = {Path(folder) for folder in (*_SUBGROUPS, _NOT_CHOSEN)} - {Path(group)}
     files: dict[str, Path] = {}
@@ -48,12 +48,12 @@ def comment(file: Path) -> str:
 
 
 def is_shipped(group: str, choice: str) -> bool:
-    """Whether a choice is one of the shipped configuration."""
+    """Whether a choice is part of the shipped configuration."""
     return (conf_dir() / group / f"{choice}.yaml").is_file()
 
 
 def hidden_files(config_dir: Path) -> list[Path]:
-    """Files of the user's folder with the name of a shipped one and another content; Hydra takes the shipped one."""
+    """Files of the user's folder that have the name of a shipped file and other content; Hydra uses the shipped one."""
     shipped = ((file, file.relative_to(conf_dir())) for file in conf_dir().rglob("*.yaml"))
     return [
         config_dir / name

@@ -1,8 +1,8 @@
-"""From the command line's words to an experiment: the one place that knows Hydra.
+"""Composes an experiment from command-line overrides with Hydra.
 
-`compose` brings the shipped configuration, the user's own folder, the environment variables and the overrides together
-to one experiment; `quantexp.config.sweep.points` does it for every point of a sweep, with the same parts. Hydra's
-exceptions leave here as `ConfigError`, in one line that names the key, what was given and what is allowed.
+`compose` combines the shipped configuration, the user's folder, the environment variables and the overrides into one
+experiment; `quantexp.config.sweep.points` does the same for every point of a sweep. Exceptions of Hydra become
+`ConfigError`, in one line that names the key, the value and the allowed values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from quantexp.config.cached_loader import read_once
+from quantexp.config.cached_loader import cache_files
 from quantexp.config.choices import choice_files, groups, hidden_files, is_shipped
 from quantexp.config.environment import environment_overrides
 from quantexp.config.load import load, load_sweep, located, unknown_key, wrong_type
@@ -46,25 +46,25 @@ from quantexp.runs.redaction import refuse_secrets
 from quantexp.schema import Composition, Experiment, QuantConfig
 from quantexp.terminal.close_matches import did_you_mean, near, one_of
 
-#: How Hydra says that a group has no choice yet.
+#: Hydra's message for a group without a choice.
 _APPEND = re.compile(r"To append to your default list use (\+([^=\s]+)\S*)")
-#: How OmegaConf says that a group was deleted by whose choice `config.yaml` names another one.
+#: OmegaConf's message for a deleted group whose choice `config.yaml` uses to name another one.
 _NO_CHOICE = re.compile(r"Interpolation key '(\w+)' not found")
 _NULL_SECTION = (
     "the chosen model has no such part: model.mla, model.mla.yarn and model.moe are null where a model has none, and "
     "keys below them cannot be set; choose another model, or give the whole part in a YAML file (model/NAME.yaml in a "
     "--config-dir)"
 )
-#: What config.yaml calls the data classes.
+#: The name of the data classes in config.yaml.
 _SCHEMA = "schema"
 
 
 @contextlib.contextmanager
 def configuration(config_dir: Path | None) -> Iterator[list[str]]:
-    """Hydra with our configuration and the user's own folder; yields the overrides that this takes.
+    """Initialise Hydra with the shipped configuration and the user's folder; yields the overrides this needs.
 
     Raises:
-        ConfigError: what Hydra or OmegaConf refused, in one line; a folder that is not there.
+        ConfigError: Hydra or OmegaConf refused something, in one line, or the folder does not exist.
     """
     extra = []
     if config_dir is not None:
@@ -82,12 +82,12 @@ def configuration(config_dir: Path | None) -> Iterator[list[str]]:
         clean_errors(config_dir),
         initialize_config_dir(str(conf_dir().absolute()), version_base="1.3"),
     ):
-        read_once(GlobalHydra.instance().config_loader())
+        cache_files(GlobalHydra.instance().config_loader())
         yield extra
 
 
 def _store_schema() -> None:
-    """Once a process: making it of the data classes takes as long as the rest of a composition."""
+    """Store the schema once in a process: building it from the data classes takes as long as a composition."""
     store = ConfigStore.instance()
     if f"{_SCHEMA}.yaml" not in store.repo:
         store.store(name=_SCHEMA, node=Composition)
@@ -98,14 +98,14 @@ def compose(
     config_dir: Path | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Experiment:
-    """One experiment, validated.
+    """Compose and validate one experiment.
 
     Raises:
-        ConfigError: anything that does not describe an experiment.
+        ConfigError: the overrides do not describe a valid experiment.
     """
-    given = readable(overrides)
+    readable_overrides = readable(overrides)
     with numbers_as_typed(overrides), configuration(config_dir) as extra:
-        words = [*given, *environment_overrides(given, environment)]
+        words = [*readable_overrides, *environment_overrides(readable_overrides, environment)]
         _refuse_several_values(words)
         config = composed([*extra, *words])
         _refuse_sweep(config)
@@ -128,7 +128,7 @@ def quick_test(
 
 
 def _refuse_several_values(words: list[str]) -> None:
-    """What only a sweep can spread; Hydra's own message is several lines."""
+    """Refuse overrides with several values in a single run; Hydra's own message has several lines."""
     for override in OverridesParser.create().parse_overrides(words):
         if override.is_sweep_override():
             key = override.get_key_element()
@@ -140,16 +140,16 @@ def _refuse_several_values(words: list[str]) -> None:
 
 
 def _refuse_sweep(config: DictConfig) -> None:
-    """What spreads a sweep would do nothing in a single run."""
-    asked = {f"sweep.{key}": value for key, value in asdict(load_sweep(config)).items()}
-    asked["hydra.sweeper.params"] = config.hydra.sweeper.get("params")
-    for key, value in asked.items():
+    """Refuse the options of a sweep, which do nothing in a single run."""
+    options = {f"sweep.{key}": value for key, value in asdict(load_sweep(config)).items()}
+    options["hydra.sweeper.params"] = config.hydra.sweeper.get("params")
+    for key, value in options.items():
         if value is not None:
             raise ConfigError(f"{key} is for a sweep, got {value}; add -m, or drop it")
 
 
 def finished(config: DictConfig) -> Experiment:
-    """The experiment of a composed point, with the scheme's true name; inside `configuration`."""
+    """The experiment of a composed point, with the scheme's derived name; call it inside `configuration`."""
     experiment = load(config)
     _refuse_what_the_sample_decides(experiment, list(config.hydra.overrides.task))
     refuse_secrets(asdict(experiment))
@@ -159,7 +159,7 @@ def finished(config: DictConfig) -> Experiment:
 
 
 def _refuse_what_the_sample_decides(experiment: Experiment, overrides: list[str]) -> None:
-    """The built-in sample brings its own tokenizer and vocabulary: another one asked for would do nothing."""
+    """Refuse overrides of tokenizer and vocabulary for the built-in sample, which has its own."""
     for override in overrides:
         key = override.lstrip("+").split("=")[0]
         if experiment.dataset.sample and key in ("model.vocab_size", "dataset.tokenizer"):
@@ -170,13 +170,13 @@ def _refuse_what_the_sample_decides(experiment: Experiment, overrides: list[str]
 
 
 def composed(words: list[str]) -> DictConfig:
-    """What Hydra makes of some words; with `model.from_hf` its model stands where the chosen one stood.
+    """Compose overrides with Hydra; with `model.from_hf`, the published model replaces the chosen one.
 
-    So what is given for the model beside it, by a preset, an experiment or an override, holds as it does beside any
-    choice. Inside `configuration`.
+    The model's other keys from a preset, an experiment or an override apply to it as to any choice. Call it inside
+    `configuration`.
 
     Raises:
-        ConfigError: a published configuration that cannot be read, or another model chosen as well.
+        ConfigError: the published configuration cannot be read, or another model is chosen too.
     """
     first = words_to_choose_by(words)
     config = hydra_compose("config", first, return_hydra_config=True)
@@ -187,26 +187,26 @@ def composed(words: list[str]) -> DictConfig:
 
 
 def scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
-    """The name of a scheme: a file's own while its scheme is untouched, else one derived from what the scheme does.
+    """The name of a scheme: its file's name if no override changes it, else a name derived from its slots.
 
-    A file's own name is what its `name:` says, or the file's name. Of the shipped schemes only those in `more/` have
-    one; the ten, and what is composed of their parts, are named by what they do.
+    A file's name is the value of its `name:`, or the file name. Of the shipped schemes only those in `more/` have one;
+    the ten schemes, and compositions of their parts, have derived names.
     """
-    given, derived = quant.name, derived_name(quant)
+    own_name, derived = quant.name, derived_name(quant)
     choice = hydra.runtime.choices.get("quant")
-    named_by_file = given is None and isinstance(choice, str) and choice not in SCHEMES
-    if given in (None, derived) and not named_by_file:
+    named_by_file = own_name is None and isinstance(choice, str) and choice not in SCHEMES
+    if own_name in (None, derived) and not named_by_file:
         return derived
     choice = str(choice)
     plain = _plain_scheme(choice, tuple(hydra.searchpath))
-    if plain.name != given:
+    if plain.name != own_name:
         raise ConfigError(
-            f"quant.name cannot be set to {given!r}: the name follows from the scheme, here {derived}; put "
+            f"quant.name cannot be set to {own_name!r}: the name follows from the scheme, here {derived}; put "
             "the scheme in a YAML file of your own (quant/NAME.yaml in a --config-dir) to name it"
         )
     if content_hash(plain) != content_hash(quant):
         return derived
-    name = choice.rpartition("/")[2] if given is None else given
+    name = choice.rpartition("/")[2] if own_name is None else own_name
     if name == derived:
         return name
     if name in SCHEMES or (is_shipped("quant", f"more/{name}") and choice != f"more/{name}"):
@@ -219,7 +219,7 @@ def scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
 
 @cache
 def _plain_scheme(choice: str, searchpath: tuple[str, ...]) -> QuantConfig:
-    """The scheme of a file as it is without overrides; composed once within a `configuration`."""
+    """The scheme of a file without overrides; composed once inside a `configuration`."""
     plain = hydra_compose("config", [_searchpath([*searchpath]), f"quant={choice}"]).quant
     scheme = OmegaConf.to_object(plain)
     assert isinstance(scheme, QuantConfig)
@@ -232,7 +232,7 @@ def _searchpath(folders: list[str]) -> str:
 
 @contextlib.contextmanager
 def clean_errors(config_dir: Path | None) -> Iterator[None]:
-    """What Hydra, OmegaConf or YAML refuse leaves here as `ConfigError`, in one line."""
+    """Convert errors of Hydra, OmegaConf and YAML to `ConfigError` with one line."""
     try:
         yield
     except MissingConfigException as error:
@@ -246,7 +246,7 @@ def clean_errors(config_dir: Path | None) -> Iterator[None]:
     except (
         AssertionError,
         AttributeError,
-    ) as error:  # how OmegaConf goes below a section that is null
+    ) as error:  # raised by OmegaConf for a key below a null section
         if "NoneType" not in str(error) or not _raised_by("omegaconf", error):
             raise
         raise ConfigError(_NULL_SECTION) from error
@@ -268,12 +268,12 @@ def _missing_choice(error: MissingConfigException, config_dir: Path | None) -> s
 
 
 def missing_choice(missing: str, options: Sequence[str], config_dir: Path | None) -> str:
-    """The message for a choice that is not there, with those that it may stand for.
+    """The message for a choice that does not exist, with similar choices.
 
     Args:
         missing: the group and the choice, `quant/FA_mxfp9`.
-        options: the choices of the group's own folder; those in folders below it are suggested too.
-        config_dir: the user's own folder.
+        options: the choices directly in the group's folder; choices in subfolders are suggested too.
+        config_dir: the user's folder.
     """
     group = max((g for g in groups() if missing.startswith(f"{g}/")), key=len, default="")
     if not group:
@@ -304,12 +304,12 @@ def _nested(group: str, names: Sequence[str]) -> str:
 
 
 def _composition(error: Exception, config_dir: Path | None) -> str:
-    """One line from a chain of exceptions: the innermost says the key, the outermost the file."""
+    """One line from a chain of exceptions: the innermost names the key, the outermost the file."""
     inner: BaseException = error
     while inner.__cause__ is not None:
         inner = inner.__cause__
     if isinstance(inner, ConfigCompositionException) and inner.__context__ is not None:
-        inner = inner.__context__  # what a file holds is refused without a cause
+        inner = inner.__context__  # errors in a file have a context but no cause
     owner = getattr(inner, "object_type", None)
     key = located(str(getattr(inner, "full_key", None) or ""), owner)
     reason = _first_line(inner)
@@ -331,7 +331,7 @@ def _composition(error: Exception, config_dir: Path | None) -> str:
 
 
 def _file_of(message: str, config_dir: Path | None) -> str | None:
-    """The YAML file a message of the form `In 'quant/mine': ...` speaks of."""
+    """The YAML file that a message of the form `In 'quant/mine': ...` names."""
     if not message.startswith("In '"):
         return None
     name = message.split("'")[1]

@@ -1,4 +1,4 @@
-"""The environment variables of the old scripts, as overrides: they count only for what no override says."""
+"""Translates the environment variables of the old scripts into overrides; explicit overrides take precedence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from quantexp.errors import ConfigError
 from quantexp.quant.scheme import SCHEME_FORMATS, SCHEMES
 from quantexp.terminal.close_matches import did_you_mean, near
 
-#: Words for CUSTOM_QUANT_TYPE that are no scheme's name -> the overrides they stand for: a format quantises linear
-#: layers and attention scores, `none` and the working precisions quantise nothing.
+#: Values of CUSTOM_QUANT_TYPE that are not the name of a scheme -> their overrides: a format quantises linear layers
+#: and attention scores, `none` and the working precisions quantise nothing.
 QUANT_TYPES: dict[str, dict[str, str]] = {
     **{name: {"quant": f"FA_linear_{name}"} for name in SCHEME_FORMATS},
     "none": {"quant": "bf16"},
@@ -23,27 +23,27 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def environment_overrides(overrides: list[str], environment: Mapping[str, str]) -> list[str]:
-    """The old scripts' variables as overrides, for what no override says.
+    """The overrides for the old scripts' variables, without keys that are already overridden.
 
     Raises:
-        ConfigError: a variable with a value it cannot have, or beside an override that differs.
+        ConfigError: a variable has an invalid value, or contradicts an override.
     """
-    given = OverridesParser.create().parse_overrides(overrides)
+    parsed = OverridesParser.create().parse_overrides(overrides)
     words = []
     if value := environment.get("CUSTOM_QUANT_TYPE"):
-        words += _unless_given(given, "CUSTOM_QUANT_TYPE", value, _quant_type(value))
+        words += _unless_given(parsed, "CUSTOM_QUANT_TYPE", value, _quant_type(value))
     if value := environment.get("TENSOR_SAVE_ENABLED"):
         if value.lower() not in (*_TRUE, *_FALSE):
             raise ConfigError(f"TENSOR_SAVE_ENABLED must be 0 or 1, got {value!r}")
         level = "tensors" if value.lower() in _TRUE else "off"
-        words += _unless_given(given, "TENSOR_SAVE_ENABLED", value, {"capture": level})
+        words += _unless_given(parsed, "TENSOR_SAVE_ENABLED", value, {"capture": level})
     if value := environment.get("TENSOR_SAVE_DIR"):
-        words += _unless_given(given, "TENSOR_SAVE_DIR", value, {"capture.dir": value})
+        words += _unless_given(parsed, "TENSOR_SAVE_DIR", value, {"capture.dir": value})
     return words
 
 
 def _quant_type(value: str) -> dict[str, str]:
-    """What a value of CUSTOM_QUANT_TYPE means."""
+    """The overrides for a value of CUSTOM_QUANT_TYPE."""
     if value in SCHEMES:
         return {"quant": value}
     if value not in QUANT_TYPES:
@@ -56,22 +56,26 @@ def _quant_type(value: str) -> dict[str, str]:
 
 
 def _unless_given(
-    given: list[Override], variable: str, value: str, meaning: dict[str, str]
+    parsed: list[Override], variable: str, value: str, meaning: dict[str, str]
 ) -> list[str]:
-    """The overrides that a variable stands for, but for those given already; an error beside one that differs."""
+    """The overrides for a variable, without those already given.
+
+    Raises:
+        ConfigError: an override contradicts the variable.
+    """
     words = []
-    for key, wanted in meaning.items():
-        about = [override for override in given if _concerns(override, key)]
-        for override in about:
-            same = override.get_key_element() in (key, f"{key}.level")
-            if not same or str(override.value()) != wanted:
-                told = " ".join(f"{k}={v}" for k, v in meaning.items())
+    for key, expected in meaning.items():
+        related = [override for override in parsed if _concerns(override, key)]
+        for override in related:
+            is_same_key = override.get_key_element() in (key, f"{key}.level")
+            if not is_same_key or str(override.value()) != expected:
+                equivalent = " ".join(f"{k}={v}" for k, v in meaning.items())
                 raise ConfigError(
-                    f"{variable}={value} (that is, {told}) and {override.input_line} differ; "
+                    f"{variable}={value} (that is, {equivalent}) and {override.input_line} differ; "
                     f"unset {variable} or drop the override"
                 )
-        if not about:
-            words.append(f"{key}={quoted(wanted)}")
+        if not related:
+            words.append(f"{key}={quoted(expected)}")
     return words
 
 

@@ -1,4 +1,4 @@
-"""When held-out samples are looked at, and what is asked of the configuration for it."""
+"""The iterations that evaluate held-out samples, and the checks of their configuration."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from quantexp.schema.ranges import at_least
 
 
 def check_evaluation(experiment: Experiment) -> None:
-    """Refuse an evaluation that never comes, or whose samples the processes cannot share.
+    """Refuse an evaluation that never happens, or whose samples cannot be divided among the processes.
 
     Raises:
-        ConfigError: with key, value and bound.
+        ConfigError: names key, value and bound.
     """
     evaluation, training = experiment.evaluation, experiment.training
     if evaluation.every is None:
         return
     at_least("evaluation.every", evaluation.every, 1)
     at_least("evaluation.samples", evaluation.samples, 1)
-    each = training.micro_batch_size * experiment.launcher.num_processes
-    if evaluation.samples % each:
+    divisor = training.micro_batch_size * experiment.launcher.num_processes
+    if evaluation.samples % divisor:
         raise ConfigError(
-            f"evaluation.samples must be a multiple of {each} (training.micro_batch_size x launcher.num_processes), "
+            f"evaluation.samples must be a multiple of {divisor} (training.micro_batch_size x launcher.num_processes), "
             f"got {evaluation.samples}"
         )
 
 
 def num_samples(experiment: Experiment) -> int:
-    """How many held-out samples a run needs."""
+    """The number of held-out samples that a run needs."""
     evaluation = experiment.evaluation
     return 0 if evaluation.every is None else evaluation.samples
 
 
 def is_evaluated(experiment: Experiment, iteration: int) -> bool:
-    """Whether held-out samples are looked at after an iteration, from 1."""
+    """Whether the run evaluates held-out samples after this iteration, from 1."""
     every = experiment.evaluation.every
     is_last = iteration == experiment.training.iterations
     return every is not None and (iteration % every == 0 or is_last)
 
 
 def num_evaluations(experiment: Experiment, first: int) -> int:
-    """How many iterations from `first` to the last `is_evaluated` names, counted without a look at each."""
+    """The number of iterations from `first` to the last for which `is_evaluated` is true, computed in closed form."""
     every, last = experiment.evaluation.every, experiment.training.iterations
     if every is None or first > last:
         return 0
@@ -53,16 +53,16 @@ def num_evaluations(experiment: Experiment, first: int) -> int:
 
 
 def was_evaluated(experiment: Experiment, run: RunDir) -> bool:
-    """Whether a completed run looked at the held-out samples that are asked for now.
+    """Whether a completed run has evaluated the requested held-out samples.
 
     Raises:
-        RunError: its configuration cannot be read.
+        RunError: the run's configuration cannot be read.
     """
-    asked = asdict(experiment.evaluation)
-    if asked["every"] is None:
+    requested = asdict(experiment.evaluation)
+    if requested["every"] is None:
         return True
     try:
         content = yaml.safe_load(run.config.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RunError(f"{run.config} cannot be read: {error}") from error
-    return isinstance(content, dict) and content.get("evaluation") == asked
+    return isinstance(content, dict) and content.get("evaluation") == requested

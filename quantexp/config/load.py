@@ -1,9 +1,8 @@
-"""From a composed configuration to an `Experiment`, strictly.
+"""Converts a composed configuration to an `Experiment`, strictly.
 
-A plain container is merged into the structured schema, so that a key the schema does not have is an error even where
-Hydra was told to add it (`+key=`). What depends on other keys is then filled in: the built-in sample brings its
-label, byte tokenizer and vocabulary. `save` and `read` are a run folder's config.yaml: what a rank reads is what
-was validated.
+A plain container is merged into the structured schema, so that an unknown key is an error even if it was added in Hydra
+(`+key=`). Keys that depend on others are then filled in: the built-in sample has its own label, byte tokenizer and
+vocabulary. `save` and `read` write and read a run folder's config.yaml, so a rank reads exactly what was validated.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ from quantexp.schema import (
 from quantexp.schema.keys import keys, section_of
 from quantexp.terminal.close_matches import did_you_mean, near
 
-#: How OmegaConf says that a value has the wrong type, and what the types are called here.
+#: OmegaConf's message for a value of the wrong type, and the names of the types in messages.
 _TYPE_ERROR = re.compile(
     r"Value '(?P<given>.*)' (of type '.*' could not be converted to|is not a valid) (?P<wanted>\w+)"
 )
-#: How it says that a value is none of a fixed choice.
+#: Its message for a value outside a fixed set.
 _CHOICE_ERROR = re.compile(r"Invalid value '(?P<given>.*)', expected one of \[(?P<wanted>.*)\]")
 _KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
 _Kind = TypeVar("_Kind", bound=Experiment)
-#: How it says that a list was expected, or a dictionary.
+#: Parts of its messages for a missing list, and for a missing dictionary.
 _NO_LIST, _NO_MAPPING = "is not a ListConfig", "is not a subclass of"
-#: What stands in lists, and where.
+#: Data classes that are elements of a list -> the key of the list.
 _RULES: dict[Any, str] = {Rule: "quant.rules[]", CaptureRule: "capture.rules[]"}
-#: Bytes and the end of a document.
+#: The number of bytes, plus one for the end of a document.
 BYTE_VOCAB_SIZE = 257
 
 
@@ -61,7 +60,7 @@ def load(config: DictConfig) -> Experiment:
     """The experiment of a composed configuration, complete and validated.
 
     Raises:
-        ConfigError: an unknown key, a value of the wrong type or out of range, by its full key.
+        ConfigError: names the full key of an unknown key, or of a value of the wrong type or out of range.
     """
     composition = _structured(_plain(config), Composition)
     validate_data(composition.dataset)
@@ -75,10 +74,10 @@ def load(config: DictConfig) -> Experiment:
 
 
 def load_sweep(config: DictConfig) -> SweepConfig:
-    """How a sweep is to spread a composed configuration, which need not be a whole experiment.
+    """The sweep options of a composed configuration, which need not be a complete experiment.
 
     Raises:
-        ConfigError: an unknown key or a value of the wrong type, by its full key.
+        ConfigError: names the full key of an unknown key, or of a value of the wrong type.
     """
     try:
         plain = OmegaConf.to_container(config.sweep, resolve=True)
@@ -91,12 +90,12 @@ def load_sweep(config: DictConfig) -> SweepConfig:
 
 
 def save(experiment: Experiment, file: Path) -> None:
-    """Write the resolved configuration; `read` gives the same experiment back."""
+    """Write the resolved configuration; `read` returns the same experiment."""
     write_whole(file, yaml.dump(plain(experiment), Dumper=_Dumper, sort_keys=False, width=1000))
 
 
 def plain(experiment: Experiment) -> dict[str, Any]:
-    """The experiment in plain dictionaries and lists; `from_plain` gives the same experiment back."""
+    """The experiment as plain dictionaries and lists; `from_plain` returns the same experiment."""
     return dataclasses.asdict(experiment, dict_factory=_named)
 
 
@@ -105,7 +104,7 @@ def _named(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """YAML as OmegaConf reads it, for which 1e5 is a number where YAML's own rules say it is a word."""
+    """Writes YAML for OmegaConf, which reads 1e5 as a number, unlike YAML itself."""
 
 
 def _represent_str(dumper: _Dumper, text: str) -> yaml.Node:
@@ -125,7 +124,7 @@ def from_plain(content: dict[str, Any]) -> Experiment:
     """The experiment of plain dictionaries and lists.
 
     Raises:
-        ConfigError: it is not a whole configuration of this version.
+        ConfigError: the content is not a complete configuration of this version.
     """
     experiment = _structured(content, Experiment)
     validate(experiment)
@@ -133,10 +132,10 @@ def from_plain(content: dict[str, Any]) -> Experiment:
 
 
 def read(file: Path) -> Experiment:
-    """The experiment of a run folder.
+    """The experiment of a run folder's config.yaml.
 
     Raises:
-        ConfigError: the file is not a whole configuration of this version.
+        ConfigError: the file is not a complete configuration of this version.
     """
     try:
         config = OmegaConf.load(file)
@@ -148,14 +147,14 @@ def read(file: Path) -> Experiment:
 
 
 def read_capture(file: Path) -> CaptureConfig:
-    """What a run folder's configuration says about capture; many times faster than reading all of it.
+    """The capture section of a run folder's config.yaml; many times faster than `read`.
 
     Raises:
-        ConfigError: it is not a configuration, or its capture is none of this version.
+        ConfigError: the file is not a configuration, or its capture section is not of this version.
     """
     try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))["capture"]
-        capture = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CaptureConfig), given))
+        section = yaml.safe_load(file.read_text(encoding="utf-8"))["capture"]
+        capture = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CaptureConfig), section))
     except (
         OSError,
         yaml.YAMLError,
@@ -170,11 +169,11 @@ def read_capture(file: Path) -> CaptureConfig:
 
 
 def unknown_key(full_key: str, owner: Any = None) -> str:
-    """The message for a key the schema does not have, with what stands there or is near.
+    """The message for a key that the schema does not have, with the existing or similar keys.
 
     Args:
-        full_key: as `located` gives it.
-        owner: the dataclass that has no such key, where it is known.
+        full_key: the result of `located`.
+        owner: the dataclass without this key, if it is known.
     """
     parent, _, name = full_key.rpartition(".")
     if owner in _RULES:
@@ -206,12 +205,12 @@ def _hint(name: str, names: Iterable[str]) -> str:
 
 
 def located(key: str, owner: Any) -> str:
-    """The full key: of one in a list OmegaConf knows the last part alone, and the dataclass it is in."""
+    """The full key; for a key inside a list, OmegaConf reports only the last part and the dataclass."""
     return f"{_RULES[owner]}.{key}" if owner in _RULES and "." not in key else key
 
 
 def wrong_type(key: str, omegaconf_says: str) -> str | None:
-    """The message for a value of the wrong type, where OmegaConf's says that; else None."""
+    """The message for a value of the wrong type; None if OmegaConf's message is about something else."""
     if _NO_LIST in omegaconf_says:
         return f"{key} must be a list, in brackets"
     if _NO_MAPPING in omegaconf_says:
@@ -237,10 +236,10 @@ def _resolved(node: Any) -> Any:
 
 
 def _structured(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
-    """The dataclass of a plain container.
+    """Convert a plain container to a dataclass.
 
-    In a sweep most sections of a point are those of another point, so each is converted by itself and kept. Where
-    that is not possible, and for what is refused, the whole is converted: its messages have the full keys.
+    The points of a sweep share most sections, so each section is converted by itself and cached. If that fails, or if a
+    section is invalid, the whole container is converted, because its messages have the full keys.
     """
     fields = {f.name: f for f in dataclasses.fields(kind)}
     parts: dict[str, Any] = {}
@@ -262,7 +261,7 @@ def _structured(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
 
 @dataclass(frozen=True)
 class _Section:
-    """A plain container, known by its text: types and order show in it."""
+    """A plain container whose cache key is its text, which shows types and order."""
 
     text: str
     content: dict[str, Any] = field(compare=False)
@@ -275,7 +274,7 @@ def _section(kind: type, section: _Section) -> Any:
 
 @cache
 def _schema(kind: type) -> DictConfig:
-    """A dataclass as OmegaConf has it; merging copies it."""
+    """The structured configuration of a dataclass; merging copies it."""
     schema = OmegaConf.structured(kind)
     assert isinstance(schema, DictConfig)
     return schema
@@ -304,7 +303,7 @@ def _message(error: OmegaConfBaseException) -> str:
 
 
 def _complete_start(experiment: Experiment) -> None:
-    """A run that goes on from a checkpoint captures from its own first iteration on."""
+    """Make a run that starts from a checkpoint capture from its own first iteration."""
     capture = experiment.capture
     capture.first_iteration = max(capture.first_iteration, first_iteration(experiment))
 

@@ -1,9 +1,9 @@
-"""The overrides of a command line, as Hydra's grammar can read them; what it cannot read is refused in our words.
+"""Prepares command-line overrides for Hydra's grammar, and explains overrides that it cannot parse.
 
-The grammar gives a meaning to commas, quotes, brackets and `name(...)`, and knows few other characters: it stops at
-`<`, `#`, `=` or a letter outside ASCII. A value that it cannot read and that has none of those meanings can only be
-text, so it is put in quotes here: `dataset.eod=<|endoftext|>` works as it is typed. Anything else that it cannot read
-is an error that says what to write.
+The grammar gives a meaning to commas, quotes, brackets and `name(...)`, and accepts few other characters: it stops at
+`<`, `#`, `=` or a letter outside ASCII. A value that it cannot parse and that has none of those meanings can only be
+text, so this module quotes it: `dataset.eod=<|endoftext|>` works as typed. Any other value that it cannot parse is an
+error that says what to write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEY = re.compile(r"(?:\+{1,2}|~)?[A-Za-z_$][\w$./:@-]*", re.ASCII)
 _CALL = re.compile(r"\s*(?P<name>\w+)\s*\(.*", re.DOTALL)
 _PAIRS = {"]": "[", "}": "{", ")": "("}
 _QUOTES = "'\""
-#: What stands for several values, or for another one, and how it is written.
+#: Functions of the grammar, and how to write them.
 _FORMS = {
     "range": "range(first,end,step)",
     "choice": "choice(a,b)",
@@ -40,10 +40,10 @@ _NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w
 
 
 def readable(words: list[str]) -> list[str]:
-    """The overrides, with quotes around a value that can only be text and that Hydra cannot read.
+    """The overrides, with quotes around values that can only be text and that Hydra cannot parse.
 
     Raises:
-        ConfigError: an override that cannot be read and may mean several things, or none.
+        ConfigError: an override cannot be parsed and is ambiguous or meaningless.
     """
     parser = OverridesParser.create()
     return [_readable(parser, word) for word in words]
@@ -61,13 +61,13 @@ def _readable(parser: OverridesParser, word: str) -> str:
 
 
 def quoted(value: str) -> str:
-    """The value as Hydra's grammar takes it literally."""
+    """The value quoted for Hydra's grammar."""
     inside = re.sub(r"(\\*)('|\Z)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
     return f"'{inside}'"
 
 
 def unreadable(word: str) -> str:
-    """Why an override cannot be read, and what to write, in one line."""
+    """Why an override cannot be parsed, and what to write instead, in one line."""
     key, equals, value = word.partition("=")
     if not equals or not _KEY.fullmatch(key):
         return (
@@ -95,12 +95,12 @@ def unreadable(word: str) -> str:
 
 
 def _for_the_shell(word: str) -> str:
-    """The word as it is typed in a shell, in double quotes where they keep it as it is."""
+    """The word quoted for a shell, in double quotes if they preserve it."""
     return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
 def _is_plain_text(value: str) -> bool:
-    """Whether nothing in the value may have a meaning for the grammar, so that it can only be text."""
+    """Whether no part of the value has a meaning in the grammar, so that it can only be text."""
     text = value.strip()
     return (
         bool(text)
@@ -113,7 +113,7 @@ def _is_plain_text(value: str) -> bool:
 
 
 def _unclosed(value: str) -> str | None:
-    """The bracket or quote that is open at the end of a value, or closes nothing; None where all is closed."""
+    """The unbalanced bracket or quote of a value; None if all are balanced."""
     opened: list[str] = []
     quote = value.strip()[:1]
     if quote and quote in _QUOTES and not value.strip()[1:].endswith(quote):
@@ -139,7 +139,7 @@ def numbers_as_typed(words: list[str]) -> Iterator[None]:
 
 
 def as_typed(message: str, words: list[str]) -> str:
-    """A message with the numbers of the overrides that it is about as they were typed."""
+    """A message with the numbers of its overrides written as the user typed them."""
     for word in words:
         key, _, value = word.partition("=")
         if key.lstrip("+") in message:

@@ -1,8 +1,8 @@
-"""`model.from_hf`: the model of a published configuration, as one of Hydra's choices.
+"""`model.from_hf`: turns the model of a published configuration into a Hydra choice.
 
-The numbers of a config.json become a file of the group `model`, in Hydra's store, and the words choose that one. A
-model file of the user's own may name the config.json; what it says besides wins over the published numbers. From
-anywhere else (a word, an experiment) `from_hf` replaces the chosen model as a whole.
+The numbers of a config.json become a file of the group `model` in Hydra's store, and the overrides choose that file. A
+model file of the user may name the config.json; its other keys override the published numbers. Set anywhere else (an
+override, an experiment), `from_hf` replaces the chosen model as a whole.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _KEY = "model.from_hf"
 
 
 def words_to_choose_by(words: list[str]) -> list[str]:
-    """The words that say which configuration is meant: where one of them is `model.from_hf`, no other key of the model.
+    """The overrides that determine the published configuration: with `model.from_hf`, without the model's other keys.
 
-    Those may be of a part (`model.mla`) that only the published model has.
+    Those keys may belong to a part (`model.mla`) that only the published model has.
     """
     keys = [_key(word) for word in words]
     if _KEY not in keys:
@@ -36,17 +36,17 @@ def words_to_choose_by(words: list[str]) -> list[str]:
 
 
 def with_published_choice(words: list[str], config: DictConfig) -> list[str]:
-    """The words with the published model as the chosen one.
+    """The overrides with the published model as the chosen one.
 
     Args:
-        words: all of them.
-        config: what `words_to_choose_by` of them composes to; it has `model.from_hf`.
+        words: all overrides.
+        config: the composition of `words_to_choose_by(words)`, which has `model.from_hf`.
 
     Raises:
-        ConfigError: a published configuration that cannot be read, or another model chosen as well.
+        ConfigError: the published configuration cannot be read, or another model is chosen too.
     """
     file = Path(str(config.model.from_hf)).expanduser()
-    choice = _stored(file / "config.json" if file.is_dir() else file, _beside(config, words))
+    choice = _stored(file / "config.json" if file.is_dir() else file, _file_keys(config, words))
     return [*(word for word in words if _key(word) != "model"), f"model={choice}"]
 
 
@@ -54,8 +54,8 @@ def _key(word: str) -> str:
     return word.lstrip("+").partition("=")[0]
 
 
-def _beside(config: DictConfig, words: list[str]) -> dict[str, Any]:
-    """What the chosen model's own file says, where it is what names the published configuration."""
+def _file_keys(config: DictConfig, words: list[str]) -> dict[str, Any]:
+    """The other keys of the model file that names the published configuration; empty if no file names it."""
     name = f"model/{config.hydra.runtime.choices.get('model')}.yaml"
     folders = [Path(urlsplit(str(folder)).path) for folder in config.hydra.searchpath]
     files = (folder / name for folder in [*folders, conf_dir()])
@@ -71,10 +71,10 @@ def _beside(config: DictConfig, words: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _stored(file: Path, beside: dict[str, Any]) -> str:
-    """Make a published model, with what is said beside it, a choice; its name."""
+def _stored(file: Path, overriding: dict[str, Any]) -> str:
+    """Store a published model, with the other keys of its file, as a choice; returns the choice's name."""
     folder = re.sub(r"[^A-Za-z0-9._+~-]", "-", file.absolute().parent.name).lstrip("._+~-")
-    node = {"name": folder or "from_hf", **numbers(read_config(file), file), **beside}
+    node = {"name": folder or "from_hf", **numbers(read_config(file), file), **overriding}
     choice = f"from_hf_{sha256(repr(node).encode()).hexdigest()[:16]}"
     ConfigStore.instance().store(group="model", name=choice, node=node)
     return choice

@@ -1,9 +1,9 @@
-"""`training.start_from=RUN@ITERATION`: going on from a checkpoint of another run, under another scheme for instance.
+"""`training.start_from=RUN@ITERATION`: starts from a checkpoint of another run, for instance with another scheme.
 
-The weights are the checkpoint's, iterations count on from its own, and so do the schedule of the learning rate and the
-place in the data; the optimizer begins anew unless `training.start_optimizer` takes the state that the run kept
-(`checkpoint.optimizer`). The place means the same only where the data is dealt out alike, so what decides that must be
-the other run's. Nothing here imports torch.
+The run continues with the checkpoint's weights, iteration count, learning-rate schedule and position in the data. The
+optimizer starts fresh unless `training.start_optimizer` loads the state that the other run saved
+(`checkpoint.optimizer`). The position is meaningful only if both runs order the data in the same way, so the options
+that determine the order must be equal. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from quantexp.runs.find import scope
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 
-#: What decides which tokens an iteration sees, beside the data itself.
+#: The options that, with the data, determine the tokens of an iteration.
 _ORDER = ("seed", "seq_length", "global_batch_size", "iterations")
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class StartPoint:
-    """A checkpoint to go on from."""
+    """A checkpoint to start from."""
 
     run: RunDir
     iteration: int
 
     @property
     def weights(self) -> Path:
-        """Its folder."""
+        """The folder of the weights."""
         return folder_of(self.run, self.iteration)
 
     @property
     def state(self) -> Path:
-        """What training goes on with beside the weights; may be missing."""
+        """Resume state besides the weights; the file may be missing."""
         return self.weights / STATE
 
     @property
     def padding(self) -> Path:
-        """The rows of the vocabulary's padding; missing where there is none."""
+        """The rows of the vocabulary's padding; the file is missing if there are none."""
         return self.weights / PADDING
 
     def state_fingerprint(self) -> str:
-        """The sha256, in hex, of the state's file."""
+        """The sha256 of the state's file, in hex."""
         digest = hashlib.sha256()
         with self.state.open("rb") as stream:
             while piece := stream.read(_PIECE):
@@ -57,22 +57,22 @@ class StartPoint:
 
 
 def start_point(experiment: Experiment) -> StartPoint | None:
-    """The checkpoint to go on from, whose run dealt out its data as this one does; None where a run begins by itself.
+    """The checkpoint to start from; None without `training.start_from`.
 
     Raises:
-        DataError: no such run or checkpoint, no state of its optimizer, or another order of data.
+        DataError: the run, the checkpoint or its optimizer state does not exist, or the data order differs.
     """
     training = experiment.training
     if training.start_from is None:
         return None
-    given = f"training.start_from={training.start_from}"
+    option = f"training.start_from={training.start_from}"
     name, iteration = named(training.start_from)
     try:
         runs = scope(name, Path(experiment.paths.root).expanduser().absolute()).runs
     except RunError as error:
-        raise DataError(f"{given}: {error}") from error
+        raise DataError(f"{option}: {error}") from error
     if len(runs) != 1:
-        raise DataError(f"{given} must name one run, and names {len(runs)}")
+        raise DataError(f"{option} must name one run, and names {len(runs)}")
     point = StartPoint(RunDir(runs[0].root.absolute()), iteration)
     if iteration not in (saved := saved_iterations(point.run)):
         has = (
@@ -81,32 +81,33 @@ def start_point(experiment: Experiment) -> StartPoint | None:
             else "has none (checkpoint.every=N saves them)"
         )
         raise DataError(
-            f"{given}: there is no checkpoint of iteration {iteration}; {point.run.root} {has}"
+            f"{option}: there is no checkpoint of iteration {iteration}; {point.run.root} {has}"
         )
     if training.start_optimizer and not point.state.is_file():
         raise DataError(
-            f"{given}: the checkpoint holds no optimizer; its run needs checkpoint.optimizer=true, or leave out "
+            f"{option}: the checkpoint holds no optimizer; its run needs checkpoint.optimizer=true, or leave out "
             "training.start_optimizer"
         )
-    _require_same_order(experiment, point, given)
+    _require_same_order(experiment, point, option)
     return point
 
 
-def _require_same_order(experiment: Experiment, point: StartPoint, given: str) -> None:
+def _require_same_order(experiment: Experiment, point: StartPoint, option: str) -> None:
     other, training = read(point.run.config).training, experiment.training
     for key in _ORDER:
-        ours, theirs = getattr(training, key), getattr(other, key)
-        if ours != theirs:
+        own_value, other_value = getattr(training, key), getattr(other, key)
+        if own_value != other_value:
             raise DataError(
-                f"{given} has its place in the data by training.{key}={theirs}; here it is {ours}, so give it that"
+                f"{option} has its place in the data by training.{key}={other_value}; here it is {own_value}, so give "
+                "it that"
             )
 
 
 def recorded_data(point: StartPoint) -> object:
-    """What the other run's identity says of its data.
+    """The data in the other run's identity.
 
     Raises:
-        DataError: it says nothing.
+        DataError: provenance.json has none.
     """
     try:
         return json.loads(point.run.provenance.read_bytes())["identity"]["data"]

@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import OmegaConf
 
-from quantexp.config.cached_loader import read_once
+from quantexp.config.cached_loader import cache_files
 from quantexp.config.compose import compose, configuration
 
 WORDS = ["quant=linear_mxfp8", "training=fast", "quant.linear.block=16"]
@@ -25,7 +25,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are read, as they are read."""
     names: list[str] = []
     monkeypatch.setattr(
-        "quantexp.config.compose.read_once", read_once
+        "quantexp.config.compose.cache_files", cache_files
     )  # without what other tests have read
     with configuration(None):
         pass  # Hydra finds its sources when it is first used

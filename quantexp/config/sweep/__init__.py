@@ -1,1 +1,1 @@
-"""Sweeps: from the words of a multirun to validated points (`points`), and the list that is kept of them (`record`)."""
+"""Sweeps: turns the overrides of a multirun into validated points."""

@@ -1,7 +1,7 @@
-"""The axes of a sweep, what is varied, in the order of the command line; some may advance together.
+"""The axes of a sweep in the order of the command line; some may advance together.
 
-A variant is a set of overrides by key; an axis is a list of variants, of which every point takes one. How a word with
-several values falls apart (choices, ranges, globs, quotes) is Hydra's own doing.
+A variant is a set of overrides by key; an axis is a list of variants, of which every point takes one. Hydra itself
+splits an override with several values (choices, ranges, globs, quotes).
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from hydra.core.override_parser.types import Glob, Override
 
 from quantexp.errors import ConfigError
 
-#: Key, with its `+` or `~`, -> the whole override.
+#: Key, with its `+` or `~` -> the whole override.
 Variant = dict[str, str]
 Axis = list[Variant]
 
 
 def bare(key: str) -> str:
-    """A key without the marks that add or delete it."""
+    """A key without its `+` or `~`."""
     return key.lstrip("+~")
 
 
 def axes(overrides: list[Override]) -> dict[str, Axis]:
-    """The axis of every key; of a key that is given twice the last word counts, in the place of the first.
+    """Key -> its axis; the last override of a key counts, at the position of the first.
 
     Raises:
-        ConfigError: a word that stands for no value at all or for an interval; a key of Hydra's own that is swept.
+        ConfigError: an override has no values or is an interval, or sweeps one of Hydra's own keys.
     """
-    found: dict[str, Axis] = {}
+    axis_of: dict[str, Axis] = {}
     for override in overrides:
         key = override.get_key_element()
         if override.is_sweep_override() and bare(key).startswith(("hydra.", "hydra/", "sweep.")):
@@ -39,8 +39,8 @@ def axes(overrides: list[Override]) -> dict[str, Axis]:
         ((*jobs,),) = BasicSweeper.split_arguments([override], None)
         if not jobs:
             raise ConfigError(f"{override.input_line} stands for no value{_options(override)}")
-        found[key] = [{key: word} for (word,) in jobs]
-    return found
+        axis_of[key] = [{key: word} for (word,) in jobs]
+    return axis_of
 
 
 def _options(override: Override) -> str:
@@ -54,28 +54,28 @@ def _options(override: Override) -> str:
     return f"; available: {', '.join(options)}"
 
 
-def zipped(found: dict[str, Axis], groups: list[list[str]]) -> list[Axis]:
-    """The axes; those of a group are one that advances in all its keys, in the place of its first.
+def zipped(axis_of: dict[str, Axis], groups: list[list[str]]) -> list[Axis]:
+    """The axes, with those of each group merged into one axis at the position of the first.
 
     Raises:
-        ConfigError: a key that is not swept, or in two groups; axes of a group that differ in length.
+        ConfigError: a key is not swept or is in two groups, or the axes of a group differ in length.
     """
     together: dict[str, list[str]] = {}
-    for keys in _checked(found, groups):
+    for keys in _checked(axis_of, groups):
         together.update(dict.fromkeys(keys, keys))
     done: set[str] = set()
     merged = []
-    for key in found:
+    for key in axis_of:
         if key not in done:
             keys = together.get(key, [key])
             done.update(keys)
-            merged.append(_advancing({key: found[key] for key in keys}))
+            merged.append(_merge({key: axis_of[key] for key in keys}))
     return merged
 
 
-def _checked(found: dict[str, Axis], groups: list[list[str]]) -> list[list[str]]:
-    """The groups, by the keys of the axes."""
-    swept = {bare(key): key for key, axis in found.items() if len(axis) > 1}
+def _checked(axis_of: dict[str, Axis], groups: list[list[str]]) -> list[list[str]]:
+    """The groups, as keys of the axes."""
+    swept = {bare(key): key for key, axis in axis_of.items() if len(axis) > 1}
     names = [name for group in groups for name in group]
     for name in names:
         if name not in swept:
@@ -86,16 +86,16 @@ def _checked(found: dict[str, Axis], groups: list[list[str]]) -> list[list[str]]
     return [[swept[name] for name in group] for group in groups]
 
 
-def _advancing(found: dict[str, Axis]) -> Axis:
-    """One axis of several that are equally long."""
-    first, *others = found
+def _merge(axis_of: dict[str, Axis]) -> Axis:
+    """Merge axes of equal length into one."""
+    first, *others = axis_of
     for other in others:
-        if len(found[other]) != len(found[first]):
+        if len(axis_of[other]) != len(axis_of[first]):
             raise ConfigError(
-                f"sweep.zip: {bare(first)} has {len(found[first])} values and {bare(other)} has "
-                f"{len(found[other])}; keys that advance together need equally many"
+                f"sweep.zip: {bare(first)} has {len(axis_of[first])} values and {bare(other)} has "
+                f"{len(axis_of[other])}; keys that advance together need equally many"
             )
     return [
         {key: word for variant in step for key, word in variant.items()}
-        for step in zip(*found.values(), strict=True)
+        for step in zip(*axis_of.values(), strict=True)
     ]

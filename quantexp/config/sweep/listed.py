@@ -1,7 +1,7 @@
-"""Explicit points: a YAML list of mappings, override -> value, each mapping one variant of a sweep.
+"""Explicit points: a YAML list of mappings from override to value, each one variant of a sweep.
 
-Values are taken as they stand: a comma, a quote or a bracket in a string is part of it and never a sweep, and
-`${...}` refers to the configuration, as everywhere.
+Values are literal: a comma, a quote or a bracket in a string is part of the string and never a sweep; `${...}` refers
+to the configuration, as everywhere.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from quantexp.errors import ConfigError
 _FORM = "a list of mappings such as `- {quant: FA_mxfp8, training.lr: 1.0e-4}`"
 
 
-def listed(file: Path, given: list[str]) -> Axis:
-    """The variants of a file, in its order; `given` are the keys that the command line has already.
+def listed(file: Path, swept: list[str]) -> Axis:
+    """The variants of a file, in order; `swept` are the keys that the command line sweeps.
 
     Raises:
-        ConfigError: a file that cannot be read or is no list of mappings, by its name; an entry with a key that the
-            command line sets too, by its number.
+        ConfigError: names a file that cannot be read or is not a list of mappings, or the number of an entry with a
+            key that the command line sets too.
     """
     entries = _entries(file)
     if not entries:
         raise ConfigError(f"{file}: no points; write {_FORM}")
-    return [_variant(f"{file}, entry {n}", entry, given) for n, entry in enumerate(entries, 1)]
+    return [_variant(f"{file}, entry {n}", entry, swept) for n, entry in enumerate(entries, 1)]
 
 
 def _entries(file: Path) -> list[Any]:
@@ -47,19 +47,19 @@ def _entries(file: Path) -> list[Any]:
     return entries
 
 
-def _variant(where: str, entry: Any, given: list[str]) -> Variant:
+def _variant(where: str, entry: Any, swept: list[str]) -> Variant:
     if not isinstance(entry, dict) or not entry:
         raise ConfigError(f"{where} must be a mapping of overrides to values, got {entry!r}")
     for key in map(str, entry):
         if bare(key).startswith(("hydra.", "hydra/", "sweep.")):
             raise ConfigError(f"{where}: {key} is one for the whole sweep; give it beside the file")
-        if bare(key) in map(bare, given):
+        if bare(key) in map(bare, swept):
             raise ConfigError(f"{where}: {key} is on the command line too; give it in one place")
     return {str(key): word(str(key), value) for key, value in entry.items()}
 
 
 def word(key: str, value: Any) -> str:
-    """The override that gives a key this value and no other, whatever is in it."""
+    """The override that sets a key to exactly this value, with any special characters quoted."""
     return f"{key}={Transformer.str(_literal(value))}"
 
 

@@ -1,9 +1,9 @@
-"""Which points the patterns of `sweep.exclude` and `sweep.first` mean.
+"""Matches points against the patterns of `sweep.exclude` and `sweep.first`.
 
-A pattern's keys are groups (`model`, `quant/linear`), held against what is chosen, or keys of the configuration
-(`training.lr`), held against their values. A text is a shell pattern, anything else must be equal. `quant` is held
-against the scheme's true name, so that `quant: bf16` does not mean `quant=bf16 quant/qk=mxfp8`. A pattern that means
-no point is a typo and refused.
+A pattern's keys are groups (`model`, `quant/linear`), compared with the choice, or keys of the configuration
+(`training.lr`), compared with their value. A text is a shell pattern; any other value must be equal. `quant` is
+compared with the scheme's derived name, so `quant: bf16` does not match `quant=bf16 quant/qk=mxfp8`. A pattern that
+matches no point is probably a typo, and an error.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from quantexp.schema import QuantConfig
 
 @dataclass
 class Selection:
-    """Patterns, and what they have met so far."""
+    """Patterns and their matches so far."""
 
-    #: The key they were given under.
+    #: The key that holds the patterns.
     where: str
     patterns: list[Pattern]
     #: Indices of the patterns that matched a point.
     used: set[int] = field(default_factory=set)
-    #: Key -> the values it was held against.
-    seen: dict[str, dict[str, None]] = field(default_factory=dict)
+    #: Key -> the values it was compared with.
+    compared: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def takes(self, config: DictConfig) -> bool:
         """Whether a composed point, valid or not, matches one of the patterns.
 
         Raises:
-            ConfigError: a key that names a section of the configuration, not a value.
+            ConfigError: a key names a section of the configuration instead of a value.
         """
         matching = [i for i, pattern in enumerate(self.patterns) if self._matches(config, pattern)]
         self.used.update(matching)
         return bool(matching)
 
     def check(self, num_points: int) -> None:
-        """Refuse patterns that matched none of the points.
+        """Refuse patterns that matched no point.
 
         Raises:
-            ConfigError: naming the pattern, and a key that does not exist or the values that there are.
+            ConfigError: names the pattern, and the missing key or the values that exist.
         """
         for index, pattern in enumerate(self.patterns):
             if index not in self.used:
@@ -57,18 +57,18 @@ class Selection:
                 )
 
     def _matches(self, config: DictConfig, pattern: Pattern) -> bool:
-        fits = [self._fits(config, key, wanted) for key, wanted in pattern.items()]
+        fits = [self._fits(config, key, expected) for key, expected in pattern.items()]
         return all(fits)
 
-    def _fits(self, config: DictConfig, key: str, wanted: Any) -> bool:
+    def _fits(self, config: DictConfig, key: str, expected: Any) -> bool:
         values = _values(config, key)
         if any(OmegaConf.is_config(value) for value in values):
             raise ConfigError(f"{self.where}: {key} is a section; name a key in it")
-        self.seen.setdefault(key, {}).update(dict.fromkeys(map(_text, values)))
-        return any(_equal(value, wanted) for value in values)
+        self.compared.setdefault(key, {}).update(dict.fromkeys(map(_text, values)))
+        return any(_equal(value, expected) for value in values)
 
     def _reason(self, key: str) -> str:
-        values = self.seen.get(key)
+        values = self.compared.get(key)
         if not values:
             return (
                 f"there is no {key}: neither a group that is chosen nor a key of the configuration"
@@ -77,7 +77,7 @@ class Selection:
 
 
 def _values(config: DictConfig, key: str) -> list[Any]:
-    """What a point has for a key: nothing for one that does not exist, several names for a scheme in a folder."""
+    """The values of a point for a key: none for a missing key, several names for a scheme in a folder."""
     choices = config.hydra.runtime.choices
     if key == "quant":
         return _scheme_names(config, str(choices[key]))
@@ -90,7 +90,7 @@ def _values(config: DictConfig, key: str) -> list[Any]:
 
 
 def _scheme_names(config: DictConfig, choice: str) -> list[str]:
-    """The true name, and the choice where it is that name in a folder; of a scheme that cannot be, the choice."""
+    """The scheme's name, and the choice if it is that name in a folder; only the choice for an invalid scheme."""
     try:
         scheme = OmegaConf.to_object(config.quant)
         assert isinstance(scheme, QuantConfig)
@@ -100,11 +100,11 @@ def _scheme_names(config: DictConfig, choice: str) -> list[str]:
     return [name, choice] if choice.rpartition("/")[2] == name else [name]
 
 
-def _equal(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, str):
-        return fnmatchcase(_text(value), wanted)
-    both = _is_number(value) and _is_number(wanted)
-    return _text(value) == _text(wanted) or (both and value == wanted)
+def _equal(value: Any, expected: Any) -> bool:
+    if isinstance(expected, str):
+        return fnmatchcase(_text(value), expected)
+    are_numbers = _is_number(value) and _is_number(expected)
+    return _text(value) == _text(expected) or (are_numbers and value == expected)
 
 
 def _is_number(value: Any) -> bool:
@@ -112,7 +112,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """A value as it is typed."""
+    """A value as typed on the command line."""
     if isinstance(value, Enum):
         return value.name
     if value is None or isinstance(value, bool):

@@ -1,11 +1,11 @@
-"""From a multirun's words to its points: expanded, composed and validated, all of them before any one runs.
+"""The points of a multirun: expanded, composed and validated, all of them before the first one runs.
 
     words (a=x,y  b=glob(*)  c=range(1,4)), hydra.sweeper.params and sweep.* of the configuration
       -> explicit points x axes of the words, some zipped x seeds          (`variants`)
-      -> each composed -> excluded ones dropped -> validated -> equal ones merged -> first ones first
+      -> compose each -> drop the excluded -> validate -> merge equal points -> sort by stage
 
-Forms of several values and their product are Hydra's: its BasicSweeper splits them. The order is that of nested loops,
-the last word fastest. `sweep.*` is one for the whole sweep, and no resolved point contains it.
+Hydra's BasicSweeper splits several values and forms their product. The order is that of nested loops, with the last
+override fastest. `sweep.*` holds for the whole sweep, and no resolved point contains it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from quantexp.config.compose import clean_errors, composed, configuration, finished
 from quantexp.config.overrides import numbers_as_typed, readable
 from quantexp.config.sweep.match import Selection
-from quantexp.config.sweep.variants import Expansion, expand, said_of_sweep
+from quantexp.config.sweep.variants import Expansion, expand, sweep_section
 from quantexp.errors import ConfigError
 from quantexp.schema import Experiment
 
@@ -30,12 +30,12 @@ from quantexp.schema import Experiment
 class Point:
     """One run of a sweep."""
 
-    #: What composes it: `compose(overrides, config_dir, {})` gives the same experiment.
+    #: The point's overrides: `compose(overrides, config_dir, {})` gives the same experiment.
     overrides: list[str]
     experiment: Experiment
-    #: 0 for what `sweep.first` asks for, 1 for what waits until all of stage 0 is over; without `sweep.first` all is 0.
+    #: 0 for points that match `sweep.first`, 1 for points that wait for all of stage 0; without `sweep.first` always 0.
     stage: int = 0
-    #: The overrides of further points that resolve to the same experiment.
+    #: The overrides of other points that resolve to the same experiment.
     merged: list[list[str]] = field(default_factory=list)
 
 
@@ -44,11 +44,10 @@ def compose_points(
     config_dir: Path | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> list[Point]:
-    """Every point of a multirun, validated, those of stage 0 before those of stage 1.
+    """Every point of a multirun, validated; stage 0 before stage 1.
 
     Raises:
-        ConfigError: a point that is not an experiment, a key of `sweep` that cannot be or means no point, or no
-            points at all.
+        ConfigError: a point is not an experiment, a key of `sweep` is invalid or matches no point, or no point is left.
     """
     words = readable(words)
     with numbers_as_typed(words), configuration(config_dir) as extra:
@@ -71,21 +70,21 @@ def compose_points(
 
 
 def merged_lines(points: list[Point]) -> list[str]:
-    """What to say about points that are the same experiment: a line for each that does not run by itself."""
+    """A message for each point that equals an earlier one and does not run by itself."""
     return [_merged_line(point.overrides, other) for point in points for other in point.merged]
 
 
 def _merged_line(kept: list[str], other: list[str]) -> str:
-    theirs = [word for word in other if word not in kept]
-    ours = [word for word in kept if word not in other]
-    if not theirs and not ours:
+    only_other = [word for word in other if word not in kept]
+    only_kept = [word for word in kept if word not in other]
+    if not only_other and not only_kept:
         return f"{' '.join(kept) or 'the point'} is there more than once: it runs once"
-    same = f"{' '.join(theirs) or 'the point without it'} is the same experiment as "
-    return f"{same}{' '.join(ours) or 'the point without it'}: it runs once"
+    same = f"{' '.join(only_other) or 'the point without it'} is the same experiment as "
+    return f"{same}{' '.join(only_kept) or 'the point without it'}: it runs once"
 
 
 def _add(points: dict[str, Point], point: Point) -> None:
-    """Keep a point, or merge it into the one that resolves to the same experiment."""
+    """Add a point, or merge it into an equal one."""
     key = repr(point.experiment)
     same = points.get(key)
     if same is None:
@@ -96,8 +95,8 @@ def _add(points: dict[str, Point], point: Point) -> None:
 
 
 def _refuse_another_sweep(config: DictConfig, expansion: Expansion) -> None:
-    """A swept choice with a sweep of its own would be half obeyed."""
-    if said_of_sweep(config) != expansion.shared:
+    """Refuse a swept choice that defines a sweep itself, which would be obeyed only in part."""
+    if sweep_section(config) != expansion.shared:
         raise ConfigError(
             "its files say something else about `sweep` than those of the whole sweep; what is swept cannot set "
             "`sweep` itself"
@@ -106,11 +105,11 @@ def _refuse_another_sweep(config: DictConfig, expansion: Expansion) -> None:
 
 @contextlib.contextmanager
 def _naming(expansion: Expansion, index: int) -> Iterator[None]:
-    """Say of which point an error is, and of which entry of the file of explicit points."""
+    """Add to an error its point, and its entry in the file of explicit points."""
     try:
         yield
     except ConfigError as error:
         words = " ".join(expansion.varied(index))
-        entry = f"{expansion.request.points}, entry {index // expansion.num_each_entry + 1}: "
+        entry = f"{expansion.request.points}, entry {index // expansion.points_per_entry + 1}: "
         where = entry if expansion.request.points else ""
         raise ConfigError(f"{where}{error}{f' (point {words})' if words else ''}") from error

@@ -1,7 +1,7 @@
-"""What `sweep.*` asks for, in one shape each, checked.
+"""The options `sweep.*`, validated and normalised.
 
-A person may write one pattern or several, one group of keys or several, a number of seeds or a list of them; here all
-are lists.
+A user may write one pattern or several, one group of keys or several, a number of seeds or a list of seeds; here all
+of them are lists.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Any
 from quantexp.errors import ConfigError
 from quantexp.schema import SweepConfig
 
-#: Key -> a shell pattern, or a value to equal.
+#: Key -> a shell pattern, or a value that must be equal.
 Pattern = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Request:
-    """How the points are made of the words."""
+    """The options of a sweep."""
 
     #: Groups of keys that advance together.
     zip: list[list[str]]
     #: The file of explicit points.
     points: Path | None
-    #: A point that matches one of these is left out.
+    #: Points that match one of these are excluded.
     exclude: list[Pattern]
-    #: None: each point has the seed it has.
+    #: None keeps the seed of each point.
     seeds: list[int] | None
-    #: A point that matches one of these runs before all others.
+    #: Points that match one of these run before all others.
     first: list[Pattern]
 
 
 def request(config: SweepConfig, seed: int) -> Request:
-    """The request; `seed` is where a number of seeds begins.
+    """The options of a sweep; a number of seeds starts at `seed`.
 
     Raises:
-        ConfigError: a shape that a key cannot have.
+        ConfigError: a key has an invalid form.
     """
     points = None if config.points is None else Path(config.points).expanduser()
     return Request(
@@ -49,23 +49,23 @@ def request(config: SweepConfig, seed: int) -> Request:
     )
 
 
-def _groups(given: Any) -> list[list[str]]:
-    groups = given if _is_list_of(list, given) else [] if given is None else [given]
+def _groups(value: Any) -> list[list[str]]:
+    groups = value if _is_list_of(list, value) else [] if value is None else [value]
     for group in groups:
         if not _is_list_of(str, group) or len(group) < 2:
             raise ConfigError(
                 "sweep.zip must be a list of two or more swept keys that advance together, or several such lists, "
-                f"got {given!r}"
+                f"got {value!r}"
             )
     return [list(group) for group in groups]
 
 
-def _patterns(key: str, given: Any) -> list[Pattern]:
-    patterns = given if isinstance(given, list) else [] if given is None else [given]
+def _patterns(key: str, value: Any) -> list[Pattern]:
+    patterns = value if isinstance(value, list) else [] if value is None else [value]
     if not all(map(_is_pattern, patterns)):
         raise ConfigError(
             f"{key} must be a mapping of keys to shell patterns such as {{quant: 'FA_*'}}, or a list of such mappings, "
-            f"got {given!r}"
+            f"got {value!r}"
         )
     return [{str(key): value for key, value in pattern.items()} for pattern in patterns]
 
@@ -78,18 +78,18 @@ def _is_pattern(value: Any) -> bool:
     )
 
 
-def _seeds(given: Any, seed: int) -> list[int] | None:
-    if given is None:
+def _seeds(value: Any, seed: int) -> list[int] | None:
+    if value is None:
         return None
-    if _is_whole(given) and given >= 1:
-        return list(range(seed, seed + given))
-    ok = _is_list_of(int, given) and all(_is_whole(s) and s >= 0 for s in given)
-    if not ok or len(set(given)) != len(given):
+    if _is_whole(value) and value >= 1:
+        return list(range(seed, seed + value))
+    ok = _is_list_of(int, value) and all(_is_whole(s) and s >= 0 for s in value)
+    if not ok or len(set(value)) != len(value):
         raise ConfigError(
             "sweep.seeds must be how many (at least 1), or a list of different seeds (whole numbers of at least 0), "
-            f"got {given!r}"
+            f"got {value!r}"
         )
-    return list(given)
+    return list(value)
 
 
 def _is_whole(value: Any) -> bool:

@@ -1,8 +1,7 @@
-"""What a sweep varies: the overrides of each of its points. Nothing is composed but what all points share.
+"""Expands a sweep into the overrides of each point, without composing the points.
 
-What the words fix is composed once, as Hydra does it for a multirun, to read what the configuration says about the
-sweep itself: `sweep.*` and `hydra.sweeper.params`. Explicit points are the slowest axis, then come the words in their
-order, then the seeds.
+The fixed overrides are composed once, as Hydra does for a multirun, to read the sweep's own options `sweep.*` and
+`hydra.sweeper.params`. Explicit points are the slowest axis, then the overrides in their order, then the seeds.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ SEED = "training.seed"
 
 @dataclass(frozen=True)
 class Expansion:
-    """The points' overrides, and what holds for all of them."""
+    """The overrides of the points, and their common options."""
 
     request: Request
     #: The overrides of each point.
     variants: list[list[str]]
-    #: What YAML files say about the sweep: the same in every point.
+    #: The `sweep` section of the YAML files, equal in every point.
     shared: dict[str, Any]
-    #: Overrides that take it away, for a point that is composed by itself.
+    #: Overrides that reset that section, for a point that is composed by itself.
     resets: list[str]
-    #: Points that each entry of the file of explicit points stands for.
-    num_each_entry: int
+    #: The number of points for each entry of the file of explicit points.
+    points_per_entry: int
 
     def varied(self, index: int) -> list[str]:
-        """The words in which a point may differ from others."""
+        """The overrides in which a point may differ from others."""
         common = set(self.variants[0]).intersection(*self.variants)
         return [word for word in self.variants[index] if word not in common]
 
 
 def expand(words: list[str], extra: list[str], environment: Mapping[str, str]) -> Expansion:
-    """The variants of a multirun's words, in a stable order; inside `quantexp.config.compose.configuration`.
+    """The variants of a multirun's overrides, in a stable order; call it inside `compose.configuration`.
 
     Raises:
-        ConfigError, HydraException: words that cannot be read, a key of `sweep` that cannot be.
+        ConfigError, HydraException: an override cannot be read, or a key of `sweep` is invalid.
     """
     about, others = _split(_parsed(words, extra))
     base = _base(others, extra)
@@ -67,31 +66,31 @@ def expand(words: list[str], extra: list[str], environment: Mapping[str, str]) -
         about, others = _split(_parsed(words, extra))
         base = _base(others, extra)
     whole = _base(others, extra, _replacing(about)) if about else base
-    sweep, shared = load_sweep(whole), said_of_sweep(base)
-    asked = request(sweep, whole.training.seed)
+    sweep, shared = load_sweep(whole), sweep_section(base)
+    options = request(sweep, whole.training.seed)
 
-    found = axes(others)
-    entries = listed(asked.points, list(found)) if asked.points else [{}]
-    _refuse_two_seeds(sweep, found, entries)
-    loops = [entries, *zipped(found, asked.zip), _seeds(asked)]
-    own = environment_overrides(words, environment)
+    swept = axes(others)
+    entries = listed(options.points, list(swept)) if options.points else [{}]
+    _refuse_two_seeds(sweep, swept, entries)
+    loops = [entries, *zipped(swept, options.zip), _seeds(options)]
+    from_environment = environment_overrides(words, environment)
     for entry in entries:
         environment_overrides([*words, *entry.values()], environment)
-    variants = [[*_joined(step).values(), *own] for step in product(*loops)]
+    variants = [[*_joined(step).values(), *from_environment] for step in product(*loops)]
     return Expansion(
-        asked, variants, shared, _resets(shared, params), len(variants) // len(entries)
+        options, variants, shared, _resets(shared, params), len(variants) // len(entries)
     )
 
 
-def said_of_sweep(config: DictConfig) -> dict[str, Any]:
-    """What a composition says about its sweep, as it was written."""
-    said = OmegaConf.to_container(config.sweep)
-    assert isinstance(said, dict)
-    return {str(key): value for key, value in said.items()}
+def sweep_section(config: DictConfig) -> dict[str, Any]:
+    """The `sweep` section of a composition, unresolved."""
+    section = OmegaConf.to_container(config.sweep)
+    assert isinstance(section, dict)
+    return {str(key): value for key, value in section.items()}
 
 
 class _Choices:
-    """The choices of a group, those of the user's own folder among them, where `glob` asks for them."""
+    """The choices of a group, including those of the user's folder, for `glob`."""
 
     def __init__(self, extra: list[str]):
         self.extra = extra
@@ -109,7 +108,7 @@ def _parsed(words: list[str], extra: list[str]) -> list[Override]:
 
 
 def _split(overrides: list[Override]) -> tuple[list[Override], list[Override]]:
-    """What is about the sweep, and what is about its points."""
+    """The overrides of the sweep's own options, and those of its points."""
     about = [o for o in overrides if (o.key_or_group + ".").startswith("sweep.")]
     for override in about:
         if override.is_sweep_override():
@@ -121,7 +120,7 @@ def _split(overrides: list[Override]) -> tuple[list[Override], list[Override]]:
 
 
 def _base(overrides: list[Override], extra: list[str], more: Sequence[str] = ()) -> DictConfig:
-    """The composition of what is fixed; of a key that is given twice the last word counts."""
+    """The composition of the fixed overrides; the last override of a key counts."""
     last = {override.get_key_element(): override for override in overrides}
     fixed = [str(o.input_line) for o in last.values() if not o.is_sweep_override()]
     words = words_to_choose_by([*extra, *fixed, *more])
@@ -129,14 +128,14 @@ def _base(overrides: list[Override], extra: list[str], more: Sequence[str] = ())
 
 
 def _replacing(about: list[Override]) -> list[str]:
-    """The words about the sweep, each replacing what a file says; by itself Hydra would merge mappings."""
+    """The overrides of the sweep's options, each replacing a file's value, where Hydra alone would merge mappings."""
     keys = [o.key_or_group for o in about if o.type is OverrideType.CHANGE]
     cleared = [f"{key}=null" for key in keys if key != "sweep"]
     return [*cleared, *(str(o.input_line) for o in about)]
 
 
 def _sweeper_params(config: DictConfig) -> list[str]:
-    """The words of `hydra.sweeper.params`: where a YAML file says what is swept."""
+    """The overrides in `hydra.sweeper.params`, with which a YAML file defines a sweep."""
     sweeper = config.hydra.sweeper
     if sweeper.get("_target_") != f"{BasicSweeper.__module__}.{BasicSweeper.__name__}":
         raise ConfigError(f"hydra/sweeper must be basic, got {sweeper.get('_target_')}")
@@ -148,27 +147,27 @@ def _sweeper_params(config: DictConfig) -> list[str]:
 
 
 def _refuse_two_seeds(
-    sweep: SweepConfig, found: dict[str, Axis], entries: Iterable[Variant]
+    sweep: SweepConfig, swept: dict[str, Axis], entries: Iterable[Variant]
 ) -> None:
-    """A number of seeds may begin at a fixed seed; beside anything else one of the two would do nothing."""
+    """Refuse two sources of seeds; only a number of seeds may be combined, with one fixed first seed."""
     if sweep.seeds is None:
         return
     words = [word for entry in entries for key, word in entry.items() if bare(key) == SEED]
-    if isinstance(sweep.seeds, list) or len(found.get(SEED, [])) > 1:
-        words += [word for variant in found.get(SEED, []) for word in variant.values()]
+    if isinstance(sweep.seeds, list) or len(swept.get(SEED, [])) > 1:
+        words += [word for variant in swept.get(SEED, []) for word in variant.values()]
     if words:
         raise ConfigError(
             f"sweep.seeds={sweep.seeds} and {words[0]} both set {SEED}; give one of them"
         )
 
 
-def _seeds(asked: Request) -> Axis:
-    """The axis of the seeds; one empty variant where none are asked for."""
-    return [{}] if asked.seeds is None else [{SEED: f"{SEED}={seed}"} for seed in asked.seeds]
+def _seeds(options: Request) -> Axis:
+    """The axis of the seeds; one empty variant without `sweep.seeds`."""
+    return [{}] if options.seeds is None else [{SEED: f"{SEED}={seed}"} for seed in options.seeds]
 
 
 def _joined(step: Iterable[Variant]) -> Variant:
-    """One variant of each axis as one; a later one replaces a key in its place."""
+    """Merge one variant of each axis; a later variant replaces a key in place."""
     return {key: word for variant in step for key, word in variant.items()}
 
 

@@ -1,1 +1,1 @@
-"""Checks of a configuration that its types do not make."""
+"""Checks of a configuration beyond its types."""

@@ -1,4 +1,4 @@
-"""Ranges and combinations of a dataset's keys. Each message names the full key, what was given and what is allowed."""
+"""Ranges and combinations of a dataset's keys. Each message names the full key, the value and the allowed values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from quantexp.schema.ranges import at_least, positive
 
 
 def validate_data(dataset: DatasetConfig) -> None:
-    """Refuse what cannot be read or prepared.
+    """Refuse a dataset that cannot be read or prepared.
 
     Raises:
-        ConfigError: the first thing wrong.
+        ConfigError: names the first invalid key.
     """
     if dataset.split is not None:
         _split(dataset.split)
@@ -56,11 +56,11 @@ def _prepare(prepare: PrepareConfig) -> None:
         at_least("dataset.prepare.num_workers", prepare.num_workers, 1)
 
 
-def _weights(key: str, given: object, example: str) -> None:
-    """A mapping of names to numbers, which the type of the key cannot say."""
-    numbers = isinstance(given, dict) and all(
+def _weights(key: str, value: object, example: str) -> None:
+    """Check that a value is a mapping from names to positive numbers, which its type cannot express."""
+    numbers = isinstance(value, dict) and all(
         isinstance(name, str) and isinstance(number, int | float) and not isinstance(number, bool)
-        for name, number in given.items()
+        for name, number in value.items()
     )
-    if not numbers or not given:
-        raise ConfigError(f"{key} must be names with numbers such as {example}, got {given!r}")
+    if not numbers or not value:
+        raise ConfigError(f"{key} must be names with numbers such as {example}, got {value!r}")

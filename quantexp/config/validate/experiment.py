@@ -1,6 +1,4 @@
-"""Ranges and combinations: what a type cannot say. Each message names the full key, what was given and what is
-allowed.
-"""
+"""Ranges and combinations of an experiment's keys. Each message names full key, value and allowed values."""
 
 from __future__ import annotations
 
@@ -41,10 +39,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]*")
 
 
 def validate(experiment: Experiment) -> None:
-    """Refuse what cannot run.
+    """Refuse an experiment that cannot run.
 
     Raises:
-        ConfigError: the first thing wrong.
+        ConfigError: names the first invalid key.
     """
     validate_model(experiment.model)
     _training(experiment.training)
@@ -168,7 +166,7 @@ def _fits(experiment: Experiment) -> None:
 def _scheme(experiment: Experiment) -> None:
     quant = experiment.quant
     for site, config in site_configs(quant).items():
-        resolve_site(site, config)  # the site's own keys first, so that messages name them
+        resolve_site(site, config)  # checks the site's own keys first, so that messages name them
     check_rules(experiment.model, quant)
     for iteration in changes(quant):
         precision_map(experiment.model, quant, iteration)

@@ -1,7 +1,7 @@
-"""Ranges and combinations of the launcher's keys: layout, resources, and what may stand in a job's script.
+"""Ranges and combinations of the launcher's keys: layout, resources, and values that a job's script contains.
 
-Values reach a shell only where they are meant to (`launcher.setup`); everything else is quoted where it is written.
-What quoting cannot save is refused here: a line break in an `#SBATCH` line would start a line of its own.
+Only `launcher.setup` reaches a shell as code; the script quotes everything else. This module refuses what quoting
+cannot protect: a line break in an `#SBATCH` line would start a new line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quantexp.schema.ranges import at_least, positive
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
-#: sbatch's options that quantexp sets itself -> the key that decides them; None where nothing may.
+#: sbatch's options that quantexp sets itself -> the key that controls them; None if no key does.
 _OWN_OPTIONS = {
     "array": "launcher.max_parallel",
     "job-name": None,
@@ -53,7 +53,7 @@ _OWN_OPTIONS = {
     "test-only": None,
     "wait": None,
 }
-#: srun's arguments that quantexp sets itself, long and short -> the key that decides them.
+#: srun's arguments that quantexp sets itself, long and short -> the key that controls them.
 _OWN_SRUN = {
     "--ntasks": "launcher.num_processes",
     "-n": "launcher.num_processes",
@@ -71,7 +71,7 @@ _OWN_SRUN = {
     "--kill-on-bad-exit": None,
     "-K": None,
 }
-#: Variables that every rank is given.
+#: Variables that quantexp sets for every rank.
 _OWN_VARIABLES = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("PYTHONSAFEPATH", "SUBMITIT_EXECUTOR"),
@@ -82,7 +82,7 @@ def validate_launcher(experiment: Experiment) -> None:
     """Refuse a layout or a request that cannot run.
 
     Raises:
-        ConfigError: the first thing wrong, by its full key.
+        ConfigError: names the first invalid key.
     """
     launcher = experiment.launcher
     for key in ("num_processes", "nodes"):
@@ -124,10 +124,10 @@ def _slurm(launcher: LauncherConfig) -> None:
             f"launcher.num_processes must be a multiple of launcher.nodes={launcher.nodes}, got "
             f"{launcher.num_processes}"
         )
-    each = launcher.num_processes // launcher.nodes
-    if launcher.gpus_per_node not in (0, each):
+    processes_per_node = launcher.num_processes // launcher.nodes
+    if launcher.gpus_per_node not in (0, processes_per_node):
         raise ConfigError(
-            f"launcher.gpus_per_node must be 0 (CPU) or {each}, a GPU for each of a node's processes "
+            f"launcher.gpus_per_node must be 0 (CPU) or {processes_per_node}, a GPU for each of a node's processes "
             f"(launcher.num_processes={launcher.num_processes} over launcher.nodes={launcher.nodes}), got "
             f"{launcher.gpus_per_node}"
         )

@@ -1,4 +1,4 @@
-"""Ranges and combinations of a model's numbers. Each message names the full key, what was given and what is allowed."""
+"""Ranges and combinations of a model's numbers. Each message names the full key, the value and the allowed values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def validate_model(model: ModelConfig) -> None:
     """Refuse a model that cannot be built.
 
     Raises:
-        ConfigError: the first thing wrong.
+        ConfigError: names the first invalid key.
     """
     for key in (
         "num_layers",
@@ -54,10 +54,10 @@ def _mla(model: ModelConfig, mla: MlaConfig) -> None:
             "model.mla.qk_pos_emb_head_dim must be even for the rotary embedding, got "
             f"{mla.qk_pos_emb_head_dim}"
         )
-    whole = mla.qk_head_dim + mla.qk_pos_emb_head_dim
-    if model.head_dim != whole:
+    total = mla.qk_head_dim + mla.qk_pos_emb_head_dim
+    if model.head_dim != total:
         raise ConfigError(
-            f"model.head_dim must be model.mla.qk_head_dim + model.mla.qk_pos_emb_head_dim = {whole}, got "
+            f"model.head_dim must be model.mla.qk_head_dim + model.mla.qk_pos_emb_head_dim = {total}, got "
             f"{model.head_dim}"
         )
     if model.num_query_groups != model.num_attention_heads:

@@ -1,4 +1,4 @@
-"""What trackers would refuse later, in another process: names they cannot take, and passwords in an address."""
+"""Checks that trackers would make only later, in another process: invalid names, and passwords in an address."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LONGEST_TAG = 64
 
 
 def validate_tracking(tracking: TrackingConfig) -> None:
-    """Refuse what cannot be tracked.
+    """Refuse invalid options of trackers.
 
     Raises:
-        ConfigError: the first thing wrong.
+        ConfigError: names the first invalid key.
     """
     _wandb(tracking.wandb)
     _mlflow(tracking.mlflow)
