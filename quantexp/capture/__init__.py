@@ -1,11 +1,11 @@
-"""Capture: which tensors are kept, what they cost, how they are named, stored and read again.
+"""Capture: selects tensors, computes their cost, names, stores and reads them.
 
     from quantexp.capture import open_capture
     capture = open_capture("runs/.../tensors")
     for entry in capture.select(layer=0, tensor="grad_*"):
         x = entry.torch()
 
-`open_capture` is loaded when it is first asked for: `plan` needs this package without torch.
+`open_capture` is loaded on first use, because `plan` needs this package without torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`quantexp captures DIR [key=pattern ...]`: what a capture folder holds, whether it is intact, and copies of it.
+"""`quantexp captures DIR [key=pattern ...]`: lists, checks and exports the tensors of a capture folder.
 
-Words after the folder select by metadata (`layer=0 tensor=grad_*`). `--check` compares every file with its hash,
-`--export FOLDER --to pt|safetensors|npz` writes each selected tensor into a file of its own, with its metadata.
+Arguments after the folder select by metadata (`layer=0 tensor=grad_*`). `--check` compares every file with its hash;
+`--export FOLDER --to pt|safetensors|npz` writes each selected tensor with its metadata into its own file.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from quantexp.model.safetensors import write_safetensors
 
 #: Formats of `--to`.
 FORMATS = ("pt", "safetensors", "npz")
-#: Where a tensor was, which its copy has no use for.
+#: Metadata of a tensor's location, which its copy does not need.
 _PLACE = ("file", "key", "offsets")
 
 
 def selected(folder: str, words: list[str]) -> Capture:
-    """The tensors of a folder that `key=pattern` words select, also those of which statistics alone were kept.
+    """The tensors of a folder that `key=pattern` arguments select, including those with statistics only.
 
     Raises:
-        CaptureError: nothing captured there, a word that is none, a key that no tensor has.
+        CaptureError: the folder has no captures, an argument is not key=pattern, or no tensor has the key.
     """
-    wanted: dict[str, object] = {}
+    patterns: dict[str, object] = {}
     for word in words:
         key, equals, pattern = word.partition("=")
         if not (key and equals):
             raise CaptureError(
                 f"a selection must be key=pattern, such as tensor=grad_*, got {word!r}"
             )
-        wanted[key] = pattern
-    return open_capture(folder, statistics=True).select(**wanted)
+        patterns[key] = pattern
+    return open_capture(folder, statistics=True).select(**patterns)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a look at the values of a capture found."""
+    """The result of checking the values of a capture."""
 
-    #: Tensors whose values have the manifest's hash, and of which the manifest has none.
+    #: The number of tensors with the manifest's hash, and of tensors without a hash.
     num_intact: int
     num_without_hash: int
-    #: What is wrong with each of the others.
+    #: An error message for each other tensor.
     damaged: Sequence[str]
 
     def told(self) -> str:
-        """A line for a person."""
+        """The result in one line."""
         line = (
             f"{self.num_intact} of {self._num_all} tensors have the values of the manifest's hash"
         )
@@ -74,7 +74,7 @@ def checked(capture: Capture) -> Checked:
     Raises:
         CaptureError: there are no values.
     """
-    found: Counter[bool | None] = Counter()
+    results: Counter[bool | None] = Counter()
     damaged = []
     for entry in _stored(capture):
         try:
@@ -82,10 +82,10 @@ def checked(capture: Capture) -> Checked:
         except CaptureError as error:
             damaged.append(str(error))
             continue
-        found[is_intact] += 1
+        results[is_intact] += 1
         if is_intact is False:
             damaged.append(f"{_where(entry)}: other values than the manifest's hash")
-    return Checked(found[True], found[None], damaged)
+    return Checked(results[True], results[None], damaged)
 
 
 def _stored(capture: Capture) -> Capture:
@@ -103,12 +103,12 @@ def _where(entry: CapturedTensor) -> str:
 
 
 def export(capture: Capture, to: Path, kind: str) -> int:
-    """Write every selected tensor, with its metadata, into a file of its own below `to`; how many.
+    """Write every selected tensor with its metadata into its own file in `to`; returns their number.
 
-    npz holds `tensor` and `metadata` (JSON text), bfloat16 widened to float32.
+    An npz file holds `tensor` and `metadata` (JSON text), with bfloat16 widened to float32.
 
     Raises:
-        CaptureError: there are no values, or a file is there already or cannot be read or written.
+        CaptureError: there are no values, or a file exists already or cannot be read or written.
     """
     files = _stored(capture)
     for entry in files:

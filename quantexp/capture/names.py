@@ -1,4 +1,4 @@
-"""The names of captured tensors and the words of their metadata.
+"""The names of captured tensors and the terms of their metadata.
 
     {timestamp}_{counter}_{layer_type}_{layer_idx}_{operation}_{phase}_{component}_{quant_type}_{tensor_name}.pt
 
@@ -6,7 +6,7 @@
 linear layer and `L3` for attention, the residual stream and the router. `quant_type`, also the folder, is for a linear
 layer the format of fprop's input; for attention QK's format, or PV's where QK has none; the residual stream and the
 router are never quantised.
-Nothing needs to parse a name: the manifest says it all.
+No program needs to parse a name, because the manifest has all parts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from quantexp.quant.slots import WORKING, Operand
 RESIDUAL = "residual"
 #: The module of the tensors of a router of experts.
 ROUTER = "router"
-#: Modules that are a layer type of their own, and the components that their tensors belong to.
+#: Modules that are also a layer type -> the component of their tensors.
 _COMPONENTS = {ATTENTION: "FA", RESIDUAL: RESIDUAL, ROUTER: ROUTER}
 
 
 @dataclass(frozen=True)
 class TensorName:
-    """What distinguishes one captured tensor of a run, but for its iteration and micro-batch."""
+    """The identity of a captured tensor within one micro-batch of a run."""
 
     layer: int
     module: str
@@ -55,7 +55,7 @@ class TensorName:
         return f"L{self.layer}" if self.module in _COMPONENTS else f"L{self.layer}-{self.module}"
 
     def file(self, timestamp: str, counter: int) -> str:
-        """The path below the tensors folder."""
+        """The path relative to the tensors folder."""
         return (
             f"{self.quant_type}/{timestamp}_{counter:04d}_{self.layer_type}_{self.layer_idx}_"
             f"{self.operation}_{self.phase}_{self.component}_{self.quant_type}_{self.tensor}.pt"
@@ -63,7 +63,7 @@ class TensorName:
 
 
 def quant_type(precision: ModulePrecision) -> str:
-    """The format a module's tensors are filed under, by its short name."""
+    """The short name of the format that names a module's folder."""
     if not precision.sites:
         return WORKING
     if Site.LINEAR in precision.sites:
@@ -75,7 +75,7 @@ def quant_type(precision: ModulePrecision) -> str:
 
 
 def short_name(format_name: str) -> str:
-    """`mxfp8` for mxfp8_e4m3; a name without a short form has its underscore as a hyphen."""
+    """`mxfp8` for mxfp8_e4m3; in a name without a short form a hyphen replaces the underscore."""
     aliases = get_format(format_name).aliases
     return (aliases[0] if aliases else format_name).replace("_", "-")
 
@@ -85,7 +85,7 @@ def formats_record(
 ) -> dict[str, dict[str, object]]:
     """Every slot of the module with format and options: `fprop.x` for linear, `qk.fprop.q` for attention.
 
-    `moment` tells what else a slot's values depended on: seed and offset, signs, amax.
+    `moment` returns the other inputs of a slot's values: seed and offset, signs, amax.
     """
     linear = Site.LINEAR in precision.sites
     return {

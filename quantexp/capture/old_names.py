@@ -1,10 +1,10 @@
-"""Collections without a manifest: what the names of their files say.
+"""Parses the file names of collections without a manifest.
 
     {timestamp}_{counter}_{layer_type}_{layer_idx}_{operation}_{phase}_{component}_{quant_type}_{tensor}.pt
 
-has nine parts. The first scripts wrote no phase and no component (six parts beside the counter), some of them no layer
-either; a folder may hold all three forms. The timestamp, `20250908_095220`, is one part; `tensor` may hold underscores.
-What a name does not say is None.
+has nine parts. The first scripts wrote no phase and no component (six parts besides the counter), and some wrote no
+layer; a folder may mix all three forms. The timestamp, `20250908_095220`, is one part; `tensor` may contain
+underscores. Missing parts are None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = re.compile(
 
 
 def metadata_of(name: str) -> dict[str, Any] | None:
-    """The metadata that a file's name holds; None where it is no name of a captured tensor."""
+    """The metadata in a file's name; None if it is not the name of a captured tensor."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None

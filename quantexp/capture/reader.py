@@ -1,9 +1,9 @@
-"""Captured tensors, read again: chosen by their metadata, loaded when they are looked at, memory-mapped.
+"""Reads captured tensors: selects them by metadata, and loads their values lazily, memory-mapped.
 
-Opening reads the manifest alone (its parts too, while a run of several processes lasts), or, in an old collection
-without one, the names of its files. Values come from disk page by page as they are touched, so a collection may be
-larger than memory. Nothing in a capture folder can run code: files are read as tensors and plain data, and what asks
-for more is refused.
+Opening a capture reads only the manifest (and its parts, while a run of several processes is running), or the file
+names of an old collection without a manifest. Values are paged in from disk on access, so a collection may be larger
+than memory. No file in a capture folder can run code: files are read as tensors and plain data, and anything else is
+refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from quantexp.capture.store.manifest import MANIFEST, STATISTICS, lines_of
 from quantexp.capture.store.values import identity, load_values, name_of, path_of
 from quantexp.errors import CaptureError
 
-#: What a key may be compared with: a value, a shell pattern, several of them, or a function of the value.
-Wanted = object
+#: The criterion for a key: a value, a shell pattern, several of them, or a function of the value.
+Criterion = object
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CapturedTensor:
 
     @property
     def path(self) -> Path:
-        """The file that its values are in.
+        """The file with the tensor's values.
 
         Raises:
             CaptureError: there is none, or it lies outside the folder.
@@ -49,53 +49,53 @@ class CapturedTensor:
 
     @property
     def name(self) -> str:
-        """Its file's name below the folder, or its key in a shard; of the same form in both, without a suffix.
+        """The file's name relative to the folder, or the key in a shard; both have the same form, without a suffix.
 
         Raises:
-            CaptureError: as `path` does; a key that leads out of the folder too.
+            CaptureError: as for `path`, or the key leads out of the folder.
         """
         return name_of(self.folder, self.metadata)
 
     @property
     def label(self) -> str:
-        """`L3 fc1 backward grad_output`, of what is known."""
+        """`L3 fc1 backward grad_output`, from the known parts."""
         layer = self.metadata.get("layer")
         words = [None if layer is None else f"L{layer}"]
         words += [self.metadata.get(key) for key in ("module", "operation", "tensor")]
         return " ".join(str(word) for word in words if word is not None)
 
     def torch(self) -> Tensor:
-        """The values, memory-mapped: writing to them changes no file.
+        """The values, memory-mapped copy-on-write.
 
         Raises:
-            CaptureError: no values, no such file, or not a file of captured values.
+            CaptureError: there are no values, the file is missing, or it is not a file of captured values.
         """
         return load_values(self.path, self.metadata)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The values, memory-mapped; bfloat16, which numpy has not, widened to float32."""
+        """The values, memory-mapped; bfloat16, which numpy does not support, is widened to float32."""
         values = self.torch()
         values = values.float() if values.dtype == torch.bfloat16 else values
         array: np.ndarray[Any, Any] = values.numpy()
         return array
 
     def is_intact(self) -> bool | None:
-        """Whether the values have the manifest's hash; None where it gives none.
+        """Whether the values have the manifest's hash; None if the manifest has no hash.
 
         Raises:
-            CaptureError: the file holds no such tensor, or the hash is of an unknown kind.
+            CaptureError: the file holds no such tensor, or the kind of hash is unknown.
         """
         return None if self.metadata.get("hash") is None else self.has_values(self.torch())
 
     def has_values(self, values: Tensor) -> bool:
-        """Whether these, as they were read, are what the manifest's hash says, if it gives one.
+        """Whether these values have the manifest's hash; True if the manifest has no hash.
 
         Raises:
-            CaptureError: the hash is of an unknown kind.
+            CaptureError: the kind of hash is unknown.
         """
-        wanted = self.metadata.get("hash")
+        expected = self.metadata.get("hash")
         try:
-            return wanted is None or has_hash(values, str(wanted))
+            return expected is None or has_hash(values, str(expected))
         except CaptureError as error:
             raise CaptureError(f"{self.path}: {error}") from error
 
@@ -118,37 +118,37 @@ class Capture(Collection[CapturedTensor]):
     def __getitem__(self, index: int) -> CapturedTensor:
         return self._entries[index]
 
-    def select(self, **wanted: Wanted) -> Capture:
-        """Those whose metadata fit all that is given.
+    def select(self, **criteria: Criterion) -> Capture:
+        """The tensors whose metadata fit all criteria.
 
         Each key of the metadata takes a value (`layer=0`), a shell pattern (`tensor="grad_*"`), several of
         them (`module=["fc1", "fc2"]`) or a function of the value (`iteration=lambda i: i > 100`).
 
         Raises:
-            CaptureError: a key that no tensor has.
+            CaptureError: no tensor has the key.
         """
-        known = {key for entry in self._entries for key in entry.metadata}
-        for key in wanted:
-            if self._entries and key not in known:
+        keys = {key for entry in self._entries for key in entry.metadata}
+        for key in criteria:
+            if self._entries and key not in keys:
                 raise CaptureError(
-                    f"{key} must be a key of the metadata, one of {', '.join(sorted(known))}"
+                    f"{key} must be a key of the metadata, one of {', '.join(sorted(keys))}"
                 )
         fitting = [
             entry
             for entry in self._entries
-            if all(_fits(entry.metadata.get(key), value) for key, value in wanted.items())
+            if all(_fits(entry.metadata.get(key), value) for key, value in criteria.items())
         ]
         return Capture(self.folder, fitting)
 
     def with_values(self) -> Capture:
-        """Those with values, each once: a weight is listed for the forward and the backward."""
+        """The tensors with values, without repeats: a weight is listed for forward and backward."""
         stored = [entry for entry in self._entries if entry.metadata.get("file")]
         first = {identity(entry.metadata): entry for entry in reversed(stored)}
         return Capture(self.folder, list(first.values())[::-1])
 
     @property
     def num_bytes(self) -> int:
-        """What the values take, each once."""
+        """The bytes of the values, without repeats."""
         return sum(int(entry.metadata.get("bytes") or 0) for entry in self.with_values())
 
     def rows(self) -> list[dict[str, Any]]:
@@ -171,10 +171,10 @@ class Capture(Collection[CapturedTensor]):
 def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
     """The captured tensors of a folder: a run's `tensors/`, the run itself, or an old collection without a manifest.
 
-    With `statistics` also those of which statistics alone were kept, after the others; they have no values.
+    With `statistics`, tensors with statistics only, which have no values, follow the others.
 
     Raises:
-        CaptureError: no folder, or nothing captured in it.
+        CaptureError: the folder does not exist, or has no captured tensors.
     """
     folder = Path(folder).expanduser()
     if not (folder / MANIFEST).is_file() and (folder / "tensors").is_dir():
@@ -185,8 +185,8 @@ def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
     lines = [line for file in lists for line in lines_of(file)]
     entries = lines or list(_of_names(folder))
     if statistics:
-        entries = entries + list(_statistics_alone(folder, lines))
-    if not entries and next(_statistics_alone(folder, []), None) is not None:
+        entries = entries + list(_statistics_only(folder, lines))
+    if not entries and next(_statistics_only(folder, []), None) is not None:
         raise CaptureError(
             f"{folder} holds no captured tensors: statistics alone were kept; run with capture=tensors"
         )
@@ -198,8 +198,8 @@ def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
     return Capture(folder, [CapturedTensor(folder, entry) for entry in entries])
 
 
-def _statistics_alone(folder: Path, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The lines of statistics of what no manifest's line has."""
+def _statistics_only(folder: Path, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The lines of statistics without a line in the manifest."""
     files = [folder / STATISTICS, *sorted(folder.glob("statistics.rank*.jsonl"))]
     yield from unlisted((line for file in files for line in lines_of(file)), lines)
 
@@ -207,7 +207,7 @@ def _statistics_alone(folder: Path, lines: list[dict[str, Any]]) -> Iterator[dic
 def unlisted(
     statistics: Iterable[Mapping[str, Any]], manifest: Iterable[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """The lines of statistics whose tensors no line of the manifest has, as lines of tensors without values."""
+    """The lines of statistics without a line in the manifest, as lines of tensors without values."""
     listed = {_which(line) for line in manifest}
     for line in statistics:
         if _which(line) not in listed:
@@ -221,16 +221,16 @@ def _which(line: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _of_names(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.rglob("*.pt")):
-        found = metadata_of(path.name)
-        if found is not None:
-            yield {**found, "file": str(path.relative_to(folder)), "bytes": path.stat().st_size}
+        metadata = metadata_of(path.name)
+        if metadata is not None:
+            yield {**metadata, "file": str(path.relative_to(folder)), "bytes": path.stat().st_size}
 
 
-def _fits(value: object, wanted: Wanted) -> bool:
-    if callable(wanted):
-        return bool(wanted(value))
-    if isinstance(wanted, str):
-        return value is not None and fnmatchcase(str(value), wanted)
-    if isinstance(wanted, list | tuple | set | frozenset | range):
-        return any(_fits(value, one) for one in wanted)
-    return value == wanted
+def _fits(value: object, criterion: Criterion) -> bool:
+    if callable(criterion):
+        return bool(criterion(value))
+    if isinstance(criterion, str):
+        return value is not None and fnmatchcase(str(value), criterion)
+    if isinstance(criterion, list | tuple | set | frozenset | range):
+        return any(_fits(value, alternative) for alternative in criterion)
+    return value == criterion

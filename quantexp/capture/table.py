@@ -1,4 +1,4 @@
-"""A capture for a person at a terminal: counts by site, module, layer and operation, or a row for each tensor."""
+"""Prints a capture: counts by site, module, layer and operation, or a row for each tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quantexp.quant.slots import WORKING
 from quantexp.terminal.fitted_table import ALWAYS, Column, fitted_table
 from quantexp.terminal.units import human_bytes
 
-#: What a row of the list says of where a tensor was; a column that is the same in every row stands above the list.
+#: The columns that locate a tensor; a column with one value in all rows is printed above the list.
 _COLUMNS = (
     "iteration",
     "micro_batch",
@@ -28,17 +28,17 @@ _COLUMNS = (
     "shape",
     "dtype",
 )
-#: Iterations that are named one by one.
+#: Maximum iterations listed one by one.
 _MAX_ITERATIONS = 8
 #: Statistics of a row, by the name of their column.
 _STATISTICS = {"abs_max": "amax", "std": "std", "zero_share": "zeros"}
 
-#: The columns of the list that a narrow terminal drops, in this order.
+#: The order in which a narrow terminal drops columns of the list.
 _LEAST_WORTH = ("phase", "zeros", "dtype", "rank", "micro_batch", "std", "shape", "iteration")
 
 
 def print_summary(capture: Capture, console: Console) -> None:
-    """The counts, for a person."""
+    """Print the counts."""
     counts = summary(capture)
     console.print(escape(counts["folder"]), soft_wrap=True)
     console.print(_heading(counts))
@@ -51,12 +51,12 @@ def print_summary(capture: Capture, console: Console) -> None:
     rows: list[list[str | Text]] = []
     for key in KEYS:
         groups = counts[f"by_{key}"]
-        for i, (value, found) in enumerate(groups.items()):
-            cells = [f"{found['tensors']}", f"{found['iterations']}"]
+        for i, (value, group) in enumerate(groups.items()):
+            cells = [f"{group['tensors']}", f"{group['iterations']}"]
             if has_values:
-                cells += [f"{found['files']}", human_bytes(found["bytes"])]
+                cells += [f"{group['files']}", human_bytes(group["bytes"])]
             if has_statistics:
-                cells.append(human_bytes(found["described_bytes"]))
+                cells.append(human_bytes(group["described_bytes"]))
             name = key.replace("_", " ") if i == 0 else ""
             words = f"{value} (not quantised)" if value == WORKING else value
             rows.append([name, escape(words), *cells])
@@ -91,7 +91,7 @@ def _heading(counts: Mapping[str, Any]) -> str:
 
 
 def print_list(capture: Capture, console: Console) -> None:
-    """A row for each tensor, with its statistics where it has some; what all rows share stands above them."""
+    """Print a row for each tensor, with its statistics if it has any; values common to all rows are above them."""
     rows = [_cells(entry) for entry in capture]
     names = (*_COLUMNS, *_STATISTICS.values())
     shared = {
@@ -99,8 +99,8 @@ def print_list(capture: Capture, console: Console) -> None:
     }
     if len(rows) < 2:
         shared = {}
-    if told := ", ".join(f"{name} {value}" for name, value in shared.items() if value):
-        console.print(f"all: {escape(told)}", soft_wrap=True)
+    if common := ", ".join(f"{name} {value}" for name, value in shared.items() if value):
+        console.print(f"all: {escape(common)}", soft_wrap=True)
     kept = [i for i, name in enumerate(names) if name not in shared]
     columns = [
         Column(
@@ -115,10 +115,10 @@ def print_list(capture: Capture, console: Console) -> None:
 
 
 def _cells(entry: CapturedTensor) -> list[str]:
-    known = entry.metadata
-    statistics = known.get("statistics")
+    metadata = entry.metadata
+    statistics = metadata.get("statistics")
     numbers: Mapping[str, Any] = statistics if isinstance(statistics, dict) else {}
-    cells = ["" if known.get(name) is None else _text(known[name]) for name in _COLUMNS]
+    cells = ["" if metadata.get(name) is None else _text(metadata[name]) for name in _COLUMNS]
     return cells + [_number(key, numbers.get(key)) for key in _STATISTICS]
 
 

@@ -1,1 +1,1 @@
-"""Processes of this machine: children, threads, cores, memory, compiled code."""
+"""Processes on this machine: children, threads, cores, memory, compiled code."""

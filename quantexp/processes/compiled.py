@@ -1,10 +1,10 @@
-"""C compiled on first use and kept: `library` compiles a file of this package for this machine and loads it.
+"""Compiles C on first use: `library` compiles a file of this package for this machine, caches it and loads it.
 
-The shared object lies in the user's cache (`$XDG_CACHE_HOME/quantexp/compiled/`) under a name that follows from the
-source, the headers beside it, the compiler, its options and the processor, so that what was compiled for another
-machine is never loaded. It is written beside and renamed: processes that compile at once do not meet. The compiler is
-`$CC`, else cc, gcc or clang; without one, or with QUANTEXP_COMPILE=0, there is no library, and whoever asked falls back
-to torch.
+The shared object is in the user's cache (`$XDG_CACHE_HOME/quantexp/compiled/`). Its name is derived from the source,
+the headers beside it, the compiler, its options and the processor, so a library compiled for another machine is never
+loaded. It is written under a temporary name and renamed, so processes that compile at the same time do not interfere.
+The compiler is `$CC`, else cc, gcc or clang; without a compiler, or with QUANTEXP_COMPILE=0, there is no library, and
+the caller falls back to torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from quantexp.folders import cache_dir
 
-#: Set to 0, nothing is compiled.
+#: The environment variable that disables compilation with the value 0.
 VARIABLE = "QUANTEXP_COMPILE"
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-Wno-psabi")
 _COMPILERS = ("cc", "gcc", "clang")
@@ -32,46 +32,46 @@ _TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Compiled:
-    """A library, or why there is none."""
+    """A library, or the reason for its absence."""
 
     library: ctypes.CDLL | None
-    #: For a person: the compiler that was used, or what stands in the way.
+    #: The compiler, or the reason, for the user.
     words: str
 
 
 @cache
 def library(source: Path, otherwise: str) -> Compiled:
-    """The library of one C file; compiled if this machine has none of it yet.
+    """The library of one C file, compiled if it is not in the cache.
 
-    Whatever stands in the way is said on stderr, once for each file and process, and what happens `otherwise`; it is no
-    error.
+    A failure is not an error: it prints the reason and the consequence `otherwise` to stderr, once for each file and
+    process.
     """
-    found = compiled(source)
-    if found.library is None:
-        sys.stderr.write(f"{source.name}: {found.words}; {otherwise}\n")
-    return found
+    result = compiled(source)
+    if result.library is None:
+        sys.stderr.write(f"{source.name}: {result.words}; {otherwise}\n")
+    return result
 
 
 def compiler() -> str | None:
-    """The C compiler's path."""
-    given = os.environ.get("CC")
-    names = (given,) if given else _COMPILERS
-    return next((found for name in names if (found := shutil.which(name))), None)
+    """The C compiler's path; None if there is none."""
+    chosen = os.environ.get("CC")
+    names = (chosen,) if chosen else _COMPILERS
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def compiled(source: Path) -> Compiled:
-    """The library of one C file, compiled if this machine has none of it yet; says nothing on stderr."""
+    """The library of one C file, compiled if it is not in the cache; prints nothing."""
     if os.environ.get(VARIABLE) == "0":
         return Compiled(None, f"not compiled, as {VARIABLE}=0 says")
     command = compiler()
     if command is None:
-        given = os.environ.get("CC")
-        wanted = f"CC={given}, which is not there" if given else "no C compiler (cc, gcc, clang)"
-        return Compiled(None, f"not compiled: {wanted}")
+        chosen = os.environ.get("CC")
+        reason = f"CC={chosen}, which is not there" if chosen else "no C compiler (cc, gcc, clang)"
+        return Compiled(None, f"not compiled: {reason}")
     try:
         version = _run([command, "--version"]).splitlines()[0]
         path = _path(source, version)
-        return Compiled(_opened(path) or _compile(command, source, path), version)
+        return Compiled(_load_cached(path) or _compile(command, source, path), version)
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip().splitlines() or ["it says nothing"])[0]
         return Compiled(None, f"not compiled: {command} failed: {reason}")
@@ -88,17 +88,17 @@ def _path(source: Path, version: str) -> Path:
 
 
 def _processor() -> str:
-    """What tells processors apart whose code differs: the instructions they have."""
+    """The lines of /proc/cpuinfo that identify the processor's instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    told = ("model name", "flags", "features", "cpu part")
-    return "\n".join(sorted({line for line in lines if line.lower().startswith(told)}))
+    keys = ("model name", "flags", "features", "cpu part")
+    return "\n".join(sorted({line for line in lines if line.lower().startswith(keys)}))
 
 
-def _opened(path: Path) -> ctypes.CDLL | None:
-    """What was compiled before; None where nothing was, or what is there is damaged."""
+def _load_cached(path: Path) -> ctypes.CDLL | None:
+    """Load the cached library; None if there is none, or if it is damaged."""
     try:
         return ctypes.CDLL(str(path)) if path.is_file() else None
     except OSError:
@@ -115,7 +115,7 @@ def _compile(command: str, source: Path, path: Path) -> ctypes.CDLL:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(
+    completed = subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S, errors="replace"
     )
-    return done.stdout
+    return completed.stdout

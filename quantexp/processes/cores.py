@@ -1,4 +1,4 @@
-"""The processor cores that this process may use."""
+"""The processor cores of this process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def allowed_cores() -> list[int]:
-    """The cores that this process may use."""
+    """The cores that this process may use, ascending."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -15,10 +15,10 @@ def allowed_cores() -> list[int]:
 
 def ranges(numbers: Sequence[int]) -> str:
     """`0-3,8` for 0, 1, 2, 3, 8."""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in found)
+            spans.append([number, number])
+    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in spans)

@@ -1,8 +1,8 @@
-"""The memory that this machine gives to its processes: what is built in, or less where a control group limits it.
+"""The memory available to processes of this machine: the installed memory, or the limit of a control group.
 
-Containers and schedulers limit memory by control groups. The limit that counts is the lowest on the way from this
-process's own group to the root of the hierarchy, in version 1 (`memory.limit_in_bytes`) and version 2 (`memory.max`)
-alike. Swap is not counted: a training that swaps does not come to an end.
+Containers and schedulers limit memory by control groups. The lowest limit between this process's group and the root of
+the hierarchy counts, for version 1 (`memory.limit_in_bytes`) and version 2 (`memory.max`). Swap does not count, because
+a training that swaps never finishes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psutil
 
-#: Where the kernel says which control groups a process is in, and shows them.
+#: The list of a process's control groups, and the mount point of their hierarchy.
 _OWN_GROUPS, _HIERARCHY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def host_memory_gb() -> float:
-    """Memory that the processes of this machine may take together, in units of 1e9 bytes."""
+    """The memory that all processes of this machine may use together, in units of 1e9 bytes."""
     limits = group_limits(_OWN_GROUPS, _HIERARCHY)
     return min([psutil.virtual_memory().total, *limits]) / 1e9
 
@@ -27,8 +27,8 @@ def group_limits(own_groups: Path, hierarchy: Path) -> list[int]:
 
     Args:
         own_groups: lines of the form `4:memory:/a/b`, or `0::/a/b` for version 2.
-        hierarchy: the folder in which the groups are mounted. In a container only a part of them is: a group that is
-            not there is passed over, and the topmost folder is the container's own group.
+        hierarchy: the mount point of the groups. A container mounts only a part of them: missing groups are skipped,
+            and the topmost folder is the container's own group.
     """
     try:
         lines = own_groups.read_text().splitlines()
@@ -38,7 +38,7 @@ def group_limits(own_groups: Path, hierarchy: Path) -> list[int]:
 
 
 def _files(line: str, hierarchy: Path) -> Iterator[Path]:
-    """The files that may hold a limit, of the group that a line names and of those above it."""
+    """The files that may hold a limit, for the group in a line and all groups above it."""
     _, controllers, path = line.split(":", 2)
     tops: tuple[Path, ...]
     if controllers == "":
@@ -54,7 +54,7 @@ def _files(line: str, hierarchy: Path) -> Iterator[Path]:
 
 
 def _limit(file: Path) -> list[int]:
-    """The limit in a file; nothing where it is not there or holds `max`."""
+    """The limit in a file; empty if the file does not exist or holds `max`."""
     try:
         text = file.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Threads: torch's own, for work whose tensors are small, and those that work beside training."""
+"""Threads: the number of torch's threads, and low-priority background threads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 
 from quantexp.processes.cores import allowed_cores
 
-#: How much lower than its starter's the priority of a thread beside training is, on Linux.
+#: The nice increment of a background thread, on Linux.
 NICE = 10
 
 
 @contextlib.contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Torch on so many threads, at most as many as before.
+    """Limit torch to this number of threads inside the context.
 
-    Many operations on small tensors are no faster on several threads, and on cores that are busy with something else
-    up to a hundred times slower, because the threads wait for each other at the end of every one.
+    Many operations on small tensors are no faster with several threads, and up to a hundred times slower on busy cores,
+    because the threads synchronise at the end of every operation.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(min(number, before))
@@ -32,28 +32,27 @@ def threads(number: int) -> Iterator[None]:
 
 
 def leaves_a_core() -> bool:
-    """Whether training on the CPU leaves a core to other threads: its own, and those of the run's processes here.
+    """Whether training on the CPU leaves a core free, counting the threads of all local processes of the run.
 
-    Where it has all of them, each thread beside it keeps one of its threads from its core, and at the end of every
-    operation all others wait for that one: the work costs training its whole time, and shared out among training's own
-    threads only its share of it.
+    If it does not, a background thread displaces one of training's threads, and all others wait for that thread at the
+    end of every operation. The background work then delays training by its whole time; divided among training's own
+    threads, it delays training only by a fraction of it.
     """
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's
-    return torch.get_num_threads() * here < len(allowed_cores())
+    num_local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
+    return torch.get_num_threads() * num_local_processes < len(allowed_cores())
 
 
 def started_beside(work: Callable[[], object], name: str) -> threading.Thread:
-    """A thread that has what training leaves of the processors, and whose torch operations it does alone.
+    """Start a low-priority background thread with single-threaded torch operations.
 
-    Every thread that shares out an operation has helpers of its own. With more of them than cores the C library's
-    OpenMP no longer lets any wait for the next operation on its core, training's included: each step then takes a
-    tenth longer or more, also those during which this thread rests (libgomp, `GOMP_SPINCOUNT`). It is a daemon: a
-    process that is to end does not wait for it.
+    Every thread that runs a parallel operation gets its own OpenMP helpers. With more helpers than cores, libgomp stops
+    spin-waiting for all threads, including training's: each step takes at least a tenth longer, even while this thread
+    is idle (libgomp, `GOMP_SPINCOUNT`). The thread is a daemon, so it does not delay the end of the process.
     """
     number, is_alone = torch.get_num_threads(), threading.Event()
 
     def run() -> None:
-        # Asked once, torch does not look again at what new threads are given.
+        # After the first query in a thread, torch does not read the default for new threads again.
         torch.get_num_threads()
         torch.set_num_threads(1)
         is_alone.set()
@@ -63,13 +62,13 @@ def started_beside(work: Callable[[], object], name: str) -> threading.Thread:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     is_alone.wait()
-    # What was set last, in whichever thread, is what new threads are given.
+    # The last value set in any thread is the default for new threads.
     torch.set_num_threads(number)
     return thread
 
 
 def _yield_to_others() -> None:
-    """Let this thread have what others leave; where that cannot be had, it is one among equals."""
+    """Lower this thread's priority; it keeps its priority if the system does not support that."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             thread = threading.get_native_id()

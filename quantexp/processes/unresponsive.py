@@ -1,9 +1,9 @@
-"""Ends a process that is asked to end while its main thread is in one long operation.
+"""Ends a process on a signal even if its main thread is inside a long operation.
 
-Python calls a signal's handler between two instructions of the main thread. A matrix product, an exchange with other
-ranks and the reading of a large file are one instruction each, and may last for minutes. The signal itself is written
-to a pipe at once (`signal.set_wakeup_fd`). A thread reads it there, gives the handler `PATIENCE_S`, and then ends the
-process itself. It can do nothing while the operation holds Python's lock, which torch's do not.
+Python calls a signal handler between two instructions of the main thread. A matrix product, a collective or the read of
+a large file is one instruction, and may last for minutes. Python writes the signal to a pipe immediately
+(`signal.set_wakeup_fd`). A thread reads the pipe, waits `PATIENCE_S` for the handler, and then ends the process. It
+cannot run while the operation holds the GIL, which torch operations do not.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-#: Seconds that the main thread has to take a signal.
+#: Seconds that the main thread has to handle a signal.
 PATIENCE_S = 3.0
 
 
 def leave_if_stuck(
     signals: Collection[int], is_taken: Callable[[], bool], leave: Callable[[], object]
 ) -> None:
-    """From now on, call `leave` in another thread where the main thread does not take one of these signals in time.
+    """From now on, call `leave` in another thread if the main thread does not handle one of these signals in time.
 
     Args:
-        signals: that ask for an end, and have handlers of Python.
-        is_taken: whether a handler has run.
+        signals: signals with Python handlers.
+        is_taken: returns whether a handler has run.
         leave: ends the process.
     """
     read_end, write_end = os.pipe()

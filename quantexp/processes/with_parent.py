@@ -1,9 +1,9 @@
-"""A process that ends with the one that started it, however that one ended: `python with_parent.py PARENT COMMAND...`.
+"""Runs a command that ends when its parent ends for any reason: `python with_parent.py PARENT COMMAND...`.
 
-The kernel is asked to send SIGTERM when the parent (more exactly: the thread that started us) is gone, which holds
-through an exec; so any program can be started this way, torchrun for one. What that program starts finds its own
-parent's process id in QUANTEXP_PARENT. Linux only; elsewhere a process is left alone. It imports nothing but the
-standard library, so that starting it by its path takes a few milliseconds.
+The kernel sends SIGTERM when the parent (more exactly: the thread that started this process) ends, also after an exec,
+so any program can be started this way, for instance torchrun. Children of that program find their parent's process id
+in QUANTEXP_PARENT. This works only on Linux; elsewhere it has no effect. The module imports only the standard library,
+so that it starts by its path in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import signal
 import sys
 from collections.abc import Mapping
 
-#: The process id of the process that this one is to end with.
+#: The environment variable with the process id of the parent.
 PARENT = "QUANTEXP_PARENT"
-#: prctl(2): the signal this process gets when its parent dies.
+#: prctl(2): sets the signal that this process gets when its parent dies.
 _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int | None) -> None:
-    """Have SIGTERM sent to this process when its parent dies, or at once where the parent has died already."""
+    """Make the kernel send SIGTERM to this process when its parent dies, or at once if it is already dead."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -31,12 +31,12 @@ def end_with_parent(parent: int | None) -> None:
 
 def parent_from(environment: Mapping[str, str]) -> int | None:
     """The process id in QUANTEXP_PARENT."""
-    given = environment.get(PARENT)
-    return int(given) if given else None
+    value = environment.get(PARENT)
+    return int(value) if value else None
 
 
 def _lives(pid: int) -> bool:
-    """Whether the process runs: one that ended, and that its own parent has not yet asked about, does not."""
+    """Whether the process is running; a zombie is not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:  # noqa: PTH123  (pathlib takes longer to import than all else here)
             state = stream.read().rpartition(b") ")[2][:1]
@@ -45,9 +45,9 @@ def _lives(pid: int) -> bool:
     return state not in (b"Z", b"X")
 
 
-def main(words: list[str]) -> None:
-    """Become the command."""
-    parent, *command = words
+def main(arguments: list[str]) -> None:
+    """Replace this process by the command."""
+    parent, *command = arguments
     end_with_parent(int(parent))
     os.environ[PARENT] = str(os.getpid())
     os.execv(command[0], command)

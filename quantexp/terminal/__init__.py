@@ -1,1 +1,1 @@
-"""What the terminal shows: tables, facts, units, suggestions. Knows nothing of experiments."""
+"""Terminal output: tables, facts, units, suggestions. Independent of experiments."""

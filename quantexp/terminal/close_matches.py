@@ -1,4 +1,4 @@
-"""Which known names a mistyped one may stand for."""
+"""Suggests known names for a mistyped one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-#: How alike two words must be to be suggested (difflib's ratio), and how far below the best another may be.
+#: The minimum similarity of a suggestion (difflib's ratio), and the maximum difference from the best one.
 _ALIKE, _BEHIND = 0.65, 0.05
-#: What parts a key (`training.lr`), a group (`quant/linear`) or a choice (`more/linear_nvfp4`).
+#: Separators in a key (`training.lr`), a group (`quant/linear`) or a choice (`more/linear_nvfp4`).
 _SEPARATOR = re.compile(r"[./]")
 
 
 def near(word: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """The names that a word may stand for, the likeliest first; at most `count`, and none if nothing is close.
+    """The names similar to a word, the most similar first; at most `count`, and none if no name is close.
 
-    A name is compared as a whole and by its last part, so `iterations` finds `training.iterations`.
+    The word is compared with the whole name and with its last part, so `iterations` finds `training.iterations`.
     """
     ratios = {name: _ratio(word, name) for name in names}
     best = max(ratios.values(), default=0.0)
@@ -26,7 +26,7 @@ def near(word: str, names: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(names: Iterable[str]) -> str:
-    """`did you mean a, b or c?`, or nothing where there is no name."""
+    """`did you mean a, b or c?`; empty without a name."""
     words = one_of(names)
     return f"did you mean {words}?" if words else ""
 
@@ -38,7 +38,7 @@ def one_of(names: Iterable[str]) -> str:
 
 
 def _ratio(word: str, name: str) -> float:
-    """How alike they are, 0 to 1, capitals or not."""
+    """The similarity, 0 to 1, ignoring case."""
     word, name = word.lower(), name.lower()
     forms = {name, _SEPARATOR.split(name)[-1]}
     return max(SequenceMatcher(None, word, form).ratio() for form in forms)

@@ -1,6 +1,6 @@
-"""What is known of one run, plan or machine, a heading beside each value.
+"""Prints facts of a run, plan or machine as headings and values.
 
-Values wrap between words. No word is broken, and no path: what is longer than the line begins at the left edge.
+Values wrap between words. Words and paths are never broken: a longer one starts at the left edge.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Facts:
     _rows: list[tuple[Text, Text, bool]] = field(default_factory=list)
 
     def add_row(self, heading: str, value: str) -> None:
-        """A value in console markup, which wraps between words; so may the heading be."""
+        """Add a heading and a value, both in console markup; the value wraps between words."""
         self._rows.append((_bold(heading), Text.from_markup(value), True))
 
     def add_path(self, heading: str, path: Path) -> None:
-        """A path, on a line that no width breaks."""
+        """Add a path, on a line that is never broken."""
         self.add_line(heading, str(short_path(path)))
 
     def add_line(self, heading: str, text: str) -> None:
-        """Plain text that is to be copied: a path or a command, on a line that no width breaks."""
+        """Add plain text for copying, a path or a command, on a line that is never broken."""
         self._rows.append((_bold(heading), Text(text), False))
 
     def print(self) -> None:
-        """Print them, headings aligned; a line that does not fit beside its heading stands below it."""
+        """Print the rows with aligned headings; a line that does not fit beside its heading is printed below it."""
         indent = max((heading.cell_len for heading, _, _ in self._rows), default=0) + _GAP
         for heading, value, wraps in self._rows:
             room = self.console.width - indent
@@ -63,7 +63,7 @@ def _bold(heading: str) -> Text:
 
 
 def _wrapped(value: Text, room: int) -> Iterator[Text]:
-    """Lines that fit the room, broken between words; a word that is longer than the room has a line of its own."""
+    """Lines of at most `room` characters, broken between words; a longer word has its own line."""
     for line in value.split(allow_blank=True):
         breaks, used = [], 0
         for word in re.finditer(r"\S+\s*", line.plain):

@@ -1,7 +1,7 @@
-"""A table that fits its width: columns are left out by their worth, and no word is broken.
+"""A table that fits a given width: it drops columns by their worth, and breaks no word.
 
-Every column says what it is worth and how its cells may shrink. Where the columns do not fit together, the one of the
-least worth is left out, then the next; what is `ALWAYS` there stays. A column without any content is left out too.
+Every column has a worth, and a rule for shrinking its cells. If the columns do not fit, the table drops the column of
+the least worth, then the next; columns with the worth `ALWAYS` stay. Empty columns are dropped too.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-#: The worth of a column that is never left out.
+#: The worth of a column that is never dropped.
 ALWAYS = 100
-#: Columns that a cell keeps which loses its beginning or its end.
+#: The minimum width of a truncated cell.
 _LEAST_CUT = 12
 _GAP = 2
 
 
 class Shrink(Enum):
-    """What becomes of a cell that is wider than its column."""
+    """How a column shrinks cells that are too wide."""
 
-    #: It never is.
+    #: The column does not shrink.
     NEVER = auto()
-    #: It takes several lines, broken between words.
+    #: The cell wraps between words.
     WRAP = auto()
-    #: Where nothing else helps it loses its beginning: the end of a run's name tells it from others, and finds it.
+    #: As a last resort the cell loses its start, because the end of a run's name identifies it.
     CUT_START = auto()
-    #: It loses its end.
+    #: The cell loses its end.
     CUT_END = auto()
 
 
@@ -42,13 +42,13 @@ class Column:
     worth: int = ALWAYS
     shrink: Shrink = Shrink.NEVER
     is_number: bool = False
-    #: Its least width; of a column that shrinks, the width from which on it is worth showing.
+    #: The minimum width; for a column that shrinks, the minimum width at which it is shown.
     min_width: int = 0
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The table, and the headings of what was left out although it had content."""
+    """The table, and the headings of dropped columns that had content."""
 
     table: Table
     left_out: tuple[str, ...]
@@ -60,7 +60,7 @@ def fitted_table(
     width: int,
     title: str | None = None,
 ) -> Fitted:
-    """These rows (console markup, or `Text`) in at most `width` columns."""
+    """A table of these rows (console markup, or `Text`), at most `width` characters wide."""
     cells = [
         [Text.from_markup(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
     ]
@@ -75,7 +75,7 @@ def fitted_table(
         dropped = min(droppable, key=lambda i: (columns[i].worth, -i))
         shown.remove(dropped)
         left_out.append(columns[dropped].heading)
-    if _sum(least, shown) > width:  # names are cut where nothing else helps
+    if _sum(least, shown) > width:  # truncating names is the last resort
         names = [i for i in shown if columns[i].shrink is Shrink.CUT_START]
         least = [min(n, _LEAST_CUT) if i in names else n for i, n in enumerate(least)]
     widths = _widths(columns, least, natural, shown, width)
@@ -130,7 +130,7 @@ def _widths(
     shown: Sequence[int],
     width: int,
 ) -> dict[int, int]:
-    """The least width of each, and what is left over shared by those that want more, names first."""
+    """The minimum width of each column, plus shares of the spare width for columns that need more, names first."""
     widths = {i: least[i] for i in shown}
     spare = width - _sum(least, shown)
     wanting = sorted(shown, key=lambda i: (columns[i].shrink is Shrink.WRAP, natural[i] - least[i]))

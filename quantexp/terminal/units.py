@@ -1,4 +1,4 @@
-"""Bytes and durations as people read them."""
+"""Formats bytes and durations for people."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clock(seconds: float) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """Bytes in decimal units, as disks are sold."""
+    """Bytes in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

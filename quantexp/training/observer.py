@@ -80,14 +80,14 @@ class RunObserver:
 
     def built(self, model: GPTModel) -> None:
         """Connect the capture to the model's hooks."""
-        from quantexp.capture.record.operand_recorder import HeldRecorder
+        from quantexp.capture.record.operand_recorder import OperandRecorder
         from quantexp.quant.hooks import hook_operands
         from quantexp.training.megatron.attention import SchemeAttention
         from quantexp.training.megatron.experts import moe_layers
         from quantexp.training.megatron.model import scheme_modules
 
         if self.recorder is not None:
-            taker = HeldRecorder(self.recorder)
+            taker = OperandRecorder(self.recorder)
             self._hooks.enter_context(hook_operands(taker, taker.wants))
         self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
         self.routers = {f"layer {n} router": moe.router for n, moe in moe_layers(model).items()}

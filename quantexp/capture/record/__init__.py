@@ -1,1 +1,1 @@
-"""From hooks in the model to tensors on the host."""
+"""Records tensors: from hooks in the model to tensors in host memory."""

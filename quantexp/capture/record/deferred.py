@@ -1,8 +1,8 @@
-"""Statistics that are counted later, while training goes on: the tensor is held meanwhile, not copied.
+"""Deferred statistics: computed later, in parallel with training; until then the tensor is referenced, not copied.
 
-Held tensors are counted many in a call, during which Python goes on. Whoever holds one sees to it that it is counted
-before somebody changes it (a weight, before the optimizer steps). Where autograd's version counter says that it was
-changed all the same, there are no statistics, and `changed` says so.
+One call computes the statistics of many tensors without holding the GIL. The caller must make sure that a tensor is
+counted before it changes (a weight, before the optimizer steps). If autograd's version counter shows that the tensor
+has changed anyway, there are no statistics, and `changed` is true.
 """
 
 from __future__ import annotations
@@ -23,77 +23,79 @@ from quantexp.capture.statistics.summary import (
 
 
 class Deferred:
-    """A tensor's statistics, which are to be counted."""
+    """The pending statistics of a tensor."""
 
     def __init__(self, x: Tensor, chosen: Chosen | None = None) -> None:
         self.chosen = chosen
-        #: Whether the tensor was no longer what it had been when it was counted.
+        #: Whether the tensor changed before it was counted.
         self.changed = False
-        #: The tensor, or what gives a copy of it.
-        self._held: Tensor | Callable[[], Tensor] | None = x.detach() if x.requires_grad else x
+        #: The tensor, or a function that returns a copy of it.
+        self._tensor: Tensor | Callable[[], Tensor] | None = x.detach() if x.requires_grad else x
         self._version = x._version
         self._summary: Summary | None = None
         self._record: dict[str, Any] | None = None
 
     @property
     def is_counted(self) -> bool:
-        """Whether the tensor is held no longer."""
-        return self._held is None
+        """Whether the statistics are computed and the tensor is released."""
+        return self._tensor is None
 
     @property
     def is_settled(self) -> bool:
-        """Whether the tensor may change: it is counted, or a copy of it will be."""
-        return not isinstance(self._held, Tensor)
+        """Whether the tensor may change, because its statistics are computed or use a copy."""
+        return not isinstance(self._tensor, Tensor)
 
     @property
     def num_bytes(self) -> int:
-        """How much memory is held; a copy is whose that made it."""
-        held = self._held
-        return held.numel() * held.element_size() if isinstance(held, Tensor) else 0
+        """The bytes of the referenced tensor; a copy belongs to its maker."""
+        tensor = self._tensor
+        return tensor.numel() * tensor.element_size() if isinstance(tensor, Tensor) else 0
 
     def is_of(self, x: Tensor) -> bool:
-        """Whether it is this tensor that is to be counted, whole."""
-        held = self._held
+        """Whether these are the pending statistics of exactly this tensor."""
+        tensor = self._tensor
         return (
-            isinstance(held, Tensor) and held.data_ptr() == x.data_ptr() and held.shape == x.shape
+            isinstance(tensor, Tensor)
+            and tensor.data_ptr() == x.data_ptr()
+            and tensor.shape == x.shape
         )
 
     def look_at(self, copied: Callable[[], Tensor]) -> None:
-        """Look at a copy instead, which is asked for when it is counted."""
-        self._held = copied
+        """Use a copy instead, which is requested when the statistics are computed."""
+        self._tensor = copied
 
     def record(self) -> dict[str, Any]:
-        """The statistics as JSON holds them, the same each time; of a tensor that has changed none."""
+        """The statistics as JSON, the same on every call; none for a tensor that has changed."""
         if self._record is None:
             count_all([self])
             self._record = {} if self._summary is None else self._summary.record()
         return self._record
 
     def take(self) -> Tensor | None:
-        """The tensor, if it is still to be counted."""
-        held = self._held
-        return held() if callable(held) else held
+        """The tensor; None if its statistics are already computed."""
+        tensor = self._tensor
+        return tensor() if callable(tensor) else tensor
 
     def end(self, summary: Summary) -> None:
-        """What was found; the tensor is let go."""
-        self.changed = isinstance(self._held, Tensor) and self._held._version != self._version
-        self._summary, self._held = None if self.changed else summary, None
+        """Store the statistics and release the tensor."""
+        self.changed = isinstance(self._tensor, Tensor) and self._tensor._version != self._version
+        self._summary, self._tensor = None if self.changed else summary, None
 
 
 def deferred(x: Tensor, chosen: Chosen | None = None) -> Deferred | Summary:
-    """The statistics of a tensor that stays as it is, later if that is quicker."""
+    """The statistics of a tensor that does not change, deferred if that is faster."""
     if x.device.type != "cpu" or kernel_for(x) is None or x.is_inference():
         return summarise(x, chosen)
     return Deferred(x, chosen)
 
 
 def count_all(all_deferred: Iterable[Deferred]) -> None:
-    """Count those that are not counted yet, each once."""
-    held = [(one, x) for one in dict.fromkeys(all_deferred) if (x := one.take()) is not None]
-    if not held:
+    """Compute all pending statistics, each once."""
+    pending = [(d, x) for d in dict.fromkeys(all_deferred) if (x := d.take()) is not None]
+    if not pending:
         return
-    tensors = [(as_input(x), one.chosen) for one, x in held]
+    tensors = [(as_input(x), d.chosen) for d, x in pending]
     kernel = kernel_for(tensors[0][0])
     assert kernel is not None, "deferred where there is one"
-    for (one, _), summary in zip(held, summarise_all(kernel, tensors), strict=True):
-        one.end(summary)
+    for (d, _), summary in zip(pending, summarise_all(kernel, tensors), strict=True):
+        d.end(summary)

@@ -1,8 +1,8 @@
-"""A copy of a tensor in host memory that does not hold up the training step.
+"""Copies a tensor to host memory without blocking the training step.
 
-From a GPU it goes to pinned memory on a stream of its own: the step goes on, and whoever needs the values waits for the
-copy alone. The tensor's memory is not given to others before. On a CPU it is a plain copy, into memory that is used
-again: to get fresh memory from the system takes several times as long as to fill it.
+From a GPU, the copy goes to pinned memory on a side stream: training continues, a reader of the values waits only for
+the copy, and the tensor's memory is not reused before it ends. On a CPU it is a plain copy into recycled memory,
+because allocating fresh memory takes several times as long as filling it.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ from torch import Tensor
 
 from quantexp.capture.store.direct import address_of, aligned
 
-#: Smaller copies are left to the allocator, which has such memory at hand.
+#: Smaller copies use the allocator, which has such memory at hand.
 _LEAST_BYTES = 1 << 16
-#: Larger ones are worth the wait of torch's threads for each other: two of them copy twice as fast.
+#: Larger copies are worth the synchronisation of torch's threads: two threads copy twice as fast.
 _SHARED_BYTES = 1 << 21
 
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A copy on its way to host memory."""
+    """A copy in progress."""
 
-    #: Waits for it and gives the contiguous host tensor.
+    #: Waits for the copy and returns the contiguous host tensor.
     wait: Callable[[], Tensor]
-    #: To be called once nobody looks at that tensor any more.
+    #: Releases the memory; call it when the tensor is no longer used.
     release: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory for one copy, from the beginning of a page on."""
+    """Page-aligned memory for one copy."""
 
     content: NDArray[np.uint8]
     address: int
 
     def seen_as(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-        """All of it as a contiguous tensor."""
+        """The memory as a contiguous tensor."""
         return torch.from_numpy(self.content).view(dtype).view(shape)
 
 
 class HostMemory:
-    """Memory for copies: at most so many bytes are held in all, unless more is in use."""
+    """A pool of memory for copies: keeps at most `most_bytes` bytes, unless more is in use."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        #: Bytes in use and kept for use again.
+        #: Bytes in use and in the pool.
         self.num_bytes = 0
         self._free: dict[int, list[Room]] = {}
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> Room:
-        """Bytes of any content."""
+        """Uninitialised memory of this size."""
         with self._lock:
             if same := self._free.get(num_bytes):
                 return same.pop()
             self.num_bytes += num_bytes
             self._shrink(self.most_bytes)
-        # Whole pages can be written past the system's cache.
+        # Whole pages can bypass the page cache when they are written.
         content = aligned(num_bytes)
         return Room(content, address_of(content))
 
     def give_back(self, memory: Room) -> None:
-        """Keep what was taken for the next of its size."""
+        """Return memory to the pool for the next copy of its size."""
         with self._lock:
             self._free.setdefault(len(memory.content), []).append(memory)
             self._shrink(self.most_bytes)
 
     def let_go(self) -> None:
-        """Return to the system what is not in use."""
+        """Free all memory that is not in use."""
         with self._lock:
             self._shrink(0)
 
@@ -91,25 +91,28 @@ class HostMemory:
 
 
 def host_copy(x: Tensor, memory: HostMemory) -> HostCopy:
-    """Begin the copy."""
+    """Start the copy."""
     if x.device.type == "cuda":
         return HostCopy(_from_gpu(x.detach()), _nothing)
     num_bytes = x.numel() * x.element_size()
     if num_bytes < _LEAST_BYTES:
         small = x.detach().to("cpu", copy=True).contiguous()
         return HostCopy(lambda: small, _nothing)
-    taken = memory.take(num_bytes)
+    memory_of_copy = memory.take(num_bytes)
     dtype, shape = x.dtype, x.shape
     if num_bytes < _SHARED_BYTES and x.device.type == "cpu" and x.is_contiguous():
-        # By one call: at each of torch's the background may take the interpreter.
-        ctypes.memmove(taken.address, x.data_ptr(), num_bytes)
+        # One call, because a background thread may take the GIL at each torch call.
+        ctypes.memmove(memory_of_copy.address, x.data_ptr(), num_bytes)
     else:
-        taken.seen_as(dtype, shape).copy_(x.detach())
-    return HostCopy(cache(partial(taken.seen_as, dtype, shape)), partial(memory.give_back, taken))
+        memory_of_copy.seen_as(dtype, shape).copy_(x.detach())
+    return HostCopy(
+        cache(partial(memory_of_copy.seen_as, dtype, shape)),
+        partial(memory.give_back, memory_of_copy),
+    )
 
 
 def _nothing() -> None:
-    """Pinned memory goes back to torch's own pool, small memory to the allocator."""
+    """Release nothing: pinned memory returns to torch's pool, small memory to the allocator."""
 
 
 def _from_gpu(x: Tensor) -> Callable[[], Tensor]:

@@ -1,7 +1,7 @@
-"""The operands of the products as they are multiplied: what their captured tensors are called and how they lie.
+"""The quantised operands of the products: names and dimensions of their captured tensors.
 
-An operand is quantised along the axis that its product reduces over, so one tensor has a quantised form for each
-product it enters. The form is named after the tensor and the product, and its block scales after the form:
+An operand is quantised along the axis that its product reduces over, so a tensor has one quantised form for each
+product that it enters. The form is named after the tensor and the product, and its block scales after the form:
 
     input            input_fprop, input_wgrad                     input_fprop_scale
     grad_output      grad_output_dgrad, grad_output_wgrad         grad_output_dgrad_scale
@@ -22,13 +22,13 @@ from quantexp.quant.slots import Operand
 
 SCALE = "_scale"
 
-#: Which captured tensor an operand is.
+#: Operand -> the captured tensor.
 SOURCES: dict[Site, dict[str, str]] = {
     Site.LINEAR: {"x": "input", "w": "weight", "g": "grad_output"},
     Site.QK: {"q": "query", "k": "key", "dS": "grad_scores"},
     Site.PV: {"P": "attn_weights", "v": "value", "dO": "grad_output"},
 }
-#: The dimensions of the captured tensors, in the words of the products' axes.
+#: The dimensions of the captured tensors, by the names of the products' axes.
 _DIMS = {
     "input": ("tokens", "sequences", "input_width"),
     "weight": ("output_width", "input_width"),
@@ -45,7 +45,7 @@ _GRAD_OUTPUT_DIMS = {
 
 
 @dataclass(frozen=True)
-class Held:
+class QuantisedOperand:
     """One quantised operand of a product."""
 
     site: Site
@@ -55,28 +55,28 @@ class Held:
 
     @property
     def source(self) -> str:
-        """The captured tensor it is made from."""
+        """The captured tensor that is quantised."""
         return SOURCES[self.site][self.name]
 
     @property
     def tensor(self) -> str:
-        """The name of its values."""
+        """The name of the quantised values."""
         return f"{self.source}_{self.product.value}"
 
     @property
     def slot(self) -> str:
-        """Its key in the metadata's `formats`."""
+        """The key in the metadata's `formats`."""
         return slot_key(self.site, self.product, self.name)
 
     @property
     def operation(self) -> str:
-        """The pass that its product belongs to."""
+        """The pass of its product."""
         return operation_of(self.product)
 
     def dim(self, ndim: int) -> int:
-        """The dimension of the captured tensor, of so many, that the product reduces over.
+        """The dimension of the captured tensor that the product reduces over; the tensor has `ndim` dimensions.
 
-        The rows of a routed expert have no dimension of sequences.
+        The rows of a routed expert have no sequence dimension.
         """
         dims = _DIMS.get(self.source) or _GRAD_OUTPUT_DIMS[self.site]
         if ndim < len(dims):
@@ -85,23 +85,25 @@ class Held:
 
     @property
     def once(self) -> bool:
-        """Whether every micro-batch of an iteration has the same, on every rank."""
+        """Whether the operand is the same in every micro-batch of an iteration, on every rank."""
         drawn = (
             self.operand.rounding is Rounding.STOCHASTIC or self.operand.hadamard is Hadamard.RANDOM
         )
         return self.source == "weight" and not drawn
 
 
-def held_of(entry: Entry) -> Held | None:
-    """The quantised form of a slot; None in the working precision, and for the forward's copy used again."""
-    return held(entry.site, entry.product, entry.name, entry.operand)
+def quantised_operand_of(entry: Entry) -> QuantisedOperand | None:
+    """The quantised operand of a slot; None in the working precision, and for a reused forward copy."""
+    return quantised_operand(entry.site, entry.product, entry.name, entry.operand)
 
 
-def held(site: Site, product: Product, name: str, operand: Operand) -> Held | None:
-    """The same, by the slot's parts."""
+def quantised_operand(
+    site: Site, product: Product, name: str, operand: Operand
+) -> QuantisedOperand | None:
+    """The quantised operand of a slot given by its parts; None as for `quantised_operand_of`."""
     if not operand.quantised or operand.reuse:
         return None
-    return Held(site, product, name, operand)
+    return QuantisedOperand(site, product, name, operand)
 
 
 def slot_key(site: Site, product: Product, name: str) -> str:
@@ -118,7 +120,7 @@ def operation_of(product: Product) -> str:
 def is_replaced(precision: ModulePrecision, operation: str, tensor: str) -> bool:
     """Whether every product that a tensor enters multiplies a quantised form of it.
 
-    A weight that is listed for both passes counts by pass.
+    A weight that is listed for both passes counts separately for each pass.
     """
     operands = [
         entry.operand
@@ -130,7 +132,7 @@ def is_replaced(precision: ModulePrecision, operation: str, tensor: str) -> bool
 
 
 def source_of(tensor: str) -> str:
-    """The tensor that a name of an operand or of its scales begins with; other names are their own."""
+    """The source tensor of an operand or its scales; any other tensor is its own source."""
     return _SOURCE_OF.get(tensor.removesuffix(SCALE), tensor)
 
 
@@ -144,18 +146,18 @@ def _names() -> Iterator[tuple[str, str]]:
 
 _SOURCE_OF = dict(_names())
 #: The names of all quantised operands.
-HELD_TENSORS = tuple(_SOURCE_OF)
+OPERAND_TENSORS = tuple(_SOURCE_OF)
 
 
 def scale_shape(shape: tuple[int, ...], dim: int, block: int) -> tuple[int, ...]:
-    """One scale a block."""
+    """The shape of the block scales: one scale for each block."""
     return (*shape[:dim], -(-shape[dim] // block), *shape[dim + 1 :])
 
 
 def scale_sample(
     sample: dict[str, Any] | None, shape: tuple[int, ...], dim: int, block: int
 ) -> dict[str, Any] | None:
-    """Which scales belong to a sample of the values, as the metadata has it."""
+    """The block scales of a sample of the values, as in the metadata."""
     if sample is None:
         return None
     indices = sample["indices"]

@@ -1,8 +1,9 @@
-"""From the modules' hooks to the store: the right iterations, micro-batches and tensors, each once.
+"""Records tensors from the modules' hooks: the selected iterations, micro-batches and tensors, each once.
 
-A recomputed forward pass calls its hooks a second time inside the backward and is left out. A weight is stored once an
-iteration; the backward's line refers to the forward's file. Where several ranks share a batch, what they all hold alike
-(weights, reduced gradients) is rank 0's to keep, and the counters of their files interleave.
+A recomputed forward pass calls the hooks a second time inside the backward pass; these calls are ignored. A weight is
+stored once in an iteration; the backward's line refers to the forward's file. If several ranks share a batch, rank 0
+keeps the tensors that are equal on all of them (weights, reduced gradients), and the counters of their files
+interleave.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ from quantexp.quant.hooks import FORWARD, TensorHook
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.schema import CaptureConfig, CaptureLevel
 
-#: Seconds between two reports of progress.
-_TELL_S = 0.05
-#: Tensors that are the same on every rank that shares a batch.
+#: Minimum seconds between two progress reports.
+_REPORT_S = 0.05
+#: Tensors that are equal on every rank that shares a batch.
 ALIKE = frozenset({"weight", "main_grad"})
 
 
 def start_timestamp() -> str:
-    """The time as the names of a run's files begin with it."""
+    """The timestamp at the start of the names of a run's files."""
     return datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What has been captured so far."""
+    """The progress of a capture."""
 
     tensors: int
     num_bytes: int
-    #: The tensor captured last, as `L0-fc1 forward input`.
+    #: The last captured tensor, as `L0-fc1 forward input`.
     current: str
-    #: Why nothing is captured any more, if so.
+    #: Why the capture has stopped; empty while it continues.
     stopped: str = ""
-    #: Bytes that wait to be written, bytes a second that are, and seconds that training waited for room.
+    #: Pending bytes, the write rate in bytes per second, and the seconds that training waited for room in the queue.
     queue_bytes: int = 0
     bytes_per_s: float = 0.0
     waited_s: float = 0.0
@@ -63,7 +64,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class _Weight:
-    """A module's weight as it was kept: in which iteration, in which file if in any."""
+    """The recorded weight of a module: its iteration, and its file if its values are stored."""
 
     iteration: int
     stored: Stored | None = None
@@ -91,12 +92,12 @@ class Recorder:
         self._world_size = world_size
         self._timestamp = timestamp or start_timestamp()
         self._counter = rank + 1
-        #: The iteration that whatever passes belongs to.
+        #: The current iteration.
         self.iteration = -1
         self._is_captured = False
         #: This rank's share of the budget.
         self._most_bytes = None if config.max_gb is None else config.max_gb * 1e9 / world_size
-        #: Why nothing is captured any more.
+        #: Why the capture has stopped; empty while it continues.
         self.stopped = ""
         self._takes: dict[tuple[ModuleId, str, str], Take] = {}
         self._describer = Describer(rank)
@@ -105,7 +106,7 @@ class Recorder:
         self._last_iteration = max(iterations, default=0)
         self._comes_more = True
         self.seconds = 0.0
-        #: Statistics of tensors that the optimizer changes.
+        #: Pending statistics of tensors that the optimizer changes.
         self._changing: list[Deferred] = []
         self._latest: TensorName | None = None
         self._told = 0.0
@@ -113,7 +114,7 @@ class Recorder:
     def begin(
         self, iteration: int, micro_batch: int | None, loss_scale: float | None = None
     ) -> None:
-        """Whatever passes from now on belongs to this micro-batch; None is the whole iteration."""
+        """Set the current iteration and micro-batch; None stands for the whole iteration."""
         self.iteration = iteration
         self._describer.begin(iteration, micro_batch, loss_scale)
         self._is_captured = self.captures(iteration) and (
@@ -130,7 +131,7 @@ class Recorder:
         precision: Callable[[], ModulePrecision],
         about: Callable[[str], Mapping[str, object]],
     ) -> TensorHook:
-        """The hook of one module. What `about` says of a tensor by its name (the softmax scale) joins its metadata."""
+        """The hook of one module. `about` returns more metadata of a tensor by its name (the softmax scale)."""
         self._describer.more[module] = about
 
         def look(operation: str, phase: str, name: str, tensor: Tensor, /) -> None:
@@ -147,14 +148,14 @@ class Recorder:
     def passes(
         self, module: ModuleId, operation: str, tensor_name: str, alike: bool | None = None
     ) -> bool:
-        """Whether a tensor that a module hands over now is kept: `wants`, and it passes for the first time."""
+        """Whether the current tensor of a module is recorded: it is selected, and this is not a recomputation."""
         if not self._is_captured:
             return False
         recomputed = operation == FORWARD and torch._C._current_autograd_node() is not None
         return not recomputed and self.wants(module, operation, tensor_name, alike)
 
     def captures(self, iteration: int) -> bool:
-        """Whether an iteration is captured."""
+        """Whether this iteration is captured."""
         return iteration in self.iterations
 
     def record(
@@ -166,7 +167,7 @@ class Recorder:
         tensor_name: str,
         tensor: Tensor,
     ) -> None:
-        """Keep one tensor, as full values or as statistics."""
+        """Record one tensor, as values or as statistics."""
         name = TensorName(
             module.layer, module.name, operation, phase, tensor_name, quant_type(precision)
         )
@@ -179,21 +180,21 @@ class Recorder:
     def summary(
         self, tensor: Tensor, chosen: Chosen | None = None, name: str = ""
     ) -> Summary | Deferred:
-        """A tensor's statistics, counted while training goes on where nothing changes the tensor meanwhile."""
-        if name == "main_grad":  # the optimizer scales it as soon as it is captured
+        """A tensor's statistics, deferred if nothing changes the tensor before they are computed."""
+        if name == "main_grad":  # the optimizer scales it right after the capture
             return summarise(tensor, chosen)
-        found = deferred(tensor, chosen)
-        if name == "weight" and isinstance(found, Deferred):
-            self._changing.append(found)
-        return found
+        pending = deferred(tensor, chosen)
+        if name == "weight" and isinstance(pending, Deferred):
+            self._changing.append(pending)
+        return pending
 
     @property
     def is_capturing(self) -> bool:
-        """Whether tensors of this micro-batch are kept."""
+        """Whether tensors of the current micro-batch are recorded."""
         return self._is_captured and not self.stopped
 
     def settle(self) -> None:
-        """The optimizer is about to step: wait until every weight is counted, and nothing waits for company."""
+        """Wait before an optimizer step until the statistics of all weights are computed, and send pending batches."""
         changing, self._changing = self._changing, []
         if not self.stopped:
             with self.recording():
@@ -202,9 +203,9 @@ class Recorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Around all that keeps a tensor: the time it takes, and what comes of a full disk.
+        """The context of every recording: measures its time, and handles a full disk.
 
-        No mode looks at torch's functions meanwhile: that of a CPU that stands for a GPU would at each of them.
+        It disables torch function modes, because the mode that makes a CPU stand in for a GPU would run at every call.
         """
         start = time.perf_counter()
         with self._stops_where_full(), torch._C.DisableTorchFunction():
@@ -212,15 +213,15 @@ class Recorder:
         self.seconds += time.perf_counter() - start
 
     def flush(self) -> None:
-        """Wait until all that was captured is on disk.
+        """Wait until all captured tensors are on disk.
 
         Raises:
-            CaptureError: it cannot be written, and `capture.train_on_if_full` is false.
+            CaptureError: they cannot be written, and `capture.train_on_if_full` is false.
         """
         if not self.stopped:
             with self._stops_where_full():
                 self.store.flush()
-            self._tell()
+            self._report()
 
     @contextlib.contextmanager
     def _stops_where_full(self) -> Iterator[None]:
@@ -230,16 +231,16 @@ class Recorder:
             if not self.config.train_on_if_full:
                 raise
             self.stopped = (
-                f"capture stopped in iteration {self.iteration}, training goes on: {error}"
+                f"capture stopped in iteration {self.iteration}, training continues: {error}"
             )
             sys.stderr.write(f"{self.stopped}\n")
             self._latest = None
-            self._tell()
+            self._report()
 
     def wants(
         self, module: ModuleId, operation: str, tensor_name: str, alike: bool | None = None
     ) -> bool:
-        """Whether a tensor that passes now is kept; `alike` says that every rank has it, unless its name does."""
+        """Whether the current tensor is selected; `alike` is whether all ranks have it, None goes by its name."""
         if alike is None:
             alike = tensor_name in ALIKE
         return (
@@ -250,7 +251,7 @@ class Recorder:
         )
 
     def take(self, module: ModuleId, operation: str, tensor_name: str) -> Take:
-        """What is kept of a tensor."""
+        """The captured part of a tensor."""
         key = (module, operation, tensor_name)
         if key not in self._takes:
             self._takes[key] = take(self.config, self._num_layers, *key)
@@ -260,9 +261,9 @@ class Recorder:
         self, name: TensorName, tensor: Tensor, precision: ModulePrecision
     ) -> Summary | Deferred:
         summary = self.summary(tensor, self._chosen(name.tensor), name.tensor)
-        taken = self.take(precision.module, name.operation, name.tensor)
-        sample = sample_of(tuple(tensor.shape), name.tensor, taken.sample_of, taken.sample_count)
-        self.keep(name, precision, tensor, summary, taken, sample)
+        part = self.take(precision.module, name.operation, name.tensor)
+        sample = sample_of(tuple(tensor.shape), name.tensor, part.sample_of, part.sample_count)
+        self.keep(name, precision, tensor, summary, part, sample)
         return summary
 
     def keep(
@@ -271,16 +272,16 @@ class Recorder:
         precision: ModulePrecision,
         tensor: Tensor,
         statistics: Summary | Deferred,
-        taken: Take,
+        part: Take,
         sample: dict[str, Any] | None,
         more: Mapping[str, object] = BEFORE,
     ) -> None:
-        """Keep a tensor's statistics and, where asked for, its values or a sample of them.
+        """Record a tensor's statistics and, if selected, its values or a sample of them.
 
-        `more` says which of its values these are.
+        `more` is additional metadata that says which values these are.
         """
         self._last_stored = None
-        is_stored = taken.level is CaptureLevel.tensors
+        is_stored = part.level is CaptureLevel.tensors
         if is_stored and sample is not None:
             index = torch.tensor(sample["indices"], device=tensor.device)
             tensor = tensor.detach().index_select(sample["axis"], index)
@@ -292,7 +293,7 @@ class Recorder:
         self._progress(name)
 
     def _store(self, name: TensorName, tensor: Tensor, about: About) -> None:
-        """Values into a file; over the budget a line that says why there is none."""
+        """Store the values; over the budget, only a manifest line with the reason."""
         num_bytes = tensor.numel() * tensor.element_size()
         if self._most_bytes is not None and self.store.num_bytes + num_bytes > self._most_bytes:
             reason = f"over capture.max_gb={self.config.max_gb:g}"
@@ -305,7 +306,7 @@ class Recorder:
     def _keep_weight(
         self, module: ModuleId, name: TensorName, tensor: Tensor, precision: ModulePrecision
     ) -> None:
-        """Once an iteration and operation; the backward's line refers to the forward's file."""
+        """Record a weight once in an iteration and operation; the backward's line refers to the forward's file."""
         key = (module, name.operation)
         if self._weights.get(key, _Weight(-1)).iteration == self.iteration:
             return
@@ -323,10 +324,10 @@ class Recorder:
     def _progress(self, name: TensorName) -> None:
         self.tensors += 1
         self._latest = name
-        if time.perf_counter() - self._told >= _TELL_S:
-            self._tell()
+        if time.perf_counter() - self._told >= _REPORT_S:
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._told = time.perf_counter()
         queue, name = self.store.queue, self._latest
         current = "" if name is None else f"{name.layer_idx} {name.operation} {name.tensor}"

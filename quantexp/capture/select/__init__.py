@@ -1,1 +1,1 @@
-"""Which tensors a capture keeps, when, and what they cost."""
+"""Selects the tensors and iterations of a capture, and computes their cost."""

@@ -1,9 +1,9 @@
-"""Which tensors a configuration asks for, with their shapes: torch-free, so that `plan` knows the price beforehand.
+"""The tensors that a configuration captures, with their shapes, computed without torch for `plan`.
 
 # T tokens, B micro-batch, H query heads, G key-value heads, D head_dim (E of a value head)
 
-How many tokens a routed expert gets is known only once it has them. Here they are spread evenly, so that the sum over a
-layer's experts is exact where all of them are captured alike and no sampling cuts some short.
+The number of tokens of a routed expert is known only at run time. Here the tokens are spread evenly, so the sum over a
+layer's experts is exact if all of them are captured in the same way and none is sampled.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from math import prod
 from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.record.operands import (
     SCALE,
-    Held,
-    held_of,
+    QuantisedOperand,
     is_replaced,
+    quantised_operand_of,
     scale_sample,
     scale_shape,
     source_of,
@@ -49,7 +49,7 @@ from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
 
 @dataclass(frozen=True)
 class Expected:
-    """One tensor that a captured micro-batch will give."""
+    """One tensor of a captured micro-batch."""
 
     module: ModuleId
     operation: str
@@ -57,19 +57,19 @@ class Expected:
     tensor: str
     shape: tuple[int, ...]
     bytes_each: int
-    #: Once a captured iteration (weights, main gradients) instead of once a micro-batch.
+    #: Captured once in an iteration (weights, main gradients) instead of once in a micro-batch.
     once: bool = False
-    #: Another tensor's file: the backward's weight is the forward's.
+    #: Shares another tensor's file: the backward's weight is the forward's.
     shared: bool = False
     take: Take = field(default_factory=lambda: Take(CaptureLevel.tensors))
-    #: A quantised operand, or its block scales: what it is.
-    held: Held | None = None
-    #: The shape of the values that these scales belong to.
+    #: The operand, if this is a quantised operand or its block scales.
+    quantised: QuantisedOperand | None = None
+    #: The shape of the values of these block scales.
     scales_of: tuple[int, ...] | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the values on disk; the file's own framing (some 2 kB) comes on top."""
+        """Bytes of the values on disk, without the file's framing (some 2 kB)."""
         if self.shared or self.take.level is not CaptureLevel.tensors:
             return 0
         whole = self.scales_of or self.shape
@@ -77,10 +77,10 @@ class Expected:
             whole, source_of(self.tensor), self.take.sample_of, self.take.sample_count
         )
         if self.scales_of is not None:
-            assert self.held is not None
-            assert self.held.operand.block is not None
-            dim = self.held.dim(len(whole))
-            sample = scale_sample(sample, whole, dim, self.held.operand.block)
+            assert self.quantised is not None
+            assert self.quantised.operand.block is not None
+            dim = self.quantised.dim(len(whole))
+            sample = scale_sample(sample, whole, dim, self.quantised.operand.block)
         return prod(sampled_shape(self.shape, sample)) * self.bytes_each
 
 
@@ -90,13 +90,13 @@ def takes_micro_batch(capture: CaptureConfig, index: int) -> bool:
 
 
 def last_captured(experiment: Experiment) -> int:
-    """The last iteration that is captured; 0 where nothing is."""
+    """The last captured iteration; 0 if none is."""
     iterations = captured_iterations(experiment.capture, experiment.training.iterations)
     return iterations[-1] if iterations else 0
 
 
 def expected_tensors(experiment: Experiment, iteration: int = 1) -> Iterator[Expected]:
-    """Every tensor one captured micro-batch of an iteration gives."""
+    """Every tensor of one captured micro-batch of an iteration."""
     declared = precision_map(experiment.model, experiment.quant, iteration)
     for giver in _givers(experiment, declared):
         yield from _taken(experiment, giver, _rules_on(experiment, giver))
@@ -105,9 +105,9 @@ def expected_tensors(experiment: Experiment, iteration: int = 1) -> Iterator[Exp
 def expected_alike(
     experiment: Experiment, declared: PrecisionMap
 ) -> Iterator[tuple[int, list[Expected]]]:
-    """The same under a precision map, to be counted: how many modules are alike, and what the first of them gives.
+    """For counting under a precision map: the number of modules of one kind, and the tensors of the first of them.
 
-    Layers and experts are many, and kinds of them few.
+    There are many layers and experts, but few kinds of them.
     """
     alike: dict[Hashable, list[_Giver]] = {}
     for giver in _givers(experiment, declared):
@@ -121,7 +121,7 @@ def expected_alike(
 
 @dataclass(frozen=True)
 class _Giver:
-    """A module that gives tensors: as it is declared, and what makes its tensors of what they follow from."""
+    """A module whose tensors are captured: its declaration, and the function that lists its tensors."""
 
     precision: ModulePrecision
     make: Callable[..., Iterator[Expected]]
@@ -151,46 +151,48 @@ def _rules_on(experiment: Experiment, giver: _Giver) -> list[int]:
 
 
 def _taken(experiment: Experiment, giver: _Giver, rules: Sequence[int]) -> Iterator[Expected]:
-    """What the rules on a module keep; a weight that the forward left out is the backward's own."""
+    """The tensors that the rules of a module keep; a weight dropped in the forward has its own file in the backward."""
     capture, precision = experiment.capture, giver.precision
     tensors = list(giver.make(experiment, precision.module, *giver.follows_from))
     if keeps_operands(capture):
-        tensors += _held(precision, tensors)
-    left_out: set[str] = set()
-    for each in tensors:
-        name = each.tensor if each.held is None else each.held.tensor
-        taken = take_by(capture, rules, each.operation, name)
-        taken = taken.unless_replaced(partial(is_replaced, precision, each.operation, each.tensor))
+        tensors += _quantised(precision, tensors)
+    dropped: set[str] = set()
+    for expected in tensors:
+        name = expected.tensor if expected.quantised is None else expected.quantised.tensor
+        taken = take_by(capture, rules, expected.operation, name)
+        taken = taken.unless_replaced(
+            partial(is_replaced, precision, expected.operation, expected.tensor)
+        )
         if taken.level is CaptureLevel.off:
-            left_out.add(each.tensor)
+            dropped.add(expected.tensor)
         else:
-            shared = each.shared and each.tensor not in left_out
-            yield replace(each, take=taken, shared=shared)
+            shared = expected.shared and expected.tensor not in dropped
+            yield replace(expected, take=taken, shared=shared)
 
 
-def _held(precision: ModulePrecision, tensors: list[Expected]) -> Iterator[Expected]:
+def _quantised(precision: ModulePrecision, tensors: list[Expected]) -> Iterator[Expected]:
     """The quantised operands of a module, each followed by its block scales if it has any."""
     by_name = {each.tensor: each for each in tensors}
     for entry in precision.entries():
-        held = held_of(entry)
-        if held is None:
+        quantised = quantised_operand_of(entry)
+        if quantised is None:
             continue
-        source, block = by_name[held.source], held.operand.block
+        source, block = by_name[quantised.source], quantised.operand.block
         values = replace(
             source,
-            operation=held.operation,
+            operation=quantised.operation,
             phase="pre",
-            tensor=held.tensor,
-            once=held.once,
+            tensor=quantised.tensor,
+            once=quantised.once,
             shared=False,
-            held=held,
+            quantised=quantised,
         )
         yield values
         if block is not None:
             yield replace(
                 values,
-                tensor=held.tensor + SCALE,
-                shape=scale_shape(values.shape, held.dim(len(values.shape)), block),
+                tensor=quantised.tensor + SCALE,
+                shape=scale_shape(values.shape, quantised.dim(len(values.shape)), block),
                 bytes_each=1,
                 scales_of=values.shape,
             )
@@ -213,7 +215,7 @@ def _linear(
 
 
 def _tokens(experiment: Experiment, module: ModuleId) -> tuple[int, ...]:
-    """[T, B], or an even share of them for a routed expert, the first experts having the rest."""
+    """[T, B], or an even share of them for a routed expert; the first experts get the remainder."""
     T, B = experiment.training.seq_length, experiment.training.micro_batch_size
     moe = moe_of(experiment.model, module.layer)
     if moe is None or not is_routed(module.name):
@@ -253,7 +255,7 @@ def _residual(experiment: Experiment, module: ModuleId, is_first: bool) -> Itera
 
 
 def _router(experiment: Experiment, module: ModuleId, num_experts: int) -> Iterator[Expected]:
-    """The router works in float32 whatever the working precision."""
+    """The router computes in float32 in any working precision."""
     T, B = experiment.training.seq_length, experiment.training.micro_batch_size
     logits, gradient = ROUTER_LOGITS
     yield Expected(module, "forward", "post", logits, (T, B, num_experts), 4)

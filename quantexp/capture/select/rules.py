@@ -1,10 +1,10 @@
-"""What is kept of each tensor: the capture's own keys, then its ordered rules, the later winning.
+"""Decides how each tensor is captured: by the capture's own keys, then by its ordered rules, of which the last wins.
 
 A rule names layers, modules, operations and tensors, as the rules of a scheme do, and what it changes: `level` (off
-leaves out, stats keeps statistics, tensors keeps values too), `values` (before quantisation, after it, both) and the
-sample. A quantised operand is meant by its own name (`input_wgrad`) and by that of the tensor it is made from. What is
-kept only on request (attention probabilities, weight gradients, the residual stream, router logits) is taken by a rule
-that names it in `tensors`. With `capture.level=off` no rule takes anything.
+drops the tensor, stats keeps statistics, tensors keeps values too), `values` (before quantisation, after it, both) and
+the sample. Both the name of a quantised operand (`input_wgrad`) and the name of its source tensor match the operand.
+Tensors that are captured only on request (attention probabilities, weight gradients, the residual stream, router
+logits) are captured by a rule that names them in `tensors`. With `capture.level=off` the rules have no effect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from quantexp.capture.record.operands import HELD_TENSORS, source_of
+from quantexp.capture.record.operands import OPERAND_TENSORS, source_of
 from quantexp.errors import ConfigError
 from quantexp.model.decoder import in_words
 from quantexp.quant.precision import ModuleId
@@ -27,7 +27,7 @@ WEIGHT_GRADS = frozenset({"grad_weight", "main_grad"})
 #: The residual stream, kept only with `capture.residual`: after the embedding, attention and the MLP.
 RESIDUALS = ("resid_pre", "resid_mid", "resid_post")
 RESIDUAL_GRADS = tuple(f"grad_{name}" for name in RESIDUALS)
-#: What a router scores the experts with before softmax, kept only with `capture.router_logits`.
+#: A router's scores of the experts before softmax, kept only with `capture.router_logits`.
 ROUTER_LOGITS = ("router_logits", "grad_router_logits")
 TENSORS = (
     *("input", "weight", "output", "query", "key", "value", "attn_weights"),
@@ -40,16 +40,16 @@ OPERATIONS = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Take:
-    """What is kept of one tensor."""
+    """The captured part of one tensor."""
 
     level: CaptureLevel
-    #: At most so many rows, blocks of rows or heads of the values; 0 is all.
+    #: The maximum number of rows, blocks of rows or heads of the values; 0 means all.
     sample_count: int = 0
     sample_of: SampleOf = SampleOf.rows
     values: CaptureValues = CaptureValues.before
 
     def unless_replaced(self, replaced: Callable[[], bool]) -> Take:
-        """The same of a tensor before quantisation, where quantised forms of it may stand in its place."""
+        """The part of an unquantised tensor, which is dropped if its quantised forms replace it."""
         if self.values is CaptureValues.after and replaced():
             return replace(self, level=CaptureLevel.off)
         return self
@@ -58,25 +58,25 @@ class Take:
 def take(
     capture: CaptureConfig, num_layers: int, module: ModuleId, operation: str, tensor: str
 ) -> Take:
-    """What is kept of a tensor of a module, or of a quantised operand by its name, whichever iteration it passes in."""
+    """The captured part of a module's tensor or quantised operand, in any captured iteration."""
     return take_by(capture, rules_on(capture, num_layers, module), operation, tensor)
 
 
 def rules_on(capture: CaptureConfig, num_layers: int, module: ModuleId) -> list[int]:
-    """The rules, by their indices, that mean a module."""
+    """The indices of the rules that match a module."""
     return [i for i, rule in enumerate(capture.rules) if _is_on(rule, num_layers, module)]
 
 
 def take_by(capture: CaptureConfig, rules: Sequence[int], operation: str, tensor: str) -> Take:
-    """What is kept of a tensor of a module that these rules are on."""
-    level = capture.level if _asked_for(capture, tensor) else CaptureLevel.off
+    """The captured part of a tensor of a module that these rules match."""
+    level = capture.level if _is_requested(capture, tensor) else CaptureLevel.off
     if capture.level is CaptureLevel.off:
         return Take(level)
     count, of, values = capture.sample_count, capture.sample_of, capture.values
     for rule in (capture.rules[index] for index in rules):
         if not _means(rule, operation, tensor):
             continue
-        if rule.level is not None and (rule.tensors or _asked_for(capture, tensor)):
+        if rule.level is not None and (rule.tensors or _is_requested(capture, tensor)):
             level = rule.level
         count = count if rule.sample_count is None else rule.sample_count
         of = rule.sample_of or of
@@ -86,7 +86,7 @@ def take_by(capture: CaptureConfig, rules: Sequence[int], operation: str, tensor
     return Take(level, count, of, values)
 
 
-def _asked_for(capture: CaptureConfig, tensor: str) -> bool:
+def _is_requested(capture: CaptureConfig, tensor: str) -> bool:
     tensor = source_of(tensor)
     if tensor in ATTENTION_WEIGHTS:
         return capture.attn_weights
@@ -98,7 +98,7 @@ def _asked_for(capture: CaptureConfig, tensor: str) -> bool:
 
 
 def keeps_operands(capture: CaptureConfig) -> bool:
-    """Whether anything asks for quantised operands."""
+    """Whether any option captures quantised operands."""
     values = [capture.values, *(r.values for r in capture.rules if r.values is not None)]
     return any(v is not CaptureValues.before for v in values)
 
@@ -111,7 +111,7 @@ def _is_on(rule: CaptureRule, num_layers: int, module: ModuleId) -> bool:
 
 
 def _means(rule: CaptureRule, operation: str, tensor: str) -> bool:
-    """Whether a rule is for a tensor of the modules that it is on."""
+    """Whether a rule matches a tensor of its modules."""
     names = {tensor, source_of(tensor)}
     return (not rule.operations or operation in rule.operations) and (
         not rule.tensors or any(fnmatchcase(n, p) for n in names for p in rule.tensors)
@@ -119,10 +119,10 @@ def _means(rule: CaptureRule, operation: str, tensor: str) -> bool:
 
 
 def check_capture_rules(capture: CaptureConfig, num_layers: int, modules: list[str]) -> None:
-    """Refuse rules that name what does not exist, or change nothing.
+    """Refuse rules that name something that does not exist, or that change nothing.
 
     Raises:
-        ConfigError: naming the rule by its index.
+        ConfigError: names the rule by its index.
     """
     at_least("capture.sample_count", capture.sample_count, 0)
     for index, rule in enumerate(capture.rules):
@@ -142,13 +142,13 @@ def check_capture_rules(capture: CaptureConfig, num_layers: int, modules: list[s
                 )
         _match(f"{where}.modules", rule.modules, modules)
         _match(f"{where}.operations", rule.operations, OPERATIONS)
-        _match(f"{where}.tensors", rule.tensors, (*TENSORS, *HELD_TENSORS))
-        _check_held(where, rule, capture)
+        _match(f"{where}.tensors", rule.tensors, (*TENSORS, *OPERAND_TENSORS))
+        _check_operands(where, rule, capture)
 
 
-def _check_held(where: str, rule: CaptureRule, capture: CaptureConfig) -> None:
-    """Refuse a rule for quantised operands alone where nothing asks for any."""
-    named = [p for p in rule.tensors if any(fnmatchcase(t, p) for t in HELD_TENSORS)]
+def _check_operands(where: str, rule: CaptureRule, capture: CaptureConfig) -> None:
+    """Refuse a rule for quantised operands alone if no option captures any."""
+    named = [p for p in rule.tensors if any(fnmatchcase(t, p) for t in OPERAND_TENSORS)]
     plain = any(fnmatchcase(t, p) for t in TENSORS for p in rule.tensors)
     if named and not plain and not keeps_operands(capture):
         raise ConfigError(

@@ -1,11 +1,11 @@
-"""A part of a tensor that stands for it: rows, blocks of 32 rows, or heads, the same ones for the same extent.
+"""Samples a part of a tensor: rows, blocks of 32 rows, or heads.
 
-Which ones follows from the extent and their number alone, so the tokens kept of a layer's input are those kept of its
-output and gradients, in every iteration and run.
+The choice depends only on the extent and on the number, so a layer's input, output and gradients keep the same tokens,
+in every iteration and run.
 
     rows    along the first axis: tokens; output width of a weight; sequences of the attention probabilities
-    blocks  32 neighbouring rows that begin at a multiple of 32, so that blocks along tokens stay whole
-    heads   of query, key, value, attention probabilities, and gradients of these and of the scores; others stay whole
+    blocks  32 neighbouring rows from a multiple of 32, so that blocks along tokens stay complete
+    heads   of query, key, value, attention probabilities, and gradients of these and of the scores; others are complete
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from quantexp.schema import SampleOf
 
 BLOCK = 32
-#: Where the heads lie in tensors that have them.
+#: The axis of the heads in tensors that have heads.
 _HEAD_AXIS = {"attn_weights": 1, "grad_attn_weights": 1, "grad_scores": 1}
 _WITH_HEADS = frozenset({"query", "key", "value", "grad_query", "grad_key", "grad_value"})
 
@@ -24,7 +24,7 @@ _WITH_HEADS = frozenset({"query", "key", "value", "grad_query", "grad_key", "gra
 def sample_of(
     shape: tuple[int, ...], tensor_name: str, of: SampleOf, count: int
 ) -> dict[str, Any] | None:
-    """What is kept, as the metadata has it: axis and ascending indices; None where all is kept."""
+    """The sample as in the metadata: axis and ascending indices; None if the whole tensor is kept."""
     axis = 0
     if of is SampleOf.heads:
         if tensor_name not in _WITH_HEADS and tensor_name not in _HEAD_AXIS:
@@ -43,7 +43,7 @@ def sample_of(
 
 
 def sampled_shape(shape: tuple[int, ...], sample: dict[str, Any] | None) -> tuple[int, ...]:
-    """The shape of what is kept."""
+    """The shape of the sample."""
     if sample is None:
         return shape
     axis = sample["axis"]

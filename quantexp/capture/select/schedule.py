@@ -1,4 +1,4 @@
-"""When tensors are captured: which iterations of a run.
+"""The capture schedule: which iterations of a run are captured.
 
 Three keys name iterations, and their union is the schedule:
 
@@ -6,9 +6,9 @@ Three keys name iterations, and their union is the schedule:
     capture.every            every N-th: N, 2N, 3N, ...
     capture.powers_of_two    1, 2, 4, 8, ...
 
-Without any of them every iteration is in the schedule. `capture.first_iteration` leaves out what comes before it, and
-`capture.control_iter` keeps the first so many of what is left: 0 is all, and null is one iteration without a schedule
-and all of a schedule. An iteration is captured whole: its forward and its backward.
+Without any of them every iteration is in the schedule. `capture.first_iteration` drops earlier iterations, and
+`capture.control_iter` limits the number of remaining ones: 0 means all, and null means one iteration without a schedule
+and all iterations of a schedule. A captured iteration includes its forward and backward pass.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ITEM = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def check_schedule(capture: CaptureConfig, iterations: int) -> None:
-    """Refuse a schedule that cannot be read, or that names no iteration of the run.
+    """Refuse a schedule that cannot be parsed, or that contains no iteration of the run.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: names the key.
     """
     at_least("capture.first_iteration", capture.first_iteration, 1)
     if capture.control_iter is not None:
@@ -46,12 +46,12 @@ def check_schedule(capture: CaptureConfig, iterations: int) -> None:
 
 
 def has_schedule(capture: CaptureConfig) -> bool:
-    """Whether any of the three keys is given."""
+    """Whether any of the three keys is set."""
     return bool(capture.iterations) or capture.every is not None or capture.powers_of_two
 
 
 def ends_by_itself(capture: CaptureConfig) -> bool:
-    """Whether the capture is complete at an iteration that does not depend on how long the run is."""
+    """Whether the capture ends at an iteration that does not depend on the length of the run."""
     if capture.level is CaptureLevel.off or capture.control_iter == 0:
         return False
     endless = capture.every is not None or capture.powers_of_two
@@ -59,19 +59,19 @@ def ends_by_itself(capture: CaptureConfig) -> bool:
 
 
 def captured_iterations(capture: CaptureConfig, iterations: int) -> Sequence[int]:
-    """The captured iterations, ascending, of a run of so many; asking whether one is among them is cheap."""
+    """The captured iterations of a run of this many iterations, ascending; membership tests are cheap."""
     if capture.level is CaptureLevel.off:
         return range(0)
-    most = capture.control_iter
+    limit = capture.control_iter
     if not has_schedule(capture):
-        first, count = capture.first_iteration, 1 if most is None else most
+        first, count = capture.first_iteration, 1 if limit is None else limit
         return range(first, min(iterations, first + count - 1 if count else iterations) + 1)
     first = capture.first_iteration
     if capture.every is not None and not (capture.iterations or capture.powers_of_two):
         start = -(-first // capture.every) * capture.every
-        return range(start, iterations + 1, capture.every)[: most or None]
+        return range(start, iterations + 1, capture.every)[: limit or None]
     named = {i for i in _named(capture, iterations) if first <= i <= iterations}
-    return tuple(islice(sorted(named), most or None))
+    return tuple(islice(sorted(named), limit or None))
 
 
 def _named(capture: CaptureConfig, iterations: int) -> Iterator[int]:
@@ -85,9 +85,9 @@ def _named(capture: CaptureConfig, iterations: int) -> Iterator[int]:
 
 
 def _item(item: str) -> tuple[int, int]:
-    """First and last iteration that one item of the list names."""
-    found = _ITEM.fullmatch(item)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    """First and last iteration of one item of the list."""
+    match = _ITEM.fullmatch(item)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= first <= last:
         raise ConfigError(
             "capture.iterations must list iterations from 1 and ranges such as 10-20, first and last included, "

@@ -1,1 +1,1 @@
-"""A tensor's statistics, in torch and in compiled code."""
+"""Computes a tensor's statistics, in torch and in compiled code."""

@@ -1,12 +1,12 @@
-"""MX fidelity from counts: elements are counted by value and by their block's scale, and each pair is quantised once.
+"""MX fidelity from counts: counts elements by magnitude and block scale, and quantises each pair once.
 
-What MX makes of an element follows from its magnitude and its block's scale, and a 16-bit dtype has 32,768 magnitudes.
-So the elements of a tensor are counted by pairs of scale and magnitude, and every sum is one over the pairs that occur,
-weighted by their counts, in float64. Quantising each element takes several times as long.
+The quantised value of an MX element depends only on its magnitude and its block's scale, and a 16-bit dtype has 32,768
+magnitudes. The elements of a tensor are therefore counted by pairs of scale and magnitude, and every sum runs over the
+pairs that occur, weighted by their counts, in float64. Quantising each element takes several times as long.
 
-Magnitudes that lie 40 binades or more below the largest that a scale can have are counted as one and stand for zero:
-every format of the family makes zero of them, and their squares are 2^-80 of the largest. On a CPU, for 16-bit dtypes,
-whole blocks, and tensors that are large against the number of magnitudes.
+Magnitudes 40 binades or more below the largest magnitude of a scale are counted together as zero: every format of the
+family rounds them to zero, and their squares are 2^-80 of the largest. It applies on a CPU, to 16-bit dtypes, complete
+blocks, and tensors that are large compared with the number of magnitudes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from quantexp.formats import Family, encode, get_format
 from quantexp.quant.operand import quantise_operand
 from quantexp.quant.slots import Operand
 
-#: Below so many elements quantising them all is as fast.
+#: Below this number of elements, quantising all of them is as fast.
 LEAST_ELEMENTS = {torch.bfloat16: 1 << 17, torch.float16: 1 << 20}
 
 _E8M0_NAN = 255
 _NUM_MAGNITUDES = 1 << 15
 _MAGNITUDE = _NUM_MAGNITUDES - 1
-#: Elements whose temporaries stay in the cache.
+#: The number of elements whose temporaries fit in the cache.
 _CHUNK = 1 << 18
-#: Magnitudes told apart below the largest of a scale: 40 binades of bfloat16, all of float16's.
+#: Distinct magnitudes below the largest of a scale: 40 binades of bfloat16, all of float16.
 _NUM_TOLD_APART = {torch.bfloat16: 40 << 7, torch.float16: _NUM_MAGNITUDES}
 
 # N blocks, K elements of a block, S the 256 scale bytes, G those that occur, R magnitudes from the largest of a scale
@@ -38,13 +38,13 @@ _NUM_TOLD_APART = {torch.bfloat16: 40 << 7, torch.float16: _NUM_MAGNITUDES}
 
 @dataclass(frozen=True)
 class ByScale:
-    """A tensor counted by block scale and magnitude; blocks with NaN or Inf are left out."""
+    """A tensor counted by block scale and magnitude, without blocks that contain NaN or Inf."""
 
-    #: How many blocks have each E8M0 scale byte.
+    #: The number of blocks for each E8M0 scale byte.
     blocks_S: Tensor
-    #: Elements of the blocks left out that are not zero.
+    #: Non-zero elements of the excluded blocks.
     num_left_out: Tensor
-    #: Magnitudes in the tensor's dtype, how often they occur, what the format makes of them, and the scale byte.
+    #: Magnitudes in the tensor's dtype, their counts, their quantised values, and their scale bytes.
     magnitude_U: Tensor
     counts_U: Tensor
     held_U: Tensor
@@ -52,7 +52,7 @@ class ByScale:
 
 
 def can_be_counted(x: Tensor, operand: Operand, axis: int) -> bool:
-    """Whether `by_scale` takes a tensor."""
+    """Whether `by_scale` supports a tensor."""
     return (
         x.device.type == "cpu"
         and x.dtype in LEAST_ELEMENTS
@@ -90,7 +90,7 @@ def by_scale(x: Tensor, operand: Operand, axis: int) -> ByScale:
     group, below = counts_GR.nonzero().unbind(1)
     scale_U = scale_G[group]
     magnitude = torch.where(below > 0, below + base_S[scale_U], 0)
-    # The scale's largest goes with each magnitude, so that a block of both has the scale.
+    # Each magnitude is paired with the largest magnitude of its scale, so that a block of both has that scale.
     beside = torch.stack([magnitude, largest_S[scale_U]], 1).to(torch.int16).view(x.dtype)
     held_U = quantise_operand(beside, replace(operand, block=2), 1)[:, 0]
     counts_U = counts_GR[group, below]
@@ -98,7 +98,7 @@ def by_scale(x: Tensor, operand: Operand, axis: int) -> ByScale:
 
 
 def _amax(bits_NK: Tensor) -> Tensor:
-    """The largest magnitude's bits of each block, int64, halving it until one is left; NaN is larger than all."""
+    """The bits of each block's largest magnitude, int64, by repeated halving; NaN is larger than any other value."""
     bits_NK = bits_NK & _MAGNITUDE
     while bits_NK.shape[1] > 1:
         half = bits_NK.shape[1] // 2
@@ -108,7 +108,7 @@ def _amax(bits_NK: Tensor) -> Tensor:
 
 @cache
 def _scales(operand: Operand, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The E8M0 byte of a block by the bits of its amax; the largest such bits of each byte, 0 where there are none."""
+    """The E8M0 byte of a block by the bits of its amax, and the largest amax bits of each byte, 0 if there are none."""
     bits = torch.arange(_NUM_MAGNITUDES)
     amax = bits.to(torch.int16).view(dtype)
     _, scales = encode(amax, operand.format, block=1, scale_rule=operand.scale_rule)

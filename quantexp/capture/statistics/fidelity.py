@@ -1,4 +1,4 @@
-"""What a chosen number format would leave of a tensor: sums from which SQNR and cosine follow, shares, block scales.
+"""The fidelity of a number format for a tensor: sums for SQNR and cosine, shares of elements, block scales.
 
     signal = sum x^2      noise = sum (x - q)^2      energy = sum q^2      sum x q = (signal + energy - noise) / 2
 
@@ -38,7 +38,7 @@ _NEVER_SATURATES = (ScaleRule.RCEIL, ScaleRule.CEIL)
 
 @dataclass(frozen=True)
 class Chosen:
-    """A format with its options, and the axis that its blocks run along."""
+    """A format with its options, and the axis of its blocks."""
 
     operand: Operand
     axis: int
@@ -46,7 +46,7 @@ class Chosen:
 
 @cache
 def chosen_for(format_name: str, tensor_name: str) -> Chosen:
-    """The format as the schemes hold it, for one of the contract's tensors, along the first product's axis."""
+    """The format with the options of the schemes, along the reduction axis of a captured tensor's first product."""
     operand = scored_operand(
         format_name, is_gradient=tensor_name.startswith(("grad_", "main_grad"))
     )
@@ -54,7 +54,7 @@ def chosen_for(format_name: str, tensor_name: str) -> Chosen:
 
 
 def fidelity(x: Tensor, counted: Histogram, chosen: Chosen) -> Tensor:
-    """The sums, then for MX and NVFP4 how many blocks have each scale exponent, biased; float64, on x's device."""
+    """The sums, then for MX and NVFP4 the number of blocks by biased scale exponent; float64, on x's device."""
     if chosen.operand.block is None:
         return _of_values(x, counted, chosen.operand)
     if can_be_counted(x, chosen.operand, chosen.axis):
@@ -76,7 +76,7 @@ def _of_values(x: Tensor, counted: Histogram, operand: Operand) -> Tensor:
     q = quantise_operand(present.to(x.dtype), operand, -1).to(torch.float64)
     weight = torch.ones_like(present) if counts is None else counts
     nonzero = (weight * (present != 0)).sum()
-    # What infinity becomes is the largest value at this tensor's scale.
+    # Infinity quantises to the largest value at this tensor's scale.
     limit = quantise_operand(
         torch.cat([present, present.new_tensor([torch.inf])]).to(x.dtype), operand, -1
     )
@@ -120,7 +120,7 @@ def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
 
 
 def _scale_bytes(x: Tensor, chosen: Chosen) -> Tensor:
-    """The exponent of each block's scale as E8M0 has it: biased, 0 for a block of zeros, 255 for NaN."""
+    """The exponent of each block's scale as in E8M0: biased, 0 for a zero block, 255 for NaN."""
     scales = scales_of(x, chosen.operand.format, axis=chosen.axis, **_options(chosen.operand))
     if not isinstance(scales, TwoLevelScales):
         return scales
@@ -132,13 +132,13 @@ def _scale_bytes(x: Tensor, chosen: Chosen) -> Tensor:
 
 
 def _options(operand: Operand) -> dict[str, Any]:
-    """The operand's options that decide its scales."""
+    """The operand's options that affect its scales."""
     deciding = ("block", "scale_rule", "scaling", "amax_target")
     return {name: value for name, value in operand.options.items() if name in deciding}
 
 
 def _sums(x_N: Tensor, q_N: Tensor) -> Tensor:
-    """Of the elements whose block is not NaN: signal, noise, energy, their number, non-zero and underflowed ones."""
+    """For elements outside NaN blocks: signal, noise, energy, their number, and the non-zero and underflowed ones."""
     sums = torch.zeros(6, dtype=torch.float64, device=x_N.device)
     for x_part, q_part in zip(torch.split(x_N, _CHUNK), torch.split(q_N, _CHUNK), strict=True):
         x32, q32 = x_part.to(torch.float32), q_part.to(torch.float32)
@@ -153,7 +153,7 @@ def _sums(x_N: Tensor, q_N: Tensor) -> Tensor:
 
 
 def fidelity_record(chosen: Chosen, numbers: Sequence[float]) -> dict[str, Any]:
-    """The sums and what follows from them, as JSON holds it; None is what there is no number for."""
+    """The sums and derived values as JSON; missing values are None."""
     from quantexp.capture.statistics.histogram import trimmed
 
     signal, noise, energy, judged, nonzero, underflowed, saturated = numbers[:_NUM_SUMS]

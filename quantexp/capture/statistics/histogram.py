@@ -1,11 +1,11 @@
-"""Every value of a tensor, counted: the histogram from which its statistics follow.
+"""The histogram of a tensor's values, from which its statistics are derived.
 
-A 16-bit dtype has 65,536 values, so counting them is one pass over the tensor and exact: moments, extremes and
-quantiles of the histogram are those of the tensor. float32 is counted by the upper half of its bits, a bfloat16
-truncated towards zero: what follows from it is within one part in 128 of the magnitude, and moments come from the
-elements themselves (`quantexp.capture.statistics.moments`).
+A 16-bit dtype has 65,536 values, so one pass over the tensor counts them exactly: moments, extremes and quantiles of
+the histogram equal those of the tensor. float32 is counted by the upper half of its bits, a bfloat16 truncated towards
+zero: derived values are within one part in 128 of the magnitude, and moments use the elements themselves
+(`quantexp.capture.statistics.moments`).
 
-Nothing leaves the device: the counts stay where the tensor is.
+The counts stay on the tensor's device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from quantexp.formats.layout import memory_order
 
 NUM_BINS = 1 << 16
-#: Elements whose widened indices stay in the cache.
+#: The number of elements whose widened indices fit in the cache.
 _CHUNK = 1 << 18
 
 # V the 65,536 bit patterns; N the elements of a tensor, in the order in which they lie in memory
@@ -29,23 +29,23 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often each value occurs, NaN and Inf apart; on the tensor's device."""
+    """The count of each value, with NaN and Inf separate; on the tensor's device."""
 
-    #: Values, ascending, float64: all finite ones of the dtype, or (on a CPU) those that occur.
+    #: Ascending values, float64: all finite values of the dtype, or on a CPU only those that occur.
     values: Tensor
     #: Their counts, int64.
     counts: Tensor
     #: 0-dim, int64.
     num_nan: Tensor
     num_inf: Tensor
-    #: Whether each element is counted at its own value, not at that of its upper half.
+    #: Whether each element is counted at its own value rather than at that of its upper half.
     exact: bool
 
 
 def histogram(x: Tensor) -> Histogram:
     """The histogram of a bfloat16, float16 or float32 tensor of any shape, in one pass over it.
 
-    In float32's a NaN whose upper half is that of infinity counts as infinite.
+    In float32, a NaN whose upper half equals that of infinity counts as infinite.
     """
     kind = _kind(torch.bfloat16 if x.dtype == torch.float32 else x.dtype, x.device)
     exact = x.dtype != torch.float32
@@ -66,7 +66,7 @@ def _in_memory_order(x: Tensor) -> Tensor:
 
 
 def _counts_on_cpu(x_N: Tensor) -> Tensor:
-    """How often each bit pattern of 16 bits occurs, int64; of float32 those of the upper halves."""
+    """The count of each 16-bit pattern, int64; for float32, of the upper halves."""
     bits_N = x_N.view(torch.uint16)
     if x_N.dtype == torch.float32:
         bits_N = bits_N[1::2]  # every machine torch runs on is little-endian
@@ -80,7 +80,7 @@ def _counts_on_cpu(x_N: Tensor) -> Tensor:
 
 
 def _counts(x_N: Tensor) -> Tensor:
-    """Without a look at the counts from the host, which `bincount` takes on other devices."""
+    """The counts without a synchronisation with the host, which `bincount` needs on other devices."""
     is_wide = x_N.dtype == torch.float32
     bits_N = x_N.view(torch.int32) >> 16 if is_wide else x_N.view(torch.int16).to(torch.int32)
     counts_V = torch.zeros(NUM_BINS, dtype=torch.int32, device=x_N.device)
@@ -118,13 +118,13 @@ def _kind(dtype: torch.dtype, device: torch.device) -> _Kind:
         values,
         index_V[values_V.isnan()],
         index_V[values_V.isinf()],
-        values_V[index_V],  # the patterns that begin with a one came first
+        values_V[index_V],  # patterns with the sign bit come first
     )
     return _Kind(*(part.to(device) for part in parts))
 
 
 def trimmed(counts: Sequence[int], first: int) -> dict[str, Any]:
-    """A histogram over neighbouring integers without the empty bins at its ends."""
+    """A histogram over consecutive integers, without empty bins at its ends."""
     occurring = [index for index, count in enumerate(counts) if count]
     if not occurring:
         return {"first": None, "counts": []}

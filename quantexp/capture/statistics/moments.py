@@ -1,9 +1,9 @@
-"""Sums of powers of a tensor's finite elements about a pivot near the mean, in float64, and the moments they give.
+"""Power sums of a tensor's finite elements about a pivot near the mean, in float64, and the resulting moments.
 
     S_k = sum (x - p)^k        mean = p + S_1 / n        m_k = mean of (x - mean)^k, from S_1 .. S_k
 
-The pivot is the histogram's mean, so that little cancels: with |mean - p| below a part in 128 of the magnitude, the
-variance of a constant is 0 to 1e-20 of its square.
+The pivot is the histogram's mean, which limits cancellation: with |mean - p| below one part in 128 of the magnitude,
+the variance of a constant is 0 to 1e-20 of its square.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHUNK = 1 << 18
 def power_sums(x: Tensor, histogram: Histogram) -> Tensor:
     """[n, p, S_1, S_2, S_3, S_4, min, max], float64, on x's device.
 
-    Without a finite element min is Inf and max -Inf.
+    Without a finite element, min is Inf and max is -Inf.
     """
     values, counts = histogram.values, histogram.counts.to(torch.float64)
     n = counts.sum()
@@ -68,7 +68,7 @@ def _sums_of_elements(x: Tensor, pivot: Tensor) -> Tensor:
 
 
 def central_moments(sums: list[float]) -> tuple[float, float, float, float]:
-    """Mean, m_2, m_3 and m_4 from `power_sums`, of at least one element."""
+    """Mean, m_2, m_3 and m_4 from `power_sums` of at least one element."""
     n, pivot = sums[:2]
     a, b, c, d = (s / n for s in sums[2:6])
     m2 = max(0.0, b - a * a)

@@ -1,11 +1,11 @@
-"""Tensors' statistics by compiled code (`statistics.c`): the numbers of `summarise`, on a CPU, several times as fast.
+"""Tensor statistics in compiled code (`statistics.c`): the numbers of `summarise` on a CPU, several times as fast.
 
     counts of the 65,536 patterns -> moments, quantiles, magnitudes
     MX, in one more pass          -> amax, scale and error of each block
 
-It gives what the torch code gives, but for the order in which float64 sums are added up, and for MX sums, where a lane
-adds up to 95 squares in float32 first: relative error below 95 * 2^-24, which is 2.5e-5 dB. What it does not take (a
-format of another family, fp16 under MX, blocks whose scale lies at the ends of the range) is left to torch.
+The results equal those of the torch code up to the order of float64 sums, and up to MX sums, for which a lane first
+adds up to 95 squares in float32: relative error below 95 * 2^-24, which is 2.5e-5 dB. Unsupported cases (a format of
+another family, fp16 under MX, blocks whose scale is at the ends of the range) use torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quantexp.processes.compiled import library
 from quantexp.quant.slots import Operand
 
 SOURCE = Path(__file__).with_name("statistics.c")
-#: What torch code costs in its place.
+#: The warning when torch code is used instead.
 SLOWER = "statistics are computed by torch, several times slower"
 #: Block size of the compiled MX code.
 _BLOCK = 32
@@ -69,16 +69,16 @@ class _Job(ctypes.Structure):
 
 
 class _Scratch(threading.local):
-    """Memory of one thread."""
+    """Scratch memory of one thread."""
 
     def __init__(self) -> None:
         self.room_for(1)
 
     def room_for(self, num_threads: int) -> None:
-        """Have room for what so many threads of torch do for this one."""
+        """Allocate the tables for this many torch threads."""
         #: Counts of patterns, zero between calls.
         self.tables = np.zeros((num_threads, 2 * NUM_BINS), np.uint32)
-        #: The first thread's: the values that occur in the only tensor of a call, ascending, and how often.
+        #: For calls with one tensor: its distinct values, ascending, and their counts.
         self.ordered = np.empty((num_threads, 2, NUM_BINS))
 
 
@@ -97,14 +97,14 @@ class Kernels:
 
 @cache
 def kernels() -> Kernels | None:
-    """The compiled function; None where there is no compiler."""
-    found = library(SOURCE, otherwise=SLOWER).library
-    return None if found is None else Kernels(found)
+    """The compiled function; None without a compiler."""
+    compiled = library(SOURCE, otherwise=SLOWER).library
+    return None if compiled is None else Kernels(compiled)
 
 
 @dataclass(frozen=True)
 class Described:
-    """Which quantiles and exponents are wanted."""
+    """The requested quantiles and exponents."""
 
     shares: tuple[float, ...]
     lowest: int
@@ -113,7 +113,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Look:
-    """A tensor to look at, and the operand and axis under which its blocks are judged, if any."""
+    """A tensor to summarise, and the operand and axis for the fidelity of its blocks, if any."""
 
     x: Tensor
     operand: Operand | None = None
@@ -122,29 +122,29 @@ class Look:
 
 @dataclass(frozen=True)
 class Counted:
-    """What one look at a tensor's elements gives."""
+    """The result for one tensor."""
 
     #: NaN, Inf, zeros, `power_sums`, quantiles and magnitudes by exponent, float64.
     numbers: Tensor
-    #: Of an MX format: signal, noise, energy, elements judged, non-zero, underflowed, saturated, and how many blocks
-    #: have each scale byte. None without one, or where a block's scale is beyond what is exact in this way.
+    #: For an MX format: signal, noise, energy, counted, non-zero, underflowed and saturated elements, and the number of
+    #: blocks for each scale byte. None without a format, or if a block's scale is outside the exact range.
     errors: Tensor | None
-    #: How many different values occur; of float32, upper halves.
+    #: The number of distinct values; for float32, of upper halves.
     num_values: int
 
 
 def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[Counted]:
-    """Look at bfloat16, float16 or float32 tensors on a CPU, of any shape and layout, in one call.
+    """Summarise bfloat16, float16 or float32 tensors on a CPU, of any shape and layout, in one call.
 
-    Fewer than 2^32 elements each.
+    Each tensor must have fewer than 2^32 elements.
     """
     num_shares, num_bins = len(wanted.shares), wanted.highest - wanted.lowest + 3
-    # By numpy: torch's threads would wait for each other for longer than small work takes.
+    # numpy, because the synchronisation of torch's threads takes longer than this small work.
     numbers = np.empty((len(looks), _NUM_SUMS + num_shares + num_bins))
     errors = np.zeros((len(looks), _NUM_HELD + _NUM_BYTES))
     blocks = np.zeros((len(looks), _NUM_BYTES), np.int64)
     jobs = (_Job * len(looks))()
-    held = [
+    inputs = [
         _fill(job, look, numbers[row], errors[row], blocks[row])
         for row, (job, look) in enumerate(zip(jobs, looks, strict=True))
     ]
@@ -162,7 +162,7 @@ def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[C
         _scratch.tables.ctypes.data,
         _scratch.ordered.ctypes.data,
     )
-    del held
+    del inputs
     errors[:, _NUM_HELD:] = blocks
     by_tensor = zip(jobs, torch.from_numpy(numbers), torch.from_numpy(errors), strict=True)
     return [
@@ -172,12 +172,12 @@ def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[C
 
 
 def counted_values(kernel: Kernels, look: Look, wanted: Described) -> tuple[Counted, Histogram]:
-    """The same of one tensor, and how often each value occurs; of float32 its upper halves."""
-    found = counted(kernel, [look], wanted)[0]
-    values, counts = _scratch.ordered[0, :, : found.num_values]
+    """`counted` for one tensor, with its histogram; for float32, of the upper halves."""
+    result = counted(kernel, [look], wanted)[0]
+    values, counts = _scratch.ordered[0, :, : result.num_values]
     copies = torch.from_numpy(values.copy()), torch.from_numpy(counts.astype(np.int64))
     is_exact = look.x.dtype != torch.float32
-    return found, Histogram(*copies, found.numbers[0], found.numbers[1], is_exact)
+    return result, Histogram(*copies, result.numbers[0], result.numbers[1], is_exact)
 
 
 def _fill(
@@ -187,7 +187,7 @@ def _fill(
     errors: npt.NDArray[np.float64],
     blocks: npt.NDArray[np.int64],
 ) -> Tensor:
-    """Describe a tensor; gives the elements as they lie in memory, to be kept while they are looked at."""
+    """Fill the job of a tensor; returns the elements in memory order, which must stay alive during the call."""
     x = look.x if look.x.ndim else look.x.reshape(1)
     order: Sequence[int] = range(x.ndim)
     x_N = x
@@ -209,7 +209,7 @@ def _fill(
 
 
 def takes(x: Tensor, operand: Operand) -> bool:
-    """Whether the errors of a tensor's blocks on a CPU under a format are counted here."""
+    """Whether the compiled code supports the fidelity of a CPU tensor under this operand."""
     return (
         get_format(operand.format).family is Family.MX
         and x.dtype in (torch.bfloat16, torch.float32)
@@ -227,9 +227,9 @@ def _format(operand: Operand) -> _Format:
 
 @cache
 def _step(operand: Operand) -> int:
-    """The smallest 23-bit mantissa of an amax whose block has a larger scale than the power of two below it."""
+    """The smallest 23-bit mantissa of an amax whose block has a larger scale than that of the power of two below it."""
     low, high = 0, 1 << 23
-    while low < high:  # the scale does not decrease with the amax
+    while low < high:  # the scale is monotonic in the amax
         middle = (low + high) // 2
         is_larger = _byte(1.0 + middle * 2.0**-23, operand) > _byte(1.0, operand)
         low, high = (low, middle) if is_larger else (middle + 1, high)
@@ -238,7 +238,7 @@ def _step(operand: Operand) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _byte(amax: float, operand: Operand) -> int:
-    """The E8M0 byte of a block with this float32 as its amax."""
+    """The E8M0 byte of a block with this float32 amax."""
     x = torch.tensor([amax], dtype=torch.float32)
     _, scales = encode(x, operand.format, block=1, scale_rule=operand.scale_rule)
     assert isinstance(scales, Tensor), "of one level: the MX family"

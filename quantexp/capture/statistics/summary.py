@@ -1,8 +1,8 @@
-"""A tensor's statistics, computed where it is in one pass and moved as some hundred numbers.
+"""A tensor's statistics, computed on its device in one pass, and copied to the host as some hundred numbers.
 
-`summarise` leaves a small vector on the tensor's device and, on a GPU, waits for nothing; `Summary.record` brings it
-to the host and gives what JSON holds. Nothing is sampled: for 16-bit dtypes all of it is exact, for float32 all but the
-quantiles, which are those of the elements truncated to bfloat16.
+`summarise` leaves a small vector on the tensor's device and, on a GPU, does not synchronise; `Summary.record` copies it
+to the host and returns JSON. There is no sampling: for 16-bit dtypes all statistics are exact, for float32 all except
+the quantiles, which are those of the elements truncated to bfloat16.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from quantexp.capture.statistics.histogram import Histogram, histogram, trimmed
 from quantexp.capture.statistics.moments import central_moments, power_sums
 from quantexp.formats.layout import INPUT_DTYPES
 
-#: Shares of the finite elements below each quantile.
+#: The quantiles, as fractions of the finite elements.
 QUANTILES = (0.0001, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999)
-#: Exponents floor(log2 |x|) of the first and last bin; what lies outside is counted in two more.
+#: Exponents floor(log2 |x|) of the first and last bin; two more bins count elements outside.
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -64, 31
 
 _WANTED = native.Described(QUANTILES, LOWEST_EXPONENT, HIGHEST_EXPONENT)
@@ -37,12 +37,12 @@ class Summary:
     """A tensor's statistics, still on its device."""
 
     count: int
-    #: NaN, Inf, zeros, power sums, quantiles, magnitudes, and the fidelity where a format was chosen; float64.
+    #: NaN, Inf, zeros, power sums, quantiles, magnitudes, and the fidelity if a format was chosen; float64.
     numbers: Tensor
     chosen: Chosen | None = None
 
     def record(self) -> dict[str, Any]:
-        """The statistics as JSON holds them; None is what there is no number for."""
+        """The statistics as JSON; missing values are None."""
         numbers = self.numbers.tolist()
         nan, inf, zeros, *rest = numbers
         sums, rest = rest[:_NUM_SUMS], rest[_NUM_SUMS:]
@@ -65,16 +65,16 @@ class Summary:
 
 
 def statistics(x: Tensor, chosen: Chosen | None = None) -> dict[str, Any]:
-    """`summarise` and `record` in one."""
+    """`summarise(...).record()`."""
     return summarise(x, chosen).record()
 
 
 @torch.no_grad()
 def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
-    """The statistics of a tensor of any shape and layout, and of what a chosen format does to it.
+    """The statistics of a tensor of any shape and layout, and the fidelity of a chosen format.
 
-    NaN and Inf are counted and left out of everything else. Other dtypes than bfloat16, float16 and float32 are taken
-    as float32.
+    NaN and Inf are counted and excluded from everything else. Dtypes other than bfloat16, float16 and float32 are
+    converted to float32.
     """
     x = as_input(x)
     kernel = kernel_for(x)
@@ -85,13 +85,13 @@ def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
 
 @torch.no_grad()
 def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary, Histogram]:
-    """The same, with the count of each value that it follows from."""
+    """`summarise`, with the histogram."""
     x = as_input(x)
     if (kernel := kernel_for(x)) is not None:
-        found, counted = native.counted_values(kernel, _look(x, chosen), _WANTED)
-        numbers = found.numbers
+        result, counted = native.counted_values(kernel, _look(x, chosen), _WANTED)
+        numbers = result.numbers
         if chosen is not None:
-            errors = found.errors
+            errors = result.errors
             errors = fidelity(x, counted, chosen) if errors is None else errors
             numbers = torch.cat([numbers, errors])
         return Summary(x.numel(), numbers, chosen), counted
@@ -113,29 +113,29 @@ def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary,
 def summarise_all(
     kernel: native.Kernels, tensors: Sequence[tuple[Tensor, Chosen | None]]
 ) -> list[Summary]:
-    """`summarise` of tensors that `kernel_for` has a kernel for, in one call during which other threads go on."""
+    """`summarise` for tensors with a compiled kernel, in one call that releases the GIL."""
     looks = [_look(x, chosen) for x, chosen in tensors]
     summaries = []
-    for (x, chosen), found in zip(tensors, native.counted(kernel, looks, _WANTED), strict=True):
-        numbers = found.numbers
+    for (x, chosen), result in zip(tensors, native.counted(kernel, looks, _WANTED), strict=True):
+        numbers = result.numbers
         if chosen is not None:
-            if found.errors is None:
+            if result.errors is None:
                 summaries.append(summarise_counted(x, chosen)[0])
                 continue
-            numbers = torch.cat([numbers, found.errors])
+            numbers = torch.cat([numbers, result.errors])
         summaries.append(Summary(x.numel(), numbers, chosen))
     return summaries
 
 
 def as_input(x: Tensor) -> Tensor:
-    """The tensor in a dtype whose statistics are taken."""
+    """The tensor in a supported dtype."""
     if x.requires_grad:
         x = x.detach()
     return x if x.dtype in INPUT_DTYPES else x.to(torch.float32)
 
 
 def kernel_for(x: Tensor) -> native.Kernels | None:
-    """The compiled code, where it takes such a tensor."""
+    """The compiled code, if it supports the tensor."""
     return native.kernels() if x.device.type == "cpu" and x.numel() < 1 << 32 else None
 
 
@@ -150,7 +150,7 @@ def _zeros(x: Tensor, counted: Histogram) -> Tensor:
 
 
 def _nonfinite(x: Tensor, counted: Histogram) -> tuple[Tensor, Tensor]:
-    """How many are NaN and Inf; float32's halves cannot always tell, so they are looked at where there are any."""
+    """The numbers of NaN and Inf; the upper halves of float32 may be ambiguous, so the elements decide then."""
     both = counted.num_nan + counted.num_inf
     if counted.exact or (x.device.type == "cpu" and int(both) == 0):
         return counted.num_nan, counted.num_inf
@@ -159,7 +159,7 @@ def _nonfinite(x: Tensor, counted: Histogram) -> tuple[Tensor, Tensor]:
 
 
 def _quantiles_of(counted: Histogram) -> Tensor:
-    """Linear between the two neighbours in order, as numpy's default; NaN where no element is finite."""
+    """Quantiles with linear interpolation, as numpy's default; NaN if no element is finite."""
     cumulative = counted.counts.cumsum(0)
     if cumulative.numel() == 0:
         return torch.full((len(QUANTILES),), torch.nan, dtype=torch.float64)
@@ -178,7 +178,7 @@ def _quantiles_of(counted: Histogram) -> Tensor:
 
 
 def _exponents_of(counted: Histogram, zeros: Tensor) -> Tensor:
-    """How many elements have each floor(log2 |x|); the first bin is what lies below, the last what lies above."""
+    """Counts by floor(log2 |x|); the first bin counts smaller elements, the last bin larger ones."""
     _, exponent = torch.frexp(counted.values)
     bin_ = (exponent - 1).clamp(LOWEST_EXPONENT - 1, HIGHEST_EXPONENT + 1) - (LOWEST_EXPONENT - 1)
     bin_ = torch.where(counted.values == 0, 0, bin_).to(torch.int64)
@@ -194,7 +194,7 @@ def _moments(sums: Sequence[float]) -> dict[str, float | None]:
         return dict.fromkeys(_NO_MOMENTS)
     mean, m2, m3, m4 = central_moments(list(sums))
     low, high = sums[6:8]
-    # A spread that is only the rounding of float64 has no shape.
+    # A spread at the level of float64 rounding has no skewness or kurtosis.
     spread = m2 > 1e-24 * max(low * low, high * high)
     return {
         "mean": mean,
@@ -214,6 +214,6 @@ def _quantiles(count: float, quantiles: Sequence[float]) -> dict[str, float] | N
 
 
 def _magnitudes(bins: Sequence[float]) -> dict[str, Any]:
-    """From the first exponent that occurs to the last, and what lies outside the bins."""
+    """The bins from the first to the last exponent that occurs, and the counts outside the bins."""
     counts = [int(count) for count in bins]
     return {"below": counts[0], "above": counts[-1], **trimmed(counts[1:-1], LOWEST_EXPONENT)}

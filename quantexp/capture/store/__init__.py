@@ -1,1 +1,1 @@
-"""The capture folder: values, manifest, statistics."""
+"""Writes and reads the capture folder: values, manifest, statistics."""

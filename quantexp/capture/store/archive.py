@@ -1,10 +1,10 @@
-"""A tensor and its metadata as `torch.save` lays them out, in parts: values are written from where they are.
+"""A tensor and its metadata in the layout of `torch.save`, as parts, so that values are written without a copy.
 
     pickle, byte order, version, padding | values | directory, with padding
 
 A zip archive of stored members (APPNOTE.TXT 6.3.10, sections 4.3 and 4.4) with torch's pickle (docs "Serialization
-semantics"): `torch.load(weights_only=True)` reads it, memory-mapped or not, and so does every zip program. Values begin
-at a page and the whole is a number of pages, so that one write can take it past the system's cache.
+semantics"): `torch.load(weights_only=True)` reads it, memory-mapped or not, and so does every zip program. Values are
+page-aligned and the file is a whole number of pages, so that one write can bypass the page cache.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from torch import Tensor
 from quantexp.capture.store.direct import LEAST_BYTES, PAGE, aligned
 from quantexp.model.safetensors import content_of
 
-#: More has 64-bit sizes in a zip archive.
+#: Larger archives need 64-bit sizes in the zip format.
 MOST_BYTES = (1 << 32) - (1 << 20)
 
-#: The storages that torch's pickles name, by dtype.
+#: dtype -> the storage class in torch's pickles.
 _STORAGES = {
     torch.float64: torch.DoubleStorage,
     torch.float32: torch.FloatStorage,
@@ -54,25 +54,25 @@ _ENTRY = struct.Struct("<4sH HHHHH LLLHH HHHLL")
 _END = struct.Struct("<4sHHHH LLH")
 _EXTRA = struct.Struct("<HH")
 _VERSION, _UTF8 = 20, 1 << 11
-#: 1980-01-01: the same values give the same bytes.
+#: 1980-01-01, so that the same values give the same bytes.
 _DATE = 1 << 5 | 1
-#: Of pickles: the last protocol that `weights_only` takes, and what a dict's items stand between.
+#: Pickle: the highest protocol that `weights_only` accepts, and the marks around a dict's items.
 _PROTOCOL = 2
 _PROTO = pickle.PROTO + bytes([_PROTOCOL])
 _BEGIN, _END_OF_PICKLE = _PROTO + pickle.EMPTY_DICT + pickle.MARK, pickle.SETITEMS + pickle.STOP
-#: What padding is called; no program has registered it.
+#: The id of the padding's extra field, which no program has registered.
 _PADDING = 0x4246
 
 
 def takes(values: Tensor) -> bool:
-    """Whether an archive of a tensor is made here; what is not is `torch.save`'s."""
+    """Whether this module supports a tensor; others use `torch.save`."""
     return values.dtype in _STORAGES and 0 < values.nbytes <= MOST_BYTES
 
 
 def archive(values: Tensor, crc: int, metadata: Mapping[str, Any]) -> Sequence[memoryview]:
-    """That of `{"tensor": values, "metadata": metadata}`, of a contiguous CPU tensor that `takes` names.
+    """The archive of `{"tensor": values, "metadata": metadata}`, for a contiguous CPU tensor that `takes` supports.
 
-    `crc` is the CRC-32 of its bytes. What is written past the cache begins with pages, as far as the values do.
+    `crc` is the CRC-32 of its bytes. All parts are page-aligned if the values are.
     """
     content = content_of(values)
     head, tail = _around(values, crc, metadata)
@@ -83,7 +83,7 @@ def archive(values: Tensor, crc: int, metadata: Mapping[str, Any]) -> Sequence[m
 
 
 def _around(values: Tensor, crc: int, metadata: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """What stands before the values, a number of pages, and what comes after them, up to the end of a page."""
+    """The bytes before the values, a whole number of pages, and the bytes after them, up to a page boundary."""
     members, head = [], b""
     for name, content in ((b"archive/data.pkl", _pickled(values, metadata)), *_FEW):
         member = _Member(name, zlib.crc32(content), len(content), len(head))
@@ -98,13 +98,13 @@ def _around(values: Tensor, crc: int, metadata: Mapping[str, Any]) -> tuple[byte
 
 
 def _padding(num_bytes: int) -> bytes:
-    """An extra field of so many bytes, modulo pages, or of a page more where that is too little for one."""
+    """An extra field of this many bytes modulo a page, one page longer if that is too short for a field."""
     rest = (num_bytes - _EXTRA.size) % PAGE
     return _EXTRA.pack(_PADDING, rest) + bytes(rest)
 
 
 def _in_pages(content: bytes) -> memoryview:
-    """The same where a page begins."""
+    """A page-aligned copy."""
     memory: Any = aligned(len(content))
     memory[:] = np.frombuffer(content, np.uint8)
     return memoryview(memory)
@@ -117,7 +117,7 @@ class _Member:
     name: bytes
     crc: int
     num_bytes: int
-    #: Where its local header is.
+    #: The offset of its local header.
     place: int
 
     def local(self, extra: bytes = b"") -> bytes:
@@ -133,14 +133,14 @@ class _Member:
 
 
 def _pickled(values: Tensor, metadata: Mapping[str, Any]) -> bytes:
-    """`{"tensor": values, "metadata": metadata}`: what is asked of a pickler by Python alone is asked once a shape."""
+    """The pickle of `{"tensor": values, "metadata": metadata}`; the tensor's part is cached by shape."""
     named = _named(values.dtype, tuple(values.shape), values.stride())
     about = _body(pickle.dumps(dict(metadata), protocol=_PROTOCOL))
     return _BEGIN + _key("tensor") + named + _key("metadata") + about + _END_OF_PICKLE
 
 
 def _body(pickled: bytes) -> bytes:
-    """What a pickle says of its object: places that it remembers are its own, and are taken anew by the next."""
+    """The part of a pickle that builds its object, without memo entries, which the next pickle would overwrite."""
     return pickled.removeprefix(_PROTO).removesuffix(pickle.STOP)
 
 
@@ -150,7 +150,7 @@ def _key(name: str) -> bytes:
 
 @lru_cache(maxsize=1 << 12)
 def _named(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
-    """How a pickle names a contiguous tensor whose values stand in a member of the archive."""
+    """The pickle of a contiguous tensor whose values are a member of the archive."""
     stream = io.BytesIO()
     _Pickler(stream, protocol=_PROTOCOL).dump(_Named(dtype, shape, stride))
     return _body(stream.getvalue())
@@ -158,7 +158,7 @@ def _named(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) 
 
 @dataclass(frozen=True)
 class _Values:
-    """The values in the pickle, which names them only."""
+    """Stands for the values in the pickle, which only refers to them."""
 
     name: tuple[object, ...]
 

@@ -1,8 +1,8 @@
-"""Many files in a call of compiled code (`files.c`), during which Python goes on.
+"""Writes many files in one call of compiled code (`files.c`), without holding the GIL.
 
-Opening, writing and renaming a file each give the interpreter away and ask for it back. A thread that asks while
-training calls one torch operation after another is woken at each of them, and mostly finds it taken again: by the time
-it has it, half a millisecond of processor time is gone, several times that of the write.
+Opening, writing and renaming a file in Python each release and reacquire the GIL. While training calls one torch
+operation after another, a thread that waits for the GIL wakes up at each of them and usually loses the race, which
+costs half a millisecond of processor time, several times that of the write.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quantexp.folders import beside
 from quantexp.processes.compiled import compiled
 
 SOURCE = Path(__file__).with_name("files.c")
-#: What Python code costs in its place.
+#: The warning when Python code is used instead.
 SLOWER = "files of captures are written one by one"
 
 
@@ -42,40 +42,40 @@ class _Job(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Whole:
-    """A file with all that it holds, in a folder that exists."""
+    """A file and its complete content, in an existing folder."""
 
     path: Path
     parts: Sequence[memoryview]
-    #: Whether it may go past the system's cache: whole pages, from the beginning of one on.
+    #: Whether the write may bypass the page cache: page-aligned, whole pages.
     past_cache: bool
 
     @property
     def num_bytes(self) -> int:
-        """Of its content."""
+        """The bytes of its content."""
         return sum(map(len, self.parts))
 
 
 def takes(whole: Whole) -> bool:
-    """Whether a file can be written in one go; none can without a C compiler."""
+    """Whether a file can be written in one call; never without a C compiler."""
     is_one_call = whole.num_bytes <= CALL_BYTES and len(whole.parts) <= CALL_PARTS
     return is_one_call and _function() is not None
 
 
 def write_files(files: Sequence[Whole]) -> int:
-    """How many were written, from the first on, and have their names; of the next there is nothing.
+    """Write files that `takes` accepts, each beside its place and then renamed.
 
-    Each is one that `takes` takes, and is written beside its place and renamed.
+    Returns the number of files written, in order; the file after them was not written at all.
     """
     if not files:
         return 0
     function = _function()
     assert function is not None, "taken where there is one"
-    jobs, held = (_Job * len(files))(), list[ctypes.Array[_Part]]()
+    jobs, part_arrays = (_Job * len(files))(), list[ctypes.Array[_Part]]()
     for job, whole in zip(jobs, files, strict=True):
         parts = (_Part * len(whole.parts))()
         for part, content in zip(parts, whole.parts, strict=True):
             part.start, part.num_bytes = address_of(np.frombuffer(content, np.uint8)), len(content)
-        held.append(parts)
+        part_arrays.append(parts)
         job.beside, job.path = os.fsencode(beside(whole.path)), os.fsencode(whole.path)
         job.parts, job.num_parts = ctypes.addressof(parts), len(parts)
         job.num_bytes, job.past_cache = whole.num_bytes, whole.past_cache
@@ -84,9 +84,9 @@ def write_files(files: Sequence[Whole]) -> int:
 
 @cache
 def _function() -> Callable[[int, int], int] | None:
-    found = compiled(SOURCE).library
-    if found is None:
+    files_library = compiled(SOURCE).library
+    if files_library is None:
         return None
-    function = found.write_files
+    function = files_library.write_files
     function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_int64
     return function

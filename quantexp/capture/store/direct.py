@@ -1,9 +1,9 @@
-"""Files written past the system's page cache, where that can be had.
+"""Writes files with direct I/O, bypassing the page cache, if the disk supports it.
 
-What goes through the cache is copied once more, by a processor that training needs, and pushes out what others read.
-Past it (O_DIRECT, see open(2)) go whole pages that lie on page boundaries in memory and in the file, on disks of this
-machine: over a network each piece would wait for the server. All else goes through the cache, and so does what comes
-while the writer is behind: the cache takes a burst that the disk cannot.
+A write through the page cache costs another copy, on a core that training needs, and evicts other data. Direct I/O
+(O_DIRECT, see open(2)) takes whole pages that are page-aligned in memory and in the file, on local disks: over a
+network each piece would wait for the server. All other data goes through the cache, and so does data that arrives while
+the writer is behind, because the cache absorbs bursts.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Bytes of a page: what places and lengths are multiples of, on every disk that is asked.
+#: Bytes of a page; offsets and lengths are multiples of it on every supported disk.
 PAGE = 4096
-#: Less is not worth the wait for the disk.
+#: Smaller writes are not worth waiting for the disk.
 LEAST_BYTES = 1 << 16
-#: One call of Linux takes less than 2 GiB, in at most so many parts.
+#: Limits of one system call on Linux: less than 2 GiB, and this many parts.
 CALL_BYTES, CALL_PARTS = 1 << 30, 1024
-#: File systems of disks of this machine that are known to take it.
+#: Local file systems that are known to support direct I/O.
 _TAKE_IT = frozenset({"ext4", "xfs"})
-#: What a file system says that does not take it after all, or wants larger pages.
+#: Errors of a file system that does not support it after all, or needs larger pages.
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def aligned(num_bytes: int) -> NDArray[np.uint8]:
-    """Fresh memory that begins with a page."""
+    """New page-aligned memory."""
     memory = np.empty(num_bytes + PAGE, np.uint8)
     return memory[-address_of(memory) % PAGE :][:num_bytes]
 
 
 def goes_past(parts: Iterable[memoryview], folder: Path) -> bool:
-    """Whether all of a file of these parts may go past the cache."""
+    """Whether a file of these parts may bypass the cache completely."""
     num_bytes = 0
     for part in parts:
         if len(part) % PAGE or address_of(np.frombuffer(part, np.uint8)) % PAGE:
@@ -49,13 +49,13 @@ def goes_past(parts: Iterable[memoryview], folder: Path) -> bool:
 
 
 class DirectFile:
-    """A file that is written at given places."""
+    """A file that is written at given offsets."""
 
     def __init__(self, path: Path, flags: int = 0, past_cache: bool = True) -> None:
-        """Open or create it; `flags` are those of `os.open`. Without `past_cache` all goes through the cache.
+        """Open or create the file; `flags` are those of `os.open`. Without `past_cache` all writes use the cache.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: the file cannot be opened.
         """
         self._path = path
         self._cached: int | None = None
@@ -66,17 +66,17 @@ class DirectFile:
             except OSError as error:
                 if error.errno not in _REFUSALS:
                     raise
-                flags &= ~os.O_EXCL  # it is refused after it was created
+                flags &= ~os.O_EXCL  # O_DIRECT is refused only after the file is created
         if self._direct is None:
             self._cached = _opened(path, flags)
 
     def write_at(
         self, parts: Iterable[bytes | memoryview], offset: int, is_behind: bool = False
     ) -> None:
-        """Write bytes, one part after the other, from a place on; `is_behind` prefers the cache.
+        """Write parts one after the other from an offset; `is_behind` prefers the cache.
 
         Raises:
-            OSError: it cannot be written, or not all of it.
+            OSError: the parts cannot be written completely.
         """
         rest = deque(memoryview(part) for part in parts if len(part))
         while rest:
@@ -91,36 +91,36 @@ class DirectFile:
                 written -= min(written, len(first))
 
     def truncate(self, num_bytes: int) -> None:
-        """Cut off what lies behind.
+        """Truncate the file.
 
         Raises:
-            OSError: it cannot be cut.
+            OSError: the file cannot be truncated.
         """
         os.truncate(self._path, num_bytes)
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file."""
         if self._cached is not None:
             os.close(self._cached)
             self._cached = None
         self._close_direct()
 
     def _whole_pages(self, parts: Iterable[memoryview], offset: int) -> list[memoryview]:
-        """What may go past the cache in one call, from the first byte on."""
-        found: list[memoryview] = []
+        """The leading pages that may bypass the cache in one call."""
+        pages: list[memoryview] = []
         num_bytes = 0
         if self._direct is None or offset % PAGE:
-            return found
+            return pages
         for part in islice(parts, CALL_PARTS):
             if address_of(np.frombuffer(part, np.uint8)) % PAGE:
                 break
-            whole = min(len(part), CALL_BYTES - num_bytes) // PAGE * PAGE
-            if whole:
-                found.append(part[:whole])
-                num_bytes += whole
-            if whole < len(part):
+            num_whole = min(len(part), CALL_BYTES - num_bytes) // PAGE * PAGE
+            if num_whole:
+                pages.append(part[:num_whole])
+                num_bytes += num_whole
+            if num_whole < len(part):
                 break
-        return found if num_bytes >= LEAST_BYTES else []
+        return pages if num_bytes >= LEAST_BYTES else []
 
     def _write_cached(self, part: memoryview, offset: int) -> int:
         if self._cached is None:
@@ -128,7 +128,7 @@ class DirectFile:
         return os.pwritev(self._cached, [part[:CALL_BYTES]], offset)
 
     def _write_direct(self, parts: list[memoryview], offset: int) -> int:
-        """How many bytes were written; none where the file system does not take it, and is not asked again."""
+        """Write with direct I/O and return the bytes written; 0 if the file system turns out not to support it."""
         assert self._direct is not None
         try:
             return os.pwritev(self._direct, parts, offset)
@@ -149,22 +149,22 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def address_of(memory: NDArray[Any]) -> int:
-    """Where its first element lies."""
+    """The address of the first element."""
     return int(memory.__array_interface__["data"][0])
 
 
 def _may_go_past(folder: Path) -> bool:
-    """Whether the disk is known to take it; of the systems Linux alone has it."""
+    """Whether the disk is known to support direct I/O, which only Linux has."""
     return hasattr(os, "O_DIRECT") and _file_system(folder) in _TAKE_IT
 
 
 @lru_cache(maxsize=64)
 def _file_system(folder: Path) -> str:
-    """The kind of file system that a folder is on; empty where the system does not say."""
+    """The type of a folder's file system; empty if unknown."""
     import psutil
 
     place, mounts = folder.resolve(), psutil.disk_partitions(all=True)
     around = [mount for mount in mounts if place.is_relative_to(mount.mountpoint)]
-    # Of two mounts on one place the later one is seen.
-    found = max(enumerate(around), key=lambda one: (len(one[1].mountpoint), one[0]), default=None)
-    return "" if found is None else found[1].fstype
+    # Of two mounts at the same place, the later one is visible.
+    mount = max(enumerate(around), key=lambda m: (len(m[1].mountpoint), m[0]), default=None)
+    return "" if mount is None else mount[1].fstype

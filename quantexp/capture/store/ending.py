@@ -1,4 +1,4 @@
-"""A capture folder, once nobody writes to it any more: one list, every shard sealed, an index."""
+"""Finishes a capture folder after the last write: joins the lists, seals the shards, writes the index."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from quantexp.capture.store.sealing import finish_shards
 
 
 def finish_capture(folder: Path) -> None:
-    """Join what the ranks listed, seal what they left open, and write the shards' index.
+    """Join the ranks' lists, seal their open shards, and write the shards' index.
 
-    Done again it changes nothing. A disk that is full is told and ends nothing: everything can be read all the same.
+    The operation is idempotent. A full disk only prints a message, because the captures can be read without it.
     """
     try:
         join_parts(folder)

@@ -1,6 +1,6 @@
 """A `.pt` file for each captured tensor: `{"tensor": ..., "metadata": {...}}`.
 
-A file is written beside its place and renamed: what has its name is whole.
+A file is written under a temporary name and renamed, so a file with its final name is complete.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from quantexp.folders import beside
 
 @dataclass
 class Prepared:
-    """Values that are to be written."""
+    """Values ready to be written."""
 
     name: str
     values: Tensor
     hash: str
-    #: Of their file, in order; None where `torch.save` makes it.
+    #: The parts of their file, in order; None if `torch.save` writes the file.
     parts: Sequence[memoryview] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    #: Where they are, as the manifest has it, once they are written.
+    #: Their location as in the manifest, once they are written.
     place: dict[str, Any] | None = None
 
 
 class PtFiles:
-    """Writes each tensor into a file of its own."""
+    """Writes each tensor into its own file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def prepared(self, name: str, values: Tensor, metadata: Mapping[str, Any]) -> Prepared:
-        """All of a contiguous CPU tensor and its metadata but the writing."""
-        found, crc = hash_and_crc(values)
+        """Do all work for a contiguous CPU tensor and its metadata except the write."""
+        content, crc = hash_and_crc(values)
         parts = archive(values, crc, metadata) if takes(values) else None
-        return Prepared(name, values, found, parts, metadata)
+        return Prepared(name, values, content, parts, metadata)
 
     def write(self, together: Sequence[Prepared], is_behind: bool) -> None:
-        """Write values and say where; through the system's cache where more waits than the disk takes.
+        """Write values and set their places; through the page cache if the writer is behind.
 
         Raises:
-            OSError, RuntimeError: one cannot be written; it leaves no file. Those with a place are.
+            OSError, RuntimeError: a file cannot be written and does not exist; values with a place are written.
         """
         rest = list(together)
         while rest:
@@ -60,19 +60,19 @@ class PtFiles:
             if num_written == 0:
                 self._write(rest[0], is_behind)
                 num_written = 1
-            for one in rest[:num_written]:
-                one.place = {"file": one.name}
+            for item in rest[:num_written]:
+                item.place = {"file": item.name}
             rest = rest[num_written:]
 
     def _write_many(self, together: Sequence[Prepared], is_behind: bool) -> int:
-        """How many were written in one go, from the first on; the next is to be written alone."""
+        """Write the leading items in one call and return their number; the next item must be written alone."""
         files = []
-        for one in together:
-            path = self.folder / one.name
-            if one.parts is None:
+        for item in together:
+            path = self.folder / item.name
+            if item.parts is None:
                 break
-            past_cache = not is_behind and goes_past(one.parts, path.parent)
-            whole = Whole(path, one.parts, past_cache)
+            past_cache = not is_behind and goes_past(item.parts, path.parent)
+            whole = Whole(path, item.parts, past_cache)
             if not takes_whole(whole):
                 break
             files.append(whole)
@@ -80,22 +80,22 @@ class PtFiles:
             folder.mkdir(parents=True, exist_ok=True)
         return write_files(files)
 
-    def _write(self, one: Prepared, is_behind: bool) -> None:
-        path = self.folder / one.name
+    def _write(self, item: Prepared, is_behind: bool) -> None:
+        path = self.folder / item.name
         part = beside(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if one.parts is None:
-                torch.save({"tensor": one.values, "metadata": one.metadata}, part)
+            if item.parts is None:
+                torch.save({"tensor": item.values, "metadata": item.metadata}, part)
             else:
-                _write_parts(part, one.parts, is_behind)
+                _write_parts(part, item.parts, is_behind)
             part.rename(path)
         except (OSError, RuntimeError):
             part.unlink(missing_ok=True)
             raise
 
     def seal(self) -> None:
-        """Nothing is left open."""
+        """Do nothing: no file is left open."""
 
 
 def _write_parts(path: Path, parts: Sequence[memoryview], is_behind: bool) -> None:

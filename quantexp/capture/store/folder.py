@@ -1,10 +1,9 @@
 """The capture folder: values as files or in shards, `manifest.jsonl` with a line for each tensor, `statistics.jsonl`.
 
-Tensors are copied to host memory when they pass and written in the background, in order. Only when the values are
-written is their manifest line appended, in one write, so that whatever the manifest names is whole even if the process
-is killed at any moment: what the kernel has taken over, a killed process cannot lose. Nothing is forced to the disk
-(fsync): a machine that loses its power may lose the last seconds, and the hashes tell. Ranks other than 0 list in files
-of their own, which `finish_capture` joins at the end.
+Tensors are copied to host memory when they are recorded, and written in the background, in order. A manifest line is
+appended in one write after its values are written, so everything that the manifest names is complete even if the
+process is killed at any moment: the kernel keeps completed writes. There is no fsync: a power failure may lose the last
+seconds, which the hashes detect. Ranks other than 0 write their own lists, which `finish_capture` joins at the end.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from quantexp.capture.store.shards import ShardFiles
 from quantexp.errors import CaptureError
 from quantexp.schema import StoreKind
 
-#: Tensors, and their bytes, that are worked on in one go, and the share of the queue that they may take: whatever the
-#: background does for each alone takes the interpreter from training once more.
+#: Maximum tensors and bytes of a batch, and the fraction of the queue that a batch may take (its inverse). Batches
+#: exist because each separate step of the background threads takes the GIL from training.
 _TOGETHER, _TOGETHER_BYTES, _SHARE = 32, 1 << 24, 8
-#: What the system's cache takes at least, from one thread.
+#: The minimum write rate of one thread into the page cache.
 _CACHE_BYTES_PER_S = 5e8
-#: Why a tensor has no statistics.
+#: The reason for missing statistics.
 CHANGED = "it was changed in place before it was counted"
-#: Bytes that wait to be written, where nothing is configured.
+#: The default limit of pending bytes.
 QUEUE_BYTES = 1 << 30
 
 
 @dataclass
 class Stored:
-    """Values in the capture folder; their place and hash are known once they are written."""
+    """Values in the capture folder; their location and hash are known once they are written."""
 
     num_bytes: int
     #: `file`, and in a shard `key` and `offsets`.
@@ -55,7 +54,7 @@ class Stored:
 
 @dataclass
 class _Taken:
-    """A tensor on its way to the disk."""
+    """A tensor in the queue."""
 
     name: str
     stored: Stored
@@ -66,13 +65,13 @@ class _Taken:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the manifest for values that were taken before, or for none."""
+    """A line of the manifest for values that were added before, or for a tensor without values."""
 
     about: About
     stored: Stored | None = None
 
 
-#: What the disk's thread does: write values and list them, list, or anything else.
+#: A task of the disk thread: write and list values, list only, or call a function.
 _Task = _Taken | _Line | Callable[[], None]
 
 
@@ -87,19 +86,19 @@ class CaptureStore:
         kind: StoreKind = StoreKind.pt,
         works_beside: bool = True,
     ) -> None:
-        """Unless it `works_beside` training, all but what waits for the disk is done where tensors are taken."""
+        """Without `works_beside`, the calling thread does all work except writing to disk."""
         self.folder, self.rank, self.works_beside = folder, rank, works_beside
         self._values = PtFiles(folder) if kind is StoreKind.pt else ShardFiles(folder, rank)
-        #: Bytes of values taken, and of those written.
+        #: Bytes of values added, and of those written.
         self.num_bytes = 0
         self.written_bytes = 0
-        #: What was taken last.
+        #: The last added values.
         self.last: Stored | None = None
         self.queue: WorkQueue[Sequence[_Task]] = WorkQueue(
             queue_bytes, self._write_all, works_beside
         )
         self.memory = HostMemory(queue_bytes)
-        #: What waits for company: values and their lines, whose bytes the queue counts already, and statistics.
+        #: Pending batch: values and their lines, whose bytes the queue already counts, and statistics.
         self._tasks: list[_Taken | _Line] = []
         self._task_bytes = 0
         self._gathered: list[About] = []
@@ -110,12 +109,12 @@ class CaptureStore:
             raise _cannot_write(folder, error) from error
 
     def add(self, name: str, tensor: Tensor, about: About) -> None:
-        """Take one tensor with its metadata: it is copied now, and stored and listed in the background.
+        """Add one tensor with its metadata: it is copied now, and stored and listed in the background.
 
-        Its name is that of its `.pt` file below the folder, whatever it is stored in.
+        `name` is that of its `.pt` file relative to the folder, in every kind of store.
 
         Raises:
-            CaptureError: an earlier one could not be written (full disk); nothing half-written stays.
+            CaptureError: an earlier tensor could not be written (full disk); partial files are removed.
         """
         stored = Stored(tensor.numel() * tensor.element_size())
         self._reserve(stored.num_bytes)
@@ -127,29 +126,29 @@ class CaptureStore:
         self.last = stored
 
     def refer(self, stored: Stored, about: About) -> None:
-        """List a tensor whose values were added before."""
+        """List a tensor whose values are already added."""
         self._gather(_Line(about, stored), 0)
 
     def leave_out(self, about: About) -> None:
-        """List a tensor without values; the metadata says why."""
+        """List a tensor without values; the metadata has the reason."""
         num_bytes = about.held_bytes
         self._reserve(num_bytes)
         self._gather(_Line(about), num_bytes)
 
     def add_statistics(self, about: About) -> None:
-        """Keep a tensor's statistics alone; together with others, or with `send`."""
+        """Add a tensor's statistics without values; they are written with a batch, or by `send`."""
         self._gathered.append(about)
         self._gathered_bytes += about.held_bytes
         if self._is_enough(self._gathered, self._gathered_bytes):
             self._send_statistics()
 
     def send(self) -> None:
-        """Have all worked on that was taken and waits for company."""
+        """Send the pending batch to the background threads."""
         self._send_tasks()
         self._send_statistics()
 
     def _reserve(self, num_bytes: int) -> None:
-        """Wait for room, which what waits for company would never give."""
+        """Wait for room in the queue, after sending the pending batch, which would otherwise never free its bytes."""
         if not self.queue.has_room(num_bytes):
             self._send_tasks()
         self.queue.reserve(num_bytes)
@@ -183,14 +182,14 @@ class CaptureStore:
         self.queue.put_reserved(lambda: _finish(together), num_bytes, then=[listed])
 
     def settle(self, held: Sequence[Deferred]) -> None:
-        """Wait until the tensors of these, which were sent, may change."""
+        """Wait until the tensors of these sent statistics may change."""
         self.queue.wait_for(lambda: all(one.is_settled for one in held))
 
     def flush(self) -> None:
-        """Wait until everything taken is on disk, in whole files.
+        """Wait until all added tensors are on disk, in complete files.
 
         Raises:
-            CaptureError: something could not be written.
+            CaptureError: a tensor could not be written.
         """
         self.send()
         self.queue.then([self._seal])
@@ -198,12 +197,12 @@ class CaptureStore:
         self.memory.let_go()
 
     def let_go(self) -> None:
-        """Nothing more comes: give back the memory of copies once they are written."""
+        """Free the memory of copies once they are written; call it when no more tensors come."""
         self.send()
         self.queue.then([self.memory.let_go])
 
     def close(self) -> None:
-        """Finish what is queued, whatever comes of it."""
+        """Finish the queue, ignoring errors."""
         with contextlib.suppress(CaptureError):
             self.send()
         self.queue.close()
@@ -212,7 +211,7 @@ class CaptureStore:
 
     @property
     def bytes_per_s(self) -> float:
-        """The rate at which values are written, while any are."""
+        """The rate at which values are written; 0 while nothing is written."""
         seconds = self.queue.followed_s
         return self.written_bytes / seconds if seconds else 0.0
 
@@ -225,7 +224,7 @@ class CaptureStore:
                 task.prepared = self._values.prepared(task.name, copied, metadata)
 
     def _write_all(self, pieces: Sequence[Sequence[_Task]]) -> None:
-        """Write what has been prepared meanwhile, and list it in one go."""
+        """Write all prepared batches, and list them in one write."""
         tasks = list(chain.from_iterable(pieces))
         try:
             self._write([task for task in tasks if isinstance(task, _Taken)])
@@ -236,14 +235,14 @@ class CaptureStore:
         self._follow_up(tasks)
 
     def _follow_up(self, tasks: Sequence[_Task]) -> None:
-        """List what was written, and do what else was asked for."""
+        """List the written values, and call the queued functions."""
         self._list(tasks)
         for task in tasks:
             if not isinstance(task, _Taken | _Line):
                 task()
 
     def _write(self, together: Sequence[_Taken]) -> None:
-        """Write values; at the first that cannot be, those before it have their place."""
+        """Write values; after an error, the values before the failed one have their places."""
         prepared = [taken.prepared for taken in together if taken.prepared is not None]
         try:
             self._values.write(prepared, self._is_behind())
@@ -259,7 +258,7 @@ class CaptureStore:
                     self.written_bytes += taken.stored.num_bytes
 
     def _is_behind(self) -> bool:
-        """Whether a disk that is slower than the system's cache has left much waiting."""
+        """Whether many bytes are pending because the disk is slower than the page cache."""
         much = self.queue.most_bytes // 2
         return self.queue.num_bytes > much and self.bytes_per_s < _CACHE_BYTES_PER_S
 
@@ -305,29 +304,29 @@ class CaptureStore:
 
 
 def _line(about: About, stored: Stored | None) -> bytes:
-    """The manifest's line of stored values, or of none."""
+    """The manifest's line of stored values, or of a tensor without values."""
     if stored is None:
         return about.line({"file": None, "bytes": 0, "hash": None})
     return about.line({**stored.place, "bytes": stored.num_bytes, "hash": stored.hash})
 
 
 def _make(together: Iterable[About]) -> None:
-    """Make the metadata now."""
+    """Build the metadata now."""
     for about in together:
         about.made()
 
 
 def _finish(together: Sequence[About]) -> None:
-    """Count in one call the statistics that were left for later, and have the metadata with them."""
+    """Compute all deferred statistics in one call, and complete the metadata with them."""
     count_all(about.deferred for about in together if about.deferred is not None)
     for about in together:
         about.finish()
 
 
-def _cannot_write(path: Path, error: Exception, wanted_bytes: int = 0) -> CaptureError:
+def _cannot_write(path: Path, error: Exception, needed_bytes: int = 0) -> CaptureError:
     reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-    if isinstance(error, RuntimeError) and _free_bytes(path) < wanted_bytes:
-        reason = os.strerror(errno.ENOSPC)  # torch's zip writer says where it noticed, not why
+    if isinstance(error, RuntimeError) and _free_bytes(path) < needed_bytes:
+        reason = os.strerror(errno.ENOSPC)  # torch's zip writer reports a position, not the cause
     return CaptureError(
         f"captured tensors cannot be written to {path}: {reason}; free some space, set capture.dir to "
         "another disk, or capture=stats"

@@ -1,7 +1,7 @@
-"""The lists of a capture folder, and how those of several ranks become one.
+"""The lists of a capture folder, and the merge of the lists of several ranks.
 
-Rank 0 appends to `manifest.jsonl` and `statistics.jsonl`, rank N to `manifest.rankN.jsonl` and so on: no rank ever
-waits for a lock that another one holds. At the run's end, however it ended, the parts are joined.
+Rank 0 appends to `manifest.jsonl` and `statistics.jsonl`, rank N to `manifest.rankN.jsonl` and so on, so the ranks need
+no lock. The lists are joined after any end of the run.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ STATISTICS = "statistics.jsonl"
 
 
 def part_of(listing: Path, rank: int) -> Path:
-    """Where a rank writes its lines."""
+    """The list of a rank."""
     return listing if rank == 0 else listing.with_name(f"{listing.stem}.rank{rank}.jsonl")
 
 
 def join_parts(folder: Path) -> None:
-    """Put every rank's lines after rank 0's, and take the parts away.
+    """Append every rank's lines to rank 0's list, and remove the ranks' lists.
 
-    A line that a killed rank left unfinished is left out. Interrupted at any moment, the next call ends the work: lines
-    that are there already are not put in again.
+    An incomplete line of a killed rank is dropped. After an interruption at any moment, the next call completes the
+    work without duplicating lines.
     """
     for name in (MANIFEST, STATISTICS):
         listing = folder / name
@@ -41,10 +41,10 @@ def join_parts(folder: Path) -> None:
 
 
 def lines_of(file: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a list; none where there is no list. What a killed process left unfinished is not one."""
+    """The complete lines of a list, without the incomplete last line of a killed process; empty without a list."""
     if not file.is_file():
         return
-    with file.open("rb") as stream:  # as text it would end lines at more than "\n"
+    with file.open("rb") as stream:  # text mode would split lines at more than "\n"
         for line in stream:
             try:
                 values = json.loads(line)

@@ -1,8 +1,7 @@
-"""What is written of a tensor: in the manifest, among the statistics, and in a `.pt` file of its own.
+"""The metadata of a tensor in the manifest, in the statistics, and in its `.pt` file.
 
-Where a tensor passes, only what belongs to the moment is noted. The rest is made for many tensors in a row: between
-training's operations the interpreter finds nothing of its own in the processor's caches, and the same code takes
-several times as long.
+When a tensor is recorded, only its current context is stored. The rest is built later for many tensors in a row:
+between training operations the processor's caches are cold for this code, which then takes several times as long.
 """
 
 from __future__ import annotations
@@ -23,47 +22,47 @@ from quantexp.quant.step_state import current_state
 
 #: Slot -> format and options.
 Formats = dict[str, dict[str, object]]
-#: Of a tensor as it came: neither a quantised operand nor a scale.
+#: The metadata of an original tensor: neither a quantised operand nor a scale.
 BEFORE: Mapping[str, object] = {"values": "before"}
-#: What most metadata is.
+#: Types of most metadata, which need no conversion for JSON.
 _JSON = frozenset({str, int, float, bool, list, dict, type(None)})
 
 
 class About:
-    """One tensor's metadata, each form of it made once, when it is asked for."""
+    """One tensor's metadata; each form is built once, on first use."""
 
     def __init__(
         self, make: Callable[[], dict[str, Any]], statistics: Summary | Deferred | None = None
     ) -> None:
-        """`make` gives the metadata, `statistics` among them."""
+        """`make` returns the metadata, including `statistics`."""
         self._make = make
         self.statistics = statistics
 
     @classmethod
     def of(cls, metadata: dict[str, Any]) -> About:
-        """Of metadata that there is already."""
+        """Wrap existing metadata."""
         return cls(lambda: metadata, metadata.get("statistics"))
 
     def with_more(self, **more: Any) -> About:
-        """The same, and something else."""
+        """The metadata with additional entries."""
         return About(lambda: self.made() | more, self.statistics)
 
     @property
     def deferred(self) -> Deferred | None:
-        """The statistics, where they were left for later."""
+        """The statistics, if they are deferred."""
         return self.statistics if isinstance(self.statistics, Deferred) else None
 
     @property
     def held_bytes(self) -> int:
-        """What is held in memory until the statistics are counted."""
+        """The bytes that stay in memory until the statistics are computed."""
         return 0 if self.deferred is None else self.deferred.num_bytes
 
     def made(self) -> dict[str, Any]:
-        """The metadata; made now, if it was not before."""
+        """The metadata, built on the first call."""
         return self._metadata
 
     def finish(self) -> None:
-        """Have it in every form, once the statistics are counted."""
+        """Build every form, after the statistics are computed."""
         _ = self._json
 
     @cached_property
@@ -72,7 +71,7 @@ class About:
 
     @cached_property
     def resolved(self) -> dict[str, Any]:
-        """With statistics and numbers that were left on the tensor's device as JSON holds them."""
+        """The metadata as JSON values, with statistics and other numbers copied from the tensor's device."""
         return {
             key: value if type(value) in _JSON else _plain(value)
             for key, value in self._metadata.items()
@@ -83,24 +82,24 @@ class About:
         return orjson.dumps(self.resolved)
 
     def line(self, more: Mapping[str, Any] | None = None) -> bytes:
-        """A line of JSON; `more` comes last."""
+        """A line of JSON that ends with `more`."""
         parts = (self._json[1:-1], orjson.dumps(more)[1:-1] if more else b"")
         return b"{" + b",".join(filter(None, parts)) + b"}\n"
 
 
 class Describer:
-    """Says of tensors what is written of them, by the micro-batch that they pass in."""
+    """Builds the metadata of tensors in the current micro-batch."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        #: What else a module says of a tensor, by its name (the softmax scale).
+        #: Module -> function that returns more metadata of a tensor by its name (the softmax scale).
         self.more: dict[ModuleId, Callable[[str], Mapping[str, object]]] = {}
         self._micro_batch: int | None = None
         self._when: Mapping[str, object] = {}
         self._declared: dict[ModuleId, tuple[ModulePrecision | None, Formats]] = {}
 
     def begin(self, iteration: int, micro_batch: int | None, loss_scale: float | None) -> None:
-        """What passes from now on belongs to this micro-batch; None is the whole iteration."""
+        """Set the current iteration and micro-batch; None stands for the whole iteration."""
         self._micro_batch = micro_batch
         self._when = {
             "iteration": iteration,
@@ -117,7 +116,7 @@ class Describer:
         statistics: Summary | Deferred,
         more: Mapping[str, object] = BEFORE,
     ) -> About:
-        """What is written of a tensor that passes now; `more` says which of its values these are."""
+        """The metadata of the current tensor; `more` says which of its values these are."""
         shape, dtype, when = tensor.shape, tensor.dtype, self._when
         of_module, formats = self.more[precision.module](name.tensor), self._formats(precision)
 
@@ -143,7 +142,7 @@ class Describer:
         return About(make, statistics)
 
     def _formats(self, precision: ModulePrecision) -> Formats:
-        """`formats_record`, kept of a module whose slots depend on nothing but what is declared."""
+        """`formats_record`, cached for modules whose slots depend only on their declaration."""
         declared, record = self._declared.get(precision.module, (None, {}))
         if declared is precision:
             return record
@@ -153,7 +152,7 @@ class Describer:
         return record
 
     def _of_moment(self, operand: Operand) -> dict[str, object]:
-        """What the slot's values depended on in this micro-batch; nothing of a whole iteration."""
+        """The inputs of the slot's values in this micro-batch; empty for a whole iteration."""
         if self._micro_batch is None or not operand.needs_step_state:
             return {}
         return current_state().record(operand)

@@ -1,11 +1,12 @@
-"""A bounded queue of work for two background threads, in order: one that computes, one that waits for the disk.
+"""A bounded FIFO queue for two background threads: one computes, one writes to disk.
 
-A piece is work for the first thread and something that follows it for the second, each in the order in which the pieces
-came. Where no core is left to the first thread, the caller does its work. What has been worked on while the disk was
-busy follows together.
-What is queued counts by its bytes until both are done. `put` waits while they would be more than the limit, unless
-nothing else is queued: a single piece of any size goes through. How long it waited is counted, so that back-pressure
-shows. The first error ends the work: what is queued after it is dropped, and whoever calls next gets the error.
+A piece has work for the first thread and an optional follower for the second; both threads keep the order. If there is
+no core for the first thread, the caller does its work. Followers that became ready while the disk was busy are passed
+on together.
+
+A piece counts with its bytes until both threads are done with it. `put` blocks while the total would exceed the limit,
+unless the queue is empty, so a single piece of any size passes. The queue measures how long callers were blocked. The
+first error stops the work: later pieces are dropped, and the next call raises the error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Generic, TypeVar
 
 from quantexp.processes.threads import started_beside
 
-#: Bytes of pieces that follow together: with more the disk is no quicker.
+#: Maximum bytes of followers that are passed on together; larger batches are no faster.
 _TOGETHER_BYTES = 1 << 24
 
 Follower = TypeVar("Follower")
@@ -34,7 +35,7 @@ class _Piece(Generic[Follower]):
 
 
 class WorkQueue(Generic[Follower]):
-    """Work done in the background, in the order in which it came."""
+    """A queue of background work, in order."""
 
     def __init__(
         self,
@@ -42,18 +43,18 @@ class WorkQueue(Generic[Follower]):
         follow: Callable[[Sequence[Follower]], None],
         works_beside: bool = True,
     ) -> None:
-        """`follow` is the second thread's: it is given what follows one piece or several, in order.
+        """`follow` runs in the second thread, on the followers of one or several pieces, in order.
 
-        Unless it `works_beside`, there is no first thread: whoever puts a piece does its work, and gets its error.
+        Without `works_beside` there is no first thread: the caller of `put` does the work, and gets its error.
         """
         self.most_bytes, self._follow, self._works_beside = most_bytes, follow, works_beside
-        #: Bytes that wait or are being worked on, and the most there ever were.
+        #: Bytes in the queue, and their maximum so far.
         self.num_bytes = 0
         self.peak_bytes = 0
-        #: Seconds that callers waited for room, and that what follows the work took.
+        #: Seconds that callers were blocked, and seconds spent in `follow`.
         self.waited_s = 0.0
         self.followed_s = 0.0
-        #: Pieces that wait for the first thread, and for the second.
+        #: Pieces pending for the first thread, and for the second.
         self._pieces: deque[_Piece[Follower]] = deque()
         self._worked: deque[_Piece[Follower]] = deque()
         self._unfinished = 0
@@ -68,23 +69,23 @@ class WorkQueue(Generic[Follower]):
         num_bytes: int = 0,
         then: Follower | None = None,
     ) -> None:
-        """Queue work and what follows it; waits for room.
+        """Queue work and its follower; blocks until there is room.
 
         Raises:
-            BaseException: whatever earlier work raised.
+            BaseException: the error of earlier work.
         """
         self.reserve(num_bytes)
         self.put_reserved(work, num_bytes, then)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether so many bytes need not wait."""
+        """Whether this many bytes fit without blocking."""
         return self.num_bytes == 0 or self.num_bytes + num_bytes <= self.most_bytes
 
     def reserve(self, num_bytes: int) -> None:
-        """Count bytes from now on, of work that is put later; waits for room, so all reserved before must be put.
+        """Reserve bytes for later work; blocks until there is room, so all earlier reservations must be used first.
 
         Raises:
-            BaseException: whatever earlier work raised.
+            BaseException: the error of earlier work.
         """
         start = time.perf_counter()
         with self._changed:
@@ -97,10 +98,10 @@ class WorkQueue(Generic[Follower]):
     def put_reserved(
         self, work: Callable[[], object], num_bytes: int, then: Follower | None = None
     ) -> None:
-        """Queue work whose bytes are counted already.
+        """Queue work whose bytes are already reserved.
 
         Raises:
-            BaseException: whatever earlier work raised.
+            BaseException: the error of earlier work.
         """
         piece = _Piece(work, then, num_bytes)
         with self._changed:
@@ -114,28 +115,28 @@ class WorkQueue(Generic[Follower]):
             self._work_here(piece)
 
     def then(self, follower: Follower) -> None:
-        """Queue what is to follow all that was put before.
+        """Queue a follower without work, after all earlier pieces.
 
         Raises:
-            BaseException: whatever earlier work raised.
+            BaseException: the error of earlier work.
         """
         self.put(_nothing, then=follower)
 
     def flush(self) -> None:
-        """Wait until all is done.
+        """Wait until the queue is empty.
 
         Raises:
-            BaseException: whatever earlier work raised.
+            BaseException: the error of earlier work.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or not self._unfinished)
             self._raise()
 
     def wait_for(self, is_done: Callable[[], bool]) -> None:
-        """Wait until what is queued has brought something about.
+        """Wait until queued work has made `is_done` true.
 
         Raises:
-            BaseException: whatever earlier work raised.
+            BaseException: the error of earlier work.
         """
         start = time.perf_counter()
         with self._changed:
@@ -144,7 +145,7 @@ class WorkQueue(Generic[Follower]):
             self._raise()
 
     def close(self) -> None:
-        """End the threads, once what is queued is done or has failed; says nothing of errors."""
+        """End the threads after the queued work is done or has failed; ignores errors."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -158,14 +159,14 @@ class WorkQueue(Generic[Follower]):
     def _start(self) -> None:
         if self._threads:
             return
-        # Nothing waits for a disk that hangs, unless `flush` is called.
+        # Daemon threads: only `flush` waits for a disk that hangs.
         if self._works_beside:
             self._threads.append(started_beside(self._work, "capture"))
         self._threads.append(started_beside(self._work_after, "capture-disk"))
 
     def _work(self) -> None:
         while (piece := self._next(self._pieces)) is not None:
-            self._pass_on(piece, is_done=self._does(piece.work))
+            self._pass_on(piece, is_done=self._succeeds(piece.work))
 
     def _work_here(self, piece: _Piece[Follower]) -> None:
         is_done = False
@@ -176,7 +177,7 @@ class WorkQueue(Generic[Follower]):
             self._pass_on(piece, is_done)
 
     def _pass_on(self, piece: _Piece[Follower], is_done: bool) -> None:
-        """To the second thread, if anything is to follow."""
+        """Pass a piece to the second thread if it has a follower."""
         with self._changed:
             if is_done and piece.then is not None and self._error is None:
                 self._worked.append(piece)
@@ -189,7 +190,7 @@ class WorkQueue(Generic[Follower]):
             start = time.perf_counter()
             pieces = self._with_more(piece)
             followers = [one.then for one in pieces if one.then is not None]
-            self._does(partial(self._follow, followers))
+            self._succeeds(partial(self._follow, followers))
             with self._changed:
                 self.followed_s += time.perf_counter() - start
                 for one in pieces:
@@ -200,11 +201,11 @@ class WorkQueue(Generic[Follower]):
         self.num_bytes -= piece.num_bytes
         self._unfinished -= 1
 
-    def _does(self, work: Callable[[], object]) -> bool:
-        """Whether it went well; nothing follows an error."""
+    def _succeeds(self, work: Callable[[], object]) -> bool:
+        """Run work and return whether it succeeded; after an error nothing follows."""
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  (raised where the next piece is put)
+        except BaseException as error:  # noqa: BLE001  (raised by the next call)
             with self._changed:
                 self._error = self._error or error
                 for queued in (self._pieces, self._worked):
@@ -217,7 +218,7 @@ class WorkQueue(Generic[Follower]):
             return queued.popleft() if queued else None
 
     def _with_more(self, piece: _Piece[Follower]) -> list[_Piece[Follower]]:
-        """A piece and those behind it that have been worked on."""
+        """A piece and the finished pieces behind it."""
         with self._changed:
             pieces, num_bytes = [piece], piece.num_bytes
             while self._worked and num_bytes + self._worked[0].num_bytes <= _TOGETHER_BYTES:
@@ -226,10 +227,10 @@ class WorkQueue(Generic[Follower]):
             return pieces
 
     def _is_over(self, queued: deque[_Piece[Follower]]) -> bool:
-        """Whether nothing will come: the second thread may get something as long as the first has work."""
+        """Whether no piece will come: the second thread may still get one while the first has work."""
         is_last = queued is self._worked
         return self._closed and (not is_last or not self._unfinished or self._error is not None)
 
 
 def _nothing() -> None:
-    """The work of a piece that only follows others."""
+    """The work of a piece with only a follower."""

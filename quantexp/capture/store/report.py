@@ -1,4 +1,4 @@
-"""What a capture holds, counted: at the end of a run in `report.json` beside the manifest."""
+"""Counts the content of a capture; at the end of a run, `report.json` beside the manifest holds the counts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from quantexp.model.safetensors import DTYPES
 from quantexp.runs.status import write_json
 
 REPORT = "report.json"
-#: What tensors are counted by; the layer type is the site, attention or linear.
+#: The keys that group the counts; the layer type is the site, attention or linear.
 KEYS = ("layer_type", "module", "layer", "operation", "quant_type")
 
 
 def write_report(folder: Path) -> None:
-    """Write the report of a capture folder, where it lists any tensor."""
+    """Write the report of a capture folder, if it lists any tensor."""
     manifest = folder / MANIFEST
     if manifest.is_file() and manifest.stat().st_size:
         write_json(folder / REPORT, summary(open_capture(folder)))
 
 
 def summary(capture: Capture) -> dict[str, Any]:
-    """Counts and bytes, by site, module, layer, operation and quantisation type.
+    """Counts and bytes by site, module, layer, operation and quantisation type.
 
-    `tensors` counts lines and `files` stored values: in a shard a tensor counts as a file of its own. `statistics_only`
-    counts tensors without values, and `described_bytes` is what their values would take.
+    `tensors` counts lines and `files` stored values; a tensor in a shard counts as a file. `statistics_only` counts
+    tensors without values, and `described_bytes` is the size that their values would have.
     """
     without = [entry for entry in capture if is_described(entry)]
     files = capture.with_values()
@@ -51,16 +51,16 @@ def summary(capture: Capture) -> dict[str, Any]:
 
 
 def is_described(entry: CapturedTensor) -> bool:
-    """Whether statistics alone were to be kept of a tensor."""
-    known = entry.metadata
-    has_statistics = isinstance(known.get("statistics"), dict)
-    return has_statistics and not known.get("file") and not known.get("left_out")
+    """Whether a tensor has statistics only by configuration."""
+    metadata = entry.metadata
+    has_statistics = isinstance(metadata.get("statistics"), dict)
+    return has_statistics and not metadata.get("file") and not metadata.get("left_out")
 
 
 def iterations_of(entries: Sequence[CapturedTensor] | Capture) -> list[int]:
-    """The iterations of some tensors, ascending."""
-    found = {entry.metadata.get("iteration") for entry in entries}
-    return sorted(iteration for iteration in found if isinstance(iteration, int))
+    """The iterations of these tensors, ascending."""
+    iterations = {entry.metadata.get("iteration") for entry in entries}
+    return sorted(iteration for iteration in iterations if isinstance(iteration, int))
 
 
 def _by(capture: Capture, key: str) -> dict[str, dict[str, int]]:
@@ -72,13 +72,13 @@ def _by(capture: Capture, key: str) -> dict[str, dict[str, int]]:
 
 
 def _counts(entries: Sequence[CapturedTensor], seen: set[tuple[str, str | None]]) -> dict[str, int]:
-    """Counts of one group; values that `seen` has are counted already, in the group that lists them first."""
+    """Counts of one group; values in `seen` are counted in the group that lists them first."""
     files = num_bytes = 0
-    for known in (entry.metadata for entry in entries):
-        if known.get("file") and (place := identity(known)) not in seen:
+    for metadata in (entry.metadata for entry in entries):
+        if metadata.get("file") and (place := identity(metadata)) not in seen:
             seen.add(place)
             files += 1
-            num_bytes += int(known.get("bytes") or 0)
+            num_bytes += int(metadata.get("bytes") or 0)
     return {
         "tensors": len(entries),
         "iterations": len(iterations_of(entries)),
@@ -89,7 +89,7 @@ def _counts(entries: Sequence[CapturedTensor], seen: set[tuple[str, str | None]]
 
 
 def _described_bytes(known: Mapping[str, Any]) -> int:
-    """What a tensor's values would take; 0 where shape or dtype are missing."""
+    """The size that a tensor's values would have; 0 if shape or dtype is missing."""
     dtype = str(known.get("dtype"))
     shape = known.get("shape")
     if dtype not in DTYPES or not isinstance(shape, list):

@@ -1,8 +1,8 @@
-"""How shards lie in a capture folder, and how they become whole files once nobody writes to them. Needs no torch.
+"""The layout of shards in a capture folder, and their completion after the last write. Needs no torch.
 
     shards/rank0-00001.safetensors    [header, padded to 64 KiB][values of a tensor][values of the next] ...
 
-The end of a SLURM job seals what its killed processes left, and has seconds for that.
+At the end of a SLURM job, which has only seconds, this seals the shards of killed processes.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from quantexp.folders import PART
 from quantexp.model.safetensors import entry, framed
 from quantexp.runs.status import write_json
 
-#: Below the capture folder.
+#: The folder of the shards in the capture folder.
 SHARDS = "shards"
 INDEX = "capture.safetensors.index.json"
-#: Where values begin.
+#: The offset of the values.
 HEADER_BYTES = 1 << 16
-#: What a header begins with.
+#: The first entry of a header.
 PREAMBLE: Mapping[str, Any] = {"__metadata__": {"format": "pt"}}
 
 
 def finish_shards(folder: Path) -> None:
-    """Seal the shards that killed processes left open, and write the index; no process may be writing.
+    """Seal the open shards of killed processes, and write the index; no process may be writing.
 
-    Of an open shard what the manifest names is kept, and what was being written is cut off; one that is not as the
-    manifest says stays as it is.
+    An open shard is truncated to the values that the manifest names. A shard that contradicts the manifest stays
+    unchanged.
 
     Raises:
         OSError: the folder cannot be written.

@@ -1,10 +1,9 @@
-"""Shards: captured tensors one after another in large safetensors files, which lie as `sealing` says.
+"""Shards: captured tensors one after another in large safetensors files, with the layout of `sealing`.
 
-Values are appended as they come, and need no memory afterwards. Room for the header is kept in front of them, and taken
-on the disk when a shard begins, so that a full disk cannot keep the shard from being sealed. Until the header is there
-the file has the suffix `.part` and is no safetensors file; but the manifest names the bytes of every tensor in it as
-soon as they are written, and `open_capture` reads them from there. What a killed process left open, and the index, are
-`sealing`'s.
+Values are appended as they arrive, and need no memory afterwards. The space for the header is reserved on disk when a
+shard is created, so that a full disk cannot prevent sealing. Until the header is written the file has the suffix
+`.part` and is not a safetensors file, but the manifest names the bytes of every written tensor, and `open_capture`
+reads them from there. `sealing` handles shards of killed processes and the index.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from quantexp.model.safetensors import content_of, dtype_name, entry, framed
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Values of a shard, bytes, unless its first tensor alone has more.
+#: Maximum bytes of a shard's values, unless its first tensor alone is larger.
 SHARD_BYTES = 1 << 28
-#: Colon, comma and the quotes of a key are counted with some to spare.
+#: An upper bound for the colon, comma and quotes of a key.
 _KEY_BYTES = 8
 
 
@@ -41,16 +40,17 @@ class ShardFiles:
         self._shard: _Shard | None = None
 
     def prepared(self, name: str, values: Tensor, metadata: Mapping[str, Any]) -> Prepared:
-        """A contiguous CPU tensor, to be appended. The manifest alone keeps the metadata."""
+        """Prepare a contiguous CPU tensor; only the manifest keeps its metadata."""
         return Prepared(name, values, content_hash(values))
 
     def write(self, together: Sequence[Prepared], is_behind: bool) -> None:
-        """Append values, as many at once as a shard takes, and say where.
+        """Append values, as many at once as fit into a shard, and set their places.
 
         Raises:
-            OSError: one cannot be written: the shard keeps what was whole before, sealed. Those with a place are.
+            OSError: a value cannot be written. The shard is sealed with its complete values; values with a place are
+                written.
         """
-        rest = [_Value.of(one) for one in together]
+        rest = [_Value.of(prepared) for prepared in together]
         while rest:
             if self._shard is None:
                 self._shard = _Shard(self._next())
@@ -62,7 +62,7 @@ class ShardFiles:
                 self.seal()
 
     def _append(self, shard: _Shard, values: Sequence[_Value], is_behind: bool) -> None:
-        """Append what fits into a shard; one by one where a disk is too full for all."""
+        """Append values to a shard; one by one if the disk has no room for all."""
         try:
             shard.append(values, is_behind)
         except OSError:
@@ -78,34 +78,36 @@ class ShardFiles:
             value.prepared.place = {"file": file, "key": value.key, "offsets": offsets}
 
     def seal(self) -> None:
-        """Make the shard that is open a whole file.
+        """Complete the open shard.
 
         Raises:
-            OSError: that failed; the manifest's places hold all the same.
+            OSError: the header cannot be written; the manifest's places stay valid.
         """
         shard, self._shard = self._shard, None
         if shard is not None:
             shard.seal()
 
     def _next(self) -> Path:
-        """The first name that no earlier process took."""
+        """The first name that no earlier process has used."""
         folder = self.folder / SHARDS
         folder.mkdir(parents=True, exist_ok=True)
-        ours = re.compile(rf"rank{self.rank}-(\d+)\.safetensors({re.escape(PART)})?")
-        taken = [int(found[1]) for path in folder.iterdir() if (found := ours.fullmatch(path.name))]
-        return folder / f"rank{self.rank}-{max(taken, default=0) + 1:05d}.safetensors"
+        pattern = re.compile(rf"rank{self.rank}-(\d+)\.safetensors({re.escape(PART)})?")
+        numbers = [
+            int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))
+        ]
+        return folder / f"rank{self.rank}-{max(numbers, default=0) + 1:05d}.safetensors"
 
 
 @dataclass
 class _Value:
-    """A tensor that is to be appended, or was."""
+    """A tensor to append."""
 
     prepared: Prepared
     key: str
     dtype: str
     shape: list[int]
     content: memoryview
-    #: Among the values of its shard; its entry in the header, and what that takes there.
+    #: The offsets in the shard's values; its entry in the header, and the size of that entry.
     offsets: tuple[int, int] = (0, 0)
     entry: dict[str, Any] = field(default_factory=dict)
     header_bytes: int = 0
@@ -122,7 +124,7 @@ class _Value:
 
 
 class _Shard:
-    """A shard that is being written."""
+    """The open shard."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._part = path, beside(path)
@@ -136,7 +138,7 @@ class _Shard:
             raise
 
     def room_for(self, values: Sequence[_Value]) -> int:
-        """How many of these fit behind each other, which are given their offsets; into an empty shard any one."""
+        """The number of leading values that fit, at least one into an empty shard; sets their offsets."""
         end, header_bytes = self._end, self._header_bytes
         for number, value in enumerate(values):
             value.put_at(end)
@@ -147,7 +149,7 @@ class _Shard:
         return len(values)
 
     def append(self, values: Sequence[_Value], is_behind: bool) -> None:
-        """Put tensors at the end, all or none; `room_for` has given them offsets.
+        """Append tensors with offsets from `room_for`, all or none.
 
         Raises:
             OSError: they cannot be written.
@@ -168,7 +170,7 @@ class _Shard:
         return len(self._header) > len(PREAMBLE)
 
     def seal(self) -> None:
-        """Write the header; a shard that holds nothing is taken away."""
+        """Write the header; an empty shard is removed."""
         try:
             if self._holds_any:
                 self._file.write_at([framed(self._header, HEADER_BYTES)], 0)

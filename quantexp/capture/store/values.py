@@ -1,7 +1,7 @@
-"""A captured tensor's values on disk: where the manifest's line says they are, checked, and memory-mapped.
+"""Loads a captured tensor's values from the location in its manifest line, validated and memory-mapped.
 
-A line names a file of its own (`file`), or a shard with the values' key and place in it (`file`, `key`, `offsets`: the
-first byte and the one after the last). Whatever a line says, nothing outside the capture folder is read and no code is
+A line names a file (`file`), or a shard with the values' key and location in it (`file`, `key`, `offsets`: the first
+byte and the one after the last). For any content of a line, only files in the capture folder are read and no code is
 run.
 """
 
@@ -25,15 +25,15 @@ from quantexp.model.safetensors import DTYPES
 
 
 def identity(metadata: Mapping[str, Any]) -> tuple[str, str | None]:
-    """What tells stored values apart: the file, and the key where it is a shard."""
+    """The identity of stored values: the file, and the key in a shard."""
     return str(metadata["file"]), metadata.get("key")
 
 
 def path_of(folder: Path, metadata: Mapping[str, Any]) -> Path:
-    """The file of a line; a shard that was never sealed is found under the name it still has.
+    """The file of a line; for a shard that was never sealed, the file with its temporary name.
 
     Raises:
-        CaptureError: outside the folder, or a name that no file can have.
+        CaptureError: the file is outside the folder, or its name is invalid.
     """
     path = _inside(folder, str(metadata["file"]))
     part = beside(path)
@@ -42,10 +42,10 @@ def path_of(folder: Path, metadata: Mapping[str, Any]) -> Path:
 
 
 def name_of(folder: Path, metadata: Mapping[str, Any]) -> str:
-    """The tensor's name in the folder, without a suffix: the same in every kind of store.
+    """The tensor's name in the folder, without a suffix, equal in every kind of store.
 
     Raises:
-        CaptureError: it leads out of the folder.
+        CaptureError: the name leads out of the folder.
     """
     key = metadata.get("key")
     name = str(metadata["file"]).removesuffix(".pt") if key is None else str(key)
@@ -66,19 +66,19 @@ def _inside(folder: Path, name: str) -> Path:
 
 @lru_cache(maxsize=64)
 def _resolved(folder: Path) -> Path:
-    """Where the folder is, found once: a collection has thousands of files."""
+    """The folder's resolved path, cached because a collection has thousands of files."""
     return folder.resolve()
 
 
 def load_values(path: Path, metadata: Mapping[str, Any]) -> Tensor:
-    """The values of a line in its file; writing to them changes no file.
+    """The values of a line in its file, memory-mapped copy-on-write.
 
     Raises:
-        CaptureError: no such file, or not a file of captured values.
+        CaptureError: the file is missing, or is not a file of captured values.
     """
     try:
         is_file = path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # an invalid file name
         is_file = False
     if not is_file:
         raise CaptureError(f"{path} is missing although it is listed; capture again")
@@ -86,10 +86,10 @@ def load_values(path: Path, metadata: Mapping[str, Any]) -> Tensor:
 
 
 def metadata_in(path: Path) -> dict[str, Any]:
-    """What a file of its own says of its tensor beside the values; nothing where it says nothing.
+    """The metadata in a tensor's own file; empty if the file has none.
 
     Raises:
-        CaptureError: not a file of captured values.
+        CaptureError: the file is not a file of captured values.
     """
     content = _content(path)
     metadata = content.get("metadata") if isinstance(content, dict) else None
@@ -97,12 +97,12 @@ def metadata_in(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> Any:
-    """What is in a file of its own, values memory-mapped."""
+    """The content of a tensor's own file, with memory-mapped values."""
     try:
         return torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
-    except Exception as error:  # an unpickler that meets other bytes may raise anything
+    except Exception as error:  # an unpickler may raise any exception on other bytes
         raise CaptureError(
             f"{path} is refused: it is no file of captured values, is damaged, or holds more than tensors and plain "
             "data"

@@ -106,7 +106,7 @@ def test_a_full_disk_ends_the_capture_and_training_goes_on_where_asked(
     assert status is not None
     assert (status.state, status.iteration) == (State.COMPLETED, 2)
     words = (
-        "capture stopped in iteration 1, training goes on: captured tensors cannot be written to"
+        "capture stopped in iteration 1, training continues: captured tensors cannot be written to"
     )
     assert status.capture["stopped"].startswith(words)
     assert capsys.readouterr().err.count(words) == 1
