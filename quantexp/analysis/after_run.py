@@ -1,4 +1,4 @@
-"""What `analysis.auto` asks for: of a run that has ended, of one that is skipped, of a sweep that is over.
+"""Draws what `analysis.auto` selects: for a finished run, for a skipped run, and for a finished sweep.
 
 A run draws itself in its worker. One that is skipped, since it has completed before, gets from the process that skips
 it what its folder does not have yet. A sweep's report is written by the process that worked through it, beside its
@@ -21,7 +21,7 @@ from quantexp.folders import short_path
 from quantexp.runs.paths import RunDir
 from quantexp.schema import AutoDraw
 
-#: Seconds that the report at the end of a run may look at captured values; that of a sweep as many for each run.
+#: Time limit in seconds for reading captured values in the report of a run; a sweep's report has as much for each run.
 REPORT_LOOK_S = 1.0
 
 
@@ -43,7 +43,7 @@ def draw_figures(run: RunDir, drawing: AutoDraw) -> None:
 
 
 def draw_skipped(run: RunDir, drawing: AutoDraw, console: Console) -> None:
-    """Give a run that is skipped the figures and the report that are asked for and not there."""
+    """Create the selected figures and report of a skipped run if they are missing."""
     if drawing is AutoDraw.nothing:
         return
     lacks_picture = (
@@ -62,7 +62,7 @@ def draw_skipped(run: RunDir, drawing: AutoDraw, console: Console) -> None:
 
 
 def report_sweep(listing: Path, drawings: Sequence[AutoDraw], console: Console) -> None:
-    """Write the report and the picture of several runs beside their list; nothing where no run is to be drawn."""
+    """Write the report and the picture of several runs beside their list, unless drawing is off for all of them."""
     if len(drawings) < 2 or set(drawings) == {AutoDraw.nothing}:
         return
     page = listing.with_suffix(".html")

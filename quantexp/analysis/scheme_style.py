@@ -1,4 +1,4 @@
-"""The one place that says how a scheme or a format is drawn: colour, dash and marker. Needs no matplotlib.
+"""The style of a scheme or a format in every figure: colour, dash and marker. Needs no matplotlib.
 
     colour   the number format                              mxfp8 blue, mxfp4 vermillion, hifp8 green, bf16 grey, ...
     dash     the sites that are quantised                   FA_linear solid, linear dashed, FA dotted, FA_full dash-dot
@@ -24,24 +24,24 @@ FORMAT_COLOURS = {
     "nvfp4": "#E69F00",
     "fp8": "#CC79A7",
 }
-#: Of a scheme whose name says no format.
+#: The colour of a scheme whose name contains no format.
 OTHER = "#7A5195"
 BASELINE = "bf16"
 
 Dash = tuple[float, ...]
-#: Lengths of line and gap in units of the line's width; empty is a solid line.
+#: Lengths of dash and gap in units of the line's width; empty means a solid line.
 SOLID: Dash = ()
 DASHED: Dash = (5.0, 2.0)
 DOTTED: Dash = (1.2, 1.6)
 DASH_DOT: Dash = (5.0, 1.6, 1.2, 1.6)
-#: Where the shades of one colour and dash are used up.
+#: Markers, used when the shades of one colour and dash are exhausted.
 _MORE_DASHES: tuple[Dash, ...] = (
     (9.0, 2.5),
     (5.0, 1.6, 1.2, 1.6, 1.2, 1.6),
     (9.0, 1.8, 2.6, 1.8),
     (2.6, 1.6),
 )
-#: Share of black (below 0) or of white (above 0) that is mixed in.
+#: The fraction of black (below 0) or of white (above 0) in each shade.
 _SHADES = (0.0, -0.5, 0.45)
 _SITES = {
     "FA_linear": (SOLID, "o"),
@@ -54,28 +54,28 @@ _BASELINE_MARKER, _OTHER_MARKER = "D", "X"
 
 @dataclass(frozen=True)
 class SchemeStyle:
-    """How one scheme is drawn."""
+    """The style of one scheme."""
 
     #: #rrggbb.
     colour: str
     dash: Dash
-    #: As matplotlib calls it.
+    #: A matplotlib marker.
     marker: str
 
     @property
     def linestyle(self) -> str | tuple[float, Dash]:
-        """The dash as matplotlib takes it."""
+        """The dash as a matplotlib line style."""
         return (0, self.dash) if self.dash else "solid"
 
 
 def format_colour(name: str) -> str | None:
-    """The colour of the first format in a name such as `mxfp8_e4m3 rceil` or `linear_mxfp8`; None for no format."""
+    """The colour of the first format in a name such as `mxfp8_e4m3 rceil` or `linear_mxfp8`; None without a format."""
     words = re.split(r"[_/ ]", name)
     return next((FORMAT_COLOURS[word] for word in words if word in FORMAT_COLOURS), None)
 
 
 def scheme_style(scheme: str) -> SchemeStyle:
-    """How a scheme, or a format, looks where no other of its format and sites is on the page."""
+    """The style of a scheme or format if no other with the same format and sites is in the figure."""
     colour = format_colour(scheme) or OTHER
     if scheme == BASELINE:
         return SchemeStyle(colour, SOLID, _BASELINE_MARKER)
@@ -86,7 +86,7 @@ def scheme_style(scheme: str) -> SchemeStyle:
 
 
 def scheme_styles(schemes: Sequence[str]) -> list[SchemeStyle]:
-    """A style for each line of a page, in order; lines of equal names are told apart too.
+    """A distinct style for each line of a figure, in order, also for lines with equal names.
 
     Of those that share format and sites the shortest name has the style of `scheme_style`, the next ones shades of
     its colour, and after these other dashes; from the sixteenth on styles repeat.
@@ -102,7 +102,7 @@ def scheme_styles(schemes: Sequence[str]) -> list[SchemeStyle]:
 
 
 def styles_by_name(names: Iterable[str]) -> dict[str, SchemeStyle]:
-    """The style of each different scheme of a page."""
+    """The style of each distinct scheme of a figure."""
     different = list(dict.fromkeys(names))
     return dict(zip(different, scheme_styles(different), strict=True))
 
@@ -115,7 +115,7 @@ def _variant(usual: SchemeStyle, number: int) -> SchemeStyle:
 
 
 def shaded(colour: str, share: float) -> str:
-    """A colour with that share of white mixed in, or of black where it is negative."""
+    """A colour mixed with this fraction of white, or of black if it is negative."""
     end = 255 if share > 0 else 0
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(p + (end - p) * abs(share)):02X}" for p in parts)

@@ -1,4 +1,4 @@
-"""How every figure looks: a colour for each kind of tensor, sizes, axes; how schemes look is in `scheme_style`.
+"""The common style of figures: colours of the kinds of tensor, sizes, axes; `scheme_style` has that of schemes.
 
 Colours are those of Okabe and Ito (2008), distinguishable with any colour vision. Nothing here
 touches matplotlib's global state: figures are made by `new_figure` and carry their own canvas.
@@ -40,13 +40,13 @@ KIND_COLOURS = {
     Kind.SCALE: LIGHT_GREY,
 }
 
-#: What `savefig` is told for each format; a PNG's last percents of size cost half of its time.
+#: Options of `savefig` for each format; the last few percent of PNG compression cost half of the time.
 _SAVING: dict[str, dict[str, Any]] = {
     "png": {"pil_kwargs": {"compress_level": 3}},
     "pdf": {"metadata": {"CreationDate": None}},
     "svg": {"metadata": {"Date": None}},
 }
-#: A PDF's fonts: TrueType, as publishers ask for, or Type 3, which takes a fifth of the time.
+#: Fonts of a PDF: TrueType, which publishers require, or Type 3, which takes a fifth of the time.
 _TRUETYPE, _TYPE3 = 42, 3
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -58,12 +58,12 @@ NOTE_PT = 7
 
 
 def quant_colour(name: str) -> str:
-    """The colour of a quantisation type or format; black for what is none."""
+    """The colour of a quantisation type or format; black for any other name."""
     return format_colour(name) or BLACK
 
 
 def new_figure(width_inch: float, height_inch: float) -> Figure:
-    """An empty white figure with an Agg canvas of its own."""
+    """An empty white figure with its own Agg canvas."""
     figure = Figure(figsize=(width_inch, height_inch), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
@@ -71,7 +71,7 @@ def new_figure(width_inch: float, height_inch: float) -> Figure:
 
 @dataclass(frozen=True)
 class Page:
-    """A figure whose places are inches from its lower left corner."""
+    """A figure whose positions are in inches from its lower left corner."""
 
     figure: Figure
 
@@ -81,14 +81,14 @@ class Page:
         return float(self.figure.get_figheight())
 
     def axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
-        """New axes there."""
+        """Add axes at this position."""
         x, y = self.figure.get_figwidth(), self.height
         return self.figure.add_axes((left / x, bottom / y, width / x, height / y))
 
     def write(
         self, left: float, top: float, words: str, size_pt: float, *, bold: bool = False
     ) -> None:
-        """Words below that height."""
+        """Add text below this height."""
         x, y = left / self.figure.get_figwidth(), top / self.height
         weight = "bold" if bold else "normal"
         text = self.figure.text(
@@ -100,7 +100,7 @@ class Page:
 def dress(
     ax: Axes, title: str, x_label: str, y_label: str, grid: str = "y", title_pad_pt: float = 6
 ) -> None:
-    """Title, labels with units, and a light grid along the axis that is read off: x, y or both."""
+    """Set title, labels with units, and a light grid along x, y or both."""
     ax.set_title(
         title, fontsize=TITLE_PT, loc="left", color=INK, fontweight="bold", pad=title_pad_pt
     )
@@ -114,7 +114,7 @@ def dress(
 
 
 def say_instead(ax: Axes, words: str) -> None:
-    """What a panel says that has nothing to draw."""
+    """Write a message into a panel without data."""
     ax.set_xticks([])
     ax.set_yticks([])
     ax.set_xlabel("")
@@ -169,7 +169,7 @@ def name_lines(
 
 
 def _moved_apart(wanted: Sequence[float], least: float, height: float) -> list[float]:
-    """Places in the order of the wishes, `least` apart, as near to them as that allows; centred if there is no room."""
+    """Positions at least `least` apart, as near as possible to the wishes, in order; centred if they do not fit."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     groups: list[
         tuple[float, list[int]]
@@ -191,7 +191,7 @@ def _moved_apart(wanted: Sequence[float], least: float, height: float) -> list[f
 
 
 def power_of_two(exponent: int) -> str:
-    """`2⁻³`, in letters that every font of ours has: mathematical text takes a hundred times as long to set."""
+    """`2⁻³` in Unicode characters of our fonts, because mathtext takes a hundred times as long."""
     return "2" + str(exponent).translate(_SUPERSCRIPTS)
 
 
@@ -209,7 +209,7 @@ def save_figure(
 
 
 def save_png(figure: Figure, path: Path) -> Path:
-    """Write beside, then rename; folders are made."""
+    """Write a file atomically; creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return _save(figure, path, "png")
 

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def record(given: str | None, root: Path) -> list[dict[str, object]]:
-    """What `quantexp status --json` prints."""
+    """The output of `quantexp status --json`."""
     where = scope(given, root)
     return status_rows(_settled(where), where.missing)
 
@@ -65,7 +65,7 @@ def show(given: str | None, root: Path, console: Console) -> int:
 
 
 def watch(given: str | None, root: Path, console: Console) -> int:
-    """Show the table of a scope until all of it has ended; 0. Runs that begin meanwhile are shown too."""
+    """Show the table of a scope until all its runs have ended, including runs that start later; returns 0."""
     with Live(console=console, auto_refresh=False) as live:
         while True:
             where = scope(given, root)
@@ -79,7 +79,7 @@ def watch(given: str | None, root: Path, console: Console) -> int:
 
 
 def show_logs(given: str, root: Path, rank: int, *, follow: bool) -> int:
-    """Print a rank's log to standard output; 0."""
+    """Print a rank's log to standard output; returns 0."""
     from quantexp.launch.ledger.logs import follow_log, show_log
 
     (follow_log if follow else show_log)(find_run(given, root), rank, _write)

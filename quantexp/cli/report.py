@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write_report(words: Sequence[str], root: Path, out: Path | None) -> Path:
-    """Write the report of what the words name; returns the file.
+    """Write the report of the named runs; returns the file.
 
     Without `out` a run's page lies in its folder, that of a folder of runs in it, a sweep's beside its list, and that
     of anything else in the working directory.

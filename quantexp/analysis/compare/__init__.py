@@ -1,4 +1,4 @@
-"""Runs side by side: losses against bf16, speed, and what else differs between them than the scheme.
+"""Compares runs: losses against bf16, speed, and differences other than the scheme.
 
 Reads run folders alone; needs neither torch nor Megatron.
 """

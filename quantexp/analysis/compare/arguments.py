@@ -1,4 +1,4 @@
-"""Which runs the words of `compare` and `report` name, and where what they write goes. Needs no torch."""
+"""Resolves the arguments of `compare` and `report` to runs and an output path. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from quantexp.runs.paths import RunDir
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs that were named, each once, in the order given; of a sweep also those that have no folder."""
+    """The named runs without repeats, in the order given, and the runs of sweeps without folders."""
 
     runs: tuple[RunDir, ...]
     missing: tuple[Missing, ...] = ()
 
 
 def named_runs(words: Sequence[str], root: Path) -> Runs:
-    """The runs behind some words, each a run, a part of one's name, a sweep's list or a folder of runs.
+    """The runs of the arguments: each is a run, a part of a run's name, a sweep's list or a folder of runs.
 
     Raises:
         RunError: a word that is none of these, by itself.
@@ -32,7 +32,7 @@ def named_runs(words: Sequence[str], root: Path) -> Runs:
 
 
 def out_and_rest(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Where the output is to go, as the last `out=PATH` says, and the other words.
+    """The path of the last `out=PATH`, and the other arguments.
 
     Raises:
         ConfigError: `out=` without a path.

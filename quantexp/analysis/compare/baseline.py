@@ -1,4 +1,4 @@
-"""Which run is another one's baseline, and where there is none, why, and how to make one.
+"""Finds the baseline of a run; without one, explains why and how to create it.
 
 A baseline is a bf16 run of the same model and data that has losses. Between several it is the one that the run is
 matched with, or differs least from. A quantised run is never a baseline: its own error would be in the gap.
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from quantexp.analysis.compare.matched import Mismatch, mismatches
 from quantexp.analysis.compare.side import BASELINE, Side
 
-#: Numbers of a model's identity that say how its weights begin.
+#: Keys of a model's identity that determine its initial weights.
 _INITIAL = ("initial_weights", "init_std")
 
 
 def baseline_of(side: Side, sides: Sequence[Side]) -> tuple[int, list[Mismatch]] | str:
-    """The place of a run's baseline among all, with why the two are no matched pair; else why there is none."""
+    """The index of a run's baseline with the mismatches of the pair, or the reason why there is none."""
     reasons = {i: _unfit(side, other) for i, other in enumerate(sides) if other.is_baseline}
     found = {i: mismatches(side, sides[i]) for i, reason in reasons.items() if reason is None}
     if found:
@@ -31,7 +31,7 @@ def baseline_of(side: Side, sides: Sequence[Side]) -> tuple[int, list[Mismatch]]
 
 
 def _unfit(side: Side, other: Side) -> str | None:
-    """Why a bf16 run cannot be the baseline of a run, in words after "is"; None where it can."""
+    """Why a bf16 run cannot be the baseline of a run, as a phrase after "is"; None if it can."""
     if not other.losses.iterations:
         return "without a loss"
     if _model(side, other) != _model(other, side):
@@ -42,7 +42,7 @@ def _unfit(side: Side, other: Side) -> str | None:
 
 
 def _model(side: Side, other: Side) -> object:
-    """What tells whether two runs have one model: its numbers, where both say them, else its name.
+    """The key that decides whether two runs have the same model: its numbers if both have them, else its name.
 
     How its weights begin is left to `mismatches`, which says that of a baseline.
     """
@@ -53,7 +53,7 @@ def _model(side: Side, other: Side) -> object:
 
 
 def how_to_make_one(side: Side) -> str:
-    """What to run for a baseline of this run: its own command with quant=bf16."""
+    """The command that creates a baseline for this run: its own command with quant=bf16."""
     command = (side.provenance or {}).get("command")
     words = [str(word) for word in command[1:]] if isinstance(command, list) else []
     own = [
@@ -65,5 +65,5 @@ def how_to_make_one(side: Side) -> str:
 
 
 def _is_verb(before: str, word: str) -> bool:
-    """Whether a word of a command is neither a flag, nor a flag's value, nor an override."""
+    """Whether an argument of a command is neither a flag, nor a flag's value, nor an override."""
     return "=" not in word and word[:1] not in "-~" and before not in ("-cd", "--config-dir")

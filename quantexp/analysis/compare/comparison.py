@@ -1,4 +1,4 @@
-"""Runs beside their baselines: the rows of a comparison, its warnings, and its JSON.
+"""Compares runs with their baselines: the rows of a comparison, its warnings, and its JSON.
 
 The baseline of a run is a bf16 run of the same model and data (`quantexp.analysis.compare.baseline`). A run that has
 none has no gap, and a warning says why; what differs is then told from the first run.
@@ -20,21 +20,21 @@ from quantexp.errors import RunError
 from quantexp.processes.cores import ranges
 from quantexp.runs.find import Missing
 
-#: What makes no difference to what runs, or is told by the precision map.
+#: Keys that do not affect the results, or that the precision map covers.
 NOT_COMPARED = ("quant", "paths", "tracking", "analysis", "dry_run", "force", "sweep")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run, and its baseline."""
+    """One run and its baseline."""
 
-    #: What the run is called here: its scheme, and what tells it from the others.
+    #: The run's label: its scheme, and the options that distinguish it from the others.
     label: str
     side: Side
     #: The place among the rows of the run it is held against: its baseline, its own for a baseline, and the first
     #: run's where it has none.
     baseline: int
-    #: Why it has no baseline; None where it has one.
+    #: Why there is no baseline; None if there is one.
     lacks: str | None
     mismatches: tuple[Mismatch, ...]
     gap: Gap | None
@@ -43,30 +43,30 @@ class Row:
 
     @property
     def matched(self) -> bool:
-        """Whether the gap is the scheme's alone, but for chance."""
+        """Whether the gap is due to the scheme alone, apart from noise."""
         return self.lacks is None and not self.mismatches
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is a bf16 run, against which others are held."""
+        """Whether the run is a bf16 run and can be a baseline."""
         return self.side.is_baseline
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that is compared."""
+    """A comparison of runs."""
 
     rows: tuple[Row, ...]
-    #: What has to be said before any number: runs that are missing, not matched, not over, not proved.
+    #: Warnings about runs that are missing, not matched, not finished or not proved.
     warnings: tuple[str, ...]
-    #: Whether gaps can be told from noise.
+    #: Whether there are enough seeds to distinguish gaps from noise.
     noise: str
 
 
 def compare(
     sides: Sequence[Side], missing: Sequence[Missing] = (), *, is_compared: bool = True
 ) -> Comparison:
-    """Hold runs against their baselines, in the order given.
+    """Compare runs with their baselines, in the order given.
 
     Where a run is only shown, not compared (`is_compared` is false), it may lack a baseline without a warning.
 
@@ -82,7 +82,7 @@ def compare(
 
 
 def labels_of(sides: Sequence[Side]) -> list[str]:
-    """The scheme of each, with model, data, seed or the folder's hash where they are needed to tell runs apart."""
+    """The scheme of each run, with model, data, seed or the folder's hash if these are needed to distinguish runs."""
     parts = [
         (s.scheme, s.names.model, s.names.dataset, None if s.seed is None else f"seed {s.seed}")
         for s in sides
@@ -148,7 +148,7 @@ def _warnings(rows: Sequence[Row], is_compared: bool) -> list[str]:
 
 
 def _without_baseline(rows: Sequence[Row]) -> list[str]:
-    """Each reason for having no baseline once, with the runs that it is true of, and how to make one."""
+    """Each reason for a missing baseline once, with its runs and the command that creates one."""
     lacking: dict[str, list[Row]] = {}
     for row in rows:
         if row.lacks is not None:
@@ -161,7 +161,7 @@ def _without_baseline(rows: Sequence[Row]) -> list[str]:
 
 
 def _unmatched(rows: Sequence[Row]) -> list[str]:
-    """Each way of being unmatched once, with the runs that it is true of."""
+    """Each kind of mismatch once, with its runs."""
     names: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.mismatches:
@@ -186,7 +186,7 @@ def _noise(rows: Sequence[Row]) -> str:
 
 
 def record(comparison: Comparison) -> dict[str, Any]:
-    """As `--json` prints it."""
+    """The output of `--json`."""
     rows = comparison.rows
     return {
         "noise": comparison.noise,
@@ -196,7 +196,7 @@ def record(comparison: Comparison) -> dict[str, Any]:
 
 
 def _last_loss(side: Side) -> float | None:
-    """None where the last iteration's is not finite, or there is none."""
+    """The last iteration's loss; None if it is not finite or missing."""
     iterations = side.losses.iterations
     at_the_end = iterations and iterations[-1] == last_iteration(side)
     return side.losses.losses[-1] if at_the_end else None

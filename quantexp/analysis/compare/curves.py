@@ -25,13 +25,13 @@ from quantexp.analysis.style import (
 
 FILE_NAME = "compare"
 _WIDTH_INCH, _HEIGHT_INCH = 9.0, 7.0
-#: Of a label's letters.
+#: The font size of labels.
 _LETTER_INCH = 0.075
 _MOST_LABEL_INCH = 3.2
 
 
 def draw_curves(comparison: Comparison, folder: Path) -> list[Path]:
-    """Draw to `folder`/compare.png and compare.pdf."""
+    """Draw `compare.png` and `compare.pdf` in `folder`."""
     figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
     lines = lines_of(comparison)
@@ -63,7 +63,7 @@ def draw_curves(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def _draw(ax: Axes, lines: Sequence[Line], bands: Sequence[Band]) -> None:
-    """The lines with their bands, each named at its right end."""
+    """Draw the lines with their bands, each with its name at the right end."""
     ends = []
     for line, band in zip(lines, bands, strict=True):
         end = draw_band(ax, band, line.style, is_baseline=line.is_baseline)
@@ -74,7 +74,7 @@ def _draw(ax: Axes, lines: Sequence[Line], bands: Sequence[Band]) -> None:
 def draw_band(
     ax: Axes, band: Band, style: SchemeStyle, *, is_baseline: bool
 ) -> tuple[float, float]:
-    """One line; of many points the running mean, with every point faintly behind it. Returns its right end."""
+    """Draw one line, with many points as a running mean over faint points; returns its right end."""
     x, (low, mean, high) = band.iterations, (band.low, band.mean, band.high)
     if (window := window_of(len(x))) > 1:
         ax.plot(x, mean, color=style.colour, linewidth=0.5, alpha=0.25, zorder=1.5)

@@ -1,4 +1,4 @@
-"""The loss above the baseline's: paired, iteration by iteration, over the iterations that both have."""
+"""The gap: the loss above the baseline's, paired by iteration, over the common iterations."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from statistics import fmean
 
 from quantexp.analysis.tensors.run_record import LossCurve
 
-#: The share of the common iterations, from the end, that `late` is the mean over.
+#: The last fraction of the common iterations over which `late` is the mean.
 LATE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Differences of training loss, nats a token; iterations where either loss is not finite are left out."""
+    """Differences of training loss in nats per token, without iterations in which either loss is not finite."""
 
     iterations: tuple[int, ...]
     gaps: tuple[float, ...]
 
     @property
     def iteration(self) -> int:
-        """The last iteration that both have."""
+        """The last common iteration."""
         return self.iterations[-1]
 
     @property
     def last(self) -> float:
-        """The gap there."""
+        """The gap at the last common iteration."""
         return self.gaps[-1]
 
     @property
     def num_late(self) -> int:
-        """How many iterations the mean at the end is over, at least one."""
+        """The number of iterations of the final mean, at least one."""
         return max(1, round(LATE_SHARE * len(self.gaps)))
 
     @property
     def late(self) -> float:
-        """The mean over the last tenth: one iteration's loss varies with its batch, and the difference does too."""
+        """The mean over the last tenth, because a single iteration's loss and gap vary with the batch."""
         return fmean(self.gaps[-self.num_late :])
 
 
 def gap_to(here: LossCurve, baseline: LossCurve) -> Gap | None:
-    """The gap of a run to its baseline; None where they have no finite loss in common."""
+    """The gap of a run to its baseline; None without an iteration in which both losses are finite."""
     other = dict(zip(baseline.iterations, baseline.losses, strict=True))
     pairs = [
         (iteration, loss - other[iteration])
@@ -54,7 +54,7 @@ def gap_to(here: LossCurve, baseline: LossCurve) -> Gap | None:
 
 
 def milestones(iterations: tuple[int, ...], count: int) -> list[int]:
-    """At most `count` of the iterations, evenly spread, the first and the last among them; none if it is below 2."""
+    """At most `count` iterations, evenly spaced, including the first and the last; none if `count` is below 2."""
     if count < 2:
         return []
     if len(iterations) <= count:

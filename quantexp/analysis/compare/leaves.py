@@ -1,4 +1,4 @@
-"""Nested values as dotted keys, and where two of them differ."""
+"""Flattens nested values to dotted keys, and compares them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Difference(NamedTuple):
-    """A key that two runs give different values; None is also a key that one of them lacks."""
+    """A key with different values in two runs; None also stands for a missing key."""
 
     key: str
     baseline: Any

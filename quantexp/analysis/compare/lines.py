@@ -1,4 +1,4 @@
-"""The lines of a comparison: one for each scheme, with the runs that differ by their seed alone as its band.
+"""The lines of a comparison: one for each scheme, with a band over runs that differ only in the seed.
 
 A line is the mean of its runs over the iterations that all of them have, the band reaches from the least to the
 largest; of one run the three are the same. A gap is paired by seed before anything is averaged.
@@ -19,7 +19,7 @@ _SEED = "training.seed"
 
 @dataclass(frozen=True)
 class Band:
-    """Numbers by iteration."""
+    """Values by iteration."""
 
     iterations: tuple[int, ...] = ()
     low: tuple[float, ...] = ()
@@ -32,12 +32,12 @@ NOTHING = Band()
 
 @dataclass(frozen=True)
 class Line:
-    """One scheme on the page."""
+    """One scheme in the figure."""
 
     #: `linear_mxfp4`, `linear_mxfp4, 3 seeds`.
     label: str
     style: SchemeStyle
-    #: Their places among the comparison's rows.
+    #: Indices of the comparison's rows.
     rows: tuple[int, ...]
     is_baseline: bool
     losses: Band
@@ -46,7 +46,7 @@ class Line:
 
 
 def lines_of(comparison: Comparison) -> list[Line]:
-    """Each scheme of a comparison once, in the order in which it comes first."""
+    """Each scheme of a comparison once, in the order of its first row."""
     rows = comparison.rows
     groups = _groups(rows)
     styles = scheme_styles([_drawn_as(rows[group[0]]) for group in groups])
@@ -54,7 +54,7 @@ def lines_of(comparison: Comparison) -> list[Line]:
 
 
 def band_of(curves: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Band:
-    """Iterations and values of several runs, together."""
+    """The concatenated iterations and values of several runs."""
     by_iteration = [dict(zip(*curve, strict=True)) for curve in curves]
     if not by_iteration:
         return NOTHING
@@ -69,7 +69,7 @@ def band_of(curves: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Band:
 
 
 def _groups(rows: Sequence[Row]) -> list[list[int]]:
-    """Rows that differ by the seed alone, together; a seed is in a group once."""
+    """Groups of rows that differ only in the seed; a seed occurs once in a group."""
     groups: list[list[int]] = []
     for i, row in enumerate(rows):
         for group in groups:

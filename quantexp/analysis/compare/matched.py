@@ -1,4 +1,4 @@
-"""Whether two runs are a matched pair: alike in all that decides the numbers but the scheme.
+"""Decides whether two runs are a matched pair: equal in everything that determines the numbers except the scheme.
 
 What decides them is recorded as the run's identity (`quantexp.launch.identity`); every key of it outside the scheme
 belongs to one of the aspects below, so that no difference goes unsaid. The number of iterations is compared as it was
@@ -22,7 +22,7 @@ TRAINING = "training"
 ARITHMETIC = "arithmetic"
 UNKNOWN = "unknown"
 
-#: Keys of an identity, or the sections they begin with -> what they decide; the longest that fits holds.
+#: Keys or prefixes of keys of an identity -> the aspect they determine; the longest match counts.
 _DECIDES = {
     "data": (DATA_ORDER,),
     "model": (INITIALISATION,),
@@ -43,7 +43,7 @@ _DECIDES = {
     "numerics": (ARITHMETIC,),
     "packages": (ARITHMETIC,),
 }
-#: What another fingerprint means.
+#: Descriptions of different fingerprints.
 _FINGERPRINTED = {
     "data.tokens": "other tokens",
     "data.tokenizer": "another tokenizer",
@@ -58,14 +58,14 @@ _ORDER = (DATA_ORDER, INITIALISATION, LENGTH, TRAINING, ARITHMETIC, UNKNOWN)
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One aspect in which a run differs from its baseline, and by what."""
+    """One aspect in which a run differs from its baseline, with the differences."""
 
     aspect: str
     why: str
 
 
 def mismatches(here: Side, baseline: Side) -> list[Mismatch]:
-    """Why the two are no matched pair; nothing where they are one."""
+    """The reasons why two runs are not a matched pair; empty if they are."""
     unknown = [
         f"{side.run.provenance} does not say what the run was started with"
         for side in (baseline, here)
@@ -83,7 +83,7 @@ def mismatches(here: Side, baseline: Side) -> list[Mismatch]:
 
 
 def decides(key: str) -> tuple[str, ...]:
-    """What a key of an identity decides."""
+    """The aspect that a key of an identity determines."""
     while key not in _DECIDES:
         if "." not in key:
             return (TRAINING,)
@@ -103,7 +103,7 @@ def _without_scheme(side: Side) -> dict[str, Any]:
 
 
 def _packages(side: Side) -> Mapping[str, Any]:
-    """What ran, or where that was not written, what was there at the start."""
+    """The package versions of the execution, or of the submission if the former are not recorded."""
     provenance = side.provenance or {}
     ran = provenance.get("ran")
     packages = ran.get("packages") if isinstance(ran, dict) else provenance.get("packages")
@@ -119,12 +119,12 @@ def _note_what_was_reached(here: Side, baseline: Side, found: dict[str, list[str
 
 
 def last_iteration(side: Side) -> int:
-    """The last iteration with a loss, finite or not; 0 where there is none."""
+    """The last iteration with a loss, finite or not; 0 if there is none."""
     return max([*side.losses.iterations, *side.losses.nonfinite], default=0)
 
 
 def _words(difference: Difference) -> str:
-    """What differs; fingerprints, which no person reads, are cut to their first digits."""
+    """The difference in words, with fingerprints shortened to their first digits."""
     here, baseline = (str(value) for value in (difference.here, difference.baseline))
     if not (_FINGERPRINT.search(here) or _FINGERPRINT.search(baseline)):
         return f"{difference.key} {_shown(difference.here)} against {_shown(difference.baseline)}"

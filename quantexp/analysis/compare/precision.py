@@ -1,4 +1,4 @@
-"""Where two precision maps differ, slots of the same change together."""
+"""The differences of two precision maps, with slots of the same change grouped."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from quantexp.quant.label import describe_format
 #: Layer, module, site, product, operand.
 _Slot = tuple[int, str, str, str, str]
 _NAMES = ("layer", "module", "site", "product", "operand")
-#: What `settings` says without its name.
+#: Options that `settings` shows without their name.
 _PLAIN = ("block", "scale_rule", "rounding", "scaling")
-#: What does not change a product's values.
+#: Keys that do not affect a product's values.
 _TOLD = ("calls", "recomputed_calls", "quantised_calls", "status", "reason", "axis")
 
 
 @dataclass(frozen=True)
 class PrecisionChange:
-    """Slots that two maps hold in different ways, the same two ways for all of them."""
+    """Slots with the same difference between two maps."""
 
-    #: From which iteration on.
+    #: The first iteration of the difference.
     iteration: int
     site: str
     #: Products and operands: `fprop.x`.
@@ -40,7 +40,7 @@ def precision_changes(
     working_here: str | None = None,
     working_baseline: str | None = None,
 ) -> list[PrecisionChange]:
-    """What the maps, by the iterations at which they change, say differently, in the words of `describe_format`.
+    """The differences of two maps, by the iterations at which they change, in the terms of `describe_format`.
 
     Slots in the working precision are alike whatever that is: the configuration says it.
     """
@@ -55,7 +55,7 @@ def precision_changes(
 
 
 def settings(entry: Mapping[str, Any]) -> str:
-    """A slot's format and options in a few words: `mxfp8_e4m3 32 rceil even`."""
+    """A slot's format and options: `mxfp8_e4m3 32 rceil even`."""
     words = [str(entry.get("format"))]
     words += [str(entry[key]) for key in _PLAIN if entry.get(key) is not None]
     if entry.get("reuse"):

@@ -1,4 +1,4 @@
-"""One side of a comparison: what a run folder says of its run. Whatever a folder lacks is empty here."""
+"""One side of a comparison: the content of a run folder. Missing files give empty values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BASELINE = "bf16"
 
 @dataclass(frozen=True)
 class Side:
-    """A run, as far as it can be read."""
+    """A run, as far as its folder can be read."""
 
     run: RunDir
     names: RunNames
@@ -35,22 +35,22 @@ class Side:
     status: Status | None = None
     provenance: Mapping[str, Any] | None = None
     precision: Mapping[str, Any] | None = None
-    #: Files that are there and cannot be read, in words.
+    #: Messages about files that exist but cannot be read.
     trouble: tuple[str, ...] = ()
 
     @property
     def scheme(self) -> str:
-        """The scheme's name, or the folder's where nothing says it."""
+        """The scheme's name, or the folder's name if it is unknown."""
         return self.names.scheme or self.names.run
 
     @property
     def state(self) -> str:
-        """As status.json says it."""
+        """The state in status.json."""
         return "unknown" if self.status is None else self.status.state.value
 
     @property
     def last_loss(self) -> str:
-        """The loss of the last iteration, as it is shown; one that is not finite is called so."""
+        """The loss of the last iteration as text; `not finite` if it is not."""
         finite, nonfinite = self.losses.iterations, self.losses.nonfinite
         if nonfinite and (not finite or nonfinite[-1] > finite[-1]):
             return "not finite"
@@ -58,20 +58,20 @@ class Side:
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
-        """What decides the run's numbers; None where provenance.json does not say it."""
+        """The run's identity; None if provenance.json does not have it."""
         content = (self.provenance or {}).get("identity")
         return content if isinstance(content, dict) else None
 
     @property
     def seed(self) -> int | None:
-        """Of initial weights and data order."""
+        """The seed of initial weights and data order."""
         training = self.config.get("training")
         seed = training.get("seed") if isinstance(training, dict) else None
         return seed if isinstance(seed, int) else None
 
     @property
     def maps(self) -> dict[int, list[Mapping[str, Any]]]:
-        """The precision map by the iterations at which it changes, as declared; empty where it is not known."""
+        """The declared precision map by the iterations at which it changes; empty if it is unknown."""
         declared = (self.identity or {}).get("scheme")
         if isinstance(declared, list) and declared:
             return {int(iteration): list(entries) for iteration, entries in declared}
@@ -80,7 +80,7 @@ class Side:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether nothing is quantised: by the map where there is one, and only else by the name."""
+        """Whether the run quantises nothing, according to the map, or to the name if there is no map."""
         maps = self.maps
         if maps:
             return all(e.get("format") == BASELINE for entries in maps.values() for e in entries)
@@ -88,7 +88,7 @@ class Side:
 
 
 def read_side(run: RunDir) -> Side:
-    """Read a run folder; a file that is broken is named in `trouble`.
+    """Read a run folder; `trouble` names broken files.
 
     Raises:
         RunError: no such folder, or a config.yaml that is not YAML.

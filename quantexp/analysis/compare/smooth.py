@@ -1,21 +1,21 @@
-"""A running mean, for curves of so many iterations that each hides the others."""
+"""A running mean, for curves with too many iterations to distinguish."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
 
-#: Losses from which on a mean is drawn, and the share of them that it is over.
+#: The minimum number of losses for a mean, and the fraction of them in its window.
 _MANY, _SHARE = 200, 0.02
 
 
 def window_of(count: int) -> int:
-    """How many values a mean is over; 1 is no mean."""
+    """The window of the mean; 1 means no mean."""
     return max(1, round(_SHARE * count)) if count >= _MANY else 1
 
 
 def running_mean(y: Sequence[float], window: int) -> list[float]:
-    """At each place the mean of the values from window // 2 before it to as many behind it, as far as there are any."""
+    """The centred running mean over window // 2 values on each side, truncated at the ends."""
     sums = list(accumulate(y, initial=0.0))
     half = window // 2
     ends = ((max(0, i - half), min(len(y), i + half + 1)) for i in range(len(y)))

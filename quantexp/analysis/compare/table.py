@@ -1,4 +1,4 @@
-"""A comparison as a person reads it in a terminal; columns are left out by their worth where it is narrow."""
+"""Prints a comparison in a terminal; a narrow terminal drops columns by their worth."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _COLUMNS = (
     Column("proof", worth=5),
     Column("state"),
 )
-#: Characters that an iteration's gap takes.
+#: The width of an iteration's gap, in characters.
 _GAP_WIDTH = 10
 _PROOF: dict[object, str] = {True: "proved", False: "[red]failed[/]"}
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Warnings, the table of results, the gap on the way, and what differs."""
+    """Print warnings, the table of results, the gap at intermediate iterations, and the differences."""
     for warning in comparison.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=False)
     shown = _results(comparison, console)
@@ -41,7 +41,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def _results(comparison: Comparison, console: Console) -> set[str]:
-    """The headings of the columns that are shown."""
+    """The headings of the shown columns."""
     rows = [_cells(row, comparison) for row in comparison.rows]
     title = f"{len(rows)} run{'s' * (len(rows) != 1)}"
     table = fitted_table(_COLUMNS, rows, console.width, title).table
@@ -50,7 +50,7 @@ def _results(comparison: Comparison, console: Console) -> set[str]:
 
 
 def _footer(comparison: Comparison, shown: set[str]) -> list[str]:
-    """What the columns that are shown mean, in lines that fit 80 columns."""
+    """Explanations of the shown columns, in lines of at most 80 characters."""
     late = {row.gap.num_late for row in comparison.rows if row.gap}
     over = f" ({max(late)} iteration{'s' * (max(late) > 1)})" if late else ""
     speeds = {
@@ -92,7 +92,7 @@ def _gaps(row: Row) -> list[str]:
 
 
 def _print_ways(comparison: Comparison, console: Console) -> None:
-    """The gap at some iterations on the way: the curves, as far as characters show them."""
+    """The gap at some intermediate iterations."""
     rows = [r for r in comparison.rows if not r.is_baseline and r.gap]
     names = max((len(row.label) for row in rows), default=0)
     count = min(10, (console.width - min(names, 30) - 6) // _GAP_WIDTH)
@@ -113,7 +113,7 @@ def _print_ways(comparison: Comparison, console: Console) -> None:
 
 
 def _print_differences(comparison: Comparison, console: Console) -> None:
-    """A table where all of it fits; else the two values below what they are of."""
+    """A table if it fits; otherwise the two values below their key."""
     lacking = any(row.lacks for row in comparison.rows)
     stead = f", or from {comparison.rows[0].label} where there is none" if lacking else ""
     columns = [Column("scheme", shrink=Shrink.WRAP)]

@@ -1,4 +1,4 @@
-"""`quantexp draw`: everything that can be seen in captured tensors, as figures, tables and text.
+"""`quantexp draw`: analyses captured tensors in figures, tables and text.
 
 The engine is here (`verb`, `source`, `pool`), and what looks at one tensor; what looks at many tensors together is a
 `Chapter`, listed in `chapters`.

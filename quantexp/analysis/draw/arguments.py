@@ -1,4 +1,4 @@
-"""What the command line of `draw` says: folders, filters, where to and as what. Needs no torch.
+"""Parses the command line of `draw`: folders, filters, output folder and formats. Needs no torch.
 
 Filters are flags or words, `--layer 0-3` or `layer=0-3`; numbers take lists and ranges (`0,4-7`), names take lists and
 shell patterns (`grad_*,weight`).
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quantexp.errors import CaptureError, ConfigError
 
-#: What figures can be saved as.
+#: File formats of figures.
 FORMATS = ("png", "pdf", "svg")
 #: Filters whose values are numbers.
 NUMBERS = ("layer", "rank", "iteration")
@@ -39,23 +39,23 @@ _ABOUT = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be drawn."""
+    """The request of a `draw` command."""
 
     folders: list[str]
-    #: Filter -> what the user wrote.
+    #: Filter -> its text on the command line.
     filters: Mapping[str, str] = field(default_factory=dict)
     out: Path | None = None
     formats: tuple[str, ...] = ("png", "pdf")
-    #: Folders of the tree; None is all.
+    #: The parts of the tree; None means all.
     only: tuple[str, ...] | None = None
-    #: Draw again what is drawn already.
+    #: Draw again even if an earlier draw has finished it.
     force: bool = False
-    #: Worker processes; None is one a core.
+    #: The number of worker processes; None means one for each core.
     jobs: int | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words and flags of the verb."""
+    """Add the arguments of the verb to a parser."""
     about = "a run, a part of its name, a capture folder, a folder of runs, runs/sweeps/NAME.json; out=FOLDER"
     parser.add_argument("words", nargs="+", metavar="DIR", help=about)
     for name, words in _ABOUT.items():
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def asked(arguments: argparse.Namespace) -> Asked:
-    """What the parsed arguments ask for.
+    """The request of the parsed arguments.
 
     Raises:
         ConfigError: no folder, an unknown key or format, a number that is none, or the same thing said twice.
@@ -108,7 +108,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
 
 
 def require_folders(folders: Sequence[str]) -> None:
-    """Refuse a folder that is not there, before anything takes time.
+    """Refuse a missing folder before any expensive work.
 
     Raises:
         CaptureError: the first that is not.
@@ -122,7 +122,7 @@ def require_folders(folders: Sequence[str]) -> None:
 
 
 def numbers(name: str, text: str) -> list[range]:
-    """`0,4-7` as ranges, ends included.
+    """Parse `0,4-7` to ranges, ends included.
 
     Raises:
         ConfigError: anything else.

@@ -1,4 +1,4 @@
-"""What was captured: tensors and bytes by quantisation type, layer type, operation and module, in words and as bars."""
+"""The content of a capture: tensors and bytes by quantisation type, layer type, operation and module."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LEFT_INCH, _RIGHT_INCH, _TOP_INCH, _BOTTOM_INCH = 1.5, 1.7, 0.75, 0.5
 
 
 def save_captured(rows: Sequence[Row], stem: Path, formats: Sequence[str]) -> list[Path]:
-    """The figure; nothing of no tensors."""
+    """The figure; None without tensors."""
     return save_figure(draw_captured(rows).figure, stem, formats) if rows else []
 
 
 def draw_captured(rows: Sequence[Row]) -> Page:
-    """A panel for each class, a bar for each of its values, made up of the kinds of tensor."""
+    """Draw a panel for each class, with a bar for each of its values, stacked by kind of tensor."""
     panels = {title: counted_by(rows, key) for title, key in CLASSES.items()}
     number = sum(len(values) for values in panels.values())
     height = _TOP_INCH + _ROW_INCH * number + _BETWEEN_INCH * (len(panels) - 1) + _BOTTOM_INCH

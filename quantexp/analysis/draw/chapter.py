@@ -1,4 +1,4 @@
-"""A chapter: a folder of figures and tables that look at many captured tensors together.
+"""A chapter: a folder of figures and tables over many captured tensors.
 
     def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
         for entry, found in desk.each(look_at_one, entries):    # in worker processes
@@ -34,18 +34,18 @@ Result = TypeVar("Result")
 class Source:
     """One capture folder, opened and filtered."""
 
-    #: What figures call it, different for each source of one `draw`: the run's name, or the folder's.
+    #: A label that is unique within one `draw`: the name of the run or folder.
     label: str
-    #: The tensors that the filters left, lines without values included; `capture.folder` is where they are.
+    #: The filtered tensors, including lines without values; `capture.folder` is their folder.
     capture: Capture
-    #: What the run's configuration says; of a bare folder, the run is the folder's name and the rest None.
+    #: The names in the run's configuration; for a bare folder, the run is the folder's name and the rest None.
     names: RunNames
     #: The run folder; None for a bare capture folder.
     run: RunDir | None = None
 
     @property
     def scheme(self) -> str:
-        """The scheme of the run, or else the quantisation types that the tensors name."""
+        """The scheme of the run, or the quantisation types of the tensors if it is unknown."""
         types = {str(e.metadata.get("quant_type")) for e in self.capture}
         return self.names.scheme or ", ".join(sorted(types))
 
@@ -56,12 +56,12 @@ class Source:
 
     @property
     def records(self) -> list[Record]:
-        """Every line as a record; what an old collection does not say is empty, None or -1 (`Record.from_metadata`)."""
+        """Every line as a record; values missing in old collections are empty, None or -1 (`Record.from_metadata`)."""
         return [Record.from_metadata(entry.metadata) for entry in self.capture]
 
 
 class Desk(Protocol):
-    """Where a chapter draws, and what it draws with."""
+    """The services that a chapter draws with: output folder, formats, workers."""
 
     @property
     def out(self) -> Path:
@@ -69,33 +69,33 @@ class Desk(Protocol):
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """What figures are saved as: png, pdf, svg."""
+        """The file formats of figures: png, pdf, svg."""
 
     def say(self, line: str) -> None:
-        """A line for the person who waits, for what is named instead of drawn."""
+        """Print a line, for instance about an omitted figure."""
 
     def each(
         self, look: Callable[[CapturedTensor], Result], entries: Iterable[CapturedTensor]
     ) -> Iterator[tuple[CapturedTensor, Result]]:
-        """`look(entry)` of each entry, in order, by worker processes with one torch thread each, with a progress bar.
+        """`look(entry)` for each entry, in order, in worker processes with one torch thread each, with a progress bar.
 
         `look` is a function at the top level of a module, or `functools.partial` of one; its result must be small. An
         entry for which it raises CaptureError or OSError is named, counted (exit code 1) and left out.
         """
 
     def save(self, figure: Figure, name: str) -> list[Path]:
-        """`out/name.png` and so on, for each of `formats`; `name` may hold folders."""
+        """Save `out/name.png` and so on, for each of `formats`; `name` may contain folders."""
 
     def write_text(self, name: str, text: str) -> Path:
-        """`out/name`, with its suffix, whole or not at all."""
+        """Write `out/name`, with its suffix, atomically."""
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """What `draw` calls once for all sources."""
+    """A chapter, which `draw` calls once for all sources."""
 
-    #: Below the output folder; what `--only` calls it.
+    #: The folder in the output folder, and the name for `--only`.
     folder: str
-    #: A few words: what is to be seen.
+    #: A short description.
     title: str
     draw: Callable[[Sequence[Source], Desk], list[Path]]

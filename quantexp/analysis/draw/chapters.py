@@ -1,4 +1,4 @@
-"""Every chapter that looks at many tensors together, in the order in which they are drawn."""
+"""All chapters in drawing order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chapters draw with: worker processes, a progress bar, places to write, a list of what could not be used."""
+"""The services for chapters: worker processes, a progress bar, output files, a list of unusable files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Result = TypeVar("Result")
 
 @dataclass
 class Problems:
-    """Files that could not be used; each is named once, when it is met."""
+    """Unusable files; each is reported once, when it is found."""
 
     complain: Callable[[str], None]
     found: dict[str, str] = field(default_factory=dict)
 
     def add(self, file: str, why: str) -> None:
-        """Name a file."""
+        """Report a file."""
         if file not in self.found:
             self.found[file] = why
             self.complain(why if file in why else f"{file}: {why}")
@@ -48,7 +48,7 @@ class ChapterDesk:
     console: Console
 
     def say(self, line: str) -> None:
-        """A line for the person who waits."""
+        """Print a line."""
         self.console.print(f"{self.out.name}: {line}", soft_wrap=True, markup=False)
 
     def each(
@@ -79,7 +79,7 @@ class ChapterDesk:
 
 
 def place_of(entry: CapturedTensor) -> str:
-    """How a file that cannot be used is named: its path, and in a shard its key."""
+    """The name of an unusable file: its path, and the key in a shard."""
     key = entry.metadata.get("key")
     path = str(entry.folder / str(entry.metadata.get("file")))
     return path if key is None else f"{path}, {key}"
@@ -87,7 +87,7 @@ def place_of(entry: CapturedTensor) -> str:
 
 @contextlib.contextmanager
 def progress_bar(words: str, total: int, console: Console) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal; yields what moves it on by one tensor."""
+    """A progress bar on a terminal; yields the function that advances it by one tensor."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

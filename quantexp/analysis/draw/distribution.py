@@ -1,4 +1,4 @@
-"""The figure of one tensor's distribution: magnitudes over the declared format's grid, box plots, Q-Q plot.
+"""The figure of a tensor's distribution: magnitudes over the declared format's grid, box plots, Q-Q plot.
 
 a  share of the elements by magnitude, on a log2 axis, negative ones below the positive ones; under it the magnitudes
    that the declared format represents at the scales of this tensor's blocks, and a box plot of the magnitudes
@@ -45,7 +45,7 @@ WIDTH_INCH, HEIGHT_INCH = 10.5, 4.6
 _NUM_POINTS = 161
 _BOX = torch.tensor([0, 0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999, 1], dtype=torch.float64)
 BOX_WORDS = "box: quartiles; whiskers: 1, 99 %; ticks: 0.1, 99.9 %; dots: extremes"
-#: Standard deviations from which the Q-Q plot's data axis is logarithmic beyond 3.
+#: The number of standard deviations above which the Q-Q plot's data axis is logarithmic beyond 3.
 LONG_TAIL = 12.0
 
 
@@ -127,7 +127,7 @@ def _draw_magnitudes(
 
 
 def _instead_of_bars(looked: Looked) -> str:
-    """Where there is no magnitude to draw, or all are in one bar."""
+    """The range if there are no magnitudes, or all are in one bar."""
     ends = quantiles(looked.counted, torch.tensor([0.0, 1.0]), magnitudes=True).tolist()
     if not ends:
         return looked.finding or "no element to draw"
@@ -144,7 +144,7 @@ def _fill(
 
 
 def _limits(looked: Looked, edges: Sequence[float], grids: Sequence[Grid]) -> tuple[float, float]:
-    """The data's octaves and the grid's top; of the grid below the data one octave beyond its smallest value."""
+    """The range of the data and of the grid, limited to one octave below the smallest value of the data."""
     low, high = edges[0], edges[-1]
     for grid in grids:
         if grid.magnitudes:
@@ -155,7 +155,7 @@ def _limits(looked: Looked, edges: Sequence[float], grids: Sequence[Grid]) -> tu
 
 
 def log2_axis(ax: Axes, limits: tuple[float, float]) -> None:
-    """Powers of two, every so many octaves that at most eight have a label."""
+    """Ticks at powers of two, at most eight with a label."""
     ax.set_xscale("log", base=2)
     ax.set_xlim(*limits)
     first, last = math.ceil(math.log2(limits[0])), math.floor(math.log2(limits[1]))
@@ -167,7 +167,7 @@ def log2_axis(ax: Axes, limits: tuple[float, float]) -> None:
 
 
 def note_what_has_no_place(ax: Axes, record: Mapping[str, Any]) -> None:
-    """Zeros, NaN and Inf in the corner."""
+    """Print the numbers of zeros, NaN and Inf into the corner."""
     count = record["count"]
     words = [f"zero: {_percent(record['zeros'] / count)}"] if record["zeros"] else []
     words += [
@@ -183,7 +183,7 @@ def _percent(share: float) -> str:
 
 
 def draw_grids(ax: Axes, grids: Sequence[Grid], without: str) -> None:
-    """A row of ticks for each grid; what is declared but cannot be drawn is named."""
+    """Draw a row of ticks for each grid, and name declared formats that cannot be drawn."""
     _bare(ax)
     ax.set_ylim(len(grids) - 0.4 if grids else 0.6, -0.6)
     if not grids:
@@ -207,7 +207,7 @@ def _draw_magnitude_box(ax: Axes, looked: Looked, colour: str) -> None:
 
 
 def _bare(ax: Axes) -> None:
-    """An axis that is a strip below another."""
+    """Axes as a strip below others."""
     ax.set_yticks([])
     ax.set_axisbelow(True)
     ax.tick_params(labelsize=TICK_PT, colors=INK)
@@ -216,7 +216,7 @@ def _bare(ax: Axes) -> None:
 
 
 def draw_box(ax: Axes, marks: Sequence[float], colour: str) -> None:
-    """A horizontal box at height 0, from the nine quantiles of `_BOX`."""
+    """Draw a horizontal box at height 0, from the nine quantiles of `_BOX`."""
     low, p001, p01, q1, middle, q3, p99, p999, high = marks
     ax.hlines([0, 0], [p01, q3], [q1, p99], color=INK, lw=1)
     ax.vlines([p01, p99], -0.22, 0.22, color=INK, lw=1)

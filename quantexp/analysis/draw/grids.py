@@ -1,4 +1,4 @@
-"""The magnitudes that a declared format can represent at the scales that one tensor's blocks get.
+"""The magnitudes that a declared format represents at the scales of a tensor's blocks.
 
 A format under block scales has another grid in each block; what is shown is the grid of the largest block and that of
 the median block, of the blocks that a bounded sample holds. A format with one scale for the tensor, or none, has one.
@@ -24,28 +24,28 @@ from quantexp.formats.codes import code_values
 from quantexp.formats.decoding import scale_values
 from quantexp.formats.mx import PRE_SCALE
 
-#: Elements that the median block is found in.
+#: The number of elements among which the median block is determined.
 _SAMPLE_ELEMENTS = 1 << 17
 _MOST_ROWS = 4
-#: The scale of an MX block of zeros, which has no magnitudes.
+#: The scale of a zero MX block, which has no magnitudes.
 _OF_ZEROS = 2.0**-127
 _SCALING = ("scale_rule", "scaling", "amax_target")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One row of representable magnitudes, or why there is none."""
+    """One row of representable magnitudes, or the reason for its absence."""
 
-    #: `mxfp8_e4m3, largest block`; of what has the same magnitudes, all labels.
+    #: `mxfp8_e4m3, largest block`; all labels of rows with the same magnitudes.
     label: str
-    #: The format, by which it is coloured.
+    #: The format, which determines the colour.
     format: str
-    #: Ascending, without zero; empty where none can be drawn.
+    #: Ascending, without zero; empty if the grid cannot be drawn.
     magnitudes: tuple[float, ...]
 
 
 def grids_of(metadata: Mapping[str, Any], x: Tensor, abs_max: float | None) -> list[Grid]:
-    """The rows for a tensor, at most four; none where no product quantises it, or it has no finite magnitude.
+    """The rows for a tensor, at most four; empty if no product quantises it, or if it has no finite magnitude.
 
     Raises:
         CaptureError: a format or an axis of the manifest that is not known.

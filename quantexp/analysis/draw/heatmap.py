@@ -1,4 +1,4 @@
-"""The figure of one tensor as a picture: the largest magnitude of each cell, and of each row and column of cells.
+"""The heat map of a tensor: the largest magnitude of each cell, and of each row and column of cells.
 
 Colour is log2 of the magnitude, viridis, from the largest cell down to the smallest 0.5 % of cells, at most 20 octaves;
 cells of zeros alone are white, and cells with NaN or Inf vermillion. Lines beside the picture are the largest and the
@@ -37,12 +37,12 @@ from quantexp.analysis.style import (
 _WIDTH_INCH, _HEIGHT_INCH = 8.4, 6.0
 _MOST_ROWS, _MOST_COLUMNS = 256, 384
 _OCTAVES = 20
-#: Of the cells, those below this share have the darkest colour: single small cells would take all contrast.
+#: The fraction of cells with the darkest colour, because a few small cells would use up the contrast.
 _LOWEST_SHARE = 0.005
 
 
 def draw_heatmap(looked: Looked, source: str) -> Figure:
-    """The figure; what has no element, or none that is not zero, says so."""
+    """The figure; a message for a tensor without elements, or without non-zero elements."""
     figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH)
     write_titles(figure, looked, source)
     picture = figure.add_axes((0.095, 0.1, 0.66, 0.66))
@@ -57,7 +57,7 @@ def draw_heatmap(looked: Looked, source: str) -> Figure:
 
 
 def _range(amax_RC: Array) -> tuple[float, float]:
-    """The exponents that colours span."""
+    """The exponent range of the colours."""
     usable = amax_RC[np.isfinite(amax_RC) & (amax_RC > 0)]
     if not usable.size:
         return -1.0, 1.0
@@ -74,7 +74,7 @@ def _colours() -> Colormap:
 
 
 def _log2(amax: Array) -> Array:
-    """NaN for what is not finite, -inf for zero."""
+    """log2 of the cells: NaN for values that are not finite, -inf for zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         logs: Array = np.log2(amax.astype(np.float64))
     logs[~np.isfinite(amax)] = np.nan
@@ -106,7 +106,7 @@ def _draw_cells(figure: Figure, ax: Axes, cells: Cells, low: float, high: float)
 
 
 def _draw_scale(ax: Axes, low: float, high: float, words: str) -> None:
-    """What the colours mean; much cheaper than a colorbar."""
+    """Draw the legend of the colours, which is much faster than a colorbar."""
     ramp = np.linspace(low, high, 128)[:, None]
     ax.imshow(ramp, aspect="auto", cmap=_colours(), origin="lower", extent=(0, 1, low, high))
     ax.set_xticks([])
@@ -132,7 +132,7 @@ def _with_size(label: str, each: int) -> str:
 
 
 def _draw_margins(figure: Figure, cells: Cells) -> None:
-    """Largest and median cell of each column, above, and of each row, on the right."""
+    """Draw the largest and median cell of each column above, and of each row on the right."""
     above = figure.add_axes((0.095, 0.775, 0.66, 0.1))
     beside = figure.add_axes((0.77, 0.1, 0.09, 0.66))
     logs = _log2(cells.amax_RC)
@@ -174,7 +174,7 @@ def _power(exponent: float, _: object = None) -> str:
 
 
 def _lines(logs: Array, axis: int) -> tuple[Array, Array]:
-    """The median and the largest cell along an axis, cells that are not finite left out; -inf where none is."""
+    """The median and the largest finite cell along an axis; -inf if no cell is finite."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # nothing but NaN
         peak, middle = np.nanmax(logs, axis=axis), np.nanmedian(logs, axis=axis)

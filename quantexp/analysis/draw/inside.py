@@ -1,4 +1,4 @@
-"""What filters look at in a tensor's metadata, and in its file where neither a manifest nor the file's name says it.
+"""The metadata for filters, read from a tensor's file if neither the manifest nor the file name has it.
 
 The name of an old collection's file has no iteration and no rank, one of six parts no layer either; the file has them
 beside the values. Files are opened for that only where a filter asks for it.
@@ -16,18 +16,18 @@ from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.capture.store.values import metadata_in
 from quantexp.errors import CaptureError
 
-#: What a filter looks at, where that is not the key of its name.
+#: Filter -> key of the metadata, if its name differs.
 _KEYS = {"type": ("quant_type", "layer_type")}
 
 
 def values_of(metadata: Mapping[str, Any], name: str) -> list[Any]:
-    """What a filter looks at in a tensor's metadata."""
+    """The value of a filter's key in a tensor's metadata."""
     found = (metadata.get(key) for key in _KEYS.get(name, (name,)))
     return [value for value in found if value is not None]
 
 
 def completed(source: Source, filters: Iterable[str], say: Callable[[str], None]) -> Source:
-    """The source with what filters ask for, as far as its files say it; what is not known to the end is said."""
+    """The source with the metadata for the filters completed from its files; reports values that stay unknown."""
     entries = list(source.capture)
     for name in filters:
         asked = [i for i, entry in enumerate(entries) if not values_of(entry.metadata, name)]
@@ -42,7 +42,7 @@ def completed(source: Source, filters: Iterable[str], say: Callable[[str], None]
 
 
 def _with(entry: CapturedTensor, name: str, say: Callable[[str], None]) -> CapturedTensor:
-    """The tensor with what its own file says; one that cannot be read is named."""
+    """The tensor with the metadata of its file; reports a file that cannot be read."""
     if not entry.metadata.get("file") or entry.metadata.get("key") is not None:
         return entry
     try:

@@ -1,4 +1,4 @@
-"""What an earlier `draw` into the same folder has finished: a line for each tensor, written when it is done.
+"""The journal of finished tensors in an output folder: one line for each tensor, written when it is done.
 
 A line holds while the tensor's file, its place in the tensor's shard and its hash are the same, this version draws it,
 and the figures are still there. A line that a crash tore is left out, and so are all that a later one replaces.
@@ -18,23 +18,23 @@ from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.store.manifest import lines_of
 from quantexp.runs.status import write_whole
 
-#: Counts up when figures or statistics change.
+#: The version, incremented when figures or statistics change.
 VERSION = 1
 NAME = ".drawn.jsonl"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One tensor that is done."""
+    """One finished tensor."""
 
     key: list[Any]
     done: Done
-    #: Its figures, below the output folder.
+    #: Its figures, relative to the output folder.
     files: frozenset[str]
 
 
 class Journal:
-    """The lines of an output folder; `force` begins a new list."""
+    """The journal of an output folder; `force` starts a new one."""
 
     def __init__(self, out: Path, *, force: bool = False) -> None:
         #: The output folder.
@@ -44,7 +44,7 @@ class Journal:
         self._begun = False
 
     def find(self, name: str, key: list[Any], files: Iterable[str]) -> Done | None:
-        """What is known of a tensor whose figures, those wanted now, are all there."""
+        """The entry of a tensor if all requested figures exist."""
         line = self._lines.get(name)
         if line is None or line.key != key:
             return None
@@ -52,7 +52,7 @@ class Journal:
         return line.done if is_there else None
 
     def add(self, name: str, key: list[Any], files: Iterable[str], done: Done) -> None:
-        """Note that a tensor is done; figures of an earlier draw stay noted.
+        """Record a finished tensor; figures of an earlier draw stay recorded.
 
         Raises:
             OSError: the folder cannot be written.
@@ -66,14 +66,14 @@ class Journal:
             stream.write(_text(name, self._lines[name]))
 
     def _begin(self) -> None:
-        """Leave out what was replaced."""
+        """Remove replaced entries."""
         self.out.mkdir(parents=True, exist_ok=True)
         write_whole(self._file, "".join(_text(n, line) for n, line in self._lines.items()))
         self._begun = True
 
 
 def key_of(entry: CapturedTensor) -> list[Any]:
-    """What a tensor's figures and statistics depend on.
+    """The inputs of a tensor's figures and statistics.
 
     Raises:
         CaptureError: the entry has no file, or one outside its folder.

@@ -1,4 +1,4 @@
-"""One captured tensor, read once: its values, each of them counted, and the statistics that follow.
+"""Reads one captured tensor once: its values, their counts, and the derived statistics.
 
 Of bfloat16 and float16 all numbers are exact: the tensor has at most 65,536 different values, and they are counted. Of
 float32 (and of any other dtype, taken as float32) moments, extremes and counts are exact, and quantiles too, by a
@@ -23,29 +23,29 @@ from quantexp.formats import get_format
 from quantexp.formats.decoding import scale_values
 from quantexp.formats.layout import INPUT_DTYPES, memory_order
 
-#: Elements that are looked at together; their float64 copies stay small.
+#: Elements of a chunk, which bounds the float64 copies.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Looked:
-    """A tensor and what was counted in it."""
+    """A tensor with its counts."""
 
     entry: CapturedTensor
-    #: As captured, memory-mapped; the codes of block scales as the numbers they stand for.
+    #: The captured values, memory-mapped; codes of block scales are decoded.
     values: Tensor
     counted: Histogram
-    #: As `quantexp.capture.statistics.summary` has it, with `shape` and `dtype`; None is what there is no number for.
+    #: The statistics of `quantexp.capture.statistics.summary`, with `shape` and `dtype`; missing values are None.
     record: dict[str, Any]
 
     @property
     def finding(self) -> str | None:
-        """What is odd enough to be said beside the figures; None for an ordinary tensor."""
+        """The anomaly shown beside the figures; None for an ordinary tensor."""
         return finding_of(self.record)
 
 
 def finding_of(record: Mapping[str, Any]) -> str | None:
-    """What is odd about a tensor of these statistics; None for an ordinary one."""
+    """The anomaly of a tensor with these statistics; None for an ordinary tensor."""
     finite = record["count"] - record["nonfinite"]
     if not record["count"]:
         return "empty"
@@ -95,7 +95,7 @@ def look_at(entry: CapturedTensor) -> Looked:
 
 
 def _numbers(entry: CapturedTensor, raw: Tensor) -> Tensor:
-    """Block scales are stored as codes; what they stand for, an NVFP4 tensor's own scale left out."""
+    """Decode block scales, without the per-tensor scale of NVFP4."""
     metadata = entry.metadata
     if not str(metadata.get("tensor")).endswith(SCALE) or raw.dtype != torch.uint8:
         return raw
@@ -108,7 +108,7 @@ def _numbers(entry: CapturedTensor, raw: Tensor) -> Tensor:
 
 
 def exact_quantiles(x: Tensor, counted: Histogram, shares: Sequence[float]) -> list[float]:
-    """Quantiles of float32 values, linear between neighbours in order, as numpy's default.
+    """Quantiles of float32 values, with linear interpolation, as numpy's default.
 
     `counted` tells in which of its bins each lies, and how many elements lie below the bin; the elements of those few
     bins are then sorted.
@@ -137,7 +137,7 @@ def _upper(values_N: Tensor) -> Tensor:
 
 
 def _chosen(x: Tensor, wanted: Tensor) -> Tensor:
-    """The elements whose upper half is wanted."""
+    """The elements with the selected upper halves."""
     x_N = x.permute(memory_order(x)).reshape(-1)
     parts = [part_N[wanted[_upper(part_N)]] for part_N in torch.split(x_N, _CHUNK)]
     return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Work that is done for each of many tensors, by worker processes, one torch thread each.
+"""Processes many tensors in worker processes with one torch thread each.
 
 Workers are started by a server process of their own (forkserver): a copy of a process whose torch has threads may wait
 for them forever. They end with the process that started them. Work is handed out a few pieces ahead, so that a
@@ -24,12 +24,12 @@ from quantexp.processes.with_parent import end_with_parent
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Pieces of work for each process that are handed out ahead.
+#: Pieces of work queued ahead for each process.
 _AHEAD = 3
 
 
 class Pool:
-    """Worker processes, started when they are first needed; with one job, this process does the work itself."""
+    """A pool of worker processes, started on first use; with one job, this process does the work itself."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
@@ -38,7 +38,7 @@ class Pool:
     def each(
         self, look: Callable[[Item], Result], items: Iterable[Item]
     ) -> Iterator[tuple[Item, Result | CaptureError | OSError]]:
-        """`look(item)` or the error it raised, in order.
+        """`look(item)` or its error for each item, in order.
 
         Raises:
             CaptureError: a worker died.
@@ -68,7 +68,7 @@ class Pool:
                 future.cancel()
 
     def close(self) -> None:
-        """End the workers; what they are at is finished, what waits is dropped."""
+        """Stop the workers after their current work; pending work is dropped."""
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
             self._executor = None
@@ -80,12 +80,12 @@ class Pool:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The cores that this process may use, ascending."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _begin() -> None:
-    """A worker's first act: Ctrl-C is for the process that started it."""
+    """Initialise a worker: it ignores Ctrl-C, which its parent handles."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

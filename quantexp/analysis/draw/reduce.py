@@ -1,4 +1,4 @@
-"""A tensor as a matrix of cells, each the largest magnitude of a rectangle of elements.
+"""Reduces a tensor to a matrix of cells, each with the largest magnitude of a rectangle of elements.
 
 Magnitudes of bfloat16, float16 and float32 are compared as the integers that their bits are without the sign: the order
 is the same, NaN comes above infinity, and nothing is widened.
@@ -23,10 +23,10 @@ _BITS = {
     torch.float16: (torch.int16, 0x7FFF),
     torch.float32: (torch.int32, 0x7FFFFFFF),
 }
-#: Elements of which the magnitudes are taken at a time.
+#: Elements of a chunk.
 _CHUNK = 1 << 20
 
-#: The words for each dimension of a captured tensor, by layer type, name and number of dimensions.
+#: The names of a captured tensor's dimensions, by layer type, name and number of dimensions.
 _LINEAR = ("token", "sequence", "channel")
 _HEADS = ("token", "sequence", "head", "channel")
 _SCORES = ("sequence", "head", "query", "key")
@@ -35,11 +35,11 @@ _WEIGHT = ("output channel", "input channel")
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells, row by row, and what they stand for."""
+    """The cells, row by row, with their meaning."""
 
-    #: float32; NaN in a cell with NaN, inf in one with Inf.
+    #: float32; NaN in a cell that contains NaN, inf in a cell that contains Inf.
     amax_RC: Array
-    #: Elements, and of one cell at most.
+    #: The numbers of elements in total, and of one cell at most.
     num_rows: int
     num_columns: int
     rows_each: int
@@ -50,7 +50,7 @@ class Cells:
 
 
 def cells_of(x: Tensor, metadata: Mapping[str, Any], most_rows: int, most_columns: int) -> Cells:
-    """At most so many cells of a tensor of at least one element, of bfloat16, float16 or float32."""
+    """The cells of a non-empty bfloat16, float16 or float32 tensor, within the given maximum."""
     names = axis_names(metadata, x.ndim)
     split = _split(x.ndim, metadata)
     rows, columns = math.prod(x.shape[:split]), math.prod(x.shape[split:])
@@ -69,7 +69,7 @@ def cells_of(x: Tensor, metadata: Mapping[str, Any], most_rows: int, most_column
 
 
 def axis_names(metadata: Mapping[str, Any], ndim: int) -> Sequence[str]:
-    """What the dimensions of a captured tensor are; `axis 0` and so on where that is not known."""
+    """The names of a captured tensor's dimensions; `axis 0` and so on if they are unknown."""
     name, layer_type = str(metadata.get("tensor")), metadata.get("layer_type")
     known: tuple[str, ...]
     if layer_type == "attention":
@@ -87,7 +87,7 @@ def axis_names(metadata: Mapping[str, Any], ndim: int) -> Sequence[str]:
 
 
 def _split(ndim: int, metadata: Mapping[str, Any]) -> int:
-    """How many dimensions are rows: the leading ones; heads lie beside each other."""
+    """The number of leading dimensions that form the rows; heads are placed side by side."""
     if ndim == 4 and metadata.get("layer_type") == "attention":
         name = str(metadata.get("tensor"))
         return 3 if "attn_weights" in name or "scores" in name else 2
@@ -95,13 +95,13 @@ def _split(ndim: int, metadata: Mapping[str, Any]) -> int:
 
 
 def _joined(names: Sequence[str], shape: Sequence[int]) -> str:
-    """Names of what is longer than one, the slowest first."""
+    """The names of dimensions longer than one, the slowest first."""
     long = [name for name, extent in zip(names, shape, strict=True) if extent > 1]
     return " x ".join(long or list(names[-1:]) or ["element"])
 
 
 def _cell_bits(x_RC: Tensor, rows_each: int, columns_each: int) -> Tensor:
-    """Magnitude bits of each cell, an integer tensor."""
+    """The magnitude bits of each cell, an integer tensor."""
     integer, mask = _BITS[x_RC.dtype]
     step = max(1, _CHUNK // (x_RC.shape[1] * rows_each)) * rows_each
     parts = []
@@ -112,7 +112,7 @@ def _cell_bits(x_RC: Tensor, rows_each: int, columns_each: int) -> Tensor:
 
 
 def _maxima(bits: Tensor, dim: int, each: int) -> Tensor:
-    """The largest of each `each` neighbours; the last group may be short."""
+    """The maximum of each group of `each` neighbours; the last group may be short."""
     if each == 1:
         return bits
     extent = bits.shape[dim]

@@ -1,4 +1,4 @@
-"""What the command line's folders hold, opened and filtered.
+"""Opens and filters the sources that the command line names.
 
 A DIR is a capture folder (a run's `tensors/`, or any folder with a manifest or with files named as captured tensors), a
 run, a folder of runs, or a sweep's list. A run that captured nothing is a source without tensors: its loss can be
@@ -26,7 +26,7 @@ from quantexp.errors import CaptureError, ConfigError
 from quantexp.runs.find import is_run, scope
 from quantexp.runs.paths import RunDir
 
-#: Values that an error lists.
+#: Maximum values that an error lists.
 _MOST_LISTED = 20
 
 
@@ -35,7 +35,7 @@ def open_sources(
     filters: Mapping[str, str],
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Source]:
-    """Every source, in the order given, each once, its tensors filtered; runs of a sweep that have no folder are said.
+    """Every source with filtered tensors, in the order given, without repeats; reports runs of a sweep without folders.
 
     Raises:
         CaptureError: a folder that is not there or holds nothing to draw; filters that leave nothing.
@@ -55,7 +55,7 @@ def open_sources(
 
 
 def default_out(folders: Sequence[str], sources: Sequence[Source]) -> Path:
-    """Where figures go: into the run, or the folder that was given; of several, into `figures` here."""
+    """The default output folder: in the run or the given folder; for several, `figures` in the working directory."""
     if len(folders) > 1:
         return Path("figures")
     given = Path(folders[0]).expanduser()
@@ -105,7 +105,7 @@ def _of_folder(path: Path) -> Source:
 
 
 def _told_apart(sources: list[Source]) -> list[Source]:
-    """Labels that are shared get the folder above in front, and where that is not enough, a number."""
+    """Unique labels: a shared label gets its parent folder as a prefix, and a number if that is not enough."""
     seen: Counter[str] = Counter(source.label for source in sources)
     labels = [
         source.label
@@ -149,7 +149,7 @@ def _filtered(sources: list[Source], filters: Mapping[str, str]) -> list[Source]
 
 
 def fits(metadata: Mapping[str, Any], filters: Mapping[str, str]) -> bool:
-    """Whether a tensor passes all filters; what its metadata does not say fits none."""
+    """Whether a tensor passes all filters; missing metadata passes none."""
     return all(
         any(_matches(value, name, part) for value in values_of(metadata, name) for part in parts)
         for name, text in filters.items()
@@ -187,7 +187,7 @@ def _called(name: str) -> str:
 
 
 def foreign(sources: Sequence[Source]) -> list[tuple[str, str]]:
-    """The .pt files in a source's folder that are none of its tensors, each with why."""
+    """The .pt files in a source's folder that are not among its tensors, each with a reason."""
     found = []
     for folder in (source.capture.folder for source in sources):
         with contextlib.suppress(CaptureError):  # nothing captured

@@ -1,4 +1,4 @@
-"""What the distribution of a tensor looks like, from the count of each of its values: bars, quantiles, Q-Q points.
+"""The distribution of a tensor from the counts of its values: bars, quantiles, Q-Q points.
 
 Nothing is sampled. Bars begin at 1, 1.25, 1.5 and 1.75 times each power of two, so that all bars of an octave hold the
 same number of values of a binary format, and no comb appears that is not in the data.
@@ -14,23 +14,23 @@ from torch import Tensor
 
 from quantexp.capture.statistics.histogram import Histogram
 
-#: Bars in an octave.
+#: Bars per octave.
 _PER_OCTAVE = 4
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Shares of the finite elements by magnitude."""
+    """Fractions of the finite elements by magnitude."""
 
-    #: Ascending, one more than bars.
+    #: Ascending bar edges, one more than bars.
     edges: list[float]
-    #: Share of the finite elements in each bar, divided by the bar's width in octaves.
+    #: The fraction of the finite elements in each bar, divided by the bar's width in octaves.
     positive: list[float]
     negative: list[float]
 
 
 def magnitude_bars(counted: Histogram) -> Bars | None:
-    """From the smallest to the largest magnitude that is not zero; None where there is none."""
+    """The bars from the smallest to the largest non-zero magnitude; None if there is none."""
     value, count = counted.values, counted.counts.to(torch.float64)
     nonzero = (value != 0) & (count > 0)
     if not bool(nonzero.any()):
@@ -54,13 +54,13 @@ def magnitude_bars(counted: Histogram) -> Bars | None:
 
 
 def edge_of(number: int) -> float:
-    """The lower edge of a bar, counted from 1."""
+    """The lower edge of a bar, relative to 1."""
     octave, quarter = divmod(number, _PER_OCTAVE)
     return math.ldexp(1 + quarter / _PER_OCTAVE, octave)
 
 
 def quantiles(counted: Histogram, shares: Tensor, *, magnitudes: bool = False) -> Tensor:
-    """The value below which each share of the elements lies, float64, without interpolation (the next in order).
+    """The quantiles of the elements, float64, without interpolation (the next value in order).
 
     With `magnitudes` of |x| where it is not zero. Empty where there is no such element.
     """
@@ -76,7 +76,7 @@ def quantiles(counted: Histogram, shares: Tensor, *, magnitudes: bool = False) -
 
 
 def normal_points(counted: Histogram, number: int) -> tuple[Tensor, Tensor]:
-    """Q-Q points against a normal distribution: standard normal quantiles, evenly spread, and the data's there.
+    """Q-Q points against a normal distribution: evenly spaced standard normal quantiles, and those of the data.
 
     The outermost are those of the smallest and the largest element, (i - 1/2) / n of n elements (Hazen).
     """

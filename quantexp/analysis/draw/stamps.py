@@ -1,4 +1,4 @@
-"""Which chapters an earlier `draw` into the same folder has finished.
+"""The list of finished chapters in an output folder.
 
 A chapter looks at many tensors, so it is drawn again when any of them has changed, was added or left out, or a file of
 it is gone; and always after one whose work met files that could not be used.
@@ -19,7 +19,7 @@ NAME = ".chapters.json"
 
 
 class Stamps:
-    """The list of an output folder; `force` begins a new one."""
+    """The list of an output folder; `force` starts a new one."""
 
     def __init__(self, out: Path, *, force: bool = False) -> None:
         self._out = out
@@ -36,7 +36,7 @@ class Stamps:
     def kept_or(
         self, name: str, about: Any, make: Callable[[], Sequence[Path]], whole: Callable[[], bool]
     ) -> int:
-        """How many files a chapter has, made now unless what it is `about` is what it was.
+        """The number of a chapter's files; draws the chapter unless its inputs `about` are unchanged.
 
         `whole` tells afterwards whether it may be kept.
 

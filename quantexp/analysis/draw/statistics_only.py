@@ -1,4 +1,4 @@
-"""A tensor of which statistics were captured and no values: what they say, and what its figures are called."""
+"""Tensors with captured statistics only: their records, and the names of their figures."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ class StatisticsOnly:
     """A tensor and its captured statistics."""
 
     entry: CapturedTensor
-    #: As `Looked.record`: the statistics, with shape and dtype.
+    #: The statistics with shape and dtype, as in `Looked.record`.
     record: dict[str, Any]
 
     @classmethod
     def of(cls, entry: CapturedTensor) -> StatisticsOnly:
-        """The statistics of a line that has no file."""
+        """The statistics of a line without a file."""
         metadata = entry.metadata
         about = {"shape": list(metadata.get("shape") or ()), "dtype": str(metadata.get("dtype"))}
         return cls(entry, about | dict(metadata["statistics"]))
 
     @property
     def finding(self) -> str | None:
-        """What is odd enough to be said beside the figures; None for an ordinary tensor."""
+        """The anomaly shown beside the figures; None for an ordinary tensor."""
         return finding_of(self.record)
 
 
 def told_of(entries: Iterable[CapturedTensor]) -> list[CapturedTensor]:
-    """The tensors that statistics alone are known of."""
+    """The tensors with statistics only."""
     return [e for e in entries if not e.metadata.get("file") and e.metadata.get("statistics")]
 
 
 def name_of_told(metadata: Mapping[str, Any]) -> str:
-    """Like a captured file's name without a time, with iteration, micro-batch and rank at its end."""
+    """A name like that of a captured file, without timestamp, and with iteration, micro-batch and rank at the end."""
     words = ("module", "operation", "phase", "tensor", "quant_type")
     name = TensorName(int(metadata.get("layer", -1)), **{w: str(metadata.get(w)) for w in words})
     when = (("iteration", "i"), ("micro_batch", "m"), ("rank", "r"))
@@ -55,6 +55,6 @@ def name_of_told(metadata: Mapping[str, Any]) -> str:
 
 
 def key_of_told(metadata: Mapping[str, Any]) -> list[Any]:
-    """What the figures depend on."""
+    """The inputs of the figures."""
     content = json.dumps([metadata.get("statistics"), metadata.get("formats")], sort_keys=True)
     return ["statistics", hashlib.blake2b(content.encode(), digest_size=12).hexdigest()]

@@ -1,4 +1,4 @@
-"""The figure of a tensor's distribution by its statistics alone: octaves, quantiles, and the range of its format.
+"""The figure of a tensor's distribution from its statistics only: octaves, quantiles, and the range of its format.
 
 a  share of the elements by octave of their magnitude, over the range of each declared format at the scale of the
    largest element, and of the format that the capture judged it in at the scale of the median block
@@ -45,7 +45,7 @@ from quantexp.analysis.tensors.operands import declared_operands
 from quantexp.errors import CaptureError
 
 _BOX = ("0.001", "0.01", "0.25", "0.5", "0.75", "0.99", "0.999")
-#: The exponent of E8M0's byte 0, which blocks of zeros have.
+#: The exponent of E8M0's byte 0, the scale of zero blocks.
 _ZERO_BLOCK = -127
 
 

@@ -1,4 +1,4 @@
-"""The statistics of all tensors, written: a table for the eye, details as text, CSV for programs, JSON with everything.
+"""Writes the statistics of all tensors: a table to read, details as text, CSV for programs, JSON with everything.
 
     tensor_stats.txt            a line for each tensor
     statistics/statistics.txt   a paragraph for each tensor
@@ -41,7 +41,7 @@ _PER_LINE = 4
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor and what is known of it."""
+    """One tensor with its statistics."""
 
     source: str
     entry: CapturedTensor
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The tensor, and its iteration, micro-batch and rank where these are known."""
+        """The tensor, with iteration, micro-batch and rank if they are known."""
         words = [self.entry.label]
         for key, letter in (("iteration", "i"), ("micro_batch", "m"), ("rank", "r")):
             value = self.entry.metadata.get(key)
@@ -65,7 +65,7 @@ class Row:
 def write_tables(
     out: Path, rows: Sequence[Row], problems: Mapping[str, str], *, details: bool
 ) -> list[Path]:
-    """Write `tensor_stats.txt`, and with `details` the folder; each file whole or not at all.
+    """Write `tensor_stats.txt`, and with `details` the folder; each file atomically.
 
     Raises:
         OSError: the folder cannot be written.
@@ -86,7 +86,7 @@ def write_tables(
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[TextIO]:
-    """Beside, then renamed."""
+    """Write a file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with part.open("w", encoding="utf-8", newline="") as stream:
@@ -149,7 +149,7 @@ def _value_of(key: str) -> Callable[[Row], str]:
     return lambda row: str(row.entry.metadata.get(key) or "unknown")
 
 
-#: What captured tensors are counted by: the title, and each tensor's value.
+#: The classes that group captured tensors: title, and function of a tensor's value.
 CLASSES: Mapping[str, Callable[[Row], str]] = {
     "quantisation type": _value_of("quant_type"),
     "layer type": _value_of("layer_type"),
@@ -159,7 +159,7 @@ CLASSES: Mapping[str, Callable[[Row], str]] = {
 
 
 def _findings(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """What is odd -> the tensors; numbers are left to the labels."""
+    """Anomaly -> its tensors, without the numbers in it."""
     found: dict[str, list[str]] = {}
     for row in rows:
         if row.done.finding is not None:
@@ -216,7 +216,7 @@ def _write_csv(stream: TextIO, rows: Sequence[Row]) -> None:
 
 
 def _write_json(stream: TextIO, rows: Sequence[Row]) -> None:
-    """An object a line, so that a list of any length takes no memory to write."""
+    """One object in each line, so that writing a list of any length needs no memory."""
     for place, row in enumerate(rows):
         metadata = {key: row.entry.metadata.get(key) for key in (*_ABOUT, "file")}
         content = {"source": row.source, **metadata, **row.record, "finding": row.done.finding}

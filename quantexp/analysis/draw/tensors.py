@@ -1,4 +1,4 @@
-"""Every tensor of the sources, looked at once: what an earlier draw has finished is known, the rest is handed out."""
+"""Reads every tensor of the sources once; skips tensors that an earlier draw has finished."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Piece:
 
     source: str
     entry: CapturedTensor
-    #: Different for every tensor of the sources; that of its figures, below each folder.
+    #: Unique among all tensors of the sources; the name of its figures in each folder.
     name: str
-    #: What its figures depend on.
+    #: The inputs of its figures.
     key: list[Any]
-    #: The folders that it has figures in.
+    #: The folders of its figures.
     folders: tuple[str, ...] = FIGURES
 
 
 def pieces_of(
     sources: Sequence[Source], problems: Problems, *, every_iteration: bool = False
 ) -> Iterator[Piece]:
-    """Every stored tensor, then those of which statistics alone are known; a file that is not there is named.
+    """Every stored tensor, then tensors with statistics only; reports missing files.
 
     Of statistics the last iteration has figures, or every one: a whole run is captured so, and a figure of each of its
     tensors would take hours.
@@ -74,7 +74,7 @@ def draw_tensors(
     problems: Problems,
     console: Console,
 ) -> tuple[list[Row], int, int]:
-    """A row for each tensor that could be read, in order, how many were done before, and how many figures there are.
+    """A row for each readable tensor in order, the number finished before, and the number of figures.
 
     Raises:
         OSError: a figure cannot be written.
@@ -107,8 +107,7 @@ def draw_tensors(
     return [rows[place] for place in sorted(rows)], num_known, num_figures
 
 
-#: Tensors that are handed out together where they are only counted: handing out one takes a third of counting a
-#: megabyte.
+#: Tensors of one piece of work if they are only counted: the overhead for a piece is a third of counting a megabyte.
 _TOGETHER = 16
 
 _Found = Done | CaptureError | OSError
@@ -117,7 +116,7 @@ _Found = Done | CaptureError | OSError
 def _each(
     tasks: Sequence[tuple[int, Task]], pool: Pool, together: int
 ) -> Iterator[tuple[int, Task, _Found]]:
-    """Every task with what became of it, in order."""
+    """Every task with its result, in order."""
     groups = [tasks[start : start + together] for start in range(0, len(tasks), together)]
     for group, found in pool.each(_do, groups):
         outcomes = found if isinstance(found, list) else [found] * len(group)
@@ -126,7 +125,7 @@ def _each(
 
 
 def _do(group: Sequence[tuple[int, Task]]) -> list[_Found]:
-    """Each task, or the error it raised: one does not end those after it."""
+    """The result of each task, or its error, which does not stop the later ones."""
     return [_done(task) for _, task in group]
 
 

@@ -1,4 +1,4 @@
-"""The two lines above a figure of one tensor: what it is, and where it comes from."""
+"""The two title lines of a figure of one tensor: its name and its origin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quantexp.quant.label import describe_format
 
 
 def write_titles(figure: Figure, looked: Looked | StatisticsOnly, source: str) -> None:
-    """Name, and run, iteration, rank, shape and dtype, with what is odd about it."""
+    """Name; run, iteration, rank, shape and dtype, with its anomaly."""
     metadata, record = looked.entry.metadata, looked.record
     label = looked.entry.label
     sample = metadata.get("sample")

@@ -1,4 +1,4 @@
-"""The parts of what `quantexp draw` draws, by their names below the output folder. Needs no torch and no matplotlib."""
+"""The parts of the tree of `quantexp draw`, by their names in the output folder. Needs no torch and no matplotlib."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEATMAPS = "heatmaps"
 #: Folders with a figure for each tensor.
 FIGURES = (DISTRIBUTIONS, HEATMAPS)
 STATISTICS = "statistics"
-#: Folders that look at many tensors together (`quantexp.analysis.draw.chapters`), in the order in which they are drawn.
+#: The folders of the chapters (`quantexp.analysis.draw.chapters`), in drawing order.
 CHAPTER_FOLDERS = ("numerics", "comparisons", "attention_maps")
-#: What `--only` takes.
+#: The values of `--only`.
 PARTS = (QUICK, *FIGURES, STATISTICS, *CHAPTER_FOLDERS)

@@ -48,27 +48,27 @@ from quantexp.runs.paths import RunDir
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was drawn."""
+    """The result of a draw."""
 
     out: Path
-    #: Tensors that were looked at, and those of them that an earlier draw had finished.
+    #: The number of tensors, and of those that an earlier draw had finished.
     num_tensors: int
     num_known: int
     #: File -> why it could not be used.
     problems: dict[str, str]
-    #: Figures and tables, those of an earlier draw included.
+    #: The number of figures and tables, including those of an earlier draw.
     num_files: int
 
     @property
     def words(self) -> str:
-        """One line for a person."""
+        """The result in one line."""
         known = f" ({self.num_known} were drawn before)" if self.num_known else ""
         tensors = f"{self.num_tensors} tensors{known}, " if self.num_tensors else ""
         return f"{tensors}{self.num_files} files in {short_path(self.out)}"
 
 
 def draw(asked: Asked, console: Console, complain: Callable[[str], None]) -> Outcome:
-    """Draw what is asked for; each file that cannot be used is complained of.
+    """Draw the request; reports each unusable file.
 
     Raises:
         CaptureError: nothing to draw, filters that leave nothing, or a folder that cannot be written.
@@ -96,7 +96,7 @@ def draw(asked: Asked, console: Console, complain: Callable[[str], None]) -> Out
 
 
 def draw_run(run: RunDir) -> Outcome:
-    """What `analysis.auto=true` draws when a run has ended: everything, as PNG; said in the run's log."""
+    """Draw everything as PNG for `analysis.auto=true` at the end of a run, with messages in the run's log."""
     asked = Asked([str(run.root)], out=run.figures, formats=("png",))
     log = Console(file=sys.stderr, highlight=False)
     return draw(asked, log, lambda line: log.print(line, soft_wrap=True, markup=False))
@@ -188,7 +188,7 @@ def _drawn(
 def _save_overview(
     sources: Sequence[Source], keeps: Sequence[Path], stem: Path, formats: Sequence[str]
 ) -> list[Path]:
-    """All sources together, by what the picture of each has found."""
+    """Draw all sources together, from the numbers of each picture."""
     from quantexp.analysis.quick.first_look import first_look
     from quantexp.analysis.quick.overview import save_overview
 

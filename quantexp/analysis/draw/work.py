@@ -1,4 +1,4 @@
-"""What a worker process does with one tensor: reads it once, draws its figures, gives back its statistics."""
+"""The work on one tensor in a worker process: reads it once, draws its figures, and returns its statistics."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from quantexp.capture.reader import CapturedTensor
 
 @dataclass(frozen=True)
 class Task:
-    """One tensor, and what is wanted of it."""
+    """One tensor and the requested figures."""
 
     entry: CapturedTensor
-    #: The run's or folder's name.
+    #: The name of the run or folder.
     source: str
-    #: Without a suffix, by the folder that it belongs to; empty for statistics alone.
+    #: Folder -> path of the figure without suffix; empty for statistics only.
     stems: Mapping[str, Path]
     formats: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Done:
-    """What is kept of a tensor."""
+    """The result for a tensor."""
 
     #: Statistics, shape and dtype.
     record: dict[str, Any]
@@ -62,7 +62,7 @@ def _of_statistics(task: Task) -> Done:
 
 
 def _draw(task: Task, looked: Looked) -> None:
-    """Drawing is imported where anything is drawn: it takes as long to import as to count a thousand tensors."""
+    """Import the drawing code only when a figure is drawn, because the import takes as long as a thousand tensors."""
     from quantexp.analysis.draw.distribution import draw_distribution
     from quantexp.analysis.draw.grids import grids_of
     from quantexp.analysis.draw.heatmap import draw_heatmap

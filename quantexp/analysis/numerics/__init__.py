@@ -1,4 +1,4 @@
-"""What many captured tensors say together: measures of each under its formats, and figures of them all.
+"""Analyses many captured tensors together: measures of each under its formats, and figures over all of them.
 
 place      where a tensor belongs
 rounded    what is rounded in place of an operand

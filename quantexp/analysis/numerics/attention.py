@@ -25,7 +25,7 @@ from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
 from quantexp.quant.attention.documents import hidden
 
-#: Queries and keys that a map has at most: larger ones are pooled.
+#: Maximum queries and keys of a map; larger maps are pooled.
 MOST_PIXELS = 256
 PROBABILITIES, GRADIENT = "attn_weights", "grad_attn_weights"
 STARTS = "document_starts"
@@ -39,35 +39,35 @@ class Maps:
     probabilities: Tensor
     gradient: Tensor | None
     recomputed: bool
-    #: Before pooling.
+    #: The extents before pooling.
     num_queries: int
     num_keys: int
-    #: Its heads' numbers, which a sample of heads leaves out some of.
+    #: The indices of the heads, of which a sample has only some.
     heads: Sequence[int]
-    #: The first tokens of documents that do not see each other; None is one document.
+    #: The first tokens of documents that do not attend to each other; None means one document.
     starts: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What was captured of one attention module in one micro-batch."""
+    """The captured tensors of one attention module in one micro-batch."""
 
     place: Place
     tensors: Mapping[str, CapturedTensor]
 
     @property
     def can_be_drawn(self) -> bool:
-        """Whether the probabilities are there, or query and key."""
+        """Whether the probabilities, or query and key, were captured."""
         return PROBABILITIES in self.tensors or {"query", "key"} <= set(self.tensors)
 
     @property
     def lacks_mask(self) -> bool:
-        """Whether there is no telling which documents were kept apart, although P has to be recomputed."""
+        """Whether P must be recomputed but the document boundaries are unknown."""
         return PROBABILITIES not in self.tensors and STARTS not in self.tensors["query"].metadata
 
 
 def layers_of(entries: Iterable[CapturedTensor]) -> list[Layer]:
-    """Every attention module, iteration, micro-batch and rank with what was captured of it, in order."""
+    """The captures of every attention module, iteration, micro-batch and rank, in order."""
     found: dict[tuple[Any, ...], dict[str, CapturedTensor]] = {}
     places: dict[tuple[Any, ...], Place] = {}
     for entry in entries:
@@ -138,7 +138,7 @@ def recomputed(query: CapturedTensor, key: CapturedTensor, sequence: int) -> Ite
 def probabilities(
     q_QD: Tensor, k_KD: Tensor, scale: float, starts: Sequence[int] | None = None
 ) -> Tensor:
-    """Causal softmax attention of one head, [queries, keys]; the last query sees all keys of its document."""
+    """Causal softmax attention of one head, [queries, keys]; the last query attends to all keys of its document."""
     mask = hidden(q_QD.shape[0], k_KD.shape[0], starts)
     return (scale * (q_QD @ k_KD.T)).masked_fill_(mask, -math.inf).softmax(-1)
 
@@ -149,7 +149,7 @@ def _starts(entry: CapturedTensor, sequence: int) -> Sequence[int] | None:
 
 
 def pooled(x_HQK: Tensor, most: int) -> Tensor:
-    """The largest probability of each cell of at most `most` x `most`: what attends is not averaged away."""
+    """Max-pool a map to at most `most` x `most` cells, which keeps strong attention visible."""
     side = min(most, x_HQK.shape[-1])
     rows = min(most, x_HQK.shape[-2])
     if (rows, side) == tuple(x_HQK.shape[-2:]):
@@ -168,7 +168,7 @@ def pooled_by_size(x_HQK: Tensor, most: int) -> Tensor:
 def masked(
     num_queries: int, num_keys: int, starts: Sequence[int] | None = None, most: int = MOST_PIXELS
 ) -> Tensor:
-    """Which cells of a pooled map lie wholly behind the mask; bool [rows, columns]."""
+    """The completely masked cells of a pooled map; bool [rows, columns]."""
     seen = (~hidden(num_queries, num_keys, starts)).float()
     return pooled(seen[None], most)[0] == 0
 
@@ -184,7 +184,7 @@ def _heads_of(entry: CapturedTensor, sequence: int) -> Iterator[Tensor]:
 
 
 def _numbers(entry: CapturedTensor, num_heads: int) -> Sequence[int]:
-    """Those of the heads that were kept."""
+    """The captured heads."""
     sample = entry.metadata.get("sample")
     if sample and sample.get("of") == "heads":
         return tuple(sample["indices"])

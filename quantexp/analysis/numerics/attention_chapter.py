@@ -1,4 +1,4 @@
-"""The chapter `attention_maps`: every head of every captured layer, of the first and the last captured iteration."""
+"""The chapter `attention_maps`: every head of every captured layer, in the first and last captured iteration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantexp.errors import CaptureError
 
 
 def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
-    """A figure for each layer; what is left out is said."""
+    """Draw a figure for each layer, and report omitted layers."""
     written: list[Path] = []
     for source in sources:
         found = layers_of(source.entries)
@@ -52,7 +52,7 @@ def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
 
 
 def _ends(layers: Sequence[Layer]) -> list[Layer]:
-    """Of the first and last iteration, and there the first micro-batch and rank of each layer."""
+    """The captures of the first and last iteration, with the first micro-batch and rank of each layer."""
     iterations = [layer.place.iteration for layer in layers]
     ends = {min(iterations, default=0), max(iterations, default=0)}
     first: dict[tuple[int, int], Layer] = {}

@@ -1,4 +1,4 @@
-"""The maps of a layer's heads: probabilities on a logarithmic scale, and beside them the gradients where captured."""
+"""The maps of a layer's heads: probabilities on a logarithmic scale, with the gradients beside them if captured."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from quantexp.analysis.numerics.attention import Maps, masked
 from quantexp.analysis.numerics.lines import write_note, write_title
 from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, new_figure
 
-#: Probabilities below have the colour of this one.
+#: The lower end of the colour scale.
 LEAST_PROBABILITY = 1e-4
 _PROBABILITY_MAP, _GRADIENT_MAP = "cividis", "RdBu_r"
 _HIDDEN = "#E4E4E4"
 _MAP_INCH, _TOP_INCH, _BOTTOM_INCH, _LEFT_INCH, _BAR_INCH = 1.25, 0.95, 0.55, 0.5, 0.85
-#: Heads in a row without and with gradients beside.
+#: Heads in a row, without and with gradients.
 _COLUMNS, _PAIRS = 8, 4
 
 
 def draw_maps(maps: Maps, label: str) -> Figure:
-    """A map for each head; with gradients two, side by side."""
+    """A map for each head, or two side by side with gradients."""
     with_gradient = maps.gradient is not None
     num_heads = maps.probabilities.shape[0]
     columns = min(_PAIRS if with_gradient else _COLUMNS, num_heads)
@@ -71,7 +71,7 @@ def _draw_map(ax: Axes, values: np.ma.MaskedArray, part: int, maps: Maps) -> obj
 
 
 def _gradient_norm(gradient: Tensor) -> SymLogNorm:
-    """Three decades of either sign, up to the largest of all heads."""
+    """The colour scale of gradients: three decades of each sign, up to the maximum of all heads."""
     known = gradient[gradient.isfinite()]
     top = float(known.abs().max()) if known.numel() else 0.0
     top = top or 1.0

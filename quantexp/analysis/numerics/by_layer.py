@@ -1,4 +1,4 @@
-"""Figures over layers, iterations and ranks: heat maps of every measure, overflow, and how a run's ranks differ."""
+"""Figures over layers, iterations and ranks: heat maps of every measure, overflow, and differences between ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tensor_heat(run: Run) -> Figure:
 
 
 def overflow(run: Run, group: str, judged: Sequence[Judged]) -> Figure:
-    """Saturation and underflow of every operand, and NaN and Inf of every operand's tensor, by layer."""
+    """Saturation and underflow of every operand, and NaN and Inf of its tensor, by layer."""
     rows = {measure: operand_members(judged, measure) for measure in (SATURATED, UNDERFLOW)}
     operands = {j.place: j.series for j in reversed(judged)}
     rows[NONFINITE] = [
@@ -60,7 +60,7 @@ def overflow(run: Run, group: str, judged: Sequence[Judged]) -> Figure:
 
 
 def over_iterations(run: Run, groups: dict[str, list[Judged]]) -> Figure | None:
-    """Every measure by iteration; None where there is one iteration alone."""
+    """Every measure by iteration; None with a single iteration."""
     if len({one.place.iteration for one in run.tensors}) < 2:
         return None
     rows = {measure: tensor_members(run.tensors, measure) for measure in _OVER_ITERATIONS}
@@ -75,7 +75,7 @@ def over_iterations(run: Run, groups: dict[str, list[Judged]]) -> Figure | None:
 
 
 def between_ranks(run: Run) -> Figure | None:
-    """What each rank has of the mean over ranks; None where there is one rank alone."""
+    """Each rank relative to the mean over ranks; None with a single rank."""
     ranks = {one.place.rank for one in run.tensors}
     if len(ranks) < 2:
         return None

@@ -31,12 +31,12 @@ from quantexp.analysis.numerics.place import Place
 from quantexp.analysis.numerics.series import AS_DECLARED, Judged, groups_of, slug
 from quantexp.analysis.numerics.table import csv_text, json_text
 
-#: A figure's name, and the figure or why there is none.
+#: A figure's name, and the figure or the reason for its absence.
 Drawn = tuple[str, Figure | str]
 
 
 def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
-    """The table of all sources, and the figures of each, in a folder of its own where there are several."""
+    """Write the table of all sources, and draw the figures of each, in separate folders for several sources."""
     runs = [run for run in gather(sources, desk) if run.tensors]
     if not runs:
         return []

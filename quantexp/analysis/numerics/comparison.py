@@ -1,4 +1,4 @@
-"""Figures that compare schemes, or the formats that one run is judged under."""
+"""Figures that compare schemes, or the formats under which one run is judged."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from quantexp.analysis.style import LABEL_PT, NOTE_PT, TICK_PT, dress, new_figur
 from quantexp.analysis.tensors.inventory import in_flow
 
 _ROW_INCH, _TOP_INCH, _BOTTOM_INCH, _NAMES_INCH = 0.26, 1.0, 0.75, 1.5
-#: Of the legend.
+#: The height of the legend.
 _ENTRY_INCH = 2.55
 _PANEL_INCH, _PANEL_ROW_INCH, _COLUMNS = 2.35, 1.35, 5
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A scheme, or a format that a run was judged under."""
+    """A scheme, or a format under which a run was judged."""
 
     label: str
     style: SchemeStyle
@@ -52,7 +52,7 @@ class Contestant:
 
 
 def contestants(runs: Sequence[Run]) -> list[Contestant]:
-    """Everything that operands were judged under: each run's own scheme, and each format that was asked for."""
+    """All contestants: each run's own scheme, and each requested format."""
     names = labels_of(runs)
     groups = [(run, group, judged) for run in runs for group, judged in groups_of(run).items()]
     styles = scheme_styles([run.scheme if g == AS_DECLARED else g for run, g, _ in groups])
@@ -66,14 +66,14 @@ def contestants(runs: Sequence[Run]) -> list[Contestant]:
 
 
 def labels_of(runs: Sequence[Run]) -> dict[str, str]:
-    """The scheme of each run where that tells them apart, else the run's name."""
+    """The scheme of each run if the schemes are distinct, else the run's name."""
     schemes = [run.scheme for run in runs]
     apart = len(set(schemes)) == len(schemes)
     return {run.label: run.scheme if apart else run.label for run in runs}
 
 
 def fidelity_by_scheme(found: Sequence[Contestant]) -> Figure:
-    """A row for each operand of each module; a mark for each contestant at the median of its tensors."""
+    """A row for each operand of each module, with a mark for each contestant at the median of its tensors."""
     everyone = [one for contestant in found for one in contestant.judged]
     names = [
         (module, series)
@@ -120,7 +120,7 @@ def _draw_marks(
     place: int,
     number: int,
 ) -> int:
-    """One contestant, its rows a little apart from the others'; how many tensors are not drawn."""
+    """Draw one contestant, vertically offset from the others; returns the number of tensors not drawn."""
     offset = 0.6 * ((place + 0.5) / number - 0.5)
     missing = 0
     values: dict[tuple[str, str], list[float]] = {}
@@ -141,7 +141,7 @@ def _draw_marks(
 
 
 def magnitudes_by_scheme(runs: Sequence[Run]) -> Figure | None:
-    """The same tensor side by side: magnitudes of each kind of tensor, a line a run; None of no statistics."""
+    """Magnitudes of each kind of tensor, one line for each run; None without statistics."""
     names = labels_of(runs)
     each = zip(runs, scheme_styles([run.scheme for run in runs]), strict=True)
     styles = {run.label: style for run, style in each}

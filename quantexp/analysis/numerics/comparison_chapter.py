@@ -1,4 +1,4 @@
-"""The chapter `comparisons`: several schemes beside each other, or the formats that one run is judged under."""
+"""The chapter `comparisons`: several schemes, or the formats under which one run is judged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DRIFT = Measure("drift", "difference, of the reference's norm", Scale.PERCENT)
 
 
 def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
-    """What several schemes, or formats, leave of the same operands; nothing where there is one alone."""
+    """Compare the fidelity of several schemes or formats for the same operands; nothing for a single one."""
     runs = [run for run in gather(sources, desk) if run.tensors]
     written: list[Path] = []
     found = contestants(runs)
@@ -39,7 +39,7 @@ def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
 
 
 def _draw_drift(sources: Sequence[Source], runs: Sequence[Run], desk: Desk) -> list[Path]:
-    """Every run against the first in bf16, or the first of all."""
+    """Compare every run with the first in bf16, or with the first of all."""
     reference = next((s for s in sources if s.scheme == "bf16"), sources[0])
     names = labels_of(runs)
     written: list[Path] = []

@@ -1,4 +1,4 @@
-"""How many there are of each of several neighbouring integers: histograms of exponents."""
+"""Counts over consecutive integers: histograms of exponents."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of `first`, `first + 1`, ...; no empty ones at the ends."""
+    """Counts of `first`, `first + 1`, ..., without empty ends."""
 
     first: int = 0
     counts: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
-        """Of all."""
+        """The total count."""
         return sum(self.counts)
 
     def items(self) -> Iterator[tuple[int, int]]:
-        """Each integer with its count, those without any between the ends too."""
+        """Each integer with its count, including zero counts between the ends."""
         return enumerate(self.counts, start=self.first)
 
     def quantile(self, share: float) -> int | None:
-        """The smallest integer that at least that share does not exceed; None of none."""
+        """The smallest integer that at least this fraction does not exceed; None without counts."""
         needed, found = share * self.total, 0
         for value, count in self.items():
             found += count
@@ -33,12 +33,12 @@ class Counts:
         return None
 
     def without(self, value: int) -> tuple[Counts, int]:
-        """The counts of all other integers, and that of this one."""
+        """The counts without one integer, and the count of that integer."""
         kept = [0 if v == value else count for v, count in self.items()]
         return of_exponents(kept, self.first), self.total - sum(kept)
 
     def __add__(self, other: Counts) -> Counts:
-        """Both together."""
+        """The sum of both counts."""
         if not (self.counts and other.counts):
             return self if self.counts else other
         first = min(self.first, other.first)
@@ -51,7 +51,7 @@ class Counts:
 
 
 def of_exponents(counts: Sequence[int], first: int) -> Counts:
-    """The same without empty ends."""
+    """Counts without empty ends."""
     occurring = [place for place, count in enumerate(counts) if count]
     if not occurring:
         return Counts()
@@ -60,7 +60,7 @@ def of_exponents(counts: Sequence[int], first: int) -> Counts:
 
 
 def from_json(found: Mapping[str, Any] | None) -> Counts:
-    """What `quantexp.capture.statistics.histogram.trimmed` wrote."""
+    """Counts from the output of `quantexp.capture.statistics.histogram.trimmed`."""
     if not found or found.get("first") is None:
         return Counts()
     return of_exponents([int(count) for count in found["counts"]], int(found["first"]))

@@ -1,4 +1,4 @@
-"""Row-wise against column-wise: the same tensor in the same format, in blocks along either dimension of its matrix."""
+"""Row-wise against column-wise blocks: the same tensor and format with blocks along each dimension of the matrix."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class BothAxes:
 
     @property
     def difference_db(self) -> float:
-        """How much better columns are."""
+        """The advantage of columns, in dB."""
         return self.columns_db - self.rows_db
 
 
 def both_axes(run: Run) -> list[BothAxes]:
-    """Every tensor and format with blocks that was judged along both."""
+    """Every tensor and block format that was judged along both dimensions."""
     found = []
     for one in run.tensors:
         by_format: dict[str, dict[Axis, float]] = {}
@@ -54,7 +54,7 @@ def both_axes(run: Run) -> list[BothAxes]:
 
 
 def rows_and_columns(run: Run) -> Figure | None:
-    """A row for each tensor and format; None where no format has blocks."""
+    """A row for each tensor and format; None without a block format."""
     judged = both_axes(run)
     formats = list(dict.fromkeys(one.format for one in judged))
     if not formats:

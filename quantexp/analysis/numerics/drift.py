@@ -1,4 +1,4 @@
-"""How far the same tensor of two runs has come apart: |a - b| / |a|, b of the run, a of the reference.
+"""The drift of a tensor between two runs: |a - b| / |a|, with b from the run and a from the reference.
 
     drift = sqrt(sum (a - b)^2 / sum a^2)      over the elements that are finite in both; NaN where a has none but zeros
 
@@ -23,7 +23,7 @@ _CHUNK_ELEMENTS = 1 << 20
 
 
 def drift_from(entry: CapturedTensor, reference: str) -> float | None:
-    """The drift of a tensor from that of a reference capture; None where that has not the same tensor.
+    """The drift of a tensor from a reference capture; None if the reference does not have the tensor.
 
     Raises:
         CaptureError: one of them cannot be read.
@@ -51,7 +51,7 @@ def drift(a: Tensor, b: Tensor) -> float:
 
 
 def same_tensor(metadata: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells a tensor from the others of its run."""
+    """The identity of a tensor within its run."""
     place = Place.of(metadata)
     return (
         *(place.module, place.layer, place.operation, place.tensor),

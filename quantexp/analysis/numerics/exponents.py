@@ -1,4 +1,4 @@
-"""Scale exponents: how often each exponent of the scales in force occurs, for each operand of each module."""
+"""Scale exponents: the count of each exponent of the actual scales, for each operand of each module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOP_INCH, _BOTTOM_INCH, _LEFT_INCH = 0.98, 0.75, 0.7
 
 
 def scale_exponents(run: Run, group: str, judged: Sequence[Judged]) -> Figure:
-    """A panel for each module; blocks of all layers and iterations together."""
+    """A panel for each module, over the blocks of all layers and iterations."""
     modules = modules_of(judged)
     columns = min(_COLUMNS, len(modules))
     rows = -(-len(modules) // columns)

@@ -1,4 +1,4 @@
-"""The measures of every tensor of one or more captures, one tensor in memory at a time.
+"""Computes the measures of every tensor of one or more captures, with one tensor in memory at a time.
 
 What is kept of a tensor is a few hundred numbers, so that a collection may be larger than memory. Tensors of which
 only statistics were captured are taken from there.
@@ -14,7 +14,7 @@ from quantexp.analysis.draw.chapter import Desk, Source
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
 from quantexp.capture.reader import CapturedTensor
 
-#: What a run without any quantised operand is judged under.
+#: The formats for judging a run without quantised operands.
 USUAL_FORMATS = ("mxfp8", "mxfp4", "hifp8")
 _UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse", None})
 
@@ -29,14 +29,14 @@ class Run:
 
 
 class _Last:
-    """The sources that were gathered last: chapters of one `draw` are given the same list, one after the other."""
+    """A cache of the last sources, because the chapters of one `draw` use the same list one after the other."""
 
     sources: Sequence[Source] | None = None
     runs: Sequence[Run] = ()
 
 
 def gather(sources: Sequence[Source], desk: Desk) -> Sequence[Run]:
-    """All sources, tensor by tensor; what could not be read is left out (and named by `desk.each`).
+    """All sources, tensor by tensor, without unreadable tensors (which `desk.each` reports).
 
     The same list of sources is gone through once.
     """

@@ -25,7 +25,7 @@ from quantexp.analysis.numerics.lines import (
 from quantexp.analysis.numerics.series import Measure, Member, Scale, in_order, modules_of
 from quantexp.analysis.style import LABEL_PT, NOTE_PT, TICK_PT, dress, new_figure, power_of_two
 
-#: Perceptually even, and read alike with any colour vision.
+#: A perceptually uniform colour map for any colour vision.
 COLOUR_MAP = "cividis"
 _CELL_INCH, _ROW_INCH = 0.3, 0.17
 _NAMES_INCH, _BAR_INCH = 1.75, 1.15
@@ -33,7 +33,7 @@ _TOP_INCH, _BOTTOM_INCH, _GAP_INCH = 0.75, 0.3, 0.75
 
 
 def draw_heat(title: str, about: str, panels: Mapping[Measure, Sequence[Member]]) -> Figure:
-    """The figure, two panels a row."""
+    """The figure, with two panels in a row."""
     everyone = [member for members in panels.values() for member in members]
     layers = sorted({member.place.layer for member in everyone})
     names = _rows(everyone)
@@ -117,7 +117,7 @@ def _draw_map(
 
 
 def label_powers(ax: Axes) -> None:
-    """Some powers of two along a vertical logarithmic axis, if it spans more than one."""
+    """Ticks at powers of two on a vertical logarithmic axis that spans more than one."""
     low, high = ax.get_ylim()
     first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
     if last > first:
@@ -128,7 +128,7 @@ def label_powers(ax: Axes) -> None:
 
 
 def hatch(ax: Axes) -> None:
-    """What is seen where a map has no number."""
+    """The background of cells without a number."""
     ax.set_facecolor("white")
     ax.patch.set_hatch("////")
     ax.patch.set_edgecolor("#BBBBBB")

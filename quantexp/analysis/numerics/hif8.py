@@ -1,4 +1,4 @@
-"""Which of HiFloat8's tiers of precision a tensor uses: its codes, counted by exponent, after the scale in force.
+"""The HiFloat8 precision tiers that a tensor uses: its codes counted by exponent, after scaling.
 
 The dot code of a value says how many mantissa bits are left beside its exponent E (docs/formats/hifp8.md):
 
@@ -45,7 +45,7 @@ def tier_of(exponent: int) -> Tier:
 
 
 def code_counts(x: Tensor, options: Mapping[str, Any]) -> Counts:
-    """How many elements have a code of each exponent; zeros, NaN and Inf have none."""
+    """The number of elements by the exponent of their code, without zeros, NaN and Inf."""
     if x.numel() == 0:
         return Counts()
     codes, _ = encode(x, get_format("hifp8"), **options)
@@ -58,7 +58,7 @@ def code_counts(x: Tensor, options: Mapping[str, Any]) -> Counts:
 
 
 def tier_shares(counts: Counts) -> dict[Tier, float]:
-    """The share of the values that did not become zero in each tier; NaN without any."""
+    """The fraction of the non-zero codes in each tier; NaN without any."""
     sums = dict.fromkeys(Tier, 0)
     for exponent, count in counts.items():
         if count:
@@ -69,7 +69,7 @@ def tier_shares(counts: Counts) -> dict[Tier, float]:
 
 @cache
 def _exponents() -> tuple[int | None, ...]:
-    """Of each code; None for zero, Inf and NaN."""
+    """The exponent of each code; None for zero, Inf and NaN."""
     return tuple(
         math.frexp(value)[1] - 1 if value and math.isfinite(value) else None
         for value in code_values(HIF8)

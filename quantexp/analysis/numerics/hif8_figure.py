@@ -1,4 +1,4 @@
-"""HiF8's deep analysis: which tiers of precision are used, and its values over the data, with the scale in force."""
+"""HiF8's detailed analysis: the used precision tiers, and the format's values over the data at the actual scale."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from quantexp.formats.table import HIF8
 TIER_COLOURS = {Tier.THREE: BLUE, Tier.TWO: SKY, Tier.ONE: ORANGE, Tier.NONE: VERMILLION}
 _ZERO = "became zero"
 _ROW_INCH, _TOP_INCH, _BOTTOM_INCH = 0.22, 1.0, 0.75
-#: Bins of an octave in the histogram of values.
+#: Bins per octave in the histogram of values.
 BINS = 8
 
 
 def hif8_of(judged: Sequence[Judged]) -> list[Judged]:
-    """The operands in HiF8, by their tensors: without blocks every product that takes a tensor takes the same."""
+    """The HiF8 operands by tensor: without blocks, all products of a tensor use the same operand."""
     tensors: dict[Place, Judged] = {}
     for one in judged:
         if one.operand.code_exponents is not None:
@@ -56,7 +56,7 @@ def hif8_of(judged: Sequence[Judged]) -> list[Judged]:
 
 
 def hif8_tiers(run: Run, group: str, judged: Sequence[Judged]) -> Figure:
-    """Left the share of each tier for every operand, right the exponents that are used."""
+    """The fraction of each tier for every operand (left), and the used exponents (right)."""
     names = [
         (module, series)
         for module in modules_of(judged)
@@ -140,15 +140,15 @@ def _draw_exponents(ax: Axes, judged: Sequence[Judged]) -> None:
 
 @dataclass(frozen=True)
 class Shown:
-    """A tensor whose values are drawn, and why it was chosen."""
+    """A tensor whose values are drawn, with the reason for its selection."""
 
     judged: Judged
-    #: log2 of what its values are divided by: the exponent of the scale.
+    #: The exponent of the scale, by which the values are divided.
     scale_exponent: int
 
 
 def chosen(judged: Sequence[Judged]) -> list[Shown]:
-    """For each kind of tensor the one with the lowest SQNR."""
+    """The tensor with the lowest SQNR of each kind."""
     worst: dict[str, Judged] = {}
     for one in judged:
         known = worst.get(one.series)
@@ -163,7 +163,7 @@ def chosen(judged: Sequence[Judged]) -> list[Shown]:
 
 
 def fine_magnitudes(entry: CapturedTensor) -> Counts:
-    """How many elements have each floor(8 log2 |x|); zeros, NaN and Inf are left out."""
+    """Counts by floor(8 log2 |x|), without zeros, NaN and Inf."""
     total = Counts()
     for part in torch.split(entry.torch().reshape(-1), 1 << 20):
         magnitude = part.double().abs()
@@ -176,7 +176,7 @@ def fine_magnitudes(entry: CapturedTensor) -> Counts:
 
 
 def hif8_values(run: Run, group: str, found: Mapping[str, tuple[Shown, Counts]]) -> Figure:
-    """A panel for each tensor: its histogram, and every value of HiF8 at the tensor's scale."""
+    """A panel for each tensor with its histogram and all values of HiF8 at the tensor's scale."""
     height = 0.95 + 1.75 * len(found) + 0.7
     width = 10.0
     figure = new_figure(width, height)

@@ -1,4 +1,4 @@
-"""A grid of panels with lines: a measure for each row, a module for each column, a line for each series.
+"""A grid of line plots: a row for each measure, a column for each module, a line for each series.
 
 A line is the median of what lies at the same layer (iteration, rank), the band around it reaches from the least to the
 largest. A number that is not finite leaves a gap and is counted in the note below.
@@ -27,11 +27,11 @@ from quantexp.analysis.numerics.series import (
 )
 from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, TITLE_PT, dress, new_figure, power_of_two
 
-#: Shares below are drawn between 0 and this.
+#: The linear threshold of the axis of fractions.
 LEAST_SHARE = 1e-6
 _PANEL_INCH, _ROW_INCH = 2.5, 1.9
 _LEFT_INCH, _TOP_INCH, _BOTTOM_INCH = 1.0, 0.98, 0.75
-#: From a row's axis to its label, which may have two lines.
+#: The distance from a row's axis to its label, which may have two lines.
 _LABEL_INCH = 0.68
 _LEGEND_ENTRY_INCH = 1.35
 #: Lines with more points have no markers.
@@ -45,7 +45,7 @@ def draw_lines(
     key: Callable[[Member], int],
     x_label: str,
 ) -> Figure:
-    """The figure; a column for each module that any row has."""
+    """The figure, with a column for each module of any row."""
     everyone = [member for members in rows.values() for member in members]
     modules = modules_of(everyone)
     names = in_order(member.series for member in everyone)
@@ -126,7 +126,7 @@ def draw_marked(ax: Axes, xs: Sequence[float], ys: Sequence[float], mark: Mark) 
 
 
 def finite(values: Sequence[float]) -> list[float]:
-    """Those that are."""
+    """The finite values."""
     return [value for value in values if math.isfinite(value)]
 
 
@@ -154,7 +154,7 @@ def percent(share: float) -> str:
 
 
 def write_title(figure: Figure, title: str, about: str) -> None:
-    """The title, and below it what is drawn of what."""
+    """Write the title and the subtitle."""
     width, height = figure.get_size_inches()
     x = 0.12 / width
     figure.text(x, 1 - 0.27 / height, title, fontsize=TITLE_PT + 2, fontweight="bold", color=INK)
@@ -162,7 +162,7 @@ def write_title(figure: Figure, title: str, about: str) -> None:
 
 
 def write_note(figure: Figure, note: str) -> None:
-    """A line at the foot."""
+    """Write a line at the bottom."""
     width, height = figure.get_size_inches()
     figure.text(0.12 / width, 0.1 / height, note, fontsize=NOTE_PT, color=INK)
 
@@ -170,14 +170,14 @@ def write_note(figure: Figure, note: str) -> None:
 def legend_inch(
     width_inch: float, names: Collection[str], entry_inch: float = _LEGEND_ENTRY_INCH
 ) -> float:
-    """What a legend of these entries is high."""
+    """The height of a legend with these entries."""
     return 0.17 * math.ceil(len(names) / max(1, int(width_inch / entry_inch)))
 
 
 def add_legend(
     figure: Figure, marks: Mapping[str, Mark], entry_inch: float = _LEGEND_ENTRY_INCH
 ) -> None:
-    """What the marks stand for, below the title."""
+    """Draw the legend of the marks below the title."""
     width, height = figure.get_size_inches()
     handles = [
         Line2D(

@@ -27,11 +27,11 @@ from quantexp.capture.record.operands import SCALE, source_of
 
 @dataclass(frozen=True)
 class Mark:
-    """How a line or a dot looks."""
+    """The style of a line or a dot."""
 
     colour: str
     marker: str = "o"
-    #: As matplotlib takes it.
+    #: A matplotlib marker.
     line: str | tuple[float, Dash] = "-"
     #: Whether the marker is filled.
     filled: bool = True
@@ -56,7 +56,7 @@ _LINES = {"fprop": "-", "dgrad": "--", "wgrad": ":"}
 
 
 def mark_of(series: str) -> Mark:
-    """The mark of a slot (`fprop.x`) or of a tensor; ink for what is not known."""
+    """The mark of a slot (`fprop.x`) or of a tensor; ink for an unknown one."""
     product, _, operand = series.rpartition(".")
     tensor = source_of(tensor_called(operand) if product else series).removesuffix(SCALE)
     if tensor in _TENSORS:

@@ -1,4 +1,4 @@
-"""All measures of one captured tensor, from its values, or from the statistics that were captured of it.
+"""All measures of one captured tensor, from its values or from its captured statistics.
 
 Moments are those of the whole tensor: the capture's, or else computed here. Operands are judged by at most about
 `Asked.num_elements` elements in whole blocks, spread over the tensor, under the formats that the run declared, and
@@ -31,7 +31,7 @@ from quantexp.formats import finite_amax, get_format
 from quantexp.formats.layout import INPUT_DTYPES
 from quantexp.quant.choosing import chosen_options
 
-#: Elements of an operand that are looked at.
+#: The number of sampled elements of an operand.
 NUM_ELEMENTS = 1 << 18
 _BLOCK = 32
 _MOMENTS = ("mean", "std", "abs_max", "skew", "kurtosis", "zero_share")
@@ -39,25 +39,25 @@ _MOMENTS = ("mean", "std", "abs_max", "skew", "kurtosis", "zero_share")
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of every tensor."""
+    """The requested measures of every tensor."""
 
-    #: Formats for operands that the run held in its working precision, as schemes use them.
+    #: Formats for operands in the working precision, with the options of the schemes.
     formats: tuple[str, ...] = ()
     num_elements: int = NUM_ELEMENTS
-    #: Leave out channels, heads, and the axis that no product reduces over.
+    #: Omits channels, heads, and the axis that no product reduces over.
     operands_only: bool = False
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one tensor says; a number that there is not is NaN."""
+    """The measures of one tensor; missing values are NaN."""
 
     place: Place
     shape: tuple[int, ...]
     dtype: str
-    #: Whether the values were looked at, not statistics alone.
+    #: Whether the values were read, rather than statistics only.
     from_values: bool
-    #: Elements of the whole tensor, and those of them that are NaN or Inf.
+    #: The number of elements of the whole tensor, and of NaN and Inf among them.
     count: int
     nonfinite: int
     mean: float = math.nan
@@ -67,17 +67,17 @@ class Measured:
     #: 3 for a normal distribution.
     kurtosis: float = math.nan
     zero_share: float = math.nan
-    #: `below`, `above`, `first`, `counts`, as the capture's statistics have it.
+    #: `below`, `above`, `first`, `counts`, as in the capture's statistics.
     log2_magnitude: Mapping[str, Any] | None = None
     channels: Outliers | None = None
     heads: Outliers | None = None
     operands: tuple[UnderFormat, ...] = ()
-    #: What is odd: empty, all zero, constant, NaN or Inf, not judged and why.
+    #: Anomalies: empty, all zero, constant, NaN or Inf, not judged and why.
     notes: tuple[str, ...] = ()
 
 
 def measure(entry: CapturedTensor, asked: Asked) -> Measured:
-    """The measures of a tensor by its values.
+    """The measures of a tensor from its values.
 
     Raises:
         CaptureError: it has no values, or they cannot be read.
@@ -110,7 +110,7 @@ def measure(entry: CapturedTensor, asked: Asked) -> Measured:
 
 
 def of_statistics(metadata: Mapping[str, Any]) -> Measured:
-    """The measures that were captured of a tensor without its values.
+    """The measures of a tensor from its captured statistics.
 
     Raises:
         CaptureError: its statistics are of a format that is not known, or damaged.
@@ -162,7 +162,7 @@ def _oddities(found: Mapping[str, Any]) -> Iterator[str]:
 def _operands(
     x: Tensor, metadata: Mapping[str, Any], whole: Measured, asked: Asked
 ) -> tuple[tuple[UnderFormat, ...], tuple[str, ...]]:
-    """Every slot under its format, then the axis that no slot has, and why what is missing is missing."""
+    """Judge every slot under its format, then the axis without a slot; returns also the reasons for missing results."""
     usable = x if x.dtype in INPUT_DTYPES else x.float()
     notes: list[str] = []
     try:
@@ -206,7 +206,7 @@ def _operands(
 def _wanted(
     metadata: Mapping[str, Any], slots: list[OperandSlot], asked: Asked
 ) -> Iterator[tuple[str, DeclaredOperand, bool]]:
-    """Slot, operand, and whether the run declared it."""
+    """Slot, operand, and whether the run declares it."""
     record = Record.from_metadata(metadata)
     declared = declared_operands(record)
     taken = {(one.product, one.operand) for one in declared}
@@ -227,7 +227,7 @@ def _wanted(
 
 
 def _reuses(record: Record, slot: OperandSlot) -> bool:
-    """Whether the slot takes the forward's copy again, which is judged as that."""
+    """Whether the slot reuses the forward copy, which is judged in the forward slot."""
     names = (
         f"{slot.product.value}.{slot.operand}",
         f"{slot.site.value}.{slot.product.value}.{slot.operand}",
@@ -236,7 +236,7 @@ def _reuses(record: Record, slot: OperandSlot) -> bool:
 
 
 def as_schemes_hold(slot: OperandSlot, format_name: str) -> DeclaredOperand:
-    """An operand in a format with the options that schemes give it where they say nothing else."""
+    """An operand in a format with the schemes' default options."""
     fmt = get_format(format_name)
     chosen = chosen_options(fmt, slot.operand, {})
     options = {k: v for k, v in chosen.items() if k in fmt.options and v is not None}
@@ -247,7 +247,7 @@ def as_schemes_hold(slot: OperandSlot, format_name: str) -> DeclaredOperand:
 def _other_axes(
     operand: str, found: list[tuple[str, DeclaredOperand, bool]]
 ) -> Iterator[DeclaredOperand]:
-    """For each format with blocks the dimension of the matrix that none of its slots runs along."""
+    """For each block format, the dimension of the matrix that no slot has as its block axis."""
     columns = -2 if operand in ("P", "dS") else 0
     by_format: dict[str, list[DeclaredOperand]] = {}
     for _, declared, _ in found:
@@ -260,7 +260,7 @@ def _other_axes(
 
 
 def _of_record(judged: Mapping[str, Any]) -> UnderFormat:
-    """What a capture judged while the tensor passed."""
+    """The fidelity that the capture computed at run time."""
     fmt = get_format(str(judged["format"]))
     options = {k: judged[k] for k in ("scale_rule", "scaling") if judged.get(k) is not None}
     declared = DeclaredOperand("", "", fmt, int(judged["axis"]), options)
@@ -282,7 +282,7 @@ def _of_record(judged: Mapping[str, Any]) -> UnderFormat:
     )
 
 
-#: The exponent of E8M0's byte 0, which blocks of zeros have.
+#: The exponent of E8M0's byte 0, the scale of zero blocks.
 _ZERO_BLOCK = -127
 
 

@@ -1,4 +1,4 @@
-"""One operand under one format: what is lost, the exponents of the scales in force, and what codes are used.
+"""One operand under one format: quantisation error, exponents of the actual scales, and used codes.
 
 A value is its code times a scale; the exponent of the scale is
 
@@ -31,7 +31,7 @@ _DECIDE_SCALES = ("block", "scale_rule", "scaling", "amax_target", "amax")
 
 
 class Axis(StrEnum):
-    """Along what blocks run."""
+    """The axis of the blocks."""
 
     #: The last dimension: input width of x and w, output width of g, head_dim, keys.
     ROWS = "rows"
@@ -43,29 +43,29 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True)
 class UnderFormat:
-    """What a format makes of an operand."""
+    """The results for an operand in a format."""
 
     #: `fprop.x`; empty for an axis that no product reduces over in this format, for comparison.
     slot: str
     #: `mxfp4_e2m1 floor`, see `DeclaredOperand.name`.
     format: str
     axis: Axis
-    #: Whether the run held the operand so; else the format was asked for.
+    #: Whether the run declares this format; otherwise the format was requested.
     declared: bool
-    #: Elements that were looked at.
+    #: The number of sampled elements.
     num_elements: int
     fidelity: Fidelity
-    #: Of the blocks, or of the one tensor.
+    #: The scale exponents of the blocks, or of the tensor.
     scale_exponents: Counts
-    #: Blocks of zeros, and blocks with NaN or Inf.
+    #: The numbers of zero blocks, and of blocks with NaN or Inf.
     zero_blocks: int = 0
     nan_blocks: int = 0
-    #: hifp8: how many values have each exponent after the scale, zeros apart (`quantexp.analysis.numerics.hif8`).
+    #: hifp8: the number of values by exponent after scaling, without zeros (`quantexp.analysis.numerics.hif8`).
     code_exponents: Counts | None = None
 
 
 def axis_of(declared: DeclaredOperand) -> Axis:
-    """Along what the operand's blocks run."""
+    """The axis of the operand's blocks."""
     if declared.format.block is None:
         return Axis.TENSOR
     return Axis.ROWS if declared.dim == -1 else Axis.COLUMNS
@@ -80,7 +80,7 @@ def under_format(
     is_declared: bool = True,
     limit: int = 0,
 ) -> UnderFormat:
-    """Judge an operand by at most about `limit` elements in whole blocks (0: by all); `amax` is the whole tensor's."""
+    """Judge an operand on about `limit` elements in complete blocks (0: on all); `amax` is the whole tensor's."""
     part = rounded_part(x, declared, amax, limit)
     exponents, zero_blocks, nan_blocks = _scale_exponents(part, declared)
     is_hif8 = declared.format.family is Family.HIF8
@@ -99,7 +99,7 @@ def under_format(
 
 
 def largest_scale_exponent(declared: DeclaredOperand, abs_max: float) -> int:
-    """The exponent of the scale that a positive element gets which is the largest of its block and of its tensor.
+    """The scale exponent for a positive element that is the largest of its block and of its tensor.
 
     Under delayed scaling that of the amax that was handed over; before a Hadamard transform, as if there was none.
     """
@@ -112,7 +112,7 @@ def largest_scale_exponent(declared: DeclaredOperand, abs_max: float) -> int:
 
 
 def _scale_exponents(part: Rounded, declared: DeclaredOperand) -> tuple[Counts, int, int]:
-    """The exponents, and the numbers of blocks of zeros and of blocks with NaN or Inf."""
+    """The exponents, and the numbers of zero blocks and of blocks with NaN or Inf."""
     options = {k: v for k, v in part.options.items() if k in _DECIDE_SCALES}
     if declared.format.family is Family.BF16 or part.x.numel() == 0:
         return Counts(), 0, 0
@@ -132,7 +132,7 @@ def _scale_exponents(part: Rounded, declared: DeclaredOperand) -> tuple[Counts, 
 
 
 def _of_values(values: Tensor) -> Counts:
-    """Floor(log2) of positive values; those that are not finite are left out."""
+    """floor(log2) of positive values, without values that are not finite."""
     _, exponents = torch.frexp(values[values.isfinite()].double())
     if exponents.numel() == 0:
         return Counts()

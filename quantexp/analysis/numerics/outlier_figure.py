@@ -1,4 +1,4 @@
-"""Figures of channels and heads that stand out."""
+"""Figures of outlier channels and heads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROWS = (
 
 
 def outliers_by_layer(run: Run) -> Figure | None:
-    """How far the largest channel stands out, by layer; None where no tensor has channels."""
+    """The ratio of the largest channel to the median, by layer; None without channels."""
     channels = [(one.place, one.channels) for one in run.tensors if one.channels is not None]
     if not channels:
         return None
@@ -42,7 +42,7 @@ def outliers_by_layer(run: Run) -> Figure | None:
 
 
 def channel_profile(run: Run) -> Figure | None:
-    """The largest magnitudes of all channels in descending order; None where no tensor has channels."""
+    """The largest magnitudes of all channels in descending order; None without channels."""
     members = [
         Member(one.place, one.place.tensor, value, at=rank)
         for one in run.tensors
@@ -63,7 +63,7 @@ def channel_profile(run: Run) -> Figure | None:
 
 
 def heads(run: Run) -> Figure | None:
-    """Every head of every layer, a panel for each tensor; None where no tensor has heads."""
+    """Every head of every layer, with a panel for each tensor; None without heads."""
     found: dict[str, dict[int, list[tuple[float, ...]]]] = {}
     for one in run.tensors:
         if one.heads is not None and one.heads.ratios:
@@ -114,7 +114,7 @@ def heads(run: Run) -> Figure | None:
 
 
 def _head_cells(layers: Mapping[int, Sequence[tuple[float, ...]]]) -> np.ndarray:
-    """[layers, heads]; NaN where a layer has fewer heads."""
+    """[layers, heads]; NaN if a layer has fewer heads."""
     most = max(len(ratios) for same in layers.values() for ratios in same)
     cells = np.full((len(layers), most), np.nan)
     for row, layer in enumerate(sorted(layers)):

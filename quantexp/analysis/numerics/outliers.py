@@ -1,4 +1,4 @@
-"""Channels and heads that stand out: the largest magnitude and the energy of each, against those of the others.
+"""Outlier channels and heads: the largest magnitude and the energy of each relative to the others.
 
     amax_c = max over a channel's elements of |x|           energy_c = sum over them of x^2
     amax ratio = max_c amax_c / median_c amax_c             top energy = that of the 1 % of channels with the most
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Share of the groups whose energy is added up.
+#: The fraction of groups in the energy sum.
 TOP_SHARE = 0.01
-#: Groups whose numbers are all kept: heads.
+#: Maximum groups whose numbers are all kept, which includes heads.
 MOST_LISTED = 256
 _CHUNK_ELEMENTS = 1 << 20
 #: Tensors with [sequences, heads, queries, keys].
@@ -29,37 +29,37 @@ _PER_QUERY = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
 
 @dataclass(frozen=True)
 class Outliers:
-    """How unequal the groups (channels, heads) of a tensor are; NaN and Inf count as 0."""
+    """The inequality of a tensor's groups (channels, heads); NaN and Inf count as 0."""
 
     num_groups: int
-    #: Largest amax over the median one; inf where the median is 0, NaN where all are.
+    #: Largest amax over the median amax; inf if the median is 0, NaN if all are.
     amax_ratio: float
-    #: The group of the largest amax; the first of equals.
+    #: The first group with the largest amax.
     largest: int
-    #: Share of the sum of squares in the ceil(1 %) groups that have most of it; NaN where it is 0.
+    #: The fraction of the sum of squares in the top ceil(1 %) of groups; NaN if the sum is 0.
     top_energy_share: float
-    #: amax over the median one at ranks 1, 2, 4, 8, ... and the last, descending.
+    #: amax over the median amax at ranks 1, 2, 4, 8, ... and the last, descending.
     profile: tuple[float, ...]
-    #: amax over the median one of each group in its place; empty where there are more than `MOST_LISTED`.
+    #: amax over the median amax of each group, in order; empty for more than `MOST_LISTED` groups.
     ratios: tuple[float, ...] = ()
 
 
 def channel_dims(layer_type: str, tensor: str, ndim: int) -> tuple[int, ...] | None:
-    """The dimensions that number the channels; None where there are none."""
+    """The dimensions of the channels; None if there are none."""
     if tensor in _PER_QUERY or ndim == 0:
         return None
     return (-2, -1) if layer_type == "attention" and ndim == 4 else (-1,)
 
 
 def head_dims(layer_type: str, tensor: str, ndim: int) -> tuple[int, ...] | None:
-    """The dimension that numbers the heads; None where the layout has none."""
+    """The dimension of the heads; None if the layout has none."""
     if layer_type != "attention" or ndim != 4:
         return None
     return (1,) if tensor in _PER_QUERY else (2,)
 
 
 def outliers(x: Tensor, dims: tuple[int, ...]) -> Outliers | None:
-    """How the groups that `dims` number differ; None for an empty tensor."""
+    """The inequality of the groups along `dims`; None for an empty tensor."""
     if x.numel() == 0:
         return None
     amax_G, energy_G = (t.reshape(-1).double() for t in _amax_and_energy(x.detach(), dims))
@@ -93,7 +93,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _amax_and_energy(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Of each group; chunk by chunk along the longest dimension that is no group's."""
+    """amax and energy of each group, by chunks along the longest other dimension."""
     groups = {dim % x.ndim for dim in dims}
     others = [dim for dim in range(x.ndim) if dim not in groups]
     if not others:

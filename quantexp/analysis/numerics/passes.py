@@ -1,4 +1,4 @@
-"""Forward against backward: every tensor beside its gradient, operands of forward beside those of backward products."""
+"""Forward against backward: tensors with their gradients, and operands of forward and backward products."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
 _COLOURS = (SKY, ORANGE, GREEN, BLUE, PURPLE, VERMILLION, GREY, BLACK)
 _MARKERS = ("o", "s", "D", "v", "X", "P", "^", "*")
 _GRADIENT = "grad_"
-#: More dots of a kind are an image in PDF and SVG too.
+#: More dots of a kind are rasterised in PDF and SVG too.
 MANY = 2000
-#: Series of products that run backward.
+#: Series of backward products.
 _BACKWARD_COLOUR, _FORWARD_COLOUR = VERMILLION, BLUE
 
 
@@ -62,7 +62,7 @@ class Pair:
 
 
 def pairs(tensors: Iterable[Measured]) -> list[Pair]:
-    """Every tensor whose gradient was captured too; a weight is listed once."""
+    """Every tensor with a captured gradient; a weight occurs once."""
     found: dict[tuple[object, ...], Measured] = {}
     for one in tensors:
         found.setdefault(_key(one, one.place.tensor), one)
@@ -80,7 +80,7 @@ def _key(one: Measured, tensor: str) -> tuple[object, ...]:
 
 
 def forward_and_backward(run: Run, group: str, judged: Sequence[Judged]) -> Figure | None:
-    """Five panels; None where nothing was captured of the backward pass."""
+    """Five panels; None without captures of the backward pass."""
     paired = pairs(run.tensors)
     if not paired:
         return None
@@ -122,7 +122,7 @@ def forward_and_backward(run: Run, group: str, judged: Sequence[Judged]) -> Figu
 def _draw_pairs(
     ax: Axes, paired: Sequence[Pair], measure: Measure, marks: dict[str, tuple[str, str]]
 ) -> int:
-    """One dot a pair, on logarithmic axes; how many there is no place for."""
+    """Draw one dot for each pair on logarithmic axes; returns the number of pairs that cannot be drawn."""
     dress(ax, "", f"{measure.label}, tensor", f"{measure.label}, gradient", grid="both")
     set_scale(ax, Scale.LOG2, "x")
     set_scale(ax, Scale.LOG2, "y")
@@ -146,7 +146,7 @@ def _draw_pairs(
 
 
 def _draw_products(ax: Axes, judged: Sequence[Judged], measure: Measure) -> int:
-    """Operands of forward products left, of backward products right, for each module."""
+    """Draw operands of forward products on the left and of backward products on the right, for each module."""
     dress(ax, "", "", measure.label)
     if not judged:
         say_instead(ax, "no operand was judged")
@@ -190,6 +190,6 @@ def _draw_products(ax: Axes, judged: Sequence[Judged], measure: Measure) -> int:
 
 
 def is_forward(judged: Judged) -> bool:
-    """Whether the operand belongs to a forward product; of statistics, whether its tensor passes forward."""
+    """Whether the operand belongs to a forward product; for statistics, whether its tensor is of the forward pass."""
     product = judged.series.rpartition(".")[0]
     return product == "fprop" if product else judged.place.operation == "forward"

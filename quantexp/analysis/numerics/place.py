@@ -1,4 +1,4 @@
-"""Where a captured tensor belongs: what tables have in their first columns, and figures along their axes."""
+"""The place of a captured tensor in the model and run, for the columns of tables and the axes of figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @dataclass(frozen=True)
 class Place:
-    """What the manifest says of a tensor's place; see `Record.from_metadata` for what it does not say."""
+    """The place of a tensor from the manifest; `Record.from_metadata` defines missing values."""
 
     module: str
     layer: int
@@ -30,7 +30,7 @@ class Place:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> Place:
-        """The place that a line of the manifest names."""
+        """The place of a line of the manifest."""
         record = Record.from_metadata(metadata)
         return cls(
             record.module,
@@ -47,12 +47,12 @@ class Place:
 
     @property
     def kind(self) -> str:
-        """The module with its tensor, all experts as one: `fc1 input`; what is compared over layers."""
+        """The module with its tensor, with all experts as one: `fc1 input`; the key for comparing layers."""
         return f"{experts_as_one(self.module)} {self.tensor}"
 
     @property
     def source(self) -> str:
-        """The tensor that a quantised operand was made from; other tensors are their own."""
+        """The source tensor of a quantised operand; any other tensor is its own source."""
         return source_of(self.tensor)
 
     @property

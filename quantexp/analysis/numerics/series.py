@@ -1,4 +1,4 @@
-"""Which numbers belong together: what a line, a row of a heat map or a bar is made of.
+"""Groups numbers into series: a line, a row of a heat map or a bar.
 
 Operands are judged as the run declared them, under formats that were asked for, or, of statistics alone, under
 `capture.format`; each of these is a group with figures of its own. Within a group a series is one operand of one
@@ -23,20 +23,20 @@ _PRODUCTS = ("fprop", "dgrad", "dgrad_q", "dgrad_k", "dgrad_p", "dgrad_v", "wgra
 
 
 class Scale(Enum):
-    """How an axis counts."""
+    """The scale of an axis."""
 
     LINEAR = "linear"
-    #: Of powers of two.
+    #: Logarithmic, with powers of two.
     LOG2 = "log2"
-    #: Shares from 1e-6 to 1 by powers of ten, and 0.
+    #: Fractions from 1e-6 to 1 on a logarithmic scale, and 0.
     SHARE = "share"
-    #: Shares, evenly.
+    #: Fractions on a linear scale.
     PERCENT = "percent"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a tensor or of an operand, and how it is drawn."""
+    """A measure of a tensor or operand, and its scale."""
 
     name: str
     label: str
@@ -59,13 +59,13 @@ TENSOR_MEASURES = (AMAX, STD, KURTOSIS, ZEROS)
 
 @dataclass(frozen=True)
 class Member:
-    """One number of one tensor, and the series that it belongs to."""
+    """One number of one tensor, with its series."""
 
     place: Place
     #: `fprop.x`, or the tensor's name.
     series: str
     value: float
-    #: Where it is on an axis that is no part of its place.
+    #: The position on an axis that is not part of the place.
     at: int = 0
 
     @property
@@ -89,7 +89,7 @@ class Judged:
 
 
 def groups_of(run: Run) -> dict[str, list[Judged]]:
-    """The judged operands of a run by how they were judged: as declared, or the format's name."""
+    """The judged operands of a run, by format: as declared, or the name of a requested format."""
     groups: dict[str, list[Judged]] = {}
     for one in run.tensors:
         for operand in one.operands:
@@ -107,7 +107,7 @@ def operand_members(judged: Iterable[Judged], measure: Measure) -> list[Member]:
 
 
 def tensor_members(tensors: Iterable[Measured], measure: Measure) -> list[Member]:
-    """One measure of the tensors; codes of scales are none."""
+    """One measure of the tensors, without codes of scales."""
     return [
         Member(one.place, one.place.tensor, tensor_value(one, measure))
         for one in tensors
@@ -116,7 +116,7 @@ def tensor_members(tensors: Iterable[Measured], measure: Measure) -> list[Member
 
 
 def tensor_value(one: Measured, measure: Measure) -> float:
-    """The number that a measure is of a tensor."""
+    """The value of a measure for a tensor."""
     if measure is NONFINITE:
         return one.nonfinite / one.count if one.count else 0.0
     return float(getattr(one, measure.name))
@@ -141,7 +141,7 @@ def in_order(series: Iterable[str]) -> list[str]:
 def by_key(
     members: Iterable[Member], key: Callable[[Member], int]
 ) -> dict[str, dict[int, list[float]]]:
-    """Series -> layer, iteration or rank -> its numbers."""
+    """Series -> layer, iteration or rank -> numbers."""
     found: dict[str, dict[int, list[float]]] = {}
     for member in members:
         found.setdefault(member.series, {}).setdefault(key(member), []).append(member.value)
@@ -149,5 +149,5 @@ def by_key(
 
 
 def slug(words: str) -> str:
-    """Words as a part of a file name."""
+    """A text as part of a file name."""
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", words).strip("-")

@@ -1,4 +1,4 @@
-"""The measures of a collection as files: `numerics.csv`, a row for each tensor and operand, and `numerics.json`.
+"""Writes the measures of a collection: `numerics.csv`, with a row for each tensor and operand, and `numerics.json`.
 
 A tensor that is no operand, or is not judged, has one row without a format. The JSON holds each tensor once, with its
 operands, histograms and notes. Numbers that there are not are empty in the CSV and null in the JSON; infinite ones are
@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 def csv_text(found: Mapping[str, Iterable[Measured]]) -> str:
-    """`numerics.csv` of several runs by their labels."""
+    """Write `numerics.csv` for several runs by their labels."""
     stream = io.StringIO()
     rows = csv.DictWriter(stream, COLUMNS, restval="", lineterminator="\n")
     rows.writeheader()
@@ -73,7 +73,7 @@ def rows_of(one: Measured) -> Iterator[dict[str, object]]:
 
 
 def json_text(found: Mapping[str, Iterable[Measured]]) -> str:
-    """`numerics.json` of several runs by their labels; a line for each tensor."""
+    """Write `numerics.json` for several runs by their labels, with a line for each tensor."""
     runs = []
     for run, tensors in found.items():
         lines = ",\n  ".join(json.dumps(tensor_json(one)) for one in tensors)
@@ -82,7 +82,7 @@ def json_text(found: Mapping[str, Iterable[Measured]]) -> str:
 
 
 def tensor_json(one: Measured) -> dict[str, Any]:
-    """All of one tensor."""
+    """All measures of one tensor."""
     return {
         **asdict(one.place),
         "source": _source(one),
@@ -97,7 +97,7 @@ def tensor_json(one: Measured) -> dict[str, Any]:
 
 
 def measured_of_json(content: Mapping[str, Any]) -> Measured:
-    """`tensor_json` read again, without channels and heads."""
+    """The inverse of `tensor_json`, without channels and heads."""
     place = Place(**{f.name: content[f.name] for f in fields(Place)})
     numbers: dict[str, Any] = {name: _number(content[name]) for name in _TENSOR[5:]}
     return Measured(
@@ -183,7 +183,7 @@ def _counts_json(counts: Counts | None) -> dict[str, Any] | None:
 
 
 def _cell(value: object) -> object:
-    """Empty for what there is not."""
+    """The text of a number; empty for a missing one."""
     return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 

@@ -1,1 +1,1 @@
-"""The quick analysis: one picture of a run, or of several."""
+"""The quick analysis: one picture of one or several runs."""

@@ -1,4 +1,4 @@
-"""The heat map of the quick analysis: SQNR of every operand by layer and slot, the worst ones named.
+"""The heat map of the quick analysis: SQNR of every operand by layer and slot, with the worst ones labelled.
 
 A row is one operand of one product of one module (`fc1  fprop x`), all experts as one; where there are too many rows,
 one operand of a module with the worst of its products, then one module. A cell is the lowest SQNR of its tensors. Where
@@ -23,13 +23,13 @@ from quantexp.analysis.quick.first_look import FirstLook, Look
 from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, dress
 from quantexp.analysis.tensors.inventory import Kind, experts_as_one, in_flow
 
-#: Rows that have room.
+#: Maximum rows.
 MOST_ROWS = 32
-#: From the cells to the left end of the modules' names.
+#: The distance from the cells to the left end of the modules' names.
 MODULES_INCH = 1.5
-#: Operands that are named.
+#: Maximum labelled operands.
 NUM_WORST = 5
-#: Cells are written into up to so many layers.
+#: Maximum layers for numbers inside the cells.
 _FEW_LAYERS = 4
 _LEAST_SPAN = 3.0
 _NO_NUMBER = "#E8E8E8"
@@ -40,10 +40,10 @@ _PRODUCTS = ("fprop", "dgrad", "dgrad_q", "dgrad_k", "dgrad_p", "dgrad_v", "wgra
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of one tensor, and where it belongs."""
+    """One number of one tensor, with its position."""
 
     module: str
-    #: `fprop.x`; of statistics the tensor's name.
+    #: `fprop.x`; for statistics the tensor's name.
     series: str
     layer: int
     value: float
@@ -55,19 +55,19 @@ class Cell:
 class Grid:
     """A heat map."""
 
-    #: Module and the rest of the row's name; empty where a row is a module.
+    #: Module and the rest of the row's name; empty if the row is a module.
     rows: tuple[tuple[str, str], ...]
     layers: tuple[int, ...]
-    #: NaN where there is no number; inf and -inf are kept.
+    #: NaN for missing values; inf and -inf stay.
     values_RL: np.ndarray
     #: The worst tensors, the worst first, at most one a row: name, value, row and column.
     worst: tuple[tuple[str, float, int, int], ...]
-    #: What a row stands for beside what its name says.
+    #: Additional descriptions of rows.
     aggregated: str
 
 
 def sqnr_grid(look: FirstLook, most_rows: int = MOST_ROWS) -> Grid | None:
-    """SQNR in dB; None where no operand was judged."""
+    """SQNR in dB; None without judged operands."""
     cells = [
         Cell(
             experts_as_one(measured.place.module),
@@ -83,7 +83,7 @@ def sqnr_grid(look: FirstLook, most_rows: int = MOST_ROWS) -> Grid | None:
 
 
 def crest_grid(look: FirstLook, most_rows: int = MOST_ROWS) -> Grid | None:
-    """log2 of the largest magnitude over the root mean square; None where there are no statistics."""
+    """log2 of the largest magnitude over the root mean square; None without statistics."""
     cells = [
         Cell(
             experts_as_one(measured.place.module),
@@ -116,7 +116,7 @@ def _named(measured: Measured, slot: str) -> str:
 def grid_of(
     cells: Sequence[Cell], worst_of: Callable[[Iterable[float]], float], most_rows: int
 ) -> Grid:
-    """The cells laid out, with `worst_of` (min or max) of the numbers that share a place."""
+    """Arrange the cells; cells with the same position show the `worst_of` (min or max) their numbers."""
     name: Callable[[Cell], tuple[str, str]]
     for name, aggregated in _LEVELS:  # noqa: B007  (the last one that is tried is taken)
         rows = _rows_in_order({name(cell) for cell in cells})
@@ -167,7 +167,7 @@ _LEVELS: tuple[tuple[Callable[[Cell], tuple[str, str]], str], ...] = (
 
 
 def _rows_in_order(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Modules as in the forward pass, in each the forward product first."""
+    """The order of rows: modules as in the forward pass, forward products first."""
     different = list(rows)
     modules = in_flow(module for module, _ in different)
     order = in_order(words for _, words in different)
@@ -183,7 +183,7 @@ def _rows_in_order(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def draw_grid(ax: Axes, grid: Grid, title: str, unit: str, *, low_is_worst: bool) -> None:
-    """The cells, their numbers where there is room, the worst ones framed and numbered, and a colour bar."""
+    """Draw the cells, their numbers if they fit, frames and numbers for the worst ones, and a colour bar."""
     dress(ax, title, "layer", "", grid="x")
     ax.grid(visible=False)
     finite = grid.values_RL[np.isfinite(grid.values_RL)]
@@ -215,7 +215,7 @@ def draw_grid(ax: Axes, grid: Grid, title: str, unit: str, *, low_is_worst: bool
 
 
 def _name_rows(ax: Axes, rows: Sequence[tuple[str, str]]) -> None:
-    """The slot beside each row, its module far left at the first one, a line between modules."""
+    """Draw the slot beside each row, the module left of its first row, and a line between modules."""
     ax.set_yticks(range(len(rows)), [words or module for module, words in rows], fontsize=TICK_PT)
     ax.tick_params(axis="y", length=0)
     for i, (module, words) in enumerate(rows):

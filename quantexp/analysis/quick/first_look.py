@@ -1,4 +1,4 @@
-"""One look at every captured tensor: magnitudes, and what is lost of each operand under its format.
+"""Reads every captured tensor once: magnitudes, and the quantisation error of each operand under its format.
 
 Magnitudes are those that the capture counted, of whole tensors. Operands are judged by a bounded part of the captured
 values, in the formats that the run declared; where it declared none, in the one of the file's name, or `ASSUMED`. Of a
@@ -36,9 +36,9 @@ from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.errors import CaptureError
 from quantexp.runs.status import write_whole
 
-#: What operands of which no format is known are judged in, where a file's name does not say one either.
+#: The assumed format of operands whose format neither the metadata nor the file name gives.
 ASSUMED = "mxfp8"
-#: Tensors of one look; of more, iterations evenly spread.
+#: Maximum tensors; with more, evenly spaced iterations are read.
 MOST_TENSORS = 20_000
 _VERSION = 2
 _NONFINITE = " NaN or Inf"
@@ -46,43 +46,43 @@ _NONFINITE = " NaN or Inf"
 
 @dataclass(frozen=True)
 class Look:
-    """What is known of one tensor."""
+    """The results for one tensor."""
 
     measured: Measured
     kind: Kind
-    #: Format -> exponent of the scale that the tensor's largest element gets in it; of the formats it was held in.
+    #: Format of a slot -> scale exponent for the tensor's largest element.
     scales: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class FirstLook:
-    """What is known of the tensors of one capture."""
+    """The results for the tensors of one capture."""
 
     tensors: tuple[Look, ...] = ()
-    #: What is odd ("all zero", "missing") -> the tensors, by their labels.
+    #: Anomaly ("all zero", "missing") -> labels of its tensors.
     findings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    #: Iterations that were looked at, if these are not all.
+    #: The iterations that were read, if not all were.
     iterations: tuple[int, ...] | None = None
 
     @property
     def has_values(self) -> bool:
-        """Whether values were captured of any tensor."""
+        """Whether any tensor has captured values."""
         return any(look.measured.from_values for look in self.tensors)
 
     @property
     def is_judged(self) -> bool:
-        """Whether any operand was judged."""
+        """Whether any operand has a quantisation error."""
         return any(look.measured.operands for look in self.tensors)
 
     @property
     def is_assumed(self) -> bool:
-        """Whether no format was declared, and operands were judged by their values all the same."""
+        """Whether operands were judged although no format was declared."""
         operands = [operand for look in self.tensors for operand in look.measured.operands]
         return bool(operands) and all(o.slot and not o.declared for o in operands)
 
 
 def captured_in(folder: Path) -> Capture:
-    """The tensors of a capture folder, those with statistics alone too; none where nothing was captured."""
+    """The tensors of a capture folder, including those with statistics only; empty without captures."""
     try:
         return open_capture(folder, statistics=True)
     except CaptureError:
@@ -90,7 +90,7 @@ def captured_in(folder: Path) -> Capture:
 
 
 def first_look(capture: Capture, keep: Path | None = None, *, force: bool = False) -> FirstLook:
-    """Look at a capture; with `keep`, what an earlier look left there is taken, or what is found is left there.
+    """Read a capture; with `keep`, load or store the results in that file.
 
     What was left is not taken with `force`, and not where the lists, or a file with values, are no longer as they were.
 
@@ -128,7 +128,7 @@ def first_look(capture: Capture, keep: Path | None = None, *, force: bool = Fals
 
 
 def kept_look(keep: Path, folder: Path) -> FirstLook | None:
-    """What an earlier `first_look` left of a capture folder; None where nothing is, or the capture changed since."""
+    """The stored results of an earlier `first_look`; None if there are none, or if the capture has changed."""
     if (kept := _kept(keep)) is None:
         return None
     stamp, found = kept
@@ -139,7 +139,7 @@ def kept_look(keep: Path, folder: Path) -> FirstLook | None:
 
 
 def _with_room(capture: Capture) -> tuple[list[CapturedTensor], tuple[int, ...] | None]:
-    """Every stored value once, then what has statistics alone; of too many, the iterations that there is room for."""
+    """Every stored value once, then tensors with statistics only, limited to evenly spaced iterations."""
     bare = [e for e in capture if not e.metadata.get("file") and e.metadata.get("statistics")]
     entries = [*capture.with_values(), *bare]
     if len(entries) <= MOST_TENSORS:
@@ -153,7 +153,7 @@ def _with_room(capture: Capture) -> tuple[list[CapturedTensor], tuple[int, ...] 
 
 
 def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
-    """What is known of a tensor, or why nothing is."""
+    """The results for a tensor, or why there are none."""
     record = Record.from_metadata(entry.metadata)
     assumed = record.quant_type if record.quant_type in USUAL_FORMATS else ASSUMED
     asked = Asked(() if is_declared else (assumed,), operands_only=True)
@@ -204,13 +204,13 @@ def _scales(record: Record, abs_max: float) -> dict[str, int]:
 
 
 def _name(entry: CapturedTensor) -> str:
-    """The file's name, or what the tensor is where only statistics are left of it."""
+    """The file's name, or the label of a tensor with statistics only."""
     file = entry.metadata.get("key") or entry.metadata.get("file")
     return Path(str(file)).name if file else Place.of(entry.metadata).label
 
 
 def _torn(folder: Path) -> Iterator[str]:
-    """Where the lists have lines that do not end as an object does."""
+    """The incomplete lines of the lists."""
     for file in _lists(folder):
         with file.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
@@ -229,13 +229,13 @@ def _lists(folder: Path) -> list[Path]:
 
 
 def _stamps(folder: Path) -> list[list[int]]:
-    """Sizes and times of the lists."""
+    """Sizes and modification times of the lists."""
     stats = (file.stat() for file in _lists(folder))
     return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
 
 
 def _stamps_of(folder: Path, files: Iterable[str]) -> dict[str, list[int] | None]:
-    """Size and time of each file; None of one that is missing."""
+    """Size and modification time of each file; None for a missing file."""
     return {file: _stamp(folder / file) for file in files}
 
 
@@ -272,7 +272,7 @@ def _json(found: FirstLook, stamp: Mapping[str, Any]) -> str:
 
 
 def _kept(keep: Path) -> tuple[dict[str, Any], FirstLook] | None:
-    """What was left in a file, and of what; None where it holds anything else."""
+    """The stored results and the stamps of their capture; None if the file holds anything else."""
     try:
         content = json.loads(keep.read_text(encoding="utf-8"))
         if content["version"] != _VERSION or not isinstance(content["of"]["lists"], list):

@@ -1,4 +1,4 @@
-"""Several runs at a glance: losses, gaps to the baseline, and what each scheme leaves of each kind of tensor.
+"""An overview of several runs: losses, gaps to the baseline, and fidelity of each scheme for each kind of tensor.
 
 A row and a line are one scheme, with runs that differ by their seed alone together (`quantexp.analysis.compare.lines`).
 A number is the median over the operands that the scheme declares quantised; a kind that it leaves in the working
@@ -47,7 +47,7 @@ _LINES_LEFT_INCH, _LINES_INCH, _ROW_INCH, _LETTER_INCH, _MOST_LABEL_INCH = (
 )
 _KINDS = (Kind.ACTIVATION, Kind.WEIGHT, Kind.ATTENTION, Kind.PROBABILITY, Kind.GRADIENT)
 _GAP_INCH = 0.2
-#: Of one name at the end of a line, with the space to the next.
+#: The height of a name at the end of a line, with the space to the next.
 _NAME_INCH = 1.35 * TICK_PT / 72
 _NO_SQNR = "no SQNR: capture.format=mxfp8 or capture=tensors adds it"
 
@@ -60,7 +60,7 @@ def save_overview(
 
 
 def draw_sweep(listing: Path, out: Path) -> Path:
-    """Draw the runs of a sweep's list to a PNG, by what the picture of each run has found.
+    """Draw the runs of a sweep's list to a PNG, from the stored results of each run.
 
     Raises:
         CaptureError: none of its runs has a folder yet.
@@ -73,7 +73,7 @@ def draw_sweep(listing: Path, out: Path) -> Path:
 
 
 def draw_overview(schemes: Sequence[Scheme], notes: Sequence[str] = ()) -> Page:
-    """The figure; without losses, or without judged operands, their panels are left out."""
+    """The figure, without the panels of missing losses or judged operands."""
     with_loss = [scheme for scheme in schemes if scheme.losses.iterations]
     with_gap = [scheme for scheme in schemes if scheme.gaps.iterations]
     kinds = [
@@ -117,7 +117,7 @@ def draw_overview(schemes: Sequence[Scheme], notes: Sequence[str] = ()) -> Page:
 
 
 def _lines_inch(schemes: Sequence[Scheme]) -> float:
-    """The height of a panel of lines: the names at their ends need room."""
+    """The height of a panel of lines, which must fit the names at their ends."""
     return max(_LINES_INCH, _NAME_INCH * len(schemes))
 
 

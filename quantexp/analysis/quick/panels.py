@@ -1,4 +1,4 @@
-"""The panels of the quick analysis that go by kind of tensor, and the loss; each function draws one on its axes."""
+"""Panels of the quick analysis: the kinds of tensor, and the loss; each function draws one panel on its axes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from quantexp.analysis.style import (
 from quantexp.analysis.tensors.by_kind import OfKind
 from quantexp.analysis.tensors.run_record import LossCurve
 
-#: Height of a kind's histogram, and of what its format can hold, in rows.
+#: Heights of a kind's histogram and of its format's range, in rows.
 _RIDGE, _BAND = 0.78, 0.86
 _RIDGE_COLOUR = "#4A4A4A"
-#: Bins with a smaller share of a kind's elements do not widen the axis.
+#: Bins with a smaller fraction of a kind's elements do not widen the axis.
 _LEAST_SHARE = 1e-4
 _NORMAL_ALPHA, _SUBNORMAL_ALPHA = 0.34, 0.13
-#: Curves with fewer points show them.
+#: Curves with fewer points have markers.
 _FEW_POINTS = 40
-#: A legend between the axes and the title.
+#: The position of a legend between axes and title.
 _ABOVE: dict[str, Any] = {
     "loc": "lower left",
     "bbox_to_anchor": (0.0, 1.0),
@@ -50,7 +50,7 @@ _TITLE_PAD_PT = 20
 
 
 def draw_magnitudes(ax: Axes, kinds: Sequence[OfKind], *, is_assumed: bool = False) -> None:
-    """A histogram of log2 |x| for each kind, each to its own highest, over what its format can hold."""
+    """Draw a histogram of log2 |x| for each kind, each scaled to its maximum, over the range of its format."""
     dress(ax, "a  Magnitudes and the format's range", "magnitude |x|", "", "x", _TITLE_PAD_PT)
     drawn = [one for one in kinds if one.exponents.counts]
     if not drawn:
@@ -71,7 +71,7 @@ def draw_magnitudes(ax: Axes, kinds: Sequence[OfKind], *, is_assumed: bool = Fal
 
 
 def _draw_ridge(ax: Axes, row: int, one: OfKind) -> list[int]:
-    """The histogram; the first and the last bin that count."""
+    """Draw a histogram; returns its first and last relevant bin."""
     counts = one.exponents
     highest = max(counts.counts)
     exponents = [exponent for exponent, _ in counts.items()]
@@ -132,7 +132,7 @@ def _explain_bands(ax: Axes, kinds: Sequence[OfKind]) -> None:
 
 
 def draw_shares(ax: Axes, kinds: Sequence[OfKind]) -> None:
-    """Underflow and saturation of each kind: a mark at the median operand, a line to the worst."""
+    """Draw underflow and saturation of each kind: a mark at the median operand, a line to the worst."""
     dress(ax, "b  Underflow, saturation", "share of elements", "", "x", _TITLE_PAD_PT)
     set_scale(ax, Scale.SHARE, "x")
     for colour, marker, offset, name, values in (
@@ -161,7 +161,7 @@ def draw_shares(ax: Axes, kinds: Sequence[OfKind]) -> None:
 def draw_loss(
     ax: Axes, curve: LossCurve, scheme: str, letter: str, baseline: LossCurve | None = None
 ) -> None:
-    """Training loss by iteration, and that of the matched bf16 run where there is one."""
+    """Draw the training loss by iteration, and that of the matched bf16 run if there is one."""
     dress(ax, f"{letter}  Training loss", "iteration", "loss (nats/token)", grid="both")
     curves = [(curve, scheme)]
     if baseline is not None and baseline.iterations:

@@ -1,4 +1,4 @@
-"""The quick analysis: one picture of a run, for a first look and for a paper's appendix.
+"""The quick analysis: one picture of a run, for a first impression and for a paper's appendix.
 
     a  magnitudes of each kind of tensor over the range of its format    b  underflow and saturation of each kind
     c  SQNR by layer and slot, the worst operands named                  d  training loss, with the matched bf16 run's
@@ -41,26 +41,26 @@ from quantexp.runs.find import is_run
 from quantexp.runs.paths import RunDir
 
 FILE_NAME = f"{QUICK}.png"
-#: Of a width of 800 pixels the smallest letters are 10 pixels high.
+#: At a width of 800 pixels the smallest letters are 10 pixels high.
 _WIDTH_INCH = 9.0
 _EDGE_INCH, _LEFT_INCH, _RIGHT_INCH = 0.12, 1.62, 0.25
-#: Above the uppermost panel, between the panels, below the lowest axis, and of the last line below it.
+#: Heights above the top panel, between panels, below the lowest axis, and of the last line.
 _TITLE_INCH, _BETWEEN_INCH, _AXIS_INCH, _FOOT_INCH = 1.2, 1.08, 0.55, 0.1
 _KIND_INCH, _CELL_INCH = 0.62, 0.158
 _GRID_INCH, _LEAST_GRID_INCH = 4.15, 2.9
 _LOSS_INCH, _MOST_LOSS_INCH, _LOSS_LEFT_INCH = 2.6, 2.8, 0.75
-#: Of the second line, in letters.
+#: The maximum length of the second line, in letters.
 _SUBTITLE_INCH, _LETTERS = 0.19, 108
 _LINE_INCH, _LIST_LINE_INCH = 0.16, 0.17
-#: Names listed below the panels for one finding, and findings.
+#: Maximum names for one anomaly below the panels, and maximum anomalies.
 _MAX_NAMES, _MAX_FINDINGS = 3, 5
-#: bf16 runs that are looked at for the one that is matched.
+#: Maximum bf16 runs checked for a match.
 _MOST_CANDIDATES = 50
 
 
 @dataclass(frozen=True)
 class _Content:
-    """All that is drawn of one run."""
+    """The data of the picture of one run."""
 
     names: RunNames
     look: FirstLook
@@ -87,7 +87,7 @@ def draw_quick_analysis(run_dir: Path, out: Path) -> Path:
 def save_quick_analysis(
     source: Source, stem: Path, keep: Path, formats: Sequence[str], *, force: bool = False
 ) -> list[Path]:
-    """The same of a source of `quantexp draw`: a run, a capture folder, an old collection, with its filters.
+    """Draw the picture of a source of `quantexp draw`: a run, a capture folder or an old collection, with filters.
 
     Its numbers are left in `keep`; those that are there are not taken with `force`.
     """
@@ -97,7 +97,7 @@ def save_quick_analysis(
 
 
 def baseline_of(run: RunDir) -> LossCurve | None:
-    """The loss of the bf16 run beside it that the run is matched with; None where there is none."""
+    """The loss of the matched bf16 run in the same folder of runs; None if there is none."""
     side = read_side(run)
     if side.is_baseline:
         return None
@@ -115,7 +115,7 @@ def baseline_of(run: RunDir) -> LossCurve | None:
 
 
 def _written(folder: Path) -> float:
-    """When a folder was written last; of one that is gone, or of a link to nothing, never."""
+    """The modification time of a folder; the earliest time for a missing folder or a broken link."""
     try:
         return folder.stat().st_mtime
     except OSError:
@@ -192,7 +192,7 @@ def _figure(content: _Content) -> Figure:
 def _draw_kinds(
     page: Page, content: _Content, kinds: Sequence[OfKind], y: float, tall: float
 ) -> None:
-    """Panels a and b side by side; without any judged operand a has the whole width."""
+    """Draw panels a and b side by side; without judged operands, a has the full width."""
     room = _WIDTH_INCH - _LEFT_INCH - _RIGHT_INCH
     wide = 0.68 * room if content.look.is_judged else room
     ax = page.axes(_LEFT_INCH, y, wide, tall)
@@ -204,7 +204,7 @@ def _draw_kinds(
 def _draw_grid(
     page: Page, content: _Content, grid: Grid, y: float, tall: float, *, is_sqnr: bool
 ) -> None:
-    """The heat map, beside it the loss, and the list of the worst operands."""
+    """Draw the heat map, and beside it the loss and the list of the worst operands."""
     letter = "c" if is_sqnr else "b"
     ax = page.axes(_LEFT_INCH, y, _GRID_INCH, tall)
     if is_sqnr:
@@ -250,7 +250,7 @@ def _write_title(page: Page, names: RunNames, lines: Sequence[str]) -> None:
 
 
 def _subtitle(names: RunNames) -> list[str]:
-    """Model, dataset and scheme: one line if there is room, else the model on lines of its own."""
+    """Model, dataset and scheme in one line if it fits, else with the model on separate lines."""
     parts = {
         "model": names.model_label or names.model,
         "dataset": names.dataset,

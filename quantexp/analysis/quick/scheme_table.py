@@ -42,9 +42,9 @@ class SchemeTable:
     unit: str
     of: Callable[[OfKind], Sequence[float]]
     write: Callable[[float], str]
-    #: The number as it is coloured, larger being better.
+    #: Maps a number to its colour value, larger being better.
     rank: Callable[[float], float]
-    #: What colours reach from and to; None is what occurs, at least 3 dB.
+    #: The range of the colour scale; None means the range of the numbers, at least 3 dB.
     span: tuple[float, float] | None
 
 
@@ -100,7 +100,7 @@ def draw_table(
     *,
     with_names: bool,
 ) -> None:
-    """A cell for each scheme and kind, with its number."""
+    """Draw a cell with its number for each scheme and kind."""
     values = np.array([[_value(scheme, kind, table) for kind in kinds] for scheme in schemes])
     ranks = np.vectorize(lambda v: math.nan if math.isnan(v) else table.rank(v), otypes=[float])(
         values
@@ -143,7 +143,7 @@ def draw_table(
 
 
 def _value(scheme: Scheme, kind: Kind, table: SchemeTable) -> float:
-    """The median over the operands of the kind; NaN where none is quantised."""
+    """The median over the operands of the kind; NaN if none is quantised."""
     values = [v for one in scheme.kinds if one.kind is kind for v in table.of(one)]
     return median(values) if values else math.nan
 

@@ -32,7 +32,7 @@ class Scheme:
 def schemes_of(
     sources: Sequence[Source], looks: Sequence[FirstLook]
 ) -> tuple[list[Scheme], list[str]]:
-    """Sources that are runs by their lines, in the order given, then bare folders; and what to know of their gaps."""
+    """The schemes of the sources, runs first, then bare folders; and notes about their gaps."""
     runs = [i for i, source in enumerate(sources) if source.run is not None]
     bare = [i for i, source in enumerate(sources) if source.run is None]
     lines: list[Line] = []
@@ -66,7 +66,7 @@ def schemes_of(
 
 
 def _declared(*looks: FirstLook) -> list[OfKind]:
-    """The kinds of tensor with those operands alone that the run quantised, in the formats that it declared.
+    """The kinds of tensor with only the quantised operands of the run, in their declared formats.
 
     Of statistics, what `capture.format` judged in another format says nothing of the scheme.
     """

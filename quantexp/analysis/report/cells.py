@@ -1,4 +1,4 @@
-"""Numerics by layer: what is known of each captured tensor, and of each slot that it filled, as rows by layers.
+"""Numerics by layer: a map of captured tensors and their slots, rows by layers.
 
     rows of tensors   qkv input, qkv weight, ...          magnitudes: amax, kurtosis, zeros, the histogram
     rows of slots     qkv x fprop, qkv x wgrad, ...       what the format loses: SQNR, underflow, saturation
@@ -24,7 +24,7 @@ from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
 from quantexp.runs.paths import RunDir
 
-#: Cells of tensors of all runs of a report together: what keeps ten schemes below 10 MB.
+#: Maximum cells of tensors in all runs of a report, which keeps ten schemes below 10 MB.
 MAX_CELLS = 10_000
 
 
@@ -32,24 +32,24 @@ MAX_CELLS = 10_000
 class Row:
     """A row of the map."""
 
-    #: forward or backward; a slot's is that of its product.
+    #: forward or backward; for a slot, the pass of its product.
     operation: str
-    #: All experts as one.
+    #: The module, with all experts as one.
     module: str
-    #: `input`, or of a slot `x fprop`.
+    #: `input`, or `x fprop` for a slot.
     name: str
     is_slot: bool = False
 
 
 @dataclass
 class Numerics:
-    """The map of one run; `cells` are [iteration, row, layer, content], each an index."""
+    """The map of one run; `cells` are [iteration, row, layer, content], all of them indices."""
 
     iterations: list[int] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     layers: list[int] = field(default_factory=list)
     cells: list[list[Any]] = field(default_factory=list)
-    #: What has to be known before a number is read, and what is not shown.
+    #: Notes on the numbers and on omitted parts.
     notes: list[str] = field(default_factory=list)
 
 
@@ -58,7 +58,7 @@ _Place = tuple[int, Row, int]
 
 
 def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Deadline) -> Numerics:
-    """The cells of a run's captured tensors, at most `max_cells` of tensors (but one row and layer)."""
+    """The cells of a run's captured tensors, at most `max_cells` (but at least one row and layer)."""
     folder, name = run.captured(capture_dir), run.root.name
     if not folder.is_dir():
         return Numerics()
@@ -96,7 +96,7 @@ def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Dea
 def _remarks(
     found: Numerics, shown: Sequence[CapturedTensor], judge: Judge, name: str
 ) -> Iterator[str]:
-    """What has to be known of how slots were judged, or why they were not."""
+    """Notes on how slots were judged, or why they were not."""
     if judge.is_assumed and any(entry.metadata.get("file") for entry in shown):
         yield (
             "this run quantises nothing: SQNR, underflow and saturation are what its operands would lose in "
@@ -112,7 +112,7 @@ def _remarks(
 
 
 def _fill(found: Numerics, shown: Sequence[CapturedTensor], judge: Judge) -> None:
-    """Make the cells of tensors and, below them, those of the slots that they filled."""
+    """Add the cells of tensors and, below them, of their slots."""
     tensors: dict[_Place, list[tuple[str, dict[str, Any]]]] = {}
     slots: dict[_Place, list[tuple[str, SlotCell]]] = {}
     of: dict[Row, Row] = {}
@@ -154,7 +154,7 @@ def _place(entry: CapturedTensor) -> _Place:
 
 
 def _first_of_each(entries: Sequence[CapturedTensor]) -> tuple[list[CapturedTensor], int]:
-    """The first micro-batch of each tensor that lies in a layer, and how many others there are."""
+    """The first micro-batch of each tensor of a layer, and the number of the others."""
     first: dict[tuple[Any, ...], CapturedTensor] = {}
     repeated = 0
     for entry in sorted(entries, key=_first_micro_batch):
@@ -171,7 +171,7 @@ def _first_micro_batch(entry: CapturedTensor) -> tuple[int, int]:
 
 
 def _choose(found: Numerics, places: Sequence[_Place], lines: Lines, max_cells: int) -> None:
-    """Rows, layers and iterations that have room, evenly spread, with a note on what has none."""
+    """Evenly spaced rows, layers and iterations within the limit, with a note on the omitted ones."""
     iterations = tuple(sorted({place[0] for place in places}))
     layers = tuple(sorted({place[2] for place in places}))
     rows = _in_order({place[1]: None for place in places})
@@ -198,13 +198,13 @@ _ORDER = {FORWARD: 0, BACKWARD: 1}
 
 
 def _in_order(rows: Mapping[Row, None]) -> list[Row]:
-    """Forward before backward, modules as data flows, tensors as they were captured."""
+    """The order of tensors: forward before backward, modules in the forward order, tensors as captured."""
     flow = {module: i for i, module in enumerate(in_flow(row.module for row in rows))}
     return sorted(rows, key=lambda row: (_ORDER.get(row.operation, 2), flow[row.module]))
 
 
 def _in_order_of_products(rows: set[Row]) -> list[Row]:
-    """Forward before backward, modules as data flows, products and operands as the schemes list them."""
+    """The order of slots: forward before backward, modules in the forward order, slots as in schemes."""
     flow = {module: i for i, module in enumerate(in_flow(row.module for row in rows))}
 
     def key(row: Row) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Time that may be spent."""
+"""A time limit for reading captures."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 
 
 class Deadline:
-    """An end to what may be looked at; None is no end."""
+    """A deadline; None means no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._end = None if seconds is None else time.monotonic() + seconds
 
     @property
     def passed(self) -> bool:
-        """Whether it is over."""
+        """Whether the deadline has passed."""
         return self._end is not None and time.monotonic() > self._end

@@ -1,4 +1,4 @@
-"""The experts of a layer as one cell: the worst of them, and who it is.
+"""The experts of a layer as one cell: the worst expert and its name.
 
 Counts and histograms are added, extremes are those of all experts. Mean, standard deviation and skew of several
 experts are left out; of kurtosis and crest factor the largest is shown.
@@ -25,7 +25,7 @@ _COMBINED: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def tensors_together(alike: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """One content of those of several modules, each with its name."""
+    """Merge the contents of several named modules into one."""
     if len(alike) == 1:
         return alike[0][1]
     contents = [content for _, content in alike]
@@ -51,7 +51,7 @@ def tensors_together(alike: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, A
 
 
 def slots_together(alike: Sequence[tuple[str, SlotCell]]) -> dict[str, Any]:
-    """The slot of one module, or of several experts the one with the lowest SQNR; an infinite error is the lowest."""
+    """The slot of a module, or of the expert with the lowest SQNR; an infinite error counts as the lowest."""
     judged = [(name, cell) for name, cell in alike if _sqnr_db(cell) is not None]
     name, worst = min(judged or alike, key=lambda one: _sqnr_db(one[1]) or 0.0)
     content: dict[str, Any] = {"state": worst.state.value}
@@ -78,5 +78,5 @@ def slots_together(alike: Sequence[tuple[str, SlotCell]]) -> dict[str, Any]:
 
 
 def _sqnr_db(cell: SlotCell) -> float | None:
-    """The SQNR, also where a finite value became infinite, which has no number on the page."""
+    """The SQNR, -inf if a finite value became infinite, which the report shows without a number."""
     return -math.inf if cell.state is State.INFINITE else cell.sqnr_db

@@ -1,4 +1,4 @@
-"""The overview of a run: what ran, on what, and how it ended, as headings with a line each."""
+"""The overview of a run: what ran, where, and its outcome, as headings with one line each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quantexp.quant.label import describe_scheme
 
 Facts = tuple[tuple[str, str], ...]
 
-#: Packages that are named, if they were there.
+#: Packages that are listed, if installed.
 _PACKAGES = ("torch", "megatron-core", "transformer-engine")
 
 
 def facts(side: Side, proof: Proof, origin: Origin) -> Facts:
-    """Heading and words, most important first; what a folder does not say has no heading."""
+    """Heading -> text, most important first, without headings for missing information."""
     status, speed = side.status, side.speed
     training, identity = _section(side.config, "training"), side.identity or {}
     found = {
@@ -47,7 +47,7 @@ def facts(side: Side, proof: Proof, origin: Origin) -> Facts:
 
 
 def shared(of_each: Sequence[Facts]) -> Facts:
-    """The facts that are the same for all of several runs."""
+    """The facts that several runs have in common."""
     if len(of_each) < 2:
         return ()
     others = [dict(one) for one in of_each[1:]]

@@ -1,4 +1,4 @@
-"""What is known of each captured tensor on the page: its statistics, and what its slots lose.
+"""The content of each captured tensor in the report: its statistics, and the quantisation error of its slots.
 
 Statistics are the capture's. Slots are judged by values, in the formats that the run declared, or in `ASSUMED` where it
 quantises nothing; of statistics alone there is what `capture.format` judged. What the first look for the picture found
@@ -38,28 +38,28 @@ _NUMBERS = (
 
 
 class Judge:
-    """Judges the tensors of one capture, each once."""
+    """Computes the quantisation error of the tensors of one capture, each once."""
 
     def __init__(
         self, run: RunDir, folder: Path, entries: Sequence[CapturedTensor], deadline: Deadline
     ) -> None:
         self._deadline = deadline
-        #: Whether the run quantises nothing, so that its operands are judged in `ASSUMED`.
+        #: Whether the run quantises nothing, so that its operands are judged in the format `ASSUMED`.
         self.is_assumed = not any(map(is_quantised, entries))
         self._asked = Asked((ASSUMED,) if self.is_assumed else (), operands_only=True)
         kept = kept_look(run.figures / f"{QUICK}.json", folder)
-        # That of other tensors than are shown may have been judged in other formats.
+        # Stored results of tensors that are not shown may use other formats.
         if kept is not None and kept.is_judged and kept.is_assumed != self.is_assumed:
             kept = None
         looks = () if kept is None else kept.tensors
         self._known: dict[tuple[Any, ...], Measured | State] = {
             _key(vars(look.measured.place)): look.measured for look in looks
         }
-        #: Tensors that there was no time for.
+        #: The number of tensors skipped after the deadline.
         self.num_late = 0
 
     def tensor(self, entry: CapturedTensor) -> dict[str, Any]:
-        """What the page shows of a tensor."""
+        """The content of a tensor in the report."""
         measured = self._measured(entry)
         numbers = _numbers(entry.metadata.get("statistics"), measured)
         counts = numbers.pop("log2_magnitude", None) or {}
@@ -77,7 +77,7 @@ class Judge:
         return content if shown else {**content, "state": _state(measured)}
 
     def slots(self, entry: CapturedTensor) -> Iterator[SlotCell]:
-        """The slots that a tensor filled."""
+        """The slots of a tensor."""
         yield from slots_of_tensor(entry.metadata, self._measured(entry))
 
     def _measured(self, entry: CapturedTensor) -> Measured | State:
@@ -99,20 +99,20 @@ class Judge:
 
 
 def _key(known: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A tensor, the same in both passes: a weight is listed for each and stored once."""
+    """The identity of a tensor in both passes: a weight is listed for each pass and stored once."""
     keys = ("module", "layer", "tensor", "iteration", "micro_batch", "rank")
     return tuple(known.get(key) for key in keys)
 
 
 def _numbers(statistics: object, measured: Measured | State) -> dict[str, Any]:
-    """The capture's statistics, or where it has none those of the values."""
+    """The captured statistics, or statistics of the values if there are none."""
     if isinstance(statistics, dict) and statistics:
         return dict(statistics)
     return {} if isinstance(measured, State) else dict(vars(measured))
 
 
 def _crest(shown: Mapping[str, float]) -> float | int | None:
-    """The largest magnitude over the root of the mean square."""
+    """The largest magnitude over the root mean square."""
     if not {"abs_max", "mean", "std"} <= shown.keys():
         return None
     rms = math.hypot(shown["mean"], shown["std"])

@@ -1,4 +1,4 @@
-"""The tensors of a capture that a page has room for, without reading the lines of the others as JSON.
+"""Selects the tensors of a capture for a report, without parsing the lines of the others as JSON.
 
 A capture of a whole run has hundreds of thousands of lines, in the manifest or, of statistics without values, in the
 list of statistics. Each is searched for its iteration alone; those of the iterations that are shown are read.
@@ -17,29 +17,29 @@ from quantexp.analysis.report.deadline import Deadline
 from quantexp.capture.reader import CapturedTensor, open_capture, unlisted
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 
-#: The writer puts it before anything that is nested.
+#: Matches the iteration, which the writer puts before any nested value.
 _ITERATION = re.compile(rb'"iteration": ?(\d+)')
-#: Lines between two looks at the clock.
+#: Lines between two checks of the deadline.
 _STRIDE = 2_000
 
-#: A file and where a line begins in it.
+#: A file and the offset of a line in it.
 _Place = tuple[Path, int]
 
 
 @dataclass
 class Lines:
-    """What of a capture is shown."""
+    """The shown part of a capture."""
 
     entries: list[CapturedTensor] = field(default_factory=list)
-    #: Those that are shown, and all that were found; ascending.
+    #: The shown iterations, and all iterations; ascending.
     shown: list[int] = field(default_factory=list)
     found: list[int] = field(default_factory=list)
-    #: The time was over before the manifest was.
+    #: Whether the deadline passed before the end of the manifest.
     is_cut: bool = False
 
 
 def lines_with_room(folder: Path, max_lines: int, deadline: Deadline) -> Lines:
-    """The lines of as many iterations, evenly spread, as there is room for; of one in any case.
+    """The lines of evenly spaced iterations within the limit; of at least one iteration.
 
     Raises:
         CaptureError: nothing was captured.
@@ -64,7 +64,7 @@ def lines_with_room(folder: Path, max_lines: int, deadline: Deadline) -> Lines:
 
 
 def _index(folder: Path, name: str, deadline: Deadline) -> tuple[dict[int, list[_Place]], bool]:
-    """Where the lines of each iteration begin in a list and its parts, and whether the time was over first."""
+    """The offsets of each iteration's lines in a list and its parts, and whether the deadline passed first."""
     places: dict[int, list[_Place]] = {}
     number = 0
     for file in [folder / name, *sorted(folder.glob(f"{Path(name).stem}.rank*.jsonl"))]:
@@ -83,7 +83,7 @@ def _index(folder: Path, name: str, deadline: Deadline) -> tuple[dict[int, list[
 
 
 def _read(places: list[_Place]) -> list[dict[str, Any]]:
-    """The lines there; what a killed process left unfinished is not one."""
+    """The lines at these offsets, without the incomplete line of a killed process."""
     lines: list[dict[str, Any]] = []
     for file in dict.fromkeys(file for file, _ in places):
         with file.open("rb") as stream:

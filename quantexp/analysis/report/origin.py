@@ -1,4 +1,4 @@
-"""Where a run came from, and what verified its numerics: provenance.json as a table."""
+"""The origin of a run and the verification of its numerics: provenance.json as a table."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from quantexp.analysis.compare.leaves import leaves
 
-#: Characters of uncommitted changes that are shown.
+#: Maximum shown characters of uncommitted changes.
 MAX_DIFF = 20_000
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Provenance as rows, the uncommitted changes, and the certificate."""
+    """Provenance as rows, with the uncommitted changes and the certificate."""
 
     rows: tuple[tuple[str, str], ...] = ()
     diff: str = ""
     diff_cut: bool = False
-    #: The command as it can be typed again.
+    #: The command, quoted for a shell.
     command: str = ""
     #: State and words of `verified`.
     verified_state: str = "not verified"
@@ -29,13 +29,13 @@ class Origin:
 
     @property
     def reason(self) -> str:
-        """What follows the state in a sentence: its words, without the state where they begin with it."""
+        """The text after the state in a sentence, without a leading repetition of the state."""
         begins = self.verified.startswith(self.verified_state)
         return self.verified.removeprefix(self.verified_state) if begins else f": {self.verified}"
 
 
 def origin(provenance: Mapping[str, Any] | None) -> Origin:
-    """What the report shows of provenance.json; the scheme in the identity is the precision map, shown elsewhere."""
+    """The shown part of provenance.json, without the scheme of the identity, which the precision map shows."""
     if provenance is None:
         return Origin()
     command = provenance.get("command")

@@ -1,4 +1,4 @@
-"""What the page shows of each run, gathered from its folder."""
+"""Collects a run's part of the report from its folder."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from quantexp.analysis.report.pictures import Pictures
 from quantexp.analysis.report.proof import Proof, proof
 from quantexp.analysis.scheme_style import SchemeStyle
 
-#: Characters of config.yaml that are shown.
+#: Maximum shown characters of config.yaml.
 MAX_CONFIG = 60_000
 
 
 @dataclass(frozen=True)
 class Part:
-    """One run on the page."""
+    """One run in the report."""
 
     row: Row
     style: SchemeStyle
-    #: Heading -> value, of the overview.
+    #: Heading -> value of the overview.
     facts: Facts
     proof: Proof
     origin: Origin
@@ -32,7 +32,7 @@ class Part:
 
 
 def part(row: Row, style: SchemeStyle, cells: Numerics, pictures: Pictures) -> Part:
-    """A run's part of the page."""
+    """A run's part of the report."""
     side = row.side
     maps = side.maps
     shown = proof(side.precision, maps[min(maps)] if maps else [], side.names.precision)

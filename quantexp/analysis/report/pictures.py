@@ -1,4 +1,4 @@
-"""The figures of runs, inside the page; those for which there is no room are named."""
+"""Embeds the figures of runs in the report; figures over the limit are only listed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from quantexp.analysis.draw.tree import FILTERED, QUICK
 from quantexp.runs.paths import RunDir
 
-#: PNG files of all runs of a report together, in bytes; base64 makes a third more of them.
+#: Maximum bytes of the PNG files of all runs of a report; base64 adds a third.
 MAX_BYTES = 3_000_000
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _FIRST = f"{QUICK}.png"
@@ -23,14 +23,14 @@ _NOT_SHOWN = f"{QUICK}{FILTERED}.png"
 class Pictures:
     """The figures of one run."""
 
-    #: Name below the run's `figures/`, and the content in base64.
+    #: Name in the run's `figures/`, and the content in base64.
     shown: list[tuple[str, str]] = field(default_factory=list)
-    #: Names of those that are in the folder only.
+    #: Names of figures that are not embedded.
     left_out: list[str] = field(default_factory=list)
 
 
 def pictures(runs: Sequence[RunDir], max_bytes: int = MAX_BYTES) -> list[Pictures]:
-    """The figures of each run, in turn until there is no room: the overview of every run first."""
+    """The figures of each run, interleaved up to the limit, with the overview of every run first."""
     found = [Pictures() for _ in runs]
     room = max_bytes
     for name, i, path in _in_turn(runs):
@@ -54,7 +54,7 @@ def _in_turn(runs: Sequence[RunDir]) -> Iterator[tuple[str, int, Path]]:
 
 
 def _from_each_folder(files: Iterable[tuple[str, Path]]) -> list[tuple[str, Path]]:
-    """The overview, then the first of each folder, then the second of each: some of every kind.
+    """The overview, then the first figure of each folder, then the second of each, so that every kind is included.
 
     Of as many as are equally good the smallest come first: a map of 32 heads has the room of five other figures.
     """

@@ -1,4 +1,4 @@
-"""The precision map with its proof, slots that are alike in one row."""
+"""The precision map with its proof, with equal slots in one row."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from quantexp.processes.cores import ranges
 from quantexp.quant.label import describe_format
 from quantexp.quant.slots import WORKING
 
-#: Rows of a table; a map with a rule for each slot has more.
+#: Maximum rows of the table; a map with a rule for each slot has more.
 MAX_ROWS = 400
 
 
 @dataclass(frozen=True)
 class ProofRow:
-    """Slots of one module and product, held and found alike."""
+    """Slots of one module and product with equal settings and proof."""
 
     layers: str
     module: str
@@ -35,7 +35,7 @@ class ProofRow:
 
 @dataclass(frozen=True)
 class Proof:
-    """What precision.json says; `proved` is None where there is none."""
+    """The content of precision.json; `proved` is None without a proof."""
 
     proved: bool | None
     words: str
@@ -49,7 +49,7 @@ def proof(
     declared: Sequence[Mapping[str, Any]],
     working: str | None = None,
 ) -> Proof:
-    """The proof, or where the run got not that far, the map as declared; `working` is the run's precision."""
+    """The proof, or the declared map if the run ended before its proof; `working` is the run's precision."""
     if precision is None:
         rows = _rows(declared, working)
         words = "no proof: the run has no precision.json" + ("; the map as declared" * bool(rows))

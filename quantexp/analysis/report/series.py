@@ -1,4 +1,4 @@
-"""Losses as the page draws them: thinned so that no spike is lost, and of long runs a running mean beside them."""
+"""The losses in the report: thinned without losing spikes, with a running mean for long runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from quantexp.analysis.compare.lines import Band, Line
 from quantexp.analysis.compare.smooth import running_mean, window_of
 
-#: Points of a line; more would be finer than a screen.
+#: Maximum points of a line, about the resolution of a screen.
 MAX_POINTS = 800
 
 
 def series(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """For each scheme its line, its gap, the bands of its seeds, and how they are drawn."""
+    """For each scheme its line, gap, band over seeds, and style."""
     return [
         {
             "label": line.label,
@@ -40,7 +40,7 @@ def _band(band: Band) -> dict[str, Any]:
 
 
 def _line(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
-    """Points, and of many the mean over a window around each with the window's size; 1 is no mean."""
+    """Points and, if there are many, their running mean with its window; a window of 1 means no mean."""
     window = window_of(len(y))
     mean = running_mean(y, window) if window > 1 else []
     step = max(1, len(mean) // (MAX_POINTS // 2))
@@ -53,7 +53,7 @@ def _line(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
 
 
 def thinned(x: Sequence[int], y: Sequence[float], limit: int = MAX_POINTS) -> list[list[float]]:
-    """All points as they are, or of each of `limit`/2 stretches the lowest and highest, in order; both ends stay."""
+    """All points, or the minimum and maximum of each of `limit`/2 segments, in order, and both ends."""
     if len(x) <= limit:
         return [list(x), list(y)]
     kept = {0, len(x) - 1}

@@ -1,4 +1,4 @@
-"""What the map shows of a slot: how its format did, or why there is no number."""
+"""The content of a slot in the map: its quantisation error, or why there is none."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class State(StrEnum):
     """Why a slot has no SQNR; a slot that has one is `judged`."""
 
     JUDGED = "judged"
-    #: The slot holds the working precision.
+    #: The slot has the working precision.
     UNQUANTISED = "unquantised"
-    #: The forward's quantised copy is used again.
+    #: The slot reuses the forward's quantised copy.
     REUSED = "reused"
     #: Nothing was rounded: the SQNR is infinite.
     EXACT = "exact"
@@ -32,9 +32,9 @@ class State(StrEnum):
     EMPTY = "empty"
     #: A finite value became infinite.
     INFINITE = "infinite"
-    #: Statistics alone were captured, and no format was judged.
+    #: Only statistics were captured, and no format was judged.
     STATISTICS = "statistics"
-    #: The time was over.
+    #: The deadline had passed.
     LATE = "late"
     #: The values cannot be read or judged.
     FAILED = "failed"
@@ -45,20 +45,20 @@ class SlotCell:
     """One slot of one module."""
 
     operation: str
-    #: `x fprop`, or the tensor's name where `capture.format` judged it.
+    #: `x fprop`, or the tensor's name if `capture.format` judged it.
     name: str
     state: State
     format: str = ""
     sqnr_db: float | None = None
     underflow_share: float | None = None
     saturated_share: float | None = None
-    #: Elements that were looked at; 0 is all.
+    #: The number of judged elements; 0 means all.
     num_elements: int = 0
     reason: str = ""
 
 
 def slots_of_tensor(known: Mapping[str, Any], measured: Measured | State) -> Iterator[SlotCell]:
-    """The slots that a tensor filled, by its line; one of its own where `capture.format` alone judged it."""
+    """The slots of a tensor, from its line; a single one if only `capture.format` judged it."""
     operand = operand_called(str(known.get("layer_type")), str(known.get("tensor")))
     formats = known.get("formats")
     slots = formats if isinstance(formats, dict) else {}
@@ -121,7 +121,7 @@ def _why_not(measured: Measured | State) -> tuple[State, str]:
 
 
 def number(value: object) -> float | int | None:
-    """A number with as many digits as are looked at; None where there is none."""
+    """A number rounded to the shown digits; None for a missing number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
@@ -136,5 +136,5 @@ _SLOTS = [
 
 
 def place_of_slot(name: str) -> int:
-    """Where a slot stands among those of its module; a tensor's name comes last."""
+    """The sort key of a slot within its module; a tensor's name comes last."""
     return _SLOTS.index(name) if name in _SLOTS else len(_SLOTS)

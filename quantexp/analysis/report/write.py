@@ -1,4 +1,4 @@
-"""Writing report.html: one run or many, everything in the one file.
+"""Writes report.html: one or several runs in one file.
 
 The page's policy (Content-Security-Policy) allows its own style sheet and script, by their hashes, and images inside
 the file; nothing can be loaded from anywhere, and no other script runs, whatever a run folder holds.
@@ -56,7 +56,7 @@ def write_report(sources: Sequence[Path], out: Path, look_s: float | None = None
 
 
 def write_page(named: Runs, out: Path, look_s: float | None = None) -> Path:
-    """`write_report` for runs that have been found.
+    """`write_report` for resolved runs.
 
     Raises:
         RunError: as `write_report` does.
@@ -94,7 +94,7 @@ def render(
     in_order = [styles[i] for i in range(len(runs))]
     shown = zip(comparison.rows, in_order, cells, pictures(runs), strict=True)
     page = _page(comparison, lines, [part(*each) for each in shown])
-    # Scripts and styles are ASCII as they are shipped; the same in whatever encoding it is written and read.
+    # Shipped scripts and styles are ASCII, so they are the same in any encoding.
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
@@ -134,7 +134,7 @@ def _title(parts: Sequence[Part]) -> str:
 
 
 def embedded(content: Any) -> Markup:
-    """JSON that stands in a script element: no character in it can end the element or begin another."""
+    """JSON for a script element, escaped so that it cannot end the element or start another."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

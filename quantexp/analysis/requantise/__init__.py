@@ -1,4 +1,4 @@
-"""A capture in high precision, scored offline under every format and option, and a scheme recommended from it.
+"""Scores a high-precision capture offline under every format and option, and recommends a scheme.
 
 candidates   formats with their options, and what an element costs
 slots        the operands that a captured tensor was, and the axis of each

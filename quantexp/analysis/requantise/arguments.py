@@ -1,4 +1,4 @@
-"""What the command line of `requantise` says, and what is done where it says nothing. Needs no torch."""
+"""Parses the command line of `requantise` and defines its defaults. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from quantexp.errors import ConfigError
 
-#: What E5M2 leaves of normally distributed values (25.4 to 25.6 dB, see docs/formats), in which published FP8 training
-#: holds its gradients (arXiv 2209.05433): noise of 0.3 % of the signal's power.
+#: The SQNR of E5M2 for normally distributed values (25.4 to 25.6 dB, see docs/formats), the format of gradients in
+#: published FP8 training (arXiv 2209.05433): noise of 0.3 % of the signal's power.
 SQNR_DB = 25.0
-#: Elements of each operand that are looked at: 2048 blocks of 32.
+#: The number of sampled elements of each operand: 2048 blocks of 32.
 NUM_ELEMENTS = 1 << 16
 USAGE = (
     "quantexp requantise [--formats A,B] [--sqnr DB] [--elements N] [--out FOLDER] [--jobs N] [--json] DIR "
@@ -22,28 +22,28 @@ USAGE = (
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be done."""
+    """The request of a `requantise` command."""
 
     folder: str
-    #: `key=pattern`: only those tensors.
+    #: `key=pattern` filters of tensors.
     words: list[str]
-    #: Names with commas between them; None is all.
+    #: Comma-separated names; None means all.
     formats: str | None = None
     sqnr_db: float = SQNR_DB
-    #: Of each operand; 0 is all.
+    #: The number of sampled elements of each operand; 0 means all.
     num_elements: int = NUM_ELEMENTS
-    #: Files at a time; None is one a core.
+    #: The number of files processed in parallel; None means one for each core.
     jobs: int | None = None
     out: Path | None = None
 
     @property
     def output(self) -> Path:
-        """The folder that is written."""
+        """The output folder."""
         return self.out if self.out is not None else Path(self.folder).expanduser() / "requantise"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words and flags of the verb."""
+    """Add the arguments of the verb to a parser."""
     about = "a run, a part of its name, or a folder of captured tensors"
     parser.add_argument("folder", metavar="DIR", help=about)
     parser.add_argument("words", nargs="*", metavar="key=pattern", help="only those: layer=0")
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def asked(arguments: argparse.Namespace) -> Asked:
-    """What the parsed arguments ask for.
+    """The request of the parsed arguments.
 
     Raises:
         ConfigError: a number out of range.

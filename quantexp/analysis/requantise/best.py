@@ -1,4 +1,4 @@
-"""Which of several candidates serves a slot best: what the table shows, and what is recommended."""
+"""Selects the best candidate for a slot, for the table and the recommendation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from quantexp.analysis.requantise.candidates import Candidate
 from quantexp.analysis.requantise.tally import Worst
 from quantexp.formats import Format
 
-#: Less is no difference: the blocks that are looked at, and what random numbers were drawn, make as much.
+#: Smaller differences do not count, because the sampled blocks and random numbers cause as much.
 NO_DIFFERENCE_DB = 0.1
 
 
 def best_of(indices: Iterable[int], worst: Sequence[Worst]) -> int | None:
-    """The first of these candidates whose worst SQNR is within 0.1 dB of the highest; None of none.
+    """The first candidate whose worst SQNR is within 0.1 dB of the highest; None without candidates.
 
     An SQNR that is not a number (tensors of zeros) is below every other.
     """
@@ -28,7 +28,7 @@ def best_of(indices: Iterable[int], worst: Sequence[Worst]) -> int | None:
 def best_of_formats(
     candidates: Sequence[Candidate], worst: Sequence[Worst]
 ) -> dict[Format, tuple[Candidate, Worst]]:
-    """For each format its best candidate."""
+    """The best candidate of each format."""
     by_format: dict[Format, list[int]] = {}
     for index, candidate in enumerate(candidates):
         by_format.setdefault(candidate.format, []).append(index)

@@ -1,4 +1,4 @@
-"""Whole blocks of a tensor, spread evenly over all of it, that stand for the tensor.
+"""Samples complete blocks of a tensor, evenly spaced.
 
 A few long rows or wide strips would miss channels, so single blocks are taken: one from each of equal strata of all
 blocks, its place within moved by the golden ratio (see `quantexp.analysis.tensors.sample`). The same tensor always
@@ -19,7 +19,7 @@ from quantexp.analysis.tensors.sample import evenly_spread
 
 
 def spread_blocks(x: Tensor, dim: int, block: int, num_elements: int) -> tuple[Tensor, int]:
-    """About `num_elements` of x in whole blocks, [blocks, block], and the dimension they run along.
+    """About `num_elements` of x in complete blocks, [blocks, block], and the dimension of the blocks.
 
     x itself, and `dim`, if it has no more, or if `num_elements` is 0, which means all.
     """
@@ -37,7 +37,7 @@ def spread_blocks(x: Tensor, dim: int, block: int, num_elements: int) -> tuple[T
 
 
 def keeps_blocks(metadata: Mapping[str, Any], dim: int, block: int) -> bool:
-    """Whether blocks along a dimension are whole in what was kept of a tensor.
+    """Whether blocks along a dimension are complete in the captured sample of a tensor.
 
     A capture of sampled rows or heads has lost the neighbours of each; one of sampled blocks of 32 has them, but for
     the rows of an expert, whose blocks along tokens are of other rows than its neighbours.

@@ -1,4 +1,4 @@
-"""The ways to hold an operand that are scored: a format, its scale, rounding and Hadamard transform.
+"""The scored candidates for an operand: a format with its scale, rounding and Hadamard transform.
 
 Of every format that quantises all scale rules (MX) or scalings of the tensor (nvfp4, fp8, hifp8), all roundings and all
 transforms are combined; FP4 is rounded stochastically after 3/4 as well, the recipe of arXiv 2502.20586. A format's
@@ -25,23 +25,23 @@ from quantexp.quant.slots import Operand
 from quantexp.schema import Slot
 
 _Choice = TypeVar("_Choice")
-#: A Hadamard transform and its block; no block without one.
+#: Hadamard transforms with their blocks; None without a transform.
 Transform = tuple[Hadamard, int | None]
 
-#: Bits of the code of a block's scale: E8M0 of MX, E4M3 of NVFP4.
+#: Bits of a block scale: E8M0 in MX, E4M3 in NVFP4.
 _SCALE_BITS = 8
-#: The working precision, which is always there to fall back on.
+#: The working precision, which is always available as a fallback.
 WORKING_BITS = 16.0
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to hold an operand."""
+    """One candidate: a format with its options."""
 
     format: Format
-    #: None where no power-of-two scale follows from a block's amax.
+    #: None if the scale is not a power of two derived from a block's amax.
     scale_rule: ScaleRule | None
-    #: None where a tensor has no scale.
+    #: None without a per-tensor scale.
     scaling: Scaling | None
     rounding: Rounding
     pre_scale: bool = False
@@ -49,25 +49,25 @@ class Candidate:
 
     @property
     def bits(self) -> float:
-        """What an element costs, with its share of its block's scale."""
+        """Bits per element, including its share of the block scale."""
         code = self.format.element.bits
         return float(code) if self.format.block is None else code + _SCALE_BITS / self.format.block
 
     @property
     def hadamard_block(self) -> int | None:
-        """Elements of one transform, as the schemes choose them; None without one."""
+        """The transform's block size, as the schemes choose it; None without a transform."""
         if self.hadamard is Hadamard.NONE:
             return None
         return self.format.block or HADAMARD_BLOCK
 
     @property
     def transform(self) -> Transform:
-        """What both operands of a product must have in common."""
+        """The options that both operands of a product must share."""
         return self.hadamard, self.hadamard_block
 
     @property
     def name(self) -> str:
-        """`mxfp4_e2m1 floor even`, then what is not usual."""
+        """`mxfp4_e2m1 floor even`, followed by options that differ from the defaults."""
         words: list[str | None] = [
             self.format.name,
             self.scale_rule,
@@ -79,7 +79,7 @@ class Candidate:
         return " ".join(str(word) for word in words if word is not None)
 
     def settings(self) -> dict[str, Any]:
-        """The keys of a scheme's slot that say the same, in full."""
+        """The complete keys of a scheme's slot for this candidate."""
         said: dict[str, Any] = {
             "format": self.format.name,
             "block": self.format.block,
@@ -94,7 +94,7 @@ class Candidate:
         return {key: value for key, value in plain.items() if value is not None}
 
     def operand(self, slot: OperandSlot) -> Operand:
-        """What a scheme with these settings makes of a slot."""
+        """The slot of a scheme with these settings."""
         said = Slot(**self.settings())
         setting = Setting(slot.label, said)
         given = {k: setting for k in self.settings() if k != "format"}
@@ -103,12 +103,12 @@ class Candidate:
 
 
 def candidates(formats: Sequence[Format]) -> list[Candidate]:
-    """All candidates of these formats, each format's in a row, the schemes' own way first."""
+    """All candidates of these formats, grouped by format, with the schemes' options first."""
     return [one for fmt in formats for one in _of_format(fmt)]
 
 
 def formats_of(words: Iterable[str] | None) -> list[Format]:
-    """The formats of these names or aliases, each once; None is all that quantise.
+    """The formats with these names or aliases, without repeats; None means all formats that quantise.
 
     Raises:
         ConfigError: a name that no format has, or the working precision, which quantises nothing.

@@ -1,4 +1,4 @@
-"""How good a scale is, against the scale: an operand quantised with scales that are off by powers of two.
+"""The fidelity as a function of the scale: quantises an operand with scales shifted by powers of two.
 
     MX              the exponent of every block's scale is floor(log2 amax) - emax + d, for d in OFFSETS: d = 0 is
                     the floor rule, d = 1 what rceil and ceil do where they differ from it
@@ -33,9 +33,9 @@ from quantexp.formats.mx import block_amax_bits
 from quantexp.formats.mx_scale import scale_field
 from quantexp.formats.rounding import round_element
 
-#: Of a block's exponent from the floor rule's.
+#: Offsets of a block's exponent from the floor rule's.
 OFFSETS = range(-4, 7)
-#: Of the exponent of amax's target from that of the format's largest value.
+#: Offsets of the amax target's exponent from that of the format's largest value.
 _TARGETS = range(-14, 4)
 _LARGEST_FIELD = 254 << MANTISSA_BITS
 
@@ -49,12 +49,12 @@ class Point:
 
     @property
     def is_offset(self) -> bool:
-        """Whether the exponent is a block's offset, not a target of the tensor's amax."""
+        """Whether the exponent is a block's offset rather than a target of the tensor's amax."""
         return self.format.family is Family.MX
 
 
 def study_points(formats: list[Format]) -> list[Point]:
-    """Every point of these formats."""
+    """All points of these formats."""
     points = []
     for fmt in formats:
         reach: range = OFFSETS
@@ -75,13 +75,13 @@ def study(looked: Looked, points: list[Point]) -> Iterator[Fidelity]:
 
 
 def _largest(fmt: Format) -> float:
-    """What a tensor's amax can be brought to without saturating: for NVFP4, 6 times the largest block scale."""
+    """The largest amax without saturation: for NVFP4, 6 times the largest block scale."""
     top = fmt.element.max
     return top if fmt.block_scale is None else top * fmt.block_scale.max
 
 
 def _at_target(looked: Looked, fmt: Format, exponent: int) -> Fidelity:
-    """NVFP4 has one target only: its amax is told the smaller instead, in float64, where that is exact."""
+    """Scale NVFP4's amax down instead, exactly in float64, because its target is fixed."""
     told: dict[str, Any] = {"scaling": "current", "amax": looked.amax}
     if fmt.family is Family.NV:
         assert fmt.amax_target is not None

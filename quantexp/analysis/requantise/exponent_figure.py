@@ -1,4 +1,4 @@
-"""The study of the scale: what is lost of each operand, against the exponent of the scale, in each format.
+"""The figure of the scale study: error of each operand against the exponent of the scale, in each format.
 
 Two bands of panels. Above MX formats over the offset of the block exponent from the floor rule's, below formats with a
 scale of the tensor over the power of two that amax is brought to. In each band SQNR, underflow and saturation; a curve
@@ -54,7 +54,7 @@ _CURVES = {
     "v": ("value v", PURPLE, "X"),
     "dO": ("attention output gradient dO", GREY, "<"),
 }
-#: What each row of a band shows, its name, and the factor to its unit.
+#: The rows of a band: value, name, and factor to the unit.
 _ROWS = (
     ("sqnr_db", "SQNR (dB)", 1.0),
     ("underflow_share", "underflow (% of non-zero)", 100.0),
@@ -62,10 +62,10 @@ _ROWS = (
 )
 _OFFSET_LABEL = "log2(block scale / floor rule's)"
 _TARGET_LABEL = "log2(what amax is brought to)"
-#: A row's vertical axis reaches at least so far, so that next to nothing looks like it.
+#: The minimum range of a row's vertical axis, so that tiny values look tiny.
 _LEAST_REACH = 5.0
 _PANEL_INCH, _ROW_INCH, _TITLE_INCH = 2.7, 1.75, 0.35
-#: Of the legend, which is above all panels.
+#: The height of the legend above all panels.
 _ENTRY_INCH, _LINE_INCH = 2.1, 0.18
 
 #: Operand -> point -> the medians over its tensors.
@@ -73,7 +73,7 @@ Curves = Mapping[str, Mapping[Point, Fidelity]]
 
 
 def draw_study(tally: Tally) -> Figure:
-    """The figure; a number that is not finite leaves a gap."""
+    """The figure; values that are not finite leave gaps."""
     points = tally.work.points
     curves = {
         operand: {p: medians(f) for p, f in zip(points, tally.study[operand], strict=True)}
@@ -114,7 +114,7 @@ def draw_study(tally: Tally) -> Figure:
 
 
 def write_study(figure: Figure, folder: Path) -> list[Path]:
-    """`scale_exponent.png` and `.svg`; the same study gives the same bytes."""
+    """Save `scale_exponent.png` and `.svg`; the same study gives the same bytes."""
     path = folder / "scale_exponent.svg"
     stream = io.StringIO()
     with rc_context({"svg.hashsalt": "scale exponent"}):
@@ -126,7 +126,7 @@ def write_study(figure: Figure, folder: Path) -> list[Path]:
 def _draw_format(
     axes: Sequence[Axes], fmt: Format, points: Sequence[Point], curves: Curves, is_first: bool
 ) -> None:
-    """One column: the three numbers of one format over the same exponents."""
+    """Draw one column: the three numbers of one format over the same exponents."""
     exponents = [point.exponent for point in points]
     is_mx = fmt.family is Family.MX
     for ax, (name, label, factor) in zip(axes, _ROWS, strict=True):
@@ -146,7 +146,7 @@ def _draw_format(
 
 
 def _same_reach(axes: Sequence[Axes]) -> None:
-    """One vertical axis for a row, from 0 or what is below it, so that formats can be compared."""
+    """Give the panels of a row one vertical range, from 0 or the minimum, so that formats are comparable."""
     limits = [line_limits for ax in axes if (line_limits := _drawn_limits(ax)) is not None]
     top = max([_LEAST_REACH, *(high for _, high in limits)])
     bottom = min([0.0, *(low for low, _ in limits)])
@@ -164,7 +164,7 @@ def _drawn_limits(ax: Axes) -> tuple[float, float] | None:
 
 
 def _usual(fmt: Format) -> list[float]:
-    """Where the schemes' scale is."""
+    """Mark the scale of the schemes."""
     match fmt.family:
         case Family.MX:
             return [0.0]

@@ -1,4 +1,4 @@
-"""What is written: every score as a row, the outcome as JSON, the study as a table of its medians.
+"""Writes the results: every score as a row, the outcome as JSON, the study as a table of medians.
 
 requantise.csv      a row for each tensor, slot and candidate, as the files come
 requantise.json     the outcome: slots, formats, recommendation, what could not be read
@@ -28,7 +28,7 @@ from quantexp.runs.status import write_whole
 _TENSOR = ("layer", "iteration", "micro_batch", "rank", "tensor", "file")
 _OPTIONS = ("scale_rule", "scaling", "rounding", "pre_scale", "hadamard")
 _SCORES = Fidelity._fields
-#: Of which the outcome has the worst.
+#: The measures whose worst values are in the outcome.
 _WORST = ("sqnr_db", "underflow_share", "saturated_share")
 COLUMNS = (
     *("module", "site", "product", "operand", "axis", *_TENSOR),
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 class ScoresFile:
-    """`requantise.csv`, written beside and renamed at the end: what was interrupted leaves none."""
+    """`requantise.csv`, written under a temporary name and renamed at the end; an interruption leaves no file."""
 
     def __init__(self, path: Path, candidates: Sequence[Candidate]) -> None:
         self._path, self._part = path, path.with_name(f".{path.name}.part")
@@ -53,7 +53,7 @@ class ScoresFile:
         return self
 
     def add(self, found: FileScores) -> None:
-        """The rows of one file."""
+        """Write the rows of one file."""
         metadata = found.entry.metadata
         tensor = [metadata.get(key) for key in _TENSOR]
         for scores in found.slots:
@@ -84,7 +84,7 @@ class ScoresFile:
 def outcome_json(
     tally: Tally, choices: Sequence[Choice], folder: Path, sqnr_db: float
 ) -> dict[str, Any]:
-    """The outcome; a number that there is not is null, an infinite one the text "inf" or "-inf"."""
+    """The outcome; missing values are null, and infinite values the text "inf" or "-inf"."""
     recommended = {(one.module, one.label): one for one in choices}
     candidates = tally.work.candidates
     slots = []
@@ -130,7 +130,7 @@ def study_text(tally: Tally) -> str:
 
 
 def medians(fidelities: Sequence[Fidelity]) -> Fidelity:
-    """The median of each number over the tensors that have it; NaN where none has."""
+    """The median of each number over the tensors that have it; NaN if none has it."""
     columns = (
         [value for value in one if not math.isnan(value)] for one in zip(*fidelities, strict=True)
     )
@@ -138,7 +138,7 @@ def medians(fidelities: Sequence[Fidelity]) -> Fidelity:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Whole or not at all; folders are made."""
+    """Write a file atomically; creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
     return path

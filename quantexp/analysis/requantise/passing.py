@@ -1,4 +1,4 @@
-"""All files of a capture, several at a time: each is opened once, its blocks are looked at, and it is let go again.
+"""Processes all files of a capture in parallel: opens each once, scores its blocks, and releases it.
 
 Files are memory-mapped and results come in the order of the files, so that neither the size of a collection nor the
 number of threads changes anything but the time. A file that is missing, damaged, no file of captured values, or laid
@@ -26,26 +26,26 @@ from quantexp.errors import CaptureError
 from quantexp.formats import finite_amax
 from quantexp.formats.layout import INPUT_DTYPES
 
-#: The largest of all formats' blocks and of their transforms.
+#: The largest block of all formats and transforms.
 _BLOCK = 32
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is done with every file."""
+    """The work on every file."""
 
     candidates: Sequence[Candidate]
     points: Sequence[Point]
-    #: Elements of each operand that are looked at; 0 is all.
+    #: The number of sampled elements of each operand; 0 means all.
     num_elements: int
 
 
 @dataclass(frozen=True)
 class SlotScores:
-    """One operand: the fidelity of each candidate, and at each point of the study."""
+    """The scores of one operand: the fidelity of each candidate, and at each point of the study."""
 
     slot: OperandSlot
-    #: Elements that were looked at.
+    #: The number of sampled elements.
     num_elements: int
     fidelities: list[Fidelity]
     study: list[Fidelity]
@@ -53,24 +53,24 @@ class SlotScores:
 
 @dataclass
 class FileScores:
-    """What one file gave."""
+    """The result of one file."""
 
     entry: CapturedTensor
     slots: list[SlotScores] = field(default_factory=list)
-    #: Why it could not be read; None if it could.
+    #: Why the file could not be read; None if it could.
     problem: str | None = None
-    #: What was left out of it, and why.
+    #: The omitted parts, with reasons.
     notes: list[str] = field(default_factory=list)
 
 
 def operands_of(capture: Capture) -> Capture:
-    """The tensors with values that are operands of a product, each file once."""
+    """The tensors with values that are operands of a product, without repeated files."""
     chosen = [entry for entry in capture.with_values() if slots_of(entry.metadata)]
     return Capture(capture.folder, chosen)
 
 
 def passed(files: Capture, work: Work, jobs: int) -> Generator[FileScores]:
-    """Every file's scores, in the order of the files, `jobs` files at a time, each on one core.
+    """The scores of every file in order, `jobs` files in parallel, each on one core.
 
     torch's own threads would wait for each other at every one of many short operations. Closed early, it waits for what
     has begun and drops the rest.
@@ -85,7 +85,7 @@ def passed(files: Capture, work: Work, jobs: int) -> Generator[FileScores]:
 
 
 def score_file(entry: CapturedTensor, work: Work) -> FileScores:
-    """All slots of one tensor under all candidates."""
+    """Score all slots of one tensor under all candidates."""
     found = FileScores(entry)
     try:
         x = _values(entry)
@@ -141,7 +141,7 @@ def _score_slot(found: FileScores, x: Tensor, slot: OperandSlot, work: Work) -> 
 
 
 def _amax(x: Tensor, sample: object, statistics: object) -> Tensor:
-    """Of the whole tensor, which a sampled capture has in its statistics."""
+    """The amax of the whole tensor, which a sampled capture has in its statistics."""
     if sample and isinstance(statistics, dict) and statistics.get("abs_max") is not None:
         return torch.tensor(float(statistics["abs_max"]))
     return finite_amax(x if x.dtype in INPUT_DTYPES else x.float())

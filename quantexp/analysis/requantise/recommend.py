@@ -1,4 +1,4 @@
-"""For every module and slot the cheapest candidate whose worst tensor reaches an SQNR.
+"""Recommends for every module and slot the cheapest candidate whose worst tensor reaches an SQNR.
 
 Cheapest is of the fewest bits an element; of those, the first (usual options come before others) within a tenth of a
 decibel of the highest SQNR. The two operands of a product must share their Hadamard transform, and the block of it, so
@@ -24,22 +24,22 @@ _NO_TRANSFORM: Transform = (Hadamard.NONE, None)
 
 @dataclass(frozen=True)
 class Choice:
-    """What is recommended for one slot of one module."""
+    """The recommendation for one slot of one module."""
 
     module: str
     site: Site
     product: Product
     operand: str
-    #: None is the working precision.
+    #: None means the working precision.
     candidate: Candidate | None
-    #: What the candidate's worst tensor has; None without a candidate.
+    #: The SQNR of the candidate's worst tensor; None without a candidate.
     worst: Worst | None
-    #: Whether any tensor of it was scored.
+    #: Whether any tensor of the slot was scored.
     captured: bool
 
     @property
     def bits(self) -> float:
-        """What an element costs."""
+        """Bits per element."""
         return WORKING_BITS if self.candidate is None else self.candidate.bits
 
     @property
@@ -49,7 +49,7 @@ class Choice:
 
 
 def recommend(tally: Tally, sqnr_db: float) -> list[Choice]:
-    """A choice for each slot of every site with a captured operand, modules in the order of the forward pass."""
+    """A choice for each slot of every site with a captured operand, with modules in the order of the forward pass."""
     sites: dict[str, list[Site]] = {}
     scored: dict[tuple[str, str], list[Worst]] = {}
     for place, worst in tally.worst.items():
@@ -66,7 +66,7 @@ def recommend(tally: Tally, sqnr_db: float) -> list[Choice]:
 
 
 def in_order(choices: Iterable[Choice], places: Iterable[Place]) -> list[Place]:
-    """The places that were scored, in the order of the choices."""
+    """The scored places, in the order of the choices."""
     by_label = {(place.module, place.slot.label): place for place in places}
     labels = [(choice.module, choice.label) for choice in choices]
     return [by_label[label] for label in labels if label in by_label]
@@ -105,7 +105,7 @@ def _of_product(
 
 
 def _transforms(candidates: Sequence[Candidate]) -> list[Transform]:
-    """Each transform once, none first."""
+    """Each transform once, with no transform first."""
     found = dict.fromkeys(candidate.transform for candidate in candidates)
     return sorted(found, key=lambda transform: list(Hadamard).index(transform[0]))
 
@@ -116,7 +116,7 @@ def _cheapest(
     transform: Transform,
     sqnr_db: float,
 ) -> int | None:
-    """The place of the cheapest candidate with this transform; None if none reaches the SQNR."""
+    """The index of the cheapest candidate with this transform; None if none reaches the SQNR."""
     if worst is None:
         return None
     fitting = [

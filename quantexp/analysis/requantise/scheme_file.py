@@ -1,4 +1,4 @@
-"""A recommendation as a scheme: three sites in the working precision, and rules by module and slot.
+"""Writes a recommendation as a scheme: three sites in the working precision, and rules by module and slot.
 
 Slots with the same settings share a rule. The file is `quant/recommended.yaml` below the output folder, so that
 `quantexp --config-dir FOLDER quant=recommended` trains with it.
@@ -27,19 +27,19 @@ defaults:
 
 name: {name}
 """
-#: Modules whose names older captures do not say: the rule is for all of the site.
+#: Modules without a name in older captures: their rules apply to the whole site.
 _UNNAMED = ("linear",)
 #: A rule is one line.
 _WIDTH = 1 << 20
 
 
 def scheme_path(folder: Path) -> Path:
-    """Where the scheme lies below an output folder."""
+    """The path of the scheme in an output folder."""
     return folder / "quant" / f"{NAME}.yaml"
 
 
 def scheme_text(choices: Sequence[Choice], sqnr_db: float) -> str:
-    """The YAML; without rules where everything stays in the working precision."""
+    """The YAML; without rules if every slot stays in the working precision."""
     why = f"the worst tensor of every slot keeps {sqnr_db:g} dB."
     rules = _rules(choices)
     text = _HEAD.format(why=why, name=NAME)
@@ -53,7 +53,7 @@ def scheme_text(choices: Sequence[Choice], sqnr_db: float) -> str:
 
 
 def _rules(choices: Iterable[Choice]) -> list[dict[str, Any]]:
-    """One rule for each slot and settings, with all of its modules; the order of the choices."""
+    """One rule for each slot and settings, with all its modules, in the order of the choices."""
     modules: dict[tuple[str, str, str, str], list[str]] = {}
     for choice in choices:
         if choice.candidate is not None:

@@ -1,4 +1,4 @@
-"""What every candidate leaves of one operand: SQNR, underflow and saturation.
+"""Scores every candidate for one operand: SQNR, underflow and saturation.
 
 Operands are held as in training, by the candidate's own `Operand` (`quantise_operand`): transformed in
 float32 where there is a Hadamard transform, rounded, and put in the tensor's dtype. After a transform the error is that
@@ -43,15 +43,15 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Looked:
-    """The blocks of an operand that are looked at."""
+    """The sampled blocks of an operand."""
 
     #: bf16, fp16 or fp32.
     x: Tensor
-    #: The dimension of x that blocks run along.
+    #: The dimension of the blocks in x.
     dim: int
-    #: Of the whole tensor, 0-dim.
+    #: The amax of the whole tensor, 0-dim.
     amax: Tensor
-    #: Elements of x that are none of the tensor (`quantexp.analysis.tensors.rows`); None where all are.
+    #: The padding elements of x (`quantexp.analysis.tensors.rows`); None without padding.
     padding: Tensor | None = None
 
     @property
@@ -63,14 +63,14 @@ class Looked:
 def scores(
     looked: Looked, slot: OperandSlot, candidates: Sequence[Candidate]
 ) -> Iterator[Fidelity]:
-    """The fidelity of each candidate, in their order."""
+    """The fidelity of each candidate, in order."""
     shared = _Shared(looked, slot)
     for candidate in candidates:
         yield shared.fidelity(candidate)
 
 
 class _Shared:
-    """What candidates have in common for one operand."""
+    """The shared data of the candidates for one operand."""
 
     def __init__(self, looked: Looked, slot: OperandSlot) -> None:
         self._looked, self._slot = looked, slot
@@ -79,7 +79,7 @@ class _Shared:
         self._random: Tensor | None = None
 
     def fidelity(self, candidate: Candidate) -> Fidelity:
-        """What is left of the operand, or of its transform."""
+        """The quantised operand, or its quantised transform."""
         v, amax = self._transformed(candidate)
         told = candidate.operand(self._slot).options
         told |= {"amax": amax} if candidate.scaling not in (None, "none") else {}
@@ -97,7 +97,7 @@ class _Shared:
         return padding_of_transform(padding, self._looked.dim, block)
 
     def _transformed(self, candidate: Candidate) -> tuple[Tensor, Tensor]:
-        """What is rounded, contiguous, and its amax."""
+        """The tensor to quantise, contiguous, and its amax."""
         key = candidate.transform
         if key not in self._transforms:
             x, block = self._looked.x.contiguous(), candidate.hadamard_block

@@ -1,4 +1,4 @@
-"""Which operands of the matrix products a captured tensor was: each with the axis that its blocks run along.
+"""The operands of matrix products that a captured tensor was, each with the axis of its blocks.
 
 A tensor serves several products along different axes: a linear layer's input is fprop.x along the input width and
 wgrad.x along tokens. Captured tensors lie as in `quantexp.analysis.tensors.operands`. Sequences are an axis of their
@@ -16,9 +16,9 @@ from quantexp.analysis.tensors.operands import dimension_of, operand_called
 from quantexp.errors import CaptureError
 from quantexp.quant.sites import PRODUCTS, Product, Site
 
-#: Layer type -> the sites its operands belong to.
+#: Layer type -> the sites of its operands.
 _SITES = {"linear": (Site.LINEAR,), "attention": (Site.QK, Site.PV)}
-#: The captured layouts of operands, in the words of messages, and how many dimensions they may have.
+#: The captured layouts of operands, as in messages, and their possible numbers of dimensions.
 _LAYOUTS = {
     "w": ("[output width, input width]", (2,)),
     "x": ("[tokens, sequences, width]", (2, 3)),
@@ -31,16 +31,16 @@ _HEADS_LAYOUT = ("[tokens, sequences, heads, head_dim]", (4,))
 
 @dataclass(frozen=True)
 class OperandSlot:
-    """One operand of one product, and how it lies in the captured tensor."""
+    """One operand of one product, and its layout in the captured tensor."""
 
     site: Site
     product: Product
     operand: str
-    #: The axis that the product reduces over, in the product's words.
+    #: The reduction axis of the product, by its name in the product.
     axis: str
-    #: The dimension of the captured tensor that this is.
+    #: The dimension of the captured tensor for this axis.
     dim: int
-    #: Whether it is the left operand of its product.
+    #: Whether this is the left operand of its product.
     left: bool
 
     @property
@@ -50,7 +50,7 @@ class OperandSlot:
 
 
 def slots_of(metadata: Mapping[str, Any]) -> list[OperandSlot]:
-    """The slots that a captured tensor filled, forward first; none for outputs and weight gradients."""
+    """The slots of a captured tensor, forward first; none for outputs and weight gradients."""
     layer_type = str(metadata.get("layer_type"))
     name = operand_called(layer_type, str(metadata.get("tensor")))
     return [
@@ -64,12 +64,12 @@ def slots_of(metadata: Mapping[str, Any]) -> list[OperandSlot]:
 
 
 def module_of(metadata: Mapping[str, Any]) -> str:
-    """The module, all experts as one; the layer type where an old name does not say it."""
+    """The module, with all experts as one; the layer type if an old name does not have the module."""
     return experts_as_one(str(metadata.get("module") or metadata.get("layer_type")))
 
 
 def check_layout(shape: tuple[int, ...], slot: OperandSlot) -> None:
-    """Refuse a tensor that cannot lie as its operand does.
+    """Refuse a tensor whose shape does not fit its operand's layout.
 
     Raises:
         CaptureError: another number of dimensions.

@@ -1,4 +1,4 @@
-"""What a capture says of itself beyond its tensors: files that are none of its own, and what trained it."""
+"""Information about a capture besides its tensors: foreign files, and the scheme of its run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from quantexp.capture.reader import Capture, open_capture
 from quantexp.errors import RunError
 from quantexp.runs.paths import RunDir
 
-#: Quantisation types that say that nothing was quantised, or nothing at all.
+#: Quantisation types without quantisation, or without information.
 _UNQUANTISED = frozenset({"bf16", "none", "None"})
 
 
 def foreign_files(given: str, folder: Path) -> list[tuple[str, str]]:
-    """The .pt files of a capture folder that are none of its tensors, by its manifest or, without one, their names."""
+    """The .pt files of a capture folder that are not its tensors, by its manifest or, without one, by their names."""
     listed = {str(entry.metadata["file"]) for entry in open_capture(given).with_values()}
     found = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*.pt")))
     why = "is none of the captured tensors: neither listed nor named as one"
@@ -22,7 +22,7 @@ def foreign_files(given: str, folder: Path) -> list[tuple[str, str]]:
 
 
 def trajectory_note(capture: Capture) -> list[str]:
-    """A line that names the scheme of a capture that was not made in the working precision; none if it was.
+    """A note that names the scheme of a quantised capture; None for a capture in the working precision.
 
     Values are those before quantisation all the same, but of a training that quantisation has led elsewhere. The scheme
     is the run's; where there is no run, the quantisation types that the tensors name.
@@ -37,7 +37,7 @@ def trajectory_note(capture: Capture) -> list[str]:
 
 
 def _scheme_of(folder: Path) -> str | None:
-    """The scheme of the run whose tensors these are; None where the folder is in no run."""
+    """The scheme of the capture's run; None if the folder is not in a run."""
     try:
         return read_names(RunDir(folder.resolve().parent)).scheme
     except RunError:

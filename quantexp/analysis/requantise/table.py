@@ -1,4 +1,4 @@
-"""The table of slots and formats, for a person."""
+"""Prints the table of slots and formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quantexp.quant.label import HIGH
 from quantexp.quant.scheme import SCHEME_FORMATS
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
-#: After an SQNR that takes a Hadamard transform.
+#: Marks an SQNR that needs a Hadamard transform.
 _MARKS = {Hadamard.NONE: "", Hadamard.DETERMINISTIC: " H", Hadamard.RANDOM: " R"}
 LEGEND = (
     "Each cell is the worst of the slot's tensors under the format's best options: SQNR in dB (H with a deterministic, "
@@ -64,7 +64,7 @@ def _heading(fmt: Format) -> str:
 
 
 def recommended_words(choice: Choice) -> str:
-    """`mxfp6_e2m3 rceil even`, or that it stays high, and why."""
+    """`mxfp6_e2m3 rceil even`, or that the slot stays in high precision, and why."""
     if choice.candidate is not None:
         return choice.candidate.name
     return HIGH if choice.captured else f"{HIGH} (not captured)"
@@ -78,7 +78,7 @@ def _cell(candidate: Candidate, worst: Worst) -> str:
 
 
 def _percent(share: float) -> str:
-    """Two significant digits; what is not zero does not look so."""
+    """Two significant digits, so that a non-zero value never looks like zero."""
     value = 100 * share
     if value == 0 or math.isnan(value):
         return "0"

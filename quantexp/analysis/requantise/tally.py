@@ -24,17 +24,17 @@ class Place(NamedTuple):
 
 @dataclass
 class Worst:
-    """Each number at its worst, which need not be in the same tensor."""
+    """The worst value of each number, which may come from different tensors."""
 
-    #: dB, of the tensor that is named; NaN while no tensor had a finite non-zero element.
+    #: In dB, for the named tensor; NaN without a tensor that has a finite non-zero element.
     sqnr_db: float = math.nan
     underflow_share: float = math.nan
     saturated_share: float = math.nan
-    #: The tensor of that SQNR: `L3 fc1 backward grad_output`.
+    #: The tensor with this SQNR: `L3 fc1 backward grad_output`.
     tensor: str = ""
 
     def add(self, fidelity: Fidelity, tensor: str) -> None:
-        """Take in another tensor."""
+        """Add another tensor."""
         if math.isnan(self.sqnr_db) or fidelity.sqnr_db < self.sqnr_db:
             self.sqnr_db, self.tensor = fidelity.sqnr_db, tensor
         self.underflow_share = _larger(self.underflow_share, fidelity.underflow_share)
@@ -43,21 +43,21 @@ class Worst:
 
 @dataclass
 class Tally:
-    """What all files so far say."""
+    """The accumulated results of all files so far."""
 
     work: Work
-    #: For each place, one `Worst` a candidate.
+    #: Place -> one `Worst` for each candidate.
     worst: dict[Place, list[Worst]] = field(default_factory=dict)
     num_tensors: dict[Place, int] = field(default_factory=dict)
-    #: Operand -> for each point of the study what every tensor had.
+    #: Operand -> for each point of the study the values of all tensors.
     study: dict[str, list[list[Fidelity]]] = field(default_factory=dict)
-    #: Of files that could not be read: name and why.
+    #: File that could not be read -> reason.
     problems: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     num_files: int = 0
 
     def add(self, found: FileScores) -> None:
-        """Take in what a file gave."""
+        """Add the result of a file."""
         self.notes += found.notes
         if found.problem is not None:
             self.problems.append((str(found.entry.metadata["file"]), found.problem))
@@ -67,7 +67,7 @@ class Tally:
             self._add_slot(module_of(found.entry.metadata), found.entry.label, scores)
 
     def places(self) -> Iterator[Place]:
-        """Every place that was scored, in the order of the forward pass, then of the products."""
+        """Every scored place, in the order of the forward pass, then of the products."""
         return iter(self.worst)
 
     def _add_slot(self, module: str, label: str, scores: SlotScores) -> None:

@@ -1,4 +1,4 @@
-"""`quantexp requantise DIR [key=pattern ...]`: a capture scored under every format, and a scheme recommended from it.
+"""`quantexp requantise DIR [key=pattern ...]`: scores a capture under every format, and recommends a scheme.
 
 Writes `requantise.csv`, `requantise.json`, `scale_exponent.{csv,png,svg}` and `quant/recommended.yaml`, and prints the
 table. Files that cannot be read are named; the rest goes on, and the exit code is 1 at the end.
@@ -42,25 +42,25 @@ from quantexp.folders import short_path
 from quantexp.formats import Format
 from quantexp.terminal.facts import Facts
 
-#: How many notes are printed.
+#: Maximum printed notes.
 _NOTES = 5
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found."""
+    """The result of a `requantise`."""
 
     tally: Tally
     choices: list[Choice]
     formats: list[Format]
-    #: Where it was written.
+    #: The output folder.
     folder: Path
     sqnr_db: float
     #: `requantise.json`.
     content: dict[str, Any]
 
     def print(self, console: Console) -> None:
-        """The table, and what is recommended."""
+        """Print the table and the recommendation."""
         print_table(self.tally, self.choices, self.formats, console)
         quantised = sum(one.candidate is not None for one in self.choices)
         mean = sum(one.bits for one in self.choices) / len(self.choices)
@@ -84,7 +84,7 @@ class Outcome:
 
 
 def requantise(asked: Asked, progress: Console, complain: Callable[[str], None]) -> Outcome:
-    """Score, recommend and write; each file that cannot be used is complained of.
+    """Score, recommend and write; reports each unusable file.
 
     Raises:
         CaptureError: nothing captured, selected, with values, an operand, or readable; a folder that cannot be

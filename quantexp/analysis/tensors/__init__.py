@@ -1,1 +1,1 @@
-"""Captured tensors as records: their place in the model, their operands, their statistics."""
+"""Captured tensors as records: their position in the model, their operands, their statistics."""

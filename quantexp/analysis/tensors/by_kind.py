@@ -1,4 +1,4 @@
-"""What a capture says of each kind of tensor: magnitudes, the range of its format, underflow and saturation."""
+"""Statistics of each kind of tensor in a capture: magnitudes, the range of its format, underflow and saturation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from quantexp.analysis.tensors.inventory import Kind
 from quantexp.formats import Family, get_format
 from quantexp.formats.codes import code_values
 
-#: HiF8's exponents below this have no mantissa bits beside them: its denormals.
+#: HiF8's exponents below this have no mantissa bits: its denormals.
 _HIF8_LEAST_NORMAL = 2.0**-15
 
 
 @dataclass(frozen=True)
 class Range:
-    """The positive values that a format has at one scale."""
+    """The range of a format's positive values at one scale."""
 
     least: float
-    #: Below it spacing no longer shrinks with the value.
+    #: Below this value the spacing is constant.
     least_normal: float
     largest: float
-    #: Whether the scale is that of the median block; else that of the largest element.
+    #: Whether the scale is that of the median block rather than that of the largest element.
     of_median: bool
 
 
@@ -36,24 +36,24 @@ class OfKind:
     """One kind of tensor."""
 
     kind: Kind
-    #: Finite non-zero elements by floor(log2 |x|), of tensors as they were before quantisation.
+    #: Counts of finite non-zero elements by floor(log2 |x|), before quantisation.
     exponents: Counts
-    #: Finite elements, and those of them that are zero.
+    #: The numbers of finite elements, and of zeros.
     num_finite: int
     num_zeros: int
-    #: The formats that the run declared, the most frequent first, and where it declared none for any kind, those that
-    #: its operands were judged in; empty where none is quantised.
+    #: The declared formats, the most frequent first; if the run declares none for any kind, the formats in which its
+    #: operands were judged; empty if none is quantised.
     formats: tuple[str, ...]
-    #: That of the most frequent format; None where there is no format.
+    #: The range of the most frequent format; None without a format.
     range: Range | None
-    #: Of each operand, where it is known.
+    #: One value for each operand, if known.
     underflow: tuple[float, ...]
     saturated: tuple[float, ...]
     sqnr_db: tuple[float, ...]
 
 
 def by_kind(look: FirstLook) -> list[OfKind]:
-    """The kinds that there are tensors of; block scales, which are codes, are none."""
+    """The kinds of tensor in a capture, without block scales, which are codes."""
     found = []
     is_quantised = any(one.scales for one in look.tensors)
     for kind in Kind:
@@ -85,7 +85,7 @@ def _of_kind(kind: Kind, looks: Sequence[Look], *, is_quantised: bool) -> OfKind
 
 
 def _format_of(name: str) -> str:
-    """`mxfp4_e2m1` of `mxfp4_e2m1 floor`."""
+    """`mxfp4_e2m1` for `mxfp4_e2m1 floor`."""
     return name.split()[0]
 
 
@@ -94,7 +94,7 @@ def _known(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def _range(format_name: str, looks: Sequence[Look]) -> Range | None:
-    """The format's range at the scale of the median block, or at the median of the tensors' largest elements."""
+    """The format's range at the scale of the median block, or for the median of the tensors' largest elements."""
     blocks = sum(
         (
             operand.scale_exponents
@@ -122,7 +122,7 @@ def _range(format_name: str, looks: Sequence[Look]) -> Range | None:
 
 @cache
 def representable(format_name: str) -> tuple[float, float, float]:
-    """The least, the least normal and the largest positive value of a format's codes.
+    """The smallest, the smallest normal and the largest positive value of a format's codes.
 
     Raises:
         ValueError: an unknown format.

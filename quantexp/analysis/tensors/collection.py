@@ -1,4 +1,4 @@
-"""One captured tensor's line of the manifest as a record.
+"""A line of the manifest, one captured tensor, as a record.
 
 `file` is relative to the capture folder, and in a shard `key` and `offsets` say which of its tensors. A weight is
 stored once and referred to by the forward's line and the backward's.
@@ -15,11 +15,11 @@ from typing import Any
 class Record:
     """One line of the manifest: one captured tensor."""
 
-    #: Relative to the capture folder; None where only statistics were kept.
+    #: Relative to the capture folder; None if only statistics were kept.
     file: str | None
     #: qkv, proj, fc1, fc2, attention, expert7-fc1, ...
     module: str
-    #: Global, from 0; -1 where an old collection does not say it.
+    #: Global, from 0; -1 if an old collection does not have it.
     layer: int
     #: attention or linear.
     layer_type: str
@@ -34,32 +34,32 @@ class Record:
     #: query, key, value, input, weight, output, grad_output, ...
     tensor: str
     iteration: int
-    #: None where the tensor belongs to no single micro-batch.
+    #: None if the tensor belongs to no single micro-batch.
     micro_batch: int | None
     rank: int
     shape: tuple[int, ...]
-    #: As torch names it, without `torch.`.
+    #: The name in torch, without `torch.`.
     dtype: str
     bytes: int
-    #: Of the content; None where it was not computed.
+    #: The content hash; None if it was not computed.
     hash: str | None
     #: Slot ("fprop.x") -> format and options; every slot of the module.
     formats: Mapping[str, Mapping[str, Any]]
-    #: The tensor's key and bytes in a shard; None where it has a file of its own.
+    #: The tensor's key and bytes in a shard; None if it has its own file.
     key: str | None = None
     offsets: tuple[int, int] | None = None
-    #: Of which sequence of the micro-batch each row is; None where a dimension says it (a routed expert alone has it).
+    #: The sequence of each row of a routed expert; None for other tensors, which have a sequence dimension.
     row_sequences: Sequence[int] | None = None
 
     @property
     def label(self) -> str:
-        """How messages and figures name the tensor: `fc1 L3 backward grad_output`."""
+        """The label in messages and figures: `fc1 L3 backward grad_output`."""
         layer = f" L{self.layer}" if self.layer >= 0 else ""
         return f"{self.module}{layer} {self.operation} {self.tensor}"
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Record:
-        """The record of a line that may lack fields, as what an old collection's file names say does.
+        """The record of a line that may lack fields, such as the metadata from an old collection's file names.
 
         The module is then the layer type, the layer -1, the iteration and rank 0, and there are no formats.
         """

@@ -1,4 +1,4 @@
-"""What a captured tensor is to its layer, and the order of a layer's modules."""
+"""The role of a captured tensor in its layer, and the order of a layer's modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quantexp.capture.record.operands import SCALE, source_of
 
 
 class Kind(Enum):
-    """What a tensor is to its layer."""
+    """The role of a tensor in its layer."""
 
     ACTIVATION = "activations"
     WEIGHT = "weights"
@@ -33,7 +33,7 @@ _FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2", "residual")
 
 
 def kind_of(record: Record) -> Kind:
-    """The kind of a tensor, by its name: whatever is a grad is a gradient, inputs and outputs are activations.
+    """The role of a tensor, by its name: every grad is a gradient, inputs and outputs are activations.
 
     A quantised operand is what it was made from.
     """
@@ -46,12 +46,12 @@ def kind_of(record: Record) -> Kind:
 
 
 def experts_as_one(module: str) -> str:
-    """The name without an expert's number."""
+    """The module's name without an expert's number."""
     return re.sub(r"^expert\d+", "expert", module)
 
 
 def in_flow(modules: Iterable[str]) -> list[str]:
-    """Each module once, in the order of the forward pass; those without a place in it last."""
+    """Each module once, in the order of the forward pass, then unknown modules."""
 
     def place(module: str) -> tuple[int, str]:
         stem = module.split("-")[0] if module.startswith(("q-", "kv-")) else module.split("-")[-1]

@@ -1,4 +1,4 @@
-"""Which operands of the matrix products a captured tensor was, and the declared format of each.
+"""The operands of matrix products that a captured tensor was, and the declared format of each.
 
 A record's `formats` names every slot of its module: product.operand (`fprop.x`, `dgrad_q.k`),
 with a site before it or not, and the axis that blocks run along in the product's words. Captured
@@ -19,7 +19,7 @@ from quantexp.errors import CaptureError
 from quantexp.formats import Format, get_format
 from quantexp.quant.sites import PRODUCTS, Product
 
-#: The working precision, and the forward's copy: neither is a quantisation of its own.
+#: The working precision and the reused forward copy, which are not quantisations.
 _UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse"})
 
 _OPERANDS = {
@@ -34,7 +34,7 @@ _OPERANDS = {
     ("attention", "grad_scores"): "dS",
 }
 
-#: Axis name -> dimension; an operand of its own where that differs.
+#: Axis name -> dimension, with operand-specific exceptions.
 _DIMENSIONS = {
     "input_width": {"": -1},
     "output_width": {"": -1, "w": 0},
@@ -47,21 +47,21 @@ _DIMENSIONS = {
 
 @dataclass(frozen=True)
 class DeclaredOperand:
-    """One quantised slot that a captured tensor filled."""
+    """One quantised slot of a captured tensor."""
 
     #: fprop, dgrad, wgrad, dgrad_q, ...
     product: str
     #: x, w, g, q, k, v, P, dO, dS.
     operand: str
     format: Format
-    #: The dimension that blocks run along, those of a Hadamard transform where the format has none.
+    #: The dimension of the blocks, or of the Hadamard transform if the format has no blocks.
     dim: int
-    #: What else `quantise` is told.
+    #: Other arguments of `quantise`.
     options: Mapping[str, Any]
-    #: Elements of a Hadamard transform beforehand, None where there is none, and the signs before that.
+    #: The block of a preceding Hadamard transform, None without one, and the signs before it.
     hadamard_block: int | None = None
     signs: tuple[int, ...] | None = None
-    #: Under delayed scaling, the amax of the iterations before; None is the tensor's own.
+    #: Under delayed scaling, the amax of the previous iterations; None means the tensor's own.
     amax: float | None = None
     #: Of a routed expert, the sequence of each row, by which blocks along tokens lie
     #: (`quantexp.analysis.tensors.rows`).
@@ -69,7 +69,7 @@ class DeclaredOperand:
 
     @property
     def left(self) -> bool:
-        """Whether it is the left operand of its product."""
+        """Whether this is the left operand of its product."""
         shapes = (PRODUCTS[site].get(Product(self.product)) for site in PRODUCTS)
         return any(shape is not None and shape.left == self.operand for shape in shapes)
 
@@ -80,7 +80,7 @@ class DeclaredOperand:
 
     @property
     def name(self) -> str:
-        """The format's name, its scale rule or scaling, and what else is done: `mxfp4_e2m1 floor stochastic`."""
+        """The format's name, its scale rule or scaling, and other options: `mxfp4_e2m1 floor stochastic`."""
         rule = self.options.get("scale_rule") or self.options.get("scaling")
         stochastic = "stochastic" if self.options.get("rounding") == "stochastic" else None
         transform = "Hadamard" if self.hadamard_block is not None else None
@@ -89,12 +89,12 @@ class DeclaredOperand:
 
 
 def operand_of(record: Record) -> str | None:
-    """The operand's name in its products; None for what is none (outputs, weight gradients)."""
+    """The operand's name in its products; None for a tensor that is no operand (outputs, weight gradients)."""
     return operand_called(record.layer_type, record.tensor)
 
 
 def operand_called(layer_type: str, tensor: str) -> str | None:
-    """The operand that a captured tensor is in the products of its layer; None for what is none."""
+    """The operand that a captured tensor is in its layer's products; None if it is none."""
     return _OPERANDS.get((layer_type, tensor))
 
 
@@ -104,13 +104,13 @@ def tensor_called(operand: str) -> str:
 
 
 def dimension_of(axis: str, operand: str) -> int:
-    """The dimension of a captured operand that an axis of its product is."""
+    """The dimension of a captured operand for an axis of its product."""
     dimensions = _DIMENSIONS[axis]
     return dimensions.get(operand, dimensions[""])
 
 
 def declared_operands(record: Record) -> list[DeclaredOperand]:
-    """The quantised slots that this tensor filled, in the manifest's order; no bf16, no reuse.
+    """The quantised slots of this tensor in the manifest's order, without bf16 and reuse.
 
     Raises:
         CaptureError: a slot, format or axis of the manifest that is not known.

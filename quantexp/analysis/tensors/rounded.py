@@ -1,4 +1,4 @@
-"""What is rounded in place of a declared operand: whole blocks of it, transformed if need be, with its options.
+"""The sample of a declared operand to quantise: complete blocks, transformed if required, with its options.
 
 The amax of a tensor scale is that of the whole tensor; after a Hadamard transform that of the blocks that are looked
 at, under delayed scaling the one that was handed over.
@@ -22,14 +22,14 @@ _MX_BLOCK = 32
 
 @dataclass(frozen=True)
 class Rounded:
-    """A part of an operand that is ready to be rounded."""
+    """A sample of an operand, ready to be quantised."""
 
     x: Tensor
-    #: The dimension of x that blocks run along.
+    #: The dimension of the blocks in x.
     dim: int
-    #: All that `quantise` is told.
+    #: All arguments of `quantise`.
     options: dict[str, Any]
-    #: Elements of x that are none of the tensor; None where all are.
+    #: The padding elements of x; None without padding.
     padding: Tensor | None = None
 
     @property
@@ -41,7 +41,7 @@ class Rounded:
 def rounded_part(
     tensor: Tensor, declared: DeclaredOperand, amax: Tensor | None, limit: int = SAMPLE_ELEMENTS
 ) -> Rounded:
-    """At most about `limit` elements of a tensor, in whole blocks; `amax` is the whole tensor's.
+    """About `limit` elements of a tensor at most, in complete blocks; `amax` is the whole tensor's.
 
     Without a limit (0) it is the whole tensor. An expert's rows lie by sequence where blocks are along tokens.
 
@@ -68,12 +68,12 @@ def rounded_part(
 
 
 def is_scaled(declared: DeclaredOperand) -> bool:
-    """Whether the operand has one scale of the whole tensor."""
+    """Whether the operand has a per-tensor scale."""
     return declared.options.get("scaling") not in (None, "none")
 
 
 def _transformed(part: Tensor, declared: DeclaredOperand, dim: int) -> Tensor:
-    """What is rounded in place of the tensor: rounding errs as much before as after the transform is undone."""
+    """The transformed tensor: the quantisation error is the same before and after the inverse transform."""
     assert declared.hadamard_block is not None
     signs = None if declared.signs is None else torch.tensor(declared.signs, dtype=torch.float32)
     return hadamard(part, axis=dim, block=declared.hadamard_block, signs=signs, left=declared.left)

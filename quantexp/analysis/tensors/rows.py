@@ -1,4 +1,4 @@
-"""A routed expert's rows as its product over tokens takes them: each sequence's blocks by themselves.
+"""Arranges a routed expert's rows by sequence, as its product over tokens does.
 
 The manifest says of which sequence each row of a captured [n, width] is (`row_sequences`). Where blocks, or those of a
 Hadamard transform, lie along tokens, the rows are laid out as in training (`quantexp.quant.rows`): [L, B, width], the
@@ -30,18 +30,18 @@ class LaidOut:
 
     #: [L, B, width].
     x: Tensor
-    #: Where there is no row: bool, of x's shape.
+    #: The padding: bool, of x's shape.
     padding: Tensor
 
 
 def rows_of(metadata: Mapping[str, Any], dim: int) -> Sequence[int] | None:
-    """The sequence of each row, where blocks along a dimension of the tensor depend on it."""
+    """The sequence of each row, if blocks along a dimension of the tensor depend on it."""
     found = metadata.get(KEY)
     return None if found is None or dim != 0 else tuple(found)
 
 
 def laid_out(x: Tensor, sequences: Sequence[int]) -> LaidOut:
-    """The rows of a captured tensor as its blocks along tokens lie.
+    """Arrange the rows of a captured tensor as its blocks along tokens.
 
     Raises:
         CaptureError: other rows than the manifest says.
@@ -57,7 +57,7 @@ def laid_out(x: Tensor, sequences: Sequence[int]) -> LaidOut:
 
 
 def padding_of_transform(padding: Tensor, dim: int, block: int) -> Tensor:
-    """Which elements of a Hadamard transform along a dimension are of padding alone."""
+    """The elements of a Hadamard transform along a dimension that contain only padding."""
     first = padding.movedim(dim, 0).clone(memory_format=torch.contiguous_format)
     for start, stop, size in pieces(first.shape[0], block):
         blocks = first[start:stop].view(-1, size, *first.shape[1:])
@@ -66,12 +66,12 @@ def padding_of_transform(padding: Tensor, dim: int, block: int) -> Tensor:
 
 
 def num_blocks_of_padding(padding: Tensor, dim: int, block: int) -> int:
-    """How many blocks along a dimension hold no element of the tensor."""
+    """The number of blocks along a dimension that contain only padding."""
     last = padding.movedim(dim, -1)
     parts = torch.split(last, block, dim=-1)
     return sum(int(part.all(-1).sum()) for part in parts)
 
 
 def left_out(q: Tensor, padding: Tensor | None) -> Tensor:
-    """What was made of a tensor, NaN where it is padding: what is NaN is not judged."""
+    """A quantised tensor with NaN in its padding, so that padding is not judged."""
     return q if padding is None else q.masked_fill(padding, torch.nan)

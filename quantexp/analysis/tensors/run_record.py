@@ -1,4 +1,4 @@
-"""What a run folder says of the run itself: its names and its loss. All of it may be absent."""
+"""Reads the names and losses of a run from its folder; all of them may be missing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from quantexp.runs.paths import RunDir
 
 @dataclass(frozen=True)
 class RunNames:
-    """What a figure's title says; None where the configuration does not say it."""
+    """The names for a figure's title; None if the configuration does not have them."""
 
     run: str
     model: str | None = None
     dataset: str | None = None
     scheme: str | None = None
-    #: Where the tensors are, if not in the run folder.
+    #: The folder of the tensors, if not in the run folder.
     capture_dir: str | None = None
-    #: Whether tokens attended to their own document alone.
+    #: Whether tokens attend only to their own document.
     mask_documents: bool = False
-    #: The model with what was changed in it and its size (`describe_model`).
+    #: The model with its changes and its size (`describe_model`).
     model_label: str | None = None
     #: The model and its size, for a single line (`short_model_label`).
     short_model_label: str | None = None
@@ -38,11 +38,11 @@ class RunNames:
 
 @dataclass(frozen=True)
 class LossCurve:
-    """The training loss, nats a token, by iteration, ascending."""
+    """The training loss in nats per token, by ascending iteration."""
 
     iterations: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
-    #: Iterations whose loss is NaN or Inf, left out above.
+    #: Iterations whose loss is NaN or Inf, excluded above.
     nonfinite: tuple[int, ...] = ()
 
 
@@ -71,7 +71,7 @@ def read_names(run: RunDir) -> RunNames:
 
 
 def read_losses(run: RunDir) -> LossCurve:
-    """The losses in metrics.jsonl; of an iteration that was repeated after a resume, the later.
+    """The losses in metrics.jsonl; the last one of an iteration that was repeated after a resume.
 
     Torn lines, and lines without iteration or loss, are left out.
     """
@@ -79,7 +79,7 @@ def read_losses(run: RunDir) -> LossCurve:
 
 
 def losses_of(lines: Iterable[Mapping[str, Any]]) -> LossCurve:
-    """`read_losses` of lines that have been read."""
+    """`read_losses` for lines that are already read."""
     losses: dict[int, float] = {}
     for values in lines:
         iteration, loss = values.get("iteration"), values.get("loss")
@@ -93,7 +93,7 @@ def losses_of(lines: Iterable[Mapping[str, Any]]) -> LossCurve:
 
 
 def read_metrics(run: RunDir) -> list[Mapping[str, Any]]:
-    """The lines of metrics.jsonl, in the order in which they were written; torn ones are empty."""
+    """The lines of metrics.jsonl in order; incomplete lines are empty."""
     if not run.metrics.is_file():
         return []
     lines = run.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -101,7 +101,7 @@ def read_metrics(run: RunDir) -> list[Mapping[str, Any]]:
 
 
 def read_config(run: RunDir) -> Mapping[str, Any]:
-    """config.yaml as plain values; nothing where there is none.
+    """config.yaml as plain values; empty without the file.
 
     Raises:
         RunError: a config.yaml that is not a YAML mapping.

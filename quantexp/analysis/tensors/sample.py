@@ -1,4 +1,4 @@
-"""A bounded part of a tensor, in which every block is whole.
+"""Samples a bounded part of a tensor in complete blocks.
 
 Legend: O all axes before the blocked one, N the blocked axis, I all axes after it.
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 SAMPLE_ELEMENTS = 1 << 19
-#: Elements behind the blocked axis that are taken together.
+#: Elements behind the blocked axis that are sampled together.
 _STRIP = 512
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -38,7 +38,7 @@ def sample_blocks(
 
 
 def evenly_spread(count: int, total: int) -> Tensor:
-    """`count` increasing indices below `total`, one from each stratum; all if there are no more."""
+    """`count` increasing indices below `total`, one from each stratum; all indices if there are no more."""
     if count >= total:
         return torch.arange(total)
     i = torch.arange(count + 1)
@@ -54,7 +54,7 @@ def _sample_rows(x_ON: Tensor, block: int, limit: int) -> Tensor:
 
 
 def _sample_groups(x_ONI: Tensor, block: int, limit: int) -> Tensor:
-    """Groups of one block each, in strips; where the axis is not longer than a block, all of it."""
+    """Groups of one block each, in strips; the whole axis if it is not longer than a block."""
     num_outer, extent, inner = x_ONI.shape
     block, width = min(block, extent), min(inner, _STRIP)
     num_groups, num_strips = extent // block, math.ceil(inner / width)

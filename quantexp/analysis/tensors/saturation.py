@@ -1,4 +1,4 @@
-"""The largest magnitude a format can represent at the scale that quantisation really chose.
+"""The largest magnitude that a format represents at the actual scale of the quantisation.
 
 It is max 2^s for an MX block whose stored scale is s, max b t for an NVFP4 block of scale b in a
 tensor of scale t, max / s for an FP8 or HiF8 tensor that is multiplied with s, and the largest
@@ -29,7 +29,7 @@ from quantexp.formats import (
 )
 from quantexp.formats.codes import code_values
 
-#: By definition amax <= max 2^s under these.
+#: Scale rules with amax <= max 2^s by definition.
 _NEVER_SATURATES = frozenset({ScaleRule.RCEIL, ScaleRule.CEIL})
 
 
@@ -66,7 +66,7 @@ def _block_limits(x: Tensor, fmt: Format, axis: int, options: Mapping[str, Any])
 
 
 def _flat_limit(x: Tensor, fmt: Format, options: Mapping[str, Any]) -> Tensor:
-    """What infinity becomes when it saturates at this tensor's scale."""
+    """The value of a saturated infinity at this tensor's scale."""
     scaled = _resolved(fmt, options).scaling is not Scaling.NONE
     amax = {"amax": options.get("amax", finite_amax(x))} if scaled else {}
     infinity = torch.tensor(math.inf, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""What a number format does to a tensor: error, underflow, saturation.
+"""The fidelity of a number format for a tensor: error, underflow, saturation.
 
 Sums are accumulated in float64 over chunks; bf16 is treated as any other dtype. NaN and Inf, and MX blocks with one of
 them, are left out.
@@ -19,26 +19,26 @@ from quantexp.formats import Format, get_format, quantise
 from quantexp.formats.layout import INPUT_DTYPES
 from quantexp.formats.mx import PRE_SCALE
 
-#: Elements taken at a time, of which three copies are in float64 at once: they fit the cache.
+#: Elements of a chunk, whose three float64 copies fit in the cache.
 _ERROR_CHUNK_ELEMENTS = 1 << 16
 _NUM_SUMS = 8
 
 
 class Fidelity(NamedTuple):
-    """What is left of a tensor after quantisation."""
+    """The fidelity of a quantised tensor."""
 
     #: 10 log10(sum x^2 / sum (x - q)^2); inf if nothing changed, -inf if a finite value became
     #: infinite, NaN if there is no finite non-zero element.
     sqnr_db: float
-    #: Share of the non-zero elements that became zero.
+    #: Fraction of the non-zero elements that became zero.
     underflow_share: float
-    #: Share of the finite elements beyond the largest value at their block's scale.
+    #: Fraction of the finite elements beyond the largest value at their block's scale.
     saturated_share: float
-    #: Mean of (x - q)^2, in the tensor's unit squared; NaN where nothing can be judged.
+    #: Mean of (x - q)^2, in the tensor's unit squared; NaN without finite elements.
     mse: float = math.nan
-    #: sum x q / sqrt(sum x^2 sum q^2); NaN where x or q has no non-zero element, or q is infinite.
+    #: sum x q / sqrt(sum x^2 sum q^2); NaN if x or q has no non-zero element, or if q is infinite.
     cosine: float = math.nan
-    #: Mean of |x - q| / |x| over the non-zero elements: 1 for one that became zero.
+    #: Mean of |x - q| / |x| over the non-zero elements; 1 for an element that became zero.
     relative_error: float = math.nan
 
 
@@ -49,7 +49,7 @@ def quantisation_error(
     options: Mapping[str, Any] | None = None,
     padding: Tensor | None = None,
 ) -> Fidelity:
-    """What `quantise(x, fmt, axis=axis, **options)` loses, where its result is not NaN.
+    """The fidelity of `quantise(x, fmt, axis=axis, **options)` over elements whose result is not NaN.
 
     With `pre_scale` the result stands for 3/4 of x, and 4/3 of it is held against x.
     A NaN or Inf makes its whole MX block NaN: such a block is left out. Shares are NaN where
@@ -70,7 +70,7 @@ def quantisation_error(
 
 
 def fidelity(x: Tensor, q: Tensor, limit: Tensor | None) -> Fidelity:
-    """What `q` has lost of `x`, where q is not NaN.
+    """The fidelity of `q` for `x`, over elements in which q is not NaN.
 
     `limit` holds the largest magnitude that each element could become, of a shape that expands to x's; None where
     nothing can saturate. All three are of any floating dtype, x and q of one shape.
@@ -88,7 +88,7 @@ def fidelity(x: Tensor, q: Tensor, limit: Tensor | None) -> Fidelity:
 
 
 def _sums(*tensors: Tensor) -> Tensor:
-    """`_chunk_sums` over whole tensors: x, q and, where anything can saturate, the limit."""
+    """`_chunk_sums` over whole tensors: x, q and, if elements can saturate, the limit."""
     parts = [torch.split(t.reshape(-1), _ERROR_CHUNK_ELEMENTS) for t in tensors]
     sums = torch.zeros(_NUM_SUMS, dtype=torch.float64)
     for chunk in zip(*parts, strict=True):
