@@ -115,7 +115,7 @@ def test_sweep_goes_on_by_itself_and_says_how_to_follow_it(
     assert [row["state"] for row in read_json(sheet.files.listing)["runs"]] == ["completed"] * 2
     name, listing = run_of(sheet).root.name, sheet.files.listing.relative_to(in_tmp)
     assert told(console).splitlines() == [
-        f"2 runs go on in the background, process {process.pid}",
+        f"2 runs continue in the background, process {process.pid}",
         "runs    runs",
         f"follow  quantexp status {listing}",
         f"        quantexp logs runs/{name} -f",
