@@ -256,8 +256,8 @@ def test_rank_that_does_not_quantise_fails_the_run_and_is_named(
     defect: Callable[[str], Outcome],
 ) -> None:
     result = defect(
-        "linear.held = weights.held = lambda x, *_, **__: x; "
-        "linear.held_by_two = weights.held_by_two = lambda x, *_, **__: (x, x)"
+        "linear.quantise_operand = weights.quantise_operand = lambda x, *_, **__: x; "
+        "linear.quantise_pair = weights.quantise_pair = lambda x, *_, **__: (x, x)"
     )
     assert result.state is State.FAILED
     assert "what ran is not what was declared, in iteration 1: rank 1: " in result.reason
