@@ -127,10 +127,12 @@ def test_run_that_is_put_back_waits_and_runs_again(
     sent.until(0, lambda found: found.state is State.RUNNING)
     sent.begin(0)
     cluster.scontrol("requeue", f"{sent.id}_0")
-    found = sent.until(0, lambda found: found.state is State.PENDING)
+    # SLURM gives the reason some moments after it has put the job back.
+    waiting = f"job {sent.id}_0 waiting (BeginTime)"
+    found = sent.until(0, lambda found: found.where == waiting)
+    assert found.state is State.PENDING
     assert found.alive
     assert found.reason == "requeued (by the scheduler)"
-    assert found.where == f"job {sent.id}_0 waiting (BeginTime)"
     assert settle(found).status.state is State.RUNNING  # it has not ended
     cluster.start_now(f"{sent.id}_0")
     sent.until(0, lambda found: found.state is State.RUNNING)
