@@ -2,8 +2,9 @@
 
     python benchmarks/tensor_statistics.py [--size 4096] [--turns 15] [--flags=-mno-avx512f]
 
-One thread, as in a capture. `of copy` is the time of copy_ over that of the statistics: medians of the turns. `torch`
-is the code that runs without a compiler, once. `--flags` are added to those that the C is compiled with.
+One thread, as in a capture; without a format, and with what mxfp8 would lose along the last axis. `of copy` is the time
+of copy_ over that of the statistics: medians of the turns. `torch` is the code that runs without a compiler, once.
+`--flags` are added to those that the C is compiled with.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from quantexp.capture.statistics import summary
+from quantexp.capture.statistics.fidelity import Chosen, chosen_for
 from quantexp.processes import compiled
 
 
@@ -29,10 +31,10 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def without_kernel(x: Tensor) -> None:
+def without_kernel(x: Tensor, chosen: Chosen | None) -> None:
     """The torch code."""
     with patch.object(summary, "kernel_for", lambda _: None):
-        summary.statistics(x)
+        summary.statistics(x, chosen)
 
 
 def main() -> None:
@@ -44,22 +46,21 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     compiled.FLAGS = (*compiled.FLAGS, *arguments.flags.split())
-    print("| dtype | copy_, ms | statistics, ms | of copy | torch, ms |\n|---|---|---|---|---|")  # noqa: T201
+    print("| dtype | format | copy_, ms | statistics, ms | of copy | torch, ms |")  # noqa: T201
+    print("|---|---|---|---|---|---|")  # noqa: T201
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.randn(arguments.size, arguments.size).to(dtype)
         out = torch.empty_like(x)
-        summary.statistics(x)  # compiles
-        ways = (partial(out.copy_, x), partial(summary.statistics, x))
-        turns = [[seconds(way) for way in ways] for _ in range(arguments.turns)]
-        copy, counted = (statistics.median(times) for times in zip(*turns, strict=True))
-        slow = seconds(partial(without_kernel, x))
-        row = (
-            f"{1e3 * copy:.1f}",
-            f"{1e3 * counted:.1f}",
-            f"{copy / counted:.2f}",
-            f"{1e3 * slow:.0f}",
-        )
-        print(f"| {str(dtype).removeprefix('torch.')} | {' | '.join(row)} |")  # noqa: T201
+        for name in ("", "mxfp8"):
+            chosen = chosen_for(name, "input") if name else None
+            summary.statistics(x, chosen)  # compiles
+            ways = (partial(out.copy_, x), partial(summary.statistics, x, chosen))
+            turns = [[seconds(way) for way in ways] for _ in range(arguments.turns)]
+            copy, counted = (statistics.median(times) for times in zip(*turns, strict=True))
+            slow = seconds(partial(without_kernel, x, chosen))
+            cells = (1e3 * copy, 1e3 * counted, copy / counted, 1e3 * slow)
+            row = "{:.1f} | {:.1f} | {:.2f} | {:.0f}".format(*cells)
+            print(f"| {str(dtype).removeprefix('torch.')} | {name} | {row} |")  # noqa: T201
 
 
 if __name__ == "__main__":

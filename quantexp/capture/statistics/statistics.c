@@ -12,7 +12,21 @@
 #define INLINE static inline __attribute__((always_inline))
 #define PATTERNS 65536
 #define BLOCK 32
+/* Lanes of a sum. Element i of a block goes to lane i % LANES on every machine, so that the order of a sum does not
+   depend on how many lanes its vectors have. */
 #define LANES 16
+/* Lanes of a vector. GCC takes comparisons and conversions of vectors that are wider than the machine's apart, element by
+   element. */
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define WIDTH 16
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#define PARTS (LANES / WIDTH)
 /* Elements of which the first half of a level-2 cache holds more than enough. */
 #define PART 32768
 /* 16-bit elements of a cache line, and how far ahead of the one that is counted lines are fetched. */
@@ -30,13 +44,16 @@
 #define NUM_FLOAT_SUMS 10
 #define BYTES 256
 
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-typedef double doubles __attribute__((vector_size(64)));
-typedef int64_t longs __attribute__((vector_size(64)));
-typedef float narrow __attribute__((vector_size(32)));
+typedef float floats __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
+typedef double doubles __attribute__((vector_size(4 * WIDTH)));
+typedef int64_t longs __attribute__((vector_size(4 * WIDTH)));
+typedef float narrow __attribute__((vector_size(2 * WIDTH)));
+/* Of doubles: half as many lanes, of the vector and of the sum. */
+#define DOUBLES (WIDTH / 2)
+#define DOUBLE_LANES (PARTS * DOUBLES)
 
 /* How often each pattern occurs among x[0], x[stride], ..., added to two tables; fewer than 2^32 in all. */
 static void count_patterns(const uint16_t *x, int64_t n, int64_t stride, uint32_t *tables) {
@@ -148,38 +165,54 @@ static int64_t describe_counts(uint32_t *tables, const double *values, const dou
   return found;
 }
 
+/* Sums of the lanes of one vector. */
+typedef struct {
+  doubles s1, s2, s3, s4, low, high;
+  longs finite, nan, zeros;
+} moments;
+
+/* `in` is true where a lane has an element. */
+INLINE void add_moments(moments *m, narrow part, longs in, double pivot) {
+  doubles v = __builtin_convertvector(part, doubles);
+  longs is_nan = (v != v) & in, is_finite = (v - v == 0) & in;
+  doubles d = (doubles)((longs)(v - pivot) & is_finite), square = d * d;
+  m->nan -= is_nan, m->finite -= is_finite, m->zeros -= (v == 0) & in;
+  m->s1 += d, m->s2 += square, m->s3 += square * d, m->s4 += square * square;
+  longs lower = (v < m->low) & is_finite, higher = (v > m->high) & is_finite;
+  m->low = (doubles)(((longs)v & lower) | ((longs)m->low & ~lower));
+  m->high = (doubles)(((longs)v & higher) | ((longs)m->high & ~higher));
+}
+
 /* Of floats about a pivot: n, S1 .. S4, min, max of the finite; NaN, Inf, zeros. */
 static void float_sums(const float *x, int64_t n, double pivot, double *out) {
-  doubles s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0}, low = {0}, high = {0};
-  low += INFINITY;
-  high -= INFINITY;
-  longs finite = {0}, nan = {0}, zeros = {0};
-  for (int64_t i = 0; i < n; i += 8) {
-    narrow part;
-    int64_t here = n - i < 8 ? n - i : 8;
-    longs in = {0, 1, 2, 3, 4, 5, 6, 7};
-    if (here == 8) {
-      memcpy(&part, x + i, sizeof part);
-    } else {
-      memset(&part, 0, sizeof part);
-      memcpy(&part, x + i, (size_t)here * sizeof *x);
+  moments m[PARTS];
+  memset(m, 0, sizeof m);
+  for (int part = 0; part < PARTS; part++) m[part].low += INFINITY, m[part].high -= INFINITY;
+  longs all = {0};
+  all = ~all;
+  int64_t i = 0;
+  for (; i + DOUBLE_LANES <= n; i += DOUBLE_LANES) {
+    for (int part = 0; part < PARTS; part++) {
+      narrow v;
+      memcpy(&v, x + i + part * DOUBLES, sizeof v);
+      add_moments(m + part, v, all, pivot);
     }
-    in = in < here;
-    doubles v = __builtin_convertvector(part, doubles);
-    longs is_nan = (v != v) & in, is_finite = (v - v == 0) & in;
-    doubles d = (doubles)((longs)(v - pivot) & is_finite), square = d * d;
-    nan -= is_nan, finite -= is_finite, zeros -= (v == 0) & in;
-    s1 += d, s2 += square, s3 += square * d, s4 += square * square;
-    longs lower = (v < low) & is_finite, higher = (v > high) & is_finite;
-    low = (doubles)(((longs)v & lower) | ((longs)low & ~lower));
-    high = (doubles)(((longs)v & higher) | ((longs)high & ~higher));
+  }
+  for (int64_t lane = 0; lane < n - i; lane++) {
+    narrow v = {0};
+    longs in = {0};
+    v[lane % DOUBLES] = x[i + lane];
+    in[lane % DOUBLES] = -1;
+    add_moments(m + lane / DOUBLES, v, in, pivot);
   }
   double sums[10] = {0, 0, 0, 0, 0, INFINITY, -INFINITY, 0, 0, 0};
-  for (int lane = 0; lane < 8; lane++) {
-    sums[0] += (double)finite[lane], sums[1] += s1[lane], sums[2] += s2[lane], sums[3] += s3[lane];
-    sums[4] += s4[lane], sums[7] += (double)nan[lane], sums[9] += (double)zeros[lane];
-    sums[5] = low[lane] < sums[5] ? low[lane] : sums[5];
-    sums[6] = high[lane] > sums[6] ? high[lane] : sums[6];
+  for (int k = 0; k < DOUBLE_LANES; k++) {
+    const moments *of = m + k / DOUBLES;
+    int lane = k % DOUBLES;
+    sums[0] += (double)of->finite[lane], sums[1] += of->s1[lane], sums[2] += of->s2[lane], sums[3] += of->s3[lane];
+    sums[4] += of->s4[lane], sums[7] += (double)of->nan[lane], sums[9] += (double)of->zeros[lane];
+    sums[5] = of->low[lane] < sums[5] ? of->low[lane] : sums[5];
+    sums[6] = of->high[lane] > sums[6] ? of->high[lane] : sums[6];
   }
   sums[8] = (double)n - sums[0] - sums[7];
   memcpy(out, sums, sizeof sums);
@@ -194,29 +227,36 @@ typedef struct {
   uint32_t step;
 } held_in;
 
-/* Sums of a lane; counts are of comparisons, whose true is -1. */
+/* Sums of the lanes of one vector; counts are of comparisons, whose true is -1. */
 typedef struct {
   floats signal, noise, energy;
   ints nonzero, kept, saturated;
 } tally;
 
 /* Signal, noise, energy, non-zero, kept (not made zero) and saturated join the sums. */
-static __attribute__((noinline)) void join(tally t, double *sums) {
-  for (int lane = 0; lane < LANES; lane++) {
-    sums[0] += t.signal[lane], sums[1] += t.noise[lane], sums[2] += t.energy[lane];
-    sums[3] -= t.nonzero[lane], sums[4] -= t.kept[lane], sums[5] -= t.saturated[lane];
+static __attribute__((noinline)) void join(const tally *t, double *sums) {
+  for (int k = 0; k < LANES; k++) {
+    const tally *of = t + k / WIDTH;
+    int lane = k % WIDTH;
+    sums[0] += of->signal[lane], sums[1] += of->noise[lane], sums[2] += of->energy[lane];
+    sums[3] -= of->nonzero[lane], sums[4] -= of->kept[lane], sums[5] -= of->saturated[lane];
   }
 }
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-/* GCC makes several instructions of what is one here. */
+/* GCC makes several instructions of what is one in intrinsics. */
+#if WIDTH == 16
 INLINE words larger(words a, words b) { return (words)_mm512_max_epu32((__m512i)a, (__m512i)b); }
 INLINE words lesser(words a, words b) { return (words)_mm512_min_epu32((__m512i)a, (__m512i)b); }
+INLINE uint32_t largest_lane(words v) { return _mm512_reduce_max_epu32((__m512i)v); }
 INLINE ints less_where_above(ints count, floats a, floats b) {
   __mmask16 above = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
   return (ints)_mm512_mask_sub_epi32((__m512i)count, above, (__m512i)count, _mm512_set1_epi32(1));
 }
+#else
+INLINE ints less_where_above(ints count, floats a, floats b) { return count + (a > b); }
+#if WIDTH == 8
+INLINE words larger(words a, words b) { return (words)_mm256_max_epu32((__m256i)a, (__m256i)b); }
+INLINE words lesser(words a, words b) { return (words)_mm256_min_epu32((__m256i)a, (__m256i)b); }
 #else
 INLINE words larger(words a, words b) {
   words first = (words)(a > b);
@@ -226,10 +266,15 @@ INLINE words lesser(words a, words b) {
   words first = (words)(a < b);
   return (a & first) | (b & ~first);
 }
-INLINE ints less_where_above(ints count, floats a, floats b) { return count + (a > b); }
+#endif
+INLINE uint32_t largest_lane(words v) {
+  uint32_t most = 0;
+  for (int lane = 0; lane < WIDTH; lane++) most = v[lane] > most ? v[lane] : most;
+  return most;
+}
 #endif
 
-/* Sums of blocks at their own scale. */
+/* Sums of blocks at their own scale, of the lanes of one vector. */
 typedef struct {
   floats signal, noise, energy;
 } at_scale;
@@ -284,31 +329,18 @@ INLINE floats load32(const float *x) {
   return v;
 }
 
-/* Some elements from x[at] on, zeros after them. */
+/* Some elements from x[at] on, at most a vector, zeros after them. */
 INLINE floats load(const void *x, int wide, int64_t at, int64_t lanes) {
-  if (lanes == LANES) return wide ? load32((const float *)x + at) : load16((const uint16_t *)x + at);
-  float full[LANES] = {0};
-  uint16_t half[LANES] = {0};
+  if (lanes >= WIDTH) return wide ? load32((const float *)x + at) : load16((const uint16_t *)x + at);
+  float full[WIDTH] = {0};
+  uint16_t half[WIDTH] = {0};
+  if (lanes <= 0) return load32(full);
   if (wide) {
     memcpy(full, (const float *)x + at, (size_t)lanes * 4);
     return load32(full);
   }
   memcpy(half, (const uint16_t *)x + at, (size_t)lanes * 2);
   return load16(half);
-}
-
-#ifdef __clang__
-#define SWAP(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
-#else
-#define SWAP(v, ...) __builtin_shuffle(v, (words){__VA_ARGS__})
-#endif
-
-INLINE uint32_t largest_lane(words v) {
-  v = larger(v, SWAP(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = larger(v, SWAP(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  v = larger(v, SWAP(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-  v = larger(v, SWAP(v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-  return v[0];
 }
 
 INLINE int32_t byte_of(uint32_t amax, const held_in *f) {
@@ -318,13 +350,14 @@ INLINE int32_t byte_of(uint32_t amax, const held_in *f) {
 }
 
 /* Sums are relative to the largest scale so far, so that none of what counts is lost in float. */
-static void rise(int32_t byte, int32_t *top, tally t, double *joined) {
+static void rise(int32_t byte, int32_t *top, tally *t, double *joined) {
   join(t, joined);
+  memset(t, 0, PARTS * sizeof *t);
   for (int k = 0; k < 3; k++) joined[k] = ldexp(joined[k], 2 * (*top - byte));
   *top = byte;
 }
 
-static int result(tally t, double *joined, int32_t top, double judged, double *sums) {
+static int result(const tally *t, double *joined, int32_t top, double judged, double *sums) {
   join(t, joined);
   for (int k = 0; k < 3; k++) sums[k] += ldexp(joined[k], 2 * (top - 127));
   sums[3] += judged;
@@ -340,23 +373,18 @@ static int result(tally t, double *joined, int32_t top, double judged, double *s
    added to what is there.
    Returns 0, or 1 where a block's scale is outside what is exact here, and nothing is to be used. */
 INLINE int rows_of(const void *x, int wide, int64_t rows, int64_t extent, const held_in *f, int64_t *blocks, double *sums) {
-  const tally none = {{0}, {0}, {0}, {0}, {0}, {0}};
-  tally t = none;
+  tally t[PARTS];
+  memset(t, 0, sizeof t);
   double judged = 0, joined[6] = {0};
   int pending = 0;
   int32_t top = 0;
   for (int64_t row = 0; row < rows; row++) {
     for (int64_t b = 0; b < extent; b += BLOCK) {
       int64_t n = extent - b < BLOCK ? extent - b : BLOCK, at = row * extent + b;
-      floats v[BLOCK / LANES] = {{0}};
-      if (n == BLOCK) {
-        for (int k = 0; k < BLOCK / LANES; k++) v[k] = load(x, wide, at + k * LANES, LANES);
-      } else {
-        for (int64_t k = 0; k * LANES < n; k++)
-          v[k] = load(x, wide, at + k * LANES, n - k * LANES < LANES ? n - k * LANES : LANES);
-      }
+      floats v[BLOCK / WIDTH];
+      for (int k = 0; k < BLOCK / WIDTH; k++) v[k] = load(x, wide, at + k * WIDTH, n - k * WIDTH);
       words most = {0};
-      for (int k = 0; k < BLOCK / LANES; k++) most = larger(most, (words)v[k] & 0x7fffffffu);
+      for (int k = 0; k < BLOCK / WIDTH; k++) most = larger(most, (words)v[k] & 0x7fffffffu);
       uint32_t amax = largest_lane(most);
       int32_t byte = byte_of(amax, f);
       if (amax != 0 && (byte < LEAST_BYTE || (byte > MOST_BYTE && byte != NAN_BYTE))) return 1;
@@ -364,12 +392,14 @@ INLINE int rows_of(const void *x, int wide, int64_t rows, int64_t extent, const 
       if (byte == NAN_BYTE) continue;
       judged += (double)n;
       if (amax == 0) continue;
-      if (byte > top) rise(byte, &top, t, joined), t = none, pending = 0;
-      at_scale s = {{0}, {0}, {0}};
-      floats inverse = (floats){0} + of_exponent(254 - byte);
-      for (int k = 0; k < BLOCK / LANES; k++) take(&s, &t, f, v[k], inverse);
-      add(&t, s, (floats){0} + of_exponent(127 + 2 * (byte - top)));
-      if ((pending += BLOCK / LANES) >= PENDING) join(t, joined), t = none, pending = 0;
+      if (byte > top) rise(byte, &top, t, joined), pending = 0;
+      floats inverse = (floats){0} + of_exponent(254 - byte), square = (floats){0} + of_exponent(127 + 2 * (byte - top));
+      for (int part = 0; part < PARTS; part++) {
+        at_scale s = {{0}, {0}, {0}};
+        for (int k = part; k < BLOCK / WIDTH; k += PARTS) take(&s, t + part, f, v[k], inverse);
+        add(t + part, s, square);
+      }
+      if ((pending += BLOCK / LANES) >= PENDING) join(t, joined), memset(t, 0, sizeof t), pending = 0;
     }
   }
   return result(t, joined, top, judged, sums);
@@ -381,8 +411,8 @@ INLINE int64_t deep(int64_t extent) { return (extent + BLOCK - 1) / BLOCK; }
 /* The same along an axis before the last: x is [outer, extent, inner], and of the blocks of its rows these are looked at. */
 INLINE int columns_of(const void *x, int wide, int64_t first, int64_t last, int64_t extent, int64_t inner, const held_in *f,
                       int64_t *blocks, double *sums) {
-  const tally none = {{0}, {0}, {0}, {0}, {0}, {0}};
-  tally t = none;
+  tally t[PARTS];
+  memset(t, 0, sizeof t);
   double judged = 0, joined[6] = {0};
   int pending = 0;
   int32_t top = 0;
@@ -391,13 +421,17 @@ INLINE int columns_of(const void *x, int wide, int64_t first, int64_t last, int6
     int64_t depth = extent - b < BLOCK ? extent - b : BLOCK;
     for (int64_t w = 0; w < inner; w += LANES) {
       int64_t lanes = inner - w < LANES ? inner - w : LANES, at = (o * extent + b) * inner + w;
-      words most = {0}, kept = {0};
-      for (int64_t row = 0; row < depth; row++)
-        most = larger(most, (words)load(x, wide, at + row * inner, lanes) & 0x7fffffffu);
+      uint32_t most[LANES], kept[LANES] = {0};
+      for (int part = 0; part < PARTS; part++) {
+        words largest = {0};
+        for (int64_t row = 0; row < depth; row++)
+          largest = larger(largest, (words)load(x, wide, at + row * inner + part * WIDTH, lanes - part * WIDTH) & 0x7fffffffu);
+        memcpy(most + part * WIDTH, &largest, sizeof largest);
+      }
       float inverse[LANES] = {0}, square[LANES] = {0};
       for (int64_t lane = 0; lane < lanes; lane++) {
         int32_t byte = byte_of(most[lane], f);
-        if (byte != NAN_BYTE && byte > top) rise(byte, &top, t, joined), t = none, pending = 0;
+        if (byte != NAN_BYTE && byte > top) rise(byte, &top, t, joined), pending = 0;
       }
       for (int64_t lane = 0; lane < lanes; lane++) {
         int32_t byte = byte_of(most[lane], f);
@@ -410,12 +444,16 @@ INLINE int columns_of(const void *x, int wide, int64_t first, int64_t last, int6
         inverse[lane] = of_exponent(254 - byte);
         square[lane] = of_exponent(127 + 2 * (byte - top));
       }
-      floats per_scale = load32(inverse), squares = load32(square);
-      at_scale s = {{0}, {0}, {0}};
-      for (int64_t row = 0; row < depth; row++)
-        take(&s, &t, f, (floats)((words)load(x, wide, at + row * inner, lanes) & kept), per_scale);
-      add(&t, s, squares);
-      if ((pending += BLOCK) >= PENDING) join(t, joined), t = none, pending = 0;
+      for (int part = 0; part < PARTS; part++) {
+        int64_t from = part * WIDTH;
+        words chosen = (words)load32((const float *)kept + from);
+        floats per_scale = load32(inverse + from);
+        at_scale s = {{0}, {0}, {0}};
+        for (int64_t row = 0; row < depth; row++)
+          take(&s, t + part, f, (floats)((words)load(x, wide, at + row * inner + from, lanes - from) & chosen), per_scale);
+        add(t + part, s, load32(square + from));
+      }
+      if ((pending += BLOCK) >= PENDING) join(t, joined), memset(t, 0, sizeof t), pending = 0;
     }
   }
   return result(t, joined, top, judged, sums);
