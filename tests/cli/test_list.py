@@ -232,7 +232,7 @@ def test_list_of_schemes_begins_with_the_ten(capsys: Captured) -> None:
     assert [row["name"] for row in rows[:10]] == list(SCHEMES)
 
 
-def test_list_of_runs_may_be_empty(capsys: Captured) -> None:
+def test_list_of_runs_may_be_empty(capsys: Captured, in_tmp: Path) -> None:
     assert main(["list", "runs"]) == 0
     assert capsys.readouterr().out == "runs: none\n"
 
