@@ -91,7 +91,7 @@ def test_installed_wheel_lists_its_schemes_from_an_empty_folder(
     done = run(installed, tmp_path, "-m", "quantexp", "list", "schemes")
     assert done.returncode == 0, done.stderr
     assert "FA_linear_mxfp8" in done.stdout
-    where = run(installed, tmp_path, "-c", "import quantexp.runs.paths as p; print(p.conf_dir())")
+    where = run(installed, tmp_path, "-c", "import quantexp.folders as f; print(f.conf_dir())")
     assert Path(where.stdout.strip()) == installed / "quantexp" / "conf"
 
 

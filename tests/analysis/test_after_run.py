@@ -11,7 +11,6 @@ from rich.console import Console
 
 from quantexp.analysis.after_run import draw_skipped
 from quantexp.analysis.draw import verb
-from quantexp.launch.outcome import outcome
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
 
@@ -21,7 +20,7 @@ RunTiny = Callable[..., RunDir]
 def skip(experiment: Experiment, run: RunDir) -> str:
     """What is told when the run is skipped."""
     console = Console(file=io.StringIO(), width=200)
-    draw_skipped(outcome(experiment, run, "already completed"), console)
+    draw_skipped(run, experiment.analysis.drawing, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

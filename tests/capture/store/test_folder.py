@@ -28,7 +28,7 @@ import os, random, signal, sys, time
 from collections.abc import Sequence
 from pathlib import Path
 import torch
-from quantexp.capture import shards
+from quantexp.capture.store import shards
 from quantexp.capture.store.metadata import About
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.schema import StoreKind
