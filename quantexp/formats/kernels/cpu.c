@@ -19,6 +19,9 @@
 #define SHARE 65536
 /* Prefetch distance in elements. */
 #define AHEAD 512
+/* Prefetch distance in rows of a tile. More would not stay in the cache: rows whose distance is a power of two share its
+   sets. */
+#define ROWS_AHEAD 8
 /* Bytes of a result from which stores bypass the caches, which then need not read it first. */
 #define STREAMED (32 << 20)
 
@@ -82,10 +85,10 @@ INLINE floats in_block(floats x, floats inverse, floats scale, const grid *g) {
   return (floats)((words)(q * scale) | ((words)x & SIGN));
 }
 
-INLINE uint32_t amax_of(const void *x, enum dtype dtype, int64_t at, int64_t n) {
+INLINE uint32_t amax_of(const void *x, enum dtype dtype, int64_t at, int64_t n, int cached) {
   words most = {0};
   for (int64_t k = 0; k < n; k += PAIR) {
-    fetch(x, dtype, at + k + AHEAD);
+    if (!cached) fetch(x, dtype, at + k + AHEAD);
     pair v = load_some(x, dtype, at + k, n - k);
     most = larger(most, larger(magnitude(v.a), magnitude(v.b)));
   }
@@ -101,15 +104,15 @@ INLINE void one_block(const job *j, void *y, enum dtype dtype, int64_t at, int64
   }
 }
 
-/* Quantises n elements of x to y, in blocks along memory, the last of which may be short. */
-INLINE void along(const job *j, void *y, enum dtype dtype, int64_t start, int64_t n, const grid *g) {
+/* Quantises n elements of x to y, in blocks along memory, the last of which may be short. `cached`: x was just read. */
+INLINE void along(const job *j, void *y, enum dtype dtype, int64_t start, int64_t n, const grid *g, int cached) {
   _Alignas(64) float inverse[GROUP], scale[GROUP];
   _Alignas(64) uint32_t amax[GROUP] = {0};
   for (int64_t first = 0; first < n; first += GROUP * j->block) {
     int64_t left = least(n - first, GROUP * j->block);
     for (int64_t b = 0; b * j->block < left; b++) {
       int64_t here = least(left - b * j->block, j->block), at = start + first + b * j->block;
-      amax[b] = here == BLOCK ? amax_of(j->x, dtype, at, BLOCK) : amax_of(j->x, dtype, at, here);
+      amax[b] = here == BLOCK ? amax_of(j->x, dtype, at, BLOCK, cached) : amax_of(j->x, dtype, at, here, cached);
     }
     for (int k = 0; k < GROUP; k += LANES) scales_of(words_at(amax + k), g, inverse + k, scale + k);
     for (int64_t b = 0; b * j->block < left; b++) {
@@ -128,7 +131,7 @@ INLINE int64_t span_of(const job *j) { return SHARE / j->block * j->block; }
 INLINE void span(const job *j, enum dtype dtype, int64_t unit) {
   const grid g = *j->g;
   int64_t per_row = parts_of(j->extent, span_of(j)), first = unit % per_row * span_of(j);
-  along(j, j->y, dtype, unit / per_row * j->extent + first, least(j->extent - first, span_of(j)), &g);
+  along(j, j->y, dtype, unit / per_row * j->extent + first, least(j->extent - first, span_of(j)), &g, 0);
 }
 
 /* A unit of blocks across memory: a block's rows and some columns. */
@@ -137,6 +140,7 @@ INLINE int64_t columns_of(const job *j) { return least(COLUMNS, TILE / j->block)
 INLINE void tile(const job *j, enum dtype dtype, int64_t unit) {
   const grid g = *j->g;
   _Alignas(64) float held[TILE], inverse[COLUMNS], scale[COLUMNS];
+  enum dtype as = dtype == BF16 ? BF16 : FP32; /* half of the tile is enough for bfloat16 */
   _Alignas(64) uint32_t amax[COLUMNS] = {0};
   int64_t per_width = parts_of(j->width, columns_of(j)), per_strip = j->inner / j->width * per_width;
   int64_t strip = unit / per_strip, strips = parts_of(j->extent, j->block), first = strip % strips * j->block;
@@ -145,22 +149,23 @@ INLINE void tile(const job *j, enum dtype dtype, int64_t unit) {
   int64_t depth = least(j->extent - first, j->block), pitch = parts_of(wide, PAIR) * PAIR;
   for (int64_t r = 0; r < depth; r++) {
     int64_t at = start + r * j->inner;
+    int64_t ahead = r + ROWS_AHEAD < depth ? ROWS_AHEAD * j->inner : wide + (ROWS_AHEAD - depth) * j->inner;
     for (int64_t k = 0; k < wide; k += PAIR) {
-      fetch(j->x, dtype, at + wide + k); /* of the next tile */
+      fetch(j->x, dtype, at + ahead + k);
       pair v = load_some(j->x, dtype, at + k, wide - k);
       words a = larger(words_at(amax + k), magnitude(v.a)), b = larger(words_at(amax + k + LANES), magnitude(v.b));
       memcpy(amax + k, &a, sizeof a);
       memcpy(amax + k + LANES, &b, sizeof b);
-      memcpy(held + r * pitch + k, &v, sizeof v);
+      store(held, as, r * pitch + k, v, 1, 0);
     }
-    if (j->rows) along(j, j->rows, dtype, at, wide, &g);
+    if (j->rows) along(j, j->rows, dtype, at, wide, &g, 1);
   }
   for (int64_t k = 0; k < pitch; k += LANES) scales_of(words_at(amax + k), &g, inverse + k, scale + k);
   for (int64_t r = 0; r < depth; r++)
     for (int64_t k = 0; k < wide; k += PAIR) {
-      const float *here = held + r * pitch + k;
-      floats a = in_block(floats_at(here), floats_at(inverse + k), floats_at(scale + k), &g);
-      floats b = in_block(floats_at(here + LANES), floats_at(inverse + k + LANES), floats_at(scale + k + LANES), &g);
+      pair v = load(held, as, r * pitch + k);
+      floats a = in_block(v.a, floats_at(inverse + k), floats_at(scale + k), &g);
+      floats b = in_block(v.b, floats_at(inverse + k + LANES), floats_at(scale + k + LANES), &g);
       store_some(j->y, dtype, start + r * j->inner + k, wide - k, (pair){a, b}, 1, (int)j->past);
     }
 }
