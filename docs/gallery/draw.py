@@ -8,6 +8,7 @@ already is not run again. The pictures beside this file are scaled down and redu
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -71,16 +72,18 @@ PICTURES = {
 
 def main() -> None:
     """Run, draw, and reduce the pictures."""
-    given = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as own:
-        folder = Path(given[0] if given else own).resolve()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", help="keeps runs and drawings")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (arguments.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         draw_all(folder)
         for name, (drawing, pattern) in PICTURES.items():
-            found = sorted((folder / "drawn" / drawing).glob(pattern))
-            if not found:
+            pictures = sorted((folder / "drawn" / drawing).glob(pattern))
+            if not pictures:
                 raise SystemExit(f"nothing in {folder / 'drawn' / drawing} is {pattern}")
-            reduce(found[0], HERE / f"{name}.png")
+            reduce(pictures[0], HERE / f"{name}.png")
 
 
 def draw_all(folder: Path) -> None:
@@ -105,7 +108,7 @@ def run(folder: Path, name: str, words: list[str]) -> Path:
 
 def quantexp(folder: Path, *words: str) -> None:
     """One command, in the folder."""
-    subprocess.run([sys.executable, "-m", "quantexp.cli.main", *words], check=True, cwd=folder)
+    subprocess.run([sys.executable, "-m", "quantexp", *words], check=True, cwd=folder)
 
 
 def reduce(source: Path, target: Path) -> None:
