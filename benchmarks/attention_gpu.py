@@ -65,7 +65,7 @@ class Case:
 
     def run(self, leaves: list[Tensor], dO_TBHE: Tensor) -> None:
         """Forward and backward."""
-        choice = tiled.kernels_for if self.with_kernels else lambda *given: None
+        choice = tiled.kernels_for if self.with_kernels else lambda *given: None  # type: ignore[attr-defined]
         with patch.object(tiled, "kernels_for", choice):
             o = self.attention(*leaves)
             torch.autograd.grad(o, leaves, dO_TBHE)

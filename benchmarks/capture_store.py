@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from capture import MODEL, run, run_here
+from capture_steps import MODEL, run, run_here
 
 PERIOD = 5
 #: Steps from a captured one on that are held against resting ones; in the next the disk is brought to rest.

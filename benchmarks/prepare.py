@@ -99,7 +99,7 @@ class Encoder:
         else:
             from transformers import PreTrainedTokenizerFast
 
-            Encoder.tokenizer = PreTrainedTokenizerFast(tokenizer_file=self.path, eos_token=EOD)
+            Encoder.tokenizer = PreTrainedTokenizerFast(tokenizer_file=self.path, eos_token=EOD)  # type: ignore[no-untyped-call]
             Encoder.eod = Encoder.tokenizer.eos_token_id
 
     def encode(self, line: str) -> tuple[dict[str, list[int]], dict[str, list[int]], int]:
@@ -212,10 +212,10 @@ def main() -> None:
             for kind in kinds[1:]:
                 other = folder / "other"
                 bare = kind.endswith("bare")
-                call = functools.partial(
+                theirs = functools.partial(
                     baseline, source, tokenizer, other, arguments.workers, bare
                 )
-                _, *seconds = timed(call)
+                _, *seconds = timed(theirs)
                 found[kind].append((num_tokens / seconds[0], num_tokens / seconds[1]))
                 same = all(
                     Path(f"{prefix}{end}").read_bytes() == Path(f"{other}{end}").read_bytes()

@@ -156,7 +156,7 @@ def alone(run: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
 
 def torchao_cases() -> Iterator[Case]:
     """Blocks of 32 by torchao along the last axis, to codes and back to x's dtype."""
-    from quantexp.formats.verify.oracles.torchao_oracle import (
+    from quantexp.formats.verify.oracles.torchao_oracle import (  # type: ignore[attr-defined]
         TYPES,
         ScaleCalculationMode,
         mx_tensor,

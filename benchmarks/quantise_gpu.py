@@ -161,7 +161,7 @@ def compare(tensors: Tensors) -> None:
         if is_mx:
             for output in tensors.outputs:
                 output.fill_(3.0)
-            gpu.quantise_both(x, *tensors.outputs, options, 0)
+            gpu.quantise_both(x, *tensors.outputs, options, 0)  # type: ignore[arg-type,call-arg]
             both = [output.clone() for output in tensors.outputs]
         for axis in (0, 1) if is_mx else (1,):
             _by_torch(x, expected, options, axis, scale)
@@ -185,8 +185,8 @@ def timed(cases: list[Case], repeats: int, device: str) -> dict[str, float]:
     events = []
     for turn in range(WARMUP + repeats):
         for case in cases:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(  # type: ignore[no-untyped-call]
                 400_000
             )  # the host is ahead, so that launching is no part of the time
             begin.record()

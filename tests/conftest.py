@@ -239,6 +239,8 @@ def triton_interpreter() -> Callable[..., AbstractContextManager[Callable[..., A
         assert process.stdout is not None
 
         def call(name: str, *arguments: object, **attributes: object) -> Any:
+            assert process.stdin is not None
+            assert process.stdout is not None
             pickle.dump((name, arguments, attributes), process.stdin)
             process.stdin.flush()
             return pickle.load(process.stdout)

@@ -24,8 +24,9 @@ import yaml
 
 from quantexp.analysis.draw.arguments import asked as asked_to_draw
 from quantexp.analysis.requantise.arguments import asked as asked_to_requantise
-from quantexp.cli.arguments import VERBS, parser_of
+from quantexp.cli.arguments import parser_of
 from quantexp.cli.main import main
+from quantexp.cli.verbs import VERBS
 from quantexp.config.compose import compose
 from quantexp.config.sweep.points import compose_points
 

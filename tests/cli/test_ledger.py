@@ -121,7 +121,7 @@ def test_watching_can_be_interrupted(
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ledger.time, "sleep", interrupted)
+    monkeypatch.setattr(ledger.time, "sleep", interrupted)  # type: ignore[attr-defined]
     assert main(["status", "--watch"]) == 130
     os.close(lock)
     assert capsys.readouterr().err == "quantexp: interrupted\n"
@@ -147,9 +147,9 @@ def test_cancel_says_what_it_ended_and_what_not(
     make_run("m_d_bf16-1", State.PENDING, submission=SUBMISSION, task=4, job_id="7_4")
     monkeypatch.setattr("quantexp.launch.ledger.cancel.POLL_S", 0.01)
     monkeypatch.setattr("quantexp.launch.ledger.cancel.APPEARANCE_S", 0.1)
-    real = ledger.cancel
+    real = ledger.cancel  # type: ignore[attr-defined]
 
-    def cancelled(found: list[ledger.Standing]) -> object:
+    def cancelled(found: list[ledger.Standing]) -> object:  # type: ignore[name-defined]
         slurm.answer("squeue")
         return real(found)
 

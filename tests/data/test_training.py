@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,7 +106,10 @@ def test_a_prepared_pair_brings_a_copy_of_its_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "llama").mkdir()
     file = write_tokenizer(tmp_path / "llama", {"?": 0, "owl": 1}, {"</s>": 2})
     (tmp_path / "a.jsonl").write_bytes(lines(rows(["owl owl", "an owl"])))
-    kind = {"tokenizer": TokenizerKind.huggingface, "tokenizer_path": str(file.parent)}
+    kind: dict[str, Any] = {
+        "tokenizer": TokenizerKind.huggingface,
+        "tokenizer_path": str(file.parent),
+    }
     prepared(tmp_path / "a.jsonl", tmp_path / "web", split="1", **kind)
     file.unlink()
     dataset = compose([f"dataset.path={tmp_path}/web"], None, {}).dataset

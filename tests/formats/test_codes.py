@@ -37,14 +37,14 @@ def hif8_value(code: int) -> float:
     return sign * 2.0**exponent * (1 + int(mantissa, 2) / 2 ** len(mantissa))
 
 
-def test_the_256_codes_of_hif8_follow_the_papers_rules():
+def test_the_256_codes_of_hif8_follow_the_papers_rules() -> None:
     assert_same(
         np.array(code_values(FORMATS["hifp8"].element)),
         np.array([hif8_value(c) for c in range(256)]),
     )
 
 
-def test_the_256_codes_of_hif8_are_those_of_the_stored_table():
+def test_the_256_codes_of_hif8_are_those_of_the_stored_table() -> None:
     with HIF8_TABLE.open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["code"], 16) for row in rows] == list(range(256))
@@ -54,18 +54,19 @@ def test_the_256_codes_of_hif8_are_those_of_the_stored_table():
     )
 
 
-def test_the_256_codes_of_hif8_are_those_of_en_dtypes():
+def test_the_256_codes_of_hif8_are_those_of_en_dtypes() -> None:
     theirs = en_dtypes_oracle.code_values("hif8")
+    assert theirs is not None
     assert_same(np.array(code_values(FORMATS["hifp8"].element)), theirs)
 
 
-def test_the_positive_codes_of_hif8_are_all_its_magnitudes():
+def test_the_positive_codes_of_hif8_are_all_its_magnitudes() -> None:
     positive = sorted(v for v in code_values(FORMATS["hifp8"].element)[:128] if math.isfinite(v))
     assert positive == [float(magnitude) for magnitude in hif8_magnitudes()]
 
 
 @pytest.mark.parametrize("name", MX_ELEMENTS)
-def test_every_mx_code_has_the_value_that_ml_dtypes_and_gfloat_give_it(name):
+def test_every_mx_code_has_the_value_that_ml_dtypes_and_gfloat_give_it(name: str) -> None:
     element = FORMATS[name].element
     ours = np.array(code_values(element))
     for theirs in (ml_dtypes_oracle, gfloat_oracle):
@@ -75,7 +76,7 @@ def test_every_mx_code_has_the_value_that_ml_dtypes_and_gfloat_give_it(name):
 
 
 @pytest.mark.parametrize("name", MX_ELEMENTS)
-def test_every_code_at_every_scale_is_their_product(name):
+def test_every_code_at_every_scale_is_their_product(name: str) -> None:
     """float64 represents all products; the only rounding is that of float32's overflow."""
     element = FORMATS[name].element
     num_codes = 1 << element.bits

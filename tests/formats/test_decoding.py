@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from quantexp.formats import decode, encode
 
-CODES, SCALES = encode(torch.ones(2, 40), "mxfp8")
+
+def mx_encode(x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, scales = encode(x, "mxfp8", **options)
+    assert isinstance(scales, torch.Tensor)
+    return codes, scales
 
 
-def test_other_dtypes_round_to_nearest_even():
-    codes, scales = encode(torch.full((1,), 2.0**-9 * 448), "mxfp8", scale_rule="rceil")
+CODES, SCALES = mx_encode(torch.ones(2, 40))
+
+
+def test_other_dtypes_round_to_nearest_even() -> None:
+    codes, scales = mx_encode(torch.full((1,), 2.0**-9 * 448), scale_rule="rceil")
     tiny = scales - 127 + 9  # 448 * 2^(s - 127) lies among the subnormals of bfloat16
     exact = decode(codes, tiny, "mxfp8")
     for dtype in (torch.bfloat16, torch.float16):
@@ -51,7 +60,10 @@ def test_other_dtypes_round_to_nearest_even():
         ((CODES, SCALES, "fp8"), "unknown number format 'fp8'"),
     ],
 )
-def test_codes_and_scales_that_do_not_fit_are_refused(arguments, words):
+def test_codes_and_scales_that_do_not_fit_are_refused(
+    arguments: tuple[Any, ...],
+    words: str,
+) -> None:
     with pytest.raises(ValueError, match=words):
         decode(*arguments)
 
@@ -68,6 +80,6 @@ def test_codes_and_scales_that_do_not_fit_are_refused(arguments, words):
         ),
     ],
 )
-def test_options_that_do_not_fit_are_refused(given, words):
+def test_options_that_do_not_fit_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         decode(CODES, SCALES, "mxfp8", **given)

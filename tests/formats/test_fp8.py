@@ -29,7 +29,9 @@ def cast(v: np.ndarray, name: str, *, saturate: bool) -> np.ndarray:
 @all_fp8
 @both
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_16_bit_value_agrees_with_the_oracle(name, dtype, saturate):
+def test_every_16_bit_value_agrees_with_the_oracle(
+    name: str, dtype: torch.dtype, saturate: bool
+) -> None:
     x = every_value(dtype)
     y = quantise(x, name, scaling="none", saturate=saturate)
     assert_same(y, cast(as_numpy(x), name, saturate=saturate))
@@ -37,7 +39,7 @@ def test_every_16_bit_value_agrees_with_the_oracle(name, dtype, saturate):
 
 @all_fp8
 @both
-def test_random_float32_bits_agree_with_the_oracle(name, saturate):
+def test_random_float32_bits_agree_with_the_oracle(name: str, saturate: bool) -> None:
     bits = torch.randint(-(2**31), 2**31, (1 << 20,), generator=torch.Generator().manual_seed(3))
     x = bits.to(torch.int32).view(torch.float32)
     near = torch.randn(1 << 20, generator=torch.Generator().manual_seed(4)).exp2_().pow_(5)
@@ -49,7 +51,9 @@ def test_random_float32_bits_agree_with_the_oracle(name, saturate):
 @all_fp8
 @both
 @pytest.mark.parametrize("ties", ["even", "away"])
-def test_ties_and_their_float32_neighbours_agree_with_rational_arithmetic(name, ties, saturate):
+def test_ties_and_their_float32_neighbours_agree_with_rational_arithmetic(
+    name: str, ties: str, saturate: bool
+) -> None:
     x = hard_values(name.removeprefix("fp8_"))
     expected = [gold.fp8(float(v), name, ties, saturate=saturate) for v in x]
     y = quantise(torch.from_numpy(x), name, scaling="none", rounding=ties, saturate=saturate)
@@ -57,7 +61,7 @@ def test_ties_and_their_float32_neighbours_agree_with_rational_arithmetic(name, 
 
 
 @all_fp8
-def test_saturating_torchs_own_cast_agrees(name):
+def test_saturating_torchs_own_cast_agrees(name: str) -> None:
     x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(5)).mul(9).exp()
     expected = torch_oracle.rounded(name.removeprefix("fp8_"), x.numpy(), True)
     assert_same(quantise(x, name, scaling="none"), expected)
@@ -65,7 +69,9 @@ def test_saturating_torchs_own_cast_agrees(name):
 
 @all_fp8
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_exact_scale_rounds_three_times_in_float32_and_once_to_the_dtype(name, dtype):
+def test_the_exact_scale_rounds_three_times_in_float32_and_once_to_the_dtype(
+    name: str, dtype: torch.dtype
+) -> None:
     x = torch.randn(3000, generator=torch.Generator().manual_seed(6)).mul(0.01).to(dtype)
     largest = FORMATS[name].element.max
     scale = np.float32(largest / np.float64(finite_amax(x).item()))
@@ -74,13 +80,13 @@ def test_the_exact_scale_rounds_three_times_in_float32_and_once_to_the_dtype(nam
 
 
 @all_fp8
-def test_the_largest_element_comes_out_as_it_went_in(name):
+def test_the_largest_element_comes_out_as_it_went_in(name: str) -> None:
     x = torch.tensor([3.140625, 0.001], dtype=torch.bfloat16)
     assert quantise(x, name)[0] == 3.140625
 
 
 @all_fp8
-def test_current_scaling_is_a_power_of_two(name):
+def test_current_scaling_is_a_power_of_two(name: str) -> None:
     """Scaled by hand: amax 3 is scaled to at most the largest value."""
     x = torch.tensor([3.0, 0.3, -1e-6])
     scale = {"fp8_e4m3": 2.0**7, "fp8_e5m2": 2.0**14}[name]
@@ -89,7 +95,7 @@ def test_current_scaling_is_a_power_of_two(name):
 
 
 @all_fp8
-def test_specials_keep_their_place_and_signs(name):
+def test_specials_keep_their_place_and_signs(name: str) -> None:
     x = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1.0])
     largest = FORMATS[name].element.max
     assert_same(

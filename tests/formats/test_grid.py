@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ def share(on_grid: torch.Tensor) -> float:
 @all_dtypes
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("axis", [0, 1])
-def test_what_was_quantised_lies_on_the_grid(name, axis, dtype):
+def test_what_was_quantised_lies_on_the_grid(name: str, axis: int, dtype: torch.dtype) -> None:
     x = normal(70, 90, dtype=dtype)
     on_grid = lies_on_grid(quantise(x, name, axis=axis), name, axis=axis)
     assert on_grid.dtype == torch.bool
@@ -38,13 +40,13 @@ def test_what_was_quantised_lies_on_the_grid(name, axis, dtype):
 
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)
 @pytest.mark.parametrize("rule", gold.SCALE_RULES)
-def test_what_was_quantised_away_from_zero_lies_on_the_grid_too(name, rule):
+def test_what_was_quantised_away_from_zero_lies_on_the_grid_too(name: str, rule: str) -> None:
     y = quantise(normal(64, 64), name, scale_rule=rule, rounding="away")
     assert lies_on_grid(y, name, scale_rule=rule).all()
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "bf16"])
-def test_a_bf16_tensor_lies_on_no_8_bit_grid(name):
+def test_a_bf16_tensor_lies_on_no_8_bit_grid(name: str) -> None:
     """A bf16 value has at least 4 mantissa bits more than the format: 1 in 16 fits by chance.
 
     For FP8 with its exact scale about one in five does (see the test of scaled HiF8).
@@ -54,19 +56,19 @@ def test_a_bf16_tensor_lies_on_no_8_bit_grid(name):
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
-def test_blocks_along_the_other_axis_fit_nearly_but_not_wholly(name):
+def test_blocks_along_the_other_axis_fit_nearly_but_not_wholly(name: str) -> None:
     """Scales of normal data differ by one or two, and the grids of two such scales mostly agree."""
     y = quantise(normal(256, 256, dtype=torch.bfloat16), name, axis=0)
     assert lies_on_grid(y, name, axis=0).all()
     assert 0.9 < share(lies_on_grid(y, name, axis=1)) < 1.0
 
 
-def test_zeros_lie_on_every_grid():
+def test_zeros_lie_on_every_grid() -> None:
     x = torch.tensor([0.0, -0.0])
     assert all(lies_on_grid(x, name).all() for name in FORMATS)
 
 
-def test_nan_lies_on_the_grid_where_quantising_leaves_it():
+def test_nan_lies_on_the_grid_where_quantising_leaves_it() -> None:
     nan = math.nan
     assert lies_on_grid(torch.full((32,), nan), "mxfp8").all()
     assert lies_on_grid(torch.tensor([1.0, nan]), "mxfp8").tolist() == [False, True]
@@ -88,9 +90,9 @@ SCALED = [name for name, fmt in FORMATS.items() if "scaling" in fmt.options]
 @pytest.mark.parametrize("target", [None, 15.0, 224.0, 3.3])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 300.0])
 def test_a_scaled_tensor_lies_on_its_grid_whatever_its_scale_was(
-    dtype, name, scaling, target, size
-):
-    options = {"scaling": scaling}
+    dtype: torch.dtype, name: str, scaling: str, target: float | None, size: float
+) -> None:
+    options: dict[str, Any] = {"scaling": scaling}
     if target is not None and "amax_target" in FORMATS[name].options:
         options["amax_target"] = target
     for seed in range(10):
@@ -101,7 +103,7 @@ def test_a_scaled_tensor_lies_on_its_grid_whatever_its_scale_was(
 
 @all_dtypes
 @pytest.mark.parametrize("scaling", ["current", "exact"])
-def test_blocks_of_all_sizes_lie_on_nvfp4s_grid(dtype, scaling):
+def test_blocks_of_all_sizes_lie_on_nvfp4s_grid(dtype: torch.dtype, scaling: str) -> None:
     """Down to blocks whose scale is one of E4M3's subnormals, in which 6 need not be an element."""
     x = normal(512, 48) * torch.linspace(0, 14, 512)[:, None].neg().exp2()
     y = quantise(x.to(dtype), "nvfp4", scaling=scaling)
@@ -109,7 +111,7 @@ def test_blocks_of_all_sizes_lie_on_nvfp4s_grid(dtype, scaling):
     assert lies_on_grid(y.t(), "nvfp4", axis=0, scaling=scaling).all()
 
 
-def test_one_element_off_is_found_in_a_block_of_nvfp4():
+def test_one_element_off_is_found_in_a_block_of_nvfp4() -> None:
     y = quantise(normal(64, 64, dtype=torch.bfloat16), "nvfp4")
     y[3, 5] = y[3].abs().max() * 0.3
     on_grid = lies_on_grid(y, "nvfp4")
@@ -119,7 +121,7 @@ def test_one_element_off_is_found_in_a_block_of_nvfp4():
 
 
 @pytest.mark.parametrize("scaling", ["none", "current", "exact"])
-def test_the_local_step_of_nvfp4_is_the_distance_to_the_next_value(scaling):
+def test_the_local_step_of_nvfp4_is_the_distance_to_the_next_value(scaling: str) -> None:
     """A block of every value at each of three scales; 6 d is a factor 2 from the next candidate."""
     grid = np.array([float(v) for v in gold.mx_magnitudes("mxfp4_e2m1")])
     steps = np.array([0, 0.5, 0.5, 0.5, 1, 1, 2, 2])
@@ -131,7 +133,7 @@ def test_the_local_step_of_nvfp4_is_the_distance_to_the_next_value(scaling):
 
 
 @pytest.mark.parametrize("name", gold.FP8_ELEMENTS)
-def test_the_local_step_of_fp8_is_the_distance_to_the_next_value(name):
+def test_the_local_step_of_fp8_is_the_distance_to_the_next_value(name: str) -> None:
     grid = np.array([float(v) for v in gold.mx_magnitudes(gold.FP8_ELEMENTS[name][0])])
     steps = np.diff(grid, append=2 * grid[-1] - grid[-2])
     steps[0] = 0.0
@@ -140,7 +142,7 @@ def test_the_local_step_of_fp8_is_the_distance_to_the_next_value(name):
         assert_same(local_step(-x, name, scaling=scaling), steps)
 
 
-def test_amax_that_rounding_carried_down_still_finds_its_scale():
+def test_amax_that_rounding_carried_down_still_finds_its_scale() -> None:
     """113 is rounded to 112, which 2 s scales to 224; 9 is on the grid at s, not at 2 s."""
     y = quantise(torch.tensor([113.0, 9.0]), "hifp8", scaling="current", amax_target=224.0)
     assert y.tolist() == [112.0, 9.0]
@@ -149,7 +151,7 @@ def test_amax_that_rounding_carried_down_still_finds_its_scale():
     assert local_step(y, "hifp8", scaling="current", amax_target=224.0).tolist() == [16.0, 1.0]
 
 
-def test_amax_that_rounding_carried_up_still_finds_its_scale():
+def test_amax_that_rounding_carried_up_still_finds_its_scale() -> None:
     """15.5 is rounded to 16, beyond the target, so s / 2 is tried first; 1.125 / 8 fits s only."""
     x = torch.tensor([15.5, 1.125 / 8])
     y = quantise(x, "hifp8", scaling="current", amax_target=15.5)
@@ -159,14 +161,16 @@ def test_amax_that_rounding_carried_up_still_finds_its_scale():
 
 @all_dtypes
 @pytest.mark.parametrize(("scaling", "chance"), [("current", 0.1), ("exact", 0.35)])
-def test_an_unquantised_tensor_fits_a_scaled_hif8_grid_by_chance_only(dtype, scaling, chance):
+def test_an_unquantised_tensor_fits_a_scaled_hif8_grid_by_chance_only(
+    dtype: torch.dtype, scaling: str, chance: float
+) -> None:
     """Exact scaling tolerates 2^-7 of a bf16 value in either direction, of steps of 2^-3 to 2^-4: 12 to 25%."""
     x = normal(10_000, dtype=dtype)
     assert share(lies_on_grid(x, "hifp8", scaling=scaling)) < chance
 
 
 @pytest.mark.parametrize("scaling", ["current", "exact"])
-def test_a_shard_needs_the_amax_of_the_whole(scaling):
+def test_a_shard_needs_the_amax_of_the_whole(scaling: str) -> None:
     whole = normal(2, 300)
     whole[1] *= 999
     y = quantise(whole, "hifp8", scaling=scaling)
@@ -176,7 +180,7 @@ def test_a_shard_needs_the_amax_of_the_whole(scaling):
 
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)
 @pytest.mark.parametrize("exponent", [-127, -40, 0, 60])
-def test_the_local_step_of_mx_is_the_distance_to_the_next_value(name, exponent):
+def test_the_local_step_of_mx_is_the_distance_to_the_next_value(name: str, exponent: int) -> None:
     """Each value next to max, which determines the scale; the step of max is that of its binade."""
     grid = np.array([float(v) for v in gold.mx_magnitudes(name)])
     steps = np.diff(grid, append=2 * grid[-1] - grid[-2])
@@ -188,28 +192,28 @@ def test_the_local_step_of_mx_is_the_distance_to_the_next_value(name, exponent):
     assert_same(local_step(-x.t(), name, axis=0, block=2), expected.T)
 
 
-def test_the_local_step_of_hif8_is_the_distance_to_the_next_value():
+def test_the_local_step_of_hif8_is_the_distance_to_the_next_value() -> None:
     grid = np.array([float(v) for v in gold.hif8_magnitudes()])
     steps = np.diff(grid, append=49152.0)
     steps[0] = 0.0
     assert_same(local_step(torch.tensor(grid, dtype=torch.float32), "hifp8"), steps)
 
 
-def test_the_local_step_of_scaled_hif8_is_scaled_back():
+def test_the_local_step_of_scaled_hif8_is_scaled_back() -> None:
     x = torch.tensor([30.0, 2.0, 0.25, 0.0])
     assert local_step(x, "hifp8", scaling="current").tolist() == [2.0, 0.25, 2.0**-5, 0.0]
     exact = local_step(x, "hifp8", scaling="exact")
     assert exact.tolist() == [2.0, 0.25, 2.0**-5, 0.0]
 
 
-def test_the_local_step_of_bf16_is_its_ulp_subnormals_included():
+def test_the_local_step_of_bf16_is_its_ulp_subnormals_included() -> None:
     values = torch.arange(1, 0x7F00, dtype=torch.int16).view(torch.bfloat16)
     following = torch.arange(2, 0x7F01, dtype=torch.int16).view(torch.bfloat16)
     assert_same(local_step(values, "bf16"), following.float() - values.float())
 
 
 @all_dtypes
-def test_the_local_step_is_nan_where_there_is_no_number(dtype):
+def test_the_local_step_is_nan_where_there_is_no_number(dtype: torch.dtype) -> None:
     x = torch.tensor([[1.0, math.nan, 0.0], [2.0, math.inf, 0.0]], dtype=dtype)
     assert local_step(x, "mxfp8").isnan().all()
     assert local_step(x, "nvfp4").isnan().all()
@@ -219,7 +223,7 @@ def test_the_local_step_is_nan_where_there_is_no_number(dtype):
         assert step[:, 2].tolist() == [0.0, 0.0]
 
 
-def test_on_grid_and_step_tell_two_formats_apart():
+def test_on_grid_and_step_tell_two_formats_apart() -> None:
     """Few of E4M3's values are also values of E2M1."""
     x = normal(128, 128, dtype=torch.bfloat16)
     y = quantise(x, "mxfp8", scale_rule="rceil")
@@ -231,9 +235,9 @@ def test_on_grid_and_step_tell_two_formats_apart():
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("scaling", ["none", "current", "exact"])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_both_looks_at_once_see_what_each_sees(name, scaling, axis):
+def test_both_looks_at_once_see_what_each_sees(name: str, scaling: str, axis: int) -> None:
     family = FORMATS[name].family
-    options = {} if family in (Family.MX, Family.BF16) else {"scaling": scaling}
+    options: dict[str, Any] = {} if family in (Family.MX, Family.BF16) else {"scaling": scaling}
     x = normal(64, 96, dtype=torch.bfloat16)
     x = torch.where(normal(64, 96, seed=21) > 0.5, x, quantise(x, name, axis=axis, **options))
     x[3, 5] = 0.0
@@ -245,7 +249,7 @@ def test_both_looks_at_once_see_what_each_sees(name, scaling, axis):
 
 
 @pytest.mark.parametrize("look", [lies_on_grid, local_step, grid_and_step])
-def test_the_errors_are_those_of_quantise(look):
+def test_the_errors_are_those_of_quantise(look: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"cannot quantise torch\.int64"):
         look(torch.ones(3, dtype=torch.int64), "mxfp8")
     with pytest.raises(ValueError, match=r"axis must lie in \[-1, 0\], got 1"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def after(history: AmaxHistory, *steps: list[float]) -> float | None:
     return None if history.amax is None else float(history.amax)
 
 
-def test_the_largest_of_the_last_steps_counts():
+def test_the_largest_of_the_last_steps_counts() -> None:
     assert after(AmaxHistory(3)) is None
     assert after(AmaxHistory(3), [2.0]) == 2.0
     assert after(AmaxHistory(3), [2.0], [5.0], [1.0], [1.0]) == 5.0
@@ -33,7 +34,7 @@ def test_the_largest_of_the_last_steps_counts():
     assert after(AmaxHistory(1), [2.0], [1.0]) == 1.0
 
 
-def test_a_step_counts_by_its_largest_tensor_and_only_once_it_has_ended():
+def test_a_step_counts_by_its_largest_tensor_and_only_once_it_has_ended() -> None:
     history = AmaxHistory(1)
     history.observe(torch.tensor([3.0]))
     assert history.amax is None
@@ -44,11 +45,11 @@ def test_a_step_counts_by_its_largest_tensor_and_only_once_it_has_ended():
     assert history.amax == 3.0
 
 
-def test_a_step_that_observed_nothing_leaves_no_trace():
+def test_a_step_that_observed_nothing_leaves_no_trace() -> None:
     assert after(AmaxHistory(2), [4.0], [], [], [1.0]) == 4.0
 
 
-def test_asking_observes_nothing():
+def test_asking_observes_nothing() -> None:
     history = AmaxHistory(2)
     assert history.amax_for(torch.tensor([7.0])) == 7.0
     history.advance()
@@ -59,7 +60,7 @@ def test_asking_observes_nothing():
     assert history.amax == 2.0
 
 
-def test_amaxes_are_over_finite_elements():
+def test_amaxes_are_over_finite_elements() -> None:
     history = AmaxHistory(2)
     history.observe(torch.tensor([1.0, math.nan, -math.inf]))
     history.advance()
@@ -67,7 +68,7 @@ def test_amaxes_are_over_finite_elements():
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_delayed_is_current_of_the_amax_before(name):
+def test_delayed_is_current_of_the_amax_before(name: str) -> None:
     history = AmaxHistory(2)
     after(history, [3.0])
     x = torch.randn(200, generator=torch.Generator().manual_seed(1))
@@ -79,13 +80,13 @@ def test_delayed_is_current_of_the_amax_before(name):
     assert lies_on_grid(y, name, scaling="delayed", amax=amax).all()
 
 
-def test_what_outgrows_its_history_saturates():
+def test_what_outgrows_its_history_saturates() -> None:
     """Amax 1 gives hifp8 the scale 8, so that 32768 / 8 is the largest."""
     y = quantise(torch.tensor([1e6]), "hifp8", scaling="delayed", amax=torch.tensor(1.0))
     assert y.tolist() == [4096.0]
 
 
-def test_the_state_continues_where_it_was_saved():
+def test_the_state_continues_where_it_was_saved() -> None:
     history = AmaxHistory(3)
     after(history, [1.1], [0.3], [0.2])
     saved = json.loads(json.dumps(history.state_dict()))
@@ -97,13 +98,13 @@ def test_the_state_continues_where_it_was_saved():
     assert again.state_dict() == history.state_dict()
 
 
-def test_a_state_of_another_window_is_refused():
+def test_a_state_of_another_window_is_refused() -> None:
     with pytest.raises(ValueError, match="an amax history of 3 steps cannot continue one of 4"):
         AmaxHistory(4).load_state_dict(AmaxHistory(3).state_dict(), CPU)
 
 
 @pytest.mark.parametrize("window", [0, -1, 2.0, True])
-def test_a_window_is_at_least_one_step(window):
+def test_a_window_is_at_least_one_step(window: Any) -> None:
     with pytest.raises(
         ValueError, match=f"a window of steps must be an integer of at least 1, got {window}"
     ):

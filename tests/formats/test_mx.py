@@ -37,7 +37,9 @@ def oracle(x: torch.Tensor, name: str, rule: str, rounding: str) -> np.ndarray:
 @all_rules
 @both_roundings
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_16_bit_value_agrees_with_the_oracle(name, rule, rounding, dtype):
+def test_every_16_bit_value_agrees_with_the_oracle(
+    name: str, rule: str, rounding: str, dtype: torch.dtype
+) -> None:
     """Alone in its block, among neighbours in magnitude, and shuffled.
 
     Excluded: NaN and Inf, for which implementations differ and ours has its own tests.
@@ -55,7 +57,7 @@ def test_every_16_bit_value_agrees_with_the_oracle(name, rule, rounding, dtype):
         assert_same(y, oracle(x, name, rule, rounding))
 
 
-def test_gfloat_and_ml_dtypes_agree_where_both_can_round():
+def test_gfloat_and_ml_dtypes_agree_where_both_can_round() -> None:
     v = every_finite_value(torch.float16).abs().double().numpy()
     for element in gfloat_oracle.INFOS:
         by_gfloat = gfloat_oracle.rounded(element, v, True, "even")
@@ -65,7 +67,7 @@ def test_gfloat_and_ml_dtypes_agree_where_both_can_round():
 @all_formats
 @all_rules
 @both_roundings
-def test_hard_blocks_agree_with_rational_arithmetic(name, rule, rounding):
+def test_hard_blocks_agree_with_rational_arithmetic(name: str, rule: str, rounding: str) -> None:
     blocks = hard_blocks(name, rule)[::16]
     expected = np.stack([gold.mx_block(block.tolist(), name, rule, rounding) for block in blocks])
     y = quantise(torch.from_numpy(blocks), name, scale_rule=rule, rounding=rounding)
@@ -75,7 +77,9 @@ def test_hard_blocks_agree_with_rational_arithmetic(name, rule, rounding):
 @all_formats
 @all_rules
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_block_with_nan_or_inf_is_nan_as_a_whole_and_its_neighbours_are_not(name, rule, bad):
+def test_a_block_with_nan_or_inf_is_nan_as_a_whole_and_its_neighbours_are_not(
+    name: str, rule: str, bad: float
+) -> None:
     x = torch.linspace(-3, 3, 96)
     clean = quantise(x, name, scale_rule=rule)
     x[40] = bad
@@ -87,33 +91,33 @@ def test_a_block_with_nan_or_inf_is_nan_as_a_whole_and_its_neighbours_are_not(na
 @all_formats
 @all_rules
 @both_roundings
-def test_a_zero_block_keeps_its_zeros_and_their_signs(name, rule, rounding):
+def test_a_zero_block_keeps_its_zeros_and_their_signs(name: str, rule: str, rounding: str) -> None:
     x = torch.zeros(64)
     x[::3] = -0.0
     assert_same(quantise(x, name, scale_rule=rule, rounding=rounding), x)
 
 
 @all_formats
-def test_small_negative_values_become_negative_zero(name):
+def test_small_negative_values_become_negative_zero(name: str) -> None:
     y = quantise(torch.tensor([1.0, -1e-20, 1e-20]), name)
     assert_same(y, torch.tensor([1.0, -0.0, 0.0]))
 
 
 @pytest.mark.parametrize("rule", ["rceil", "ceil", "even"])
-def test_the_last_binade_may_come_out_infinite(rule):
+def test_the_last_binade_may_come_out_infinite(rule: str) -> None:
     largest = torch.finfo(torch.float32).max
     assert quantise(torch.tensor([largest]), "mxfp8", scale_rule=rule).item() == float("inf")
     floor = quantise(torch.tensor([largest]), "mxfp8", scale_rule="floor").item()
     assert floor == 448.0 * 2.0**119
 
 
-def test_a_value_beyond_fp16_becomes_inf_in_fp16():
+def test_a_value_beyond_fp16_becomes_inf_in_fp16() -> None:
     x = torch.tensor([65504.0], dtype=torch.float16)
     assert quantise(x, "mxfp8", scale_rule="rceil").item() == float("inf")
     assert quantise(x.float(), "mxfp8", scale_rule="rceil").item() == 65536.0
 
 
-def test_a_block_may_have_any_power_of_two_of_elements():
+def test_a_block_may_have_any_power_of_two_of_elements() -> None:
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(2))
     for block in (1, 2, 16, 64, 256, 1024):
         expected = np.stack(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def oracle(x: torch.Tensor, scaling: str) -> np.ndarray:
 
 @scalings
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_16_bit_value_agrees_with_the_oracle(dtype, scaling):
+def test_every_16_bit_value_agrees_with_the_oracle(dtype: torch.dtype, scaling: str) -> None:
     """In tensors of neighbours in magnitude, each with its own tensor scale, and shuffled."""
     values = every_finite_value(dtype)
     values = values[: len(values) // 512 * 512]
@@ -55,7 +56,7 @@ def test_every_16_bit_value_agrees_with_the_oracle(dtype, scaling):
 
 
 @scalings
-def test_float32_values_agree_with_the_oracle(scaling):
+def test_float32_values_agree_with_the_oracle(scaling: str) -> None:
     x = torch.randn(4096, 16, generator=torch.Generator().manual_seed(2))
     x *= torch.randn(4096, 1, generator=torch.Generator().manual_seed(3)).mul(4).exp()
     assert_same(quantise(x, "nvfp4", scaling=scaling), oracle(x, scaling))
@@ -63,10 +64,16 @@ def test_float32_values_agree_with_the_oracle(scaling):
 
 @pytest.mark.parametrize("ties", ["even", "away"])
 @pytest.mark.parametrize("t", [1.0, 2.0**-100, 2.0**90])
-def test_hard_blocks_under_a_power_of_two_agree_with_exact_rational_arithmetic(t, ties):
+def test_hard_blocks_under_a_power_of_two_agree_with_exact_rational_arithmetic(
+    t: float, ties: str
+) -> None:
     """The caller passes the amax that gives this t, as for a shard."""
     blocks = hard_nv_blocks(t)
-    options = {"rounding": ties, "scaling": "current", "amax": torch.tensor(2688 * t)}
+    options: dict[str, Any] = {
+        "rounding": ties,
+        "scaling": "current",
+        "amax": torch.tensor(2688 * t),
+    }
     y = quantise(torch.from_numpy(blocks), "nvfp4", **options)
     expected = [gold.nv_block_exact(block.tolist(), Fraction(t), ties) for block in blocks]
     assert_same(y, np.stack(expected))
@@ -74,7 +81,9 @@ def test_hard_blocks_under_a_power_of_two_agree_with_exact_rational_arithmetic(t
 
 @pytest.mark.parametrize("ties", ["even", "away"])
 @pytest.mark.parametrize("amax", [1.0, 3.14159, 7e-30, 5e30])
-def test_hard_blocks_under_any_scale_agree_with_one_rounding_an_operation(amax, ties):
+def test_hard_blocks_under_any_scale_agree_with_one_rounding_an_operation(
+    amax: float, ties: str
+) -> None:
     t = float(tensor_scale(float(np.float32(amax)), "exact"))
     blocks = hard_nv_blocks(t)
     y = quantise(torch.from_numpy(blocks), "nvfp4", rounding=ties, amax=torch.tensor(amax))
@@ -82,7 +91,7 @@ def test_hard_blocks_under_any_scale_agree_with_one_rounding_an_operation(amax, 
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_block_with_nan_or_inf_is_nan_as_a_whole_and_its_neighbours_are_not(bad):
+def test_a_block_with_nan_or_inf_is_nan_as_a_whole_and_its_neighbours_are_not(bad: float) -> None:
     x = torch.linspace(-3, 3, 48)
     clean = quantise(x, "nvfp4")
     x[20] = bad
@@ -91,18 +100,18 @@ def test_a_block_with_nan_or_inf_is_nan_as_a_whole_and_its_neighbours_are_not(ba
     assert_same(torch.cat([y[:16], y[32:]]), torch.cat([clean[:16], clean[32:]]))
 
 
-def test_zeros_keep_their_signs():
+def test_zeros_keep_their_signs() -> None:
     x = torch.tensor([0.0, -0.0] * 10)
     assert_same(quantise(x, "nvfp4"), x)
 
 
-def test_a_scale_that_is_too_small_for_amax_saturates_at_six():
+def test_a_scale_that_is_too_small_for_amax_saturates_at_six() -> None:
     x = torch.tensor([100.0, 1.0])
     y = quantise(x, "nvfp4", scaling="current", amax=torch.tensor(21.0))
     assert y.tolist() == [21.0, 1.75]
 
 
-def test_a_tiny_tensor_keeps_normal_scales():
+def test_a_tiny_tensor_keeps_normal_scales() -> None:
     """t is at least 2^-117, so that every product with a block scale is a normal number."""
     x = torch.full((16,), 2.0**-140)
     _, scales = encode(x, "nvfp4")
@@ -110,7 +119,7 @@ def test_a_tiny_tensor_keeps_normal_scales():
     assert_same(quantise(x, "nvfp4"), torch.zeros(16))
 
 
-def test_shards_with_the_reduced_amax_are_quantised_as_the_whole():
+def test_shards_with_the_reduced_amax_are_quantised_as_the_whole() -> None:
     x = torch.randn(2, 512, generator=torch.Generator().manual_seed(9))
     x[1] *= 100
     amax = torch.maximum(finite_amax(x[0]), finite_amax(x[1]))
@@ -119,7 +128,7 @@ def test_shards_with_the_reduced_amax_are_quantised_as_the_whole():
         assert_same(torch.stack(shards), quantise(x, "nvfp4", scaling=scaling))
 
 
-def test_the_noise_is_that_of_the_casts_of_another_library():
+def test_the_noise_is_that_of_the_casts_of_another_library() -> None:
     """0.1 dB, as for the other formats; blocks of 16 and a finer scale gain about 2 dB on mxfp4."""
     x = torch.randn(1 << 17, 16, generator=torch.Generator().manual_seed(12))
     expected = sqnr_db(x, torch.from_numpy(oracle(x, "exact")))

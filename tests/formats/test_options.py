@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quantexp.formats import Rounding, ScaleRule, Scaling, resolve
 
 
-def test_what_is_not_given_is_the_formats_own():
+def test_what_is_not_given_is_the_formats_own() -> None:
     options = resolve("mxfp8")
     assert (options.block, options.scale_rule) == (32, ScaleRule.FLOOR)
     assert options.rounding is Rounding.EVEN
@@ -15,7 +17,7 @@ def test_what_is_not_given_is_the_formats_own():
     assert resolve("hifp8").amax_target == 15.0
 
 
-def test_enums_and_their_values_mean_the_same():
+def test_enums_and_their_values_mean_the_same() -> None:
     assert resolve("mxfp4", scale_rule="rceil", rounding="away") == resolve(
         "mxfp4", scale_rule=ScaleRule.RCEIL, rounding=Rounding.AWAY
     )
@@ -54,7 +56,9 @@ def test_enums_and_their_values_mean_the_same():
         ("fp8_e4m3", {"block": 32}, "fp8_e4m3 has no option block"),
     ],
 )
-def test_an_option_the_format_does_not_have_is_refused_by_name(fmt, given, words):
+def test_an_option_the_format_does_not_have_is_refused_by_name(
+    fmt: str, given: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         resolve(fmt, **given)
 
@@ -75,13 +79,15 @@ def test_an_option_the_format_does_not_have_is_refused_by_name(fmt, given, words
         ),
     ],
 )
-def test_an_unknown_choice_is_answered_with_all_choices(fmt, given, words):
+def test_an_unknown_choice_is_answered_with_all_choices(
+    fmt: str, given: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         resolve(fmt, **given)
 
 
 @pytest.mark.parametrize("block", [0, -32, 24, 2.0, True])
-def test_a_block_is_a_power_of_two(block):
+def test_a_block_is_a_power_of_two(block: Any) -> None:
     with pytest.raises(
         ValueError, match=f"block must be a power of two of at least 1, got {block}"
     ):
@@ -89,20 +95,20 @@ def test_a_block_is_a_power_of_two(block):
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, float("inf"), float("nan")])
-def test_an_amax_target_is_finite_and_positive(target):
+def test_an_amax_target_is_finite_and_positive(target: float) -> None:
     with pytest.raises(ValueError, match=f"amax_target must be finite and above 0, got {target}"):
         resolve("hifp8", scaling="current", amax_target=target)
 
 
 @pytest.mark.parametrize("given", [{"amax_target": 224.0}, {"has_amax": True}])
-def test_an_amax_means_nothing_without_scaling(given):
+def test_an_amax_means_nothing_without_scaling(given: dict[str, Any]) -> None:
     with pytest.raises(
         ValueError, match="has no meaning with scaling 'none': leave it out, or scale"
     ):
         resolve("hifp8", **given)
 
 
-def test_stochastic_rounding_needs_a_seed():
+def test_stochastic_rounding_needs_a_seed() -> None:
     with pytest.raises(
         ValueError,
         match=r"rounding 'stochastic' needs a seed, an integer in \[0, 2\^64\), got None",
@@ -111,23 +117,24 @@ def test_stochastic_rounding_needs_a_seed():
 
 
 @pytest.mark.parametrize("name", ["seed", "offset"])
-def test_a_seed_means_nothing_where_rounding_is_not_stochastic(name):
+def test_a_seed_means_nothing_where_rounding_is_not_stochastic(name: str) -> None:
     words = f"{name} has no meaning with rounding 'even': leave it out, or round stochastically"
+    only: dict[str, Any] = {name: 1}
     with pytest.raises(ValueError, match=words):
-        resolve("mxfp4", **{name: 1})
+        resolve("mxfp4", **only)
 
 
 @pytest.mark.parametrize("name", ["seed", "offset"])
 @pytest.mark.parametrize("value", [-1, 1 << 64, 1.0, True, "1"])
-def test_seed_and_offset_are_integers_of_64_bits(name, value):
-    given = {"seed": 1, name: value}
+def test_seed_and_offset_are_integers_of_64_bits(name: str, value: bool | float | str) -> None:
+    given: dict[str, Any] = {"seed": 1, name: value}
     with pytest.raises(
         ValueError, match=rf"{name} must be an integer in \[0, 2\^64\), got {value!r}"
     ):
         resolve("mxfp4", rounding="stochastic", **given)
 
 
-def test_delayed_scaling_needs_the_amax_of_the_steps_before():
+def test_delayed_scaling_needs_the_amax_of_the_steps_before() -> None:
     words = (
         r"scaling 'delayed' needs amax, the largest of the steps before \(AmaxHistory\.amax_for\)"
     )

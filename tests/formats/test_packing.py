@@ -19,7 +19,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 @all_packed
-def test_bytes_are_those_of_torchao(name):
+def test_bytes_are_those_of_torchao(name: str) -> None:
     x = normal(8, 64)
     codes, scales = encode(x, name)
     packed, same_scales = encode(x, name, packed=True)
@@ -30,7 +30,7 @@ def test_bytes_are_those_of_torchao(name):
 
 @all_packed
 @pytest.mark.parametrize("shape", [(5, 12, 9), (70, 45), (1, 3), (33,), (2, 0, 5), (0,), ()])
-def test_any_axis_and_an_odd_extent_come_back(name, shape):
+def test_any_axis_and_an_odd_extent_come_back(name: str, shape: tuple[int, ...]) -> None:
     x = normal(*shape)
     for axis in range(-max(1, len(shape)), max(1, len(shape))):
         extent = shape[axis] if shape else 1
@@ -41,13 +41,13 @@ def test_any_axis_and_an_odd_extent_come_back(name, shape):
         assert_same(y, quantise(x, name, axis=axis))
 
 
-def test_the_first_of_two_lies_in_the_lower_half_and_an_odd_last_alone():
+def test_the_first_of_two_lies_in_the_lower_half_and_an_odd_last_alone() -> None:
     x = torch.tensor([1.0, -0.5, 6.0])
     packed, _ = encode(x, "mxfp4", packed=True)
     assert packed.tolist() == [0x92, 0x07]
 
 
-def test_every_byte_is_two_codes():
+def test_every_byte_is_two_codes() -> None:
     packed = torch.arange(256).to(torch.uint8).view(16, 16)
     scales = torch.full((16, 1), 127, dtype=torch.uint8)
     y = decode(packed, scales, "mxfp4", packed=True)
@@ -56,7 +56,7 @@ def test_every_byte_is_two_codes():
 
 
 @pytest.mark.parametrize("name", ["mxfp8_e4m3", "mxfp6_e2m3", "fp8_e5m2", "hifp8"])
-def test_codes_of_other_widths_cannot_be_packed(name):
+def test_codes_of_other_widths_cannot_be_packed(name: str) -> None:
     bits = FORMATS[name].element.bits
     words = f"{name} has codes of {bits} bits, packed takes 4: .* one of mxfp4_e2m1, nvfp4_e2m1"
     with pytest.raises(ValueError, match=words):
@@ -67,7 +67,7 @@ def test_codes_of_other_widths_cannot_be_packed(name):
 
 
 @pytest.mark.parametrize("extent", [4, 7, 9, -1])
-def test_an_extent_that_the_bytes_do_not_hold_is_refused(extent):
+def test_an_extent_that_the_bytes_do_not_hold_is_refused(extent: int) -> None:
     packed, scales = encode(normal(6), "mxfp4", packed=True)
     with pytest.raises(
         ValueError, match=f"extent must be 6 or one less for 3 bytes of two codes, got {extent}"
@@ -75,12 +75,12 @@ def test_an_extent_that_the_bytes_do_not_hold_is_refused(extent):
         decode(packed, scales, "mxfp4", packed=True, extent=extent)
 
 
-def test_an_extent_is_for_packed_codes():
+def test_an_extent_is_for_packed_codes() -> None:
     codes, scales = encode(normal(6), "mxfp4")
     with pytest.raises(ValueError, match="extent is for packed codes alone, got 6: leave it out"):
         decode(codes, scales, "mxfp4", extent=6)
 
 
-def test_packed_codes_are_bytes():
+def test_packed_codes_are_bytes() -> None:
     with pytest.raises(ValueError, match=r"codes must be uint8, got torch\.int64"):
         decode(torch.zeros(3, dtype=torch.long), torch.zeros(1), "mxfp4", packed=True)

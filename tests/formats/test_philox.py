@@ -27,30 +27,33 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
-def test_the_known_answers_come_out(counter, key, words):
+def test_the_known_answers_come_out(
+    counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
+) -> None:
     assert philox4x32(counter, key) == words
-    tensors = philox4x32(tuple(torch.tensor([word]) for word in counter), key)
+    a, b, c, d = (torch.tensor([word]) for word in counter)
+    tensors = philox4x32((a, b, c, d), key)
     assert tuple(int(word) for word in tensors) == words
     assert gold.philox4x32(counter, key) == words
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 + 7, 2**64 - 1])
 @pytest.mark.parametrize("offset", [0, 3, 2**40, 2**64 - 1])
-def test_numbers_follow_from_seed_offset_and_index(seed, offset):
+def test_numbers_follow_from_seed_offset_and_index(seed: int, offset: int) -> None:
     expected = [gold.random_integer(index, seed, offset) for index in range(41)]
     assert random_integers(41, seed, offset, CPU).tolist() == expected
 
 
-def test_an_index_beyond_32_bits_has_a_counter_of_its_own():
+def test_an_index_beyond_32_bits_has_a_counter_of_its_own() -> None:
     start = (1 << 34) - 4
     index = torch.arange(start // 4, start // 4 + 2)
     words = philox4x32((index & 0xFFFFFFFF, index >> 32, 5, 6), (7, 8))
-    got = torch.stack(words, dim=1).flatten() >> 8
+    got = torch.stack([torch.as_tensor(word) for word in words], dim=1).flatten() >> 8
     seed, offset = 7 + (8 << 32), 5 + (6 << 32)
     assert got.tolist() == [gold.random_integer(start + i, seed, offset) for i in range(8)]
 
 
-def test_the_size_of_chunks_changes_nothing(monkeypatch):
+def test_the_size_of_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = random_integers(1000, 1, 2, CPU)
     monkeypatch.setattr(philox, "_CHUNK", 16)
     assert torch.equal(random_integers(1000, 1, 2, CPU), whole)
@@ -58,7 +61,7 @@ def test_the_size_of_chunks_changes_nothing(monkeypatch):
     assert random_integers(0, 1, 2, CPU).shape == (0,)
 
 
-def test_numbers_are_spread_evenly_over_24_bits():
+def test_numbers_are_spread_evenly_over_24_bits() -> None:
     """Mean and each bit of 2^20 numbers, within five standard deviations."""
     numbers = random_integers(1 << 20, 9, 0, CPU).double()
     assert float(numbers.min()) >= 0
@@ -72,7 +75,9 @@ def test_numbers_are_spread_evenly_over_24_bits():
 
 @pytest.mark.parametrize("whole", [(3, 7, 9), (2, 5, 16), (4, 6, 1)])
 @pytest.mark.parametrize("chunk", [1 << 14, 4])
-def test_a_part_has_the_numbers_that_its_elements_have_in_the_whole(whole, chunk, monkeypatch):
+def test_a_part_has_the_numbers_that_its_elements_have_in_the_whole(
+    whole: tuple[int, ...], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(philox, "_CHUNK", chunk)
     count = whole[0] * whole[1] * whole[2]
     expected = torch.tensor(
@@ -90,7 +95,9 @@ def test_a_part_has_the_numbers_that_its_elements_have_in_the_whole(whole, chunk
     ("shape", "start"),
     [((2, 3), (0, 0, 0)), ((2, 3, 4), (0, 1)), ((2, 3, 4), (1, 0, 0)), ((1, 3, 4), (0, -1, 0))],
 )
-def test_what_does_not_lie_in_the_whole_is_refused(shape, start):
+def test_what_does_not_lie_in_the_whole_is_refused(
+    shape: tuple[int, ...], start: tuple[int, ...]
+) -> None:
     message = rf"a tensor of shape \({str(shape)[1:-1]}\) does not lie at \({str(start)[1:-1]}\) in one of \(2, 3, 4\)"
     with pytest.raises(ValueError, match=message):
         random_integers_at(Place((2, 3, 4), start), shape, 5, 6, CPU)

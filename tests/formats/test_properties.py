@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ LAWFUL = {
 }
 
 
-def options_of(name: str) -> st.SearchStrategy[dict[str, object]]:
+def options_of(name: str) -> st.SearchStrategy[dict[str, Any]]:
     """Any options the format has."""
     known = {key: values for key, values in LAWFUL.items() if key in FORMATS[name].options}
     return st.fixed_dictionaries({}, optional=known)
@@ -49,7 +51,9 @@ def blocks(draw: st.DrawFn, *, span: int = 40) -> torch.Tensor:
 @all_mx
 @settings(deadline=None)
 @given(x=blocks(), options=mx_options)
-def test_quantising_mx_again_changes_nothing(name, x, options):
+def test_quantising_mx_again_changes_nothing(
+    name: str, x: torch.Tensor, options: dict[str, Any]
+) -> None:
     once = quantise(x, name, **options)
     assume(once.isfinite().all())  # in the last binade a product may exceed float32
     assert_same(quantise(once, name, **options), once)
@@ -61,9 +65,11 @@ def test_quantising_mx_again_changes_nothing(name, x, options):
     scaling=st.sampled_from(["none", "current"]),
     rounding=st.sampled_from(["even", "away"]),
 )
-def test_quantising_hif8_again_changes_nothing(x, scaling, rounding):
+def test_quantising_hif8_again_changes_nothing(
+    x: torch.Tensor, scaling: str, rounding: str
+) -> None:
     """At a target of 15 (see test_grid for 224); results beyond float32 are excluded."""
-    options = {"scaling": scaling, "rounding": rounding}
+    options: dict[str, Any] = {"scaling": scaling, "rounding": rounding}
     once = quantise(x, "hifp8", **options)
     assume(once.isfinite().all())
     assert_same(quantise(once, "hifp8", **options), once)
@@ -76,8 +82,10 @@ def test_quantising_hif8_again_changes_nothing(x, scaling, rounding):
     scaling=st.sampled_from(["none", "current"]),
     rounding=st.sampled_from(["even", "away"]),
 )
-def test_quantising_fp8_again_changes_nothing(name, x, scaling, rounding):
-    options = {"scaling": scaling, "rounding": rounding}
+def test_quantising_fp8_again_changes_nothing(
+    name: str, x: torch.Tensor, scaling: str, rounding: str
+) -> None:
+    options: dict[str, Any] = {"scaling": scaling, "rounding": rounding}
     once = quantise(x, name, **options)
     assume(once.isfinite().all())
     assert_same(quantise(once, name, **options), once)
@@ -89,9 +97,15 @@ def test_quantising_fp8_again_changes_nothing(name, x, scaling, rounding):
     amax=st.floats(2.0**-60, 2.0**90, width=32),
     rounding=st.sampled_from(["even", "away"]),
 )
-def test_quantising_nvfp4_again_with_its_scale_changes_nothing(x, amax, rounding):
+def test_quantising_nvfp4_again_with_its_scale_changes_nothing(
+    x: torch.Tensor, amax: float, rounding: str
+) -> None:
     """If no block scale is one of E4M3's first three: under those amax may be rounded to 4."""
-    options = {"scaling": "current", "rounding": rounding, "amax": torch.tensor(amax)}
+    options: dict[str, Any] = {
+        "scaling": "current",
+        "rounding": rounding,
+        "amax": torch.tensor(amax),
+    }
     _, scales = encode(x, "nvfp4", **options)
     assume(int(scales.block.min()) > 3)
     once = quantise(x, "nvfp4", **options)
@@ -102,7 +116,7 @@ def test_quantising_nvfp4_again_with_its_scale_changes_nothing(x, amax, rounding
 @all_formats
 @settings(deadline=None)
 @given(x=blocks(), data=st.data())
-def test_every_format_is_symmetric_in_sign(name, x, data):
+def test_every_format_is_symmetric_in_sign(name: str, x: torch.Tensor, data: st.DataObject) -> None:
     """Adding 0 makes the negative zeros of the negation positive, as HiF8 has none."""
     options = data.draw(options_of(name))
     negated = -quantise(x, name, **options)
@@ -112,7 +126,7 @@ def test_every_format_is_symmetric_in_sign(name, x, data):
 @all_formats
 @settings(deadline=None)
 @given(x=blocks(), data=st.data())
-def test_order_is_kept_within_a_block(name, x, data):
+def test_order_is_kept_within_a_block(name: str, x: torch.Tensor, data: st.DataObject) -> None:
     options = data.draw(options_of(name).filter(lambda options: options.get("block", 32) == 32))
     if name == "nvfp4_e2m1":
         options["block"] = 32
@@ -123,7 +137,9 @@ def test_order_is_kept_within_a_block(name, x, data):
 @all_mx
 @settings(deadline=None)
 @given(x=blocks(span=8), options=mx_options, exponent=st.integers(-20, 20))
-def test_mx_commutes_with_powers_of_two_away_from_the_ends(name, x, options, exponent):
+def test_mx_commutes_with_powers_of_two_away_from_the_ends(
+    name: str, x: torch.Tensor, options: dict[str, Any], exponent: int
+) -> None:
     amax = float(x.abs().max())
     assume(2.0**-70 < amax < 2.0**100)
     factor = 2.0**exponent
@@ -133,7 +149,9 @@ def test_mx_commutes_with_powers_of_two_away_from_the_ends(name, x, options, exp
 @pytest.mark.parametrize("name", [name for name in FORMATS if "scaling" in FORMATS[name].options])
 @settings(deadline=None)
 @given(x=blocks(span=8), exponent=st.integers(-20, 20))
-def test_current_scaling_commutes_with_powers_of_two(name, x, exponent):
+def test_current_scaling_commutes_with_powers_of_two(
+    name: str, x: torch.Tensor, exponent: int
+) -> None:
     assume(2.0**-70 < float(x.abs().max()) < 2.0**100)
     factor = 2.0**exponent
     scaled = quantise(x * factor, name, scaling="current")
@@ -142,7 +160,7 @@ def test_current_scaling_commutes_with_powers_of_two(name, x, exponent):
 
 @settings(deadline=None)
 @given(x=blocks(), rounding=st.sampled_from(["even", "away"]))
-def test_no_result_is_further_away_than_half_a_step_of_e2m1(x, rounding):
+def test_no_result_is_further_away_than_half_a_step_of_e2m1(x: torch.Tensor, rounding: str) -> None:
     """With ceil nothing saturates: the error is at most half of the largest step, 2 at scale s."""
     y = quantise(x, "mxfp4", scale_rule="ceil", rounding=rounding).double()
     assume(y.isfinite().all())

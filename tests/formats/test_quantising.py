@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -34,14 +35,14 @@ def block_by_block(x: torch.Tensor, name: str, axis: int, block: int) -> torch.T
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
 @pytest.mark.parametrize("block", [1, 4, 8, 16])
-def test_blocks_lie_along_the_axis_and_the_last_may_be_short(axis, block):
+def test_blocks_lie_along_the_axis_and_the_last_may_be_short(axis: int, block: int) -> None:
     x = normal(5, 12, 9)
     assert_same(
         quantise(x, "mxfp4", axis=axis, block=block), block_by_block(x, "mxfp4", axis, block)
     )
 
 
-def same_encoding(a, b):
+def same_encoding(a: Any, b: Any) -> bool:
     """Whether codes and scales, of any kind, are equal."""
     if isinstance(a, tuple):
         return all(map(same_encoding, a, b))
@@ -50,7 +51,9 @@ def same_encoding(a, b):
 
 @all_formats
 @pytest.mark.parametrize("limit", [1, 64, 100, 1000])
-def test_the_size_of_chunks_changes_nothing(name, limit, monkeypatch):
+def test_the_size_of_chunks_changes_nothing(
+    name: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = normal(7, 70, 11)
     x[3, 30, 5] = float("nan")
     expected = [quantise(x, name, axis=axis) for axis in range(3)]
@@ -88,14 +91,14 @@ def views(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @all_formats
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_strides_do_not_matter(name, axis):
+def test_strides_do_not_matter(name: str, axis: int) -> None:
     for v in views(normal(6, 8, 64)).values():
         y = quantise(v, name, axis=axis)
         assert y.shape == v.shape
         assert_same(y, quantise(v.contiguous(), name, axis=axis))
 
 
-def test_a_transposed_result_is_laid_out_as_its_input():
+def test_a_transposed_result_is_laid_out_as_its_input() -> None:
     x = normal(64, 48).t()
     assert quantise(x, "mxfp8").stride() == x.stride()
 
@@ -103,7 +106,9 @@ def test_a_transposed_result_is_laid_out_as_its_input():
 @all_formats
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 5), (0, 4), (1, 1, 1), (33,)])
-def test_every_shape_keeps_its_shape_and_dtype(name, dtype, shape):
+def test_every_shape_keeps_its_shape_and_dtype(
+    name: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     x = torch.full(shape, 1.5, dtype=dtype)
     y = quantise(x, name)
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
@@ -111,7 +116,7 @@ def test_every_shape_keeps_its_shape_and_dtype(name, dtype, shape):
 
 
 @all_formats
-def test_the_input_is_left_alone(name):
+def test_the_input_is_left_alone(name: str) -> None:
     x = normal(4, 40)
     before = x.clone()
     y = quantise(x, name)
@@ -121,7 +126,7 @@ def test_the_input_is_left_alone(name):
 
 @all_formats
 @pytest.mark.parametrize("axis", [0, 1])
-def test_out_is_filled_and_returned(name, axis):
+def test_out_is_filled_and_returned(name: str, axis: int) -> None:
     x = normal(40, 50)
     expected = quantise(x, name, axis=axis)
     for out in (torch.empty(40, 50), torch.empty(50, 40).t(), torch.empty(40, 100)[:, ::2]):
@@ -136,7 +141,7 @@ def test_out_is_filled_and_returned(name, axis):
 
 
 @all_formats
-def test_no_gradient_passes(name):
+def test_no_gradient_passes(name: str) -> None:
     x = normal(4, 32).requires_grad_()
     y = quantise(x, name)
     assert not y.requires_grad
@@ -144,14 +149,14 @@ def test_no_gradient_passes(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_bf16_keeps_bf16_and_rounds_fp16(dtype):
+def test_bf16_keeps_bf16_and_rounds_fp16(dtype: torch.dtype) -> None:
     x = every_value(dtype)
     with np.errstate(invalid="ignore"):
         expected = as_numpy(x).astype(ml_dtypes.bfloat16).astype(np.float32)
     assert_same(quantise(x, "bf16"), torch.from_numpy(expected).to(dtype))
 
 
-def test_bf16_rounds_float32_to_nearest_even_subnormals_included():
+def test_bf16_rounds_float32_to_nearest_even_subnormals_included() -> None:
     bits = torch.randint(-(2**31), 2**31, (1 << 20,), generator=torch.Generator().manual_seed(13))
     x = bits.to(torch.int32).view(torch.float32)
     subnormal = torch.arange(-(1 << 17), 1 << 17).to(torch.int32).view(torch.float32)
@@ -164,7 +169,7 @@ def test_bf16_rounds_float32_to_nearest_even_subnormals_included():
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.int32, torch.uint8, torch.complex64, torch.bool]
 )
-def test_other_dtypes_are_refused(dtype):
+def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
     words = (
         rf"cannot quantise {dtype}: must be one of torch\.bfloat16, torch\.float16, torch\.float32"
     )
@@ -181,7 +186,9 @@ def test_other_dtypes_are_refused(dtype):
         ((), 1, r"axis must lie in \[-1, 0\], got 1"),
     ],
 )
-def test_an_axis_out_of_range_is_refused(name, shape, axis, words):
+def test_an_axis_out_of_range_is_refused(
+    name: str, shape: tuple[int, ...], axis: int, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         quantise(torch.ones(shape), name, axis=axis)
 
@@ -197,12 +204,12 @@ def test_an_axis_out_of_range_is_refused(name, shape, axis, words):
         (torch.empty(2, 3, device="meta"), "out must have x's device cpu, got meta"),
     ],
 )
-def test_an_out_that_does_not_fit_is_refused(out, words):
+def test_an_out_that_does_not_fit_is_refused(out: torch.Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         quantise(torch.ones(2, 3), "mxfp8", out=out)
 
 
-def test_options_reach_the_arithmetic():
+def test_options_reach_the_arithmetic() -> None:
     x = normal(64, 64)
     rules = [quantise(x, "mxfp4", scale_rule=rule) for rule in ("floor", "rceil", "ceil", "even")]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(rules, 2))
@@ -234,7 +241,9 @@ def samples(distribution: str) -> torch.Tensor:
         ("bf16", None, 55.59, 55.61),
     ],
 )
-def test_the_noise_is_what_a_correct_implementation_measures(name, rule, normal_db, laplace_db):
+def test_the_noise_is_what_a_correct_implementation_measures(
+    name: str, rule: str | None, normal_db: float, laplace_db: float
+) -> None:
     """0.1 dB: the spread of the reference's own samples is below 0.02 dB."""
     for distribution, expected_db in (("normal", normal_db), ("laplace", laplace_db)):
         x = samples(distribution)
@@ -246,8 +255,8 @@ def test_the_noise_is_what_a_correct_implementation_measures(name, rule, normal_
     [("mxfp8_e4m3", 0.168, 0.205), ("mxfp8_e5m2", 0.168, 0.205), ("mxfp4_e2m1", 0.294, 0.435)],
 )
 def test_as_many_blocks_saturate_as_a_correct_implementation_measures(
-    name, normal_share, laplace_share
-):
+    name: str, normal_share: float, laplace_share: float
+) -> None:
     """A share of 65,536 blocks has a standard deviation of at most 0.2%; four are allowed."""
     for distribution, share in (("normal", normal_share), ("laplace", laplace_share)):
         x = samples(distribution).view(-1, 32)
@@ -259,11 +268,13 @@ def test_as_many_blocks_saturate_as_a_correct_implementation_measures(
 
 
 @pytest.mark.parametrize(("exponent", "db"), [(0, 31.5), (-6, 25.2), (-10, 19.7), (-18, 14.2)])
-def test_unscaled_hif8_suffers_where_tensors_are_small_and_scaled_does_not(exponent, db):
+def test_unscaled_hif8_suffers_where_tensors_are_small_and_scaled_does_not(
+    exponent: int, db: float
+) -> None:
     x = normal(NUM_SAMPLES) * 2.0**exponent
     assert sqnr_db(x, quantise(x, "hifp8")) == pytest.approx(db, abs=0.1)
     assert sqnr_db(x, quantise(x, "hifp8", scaling="current")) > 31.0
 
 
-def test_every_family_has_a_format():
+def test_every_family_has_a_format() -> None:
     assert {fmt.family for fmt in FORMATS.values()} == set(Family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from quantexp.formats.verify import rational as gold
 CODED = [name for name in FORMATS if name != "bf16"]
 
 
-def parts(scales):
+def parts(scales: torch.Tensor | TwoLevelScales) -> list[torch.Tensor]:
     return list(scales) if isinstance(scales, TwoLevelScales) else [scales]
 
 
-def assert_same(x, name, **options):
+def assert_same(x: torch.Tensor, name: str, **options: Any) -> None:
     ours, theirs = scales_of(x, name, **options), encode(x, name, **options)[1]
     assert type(ours) is type(theirs)
     for a, b in zip(parts(ours), parts(theirs), strict=True):
@@ -28,7 +29,7 @@ def assert_same(x, name, **options):
 @pytest.mark.parametrize("name", CODED)
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_scales_are_those_of_the_codes(name, axis, dtype):
+def test_scales_are_those_of_the_codes(name: str, axis: int, dtype: torch.dtype) -> None:
     x = torch.randn(70, 45, 3, generator=torch.Generator().manual_seed(1)).mul(4).exp().to(dtype)
     x[3:5] = 0.0
     x[20, 7, 1], x[60, 40, 2] = math.nan, math.inf
@@ -44,18 +45,18 @@ def test_scales_are_those_of_the_codes(name, axis, dtype):
 
 @pytest.mark.parametrize("name", CODED)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (33,)])
-def test_every_shape_is_answered(name, shape):
+def test_every_shape_is_answered(name: str, shape: tuple[int, ...]) -> None:
     assert_same(torch.ones(shape), name)
 
 
 @pytest.mark.parametrize(("rule", "byte"), [("floor", 127 + 2 - 2), ("rceil", 127)])
-def test_a_block_of_sixes_has_the_scale_of_the_specification(rule, byte):
+def test_a_block_of_sixes_has_the_scale_of_the_specification(rule: str, byte: int) -> None:
     assert (
         scales_of(torch.full((2, 40), 6.0), "mxfp4", scale_rule=rule).tolist() == [[byte] * 2] * 2
     )
 
 
-def test_the_errors_are_those_of_encode():
+def test_the_errors_are_those_of_encode() -> None:
     with pytest.raises(ValueError, match=r"cannot quantise torch\.complex64"):
         scales_of(torch.ones(3, dtype=torch.complex64), "mxfp4")
     with pytest.raises(ValueError, match=r"axis must lie in \[-1, 0\], got 1"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +21,10 @@ from .test_quantising import views
 STOCHASTIC = [name for name, fmt in FORMATS.items() if "seed" in fmt.options]
 all_formats = pytest.mark.parametrize("name", STOCHASTIC)
 SEED, OFFSET = 12345678901234567890, 42
-DRAW = {"rounding": "stochastic", "seed": SEED, "offset": OFFSET}
+DRAW: dict[str, Any] = {"rounding": "stochastic", "seed": SEED, "offset": OFFSET}
 
 
-def grid_of(name: str) -> list[Fraction]:
+def grid_of(name: str) -> Sequence[Fraction]:
     if name == "hifp8":
         return gold.hif8_magnitudes()
     element = {"nvfp4_e2m1": "mxfp4_e2m1", "fp8_e4m3": "mxfp8_e4m3", "fp8_e5m2": "mxfp8_e5m2"}
@@ -45,7 +47,7 @@ def rounded(x: torch.Tensor, name: str) -> np.ndarray:
     return y + np.float32(0) if name == "hifp8" else y
 
 
-def without_scale(x: torch.Tensor, name: str) -> tuple[torch.Tensor, dict[str, object]]:
+def without_scale(x: torch.Tensor, name: str) -> tuple[torch.Tensor, dict[str, Any]]:
     """x with blocks whose scale is 1, and the options that add no other scale."""
     fmt = FORMATS[name]
     if fmt.block is None:
@@ -71,13 +73,13 @@ def hard_values(name: str) -> torch.Tensor:
 
 
 @all_formats
-def test_every_decision_is_that_of_rational_arithmetic(name):
+def test_every_decision_is_that_of_rational_arithmetic(name: str) -> None:
     x, options = without_scale(hard_values(name), name)
     assert_same(quantise(x, name, **DRAW, **options), rounded(x, name).reshape(x.shape))
 
 
 @all_formats
-def test_values_of_the_grid_stay(name):
+def test_values_of_the_grid_stay(name: str) -> None:
     fmt = FORMATS[name]
     grid = torch.tensor([float(v) for v in grid_of(name)])
     x, options = without_scale(torch.stack([grid, -grid], dim=1), name)
@@ -87,7 +89,7 @@ def test_values_of_the_grid_stay(name):
 
 
 @all_formats
-def test_the_mean_of_many_draws_is_the_value(name):
+def test_the_mean_of_many_draws_is_the_value(name: str) -> None:
     """The mean of 4096 draws of a variable on two points lies within five standard deviations."""
     fractions = torch.tensor([0.0, 0.01, 0.25, 0.5, 0.7, 0.99])
     grid = [float(v) for v in grid_of(name)]
@@ -102,19 +104,19 @@ def test_the_mean_of_many_draws_is_the_value(name):
 
 
 @all_formats
-def test_draws_repeat_and_others_differ(name):
+def test_draws_repeat_and_others_differ(name: str) -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
     once = quantise(x, name, **DRAW)
     assert_same(quantise(x, name, **DRAW), once)
     assert not torch.equal(quantise(x, name, **{**DRAW, "seed": 1}), once)
     assert not torch.equal(quantise(x, name, **{**DRAW, "offset": 1}), once)
-    first = {**DRAW, "offset": 0}
+    first: dict[str, Any] = {**DRAW, "offset": 0}
     assert_same(quantise(x, name, rounding="stochastic", seed=SEED), quantise(x, name, **first))
 
 
 @all_formats
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_a_draw_belongs_to_a_place_whatever_the_strides(name, axis):
+def test_a_draw_belongs_to_a_place_whatever_the_strides(name: str, axis: int) -> None:
     for v in views(torch.randn(6, 8, 64, generator=torch.Generator().manual_seed(2))).values():
         expected = quantise(v.contiguous(), name, axis=axis, **DRAW)
         y = quantise(v, name, axis=axis, **DRAW)
@@ -126,7 +128,9 @@ def test_a_draw_belongs_to_a_place_whatever_the_strides(name, axis):
 
 @all_formats
 @pytest.mark.parametrize("limit", [64, 1000])
-def test_the_size_of_chunks_changes_no_draw(name, limit, monkeypatch):
+def test_the_size_of_chunks_changes_no_draw(
+    name: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = torch.randn(7, 70, 11, generator=torch.Generator().manual_seed(3))
     expected = [quantise(x, name, axis=axis, **DRAW) for axis in range(3)]
     monkeypatch.setattr(layout, "chunk_limit", lambda device: limit)
@@ -138,7 +142,7 @@ def test_the_size_of_chunks_changes_no_draw(name, limit, monkeypatch):
 
 @all_formats
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_number_of_threads_changes_no_draw(name, threads):
+def test_the_number_of_threads_changes_no_draw(name: str, threads: int) -> None:
     x = torch.randn(300, 300, generator=torch.Generator().manual_seed(4))
     before = torch.get_num_threads()
     expected = quantise(x, name, **DRAW)
@@ -151,7 +155,7 @@ def test_the_number_of_threads_changes_no_draw(name, threads):
 
 @all_formats
 @pytest.mark.parametrize("axis", [0, 1])
-def test_decoding_what_was_encoded_is_quantising(name, axis):
+def test_decoding_what_was_encoded_is_quantising(name: str, axis: int) -> None:
     x = torch.randn(70, 45, generator=torch.Generator().manual_seed(5))
     x[3, 4], x[50, 6] = math.nan, math.inf
     codes, scales = encode(x, name, axis=axis, **DRAW)
@@ -160,7 +164,7 @@ def test_decoding_what_was_encoded_is_quantising(name, axis):
 
 @all_formats
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_what_was_rounded_stochastically_lies_on_the_grid(name, dtype):
+def test_what_was_rounded_stochastically_lies_on_the_grid(name: str, dtype: torch.dtype) -> None:
     for seed in range(10):
         x = torch.randn(96, 128, generator=torch.Generator().manual_seed(seed)).to(dtype)
         y = quantise(x, name, rounding="stochastic", seed=seed)
@@ -169,7 +173,7 @@ def test_what_was_rounded_stochastically_lies_on_the_grid(name, dtype):
 
 @pytest.mark.parametrize("name", gold.MX_ELEMENTS)
 @pytest.mark.parametrize("rule", gold.SCALE_RULES)
-def test_it_lies_on_the_grid_under_every_scale_rule(name, rule):
+def test_it_lies_on_the_grid_under_every_scale_rule(name: str, rule: str) -> None:
     x = every_finite_value(torch.bfloat16)
     x = x[x.abs().float().argsort(stable=True)].view(-1, 32)
     y = quantise(x, name, scale_rule=rule, **DRAW)
@@ -178,7 +182,7 @@ def test_it_lies_on_the_grid_under_every_scale_rule(name, rule):
 
 
 @all_formats
-def test_nan_and_inf_are_treated_as_by_every_rounding(name):
+def test_nan_and_inf_are_treated_as_by_every_rounding(name: str) -> None:
     x = torch.tensor([[1.0, math.nan, -0.0], [2.0, math.inf, 0.0], [1.5, -1.5, -0.0]])
     y, even = quantise(x, name, **DRAW), quantise(x, name, rounding="even")
     assert torch.equal(y.isnan(), even.isnan())
@@ -191,12 +195,12 @@ def test_nan_and_inf_are_treated_as_by_every_rounding(name):
 FP4 = [name for name, fmt in FORMATS.items() if "pre_scale" in fmt.options]
 
 
-def test_the_formats_of_four_bits_can_be_scaled_before():
+def test_the_formats_of_four_bits_can_be_scaled_before() -> None:
     assert FP4 == ["mxfp4_e2m1", "nvfp4_e2m1"]
 
 
 @pytest.mark.parametrize("ties", ["even", "away"])
-def test_three_quarters_of_a_block_are_rounded_under_the_scale_of_the_whole(ties):
+def test_three_quarters_of_a_block_are_rounded_under_the_scale_of_the_whole(ties: str) -> None:
     """Exactly: bf16 times 3/4 has ten significant bits."""
     values = every_finite_value(torch.bfloat16)
     values = values[values.abs() > 2.0**-100]
@@ -210,7 +214,7 @@ def test_three_quarters_of_a_block_are_rounded_under_the_scale_of_the_whole(ties
         assert [abs(Fraction(v)) for v in got] == expected
 
 
-def test_with_the_rule_floor_nothing_saturates_and_the_mean_is_kept():
+def test_with_the_rule_floor_nothing_saturates_and_the_mean_is_kept() -> None:
     """Amax 7.9 is 5.925 scaled, between 4 and 6; without the 3/4 it would become 6."""
     x = torch.full((4096, 32), 7.9)
     assert quantise(x[:1], "mxfp4", **DRAW).unique().tolist() == [6.0]
@@ -221,7 +225,7 @@ def test_with_the_rule_floor_nothing_saturates_and_the_mean_is_kept():
 
 
 @pytest.mark.parametrize("scaling", ["none", "current", "exact"])
-def test_nvfp4_is_scaled_by_three_quarters_of_its_blocks(scaling):
+def test_nvfp4_is_scaled_by_three_quarters_of_its_blocks(scaling: str) -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(6))
     _, plain = encode(x, "nvfp4", scaling=scaling)
     codes, scales = encode(x, "nvfp4", scaling=scaling, pre_scale=True)
@@ -235,17 +239,19 @@ def test_nvfp4_is_scaled_by_three_quarters_of_its_blocks(scaling):
 @pytest.mark.parametrize("name", FP4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rounding", [{}, DRAW])
-def test_what_was_scaled_before_lies_on_the_grid(name, dtype, rounding):
+def test_what_was_scaled_before_lies_on_the_grid(
+    name: str, dtype: torch.dtype, rounding: dict[str, Any]
+) -> None:
     x = torch.randn(96, 128, generator=torch.Generator().manual_seed(7)).to(dtype)
     y = quantise(x, name, pre_scale=True, **rounding)
-    amax = {"amax": x.abs().max().float()} if name == "nvfp4_e2m1" else {}
+    amax: dict[str, Any] = {"amax": x.abs().max().float()} if name == "nvfp4_e2m1" else {}
     assert lies_on_grid(y, name, **amax).all()
 
 
 @all_formats
-def test_a_part_of_whole_blocks_is_rounded_as_it_is_in_the_whole(name):
+def test_a_part_of_whole_blocks_is_rounded_as_it_is_in_the_whole(name: str) -> None:
     x = torch.randn(3, 64, 96, generator=torch.Generator().manual_seed(1)).bfloat16()
-    options = DRAW | ({} if FORMATS[name].scale_rule else {"scaling": "none"})
+    options: dict[str, Any] = DRAW | ({} if FORMATS[name].scale_rule else {"scaling": "none"})
     part = x[1:, 32:, :64]
     for axis in (-1, 1):
         whole = quantise(x, name, axis=axis, **options)[1:, 32:, :64]

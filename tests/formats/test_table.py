@@ -14,7 +14,7 @@ from quantexp.formats import FORMATS, Family, Format, Rounding, ScaleRule, Scali
 from quantexp.formats.verify.rational import MX_ELEMENTS, mx_magnitudes
 
 
-def test_the_canonical_names_are_the_ones_that_file_names_use():
+def test_the_canonical_names_are_the_ones_that_file_names_use() -> None:
     assert list(FORMATS) == [
         "mxfp8_e4m3",
         "mxfp8_e5m2",
@@ -34,15 +34,15 @@ def test_the_canonical_names_are_the_ones_that_file_names_use():
     ("alias", "name"),
     [("mxfp8", "mxfp8_e4m3"), ("mxfp4", "mxfp4_e2m1"), ("nvfp4", "nvfp4_e2m1")],
 )
-def test_short_names_find_their_format(alias, name):
+def test_short_names_find_their_format(alias: str, name: str) -> None:
     assert get_format(alias) is FORMATS[name]
 
 
-def test_a_format_is_its_own_name():
+def test_a_format_is_its_own_name() -> None:
     assert get_format(FORMATS["hifp8"]) is FORMATS["hifp8"]
 
 
-def test_an_unknown_name_is_answered_with_all_names():
+def test_an_unknown_name_is_answered_with_all_names() -> None:
     with pytest.raises(
         ValueError,
         match=r"unknown number format 'fp7': must be one of bf16, fp8_e4m3, fp8_e5m2, hifp8",
@@ -51,7 +51,7 @@ def test_an_unknown_name_is_answered_with_all_names():
 
 
 @pytest.mark.parametrize("name", MX_ELEMENTS)
-def test_elements_agree_with_the_specification(name):
+def test_elements_agree_with_the_specification(name: str) -> None:
     emin, mantissa_bits, emax, largest = MX_ELEMENTS[name]
     element = FORMATS[name].element
     assert (element.emin, element.mantissa_bits, element.emax, element.max) == (
@@ -64,7 +64,7 @@ def test_elements_agree_with_the_specification(name):
     assert len(mx_magnitudes(name)) + num_special == element.sign_bit
 
 
-def test_defaults_are_those_of_the_specifications():
+def test_defaults_are_those_of_the_specifications() -> None:
     for fmt in FORMATS.values():
         is_mx = fmt.family is Family.MX
         assert fmt.block == (32 if is_mx else 16 if fmt.name == "nvfp4_e2m1" else None)
@@ -76,14 +76,14 @@ def test_defaults_are_those_of_the_specifications():
     assert targets == {"nvfp4_e2m1": 2688.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "hifp8": 15.0}
 
 
-def test_formats_cannot_be_changed():
+def test_formats_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         FORMATS["bf16"].block = 32  # type: ignore[misc]
     with pytest.raises(TypeError):
         FORMATS["other"] = FORMATS["bf16"]  # type: ignore[index]
 
 
-def test_listing_formats_imports_no_torch():
+def test_listing_formats_imports_no_torch() -> None:
     program = (
         "import sys, quantexp.formats as f; f.get_format('mxfp8'); f.resolve('hifp8');"
         "sys.exit('torch' in sys.modules)"
@@ -91,7 +91,7 @@ def test_listing_formats_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_every_exported_name_is_there_and_no_other():
+def test_every_exported_name_is_there_and_no_other() -> None:
     assert isinstance(quantexp.formats.FORMATS["bf16"], Format)
     for name in quantexp.formats.__all__:
         value = getattr(quantexp.formats, name)

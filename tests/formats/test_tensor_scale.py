@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def scale_of(amax: float, scaling: str, target: float | None = None) -> float:
 
 
 @pytest.mark.parametrize("target", [15.0, 224.0, 1.0, 0.3, 32768.0])
-def test_current_is_the_largest_power_of_two_that_stays_within_the_target(target):
+def test_current_is_the_largest_power_of_two_that_stays_within_the_target(target: float) -> None:
     for exponent in (-100, -64, -1, 0, 3, 4, 100, 120):
         for point in (1.0, target / 2.0 ** gold.floor_log2(Fraction(target)), 1.5):
             centre = np.float32(point * 2.0**exponent)
@@ -41,25 +42,25 @@ def test_current_is_the_largest_power_of_two_that_stays_within_the_target(target
 
 
 @pytest.mark.parametrize("scaling", ["current", "exact"])
-def test_a_scale_beyond_float32_is_clamped_to_its_normal_powers_of_two(scaling):
+def test_a_scale_beyond_float32_is_clamped_to_its_normal_powers_of_two(scaling: str) -> None:
     assert scale_of(2.0**-149, scaling) == 2.0**127
     assert scale_of(3e38, scaling, 1e-30) == 2.0**-126
 
 
-def test_exact_is_the_quotient_in_float32():
+def test_exact_is_the_quotient_in_float32() -> None:
     assert scale_of(7.3, "exact") == np.float32(15.0 / np.float64(np.float32(7.3)))
 
 
 @pytest.mark.parametrize("scaling", ["current", "exact"])
 @pytest.mark.parametrize("values", [[0.0, -0.0], [math.nan, math.inf], []])
-def test_without_a_positive_finite_amax_the_scale_is_one(scaling, values):
+def test_without_a_positive_finite_amax_the_scale_is_one(scaling: str, values: list[Any]) -> None:
     scale = tensor_scale(torch.tensor(values), resolve("hifp8", scaling=scaling), None)
     assert scale is not None
     assert scale.item() == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_amax_is_taken_over_the_finite_elements(dtype):
+def test_amax_is_taken_over_the_finite_elements(dtype: torch.dtype) -> None:
     x = torch.tensor([[1.0, -6.0, math.nan], [math.inf, 2.0, -math.inf]], dtype=dtype)
     assert finite_amax(x).item() == 6.0
     assert finite_amax(x.t()[1:]).item() == 6.0
@@ -69,7 +70,7 @@ def test_amax_is_taken_over_the_finite_elements(dtype):
     assert finite_amax(torch.tensor([largest, math.inf], dtype=dtype)).item() == largest
 
 
-def test_two_shards_with_the_reduced_amax_are_quantised_as_the_whole():
+def test_two_shards_with_the_reduced_amax_are_quantised_as_the_whole() -> None:
     x = torch.randn(2, 500, generator=torch.Generator().manual_seed(9))
     x[1] *= 100
     amax = torch.maximum(finite_amax(x[0]), finite_amax(x[1]))
@@ -83,13 +84,13 @@ def test_two_shards_with_the_reduced_amax_are_quantised_as_the_whole():
         )
 
 
-def test_an_amax_has_no_axes():
+def test_an_amax_has_no_axes() -> None:
     with pytest.raises(ValueError, match=r"amax must be a 0-dim tensor, got shape \(1,\)"):
         quantise(torch.ones(3), "hifp8", scaling="current", amax=torch.ones(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_scaled_values_are_rational_arithmetic_in_every_dtype(dtype):
+def test_scaled_values_are_rational_arithmetic_in_every_dtype(dtype: torch.dtype) -> None:
     """s is a power of two, so x s, its rounding and the division are exact, in 16 bits as well."""
     x = torch.randn(300, generator=torch.Generator().manual_seed(10)).exp().mul(0.01).to(dtype)
     x[::2] *= -1
@@ -98,7 +99,7 @@ def test_scaled_values_are_rational_arithmetic_in_every_dtype(dtype):
     assert_same(quantise(x, "hifp8", scaling="current"), np.array(expected, dtype=np.float32))
 
 
-def test_exact_scaling_rounds_three_times_in_float32_and_once_to_the_dtype():
+def test_exact_scaling_rounds_three_times_in_float32_and_once_to_the_dtype() -> None:
     x = torch.randn(300, generator=torch.Generator().manual_seed(11)).bfloat16()
     scale = np.float32(scale_of(float(finite_amax(x)), "exact"))
     products = x.float().numpy() * scale
@@ -107,7 +108,7 @@ def test_exact_scaling_rounds_three_times_in_float32_and_once_to_the_dtype():
     assert_same(quantise(x, "hifp8", scaling="exact"), expected)
 
 
-def test_infinity_saturates_before_the_scale_is_taken_back():
+def test_infinity_saturates_before_the_scale_is_taken_back() -> None:
     x = torch.tensor([math.inf, 30.0])
     assert quantise(x, "hifp8", scaling="current").tolist() == [65536.0, 30.0]
     assert quantise(x, "hifp8", scaling="current", saturate=False).tolist() == [math.inf, 30.0]

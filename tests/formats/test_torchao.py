@@ -26,12 +26,16 @@ def blocks(block: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", torchao_oracle.TYPES)
 @pytest.mark.parametrize("rule", SCALE_RULES)
-def test_mx_codes_and_scales_are_torchaos(name, rule):
+def test_mx_codes_and_scales_are_torchaos(name: str, rule: str) -> None:
     x = blocks(32)
     codes, scales = encode(x, name, scale_rule=rule)
     case = Case(name, x.numpy(), options={"scale_rule": rule})
     theirs = torchao_oracle.blocks(case, answer(case))
     assert theirs is not None
+    assert theirs.known is not None
+    assert theirs.known_blocks is not None
+    assert theirs.answer.codes is not None
+    assert theirs.answer.block_scales is not None
     assert theirs.known.mean() > 0.9
     assert np.array_equal(
         scales.numpy()[theirs.known_blocks], theirs.answer.block_scales[theirs.known_blocks]
@@ -40,7 +44,7 @@ def test_mx_codes_and_scales_are_torchaos(name, rule):
 
 
 @pytest.mark.parametrize("t", [1.0, 2.0**-20, 0.37])
-def test_nvfp4_codes_and_scales_are_torchaos(t):
+def test_nvfp4_codes_and_scales_are_torchaos(t: float) -> None:
     """Except for elements within one rounding of a tie, of which there are few."""
     x = blocks(16)
     x = x[x.abs().amax(dim=-1) / 6 / t < 1e4]
@@ -49,6 +53,10 @@ def test_nvfp4_codes_and_scales_are_torchaos(t):
     case = Case("nvfp4_e2m1", x.numpy(), options={"amax": 2688 * t})
     theirs = torchao_oracle.blocks(case, answer(case))
     assert theirs is not None
+    assert theirs.known is not None
+    assert theirs.known_blocks is not None
+    assert theirs.answer.codes is not None
+    assert theirs.answer.block_scales is not None
     assert theirs.known_blocks.mean() > 0.2
     assert theirs.known.mean() > 0.99 * theirs.known_blocks.mean()
     assert np.array_equal(

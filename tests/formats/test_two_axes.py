@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +22,10 @@ def test_the_copies_are_those_of_quantise(
         monkeypatch.setattr(cpu, "functions", lambda: None)
     for shape in ((64, 96), (70, 33), (3, 40, 50), (2, 35, 3, 40), (600, 700), (1, 1)):
         x = wild(dtype, *shape)
-        for axes in itertools.product(range(-len(shape), 0), repeat=2):
+        ends = range(-len(shape), 0)
+        for axes in ((first, second) for first in ends for second in ends):
             for block in (1, 16, 32, 64, 128):
-                options = {"block": block, "scale_rule": "rceil"}
+                options: dict[str, Any] = {"block": block, "scale_rule": "rceil"}
                 for y, axis in zip(
                     quantise_both(x, "mxfp8", axes=axes, **options), axes, strict=True
                 ):
@@ -51,7 +52,8 @@ def test_large_copies_are_those_of_quantise(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("strided", [False, True])
 def test_out_is_filled_and_returned(name: str, strided: bool) -> None:
     x = wild(torch.float32, 40, 50)
-    out = tuple(torch.empty(50, 40).t() if strided else torch.empty_like(x) for _ in range(2))
+    first, second = (torch.empty(50, 40).t() if strided else torch.empty_like(x) for _ in range(2))
+    out = (first, second)
     found = quantise_both(x, name, axes=(0, 1), out=out)
     for y, there, axis in zip(found, out, (0, 1), strict=True):
         assert y is there
@@ -73,7 +75,7 @@ def test_one_axis_twice_is_one_tensor() -> None:
 
 def test_options_reach_the_arithmetic() -> None:
     x = wild(torch.float32, 64, 64)
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "mxfp4": {"rounding": "stochastic", "seed": 7},
         "nvfp4": {"amax": torch.tensor(3.0)},
         "hifp8": {"scaling": "current", "amax": torch.tensor(3.0)},

@@ -28,7 +28,7 @@ def held_by_autograd(experiment: Experiment) -> int:
         spec = injected(stock_spec(experiment.model))
         model, _ = build_model(experiment.model, training, spec)
         if training.precision is not Precision.fp32:
-            model = model.bfloat16()  # type: ignore[no-untyped-call]
+            model = model.bfloat16()
         declared = precision_map(experiment.model, experiment.quant)
         set_precision(model, declared, training.attention)
         weights = {p.untyped_storage().data_ptr() for p in model.parameters()}

@@ -1,4 +1,4 @@
-"""Memory by part. `benchmarks/memory.py` compares the prediction with measurements."""
+"""Memory by part. `benchmarks/peak_memory.py` compares the prediction with measurements."""
 
 from __future__ import annotations
 

@@ -13,16 +13,18 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
+from _pytest.outcomes import Skipped
 
 DEADLINE = "QUANTEXP_SLOW_TESTS_UNTIL"
 LEFT_OUT = "left out"
 MARKS = ("slow", "exhaustive")
 
 
-class LeftOut(pytest.skip.Exception):
+class LeftOut(Skipped):
     """The deadline came before the test began."""
 
 
@@ -65,7 +67,7 @@ class SlowTests:
             raise LeftOut(f"{DEADLINE} had passed")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report = yield
         if call.excinfo is not None and isinstance(call.excinfo.value, LeftOut):
             report.left_out = True

@@ -44,7 +44,7 @@ def test_another_source_processor_or_compiler_is_compiled_anew(
     library(source, "slower")
     source.write_text("int seven(void) { return 8; }\n")
     library.cache_clear()
-    assert library(source, "slower").library.seven() == 8  # type: ignore[union-attr]
+    assert library(source, "slower").library.seven() == 8
     monkeypatch.setattr(compiled, "_processor", lambda: "another")
     library.cache_clear()
     library(source, "slower")
@@ -118,6 +118,6 @@ def test_a_damaged_library_is_compiled_again(
     elsewhere = tmp_path / "elsewhere.so"
     monkeypatch.setattr(compiled, "_path", lambda *_: elsewhere)
     elsewhere.write_bytes(b"no library")
-    assert library(source, "slower").library.seven() == 7  # type: ignore[union-attr]
+    assert library(source, "slower").library.seven() == 7
     assert elsewhere.read_bytes().startswith(b"\x7fELF")
     assert capsys.readouterr().err == ""

@@ -139,7 +139,7 @@ def test_an_attention_product_in_e5m2_instead_of_e4m3_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Number 4. E5M2's values lie on E4M3's grid except for the smallest: only the unused mantissa bit reveals them."""
-    original = quantexp.quant.attention.plain.quantise_operand
+    original = quantexp.quant.attention.plain.quantise_operand  # type: ignore[attr-defined]
 
     def e5m2(x: Tensor, operand: Any, axis: int) -> Tensor:
         if not operand.quantised:

@@ -209,7 +209,7 @@ def test_counting_significant_bits_only_saves_work(
         operand = made(actual, scaled.to(dtype))
         for declared in DECLARED.values():
             findings = []
-            for bits in (counted, lambda *_: set()):
+            for bits in (counted, lambda *_: set()):  # type: ignore[var-annotated]
                 monkeypatch.setattr(judge_module, "_bits_exceeded_everywhere", bits)
                 findings.append(judge(operand, declared, -1))
             assert findings[0] == findings[1]

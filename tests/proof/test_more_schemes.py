@@ -127,7 +127,7 @@ def test_a_transformed_operand_whose_source_is_not_told_fails(
         announcement.__dict__["sources"] = None
         return original(announcement, a, b, scale)
 
-    original = quantexp.quant.linear.multiply
+    original = quantexp.quant.linear.multiply  # type: ignore[attr-defined]
     monkeypatch.setattr(quantexp.quant.linear, "multiply", silent)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
     assert "its source before quantisation is missing, and it cannot be judged without" in reason

@@ -130,7 +130,7 @@ def test_tiles_that_multiply_the_originals_fail_the_run(
 def test_original_beside_a_copy_of_the_same_read_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, original: int, product: str
 ) -> None:
-    by_two = tile_products.quantise_pair
+    by_two = tile_products.quantise_pair  # type: ignore[attr-defined]
 
     def one_of_two(x: Tensor, *rest: Any, **given: Any) -> tuple[Tensor | None, ...]:
         copies = by_two(x, *rest, **given)
@@ -187,8 +187,8 @@ def test_scale_of_a_tile_in_place_of_the_tensors_fails_the_run(
     def within(self: Any, slot: Any, tile: Any, x: Tensor) -> Tensor:
         operand = self.operand(slot)
         axis = tile_products.dim_of(slot[2], operand)
-        self.amaxes[slot] = tile_products.own_amax(x, operand, axis)
-        return tile_products.quantise_operand(x, operand, axis)
+        self.amaxes[slot] = tile_products.own_amax(x, operand, axis)  # type: ignore[attr-defined]
+        return tile_products.quantise_operand(x, operand, axis)  # type: ignore[attr-defined]
 
     monkeypatch.setattr(tile_products.TileProducts, "quantised_tile", within)
     reason = failure(run_tiny(*FULL_HIFP8, *TILED, expect=1))
@@ -203,7 +203,7 @@ def test_product_that_leaves_out_its_last_tile_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, batch: int, cut: int
 ) -> None:
     """The number of passes in the first iteration; a micro-batch of the one layer makes two."""
-    original = tile_products.tiles
+    original = tile_products.tiles  # type: ignore[attr-defined]
     passes: list[int] = []
 
     def cut_short(*args: Any, **rest: Any) -> list[tiles.Tile]:
@@ -222,7 +222,7 @@ def test_product_that_leaves_out_its_last_tile_fails_the_run(
 def test_product_that_nobody_announced_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    multiply = tile_products.multiply
+    multiply = tile_products.multiply  # type: ignore[attr-defined]
 
     def twice(said: Any, a: Tensor, b: Tensor, scale: float) -> Tensor:
         torch.matmul(a, b)

@@ -88,7 +88,8 @@ def test_an_operand_that_differs_by_more_than_its_axis_is_made_by_itself() -> No
     assert input_copies(declared("mxfp8", Slot(format="bf16")), x, None, Buffers())[1] is x
     forward, again = input_copies(declared("mxfp8", Slot(format="reuse")), x, None, Buffers())
     assert again is forward
-    for options in ({"rounding": "stochastic"}, {"hadamard": "deterministic"}):
+    drawn: list[dict[str, Any]] = [{"rounding": "stochastic"}, {"hadamard": "deterministic"}]
+    for options in drawn:
         with use_step_state(StepState(1)):
             assert input_copies(declared("mxfp4", **options), x, None, Buffers())[1] is None
 

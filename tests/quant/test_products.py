@@ -139,7 +139,9 @@ def test_fused_attention_is_that_of_fp32_rounded_once(dtype: torch.dtype, masked
         given: list[Tensor], mask: Tensor | None, o_given: Tensor | None
     ) -> tuple[Tensor, ...]:
         leaves = [x.clone().requires_grad_() for x in given]
-        o = scaled_dot_product_attention(*leaves, attn_mask=mask, is_causal=mask is None)
+        o = scaled_dot_product_attention(
+            leaves[0], leaves[1], leaves[2], attn_mask=mask, is_causal=mask is None
+        )
         return o.detach(), *torch.autograd.grad(o, leaves, o_given)
 
     with through_fp32({dtype}):
@@ -217,11 +219,11 @@ def test_nothing_is_left_after_the_context_or_an_error() -> None:
     assert not go_through_fp32(torch.bfloat16)
 
 
-class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Seen(TorchDispatchMode):
     """The dtypes of products' operands as they reach the call."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.calls: list[tuple[str, torch.dtype]] = []
 
     def __torch_dispatch__(

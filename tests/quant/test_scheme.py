@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from quantexp.folders import conf_dir
 from quantexp.quant.precision import operand_record
-from quantexp.quant.scheme import SCHEMES, content_hash, derived_name, site_configs
-from quantexp.quant.slots import resolve_site
+from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
+from quantexp.quant.slots import resolve_site, site_configs
 from quantexp.schema import QuantConfig, Rule, Slot
 
 BF16 = "bf16"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_a_stochastic_operand_is_quantised_with_its_seed_and_offset(dtype: torch
     state = StepState(9, iteration=2, micro_batch=1)
     with use_step_state(state):
         y = quantise_operand(x, STOCHASTIC, 0)
-    draw = {"seed": seed_of(9, STREAM), "offset": state.offset}
+    draw: dict[str, Any] = {"seed": seed_of(9, STREAM), "offset": state.offset}
     assert state.draw(STOCHASTIC) == draw
     assert torch.equal(y, quantise(x, "mxfp4", axis=0, rounding="stochastic", **draw))
     assert y.dtype == dtype
@@ -99,10 +100,14 @@ def test_both_operands_of_a_product_have_the_same_signs() -> None:
     signs = state.signs(RANDOM, CPU)
     assert signs is not None
     assert signs.shape == (16,)
-    assert torch.equal(signs, state.signs(right, CPU))
+    others = state.signs(right, CPU)
+    assert others is not None
+    assert torch.equal(signs, others)
     assert state.signs(STOCHASTIC, CPU) is None
     state.begin(1, 1)
-    assert not torch.equal(signs, state.signs(RANDOM, CPU))
+    later = state.signs(RANDOM, CPU)
+    assert later is not None
+    assert not torch.equal(signs, later)
 
 
 def test_a_transformed_operand_is_the_transform_on_the_grid() -> None:
@@ -123,7 +128,7 @@ def test_delayed_scaling_uses_the_iterations_before() -> None:
         own = quantise(large, "hifp8", scaling="current")
         assert torch.equal(quantise_operand(large, DELAYED, 0), own)
         state.finish()
-        before = {"scaling": "current", "amax": finite_amax(large)}
+        before: dict[str, Any] = {"scaling": "current", "amax": finite_amax(large)}
         assert torch.equal(quantise_operand(x, DELAYED, 0), quantise(x, "hifp8", **before))
         assert state.record(DELAYED) == {"amax": float(finite_amax(large))}
         state.finish()

@@ -135,7 +135,7 @@ def _nvfp4(moved: Array, slot: Slot, random: Array | None) -> Array:
 
 
 def _pre_scaled(v: Array, slot: Slot) -> Array:
-    return (v.astype(np.float32) * np.float32(0.75)) if slot.get("pre_scale") else v
+    return v.astype(np.float32) * np.float32(0.75) if slot.get("pre_scale") else v  # type: ignore[return-value]
 
 
 def _blocks(moved: Array | None, block: int) -> Array | None:

@@ -162,6 +162,7 @@ def test_attention_products_of_the_operands_after_quantisation_are_the_results_t
         assert torch.equal(dP.view(P.shape), c["grad_attn_weights"])
         dS = c["grad_scores_dgrad_q"].flatten(0, 1)
         k = c["key_dgrad_q"]
+        assert module.softmax_scale is not None
         dq = torch.bmm(dS, _by_head(k, H)) * module.softmax_scale
         assert torch.equal(dq.view(B, H, T, -1).permute(2, 0, 1, 3), c["grad_query"])
         dS = c["grad_scores_dgrad_k"].flatten(0, 1).transpose(1, 2)

@@ -16,7 +16,7 @@ import torch
 
 from quantexp.runs.paths import RunDir
 
-from .bounds import distance, share_outside
+from .bounds import Value, distance, share_outside
 from .captured import Array, Module, read_capture
 from .oracle import ATTENTION, CONTEXT, LINEAR, Formats, linear_grad_weight
 from .schemes import FORMATS, SCHEMES, attention_slots, linear_slots
@@ -180,7 +180,7 @@ def _follows(
 
 def _results(
     module: Module, layer_type: str
-) -> Iterator[tuple[tuple[str, str], Array, Callable[..., Array]]]:
+) -> Iterator[tuple[tuple[str, str], Array, Callable[..., Value]]]:
     if ("forward", "input") not in module.tensors and layer_type == "linear":
         return  # an expert without tokens
     recomputed = LINEAR if layer_type == "linear" else {**CONTEXT, **ATTENTION}

@@ -22,7 +22,7 @@ def hadamard(x: Array, axis: int, block: int, signs: Array, left: bool) -> Array
     pieces, start = [], 0
     while start < extent:
         size = min(block, 1 << ((extent - start).bit_length() - 1))
-        pieces.append(_butterflies(signed[..., start : start + size], left))
+        pieces.append(_butterflies(signed[..., start : start + size], left))  # type: ignore[arg-type]
         start += size
     return np.moveaxis(np.concatenate(pieces, axis=-1), -1, axis).astype(np.float64)
 

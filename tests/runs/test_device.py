@@ -104,7 +104,7 @@ def test_a_torch_without_onednn_has_no_kernels(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_avx512_is_what_linux_says(flags: str, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device.Path, "read_text", lambda self: f"processor\t: 0\n{flags}\n")
+    monkeypatch.setattr(device.Path, "read_text", lambda self: f"processor\t: 0\n{flags}\n")  # type: ignore[attr-defined]
     assert device._has_avx512() is has
 
 
@@ -112,5 +112,5 @@ def test_without_linux_avx512_is_not_known(monkeypatch: pytest.MonkeyPatch) -> N
     def absent(self: object) -> str:
         raise FileNotFoundError
 
-    monkeypatch.setattr(device.Path, "read_text", absent)
+    monkeypatch.setattr(device.Path, "read_text", absent)  # type: ignore[attr-defined]
     assert device._has_avx512() is False

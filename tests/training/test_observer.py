@@ -141,7 +141,7 @@ def test_status_says_which_micro_batch_of_which_iteration_runs(
     assert written is not None
     assert written.phase_since is not None
     watched.evaluation()
-    assert read_status(watched.run.status).phase is Phase.EVALUATING  # type: ignore[union-attr]
+    assert read_status(watched.run.status).phase is Phase.EVALUATING
 
 
 def test_what_waits_to_be_written_is_brought_up_to_date_by_each_iteration(

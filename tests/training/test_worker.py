@@ -54,7 +54,7 @@ def test_signal_that_comes_while_an_error_is_told_does_not_silence_it(
     def fails() -> None:
         raise ZeroDivisionError
 
-    write = worker.write_record
+    write = worker.write_record  # type: ignore[attr-defined]
 
     def interrupted(*words: object) -> None:
         if words[-1].state is State.FAILED:  # type: ignore[attr-defined]
@@ -125,7 +125,8 @@ def test_signals_after_the_first_leave_its_end_alone(
 def test_worker_whose_main_thread_is_stuck_writes_its_captures_and_its_end(
     second: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed, codes = [], []
+    closed: list[object] = []
+    codes: list[object] = []
     queue = SimpleNamespace(close=lambda: closed.append(True))
     observer = SimpleNamespace(recorder=SimpleNamespace(store=SimpleNamespace(queue=queue)))
     monkeypatch.setattr(second, "_observer", observer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class Runs:
     def add(
         self,
         scheme: str = "bf16",
-        losses: list[float | None] | None = None,
+        losses: Sequence[float | None] | None = None,
         *,
         name: str | None = None,
         settings: dict[str, Any] | None = None,

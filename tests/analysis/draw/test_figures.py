@@ -22,7 +22,7 @@ from .conftest import HIF8, Look, linear_formats, normal
 
 
 def words(figure: Figure) -> str:
-    return "\n".join(text.get_text() for text in figure.findobj(Text))  # type: ignore[attr-defined]
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
 def distribution(look: Look, x: torch.Tensor, **metadata: Any) -> Figure:
@@ -112,7 +112,7 @@ def test_zeros_are_white_and_what_is_not_finite_is_vermillion(look: Look) -> Non
     figure = heatmap(look, x)
     assert "white: zeros alone,  red: NaN or Inf" in words(figure)
     (image,) = figure.axes[0].images
-    colours = image.to_rgba(image.get_array())
+    colours = image.to_rgba(image.get_array())  # type: ignore[arg-type]
     assert np.allclose(colours[0], to_rgba("white"))
     assert np.allclose(colours[1], to_rgba(VERMILLION))
     assert not np.allclose(colours[2:], to_rgba("white"))

@@ -73,7 +73,7 @@ def test_quantiles_stand_against_those_of_a_normal_distribution() -> None:
     shares = np.array([float(share) for share in told(x).record["quantiles"]])
     expected = (np.quantile(wide, shares) - wide.mean()) / wide.std()
     # Quantiles of float32 are those of the elements truncated to bfloat16.
-    np.testing.assert_allclose(line.get_ydata(), expected, rtol=1 / 128, atol=0.02)
+    np.testing.assert_allclose(line.get_ydata(), expected, rtol=1 / 128, atol=0.02)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_the_table_says_what_was_captured_by_type_layer_type_operation_and_modul
     assert "by operation: backward 1 tensors, 33.3% of the bytes; forward 2 tensors, 66.7%" in text
     assert f"by module: attention 1 tensors, {half}; expert-fc1 2 tensors, {half}\n" in text
     page = draw_captured(found)
-    widths = [[bar.get_width() for bar in ax.patches] for ax in page.figure.axes]
+    widths = [[bar.get_width() for bar in ax.patches] for ax in page.figure.axes]  # type: ignore[attr-defined]
     assert widths == [
         pytest.approx([0.5, 0.5]),
         pytest.approx([0.5, 0.5]),

@@ -289,7 +289,7 @@ def chapter(calls: list[int]) -> Chapter:
         text = desk.write_text("total.json", json.dumps(total))
         return [text, *desk.save(new_figure(2, 1), "by/layer")]
 
-    return Chapter("comparisons", "elements in all", drawn)
+    return Chapter("comparisons", "elements in all", drawn)  # type: ignore[arg-type]
 
 
 def test_chapters_are_drawn_and_not_again_while_nothing_changed(

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from analysis.captures import Capture, attention_formats, linear_formats
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.measured import Asked, measure
@@ -18,6 +17,7 @@ from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture as Opened
 from quantexp.capture.reader import CapturedTensor, open_capture
 from quantexp.errors import CaptureError
+from tests.analysis.captures import Capture, attention_formats, linear_formats
 
 
 @dataclass

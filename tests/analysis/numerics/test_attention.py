@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from analysis.captures import Capture
 from quantexp.analysis.numerics.attention import (
     layers_of,
     maps_of,
@@ -17,6 +16,7 @@ from quantexp.analysis.numerics.attention import (
 )
 from quantexp.capture.reader import open_capture
 from quantexp.errors import CaptureError
+from tests.analysis.captures import Capture
 
 from .desks import normal
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.captures import Capture
 from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.numerics.attention_chapter import CHAPTER
+from tests.analysis.captures import Capture
 
 from .desks import MemoryDesk, add_run, normal, source_of
 
@@ -49,7 +49,7 @@ def test_documents_that_were_kept_apart_are_grey(capture: Capture, desk: MemoryD
     CHAPTER.draw([masked(source_of(capture))], desk)
     assert "grey: keys behind the mask, causal and within documents" in words(desk, "L0")
     image = next(ax.images[0] for ax in desk.figures["L0"].axes if ax.images).get_array()
-    grey = np.ma.getmaskarray(image)
+    grey = np.ma.getmaskarray(image)  # type: ignore[arg-type]
     assert grey[10:, :10].all()
     assert not grey[10:, 10:].diagonal().any()
     assert desk.said == []

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.captures import HIF8, MX4, Capture
 from quantexp.analysis.numerics.chapter import CHAPTER
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
+from tests.analysis.captures import HIF8, MX4, Capture
 
 from .desks import MemoryDesk, add_run, normal, of_entries, source_of
 

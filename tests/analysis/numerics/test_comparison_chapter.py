@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.captures import HIF8, MX4, Capture
 from quantexp.analysis.numerics.comparison import contestants, labels_of
 from quantexp.analysis.numerics.comparison_chapter import CHAPTER
 from quantexp.analysis.numerics.drift import drift, drift_from
 from quantexp.analysis.numerics.gather import gather
 from quantexp.capture.reader import open_capture
+from tests.analysis.captures import HIF8, MX4, Capture
 
 from .desks import MemoryDesk, add_run, normal, run_of, source_of
 

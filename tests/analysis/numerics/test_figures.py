@@ -10,7 +10,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.captures import HIF8, MX4, Capture, linear_formats
 from quantexp.analysis.numerics.by_layer import (
     between_ranks,
     operand_heat,
@@ -31,6 +30,7 @@ from quantexp.analysis.numerics.outlier_figure import heads, outliers_by_layer
 from quantexp.analysis.numerics.passes import forward_and_backward, pairs
 from quantexp.analysis.numerics.series import AS_DECLARED, groups_of
 from quantexp.capture.reader import open_capture
+from tests.analysis.captures import HIF8, MX4, Capture, linear_formats
 
 from .desks import add_run, normal, run_of
 
@@ -244,7 +244,7 @@ def test_the_bars_of_hif8s_tiers_add_up_to_one(capture: Capture) -> None:
     judged = hif8_of(groups_of(run)[AS_DECLARED])
     left = hif8_tiers(run, AS_DECLARED, judged).axes[0]
     assert [t.get_text() for t in left.get_yticklabels()] == ["fc1 input", "fc1 grad_output"]
-    assert math.isclose(sum(bar.get_width() for bar in left.patches), 1, rel_tol=1e-12)
+    assert math.isclose(sum(bar.get_width() for bar in left.patches), 1, rel_tol=1e-12)  # type: ignore[attr-defined]
     assert [text.get_text() for text in left.texts] == ["no element that is not zero"]
 
 

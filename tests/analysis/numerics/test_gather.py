@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.captures import HIF8, MX4, Capture
 from quantexp.analysis.numerics.gather import gather
 from quantexp.capture.reader import CapturedTensor
+from tests.analysis.captures import HIF8, MX4, Capture
 
 from .desks import MemoryDesk, add_run, source_of
 

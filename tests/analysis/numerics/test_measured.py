@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy import stats
 
-from analysis.captures import HIF8, MX4, Capture, attention_formats, linear_formats
 from quantexp.analysis.numerics.counts import Counts
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
 from quantexp.analysis.numerics.operand import Axis, UnderFormat
@@ -19,6 +18,7 @@ from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
 from quantexp.errors import CaptureError
 from quantexp.formats import FORMATS, get_format
+from tests.analysis.captures import HIF8, MX4, Capture, attention_formats, linear_formats
 
 NONE = Asked()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,7 +137,11 @@ def test_it_says_that_one_seed_cannot_be_told_from_noise_and_what_is_no_matched_
     tmp_path: Path,
 ) -> None:
     runs = Runs(tmp_path)
-    made = [("bf16", {}), ("linear_mxfp4", {}), ("FA_mxfp4", {"lr": 3e-4})]
+    made: list[tuple[str, dict[str, Any]]] = [
+        ("bf16", {}),
+        ("linear_mxfp4", {}),
+        ("FA_mxfp4", {"lr": 3e-4}),
+    ]
     sources = [source(runs.add(name, **more), name) for name, more in made]
     figure = draw_overview(*schemes_of(sources, [first_look(s.capture) for s in sources])).figure
     said = [text.get_text() for text in figure.texts]

@@ -48,7 +48,9 @@ def filled(ax: Axes, colour: str) -> list[tuple[float, float]]:
     """From where to where what has this colour reaches along x."""
     areas = [c for c in ax.collections if isinstance(c, PolyCollection)]
     boxes = [
-        c.get_paths()[0].get_extents() for c in areas if to_hex(c.get_facecolor()[0]) == colour
+        c.get_paths()[0].get_extents()
+        for c in areas
+        if to_hex(c.get_facecolor()[0]) == colour  # type: ignore[arg-type]
     ]
     return [(float(box.x0), float(box.x1)) for box in boxes]
 
@@ -97,10 +99,10 @@ def test_nothing_but_zeros_says_so(ax: Axes) -> None:
 
 def test_shares_are_the_median_operand_and_a_line_to_the_worst(ax: Axes) -> None:
     panels.draw_shares(ax, [WEIGHTS, QUERIES])
-    marks = {line.get_color(): list(line.get_xdata()) for line in ax.lines}
+    marks = {line.get_color(): list(line.get_xdata()) for line in ax.lines}  # type: ignore[arg-type]
     assert marks == {BLUE: [0.001], VERMILLION: [0.0]}
     ends = {
-        to_hex(c.get_edgecolor()[0]).upper(): c.get_segments()[0][:, 0].tolist()
+        to_hex(c.get_edgecolor()[0]).upper(): c.get_segments()[0][:, 0].tolist()  # type: ignore[arg-type,attr-defined]
         for c in ax.collections
     }
     assert ends == {BLUE: [0.001, 0.1], VERMILLION: [0.0, 0.02]}
@@ -116,7 +118,7 @@ def test_a_kind_whose_operands_were_not_judged_says_so(ax: Axes) -> None:
 
 def test_the_loss_is_drawn_by_iteration(ax: Axes) -> None:
     panels.draw_loss(ax, LossCurve((1, 2), (5.0, 4.0), (3, 4)), "FA_mxfp4", "d")
-    assert list(ax.lines[0].get_ydata()) == [5.0, 4.0]
+    assert list(ax.lines[0].get_ydata()) == [5.0, 4.0]  # type: ignore[arg-type]
     assert ax.lines[0].get_color() == scheme_style("FA_mxfp4").colour
     assert words(ax) == ["not finite: iteration 3 and 1 more"]
 
@@ -128,7 +130,7 @@ def test_the_baseline_is_the_neutral_line_and_both_are_named(ax: Axes) -> None:
         scheme_style("bf16").colour,
         scheme_style("FA_mxfp4").colour,
     ]
-    assert list(ax.lines[0].get_ydata()) == [5.0, 4.0]
+    assert list(ax.lines[0].get_ydata()) == [5.0, 4.0]  # type: ignore[arg-type]
     assert words(ax) == ["bf16", "FA_mxfp4"]
 
 

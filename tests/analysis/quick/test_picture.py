@@ -268,7 +268,7 @@ def test_no_two_texts_overlap(
     texts = [*figure.texts]
     for ax in figure.axes:
         legend = ax.get_legend()
-        texts += [*ax.texts, ax.xaxis.label, ax.yaxis.label, ax._left_title]
+        texts += [*ax.texts, ax.xaxis.label, ax.yaxis.label, ax._left_title]  # type: ignore[attr-defined]
         texts += [] if legend is None else legend.get_texts()
         for axis in (ax.xaxis, ax.yaxis):
             low, high = sorted(axis.get_view_interval())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare.runs import Runs
+from tests.analysis.compare.runs import Runs
 
 
 @pytest.fixture

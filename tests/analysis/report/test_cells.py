@@ -9,8 +9,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from analysis.captures import BF16, MX8, Capture, attention_formats, linear_formats
-from analysis.compare.runs import Runs
 from quantexp.analysis.draw.arguments import Asked
 from quantexp.analysis.draw.verb import draw
 from quantexp.analysis.quick.first_look import captured_in, first_look
@@ -18,6 +16,8 @@ from quantexp.analysis.report.cells import Numerics, Row, numerics
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.tensors.statistics import quantisation_error
 from quantexp.runs.paths import RunDir
+from tests.analysis.captures import BF16, MX8, Capture, attention_formats, linear_formats
+from tests.analysis.compare.runs import Runs
 
 from .captured import TENSORS, captured, line, write
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-from analysis.compare.runs import Runs
 from quantexp.analysis.report.pictures import pictures
+from tests.analysis.compare.runs import Runs
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from analysis.compare.runs import BF16, MX8, entries
 from quantexp.analysis.report.proof import MAX_ROWS, proof
+from tests.analysis.compare.runs import BF16, MX8, entries
 
 
 def found(status: str, *, settings: dict[str, object] = MX8) -> list[dict[str, object]]:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from analysis.compare.runs import Runs
 from quantexp.analysis.compare.comparison import compare
 from quantexp.analysis.compare.lines import lines_of
 from quantexp.analysis.compare.side import read_side
 from quantexp.analysis.report.series import series, thinned
 from quantexp.folders import conf_dir
+from tests.analysis.compare.runs import Runs
 
 
 def test_short_lines_stay_as_they_are() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare.runs import Runs, change_json
 from quantexp.analysis.report.write import embedded, write_report
 from quantexp.cli.main import main
 from quantexp.errors import RunError
 from quantexp.folders import conf_dir
 from quantexp.runs.status import State
+from tests.analysis.compare.runs import Runs, change_json
 
 from .captured import captured, write
 
@@ -26,7 +26,8 @@ class Page(HTMLParser):
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text, self.scripts, self._inside = "", [], ""
+        self.text, self._inside = "", ""
+        self.scripts: list[str] = []
         self.feed(file.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -29,12 +29,12 @@ def test_a_curve_is_the_median_over_the_tensors() -> None:
     figure = draw_study(tally(["mxfp4"]))
     sqnr, underflow, saturated = figure.axes
     x, g, usual = sqnr.get_lines()
-    assert list(x.get_xdata()) == list(x.get_ydata()) == [*range(-4, 7)]
-    assert set(g.get_ydata()) == {20.0}
-    assert list(usual.get_xdata()) == [0.0, 0.0]
-    assert set(underflow.get_lines()[0].get_ydata()) == {25.0}
-    assert all(math.isnan(y) for y in saturated.get_lines()[0].get_ydata())
-    assert set(saturated.get_lines()[1].get_ydata()) == {50.0}
+    assert list(x.get_xdata()) == list(x.get_ydata()) == [*range(-4, 7)]  # type: ignore[arg-type]
+    assert set(g.get_ydata()) == {20.0}  # type: ignore[arg-type]
+    assert list(usual.get_xdata()) == [0.0, 0.0]  # type: ignore[arg-type]
+    assert set(underflow.get_lines()[0].get_ydata()) == {25.0}  # type: ignore[arg-type]
+    assert all(math.isnan(y) for y in saturated.get_lines()[0].get_ydata())  # type: ignore[arg-type]
+    assert set(saturated.get_lines()[1].get_ydata()) == {50.0}  # type: ignore[arg-type]
 
 
 def test_every_axis_has_its_name_and_unit() -> None:
@@ -59,7 +59,7 @@ def test_the_legend_of_all_operands_lies_on_no_title(names: list[str] | None) ->
     figure = draw_study(found)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
-    titles = [ax._left_title.get_window_extent() for ax in figure.axes if ax.get_title(loc="left")]
+    titles = [ax._left_title.get_window_extent() for ax in figure.axes if ax.get_title(loc="left")]  # type: ignore[attr-defined]
     assert box.x1 <= figure.bbox.width
     assert all(title.y1 <= box.y0 for title in titles)
 
@@ -70,7 +70,7 @@ def test_the_legend_of_all_operands_lies_on_no_title(names: list[str] | None) ->
 )
 def test_a_dotted_line_is_where_the_schemes_are(name: str, usual: list[float]) -> None:
     dotted = [
-        2.0 ** line.get_xdata()[0]
+        2.0 ** line.get_xdata()[0]  # type: ignore[index,operator]
         for line in draw_study(tally([name])).axes[0].get_lines()
         if line.get_linestyle() == ":"
     ]
@@ -80,7 +80,7 @@ def test_a_dotted_line_is_where_the_schemes_are(name: str, usual: list[float]) -
 @pytest.mark.parametrize("sqnr_db", [math.inf, -math.inf, math.nan])
 def test_what_is_not_finite_leaves_a_gap(tmp_path: Path, sqnr_db: float) -> None:
     figure = draw_study(tally(["mxfp4"], sqnr_db))
-    assert all(math.isnan(y) for y in figure.axes[0].get_lines()[1].get_ydata())
+    assert all(math.isnan(y) for y in figure.axes[0].get_lines()[1].get_ydata())  # type: ignore[arg-type]
     png, svg = write_study(figure, tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,9 @@ def test_a_tenth_of_a_decibel_is_no_reason_for_other_options() -> None:
         return 20 + (more if one.scale_rule == "ceil" and one.rounding == "away" else 0)
 
     for more, name in ((0.05, "mxfp4_e2m1 floor even"), (0.2, "mxfp4_e2m1 ceil away")):
-        tables = {n: lambda one, more=more: table(one, more) for n in ("fprop_x", "fprop_w")}
+        tables: dict[str, Any] = {
+            n: lambda one, more=more: table(one, more) for n in ("fprop_x", "fprop_w")
+        }
         found = chosen(recommend(tally(**tables), 19))
         assert {found[label] for label in FPROP} == {name}
 
@@ -107,7 +110,7 @@ def test_a_transform_is_taken_by_both_operands_or_neither() -> None:
 
 def test_a_partner_that_pays_for_the_transform_decides_with() -> None:
     """X is as cheap without; g needs the transform for its four bits: the pair has it."""
-    tables = {"wgrad_x": by_bits(20, 20, 20), "wgrad_g": only_with(Hadamard.RANDOM)}
+    tables: dict[str, Any] = {"wgrad_x": by_bits(20, 20, 20), "wgrad_g": only_with(Hadamard.RANDOM)}
     found = chosen(recommend(tally(**tables), 15))
     assert found["linear.wgrad.x"] == "mxfp4_e2m1 floor even random Hadamard"
 
@@ -116,7 +119,7 @@ def test_a_partner_in_the_working_precision_takes_no_transform() -> None:
     """Beside an operand that reaches nothing, or was not captured, four bits after a transform are out of reach."""
     table = only_with(Hadamard.DETERMINISTIC)
     for tables in ({"wgrad_x": table, "wgrad_g": by_bits(1, 2, 3)}, {"wgrad_x": table}):
-        found = chosen(recommend(tally(**tables), 15))
+        found = chosen(recommend(tally(**tables), 15))  # type: ignore[arg-type]
         assert found["linear.wgrad.g"] is None
         assert found["linear.wgrad.x"] == "mxfp6_e2m3 floor even"
 

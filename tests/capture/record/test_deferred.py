@@ -102,7 +102,7 @@ def test_a_changed_tensor_is_listed_as_left_out_and_the_others_are_kept(tmp_path
 
 def test_values_that_are_kept_are_counted_in_their_copy(tmp_path: Path) -> None:
     store, gate = CaptureStore(tmp_path), threading.Event()
-    store.queue.put(gate.wait)  # type: ignore[arg-type]
+    store.queue.put(gate.wait)
     x = torch.ones(64, 1024)
     held = Deferred(x)
     store.add("bf16/x.pt", x, About.of(metadata(held)))
@@ -118,7 +118,7 @@ def test_values_that_are_kept_are_counted_in_their_copy(tmp_path: Path) -> None:
 
 def test_settle_waits_until_they_are_counted(tmp_path: Path) -> None:
     store, gate = CaptureStore(tmp_path), threading.Event()
-    store.queue.put(gate.wait)  # type: ignore[arg-type]
+    store.queue.put(gate.wait)
     x = torch.ones(16)
     held = Deferred(x)
     store.add_statistics(About.of(metadata(held)))
@@ -135,7 +135,7 @@ def test_settle_waits_until_they_are_counted(tmp_path: Path) -> None:
 
 def test_settle_does_not_wait_for_a_tensor_whose_copy_is_counted(tmp_path: Path) -> None:
     store, gate = CaptureStore(tmp_path), threading.Event()
-    store.queue.put(gate.wait)  # type: ignore[arg-type]
+    store.queue.put(gate.wait)
     x = torch.ones(64, 1024)
     held = Deferred(x)
     store.add("bf16/x.pt", x, About.of(metadata(held)))
@@ -149,7 +149,7 @@ def test_settle_does_not_wait_for_a_tensor_whose_copy_is_counted(tmp_path: Path)
 
 def test_what_is_held_counts_in_the_queue_and_goes_before_it_is_too_much(tmp_path: Path) -> None:
     store, gate = CaptureStore(tmp_path, queue_bytes=8000), threading.Event()
-    store.queue.put(gate.wait)  # type: ignore[arg-type]
+    store.queue.put(gate.wait)
     for _ in range(4):
         store.add_statistics(About.of(metadata(Deferred(torch.ones(100)))))
     assert store.queue.num_bytes == 1200  # the eighth part of the queue, reached with the third

@@ -153,7 +153,7 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, tensor_name: s
             assert torch.equal(one.numbers, other.numbers)
             assert one.num_values == other.num_values
             assert (one.errors is None) == (other.errors is None)
-            assert one.errors is None or torch.equal(one.errors, other.errors)
+            assert one.errors is None or torch.equal(one.errors, other.errors)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tensor_name", ["input", "value"])

@@ -159,7 +159,7 @@ def test_fidelity_is_that_of_quantising(dtype: torch.dtype, name: str, tensor: s
     )
     v, q = wide(x), wide(quantise(x, name, axis=axis, **options))
     # Squares are summed in float32 over 2^16 elements at a time: 2^16 roundings of 2^-24 at the very most.
-    near = {"rel": 2.0**-8}
+    near: dict[str, Any] = {"rel": 2.0**-8}
     assert found["axis"] == axis
     noise = ((v - q) ** 2).sum()
     assert found["sqnr_db"] == pytest.approx(

@@ -141,6 +141,7 @@ def test_whoever_computes_the_same_is_written(tmp_path: Path, kind: StoreKind) -
             store.add(f"bf16/{i}.pt", x, about)
             store.add_statistics(about)
             x.zero_()
+        assert store.last is not None
         store.refer(store.last, about.with_more(again=True))
         store.leave_out(About.of({"left_out": "why", "statistics": deferred(torch.ones(5))}))
         store.flush()

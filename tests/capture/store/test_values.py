@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,9 @@ def test_a_name_that_no_file_can_have_is_refused(capture: Capture) -> None:
 
 def test_tensors_of_a_shard_are_told_apart_and_read(tmp_path: Path) -> None:
     store = CaptureStore(tmp_path, kind=StoreKind.safetensors)
-    line = dict.fromkeys(("module", "layer_type", "phase", "component", "quant_type"), "")
+    line: dict[str, Any] = dict.fromkeys(
+        ("module", "layer_type", "phase", "component", "quant_type"), ""
+    )
     line |= {"layer": 0, "iteration": 1, "micro_batch": 0, "rank": 0, "formats": {}}
     for i in range(3):
         x = torch.full((2,), float(i))

@@ -114,8 +114,14 @@ def write_forms(folder: Path, contents: Sequence[str]) -> dict[str, Path]:
 
 def config(source: object, prefix: Path, **changes: Any) -> DatasetConfig:
     """A preparation by bytes."""
-    kept = {"name": "web", "tokenizer": TokenizerKind.byte, "num_workers": 1} | changes
-    own = {key: kept.pop(key) for key in list(kept) if key in PrepareConfig.__dataclass_fields__}
+    kept: dict[str, Any] = {
+        "name": "web",
+        "tokenizer": TokenizerKind.byte,
+        "num_workers": 1,
+    } | changes
+    own: dict[str, Any] = {
+        key: kept.pop(key) for key in list(kept) if key in PrepareConfig.__dataclass_fields__
+    }
     given = [str(s) for s in source] if isinstance(source, list) else str(source)
     return DatasetConfig(path=str(prefix), source=given, prepare=PrepareConfig(**own), **kept)
 

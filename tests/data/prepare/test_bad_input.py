@@ -253,7 +253,7 @@ def test_a_dataset_of_the_hub_is_streamed_and_gone_on_with(
         asked.append((name, configuration, options))
         return Rows([{**row, "added": 5} for row in rows(texts(30))])
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     monkeypatch.setattr(chunks, "_ROWS", 8)
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(30))))
     local = prepared(tmp_path / "a.jsonl", tmp_path / "local").prefix
@@ -279,7 +279,7 @@ def test_what_the_hub_refuses_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     def load_dataset(*arguments: object, **options: object) -> None:
         raise ConnectionError("Couldn't reach it\nmore")
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     with pytest.raises(
         DataError, match=r"hf:x: the Hub does not give it \(Couldn't reach it\); check"
     ):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_the_end_can_be_interrupted_at_every_step(
 ) -> None:
     """Every rename and removal of the last phase is once the one that no longer happens."""
     (tmp_path / "a.jsonl").write_bytes(b"{\n" + lines(rows([*texts(50), *texts(20)])))
-    fixed = {"deduplicate": deduplicate, "split": "8,1,1", "max_rejected": 5}
+    fixed: dict[str, Any] = {"deduplicate": deduplicate, "split": "8,1,1", "max_rejected": 5}
     whole = content_of(prepared(tmp_path / "a.jsonl", tmp_path / "w" / "x", **fixed).prefix)
     replace, rmtree = Path.replace, shutil.rmtree
     steps, stop = 0, 0

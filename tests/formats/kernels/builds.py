@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from quantexp.formats.kernels.choice import torch_alone
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
-def by_torch(x: Tensor, name: str, **options: object) -> Tensor:
+def by_torch(x: Tensor, name: str, **options: Any) -> Tensor:
     """The result of `quantise` without kernels."""
     with torch_alone():
         return quantise(x, name, **options)

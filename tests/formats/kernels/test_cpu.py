@@ -6,6 +6,7 @@ import itertools
 import platform
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from .builds import DTYPES, assert_same_bits, by_torch, seeded, wild
 
 MX = [name for name, fmt in FORMATS.items() if fmt.family is Family.MX]
 #: Options of each format that change its arithmetic.
-CASES = [
+CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {"scale_rule": rule.value}) for name in MX for rule in ScaleRule),
     *((name, {"rounding": "away"}) for name in MX),
     *(
@@ -104,7 +105,7 @@ def test_every_shape_axis_and_block_is_torchs(build: str, dtype: torch.dtype) ->
     for shape, block in itertools.product(shapes, (1, 8, 32, 64, 256)):
         x = wild(dtype, *shape)
         for axis in range(len(shape)):
-            options = {"axis": axis, "block": block, "scale_rule": "rceil"}
+            options: dict[str, Any] = {"axis": axis, "block": block, "scale_rule": "rceil"}
             expected = by_torch(x, "mxfp8", **options)
             assert_same_bits(quantise(x, "mxfp8", **options), expected)
             held = x.clone()
@@ -159,7 +160,11 @@ def test_a_scale_at_either_end_is_torchs() -> None:
         (2.0**-140, 2.0**-30, 2.0**120), (2.0**-60, 15.0, 2.0**60)
     ):
         for scaling in ("current", "exact"):
-            options = {"amax": torch.tensor(amax), "amax_target": target, "scaling": scaling}
+            options: dict[str, Any] = {
+                "amax": torch.tensor(amax),
+                "amax_target": target,
+                "scaling": scaling,
+            }
             for name in ("hifp8", "fp8_e5m2"):
                 assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))
 
@@ -174,7 +179,7 @@ def test_a_scale_at_either_end_is_torchs() -> None:
         ("mxfp8", {"block": 512}),
     ],
 )
-def test_what_is_not_claimed_is_left_to_torch(name: str, options: dict[str, object]) -> None:
+def test_what_is_not_claimed_is_left_to_torch(name: str, options: dict[str, Any]) -> None:
     x = wild(torch.float32, 40, 1024)
     assert not cpu.claims(x, resolve(name, **options))
     assert_same_bits(quantise(x, name, **options), by_torch(x, name, **options))

@@ -10,7 +10,7 @@ import torch
 from quantexp.formats import FORMATS
 from quantexp.formats.kernels import gpu
 from quantexp.formats.kernels.launches import CANDIDATES, LAUNCHES
-from quantexp.formats.options import resolve
+from quantexp.formats.options import Options, resolve
 from quantexp.formats.types import Family
 
 from .gpu_cases import needs_triton
@@ -25,7 +25,7 @@ class Marked(torch.Tensor):
 
 @pytest.mark.parametrize("rounding", ["even", "away"])
 @pytest.mark.parametrize("fmt", [*MX, "hifp8"])
-def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt, rounding):
+def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt: str, rounding: str) -> None:
     assert gpu.claims_options(resolve(fmt, rounding=rounding))
 
 
@@ -42,11 +42,13 @@ def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt, rounding):
     ],
     ids=lambda options: f"{options.fmt.name}-{options.rounding}-{options.block}",
 )
-def test_what_has_no_kernel_is_not_claimed(options):
+def test_what_has_no_kernel_is_not_claimed(options: Options) -> None:
     assert not gpu.claims_options(options)
 
 
-def test_plain_tensors_of_the_three_dtypes_on_a_gpu_are_read(monkeypatch):
+def test_plain_tensors_of_the_three_dtypes_on_a_gpu_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert not gpu.reads(torch.zeros(32)), "it is not on a GPU"
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(gpu, "obstacle", lambda device: None)
@@ -60,7 +62,7 @@ def test_plain_tensors_of_the_three_dtypes_on_a_gpu_are_read(monkeypatch):
 
 
 @pytest.fixture
-def hopper(monkeypatch):
+def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine with an H100 and a working Triton."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(gpu, "_refusal", lambda device: None)
@@ -72,27 +74,27 @@ def obstacle() -> str | None:
 
 
 @needs_triton
-def test_nothing_stands_in_the_way_on_a_hopper(hopper):
+def test_nothing_stands_in_the_way_on_a_hopper(hopper: pytest.MonkeyPatch) -> None:
     assert obstacle() is None
 
 
-def test_an_amd_gpu_has_no_kernel(hopper):
+def test_an_amd_gpu_has_no_kernel(hopper: pytest.MonkeyPatch) -> None:
     hopper.setattr(torch.version, "hip", "7.0")
     assert obstacle() == "the kernels are not checked on AMD GPUs"
 
 
-def test_an_old_gpu_has_no_kernel(hopper):
+def test_an_old_gpu_has_no_kernel(hopper: pytest.MonkeyPatch) -> None:
     hopper.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert obstacle() == "compute capability 7.5 is below 8.0"
 
 
-def test_without_triton_there_is_no_kernel(hopper):
+def test_without_triton_there_is_no_kernel(hopper: pytest.MonkeyPatch) -> None:
     hopper.setitem(sys.modules, "triton", None)
     assert obstacle().startswith("Triton cannot be imported: ")
 
 
 @needs_triton
-def test_a_triton_that_flushes_subnormals_is_not_used(hopper):
+def test_a_triton_that_flushes_subnormals_is_not_used(hopper: pytest.MonkeyPatch) -> None:
     import triton
 
     hopper.setattr(triton, "__version__", "3.5.1")
@@ -102,7 +104,9 @@ def test_a_triton_that_flushes_subnormals_is_not_used(hopper):
 
 
 @needs_triton
-def test_a_triton_that_cannot_compile_is_told_in_its_own_words(monkeypatch):
+def test_a_triton_that_cannot_compile_is_told_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fails(*arguments: object) -> None:
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC.")
 
@@ -112,7 +116,7 @@ def test_a_triton_that_cannot_compile_is_told_in_its_own_words(monkeypatch):
     )
 
 
-def test_every_kernel_has_a_launch_among_those_worth_trying():
+def test_every_kernel_has_a_launch_among_those_worth_trying() -> None:
     assert {name for name, _ in LAUNCHES} == set(CANDIDATES)
     for (name, _), launch in LAUNCHES.items():
         assert launch in CANDIDATES[name]

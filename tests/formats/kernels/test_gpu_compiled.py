@@ -59,7 +59,7 @@ def compiled(
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def mx(fmt: str, rule: ScaleRule, **more: object) -> dict[str, object]:
+def mx(fmt: str, rule: ScaleRule, **more: object) -> dict[str, Any]:
     constants = mx_constants(get_format(fmt).element, rule, Rounding.EVEN)
     return {**constants, **more}
 
@@ -134,7 +134,7 @@ def disassembled(kernel: Any, folder: Path, option: str) -> str:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_access_has_16_bytes_a_thread(name):
+def test_every_access_has_16_bytes_a_thread(name: str) -> None:
     used = instructions(KERNELS[name]())
     scale = 1 if name.startswith("hif8") else 0
     loads = {word: n for word, n in used.items() if word.startswith("ld.global")}
@@ -146,7 +146,7 @@ def test_every_access_has_16_bytes_a_thread(name):
 
 
 @pytest.mark.parametrize("pointer", ["*i32", "*fp32", "*fp16"])
-def test_amax_reads_16_bytes_a_thread(pointer):
+def test_amax_reads_16_bytes_a_thread(pointer: str) -> None:
     is_pairs = pointer == "*i32"
     launch = LAUNCHES["amax_flat", is_pairs]
     constants = {"SIZE": launch.blocks * 32 // (2 if is_pairs else 1), "IS_PAIRS": is_pairs}
@@ -157,7 +157,7 @@ def test_amax_reads_16_bytes_a_thread(pointer):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_nothing_is_contracted_approximate_or_flushes_subnormals(name, tmp_path):
+def test_nothing_is_contracted_approximate_or_flushes_subnormals(name: str, tmp_path: Path) -> None:
     kernel = KERNELS[name]()
     arithmetic = {word for word in instructions(kernel) if ".f16" in word or ".f32" in word}
     rounded = {"add.rn.f32", "sub.rn.f32", "mul.rn.f32", "div.rn.f32", "cvt.rn.f16x2.f32"}
@@ -175,7 +175,7 @@ def test_nothing_is_contracted_approximate_or_flushes_subnormals(name, tmp_path)
         assert not re.search(r" (FADD|FMUL|FMNMX|F2F)\S*FTZ", assembly)
 
 
-def test_with_contraction_the_compiler_would_contract(tmp_path):
+def test_with_contraction_the_compiler_would_contract(tmp_path: Path) -> None:
     """The tests above search for what this compiler does by default."""
     kernel = flat("*i32", contracts=True)
     assert "fma.rn.f32" in instructions(kernel)
@@ -183,7 +183,7 @@ def test_with_contraction_the_compiler_would_contract(tmp_path):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_registers_suffice(name, tmp_path):
+def test_registers_suffice(name: str, tmp_path: Path) -> None:
     usage = disassembled(KERNELS[name](), tmp_path, "--dump-resource-usage")
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
     assert int(registers) <= 128, "four programs of 128 threads share a multiprocessor's 65536"
@@ -192,7 +192,7 @@ def test_registers_suffice(name, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("launch", CANDIDATES["mx_tile"], ids=str)
-def test_no_candidate_spills_registers(launch, tmp_path):
+def test_no_candidate_spills_registers(launch: Launch, tmp_path: Path) -> None:
     for pointer in ("*i32", "*fp32"):
         for rows, columns in ((True, True), (False, True), (True, False)):
             kernel = tile(pointer, rows=rows, columns=columns, launch=launch)

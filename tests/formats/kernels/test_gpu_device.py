@@ -9,7 +9,7 @@ import torch
 
 from quantexp.formats import quantise, quantise_both
 from quantexp.formats.kernels import choice, gpu
-from quantexp.formats.options import resolve
+from quantexp.formats.options import Options, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 
 from ..tensors import assert_same, every_value  # noqa: TID252
@@ -38,7 +38,7 @@ def call(name: str, *arguments: object) -> Any:
 @pytest.mark.parametrize("rounding", ["even", "away"])
 @pytest.mark.parametrize("rule", cases.RULES)
 @pytest.mark.parametrize("fmt", cases.MX)
-def test_every_16_bit_value_in_either_direction(fmt, rule, rounding):
+def test_every_16_bit_value_in_either_direction(fmt: str, rule: str, rounding: str) -> None:
     options = cases.mx(fmt, rule, rounding)
     for dtype in (torch.bfloat16, torch.float16):
         for x in (cases.spread(dtype), cases.mixed(dtype), every_value(dtype).view(64, 1024)):
@@ -50,7 +50,7 @@ def test_every_16_bit_value_in_either_direction(fmt, rule, rounding):
 @pytest.mark.parametrize("rounding", ["even", "away"])
 @pytest.mark.parametrize("rule", cases.RULES)
 @pytest.mark.parametrize("fmt", cases.MX)
-def test_much_float32_under_every_rule(fmt, rule, rounding):
+def test_much_float32_under_every_rule(fmt: str, rule: str, rounding: str) -> None:
     options = cases.mx(fmt, rule, rounding)
     x = cases.much_float32()
     check_both(call, x, options)
@@ -59,7 +59,7 @@ def test_much_float32_under_every_rule(fmt, rule, rounding):
 
 
 @pytest.mark.parametrize("options", cases.HIF8, ids=cases.words)
-def test_every_16_bit_value_and_hard_float32_become_hifloat8(options):
+def test_every_16_bit_value_and_hard_float32_become_hifloat8(options: Options) -> None:
     scaled = options.scaling.value != "none"
     amaxes = [None, *map(torch.tensor, (3.0, 2.0**-30, 2.0**-133, 3e38))] if scaled else [None]
     for x in (
@@ -73,7 +73,7 @@ def test_every_16_bit_value_and_hard_float32_become_hifloat8(options):
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_every_shape(dtype):
+def test_every_shape(dtype: torch.dtype) -> None:
     for shape, axis in cases.SHAPES:
         check(call, cases.noise(shape, dtype), cases.mx("mxfp8", "rceil", "away"), axis)
     for shape, axis in cases.BOTH_SHAPES:
@@ -81,7 +81,7 @@ def test_every_shape(dtype):
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_amax_of_what_is_finite(dtype):
+def test_amax_of_what_is_finite(dtype: torch.dtype) -> None:
     for x in (
         cases.noise((9001,), dtype),
         cases.noise((1 << 20,), dtype),
@@ -91,7 +91,7 @@ def test_amax_of_what_is_finite(dtype):
         assert_same(call("finite_amax", x), finite.amax() if finite.numel() else torch.tensor(0.0))
 
 
-def test_the_kernels_claim_tensors_of_the_device_and_no_others():
+def test_the_kernels_claim_tensors_of_the_device_and_no_others() -> None:
     x = torch.zeros(32)
     assert gpu.claims(x.cuda(), resolve("mxfp8"))
     assert gpu.reads(x.cuda())
@@ -99,7 +99,7 @@ def test_the_kernels_claim_tensors_of_the_device_and_no_others():
     assert not gpu.claims(x, resolve("mxfp8"))
 
 
-def test_nothing_waits_for_the_device():
+def test_nothing_waits_for_the_device() -> None:
     x = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
     options = resolve("hifp8", scaling="current")
     scale = tensor_scale(x, options, None)
@@ -114,7 +114,7 @@ def test_nothing_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_more_elements_than_32_bits_count():
+def test_more_elements_than_32_bits_count() -> None:
     rows = (1 << 31) // 64 + 32
     if torch.cuda.mem_get_info()[0] < 6 * rows * 64 * 2:
         pytest.skip("the device's memory is too small")
@@ -132,11 +132,15 @@ def test_more_elements_than_32_bits_count():
         assert int(torch.count_nonzero(both[:-32])) == 0
 
 
-def test_what_runs_call_takes_the_kernels():
+def test_what_runs_call_takes_the_kernels() -> None:
     x = cases.noise((70, 96), torch.bfloat16)
     there = x.cuda()
     assert choice.kernel_for(there, resolve("mxfp8")) is gpu
-    for fmt, options in (("mxfp8", {"scale_rule": "rceil"}), ("hifp8", {"scaling": "current"})):
+    both_formats: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("mxfp8", {"scale_rule": "rceil"}),
+        ("hifp8", {"scaling": "current"}),
+    )
+    for fmt, options in both_formats:
         with choice.torch_alone():
             expected = [quantise(x, fmt, axis=axis, **options) for axis in (0, 1)]
         assert_same(quantise(there, fmt, axis=0, **options).cpu(), expected[0])

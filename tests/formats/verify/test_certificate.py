@@ -66,7 +66,7 @@ def test_a_failed_one_is_not_hidden(tmp_path: Path) -> None:
     [({"formats_source": "0" * 16}, "other formats"), ({"torch": "2.9.1"}, "torch 2.9.1")],
 )
 def test_one_for_another_version_is_said_to_be_that(
-    changed: dict[str, str], words: str, tmp_path: Path
+    changed: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     save(made(**changed), tmp_path)
     known = standing(tmp_path, "cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -59,7 +60,7 @@ def test_scales_are_those_of_fractions(name: str, rule: str) -> None:
         ("nvfp4_e2m1", {"amax": 0.0}, 1.0),
     ],
 )
-def test_the_scale_of_a_tensor(fmt: str, options: dict[str, object], scale: float) -> None:
+def test_the_scale_of_a_tensor(fmt: str, options: dict[str, Any], scale: float) -> None:
     """amax is 6; NaN and Inf do not count."""
     x = np.array([1.0, -6.0, math.nan, math.inf], np.float32)
     assert tensor_scale(Case(fmt, x, options=options)) == np.float32(scale)

@@ -25,7 +25,7 @@ def test_a_gold_that_rounds_wrongly_is_found_out(fmt: str, monkeypatch: pytest.M
     def half_down(element: str, v: np.ndarray, saturate: bool, ties: str = "even") -> np.ndarray:
         return right(element, np.nextafter(v, 0), saturate, ties)
 
-    right = exact.nearest
+    right = exact.nearest  # type: ignore[attr-defined]
     monkeypatch.setattr(exact, "nearest", half_down)
     tally = Tally()
     check_gold(fmt, tally)

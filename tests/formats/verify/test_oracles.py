@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_one_that_cannot_be_imported_is_named_with_the_remedy(
 def test_one_whose_functions_are_others_now_is_absent_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr(torchao_oracle.mx_tensor, "to_mx")
+    monkeypatch.delattr(torchao_oracle.mx_tensor, "to_mx")  # type: ignore[attr-defined]
     present, absent = find_oracles()
     assert "torchao" not in [one.name for one in present]
     assert absent["torchao"].startswith("this version cannot be used: AttributeError")
@@ -102,8 +103,8 @@ def test_torchao_is_asked_only_where_it_follows_the_definitions() -> None:
         {"options": {"pre_scale": True}},
     ],
 )
-def test_torchao_has_no_opinion_on_what_it_does_not_do(changed: dict[str, object]) -> None:
-    case = Case("mxfp4_e2m1", np.ones((32, 32), np.float32), **changed)  # type: ignore[arg-type]
+def test_torchao_has_no_opinion_on_what_it_does_not_do(changed: dict[str, Any]) -> None:
+    case = Case("mxfp4_e2m1", np.ones((32, 32), np.float32), **changed)
     assert torchao_oracle.blocks(case, answer(case)) is None
 
 

@@ -44,7 +44,7 @@ def test_every_choice_of_every_option_is_asked_for(fmt: str) -> None:
         "pre_scale": {True},
     }
     for option in FORMATS[fmt].options & set(choices):
-        assert values(fmt, option) >= {getattr(c, "value", c) for c in choices[option]}, option
+        assert values(fmt, option) >= {getattr(c, "value", c) for c in choices[option]}, option  # type: ignore[attr-defined]
 
 
 @formats

@@ -30,7 +30,7 @@ STRIDE = 29
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the cases, without comparing the gold with Fractions (see `test_exact`)."""
-    whole = suite.cases_of
+    whole = suite.cases_of  # type: ignore[attr-defined]
 
     def some(fmt: str) -> Iterator[Case]:
         return itertools.islice(whole(fmt), 0, None, STRIDE)
@@ -166,7 +166,8 @@ def scale_flushed(codes: Tensor, scales: Any, fmt: str, **options: Any) -> Tenso
 def test_faulty_codes_and_scales_are_caught(
     subject: str, part: str, fault: Callable[..., Any], what: str
 ) -> None:
-    found = rows(subject, dataclasses.replace(GOOD, **{part: fault}))
+    faulty: dict[str, Any] = {part: fault}
+    found = rows(subject, dataclasses.replace(GOOD, **faulty))
     assert "exact gold" in wrong(found)
     assert what in {one.what for row in found for one in row.examples}
 

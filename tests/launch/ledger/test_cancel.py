@@ -87,13 +87,13 @@ def submitted(make_run: MakeRun, task: int, state: State = State.PENDING) -> Run
 
 def ends_jobs(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
     """From scancel on squeue says something else."""
-    real = module.scheduler.cancel
+    real = module.scheduler.cancel  # type: ignore[attr-defined]
 
     def cancel_jobs(ids: list[str]) -> None:
         real(ids)
         slurm.answer("squeue", after)
 
-    monkeypatch.setattr(module.scheduler, "cancel", cancel_jobs)
+    monkeypatch.setattr(module.scheduler, "cancel", cancel_jobs)  # type: ignore[attr-defined]
 
 
 def test_jobs_are_ended_in_one_call_and_written_down(

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -261,7 +262,7 @@ def test_run_that_was_put_back_waits(
     ],
 )
 def test_end_of_the_job_is_the_end_of_a_run_that_did_not_tell(
-    slurm: FakeSlurm, make_run: MakeRun, line: dict[str, str], state: State, reason: str
+    slurm: FakeSlurm, make_run: MakeRun, line: dict[str, Any], state: State, reason: str
 ) -> None:
     slurm.answer("squeue", queue_line("7_4", **line))
     found = standing(submitted(make_run, iteration=3))

@@ -14,7 +14,7 @@ from rich.console import Console
 from quantexp.launch.ledger.job import Job, JobState
 from quantexp.launch.ledger.pace import Pace
 from quantexp.launch.ledger.standing import Standing
-from quantexp.launch.ledger.view import duration, summary, view
+from quantexp.launch.ledger.view import duration, summary, view  # type: ignore[attr-defined]
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Phase, State, Status

@@ -43,11 +43,11 @@ def main(root: Path, num_submitters: int, num_runs: int, killed: int | None) -> 
     # After composing: Hydra imports its plugins anew when it looks for them.
     from quantexp_launchers.local import processes
 
-    processes.command = lambda run_dir, _=1: [
+    processes.command = lambda run_dir, _=1: [  # type: ignore[assignment]
         *(sys.executable, "-S", str(Path(__file__).with_name("worker.py")), str(run_dir))
     ]
     for module in (prepare, queue):
-        module.device_class = lambda _: "cpu"
+        module.device_class = lambda _: "cpu"  # type: ignore[attr-defined]
     experiments = [copy.deepcopy(one) for _ in range(num_runs)]
     for seed, experiment in enumerate(experiments):
         experiment.training.seed = seed

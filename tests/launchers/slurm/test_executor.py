@@ -68,7 +68,7 @@ def calls(tmp_path: Path, client: Client) -> Calls:
         found = [json.loads(line) for line in lines]
         return [call for call in found if Path(call["argv"][0]).name == name]
 
-    return read  # type: ignore[return-value]
+    return read
 
 
 def launcher(**keys: Any) -> LauncherConfig:

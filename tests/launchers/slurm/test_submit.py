@@ -188,7 +188,9 @@ def waits(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         return f"job {status.job_id} is waiting" if status.job_id == "90_4" else None
 
     monkeypatch.setattr(
-        submit, "open_run", lambda *words, **keys: open_run(*words, **keys, job_lookup=live)
+        submit,
+        "open_run",
+        lambda *words, **keys: open_run(*words, **keys, job_lookup=live),  # type: ignore[misc]
     )
     return folder.run
 

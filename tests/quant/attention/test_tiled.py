@@ -166,7 +166,7 @@ def test_second_backward_takes_its_own_scales() -> None:
         dO = torch.randn(o.shape, generator=torch.Generator().manual_seed(4)).to(o.dtype)
         torch.autograd.grad(o, (q, k, v), dO * 64, retain_graph=True)
         found.append((o.detach(), *torch.autograd.grad(o, (q, k, v), dO)))
-    agree(*found)
+    agree(*found)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("small")
@@ -270,7 +270,7 @@ def test_amax_of_two_copies_alike_is_seen_once(monkeypatch: pytest.MonkeyPatch) 
         assert len(seen) == 3 * times
 
 
-class Largest(TorchDispatchMode):  # type: ignore[misc]
+class Largest(TorchDispatchMode):
     """The number of elements of the largest tensor created inside."""
 
     num_elements = 0

@@ -30,8 +30,8 @@ def kernels_alone(rows: int, keys: int) -> Iterator[None]:
         patch.object(quantising, "reads", lambda x: True),
         patch.dict(launches.LAUNCHES, dict.fromkeys(launches.LAUNCHES, launch)),
         patch.object(tiles, "ROWS", 32),
-        patch.object(tiled.Forward, "output", _not_called),
-        patch.object(tiled.Backward, "gradients", _not_called),
+        patch.object(tiled.Forward, "output", _not_called),  # type: ignore[attr-defined]
+        patch.object(tiled.Backward, "gradients", _not_called),  # type: ignore[attr-defined]
         use_step_state(StepState(1)) as state,
     ):
         state.begin(1, 0)
@@ -57,11 +57,11 @@ def looked_at(given: Given, left_out: Slot | None = None) -> str | Result:
     def without(self: gpu.Kernels, slot: Slot) -> tuple[object, ...]:
         return (0,) if slot == left_out else how(self, slot)
 
-    forward, backward = tiled.Forward.output, tiled.Backward.gradients
+    forward, backward = tiled.Forward.output, tiled.Backward.gradients  # type: ignore[attr-defined]
     with (
         kernels_alone(*sizes),
-        patch.object(tiled.Forward, "output", forward),
-        patch.object(tiled.Backward, "gradients", backward),
+        patch.object(tiled.Forward, "output", forward),  # type: ignore[attr-defined]
+        patch.object(tiled.Backward, "gradients", backward),  # type: ignore[attr-defined]
         patch.object(gpu.Kernels, "_how", without) if left_out else nullcontext(),
         watch_products(),
     ):

@@ -40,13 +40,13 @@ def test_copies_are_kept_where_they_have_a_further_use(case: str) -> None:
     linear, one_read, kept = CASES[case]
     fprop, dgrad = weights(linear)
     # As in the precision map: an operand that needs the step state has a stream, each slot its own.
-    named = [
+    first, second = (
         Operand(**{**o.__dict__, "stream": label if o.needs_step_state else ""})
         for o, label in ((fprop, "fprop.w"), (dgrad, "dgrad.w"))
-    ]
-    assert shares_read(*named) is one_read
+    )
+    assert shares_read(first, second) is one_read
     counts = [(True, False), (False, True), (False, False)]
-    assert tuple(num_kept(*named, *count) for count in counts) == kept
+    assert tuple(num_kept(first, second, *count) for count in counts) == kept
 
 
 def test_a_form_is_the_values_not_the_slot() -> None:

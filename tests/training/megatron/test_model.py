@@ -107,7 +107,7 @@ def test_attention_refuses_packed_sequences(tiny: Tiny) -> None:
         attention = scheme_modules(model)[ModuleId(0, "attention")]
         x = torch.zeros(4, 1, 4, 32, dtype=torch.bfloat16)
         with pytest.raises(ConfigError, match="no packed sequences and no bias"):
-            attention(x, x, x, None, packed_seq_params=object())
+            attention(x, x, x, None, packed_seq_params=object())  # type: ignore[operator]
 
 
 def test_the_session_leaves_nothing_behind(tiny: Tiny) -> None:

@@ -48,7 +48,7 @@ def test_round_trip_keeps_every_bit(family: str, precision: Precision, tmp_path:
     config = FAMILIES[family]
     write(published_model(config).to(dtype), config, tmp_path, max_shard_size="50KB")
     weights = open_weights(tmp_path)
-    expected = {}
+    expected: dict[str, torch.Tensor] = {}
     for file in weights.files:
         expected |= load_file(file)
 

@@ -264,7 +264,7 @@ def test_the_loss_is_the_mean_over_all_micro_batches(tiny: Tiny, precision: str)
             for i in range(0, 8, micro_batch_size)
         )
         keeps = Keeps()
-        keeps.iteration = lambda metrics, k=keeps: k.metrics.append(metrics)  # type: ignore[method-assign,misc,func-returns-value]
+        keeps.iteration = lambda metrics, k=keeps: k.metrics.append(metrics)  # type: ignore[method-assign,misc]
         with session(experiment.training) as device:
             train(experiment, parts, keeps, device)
         reported.append(keeps.metrics[0].loss)
@@ -300,7 +300,7 @@ def test_the_learning_rate_warms_up_from_the_first_iteration_and_ends_at_its_min
 
 
 def test_norms_have_no_weight_decay(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = step.get_megatron_optimizer
+    made = step.get_megatron_optimizer  # type: ignore[attr-defined]
     groups: list[tuple[float, set[int]]] = []
 
     def kept(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """What capturing costs: the time of a training step with and without, in one run.
 
-    python benchmarks/capture.py [--repeats 3] [--iterations 24] [capture=stats ...]
+    python benchmarks/capture_steps.py [--repeats 3] [--iterations 24] [capture=stats ...]
 
 Blocks of five iterations with capture and without take turns, in the same process on the same weights: what is
 counted in the background while the step after a captured one runs is paid by a block with capture. Every repeat is a

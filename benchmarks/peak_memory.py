@@ -1,6 +1,6 @@
 """Peak memory of training runs beside what `quantexp plan` says of them, each in a process of its own.
 
-    python benchmarks/memory.py [--quick-disk] [words of one run]
+    python benchmarks/peak_memory.py [--quick-disk] [words of one run]
 
 Measured is the peak resident set of the process less what it had when everything was imported and torch had multiplied
 once: the run's own part. Without words a list of runs that differ in what makes the peak.
@@ -67,7 +67,7 @@ def write_between_iterations() -> None:
         has_ended.wait(_WRITE_S)
         write(self, pieces)
 
-    Recorder.begin = noted  # type: ignore[method-assign]
+    Recorder.begin = noted  # type: ignore[assignment,method-assign]
     CaptureStore.flush = last  # type: ignore[method-assign]
     CaptureStore._write_all = later  # type: ignore[method-assign]
 
