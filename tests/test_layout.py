@@ -68,3 +68,12 @@ def test_no_file_grows_past_350_lines() -> None:
         for file in folder.rglob("*.py")
     }
     assert {file: length for file, length in lengths.items() if length > 350} == {}
+
+
+@pytest.mark.parametrize(
+    ("private", "wrapper"),
+    [("hydra._internal", "config/hydra_internals.py"), ("torch._C", "quant/torch_internals.py")],
+)
+def test_private_modules_of_a_library_are_used_in_one_file(private: str, wrapper: str) -> None:
+    files = (file for file in PACKAGE.rglob("*.py") if private in file.read_text())
+    assert [str(file.relative_to(PACKAGE)) for file in files] == [wrapper]

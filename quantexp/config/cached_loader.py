@@ -13,12 +13,11 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 
+from quantexp.config.hydra_internals import ConfigLoaderImpl, ConfigRepository
 from quantexp.errors import ConfigError
 
 #: Search path and file name -> the pickle of the file's content, or of None if the file does not exist.

@@ -27,7 +27,7 @@ from quantexp.launch.reuse import ended_for_good, skip_or_rerun_reason
 from quantexp.model.checkpoints import named, require_room
 from quantexp.runs.lock import PROBE_S, cannot_write, take_lock
 from quantexp.runs.paths import RunDir
-from quantexp.runs.provenance import provenance
+from quantexp.runs.provenance import Provenance, Source, provenance
 from quantexp.runs.redaction import redacted
 from quantexp.runs.snapshot import take_snapshot
 from quantexp.runs.status import State, Status, now, read_status, write_json, write_status
@@ -78,7 +78,7 @@ def open_run(
     job_lookup: JobLookup = live_job,
     patience_s: float = PROBE_S,
     *,
-    source: dict[str, Any] | None = None,
+    source: Source | None = None,
     since: str | None = None,
 ) -> Iterator[tuple[Opened, int | None]]:
     """Lock the experiment's run folder and prepare a new attempt; yields the folder and the lock's file descriptor.
@@ -174,7 +174,7 @@ def _elsewhere(run: RunDir, job_lookup: JobLookup) -> str | None:
     return job_lookup(status)
 
 
-def _prepare(experiment: Experiment, run: RunDir, started_with: dict[str, Any]) -> None:
+def _prepare(experiment: Experiment, run: RunDir, started_with: Provenance) -> None:
     try:
         if not _only_prepared(run):
             set_aside(run, experiment.capture.dir)
@@ -217,7 +217,7 @@ def set_aside(run: RunDir, capture_dir: str | None, keep: tuple[Path, ...] = ())
                 path.rename(target)
 
 
-def _write_new(experiment: Experiment, run: RunDir, started_with: dict[str, Any]) -> None:
+def _write_new(experiment: Experiment, run: RunDir, started_with: Provenance) -> None:
     run.logs.mkdir(exist_ok=True)
     run.reserve.write_bytes(bytes(RESERVE_BYTES))
     save(with_absolute_paths(experiment), run.config)

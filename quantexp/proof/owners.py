@@ -11,9 +11,10 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+
+from quantexp.quant.torch_internals import current_autograd_node
 
 _TAG = "quantexp.owner"
 
@@ -29,7 +30,7 @@ class Owners:
         """The module whose forward or backward is running, or None outside all of them."""
         if self._stack:
             return self._stack[-1]
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         return None if node is None else _metadata(node).get(_TAG)
 
     @contextlib.contextmanager

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,6 +34,7 @@ from quantexp.quant.product_context import (
 )
 from quantexp.quant.sites import PRODUCTS, Product, Site
 from quantexp.quant.slots import WORKING, Operand
+from quantexp.quant.torch_internals import in_backward
 
 #: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
 PAIRED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2)}
@@ -167,7 +167,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for argument, value in zip(func._schema.arguments, args, strict=False)
         } | kwargs
         is_backward = name.endswith("_backward")
-        recomputed = not is_backward and torch._C._current_autograd_node() is not None
+        recomputed = not is_backward and in_backward()
         for site, product, operand, source in _FUSED_SLOTS[is_backward]:
             declared = self.declared[context.module].operand(site, product, operand)
             entry = Entry(context.module, site, product, operand, declared)
@@ -210,9 +210,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _in_context(self, context: ProductContext, left: Tensor, right: Tensor) -> None:
         shape = PRODUCTS[context.site][context.product]
-        recomputed = context.recomputed or (
-            context.product is Product.FPROP and torch._C._current_autograd_node() is not None
-        )
+        recomputed = context.recomputed or (context.product is Product.FPROP and in_backward())
         sources, part = context.sources, context.part
         empty = left.numel() == 0 or right.numel() == 0
         for side, (name, x, reduced) in enumerate(

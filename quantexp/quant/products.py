@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 from torch.library import Library, get_kernel
 
+from quantexp.quant.torch_internals import without_torch_function
+
 #: Bytes of a strip in fp32, of an operand or of the result.
 STRIP_BYTES = 8 << 20
 #: Bytes in fp32 of the operand that is converted once for all strips of the other.
@@ -120,7 +122,7 @@ class _Kernels:
             if not self._takes(a, b, dim, out):
                 arguments = {} if out is None else {"out": out}
                 return self.native[name].call_boxed(keyset, a, b, **arguments)
-            with torch._C.DisableTorchFunction():
+            with without_torch_function():
                 return self._product(keyset, a, b, out, lambda strip, at: strip)
 
         return multiply
@@ -145,7 +147,7 @@ class _Kernels:
                 return self.native[name].call_boxed(
                     keyset, c, a, b, beta=beta, alpha=alpha, **arguments
                 )
-            with torch._C.DisableTorchFunction():
+            with without_torch_function():
                 c_MN = c.expand(*a.shape[:-1], b.shape[-1])
 
                 def finish(strip: Tensor, at: tuple[slice, ...]) -> Tensor:
@@ -167,7 +169,7 @@ class _Kernels:
             def wide(x: Any) -> Any:
                 return x.float() if isinstance(x, Tensor) and x.dtype == dtype else x
 
-            with torch._C.DisableTorchFunction():
+            with without_torch_function():
                 results = self.native[name].call_boxed(
                     keyset, *map(wide, args), **{key: wide(x) for key, x in kwargs.items()}
                 )

@@ -12,10 +12,50 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from quantexp import __version__
 from quantexp.runs.status import now, read_json, write_json
+
+
+class Source(TypedDict):
+    """The state of quantexp's own source; None values if it is not a git checkout."""
+
+    commit: str | None
+    diff: str | None
+    untracked: NotRequired[list[str]]
+    #: The name of the snapshot's folder.
+    snapshot: NotRequired[str]
+
+
+class Ran(TypedDict):
+    """The machine on which the last attempt ran."""
+
+    host: str
+    device: str
+    packages: dict[str, str | None]
+    started: str
+    products: NotRequired[str]
+
+
+class Provenance(TypedDict):
+    """The content of provenance.json."""
+
+    quantexp: str
+    python: str
+    packages: dict[str, str | None]
+    source: Source
+    host: str
+    platform: str
+    command: list[str]
+    folder: str
+    created: str
+    #: The content that the run's hash covers.
+    identity: dict[str, Any]
+    ran: NotRequired[Ran]
+    #: The verdict of `quantexp verify` on the numerics of the device.
+    verified: NotRequired[dict[str, Any]]
+
 
 #: Packages whose versions affect the run.
 PACKAGES = (
@@ -36,8 +76,8 @@ def provenance(
     content: dict[str, Any],
     command: list[str],
     snapshot: Path,
-    source: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    source: Source | None = None,
+) -> Provenance:
     """The content of provenance.json at the start of a run.
 
     Args:
@@ -71,8 +111,9 @@ def add_what_ran(
         verified: the verdict of the certificates of `quantexp verify` on the numerics of this device.
         products: a description of the matrix products in the run's precision; None leaves the key out.
     """
-    ran = {"host": platform.node(), "device": device, "packages": versions(), "started": now()}
-    ran |= {} if products is None else {"products": products}
+    ran: Ran = {"host": platform.node(), "device": device, "packages": versions(), "started": now()}
+    if products is not None:
+        ran["products"] = products
     write_json(file, {**read_json(file), "ran": ran, "verified": verified})
 
 
@@ -88,7 +129,7 @@ def _version(package: str) -> str | None:
 
 
 @functools.cache
-def checkout() -> dict[str, Any]:
+def checkout() -> Source:
     """Commit and uncommitted changes of quantexp's source, read once; None values if it is not a git checkout."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():

@@ -552,6 +552,6 @@ def test_folder_is_known_without_opening_it(experiment: Experiment) -> None:
 
 
 def test_source_that_is_known_already_is_not_asked_for(experiment: Experiment) -> None:
-    with open_run(experiment, "cpu", [], source={"commit": "0123"}) as (folder, _):
+    with open_run(experiment, "cpu", [], source={"commit": "0123", "diff": None}) as (folder, _):
         source = json.loads(folder.run.provenance.read_text())["source"]
-        assert source == {"commit": "0123", "snapshot": folder.snapshot.name}
+        assert source == {"commit": "0123", "diff": None, "snapshot": folder.snapshot.name}

@@ -15,7 +15,7 @@ def test_provenance_of_a_checkout_names_the_commit() -> None:
     assert source["snapshot"] == "0123"
     assert set(source) >= {"commit", "diff"}
     if (Path(__file__).parents[2] / ".git").exists():
-        assert len(source["commit"]) == 40
+        assert len(source["commit"] or "") == 40
 
 
 def test_what_ran_is_added_with_its_verification(tmp_path: Path) -> None:

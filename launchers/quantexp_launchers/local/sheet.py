@@ -23,6 +23,7 @@ from quantexp.launch.label import labels
 from quantexp.launch.outcome import Outcome
 from quantexp.runs.lock import hold
 from quantexp.runs.paths import RunDir, SweepFiles
+from quantexp.runs.provenance import Source
 from quantexp.runs.redaction import redacted
 from quantexp.runs.status import State, now, read_json
 from quantexp.runs.sweep_list import cannot_write, sweep_file, write_sweep
@@ -81,7 +82,7 @@ class Sheet:
     items: list[Item]
     #: The command line, and the result of `provenance.checkout`.
     command: list[str]
-    source: dict[str, Any]
+    source: Source
     #: The time of submission. Outcomes that other processes recorded after it count for this sweep.
     started: str = field(default_factory=now)
     finished: str | None = None

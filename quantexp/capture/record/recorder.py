@@ -33,6 +33,7 @@ from quantexp.capture.store.metadata import BEFORE, About, Describer
 from quantexp.errors import CaptureError
 from quantexp.quant.hooks import FORWARD, TensorHook
 from quantexp.quant.precision import ModuleId, ModulePrecision
+from quantexp.quant.torch_internals import in_backward, without_torch_function
 from quantexp.schema import CaptureConfig, CaptureLevel
 
 #: Minimum seconds between two progress reports.
@@ -151,7 +152,7 @@ class Recorder:
         """Whether the current tensor of a module is recorded: it is selected, and this is not a recomputation."""
         if not self._is_captured:
             return False
-        recomputed = operation == FORWARD and torch._C._current_autograd_node() is not None
+        recomputed = operation == FORWARD and in_backward()
         return not recomputed and self.wants(module, operation, tensor_name, alike)
 
     def captures(self, iteration: int) -> bool:
@@ -208,7 +209,7 @@ class Recorder:
         It disables torch function modes, because the mode that makes a CPU stand in for a GPU would run at every call.
         """
         start = time.perf_counter()
-        with self._stops_where_full(), torch._C.DisableTorchFunction():
+        with self._stops_where_full(), without_torch_function():
             yield
         self.seconds += time.perf_counter() - start
 

@@ -6,9 +6,9 @@ splits an override with several values (choices, ranges, globs, quotes).
 
 from __future__ import annotations
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Glob, Override
 
+from quantexp.config.hydra_internals import BasicSweeper
 from quantexp.errors import ConfigError
 
 #: Key, with its `+` or `~` -> the whole override.

@@ -12,7 +12,6 @@ from itertools import product
 from typing import Any, cast
 
 from hydra import compose as hydra_compose
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -21,6 +20,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
 from quantexp.config.environment import environment_overrides
+from quantexp.config.hydra_internals import BasicSweeper
 from quantexp.config.load import load_sweep
 from quantexp.config.overrides import readable
 from quantexp.config.published_choice import words_to_choose_by

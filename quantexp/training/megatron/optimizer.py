@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import adam as torch_adam
 
+from quantexp.quant.torch_internals import without_torch_function
+
 #: Elements of a strip: 1 MiB in float32.
 STRIP = 1 << 18
 _adam: Any = torch_adam.adam
@@ -33,7 +35,7 @@ def adam_in_strips(
     if options["amsgrad"] or not all(x.is_contiguous() for row in rows for x in row):
         _adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, **options)
         return
-    with torch._C.DisableTorchFunction():
+    with without_torch_function():
         for row, step in zip(rows, state_steps, strict=True):
             parts = [torch.split(x.detach().view(-1), STRIP) for x in row]
             before = step.clone()

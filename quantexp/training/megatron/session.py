@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from torch._C._distributed_c10d import HashStore, TCPStore
 
 from quantexp.quant.products import go_through_fp32, through_fp32
+from quantexp.quant.torch_internals import HashStore, TCPStore
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.ranks import Rank
 from quantexp.schema import Precision, TrainingConfig

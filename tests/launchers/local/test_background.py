@@ -50,7 +50,8 @@ def test_failed_run_is_exit_code_1(sheet: Sheet, workers: Workers) -> None:
 def test_command_and_source_are_those_of_the_submission(
     sheet: Sheet, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sheet.command, sheet.source = ["quantexp", "as", "typed"], {"commit": "0123"}
+    sheet.command = ["quantexp", "as", "typed"]
+    sheet.source = {"commit": "0123", "diff": None}
     sheet.write()
     monkeypatch.setattr("sys.argv", ["background"])
     main([str(sheet.files.listing)])
