@@ -146,6 +146,14 @@ class Capture(Collection[CapturedTensor]):
         first = {identity(entry.metadata): entry for entry in reversed(stored)}
         return Capture(self.folder, list(first.values())[::-1])
 
+    def described(self) -> list[CapturedTensor]:
+        """The tensors with statistics and without values."""
+        return [
+            entry
+            for entry in self._entries
+            if entry.metadata.get("statistics") and not entry.metadata.get("file")
+        ]
+
     @property
     def num_bytes(self) -> int:
         """The bytes of the values, without repeats."""
@@ -181,8 +189,7 @@ def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
         folder = folder / "tensors"
     if not folder.is_dir():
         raise CaptureError(f"there is no folder {folder}; give the tensors folder of a run")
-    lists = [folder / MANIFEST, *sorted(folder.glob("manifest.rank*.jsonl"))]
-    lines = [line for file in lists for line in lines_of(file)]
+    lines = [line for file in lists_of(folder, MANIFEST) for line in lines_of(file)]
     entries = lines or list(_of_names(folder))
     if statistics:
         entries = entries + list(_statistics_only(folder, lines))
@@ -200,8 +207,14 @@ def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
 
 def _statistics_only(folder: Path, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The lines of statistics without a line in the manifest."""
-    files = [folder / STATISTICS, *sorted(folder.glob("statistics.rank*.jsonl"))]
-    yield from unlisted((line for file in files for line in lines_of(file)), lines)
+    statistics = (line for file in lists_of(folder, STATISTICS) for line in lines_of(file))
+    yield from unlisted(statistics, lines)
+
+
+def lists_of(folder: Path, name: str) -> list[Path]:
+    """`MANIFEST` or `STATISTICS` of a folder: rank 0's list and, during a run, the lists of the other ranks."""
+    files = (folder / name, *sorted(folder.glob(f"{Path(name).stem}.rank*.jsonl")))
+    return [file for file in files if file.is_file()]
 
 
 def unlisted(

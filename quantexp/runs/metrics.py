@@ -1,4 +1,4 @@
-"""Reads metrics.jsonl, and defines the speed of a run for every display.
+"""Reads metrics.jsonl, and defines the losses and the speed of a run for every display.
 
     tokens/s    the median of the last WINDOW iterations, without iteration 1
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -24,28 +24,68 @@ TAIL_BYTES = 1 << 16
 WINDOW = 100
 
 
+def read_metrics(run: RunDir) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl, newest last; a loss or grad_norm that was not finite is None."""
+    return _whole_lines(run)
+
+
 def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
     """The last whole lines of metrics.jsonl, newest last; a loss or grad_norm that was not finite is NaN."""
+    recent = _whole_lines(run, TAIL_BYTES)
+    for metrics in recent:
+        for name in ("loss", "grad_norm"):
+            metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
+    return recent
+
+
+def _whole_lines(run: RunDir, num_bytes: int | None = None) -> list[dict[str, Any]]:
+    """The whole lines in the last `num_bytes` of metrics.jsonl, or in all of it; the first and last may be torn."""
     try:
         with run.metrics.open("rb") as stream:
-            stream.seek(max(0, run.metrics.stat().st_size - TAIL_BYTES))
-            lines = stream.read().decode(errors="replace").splitlines()
+            if num_bytes is not None:
+                stream.seek(max(0, run.metrics.stat().st_size - num_bytes))
+            texts = stream.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    recent = []
-    for line in lines:  # the first and the last may be incomplete
+    lines = []
+    for text in texts:
         with contextlib.suppress(ValueError):
-            metrics = json.loads(line)
-            if isinstance(metrics, dict):
-                for name in ("loss", "grad_norm"):
-                    metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
-                recent.append(metrics)
-    return recent
+            line = json.loads(text)
+            if isinstance(line, dict):
+                lines.append(line)
+    return lines
 
 
 def last_metrics(run: RunDir) -> dict[str, Any] | None:
     """The last whole line of metrics.jsonl; None if there is none."""
     return next(reversed(recent_metrics(run)), None)
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """The training loss in nats per token, by ascending iteration."""
+
+    iterations: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
+    #: Iterations whose loss is NaN or Inf, excluded above.
+    nonfinite: tuple[int, ...] = ()
+
+
+def loss_curve(metrics: Iterable[Mapping[str, Any]]) -> LossCurve:
+    """The losses of `read_metrics`; the last one of an iteration that was repeated after a resume.
+
+    Lines without iteration or loss are left out.
+    """
+    losses: dict[int, float] = {}
+    for line in metrics:
+        iteration, loss = line.get("iteration"), line.get("loss")
+        if isinstance(iteration, int) and "loss" in line and loss is None:
+            losses[iteration] = math.nan  # how a loss that is not finite is written
+        elif isinstance(iteration, int) and isinstance(loss, int | float):
+            losses[iteration] = float(loss)
+    finite = {i: losses[i] for i in sorted(losses) if math.isfinite(losses[i])}
+    nonfinite = tuple(i for i in sorted(losses) if i not in finite)
+    return LossCurve(tuple(finite), tuple(finite.values()), nonfinite)
 
 
 @dataclass(frozen=True)

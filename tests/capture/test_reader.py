@@ -312,6 +312,7 @@ def test_statistics_alone_can_be_opened_too(folder: Path) -> None:
         ("grad_output", None),
         ("input", 1),
     ]
+    assert found.described() == added
     assert len(found.with_values()) == len(plain.with_values())
 
 

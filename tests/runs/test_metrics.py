@@ -1,8 +1,11 @@
-"""One definition of a run's speed."""
+"""One definition of a run's losses and speed."""
 
 from __future__ import annotations
 
-from quantexp.runs.metrics import WINDOW, Speed, speed_of
+from pathlib import Path
+
+from quantexp.runs.metrics import WINDOW, LossCurve, Speed, loss_curve, read_metrics, speed_of
+from quantexp.runs.paths import RunDir
 
 
 def lines(*values: float) -> list[dict[str, float]]:
@@ -25,3 +28,36 @@ def test_the_tail_of_a_long_file_says_the_same_as_all_of_it() -> None:
 def test_nothing_is_said_of_lines_without_numbers() -> None:
     assert speed_of([]) == Speed()
     assert speed_of([{}, {"iteration": 2, "tokens_per_s": None}]) == Speed()
+
+
+def test_losses_are_sorted_and_a_repeated_iteration_has_the_later(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"iteration": 1, "loss": 5}\n{"iteration": 3, "loss": 9.0}\n'
+        '{"iteration": 2, "loss": 4.0}\n{"iteration": 3, "loss": 3.0}\n'
+    )
+    assert loss_curve(read_metrics(RunDir(tmp_path))) == LossCurve((1, 2, 3), (5.0, 4.0, 3.0))
+
+
+def test_non_finite_losses_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"iteration": 1, "loss": 5}\n{"iteration": 2, "loss": NaN}\n'
+    )
+    assert loss_curve(read_metrics(RunDir(tmp_path))) == LossCurve((1,), (5.0,), (2,))
+
+
+def test_lines_without_a_loss_and_torn_lines_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"iteration": 1}\n[1]\n{"iteration": 2, "loss": "x"}\n{"iteration": 3, "lo'
+    )
+    assert loss_curve(read_metrics(RunDir(tmp_path))) == LossCurve()
+
+
+def test_a_loss_of_null_was_not_finite(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"iteration": 1, "loss": 5.0}\n{"iteration": 2, "loss": null}\n'
+    )
+    assert loss_curve(read_metrics(RunDir(tmp_path))) == LossCurve((1,), (5.0,), (2,))
+
+
+def test_no_metrics_is_an_empty_curve(tmp_path: Path) -> None:
+    assert loss_curve(read_metrics(RunDir(tmp_path))) == LossCurve()

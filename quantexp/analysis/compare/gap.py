@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from quantexp.analysis.tensors.run_record import LossCurve
+from quantexp.runs.metrics import LossCurve
 
 #: The last fraction of the common iterations over which `late` is the mean.
 LATE_SHARE = 0.1

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.analysis.tensors.run_record import (
-    LossCurve,
     RunNames,
-    losses_of,
     read_config,
-    read_metrics,
     read_names,
 )
 from quantexp.errors import RunError
-from quantexp.runs.metrics import Speed, speed_of
+from quantexp.runs.metrics import LossCurve, Speed, loss_curve, read_metrics, speed_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Status, read_json, read_status
 
@@ -100,7 +97,7 @@ def read_side(run: RunDir) -> Side:
         run,
         names,
         read_config(run),
-        losses_of(metrics),
+        loss_curve(metrics),
         speed_of(metrics),
         _status(run, trouble),
         _mapping(run.provenance, trouble),

@@ -20,7 +20,6 @@ from quantexp.analysis.style import (
     new_figure,
     save_figure,
 )
-from quantexp.analysis.tensors.collection import Record
 from quantexp.analysis.tensors.inventory import Kind, in_flow, kind_of
 from quantexp.terminal.units import human_bytes
 
@@ -80,7 +79,7 @@ def _explain_colours(page: Page, rows: Sequence[Row]) -> None:
 
 
 def _kind(row: Row) -> Kind:
-    return kind_of(Record.from_metadata(row.entry.metadata))
+    return kind_of(str(row.entry.metadata.get("tensor")))
 
 
 def _bytes(row: Row) -> int:

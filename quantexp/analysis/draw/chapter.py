@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from quantexp.analysis.tensors.collection import Record
 from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.runs.paths import RunDir
@@ -53,11 +52,6 @@ class Source:
     def entries(self) -> list[CapturedTensor]:
         """The tensors with values, each stored value once: `entry.torch()`, `entry.metadata`, `entry.label`."""
         return list(self.capture.with_values())
-
-    @property
-    def records(self) -> list[Record]:
-        """Every line as a record; values missing in old collections are empty, None or -1 (`Record.from_metadata`)."""
-        return [Record.from_metadata(entry.metadata) for entry in self.capture]
 
 
 class Desk(Protocol):

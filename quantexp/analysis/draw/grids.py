@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.analysis.tensors.collection import Record
 from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
 from quantexp.analysis.tensors.rows import laid_out
 from quantexp.analysis.tensors.sample import sample_blocks
@@ -53,7 +52,7 @@ def grids_of(metadata: Mapping[str, Any], x: Tensor, abs_max: float | None) -> l
     if not abs_max:
         return []
     rows: dict[tuple[str, tuple[float, ...]], list[str]] = {}
-    for declared in declared_operands(Record.from_metadata(metadata)):
+    for declared in declared_operands(metadata):
         for grid in _grids(declared, x, abs_max):
             rows.setdefault((grid.format, grid.magnitudes), []).append(grid.label)
     grids = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +32,6 @@ class StatisticsOnly:
     def finding(self) -> str | None:
         """The anomaly shown beside the figures; None for an ordinary tensor."""
         return finding_of(self.record)
-
-
-def told_of(entries: Iterable[CapturedTensor]) -> list[CapturedTensor]:
-    """The tensors with statistics only."""
-    return [e for e in entries if not e.metadata.get("file") and e.metadata.get("statistics")]
 
 
 def name_of_told(metadata: Mapping[str, Any]) -> str:

@@ -40,7 +40,6 @@ from quantexp.analysis.style import (
     say_instead,
 )
 from quantexp.analysis.tensors.by_kind import representable
-from quantexp.analysis.tensors.collection import Record
 from quantexp.analysis.tensors.operands import declared_operands
 from quantexp.errors import CaptureError
 
@@ -82,7 +81,7 @@ def ranges_of(told: StatisticsOnly) -> Iterator[tuple[str, tuple[str, float]]]:
     if not abs_max:
         return
     try:
-        declared = declared_operands(Record.from_metadata(told.entry.metadata))
+        declared = declared_operands(told.entry.metadata)
     except CaptureError:
         declared = []
     for one in declared:

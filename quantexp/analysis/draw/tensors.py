@@ -12,7 +12,7 @@ from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.draw.desk import Problems, place_of, progress_bar
 from quantexp.analysis.draw.journal import Journal, key_of
 from quantexp.analysis.draw.pool import Pool
-from quantexp.analysis.draw.statistics_only import key_of_told, name_of_told, told_of
+from quantexp.analysis.draw.statistics_only import key_of_told, name_of_told
 from quantexp.analysis.draw.tables import Row
 from quantexp.analysis.draw.tree import DISTRIBUTIONS, FIGURES
 from quantexp.analysis.draw.work import Done, Task, do
@@ -55,7 +55,7 @@ def pieces_of(
 
 
 def _told(source: Source, is_one_of_many: bool, every_iteration: bool) -> Iterator[Piece]:
-    entries = told_of(source.capture)
+    entries = source.capture.described()
     last = max((entry.metadata.get("iteration") or 0 for entry in entries), default=0)
     for entry in entries:
         is_drawn = every_iteration or (entry.metadata.get("iteration") or 0) == last

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
-from quantexp.analysis.numerics.place import Place
+from quantexp.analysis.tensors.place import Place
 from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
 from quantexp.quant.attention.documents import hidden

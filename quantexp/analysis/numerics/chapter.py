@@ -27,9 +27,9 @@ from quantexp.analysis.numerics.hif8_figure import (
 )
 from quantexp.analysis.numerics.outlier_figure import channel_profile, heads, outliers_by_layer
 from quantexp.analysis.numerics.passes import forward_and_backward
-from quantexp.analysis.numerics.place import Place
 from quantexp.analysis.numerics.series import AS_DECLARED, Judged, groups_of, slug
 from quantexp.analysis.numerics.table import csv_text, json_text
+from quantexp.analysis.tensors.place import Place
 
 #: A figure's name, and the figure or the reason for its absence.
 Drawn = tuple[str, Figure | str]

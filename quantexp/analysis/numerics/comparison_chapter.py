@@ -18,8 +18,8 @@ from quantexp.analysis.numerics.comparison import (
 from quantexp.analysis.numerics.drift import drift_from
 from quantexp.analysis.numerics.gather import Run, gather
 from quantexp.analysis.numerics.heat import draw_heat
-from quantexp.analysis.numerics.place import Place
 from quantexp.analysis.numerics.series import Measure, Member, Scale, slug
+from quantexp.analysis.tensors.place import Place
 
 DRIFT = Measure("drift", "difference, of the reference's norm", Scale.PERCENT)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.analysis.numerics.place import Place
+from quantexp.analysis.tensors.place import Place
 from quantexp.capture.reader import CapturedTensor, open_capture
 
 _CHUNK_ELEMENTS = 1 << 20

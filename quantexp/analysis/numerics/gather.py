@@ -51,11 +51,7 @@ def _run(source: Source, desk: Desk) -> Run:
     asked = () if any(map(is_quantised, source.capture)) else USUAL_FORMATS
     look = partial(measure, asked=Asked(asked))
     found = [one for _, one in desk.each(look, stored)]
-    bare = [
-        of_statistics(entry.metadata)
-        for entry in source.capture
-        if not entry.metadata.get("file") and entry.metadata.get("statistics")
-    ]
+    bare = [of_statistics(entry.metadata) for entry in source.capture.described()]
     return Run(source.label, source.scheme, tuple(found + bare))
 
 

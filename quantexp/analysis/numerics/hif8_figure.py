@@ -20,7 +20,6 @@ from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.hif8 import Tier, tier_of, tier_shares
 from quantexp.analysis.numerics.lines import finite, write_note, write_title
 from quantexp.analysis.numerics.marks import mark_of
-from quantexp.analysis.numerics.place import Place
 from quantexp.analysis.numerics.series import Judged, in_order, modules_of
 from quantexp.analysis.style import (
     BLUE,
@@ -35,6 +34,7 @@ from quantexp.analysis.style import (
     new_figure,
     power_of_two,
 )
+from quantexp.analysis.tensors.place import Place
 from quantexp.capture.reader import CapturedTensor
 from quantexp.formats.codes import code_values
 from quantexp.formats.table import HIF8

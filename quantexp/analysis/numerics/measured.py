@@ -18,11 +18,11 @@ from torch import Tensor
 from quantexp.analysis.numerics.counts import from_json
 from quantexp.analysis.numerics.operand import UnderFormat, axis_of, under_format
 from quantexp.analysis.numerics.outliers import Outliers, channel_dims, head_dims, outliers
-from quantexp.analysis.numerics.place import Place
 from quantexp.analysis.requantise.blocks import keeps_blocks
 from quantexp.analysis.requantise.slots import OperandSlot, check_layout, slots_of
-from quantexp.analysis.tensors.collection import Record
 from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
+from quantexp.analysis.tensors.place import Place
+from quantexp.analysis.tensors.rows import ROW_SEQUENCES
 from quantexp.analysis.tensors.statistics import Fidelity
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.summary import statistics
@@ -207,16 +207,15 @@ def _wanted(
     metadata: Mapping[str, Any], slots: list[OperandSlot], asked: Asked
 ) -> Iterator[tuple[str, DeclaredOperand, bool]]:
     """Slot, operand, and whether the run declares it."""
-    record = Record.from_metadata(metadata)
-    declared = declared_operands(record)
+    declared = declared_operands(metadata)
     taken = {(one.product, one.operand) for one in declared}
     found = [(f"{one.product}.{one.operand}", one, True) for one in declared]
     for slot in slots:
-        if (slot.product.value, slot.operand) not in taken and not _reuses(record, slot):
+        if (slot.product.value, slot.operand) not in taken and not _reuses(metadata, slot):
             found += [
                 (
                     f"{slot.product.value}.{slot.operand}",
-                    replace(as_schemes_hold(slot, name), rows=record.row_sequences),
+                    replace(as_schemes_hold(slot, name), rows=metadata.get(ROW_SEQUENCES)),
                     False,
                 )
                 for name in asked.formats
@@ -226,13 +225,14 @@ def _wanted(
         yield from (("", one, False) for one in _other_axes(slots[0].operand, found))
 
 
-def _reuses(record: Record, slot: OperandSlot) -> bool:
+def _reuses(metadata: Mapping[str, Any], slot: OperandSlot) -> bool:
     """Whether the slot reuses the forward copy, which is judged in the forward slot."""
     names = (
         f"{slot.product.value}.{slot.operand}",
         f"{slot.site.value}.{slot.product.value}.{slot.operand}",
     )
-    return any(bool(record.formats.get(name, {}).get("reuse")) for name in names)
+    formats = metadata.get("formats") or {}
+    return any(bool(formats.get(name, {}).get("reuse")) for name in names)
 
 
 def as_schemes_hold(slot: OperandSlot, format_name: str) -> DeclaredOperand:

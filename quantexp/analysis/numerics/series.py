@@ -15,8 +15,8 @@ from enum import Enum
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.measured import Measured
 from quantexp.analysis.numerics.operand import UnderFormat
-from quantexp.analysis.numerics.place import Place
 from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
+from quantexp.analysis.tensors.place import Place
 
 AS_DECLARED = "as declared"
 _PRODUCTS = ("fprop", "dgrad", "dgrad_q", "dgrad_k", "dgrad_p", "dgrad_v", "wgrad", "")

@@ -20,7 +20,7 @@ from quantexp.analysis.numerics.hif8 import tier_shares
 from quantexp.analysis.numerics.measured import Measured
 from quantexp.analysis.numerics.operand import Axis, UnderFormat
 from quantexp.analysis.numerics.outliers import Outliers
-from quantexp.analysis.numerics.place import Place
+from quantexp.analysis.tensors.place import Place
 from quantexp.analysis.tensors.statistics import Fidelity
 
 _PLACE = (

@@ -26,12 +26,11 @@ from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.numerics.gather import USUAL_FORMATS, is_quantised
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
 from quantexp.analysis.numerics.operand import largest_scale_exponent
-from quantexp.analysis.numerics.place import Place
 from quantexp.analysis.numerics.table import measured_of_json, tensor_json
-from quantexp.analysis.tensors.collection import Record
 from quantexp.analysis.tensors.inventory import Kind, kind_of
 from quantexp.analysis.tensors.operands import declared_operands
-from quantexp.capture.reader import Capture, CapturedTensor, open_capture
+from quantexp.analysis.tensors.place import Place
+from quantexp.capture.reader import Capture, CapturedTensor, lists_of, open_capture
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.errors import CaptureError
 from quantexp.runs.status import write_whole
@@ -140,8 +139,7 @@ def kept_look(keep: Path, folder: Path) -> FirstLook | None:
 
 def _with_room(capture: Capture) -> tuple[list[CapturedTensor], tuple[int, ...] | None]:
     """Every stored value once, then tensors with statistics only, limited to evenly spaced iterations."""
-    bare = [e for e in capture if not e.metadata.get("file") and e.metadata.get("statistics")]
-    entries = [*capture.with_values(), *bare]
+    entries = [*capture.with_values(), *capture.described()]
     if len(entries) <= MOST_TENSORS:
         return entries, None
     of = [int(entry.metadata.get("iteration") or 0) for entry in entries]
@@ -154,12 +152,13 @@ def _with_room(capture: Capture) -> tuple[list[CapturedTensor], tuple[int, ...] 
 
 def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
     """The results for a tensor, or why there are none."""
-    record = Record.from_metadata(entry.metadata)
-    assumed = record.quant_type if record.quant_type in USUAL_FORMATS else ASSUMED
+    metadata = entry.metadata
+    named = metadata.get("quant_type")
+    assumed = named if named in USUAL_FORMATS else ASSUMED
     asked = Asked(() if is_declared else (assumed,), operands_only=True)
-    if not record.file:
+    if not metadata.get("file"):
         try:
-            measured = of_statistics(entry.metadata)
+            measured = of_statistics(metadata)
         except CaptureError:
             return "statistics that cannot be read"
     else:
@@ -169,7 +168,8 @@ def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
             return _why_unreadable(entry)
         except OSError:
             return "missing"
-    return Look(measured, kind_of(record), _scales(record, measured.abs_max))
+    kind = kind_of(str(metadata.get("tensor")))
+    return Look(measured, kind, _scales(metadata, measured.abs_max))
 
 
 def _why_unreadable(entry: CapturedTensor) -> str:
@@ -193,11 +193,11 @@ def _findings(measured: Measured) -> Iterator[str]:
         yield "a value became infinite"
 
 
-def _scales(record: Record, abs_max: float) -> dict[str, int]:
+def _scales(metadata: Mapping[str, Any], abs_max: float) -> dict[str, int]:
     if not (math.isfinite(abs_max) and abs_max > 0):
         return {}
     try:
-        declared = declared_operands(record)
+        declared = declared_operands(metadata)
     except CaptureError:
         return {}
     return {one.name: largest_scale_exponent(one, abs_max) for one in declared}
@@ -220,12 +220,7 @@ def _torn(folder: Path) -> Iterator[str]:
 
 def _lists(folder: Path) -> list[Path]:
     """The manifest and the statistics, with the parts of ranks."""
-    files = (
-        file
-        for name in (MANIFEST, STATISTICS)
-        for file in (folder / name, *sorted(folder.glob(f"{Path(name).stem}.rank*.jsonl")))
-    )
-    return [file for file in files if file.is_file()]
+    return [*lists_of(folder, MANIFEST), *lists_of(folder, STATISTICS)]
 
 
 def _stamps(folder: Path) -> list[list[int]]:

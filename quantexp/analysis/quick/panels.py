@@ -26,7 +26,7 @@ from quantexp.analysis.style import (
     say_instead,
 )
 from quantexp.analysis.tensors.by_kind import OfKind
-from quantexp.analysis.tensors.run_record import LossCurve
+from quantexp.runs.metrics import LossCurve
 
 #: Heights of a kind's histogram and of its format's range, in rows.
 _RIDGE, _BAND = 0.78, 0.86

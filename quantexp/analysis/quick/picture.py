@@ -34,10 +34,11 @@ from quantexp.analysis.style import (
     save_png,
 )
 from quantexp.analysis.tensors.by_kind import OfKind, by_kind
-from quantexp.analysis.tensors.run_record import LossCurve, RunNames, read_losses, read_names
+from quantexp.analysis.tensors.run_record import RunNames, read_names
 from quantexp.errors import QuantexpError
 from quantexp.quant.label import describe_scheme
 from quantexp.runs.find import is_run
+from quantexp.runs.metrics import LossCurve, loss_curve, read_metrics
 from quantexp.runs.paths import RunDir
 
 FILE_NAME = f"{QUICK}.png"
@@ -123,7 +124,7 @@ def _written(folder: Path) -> float:
 
 
 def _content(names: RunNames, look: FirstLook, run: RunDir | None) -> _Content:
-    curve = LossCurve() if run is None else read_losses(run)
+    curve = LossCurve() if run is None else loss_curve(read_metrics(run))
     baseline = None if run is None or not curve.iterations else baseline_of(run)
     return _Content(names, look, curve, baseline, tuple(_notes(look)))
 

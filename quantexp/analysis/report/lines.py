@@ -14,7 +14,7 @@ from typing import Any
 
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.report.deadline import Deadline
-from quantexp.capture.reader import CapturedTensor, open_capture, unlisted
+from quantexp.capture.reader import CapturedTensor, lists_of, open_capture, unlisted
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 
 #: Matches the iteration, which the writer puts before any nested value.
@@ -67,9 +67,7 @@ def _index(folder: Path, name: str, deadline: Deadline) -> tuple[dict[int, list[
     """The offsets of each iteration's lines in a list and its parts, and whether the deadline passed first."""
     places: dict[int, list[_Place]] = {}
     number = 0
-    for file in [folder / name, *sorted(folder.glob(f"{Path(name).stem}.rank*.jsonl"))]:
-        if not file.is_file():
-            continue
+    for file in lists_of(folder, name):
         offset = 0
         with file.open("rb") as stream:
             for line in stream:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from enum import Enum
 
-from quantexp.analysis.tensors.collection import Record
 from quantexp.capture.record.operands import SCALE, source_of
 
 
@@ -32,14 +31,14 @@ _KINDS = {
 _FLOW = ("qkv", "q", "kv", "attention", "proj", "fc1", "fc2", "residual")
 
 
-def kind_of(record: Record) -> Kind:
+def kind_of(tensor: str) -> Kind:
     """The role of a tensor, by its name: every grad is a gradient, inputs and outputs are activations.
 
     A quantised operand is what it was made from.
     """
-    if record.tensor.endswith(SCALE):
+    if tensor.endswith(SCALE):
         return Kind.SCALE
-    source = source_of(record.tensor)
+    source = source_of(tensor)
     if "grad" in source:
         return Kind.GRADIENT
     return _KINDS.get(source, Kind.ACTIVATION)

@@ -1,6 +1,6 @@
 """The operands of matrix products that a captured tensor was, and the declared format of each.
 
-A record's `formats` names every slot of its module: product.operand (`fprop.x`, `dgrad_q.k`),
+`formats` in the manifest names every slot of a tensor's module: product.operand (`fprop.x`, `dgrad_q.k`),
 with a site before it or not, and the axis that blocks run along in the product's words. Captured
 tensors lie as Megatron has them:
 
@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quantexp.analysis.tensors.collection import Record
+from quantexp.analysis.tensors.place import Place
+from quantexp.analysis.tensors.rows import ROW_SEQUENCES
 from quantexp.errors import CaptureError
 from quantexp.formats import Format, get_format
 from quantexp.quant.sites import PRODUCTS, Product
@@ -88,13 +89,8 @@ class DeclaredOperand:
         return " ".join(str(word) for word in words if word is not None)
 
 
-def operand_of(record: Record) -> str | None:
-    """The operand's name in its products; None for a tensor that is no operand (outputs, weight gradients)."""
-    return operand_called(record.layer_type, record.tensor)
-
-
 def operand_called(layer_type: str, tensor: str) -> str | None:
-    """The operand that a captured tensor is in its layer's products; None if it is none."""
+    """The operand that a captured tensor is in its layer's products; None if it is none (outputs, weight gradients)."""
     return _OPERANDS.get((layer_type, tensor))
 
 
@@ -109,33 +105,33 @@ def dimension_of(axis: str, operand: str) -> int:
     return dimensions.get(operand, dimensions[""])
 
 
-def declared_operands(record: Record) -> list[DeclaredOperand]:
-    """The quantised slots of this tensor in the manifest's order, without bf16 and reuse.
+def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
+    """The quantised slots of a line of the manifest, in its order, without bf16 and reuse.
 
     Raises:
         CaptureError: a slot, format or axis of the manifest that is not known.
     """
-    operand = operand_of(record)
+    operand = operand_called(str(metadata.get("layer_type")), str(metadata.get("tensor")))
     declared = []
-    for slot, settings in record.formats.items():
+    for slot, settings in (metadata.get("formats") or {}).items():
         product, _, name = slot.rpartition(".")
         if name != operand or settings.get("format") in _UNQUANTISED or settings.get("reuse"):
             continue
-        declared.append(_declared(record, slot, product.rpartition(".")[2], name, settings))
+        declared.append(_declared(metadata, slot, product.rpartition(".")[2], name, settings))
     return declared
 
 
 def _declared(
-    record: Record, slot: str, product: str, operand: str, settings: Mapping[str, Any]
+    metadata: Mapping[str, Any], slot: str, product: str, operand: str, settings: Mapping[str, Any]
 ) -> DeclaredOperand:
     try:
         fmt = get_format(str(settings.get("format")))
     except ValueError as error:
-        raise CaptureError(f"{record.label}, slot {slot} of the manifest: {error}") from error
+        raise CaptureError(f"{_named(metadata, slot)}: {error}") from error
     known = fmt.options - {"amax"}
     options = {k: v for k, v in settings.items() if k in known and v is not None}
     is_blocked = fmt.block is not None or settings.get("hadamard_block") is not None
-    dim = _dimension(record, slot, operand, settings.get("axis")) if is_blocked else -1
+    dim = _dimension(metadata, slot, operand, settings.get("axis")) if is_blocked else -1
     signs = settings.get("signs")
     return DeclaredOperand(
         product,
@@ -146,16 +142,20 @@ def _declared(
         hadamard_block=settings.get("hadamard_block"),
         signs=None if signs is None else tuple(signs),
         amax=settings.get("amax"),
-        rows=record.row_sequences,
+        rows=metadata.get(ROW_SEQUENCES),
     )
 
 
-def _dimension(record: Record, slot: str, operand: str, axis: object) -> int:
+def _dimension(metadata: Mapping[str, Any], slot: str, operand: str, axis: object) -> int:
     if isinstance(axis, int):
         return axis
     if axis not in _DIMENSIONS:
         raise CaptureError(
-            f"{record.label}, slot {slot} of the manifest: axis must be one of "
+            f"{_named(metadata, slot)}: axis must be one of "
             f"{', '.join(_DIMENSIONS)} or a dimension, got {axis!r}"
         )
     return dimension_of(str(axis), operand)
+
+
+def _named(metadata: Mapping[str, Any], slot: str) -> str:
+    return f"{Place.of(metadata).label}, slot {slot} of the manifest"

@@ -21,7 +21,7 @@ from quantexp.errors import CaptureError
 from quantexp.formats.transform import pieces
 from quantexp.quant.rows import Rows
 
-KEY = "row_sequences"
+ROW_SEQUENCES = "row_sequences"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class LaidOut:
 
 def rows_of(metadata: Mapping[str, Any], dim: int) -> Sequence[int] | None:
     """The sequence of each row, if blocks along a dimension of the tensor depend on it."""
-    found = metadata.get(KEY)
+    found = metadata.get(ROW_SEQUENCES)
     return None if found is None or dim != 0 else tuple(found)
 
 
@@ -48,7 +48,7 @@ def laid_out(x: Tensor, sequences: Sequence[int]) -> LaidOut:
     """
     if x.ndim != 2 or x.shape[0] != len(sequences) or min(sequences, default=0) < 0:
         raise CaptureError(
-            f"{KEY} must have the sequence of each row, got {len(sequences)} for the shape {list(x.shape)}"
+            f"{ROW_SEQUENCES} must have the sequence of each row, got {len(sequences)} for the shape {list(x.shape)}"
         )
     rows = Rows(torch.tensor(sequences, dtype=torch.int64), max(sequences, default=0) + 1)
     taken = rows.laid_out(torch.ones(len(x), 1, dtype=torch.bool))

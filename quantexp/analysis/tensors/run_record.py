@@ -1,10 +1,8 @@
-"""Reads the names and losses of a run from its folder; all of them may be missing."""
+"""Reads the names of a run from its configuration; all of them may be missing."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,16 +34,6 @@ class RunNames:
     precision: str | None = None
 
 
-@dataclass(frozen=True)
-class LossCurve:
-    """The training loss in nats per token, by ascending iteration."""
-
-    iterations: tuple[int, ...] = ()
-    losses: tuple[float, ...] = ()
-    #: Iterations whose loss is NaN or Inf, excluded above.
-    nonfinite: tuple[int, ...] = ()
-
-
 def read_names(run: RunDir) -> RunNames:
     """The names in config.yaml; a dataset's label wins over its name.
 
@@ -68,36 +56,6 @@ def read_names(run: RunDir) -> RunNames:
         short_model_label(_section(config, "model")) or None,
         _text(config, "training", "precision"),
     )
-
-
-def read_losses(run: RunDir) -> LossCurve:
-    """The losses in metrics.jsonl; the last one of an iteration that was repeated after a resume.
-
-    Torn lines, and lines without iteration or loss, are left out.
-    """
-    return losses_of(read_metrics(run))
-
-
-def losses_of(lines: Iterable[Mapping[str, Any]]) -> LossCurve:
-    """`read_losses` for lines that are already read."""
-    losses: dict[int, float] = {}
-    for values in lines:
-        iteration, loss = values.get("iteration"), values.get("loss")
-        if isinstance(iteration, int) and "loss" in values and loss is None:
-            losses[iteration] = math.nan  # how a loss that is not finite is written
-        elif isinstance(iteration, int) and isinstance(loss, int | float):
-            losses[iteration] = float(loss)
-    finite = {i: losses[i] for i in sorted(losses) if math.isfinite(losses[i])}
-    nonfinite = tuple(i for i in sorted(losses) if i not in finite)
-    return LossCurve(tuple(finite), tuple(finite.values()), nonfinite)
-
-
-def read_metrics(run: RunDir) -> list[Mapping[str, Any]]:
-    """The lines of metrics.jsonl in order; incomplete lines are empty."""
-    if not run.metrics.is_file():
-        return []
-    lines = run.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [_json_mapping(line) for line in lines]
 
 
 def read_config(run: RunDir) -> Mapping[str, Any]:
@@ -129,11 +87,3 @@ def _section(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 def _text(config: Mapping[str, Any], group: str, key: str) -> str | None:
     value = _section(config, group).get(key)
     return None if value is None else str(value)
-
-
-def _json_mapping(line: str) -> Mapping[str, Any]:
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError:
-        return {}
-    return values if isinstance(values, dict) else {}

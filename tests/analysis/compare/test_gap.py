@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from quantexp.analysis.compare.gap import gap_to, milestones
-from quantexp.analysis.tensors.run_record import LossCurve
+from quantexp.runs.metrics import LossCurve
 
 
 def test_gaps_are_paired_by_iteration() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quantexp.analysis.draw.source import default_out, foreign, open_sources
+from quantexp.analysis.tensors.place import Place
 from quantexp.errors import CaptureError, ConfigError, RunError
 
 from .conftest import Unhashed, normal, old_name
@@ -20,7 +21,7 @@ def test_a_run_and_its_tensors_folder_are_one_source(run: Unhashed) -> None:
     assert source.scheme == "FA_linear_mxfp8"
     assert source.run is not None
     assert default_out([str(run.dir)], sources) == source.run.figures
-    assert len(source.entries) == len(source.records) == 6
+    assert len(source.entries) == len(source.capture) == 6
 
 
 def test_a_bare_folder_is_a_source_without_a_run(run: Unhashed, tmp_path: Path) -> None:
@@ -30,14 +31,14 @@ def test_a_bare_folder_is_a_source_without_a_run(run: Unhashed, tmp_path: Path) 
     assert default_out([str(bare)], [source]) == bare / "figures"
 
 
-def test_an_old_collection_has_records_without_what_names_do_not_say(tmp_path: Path) -> None:
+def test_an_old_collection_has_places_without_what_names_do_not_say(tmp_path: Path) -> None:
     torch.save({"tensor": normal(4, 4)}, tmp_path / old_name(1, "input", 3))
     torch.save({"tensor": normal(4, 4)}, tmp_path / "20250908_095220_0002_linear_forward_bf16_x.pt")
     (source,) = open_sources([str(tmp_path)], {})
-    six, nine = sorted(source.records, key=lambda record: record.layer)
+    places = (Place.of(entry.metadata) for entry in source.capture)
+    six, nine = sorted(places, key=lambda place: place.layer)
     assert (nine.layer, nine.module, nine.label) == (3, "fc1", "fc1 L3 forward input")
     assert (six.layer, six.module, six.label) == (-1, "linear", "linear forward x")
-    assert dict(nine.formats) == {}
 
 
 def test_a_folder_of_runs_and_a_sweeps_list_are_all_their_runs(

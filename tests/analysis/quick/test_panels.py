@@ -13,7 +13,7 @@ from quantexp.analysis.scheme_style import scheme_style
 from quantexp.analysis.style import BLUE, VERMILLION, new_figure
 from quantexp.analysis.tensors.by_kind import OfKind, Range
 from quantexp.analysis.tensors.inventory import Kind
-from quantexp.analysis.tensors.run_record import LossCurve
+from quantexp.runs.metrics import LossCurve
 
 RANGE = Range(2.0**-10, 2.0**-7, 448.0, True)
 WEIGHTS = OfKind(

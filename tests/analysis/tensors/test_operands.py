@@ -5,15 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.analysis.tensors.collection import Record
-from quantexp.analysis.tensors.operands import declared_operands, operand_of
+from quantexp.analysis.tensors.operands import declared_operands, operand_called
 from quantexp.errors import CaptureError
 
 from ..captures import BF16, HIF8, MX4, MX8, Capture, attention_formats, linear_formats  # noqa: TID252
 
 
-def record(capture: Capture, name: str, formats: dict[str, Any], module: str = "fc1") -> Record:
-    return Record.from_metadata(capture.add(torch.ones(2), name, module, formats=formats))
+def line(
+    capture: Capture, name: str, formats: dict[str, Any], module: str = "fc1"
+) -> dict[str, Any]:
+    return capture.add(torch.ones(2), name, module, formats=formats)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def record(capture: Capture, name: str, formats: dict[str, Any], module: str = "
 def test_a_linear_tensor_fills_its_slots_along_their_dimensions(
     capture: Capture, name: str, slots: dict[str, int]
 ) -> None:
-    declared = declared_operands(record(capture, name, linear_formats(MX8)))
+    declared = declared_operands(line(capture, name, linear_formats(MX8)))
     assert {d.slot: d.dim for d in declared} == slots
 
 
@@ -40,13 +41,13 @@ def test_a_linear_tensor_fills_its_slots_along_their_dimensions(
 def test_attentions_reused_and_bf16_slots_are_no_quantisation_of_their_own(
     capture: Capture, name: str, slots: list[str]
 ) -> None:
-    declared = declared_operands(record(capture, name, attention_formats(MX8), "attention"))
+    declared = declared_operands(line(capture, name, attention_formats(MX8), "attention"))
     assert [d.slot for d in declared] == slots
 
 
 def test_probabilities_have_keys_last_and_queries_before_them(capture: Capture) -> None:
     formats = {"pv.fprop.P": {**MX4, "axis": "keys"}, "pv.dgrad_v.P": {**MX4, "axis": "queries"}}
-    declared = declared_operands(record(capture, "attn_weights", formats, "attention"))
+    declared = declared_operands(line(capture, "attn_weights", formats, "attention"))
     assert {d.slot: d.dim for d in declared} == {"P fprop": -1, "P dgrad_v": -2}
 
 
@@ -55,19 +56,19 @@ def test_gradients_of_the_scores_lie_as_the_probabilities_do(capture: Capture) -
         "qk.dgrad_q.dS": {**MX8, "axis": "keys"},
         "qk.dgrad_k.dS": {**MX8, "axis": "queries"},
     }
-    declared = declared_operands(record(capture, "grad_scores", formats, "attention"))
+    declared = declared_operands(line(capture, "grad_scores", formats, "attention"))
     assert {d.slot: d.dim for d in declared} == {"dS dgrad_q": -1, "dS dgrad_k": -2}
 
 
 def test_values_have_keys_first(capture: Capture) -> None:
     formats = {"fprop.v": {**MX4, "axis": "keys"}, "dgrad_p.v": {**MX4, "axis": "head_dim"}}
-    declared = declared_operands(record(capture, "value", formats, "attention"))
+    declared = declared_operands(line(capture, "value", formats, "attention"))
     assert [d.dim for d in declared] == [0, -1]
 
 
 def test_options_are_those_that_the_format_has(capture: Capture) -> None:
     settings = {**MX8, "axis": "input_width", "saturate": None, "reuse": False, "future": 1}
-    (declared,) = declared_operands(record(capture, "input", {"fprop.x": settings}))
+    (declared,) = declared_operands(line(capture, "input", {"fprop.x": settings}))
     assert declared.options == {"block": 32, "scale_rule": "rceil", "rounding": "even"}
     assert declared.format.name == "mxfp8_e4m3"
 
@@ -84,7 +85,7 @@ def test_what_a_slot_depended_on_is_read_too(capture: Capture) -> None:
         "signs": [1, -1, 1, 1],
         "axis": "tokens",
     }
-    (declared,) = declared_operands(record(capture, "input", {"wgrad.x": settings}))
+    (declared,) = declared_operands(line(capture, "input", {"wgrad.x": settings}))
     assert declared.options == {
         "block": 32,
         "scale_rule": "floor",
@@ -95,38 +96,38 @@ def test_what_a_slot_depended_on_is_read_too(capture: Capture) -> None:
     }
     assert (declared.hadamard_block, declared.signs) == (4, (1, -1, 1, 1))
     delayed = {**HIF8, "scaling": "delayed", "window": 2, "amax": 3.5}
-    (declared,) = declared_operands(record(capture, "input", {"fprop.x": delayed}))
+    (declared,) = declared_operands(line(capture, "input", {"fprop.x": delayed}))
     assert declared.amax == 3.5
 
 
 def test_a_format_without_blocks_needs_no_axis(capture: Capture) -> None:
-    (declared,) = declared_operands(record(capture, "input", {"fprop.x": HIF8}))
+    (declared,) = declared_operands(line(capture, "input", {"fprop.x": HIF8}))
     assert declared.dim == -1
     assert declared.options["scaling"] == "current"
 
 
 def test_a_dimension_may_be_given_by_its_number(capture: Capture) -> None:
-    (declared,) = declared_operands(record(capture, "input", {"fprop.x": {**MX4, "axis": 1}}))
+    (declared,) = declared_operands(line(capture, "input", {"fprop.x": {**MX4, "axis": 1}}))
     assert declared.dim == 1
 
 
 def test_a_bf16_run_has_no_quantised_operand(capture: Capture) -> None:
-    assert declared_operands(record(capture, "input", linear_formats(BF16))) == []
+    assert declared_operands(line(capture, "input", linear_formats(BF16))) == []
 
 
-def test_attentions_grad_output_is_another_operand_than_a_linear_layers(capture: Capture) -> None:
-    assert operand_of(record(capture, "grad_output", {}, "attention")) == "dO"
-    assert operand_of(record(capture, "grad_output", {}, "fc1")) == "g"
-    assert operand_of(record(capture, "output", {}, "fc1")) is None
+def test_attentions_grad_output_is_another_operand_than_a_linear_layers() -> None:
+    assert operand_called("attention", "grad_output") == "dO"
+    assert operand_called("linear", "grad_output") == "g"
+    assert operand_called("linear", "output") is None
 
 
 def test_an_unknown_format_is_refused_by_its_slot(capture: Capture) -> None:
     formats = {"fprop.x": {"format": "fp3", "axis": "tokens"}}
     with pytest.raises(CaptureError, match=r"slot fprop.x of the manifest: unknown number format"):
-        declared_operands(record(capture, "input", formats))
+        declared_operands(line(capture, "input", formats))
 
 
 def test_an_unknown_axis_is_refused_with_the_known_ones(capture: Capture) -> None:
     formats = {"fprop.x": {**MX8, "axis": "width"}}
     with pytest.raises(CaptureError, match=r"axis must be one of input_width, .*, got 'width'"):
-        declared_operands(record(capture, "input", formats))
+        declared_operands(line(capture, "input", formats))

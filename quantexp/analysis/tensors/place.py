@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from quantexp.analysis.tensors.collection import Record
 from quantexp.analysis.tensors.inventory import experts_as_one
 from quantexp.capture.record.operands import SCALE, source_of
 
@@ -15,35 +14,35 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a tensor from the manifest; `Record.from_metadata` defines missing values."""
+    """The place of a tensor from the manifest; a default where the names of an old collection do not have the value."""
 
-    module: str
-    layer: int
-    layer_type: str
-    operation: str
-    phase: str
-    tensor: str
-    quant_type: str
-    iteration: int
-    micro_batch: int | None
-    rank: int
+    #: qkv, proj, fc1, fc2, attention, expert7-fc1, ...; in an old collection the layer type.
+    module: str = ""
+    #: Global, from 0.
+    layer: int = -1
+    #: attention or linear.
+    layer_type: str = ""
+    operation: str = ""
+    #: pre or post the operation.
+    phase: str = ""
+    #: query, key, value, input, weight, output, grad_output, ...
+    tensor: str = ""
+    #: mxfp8, mxfp4, hifp8 or bf16.
+    quant_type: str = ""
+    iteration: int = 0
+    #: None if the tensor belongs to no single micro-batch.
+    micro_batch: int | None = None
+    rank: int = 0
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> Place:
         """The place of a line of the manifest."""
-        record = Record.from_metadata(metadata)
-        return cls(
-            record.module,
-            record.layer,
-            record.layer_type,
-            record.operation,
-            record.phase,
-            record.tensor,
-            record.quant_type,
-            record.iteration,
-            record.micro_batch,
-            record.rank,
-        )
+        known = {
+            field.name: value
+            for field in fields(cls)
+            if (value := metadata.get(field.name)) is not None
+        }
+        return cls(**{"module": metadata.get("layer_type") or "", **known})
 
     @property
     def kind(self) -> str:
