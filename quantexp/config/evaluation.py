@@ -9,7 +9,7 @@ import yaml
 from quantexp.errors import ConfigError, RunError
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
-from quantexp.schema.ranges import at_least
+from quantexp.schema.limits import check_limits
 
 
 def check_evaluation(experiment: Experiment) -> None:
@@ -21,8 +21,7 @@ def check_evaluation(experiment: Experiment) -> None:
     evaluation, training = experiment.evaluation, experiment.training
     if evaluation.every is None:
         return
-    at_least("evaluation.every", evaluation.every, 1)
-    at_least("evaluation.samples", evaluation.samples, 1)
+    check_limits("evaluation", evaluation)
     divisor = training.micro_batch_size * experiment.launcher.num_processes
     if evaluation.samples % divisor:
         raise ConfigError(

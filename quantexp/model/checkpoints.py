@@ -21,7 +21,7 @@ from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.sizes import element_bytes
 from quantexp.runs.paths import RunDir
 from quantexp.schema import CheckpointConfig, Experiment
-from quantexp.schema.ranges import at_least
+from quantexp.schema.limits import check_limits
 
 #: The optimizer's state in a checkpoint's folder, if it is saved.
 STATE = "training_state.pt"
@@ -51,7 +51,7 @@ def check_checkpoint(checkpoint: CheckpointConfig, iterations: int) -> None:
                 "checkpoint.optimizer needs checkpoints to be kept in: checkpoint.every=N or checkpoint.at_end=true"
             )
         return
-    at_least("checkpoint.every", checkpoint.every, 1)
+    check_limits("checkpoint", checkpoint)
     if checkpoint.every > iterations:
         raise ConfigError(
             f"checkpoint.every must be at most training.iterations={iterations}, got {checkpoint.every}; "

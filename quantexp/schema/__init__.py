@@ -1,9 +1,9 @@
 """The typed configuration: every key that a YAML file or the command line may set, with its type and default.
 
 Hydra composes into these dataclasses and `load` reads them back, so a misspelt key or a value of the wrong type is
-always an error. They contain only data; `validate` checks ranges and combinations, where a message can name the full
-key. They are not frozen because OmegaConf cannot build nested frozen dataclasses. Choices are Enums whose member names
-are what the user types.
+always an error. They contain only data: a field declares the limits of its own values (`limits`), and
+`validate` checks combinations of keys. They are not frozen because OmegaConf cannot build nested frozen dataclasses.
+Choices are Enums whose member names are what the user types.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from quantexp.schema.limits import Limit, limited
+
 
 class AutoDraw(Enum):
     """The figures drawn after a run."""
@@ -14,13 +16,19 @@ class AutoDraw(Enum):
     nothing = "false"
 
 
+_AUTO = Limit(
+    lambda text: text.lower() in {auto.value for auto in AutoDraw},
+    "must be quick (one picture), true (all figures) or false (none)",
+)
+
+
 @dataclass
 class AnalysisConfig:
     """The analysis after a run."""
 
     #: quick: figures/quick_analysis.png and report.html; true: also the whole tree of `quantexp draw`, as PNG;
     #: false: nothing.
-    auto: str = "quick"
+    auto: str = limited("quick", _AUTO)
 
     @property
     def drawing(self) -> AutoDraw:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from quantexp.schema.limits import FOLDER_NAME, at_least, limited
 from quantexp.schema.missing import MISSING
 
 #: The default shares of training, validation and test.
@@ -28,22 +29,22 @@ class PrepareConfig:
     #: Sources of Dolma to keep (its `source` field), with the share of their documents, in (0, 1]; null keeps all.
     sources: Any = None
     #: Shorter documents are skipped, characters.
-    min_chars: int = 1
+    min_chars: int = limited(1, at_least(1))
     #: Longer documents are skipped, characters; null means no limit.
     max_chars: int | None = None
     #: Keep only the first of documents with the same text.
     deduplicate: bool = False
     #: Unreadable records (no JSON, no UTF-8, no text) that are tolerated before the preparation fails.
-    max_rejected: int = 100
+    max_rejected: int = limited(100, at_least(0))
     #: Tokenising processes; null means one per core.
-    num_workers: int | None = None
+    num_workers: int | None = limited(None, at_least(1))
 
 
 @dataclass
 class DatasetConfig:
     """Where the tokens come from."""
 
-    name: str = MISSING
+    name: str = limited(MISSING, FOLDER_NAME)
     #: Prefix of a .bin/.idx pair, prepared here or by Megatron; takes precedence over the sample.
     path: str | None = None
     #: Use the text that ships with quantexp (byte tokenizer) if no path is given.

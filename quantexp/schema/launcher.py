@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from quantexp.schema.limits import POSITIVE, Limit, at_least, limited, limits
+
+#: A line break in an `#SBATCH` line would start a new line.
+_ONE_LINE = Limit(
+    lambda text: bool(text) and text.isprintable(), "must be one line of printable characters"
+)
+
 
 class LauncherKind(Enum):
     """The program that starts the processes of a run."""
@@ -25,53 +32,53 @@ class ContainerRuntime(Enum):
 class SlurmConfig:
     """The request of a SLURM job; a null value means the cluster's default."""
 
-    partition: str | None = None
+    partition: str | None = limited(None, _ONE_LINE)
     #: The account to charge.
-    account: str | None = None
-    qos: str | None = None
+    account: str | None = limited(None, _ONE_LINE)
+    qos: str | None = limited(None, _ONE_LINE)
     #: Time limit, minutes.
-    time_min: int = 60
+    time_min: int = limited(60, at_least(1))
     #: Nodes of one run; its processes are distributed over them evenly.
-    nodes: int = 1
+    nodes: int = limited(1, at_least(1))
     #: GPUs per node, one for each process there; 0 trains on CPU cores.
     gpus_per_node: int = 0
     #: SLURM's name for the kind of GPU (gres type).
-    gpu_type: str | None = None
+    gpu_type: str | None = limited(None, _ONE_LINE)
     #: CPU cores per process.
-    cpus_per_process: int | None = None
+    cpus_per_process: int | None = limited(None, at_least(1))
     #: Memory per node, in units of 1e9 bytes.
-    mem_gb: float | None = None
+    mem_gb: float | None = limited(None, POSITIVE)
     #: Features that the nodes must have.
-    constraint: str | None = None
+    constraint: str | None = limited(None, _ONE_LINE)
     #: Nodes not to use.
-    exclude: str | None = None
+    exclude: str | None = limited(None, _ONE_LINE)
     #: Nodes to use.
-    nodelist: str | None = None
-    reservation: str | None = None
-    mail_user: str | None = None
+    nodelist: str | None = limited(None, _ONE_LINE)
+    reservation: str | None = limited(None, _ONE_LINE)
+    mail_user: str | None = limited(None, _ONE_LINE)
     #: When SLURM sends a mail: END, FAIL, ...
-    mail_type: str | None = None
+    mail_type: str | None = limited(None, _ONE_LINE)
     #: Modules to load before the run.
-    modules: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list, metadata=limits(_ONE_LINE))
     #: Shell lines at the beginning of the job's script, unchanged.
     setup: list[str] = field(default_factory=list)
     #: Variables of the job's environment. Not for secrets: they appear in the script.
     environment: dict[str, str] = field(default_factory=dict)
     #: Image in which the run's processes start.
-    container: str | None = None
+    container: str | None = limited(None, _ONE_LINE)
     container_runtime: ContainerRuntime = ContainerRuntime.apptainer
     #: host:container[:options]; the run folders and quantexp's source are always mounted.
-    container_mounts: list[str] = field(default_factory=list)
+    container_mounts: list[str] = field(default_factory=list, metadata=limits(_ONE_LINE))
     #: Python on the nodes, or in the container; null means the submitting one.
-    python: str | None = None
+    python: str | None = limited(None, _ONE_LINE)
     #: Any other option of sbatch: its long name without dashes, and its value (true for a flag).
-    sbatch: dict[str, str] = field(default_factory=dict)
+    sbatch: dict[str, str] = field(default_factory=dict, metadata=limits(_ONE_LINE))
     #: Additional arguments of srun.
-    srun_args: list[str] = field(default_factory=list)
+    srun_args: list[str] = field(default_factory=list, metadata=limits(_ONE_LINE))
     #: How often the scheduler may restart a run (preemption, requeue, a lost node) before it counts as failed.
-    max_requeue: int = 3
+    max_requeue: int = limited(3, at_least(0))
     #: Seconds before the time limit at which a run receives a warning signal.
-    signal_s: int = 90
+    signal_s: int = limited(90, at_least(1))
     #: One torchrun per node instead of one task per process.
     torchrun: bool = False
 
@@ -85,12 +92,12 @@ class LauncherConfig(SlurmConfig):
     #: local: processes of this machine. slurm: jobs; the keys of SlurmConfig apply only to them.
     kind: LauncherKind = LauncherKind.local
     #: Processes of one run, each with a share of every global batch (data parallel).
-    num_processes: int = 1
+    num_processes: int = limited(1, at_least(1))
     #: Minutes that a process waits for another one before the run fails.
-    timeout_min: float = 10.0
+    timeout_min: float = limited(10.0, POSITIVE)
     #: CPU threads of one process; null leaves it to torch.
-    num_threads: int | None = None
+    num_threads: int | None = limited(None, at_least(1))
     #: Concurrent runs of a sweep; null means one locally, and as many as the cluster allows under SLURM.
-    max_parallel: int | None = None
+    max_parallel: int | None = limited(None, at_least(1))
     #: Return at once; the runs continue in the background (as always under SLURM).
     detach: bool = False

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from quantexp.schema.limits import (
+    FOLDER_NAME,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Limit,
+    at_least,
+    limited,
+)
 from quantexp.schema.missing import MISSING
+
+_ABOVE_ONE = Limit(lambda value: value > 1, "must be above 1")
+_EVEN = Limit(lambda value: value % 2 == 0, "must be even for the rotary embedding")
 
 
 class AuxLoss(Enum):
@@ -27,15 +38,15 @@ class YarnConfig:
     """
 
     #: The factor by which sequences may be longer.
-    factor: float = MISSING
+    factor: float = limited(MISSING, _ABOVE_ONE)
     #: Original maximum sequence length, tokens.
-    original_length: int = MISSING
+    original_length: int = limited(MISSING, at_least(1))
     #: Rotations over the original length above which a frequency is unchanged.
     beta_fast: float = 32.0
     #: Rotations below which it is divided by the factor.
-    beta_slow: float = 1.0
-    mscale: float = 1.0
-    mscale_all_dim: float = 0.0
+    beta_slow: float = limited(1.0, POSITIVE)
+    mscale: float = limited(1.0, NOT_NEGATIVE)
+    mscale_all_dim: float = limited(0.0, NOT_NEGATIVE)
 
 
 @dataclass
@@ -43,15 +54,15 @@ class MlaConfig:
     """Multi-head latent attention (arXiv 2405.04434, section 2.1); names as in Megatron's MLATransformerConfig."""
 
     #: Width of the queries' latent; null projects queries directly.
-    q_lora_rank: int | None = None
+    q_lora_rank: int | None = limited(None, at_least(1))
     #: Width of the latent that keys and values share.
-    kv_lora_rank: int = MISSING
+    kv_lora_rank: int = limited(MISSING, at_least(1))
     #: Elements of a query or key head without position.
-    qk_head_dim: int = MISSING
+    qk_head_dim: int = limited(MISSING, at_least(1))
     #: Elements of a query or key head with rotary position; the keys' are shared by all heads.
-    qk_pos_emb_head_dim: int = MISSING
+    qk_pos_emb_head_dim: int = limited(MISSING, at_least(1), _EVEN)
     #: Elements of a value head.
-    v_head_dim: int = MISSING
+    v_head_dim: int = limited(MISSING, at_least(1))
     #: null means plain rotary embedding.
     yarn: YarnConfig | None = None
 
@@ -61,22 +72,22 @@ class MoeConfig:
     """A mixture of experts instead of the feed-forward (arXiv 2405.04434, section 2.2)."""
 
     #: Routed experts per layer.
-    num_experts: int = MISSING
+    num_experts: int = limited(MISSING, at_least(1))
     #: Routed experts per token.
     top_k: int = MISSING
     #: Inner width of one expert, elements.
-    expert_ffn_hidden_size: int = MISSING
+    expert_ffn_hidden_size: int = limited(MISSING, at_least(1))
     #: Experts that process every token; they form one feed-forward of this many times the width.
-    num_shared_experts: int = 0
+    num_shared_experts: int = limited(0, at_least(0))
     #: Number of first layers with the plain feed-forward of `ffn_hidden_size`.
     num_dense_layers: int = 0
     #: Whether the weights of a token's experts are normalised to a sum of 1.
     norm_topk_prob: bool = False
     #: Factor of the weights; not together with norm_topk_prob.
-    routed_scaling_factor: float = 1.0
+    routed_scaling_factor: float = limited(1.0, POSITIVE)
     aux_loss: AuxLoss = AuxLoss.none
     #: Factor of the balancing loss.
-    aux_loss_coefficient: float = 0.0
+    aux_loss_coefficient: float = limited(0.0, NOT_NEGATIVE)
 
 
 @dataclass
@@ -84,33 +95,33 @@ class ModelConfig:
     """A decoder-only transformer of the Llama or DeepSeek-V2 family; every number as published."""
 
     #: The name of the choice; part of the run folder's name.
-    name: str = MISSING
+    name: str = limited(MISSING, FOLDER_NAME)
     #: Decoder layers.
-    num_layers: int = MISSING
+    num_layers: int = limited(MISSING, at_least(1))
     #: Width of the residual stream, elements.
-    hidden_size: int = MISSING
+    hidden_size: int = limited(MISSING, at_least(1))
     #: Inner width of the gated feed-forward, elements; with `moe` that of the dense layers only.
-    ffn_hidden_size: int = MISSING
+    ffn_hidden_size: int = limited(MISSING, at_least(1))
     #: Query heads.
-    num_attention_heads: int = MISSING
+    num_attention_heads: int = limited(MISSING, at_least(1))
     #: Key and value heads (grouped-query attention); with `mla` as many as query heads.
-    num_query_groups: int = MISSING
+    num_query_groups: int = limited(MISSING, at_least(1))
     #: Elements of one query or key head; with `mla` the sum of its two parts.
-    head_dim: int = MISSING
+    head_dim: int = limited(MISSING, at_least(1))
     #: Rows of the embedding that the tokenizer uses; Megatron's padding is counted separately.
-    vocab_size: int = MISSING
+    vocab_size: int = limited(MISSING, at_least(1))
     #: Longest published sequence length, tokens.
-    max_sequence_length: int = MISSING
+    max_sequence_length: int = limited(MISSING, at_least(1))
     #: Added to the mean square in RMSNorm.
-    norm_epsilon: float = 1.0e-5
+    norm_epsilon: float = limited(1.0e-5, POSITIVE)
     #: Base period of the rotary embedding.
-    rotary_base: int = 10000
+    rotary_base: int = limited(10000, at_least(1))
     #: Llama 3's frequency scaling; null means none.
-    rope_scaling_factor: float | None = None
+    rope_scaling_factor: float | None = limited(None, POSITIVE)
     #: Whether the output layer shares the embedding's weight.
     tie_embeddings: bool = False
     #: Standard deviation of the initial weights.
-    init_std: float = 0.02
+    init_std: float = limited(0.02, POSITIVE)
     #: Multi-head latent attention; null means grouped-query attention.
     mla: MlaConfig | None = None
     #: A mixture of experts; null means a feed-forward in every layer.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quantexp.schema.limits import FOLDER_NAME, limited
+
 
 @dataclass
 class Slot:
@@ -155,7 +157,7 @@ class QuantConfig:
     """A scheme: the three sites, then the rules."""
 
     #: Derived from the sites unless given; a shipped name on another composition is an error.
-    name: str | None = None
+    name: str | None = limited(None, FOLDER_NAME)
     linear: LinearSite = field(default_factory=LinearSite)
     qk: QkSite = field(default_factory=QkSite)
     pv: PvSite = field(default_factory=PvSite)

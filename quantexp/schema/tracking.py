@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
+
+from quantexp.schema.limits import Limit, limited, limits
+
+#: W&B: https://docs.wandb.ai/ref/python/init, `project` and `tags`.
+_PROJECT = Limit(
+    lambda text: re.fullmatch(r"[^/\\#?%:]{1,128}", text) is not None,
+    "must be 1 to 128 characters, none of / \\ # ? % :",
+)
+LONGEST_TAG = 64
+_TAG = Limit(
+    lambda text: 1 <= len(text) <= LONGEST_TAG, f"must have 1 to {LONGEST_TAG} characters each"
+)
 
 
 class WandbMode(Enum):
@@ -19,12 +32,12 @@ class WandbConfig:
 
     #: Needs the extra quantexp[wandb].
     enabled: bool = False
-    project: str = "quantexp"
+    project: str = limited("quantexp", _PROJECT)
     #: User or team; null is the account's own default.
     entity: str | None = None
     #: Group of runs on W&B's pages.
     group: str | None = None
-    tags: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list, metadata=limits(_TAG))
     #: null means WANDB_MODE, else online.
     mode: WandbMode | None = None
 

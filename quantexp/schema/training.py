@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
+
+from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, Limit, at_least, limited
+
+_BELOW_ONE = Limit(lambda value: 0 <= value < 1, "must lie in [0, 1)")
+_POWER_OF_TWO = Limit(
+    lambda value: 1 <= value < math.inf and math.frexp(value)[0] == 0.5,
+    "must be a power of two of at least 1",
+)
 
 
 class Precision(Enum):
@@ -48,31 +57,31 @@ class TrainingConfig:
 
     name: str = "default"
     #: Tokens of one sequence.
-    seq_length: int = 4096
+    seq_length: int = limited(4096, at_least(1))
     #: Sequences per forward pass.
-    micro_batch_size: int = 1
+    micro_batch_size: int = limited(1, at_least(1))
     #: Sequences per optimizer step, over all micro-batches and data-parallel ranks.
-    global_batch_size: int = 1
+    global_batch_size: int = limited(1, at_least(1))
     #: Optimizer steps.
-    iterations: int = 1000
+    iterations: int = limited(1000, at_least(1))
     #: Largest learning rate.
-    lr: float = 3.0e-4
+    lr: float = limited(3.0e-4, POSITIVE)
     #: Learning rate at the end of the schedule.
-    min_lr: float = 3.0e-5
+    min_lr: float = limited(3.0e-5, NOT_NEGATIVE)
     #: Steps over which the learning rate rises linearly from zero.
-    warmup_iterations: int = 0
+    warmup_iterations: int = limited(0, at_least(0))
     lr_schedule: LrSchedule = LrSchedule.cosine
     #: wsd only: iterations of the decay at the end.
     decay_iterations: int | None = None
-    weight_decay: float = 0.1
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    adam_eps: float = 1.0e-8
+    weight_decay: float = limited(0.1, NOT_NEGATIVE)
+    adam_beta1: float = limited(0.9, _BELOW_ONE)
+    adam_beta2: float = limited(0.95, _BELOW_ONE)
+    adam_eps: float = limited(1.0e-8, POSITIVE)
     #: Largest norm of the gradient; 0 means no clipping.
-    clip_grad: float = 1.0
+    clip_grad: float = limited(1.0, NOT_NEGATIVE)
     precision: Precision = Precision.bf16
     #: fp16's first loss scale (a power of two); it adapts from there.
-    initial_loss_scale: float = 65536.0
+    initial_loss_scale: float = limited(65536.0, _POWER_OF_TWO)
     recompute: Recompute = Recompute.none
     #: plain stores T x T scores per head and supports every scheme; fused does not and supports FA_* and linear_*;
     #: tiled does not either and supports all except stochastic rounding of P or dS.
@@ -83,11 +92,11 @@ class TrainingConfig:
     start_from: str | None = None
     #: Also load the optimizer's state, if the run saved it (its checkpoint.optimizer=true).
     start_optimizer: bool = False
-    seed: int = 1234
+    seed: int = limited(1234, at_least(0))
     #: Bit-equal repeats. null means yes on a CPU, no on a GPU.
     deterministic: bool | None = None
     #: Consecutive iterations with a non-finite loss or gradient after which the run stops.
-    max_nonfinite_iterations: int = 3
+    max_nonfinite_iterations: int = limited(3, at_least(1))
 
 
 @dataclass
@@ -95,9 +104,9 @@ class EvaluationConfig:
     """The loss of held-out samples during training; it does not affect the training."""
 
     #: After every N iterations, and after the last; null means never.
-    every: int | None = None
+    every: int | None = limited(None, at_least(1))
     #: Number of samples of the validation split, the same ones every time.
-    samples: int = 128
+    samples: int = limited(128, at_least(1))
 
 
 @dataclass
@@ -105,7 +114,7 @@ class CheckpointConfig:
     """When a run saves its model: in the published form, below the run folder's checkpoints/."""
 
     #: After every N iterations; null means no intermediate checkpoints.
-    every: int | None = None
+    every: int | None = limited(None, at_least(1))
     #: After the last iteration, for `quantexp export`.
     at_end: bool = False
     #: Save the optimizer's state as well, about six times the weights in bf16, for training.start_optimizer.

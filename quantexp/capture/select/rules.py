@@ -18,7 +18,6 @@ from quantexp.errors import ConfigError
 from quantexp.model.decoder import in_words
 from quantexp.quant.precision import ModuleId
 from quantexp.schema import CaptureConfig, CaptureLevel, CaptureRule, CaptureValues, SampleOf
-from quantexp.schema.ranges import at_least
 
 #: Tensors kept only with `capture.attn_weights`.
 ATTENTION_WEIGHTS = frozenset({"attn_weights", "grad_attn_weights", "grad_scores"})
@@ -124,7 +123,6 @@ def check_capture_rules(capture: CaptureConfig, num_layers: int, modules: list[s
     Raises:
         ConfigError: names the rule by its index.
     """
-    at_least("capture.sample_count", capture.sample_count, 0)
     for index, rule in enumerate(capture.rules):
         where = f"capture.rules[{index}]"
         changes = (rule.level, rule.values, rule.sample_count, rule.sample_of)
@@ -132,8 +130,6 @@ def check_capture_rules(capture: CaptureConfig, num_layers: int, modules: list[s
             raise ConfigError(
                 f"{where} must say what it changes: level, values, sample_count or sample_of; got none of them"
             )
-        if rule.sample_count is not None:
-            at_least(f"{where}.sample_count", rule.sample_count, 0)
         for layer in rule.layers:
             if not -num_layers <= layer < num_layers:
                 raise ConfigError(

@@ -19,7 +19,6 @@ from itertools import islice
 
 from quantexp.errors import ConfigError
 from quantexp.schema import CaptureConfig, CaptureLevel
-from quantexp.schema.ranges import at_least
 
 _ITEM = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -30,11 +29,6 @@ def check_schedule(capture: CaptureConfig, iterations: int) -> None:
     Raises:
         ConfigError: names the key.
     """
-    at_least("capture.first_iteration", capture.first_iteration, 1)
-    if capture.control_iter is not None:
-        at_least("capture.control_iter", capture.control_iter, 0)
-    if capture.every is not None:
-        at_least("capture.every", capture.every, 1)
     for item in capture.iterations:
         _item(item)
     taken = captured_iterations(capture, iterations)

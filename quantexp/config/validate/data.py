@@ -1,4 +1,4 @@
-"""Ranges and combinations of a dataset's keys. Each message names the full key, the value and the allowed values."""
+"""Combinations of a dataset's keys. Each message names the full key, the value and the allowed values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from quantexp.errors import ConfigError
 from quantexp.schema.dataset import DatasetConfig, PrepareConfig
-from quantexp.schema.ranges import at_least, positive
+from quantexp.schema.limits import POSITIVE, at_least, check_limits
 
 
 def validate_data(dataset: DatasetConfig) -> None:
@@ -15,12 +15,13 @@ def validate_data(dataset: DatasetConfig) -> None:
     Raises:
         ConfigError: names the first invalid key.
     """
+    check_limits("dataset", dataset)
     if dataset.split is not None:
         _split(dataset.split)
     if dataset.blend is not None:
         _weights("dataset.blend", dataset.blend, "{PREFIX: 0.7, OTHER: 0.3}")
         for path, weight in dataset.blend.items():
-            positive(f"dataset.blend[{path}]", weight)
+            POSITIVE.check(f"dataset.blend[{path}]", weight)
         if dataset.path is not None:
             raise ConfigError(
                 f"dataset.path={dataset.path} and dataset.blend exclude each other; drop one"
@@ -48,12 +49,8 @@ def _prepare(prepare: PrepareConfig) -> None:
             raise ConfigError(
                 f"dataset.prepare.sources[{source}] must be a share in (0, 1], got {share}"
             )
-    at_least("dataset.prepare.min_chars", prepare.min_chars, 1)
     if prepare.max_chars is not None:
-        at_least("dataset.prepare.max_chars", prepare.max_chars, prepare.min_chars)
-    at_least("dataset.prepare.max_rejected", prepare.max_rejected, 0)
-    if prepare.num_workers is not None:
-        at_least("dataset.prepare.num_workers", prepare.num_workers, 1)
+        at_least(prepare.min_chars).check("dataset.prepare.max_chars", prepare.max_chars)
 
 
 def _weights(key: str, value: object, example: str) -> None:

@@ -1,9 +1,6 @@
-"""Ranges and combinations of an experiment's keys. Each message names full key, value and allowed values."""
+"""Combinations of an experiment's keys. Each message names full key, value and allowed values."""
 
 from __future__ import annotations
-
-import math
-import re
 
 from quantexp.capture.names import RESIDUAL, ROUTER
 from quantexp.capture.select.rules import check_capture_rules
@@ -25,7 +22,6 @@ from quantexp.quant.precision import (
 from quantexp.quant.scoring import scored_operand
 from quantexp.quant.slots import resolve_site, site_configs
 from quantexp.schema import (
-    AnalysisConfig,
     AttentionPath,
     CaptureConfig,
     Experiment,
@@ -33,9 +29,7 @@ from quantexp.schema import (
     ModelConfig,
     TrainingConfig,
 )
-from quantexp.schema.ranges import at_least, not_negative, positive
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]*")
+from quantexp.schema.limits import check_limits
 
 
 def validate(experiment: Experiment) -> None:
@@ -45,36 +39,23 @@ def validate(experiment: Experiment) -> None:
         ConfigError: names the first invalid key.
     """
     validate_model(experiment.model)
+    check_limits("training", experiment.training)
     _training(experiment.training)
     check_start(experiment)
     check_evaluation(experiment)
     check_checkpoint(experiment.checkpoint, experiment.training.iterations)
+    check_limits("capture", experiment.capture)
     _capture(experiment.capture, experiment.model, experiment.training.iterations)
     validate_data(experiment.dataset)
-    _names(experiment)
     _fits(experiment)
+    check_limits("quant", experiment.quant)
     _scheme(experiment)
     validate_launcher(experiment)
     validate_tracking(experiment.tracking)
-    _analysis(experiment.analysis)
-
-
-def _analysis(analysis: AnalysisConfig) -> None:
-    try:
-        _ = analysis.drawing
-    except ValueError as error:
-        raise ConfigError(
-            "analysis.auto must be quick (one picture), true (all figures) or false (none), got "
-            f"{analysis.auto!r}"
-        ) from error
+    check_limits("analysis", experiment.analysis)
 
 
 def _training(training: TrainingConfig) -> None:
-    for key in ("seq_length", "micro_batch_size", "global_batch_size", "iterations"):
-        at_least(f"training.{key}", getattr(training, key), 1)
-    at_least("training.max_nonfinite_iterations", training.max_nonfinite_iterations, 1)
-    at_least("training.warmup_iterations", training.warmup_iterations, 0)
-    at_least("training.seed", training.seed, 0)
     if training.warmup_iterations >= training.iterations:
         raise ConfigError(
             f"training.warmup_iterations must be less than training.iterations={training.iterations}, "
@@ -86,21 +67,9 @@ def _training(training: TrainingConfig) -> None:
             f"{training.micro_batch_size}, got {training.global_batch_size}"
         )
     _decay(training)
-    positive("training.lr", training.lr)
-    for key in ("min_lr", "weight_decay", "clip_grad"):
-        not_negative(f"training.{key}", getattr(training, key))
     if training.min_lr > training.lr:
         raise ConfigError(
             f"training.min_lr must be at most training.lr={training.lr}, got {training.min_lr}"
-        )
-    for key in ("adam_beta1", "adam_beta2"):
-        if not 0 <= getattr(training, key) < 1:
-            raise ConfigError(f"training.{key} must lie in [0, 1), got {getattr(training, key)}")
-    positive("training.adam_eps", training.adam_eps)
-    scale = training.initial_loss_scale
-    if not (scale >= 1 and math.isfinite(scale) and math.frexp(scale)[0] == 0.5):
-        raise ConfigError(
-            f"training.initial_loss_scale must be a power of two of at least 1, got {scale}"
         )
 
 
@@ -121,7 +90,6 @@ def _decay(training: TrainingConfig) -> None:
 
 def _capture(capture: CaptureConfig, model: ModelConfig, iterations: int) -> None:
     check_schedule(capture, iterations)
-    at_least("capture.collect_micro_batches", capture.collect_micro_batches, 0)
     modules = list(dict.fromkeys(module.name for module, _ in decoder_modules(model)))
     routers = [] if model.moe is None else [ROUTER]
     check_capture_rules(capture, model.num_layers, [*modules, RESIDUAL, *routers])
@@ -129,9 +97,6 @@ def _capture(capture: CaptureConfig, model: ModelConfig, iterations: int) -> Non
         raise ConfigError(
             f"capture.router_logits needs a model with experts (model.moe), and {model.name} has none"
         )
-    positive("capture.queue_gb", capture.queue_gb)
-    if capture.max_gb is not None:
-        not_negative("capture.max_gb", capture.max_gb)
     if capture.format is not None:
         scored_operand(capture.format)
     if capture.stop_after_capture and not ends_by_itself(capture):
@@ -139,19 +104,6 @@ def _capture(capture: CaptureConfig, model: ModelConfig, iterations: int) -> Non
             "capture.stop_after_capture needs something that ends: capture=tensors or capture=stats, and "
             "capture.control_iter of at least 1 or capture.iterations"
         )
-
-
-def _names(experiment: Experiment) -> None:
-    names = {
-        "model.name": experiment.model.name,
-        "dataset.name": experiment.dataset.name,
-        "quant.name": experiment.quant.name,
-    }
-    for key, name in names.items():
-        if name is not None and not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"{key} must be letters, digits and . _ + ~ - (it names a folder), got {name!r}"
-            )
 
 
 def _fits(experiment: Experiment) -> None:

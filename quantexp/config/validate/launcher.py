@@ -1,7 +1,6 @@
-"""Ranges and combinations of the launcher's keys: layout, resources, and values that a job's script contains.
+"""Combinations of the launcher's keys: layout, resources, and options that quantexp sets itself.
 
-Only `launcher.setup` reaches a shell as code; the script quotes everything else. This module refuses what quoting
-cannot protect: a line break in an `#SBATCH` line would start a new line.
+Only `launcher.setup` reaches a shell as code; the script quotes everything else.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 
 from quantexp.errors import ConfigError
 from quantexp.schema import Experiment, LauncherConfig, LauncherKind, SlurmConfig
-from quantexp.schema.ranges import at_least, positive
+from quantexp.schema.limits import check_limits
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
@@ -85,16 +84,11 @@ def validate_launcher(experiment: Experiment) -> None:
         ConfigError: names the first invalid key.
     """
     launcher = experiment.launcher
-    for key in ("num_processes", "nodes"):
-        at_least(f"launcher.{key}", getattr(launcher, key), 1)
-    for key in ("num_threads", "max_parallel"):
-        if getattr(launcher, key) is not None:
-            at_least(f"launcher.{key}", getattr(launcher, key), 1)
-    positive("launcher.timeout_min", launcher.timeout_min)
-    _share_of_batch(experiment)
     if launcher.kind is LauncherKind.local:
         _nothing_of_slurm(launcher)
-    else:
+    check_limits("launcher", launcher)
+    _share_of_batch(experiment)
+    if launcher.kind is LauncherKind.slurm:
         _slurm(launcher)
 
 
@@ -135,13 +129,6 @@ def _slurm(launcher: LauncherConfig) -> None:
         raise ConfigError(
             f"launcher.gpu_type={launcher.gpu_type} needs launcher.gpus_per_node of at least 1"
         )
-    at_least("launcher.time_min", launcher.time_min, 1)
-    at_least("launcher.max_requeue", launcher.max_requeue, 0)
-    at_least("launcher.signal_s", launcher.signal_s, 1)
-    if launcher.cpus_per_process is not None:
-        at_least("launcher.cpus_per_process", launcher.cpus_per_process, 1)
-    if launcher.mem_gb is not None:
-        positive("launcher.mem_gb", launcher.mem_gb)
     if launcher.detach:
         raise ConfigError(
             "launcher.detach=true is for runs of this machine: a SLURM job is never waited for; drop it"
@@ -177,23 +164,8 @@ def _script(launcher: LauncherConfig) -> None:
         name = argument.partition("=")[0] if argument.startswith("--") else argument[:2]
         if name in _OWN_SRUN:
             raise _own(f"launcher.srun_args={argument}", _OWN_SRUN[name])
-    for key in (
-        *("partition", "account", "qos", "gpu_type", "constraint", "exclude", "nodelist"),
-        *("reservation", "mail_user", "mail_type", "container", "python"),
-    ):
-        _one_line(f"launcher.{key}", getattr(launcher, key))
-    for name, value in launcher.sbatch.items():
-        _one_line(f"launcher.sbatch.{name}", value)
-    for key in ("modules", "container_mounts", "srun_args"):
-        for value in getattr(launcher, key):
-            _one_line(f"launcher.{key}", value)
 
 
 def _own(what: str, key: str | None) -> ConfigError:
     remedy = f"set {key}" if key else "quantexp needs it itself"
     return ConfigError(f"{what} cannot be set: {remedy}")
-
-
-def _one_line(key: str, value: str | None) -> None:
-    if value is not None and not (value.isprintable() and value):
-        raise ConfigError(f"{key} must be one line of printable characters, got {value!r}")

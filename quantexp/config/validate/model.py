@@ -1,10 +1,10 @@
-"""Ranges and combinations of a model's numbers. Each message names the full key, the value and the allowed values."""
+"""Combinations of a model's numbers. Each message names the full key, the value and the allowed values."""
 
 from __future__ import annotations
 
 from quantexp.errors import ConfigError
-from quantexp.schema import AuxLoss, MlaConfig, ModelConfig, MoeConfig, YarnConfig
-from quantexp.schema.ranges import at_least, not_negative, positive
+from quantexp.schema import AuxLoss, MlaConfig, ModelConfig, MoeConfig
+from quantexp.schema.limits import check_limits
 
 
 def validate_model(model: ModelConfig) -> None:
@@ -13,22 +13,7 @@ def validate_model(model: ModelConfig) -> None:
     Raises:
         ConfigError: names the first invalid key.
     """
-    for key in (
-        "num_layers",
-        "hidden_size",
-        "ffn_hidden_size",
-        "num_attention_heads",
-        "num_query_groups",
-        "head_dim",
-        "vocab_size",
-        "max_sequence_length",
-        "rotary_base",
-    ):
-        at_least(f"model.{key}", getattr(model, key), 1)
-    positive("model.norm_epsilon", model.norm_epsilon)
-    positive("model.init_std", model.init_std)
-    if model.rope_scaling_factor is not None:
-        positive("model.rope_scaling_factor", model.rope_scaling_factor)
+    check_limits("model", model)
     if model.num_attention_heads % model.num_query_groups:
         raise ConfigError(
             f"model.num_query_groups must divide model.num_attention_heads={model.num_attention_heads}, "
@@ -45,15 +30,6 @@ def validate_model(model: ModelConfig) -> None:
 
 
 def _mla(model: ModelConfig, mla: MlaConfig) -> None:
-    for key in ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
-        at_least(f"model.mla.{key}", getattr(mla, key), 1)
-    if mla.q_lora_rank is not None:
-        at_least("model.mla.q_lora_rank", mla.q_lora_rank, 1)
-    if mla.qk_pos_emb_head_dim % 2:
-        raise ConfigError(
-            "model.mla.qk_pos_emb_head_dim must be even for the rotary embedding, got "
-            f"{mla.qk_pos_emb_head_dim}"
-        )
     total = mla.qk_head_dim + mla.qk_pos_emb_head_dim
     if model.head_dim != total:
         raise ConfigError(
@@ -71,32 +47,16 @@ def _mla(model: ModelConfig, mla: MlaConfig) -> None:
             "model.rope_scaling_factor is Llama 3's and does not go with model.mla; use model.mla.yarn, got "
             f"{model.rope_scaling_factor:g}"
         )
-    if mla.yarn is not None:
-        _yarn(mla.yarn)
-
-
-def _yarn(yarn: YarnConfig) -> None:
-    if not yarn.factor > 1:
-        raise ConfigError(f"model.mla.yarn.factor must be above 1, got {yarn.factor:g}")
-    at_least("model.mla.yarn.original_length", yarn.original_length, 1)
-    positive("model.mla.yarn.beta_slow", yarn.beta_slow)
-    if not yarn.beta_fast > yarn.beta_slow:
+    if mla.yarn is not None and not mla.yarn.beta_fast > mla.yarn.beta_slow:
         raise ConfigError(
-            f"model.mla.yarn.beta_fast must be above model.mla.yarn.beta_slow={yarn.beta_slow:g}, got "
-            f"{yarn.beta_fast:g}"
+            f"model.mla.yarn.beta_fast must be above model.mla.yarn.beta_slow={mla.yarn.beta_slow:g}, got "
+            f"{mla.yarn.beta_fast:g}"
         )
-    for key in ("mscale", "mscale_all_dim"):
-        not_negative(f"model.mla.yarn.{key}", getattr(yarn, key))
 
 
 def _moe(moe: MoeConfig, num_layers: int) -> None:
-    at_least("model.moe.num_experts", moe.num_experts, 1)
-    at_least("model.moe.expert_ffn_hidden_size", moe.expert_ffn_hidden_size, 1)
-    at_least("model.moe.num_shared_experts", moe.num_shared_experts, 0)
     _between("model.moe.top_k", moe.top_k, 1, moe.num_experts, "model.moe.num_experts")
     _between("model.moe.num_dense_layers", moe.num_dense_layers, 0, num_layers, "model.num_layers")
-    positive("model.moe.routed_scaling_factor", moe.routed_scaling_factor)
-    not_negative("model.moe.aux_loss_coefficient", moe.aux_loss_coefficient)
     if moe.norm_topk_prob and moe.routed_scaling_factor != 1:
         raise ConfigError(
             "model.moe.routed_scaling_factor must be 1 with model.moe.norm_topk_prob=true (DeepSeek-V2 has one or the "

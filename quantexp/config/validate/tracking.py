@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from quantexp.errors import ConfigError
 from quantexp.runs.redaction import without_userinfo
-from quantexp.schema import MlflowConfig, TrackingConfig, WandbConfig
-
-#: W&B: https://docs.wandb.ai/ref/python/init, `project` and `tags`.
-_PROJECT = re.compile(r"[^/\\#?%:]{1,128}")
-LONGEST_TAG = 64
+from quantexp.schema import TrackingConfig
+from quantexp.schema.limits import check_limits
 
 
 def validate_tracking(tracking: TrackingConfig) -> None:
@@ -19,23 +14,8 @@ def validate_tracking(tracking: TrackingConfig) -> None:
     Raises:
         ConfigError: names the first invalid key.
     """
-    _wandb(tracking.wandb)
-    _mlflow(tracking.mlflow)
-
-
-def _wandb(wandb: WandbConfig) -> None:
-    if not _PROJECT.fullmatch(wandb.project):
-        raise ConfigError(
-            f"tracking.wandb.project must be 1 to 128 characters, none of / \\ # ? % :, got {wandb.project!r}"
-        )
-    for tag in wandb.tags:
-        if not 1 <= len(tag) <= LONGEST_TAG:
-            raise ConfigError(
-                f"tracking.wandb.tags must have 1 to {LONGEST_TAG} characters each, got {tag!r}"
-            )
-
-
-def _mlflow(mlflow: MlflowConfig) -> None:
+    check_limits("tracking", tracking)
+    mlflow = tracking.mlflow
     if not mlflow.experiment.strip():
         raise ConfigError("tracking.mlflow.experiment must name an experiment, got an empty name")
     uri = mlflow.tracking_uri
