@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from quantexp.analysis.draw.arguments import asked
-from quantexp.analysis.draw.server import start_server
+from quantexp.analysis.draw.pool import start_server
 from quantexp.analysis.draw.tree import STATISTICS
 from quantexp.cli.arguments import root_and_rest
 from quantexp.cli.output import complain, print_line

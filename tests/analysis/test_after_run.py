@@ -33,7 +33,7 @@ def files(run: RunDir) -> dict[Path, int]:
 def test_skipped_run_is_drawn_as_it_is_asked_for_now(
     run_tiny: RunTiny, tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "cores", lambda: 1)
+    monkeypatch.setattr(verb, "allowed_cores", lambda: [0])
     words = ["quant=linear_mxfp8", "capture=stats"]
     run = run_tiny(*words, "analysis.auto=false")
     assert skip(tiny(*words, "analysis.auto=false"), run) == ""

@@ -1,27 +1,35 @@
-"""A chapter: a folder of figures and tables over many captured tensors.
+"""A chapter: a folder of figures and tables over many captured tensors, and the services that it draws with.
 
     def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
-        for entry, found in desk.each(look_at_one, entries):    # in worker processes
+        for entry, result in desk.each(look_at_one, entries):    # in worker processes
             ...
         return desk.save(figure, "by_layer")
 
     CHAPTER = Chapter("comparisons", "between quantisation types", draw)
 
-A chapter is given what the filters left, writes into `desk.out` alone (by `save` and `write_text`, which make the
-folder), says in words what it leaves out (`desk.say`), and returns what it wrote. One that has nothing to draw of these
-sources returns [] and writes nothing. `draw` catches nothing but what `desk.each` does: a bug keeps its traceback.
+A chapter gets the filtered sources, writes only into `desk.out` (by `save` and `write_text`, which create the folder),
+prints what it leaves out (`desk.say`), and returns the files that it wrote: [] if there is nothing to draw of these
+sources. Only `desk.each` catches errors: a bug keeps its traceback.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from quantexp.analysis.draw.pool import Pool
 from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture, CapturedTensor
+from quantexp.errors import CaptureError
 from quantexp.runs.paths import RunDir
+from quantexp.runs.status import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,19 +62,36 @@ class Source:
         return list(self.capture.with_values())
 
 
-class Desk(Protocol):
+@dataclass
+class Problems:
+    """Unusable files; each is reported once, when it is met."""
+
+    complain: Callable[[str], None]
+    #: File -> why it could not be used.
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, file: str, why: str) -> None:
+        """Report a file."""
+        if file not in self.reasons:
+            self.reasons[file] = why
+            self.complain(why if file in why else f"{file}: {why}")
+
+
+@dataclass(frozen=True)
+class Desk:
     """The services that a chapter draws with: output folder, formats, workers."""
 
-    @property
-    def out(self) -> Path:
-        """The chapter's folder; it need not exist yet."""
-
-    @property
-    def formats(self) -> tuple[str, ...]:
-        """The file formats of figures: png, pdf, svg."""
+    #: The chapter's folder; it need not exist yet.
+    out: Path
+    #: The file formats of figures: png, pdf, svg.
+    formats: tuple[str, ...]
+    pool: Pool
+    problems: Problems
+    console: Console
 
     def say(self, line: str) -> None:
         """Print a line, for instance about an omitted figure."""
+        self.console.print(f"{self.out.name}: {line}", soft_wrap=True, markup=False)
 
     def each(
         self, look: Callable[[CapturedTensor], Result], entries: Iterable[CapturedTensor]
@@ -76,12 +101,51 @@ class Desk(Protocol):
         `look` is a function at the top level of a module, or `functools.partial` of one; its result must be small. An
         entry for which it raises CaptureError or OSError is named, counted (exit code 1) and left out.
         """
+        listed = list(entries)
+        with progress_bar(self.out.name, len(listed), self.console) as advance:
+            for entry, result in self.pool.each(look, listed):
+                advance()
+                if isinstance(result, CaptureError | OSError):
+                    self.problems.add(place_of(entry), str(result))
+                else:
+                    yield entry, result
 
     def save(self, figure: Figure, name: str) -> list[Path]:
         """Save `out/name.png` and so on, for each of `formats`; `name` may contain folders."""
+        from quantexp.analysis.style import save_figure
+
+        return save_figure(figure, self.out / name, self.formats)
 
     def write_text(self, name: str, text: str) -> Path:
         """Write `out/name`, with its suffix, atomically."""
+        path = self.out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+        return path
+
+
+def place_of(entry: CapturedTensor) -> str:
+    """The name of an unusable file: its path, and the key in a shard."""
+    key = entry.metadata.get("key")
+    path = str(entry.folder / str(entry.metadata.get("file")))
+    return path if key is None else f"{path}, {key}"
+
+
+@contextlib.contextmanager
+def progress_bar(words: str, total: int, console: Console) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal; yields the function that advances it by one tensor."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tensors"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(escape(words), total=total)
+        yield lambda: bar.advance(task)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,26 @@
 """Processes many tensors in worker processes with one torch thread each.
 
-Workers are started by a server process of their own (forkserver): a copy of a process whose torch has threads may wait
-for them forever. They end with the process that started them. Work is handed out a few pieces ahead, so that a
-collection of any length takes no memory, and results come in its order. A piece that fails for what is in a file is
-given back as the error; a worker that dies is an error of the whole.
+A fork server starts the workers and imports their modules once: a copy of this process, whose torch has threads, may
+wait for those threads forever. Workers end with the process that started them. Only a few pieces of work are submitted
+ahead, so that a collection of any length takes no memory, and results come in order.
+
+A piece whose file cannot be used yields the error in its place. When a worker dies, the executor loses all pieces in
+flight. Each of them is repeated in a process of its own, so that only the piece that ends its worker fails.
 """
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
+from typing import TypeVar
 
-from quantexp.analysis.draw.server import context
 from quantexp.errors import CaptureError
-from quantexp.processes.threads import threads
 from quantexp.processes.with_parent import end_with_parent
 
 Item = TypeVar("Item")
@@ -26,6 +28,9 @@ Result = TypeVar("Result")
 
 #: Pieces of work queued ahead for each process.
 _AHEAD = 3
+#: Modules for every worker, and additional modules for workers that draw.
+_COUNTS = ["quantexp.analysis.draw.work"]
+_DRAWS = ["quantexp.analysis.draw.distribution", "quantexp.analysis.draw.heatmap"]
 
 
 class Pool:
@@ -38,33 +43,24 @@ class Pool:
     def each(
         self, look: Callable[[Item], Result], items: Iterable[Item]
     ) -> Iterator[tuple[Item, Result | CaptureError | OSError]]:
-        """`look(item)` or its error for each item, in order.
-
-        Raises:
-            CaptureError: a worker died.
-        """
+        """`look(item)`, or its error, for each item in order."""
         if self.jobs == 1:
             yield from _in_this_process(look, items)
             return
-        executor = self._started()
-        waiting: deque[tuple[Item, Future[Result]]] = deque()
+        pending: deque[tuple[Item, Future[Result]]] = deque()
         try:
             for item in items:
-                waiting.append((item, executor.submit(look, item)))
-                if len(waiting) > self.jobs * _AHEAD:
-                    first, future = waiting.popleft()
-                    yield first, _outcome(future)
-            while waiting:
-                first, future = waiting.popleft()
-                yield first, _outcome(future)
-        except BrokenProcessPool as error:
-            self._executor = None
-            raise CaptureError(
-                "a worker process died, out of memory perhaps; the same command goes on where this one stopped: try "
-                "it with --jobs 1"
-            ) from error
+                pending.append((item, self._submit(look, item)))
+                if len(pending) > self.jobs * _AHEAD:
+                    first, future = pending.popleft()
+                    outcome = _outcome(look, first, future)
+                    yield first, outcome
+            while pending:
+                first, future = pending.popleft()
+                outcome = _outcome(look, first, future)
+                yield first, outcome
         finally:
-            for _, future in waiting:
+            for _, future in pending:
                 future.cancel()
 
     def close(self) -> None:
@@ -73,15 +69,31 @@ class Pool:
             self._executor.shutdown(cancel_futures=True)
             self._executor = None
 
-    def _started(self) -> ProcessPoolExecutor:
-        if self._executor is None:
-            self._executor = ProcessPoolExecutor(self.jobs, context(), _begin)
-        return self._executor
+    def _submit(self, look: Callable[[Item], Result], item: Item) -> Future[Result]:
+        try:
+            if self._executor is not None:
+                return self._executor.submit(look, item)
+        except BrokenProcessPool:
+            pass  # a worker has died since
+        self._executor = _started(self.jobs)
+        return self._executor.submit(look, item)
 
 
-def cores() -> int:
-    """The cores that this process may use, ascending."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def start_server(*, draws: bool = True) -> None:
+    """Start the fork server, so that it imports in parallel with this process; otherwise the first worker starts it."""
+    _context(draws=draws)
+    ensure_running()
+
+
+def _context(*, draws: bool = True) -> ForkServerContext:
+    """The multiprocessing context of the workers; `draws` only matters before the server starts."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_COUNTS, *(_DRAWS if draws else [])])
+    return context
+
+
+def _started(jobs: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, _context(), _begin)
 
 
 def _begin() -> None:
@@ -96,17 +108,39 @@ def _begin() -> None:
 def _in_this_process(
     look: Callable[[Item], Result], items: Iterable[Item]
 ) -> Iterator[tuple[Item, Result | CaptureError | OSError]]:
+    from quantexp.processes.threads import (
+        threads,
+    )  # imports torch, which the command imports in parallel
+
     for item in items:
         with threads(1):
             try:
-                found: Result | CaptureError | OSError = look(item)
+                result: Result | CaptureError | OSError = look(item)
             except (CaptureError, OSError) as error:
-                found = error
-        yield item, found
+                result = error
+        yield item, result
 
 
-def _outcome(future: Future[Any]) -> Any:
+def _outcome(
+    look: Callable[[Item], Result], item: Item, future: Future[Result]
+) -> Result | CaptureError | OSError:
     try:
         return future.result()
+    except BrokenProcessPool:
+        return _alone(look, item)
     except (CaptureError, OSError) as error:
         return error
+
+
+def _alone(look: Callable[[Item], Result], item: Item) -> Result | CaptureError | OSError:
+    """Repeat a piece of work in a process of its own."""
+    with _started(1) as executor:
+        try:
+            return executor.submit(look, item).result()
+        except BrokenProcessPool:
+            return CaptureError(
+                "a worker process died with it, out of memory perhaps; the same command draws what is missing: try it "
+                "with --jobs 1"
+            )
+        except (CaptureError, OSError) as error:
+            return error

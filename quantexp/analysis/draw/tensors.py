@@ -8,9 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from quantexp.analysis.draw.chapter import Source
-from quantexp.analysis.draw.desk import Problems, place_of, progress_bar
-from quantexp.analysis.draw.journal import Journal, key_of
+from quantexp.analysis.draw.chapter import Problems, Source, place_of, progress_bar
+from quantexp.analysis.draw.drawn import Drawn, key_of
 from quantexp.analysis.draw.pool import Pool
 from quantexp.analysis.draw.statistics_only import key_of_told, name_of_told
 from quantexp.analysis.draw.tables import Row
@@ -69,7 +68,7 @@ def draw_tensors(
     pieces: Sequence[Piece],
     figures: Sequence[str],
     formats: tuple[str, ...],
-    journal: Journal,
+    drawn: Drawn,
     pool: Pool,
     problems: Problems,
     console: Console,
@@ -82,27 +81,27 @@ def draw_tensors(
     rows: dict[int, Row] = {}
     missing: list[tuple[int, Task]] = []
     for place, piece in enumerate(pieces):
-        done = journal.find(piece.name, piece.key, _files(piece, figures, formats))
-        if done is None:
+        line = drawn.find(piece.name, piece.key, _files(piece, figures, formats))
+        if line is None or line.done is None:
             kept = (folder for folder in figures if folder in piece.folders)
-            stems = {folder: journal.out / folder / piece.name for folder in kept}
+            stems = {folder: drawn.out / folder / piece.name for folder in kept}
             missing.append((place, Task(piece.entry, piece.source, stems, formats)))
         else:
-            rows[place] = Row(piece.source, piece.entry, done)
+            rows[place] = Row(piece.source, piece.entry, line.done)
     num_known = len(rows)
     if num_known and missing:
         console.print(f"{num_known} of {len(pieces)} tensors were drawn before")
     with progress_bar("drawing", len(missing), console) as advance:
-        for place, task, found in _each(missing, pool, 1 if figures else _TOGETHER):
+        for place, task, outcome in _each(missing, pool, 1 if figures else _TOGETHER):
             advance()
             piece = pieces[place]
-            if isinstance(found, Done):
-                journal.add(piece.name, piece.key, _files(piece, figures, formats), found)
-                rows[place] = Row(piece.source, piece.entry, found)
-            elif isinstance(found, OSError):
-                raise found
+            if isinstance(outcome, Done):
+                drawn.add(piece.name, piece.key, _files(piece, figures, formats), outcome)
+                rows[place] = Row(piece.source, piece.entry, outcome)
+            elif isinstance(outcome, OSError):
+                raise outcome
             else:
-                problems.add(place_of(task.entry), str(found))
+                problems.add(place_of(task.entry), str(outcome))
     num_figures = sum(len(_files(pieces[place], figures, formats)) for place in rows)
     return [rows[place] for place in sorted(rows)], num_known, num_figures
 
@@ -110,26 +109,30 @@ def draw_tensors(
 #: Tensors of one piece of work if they are only counted: the overhead for a piece is a third of counting a megabyte.
 _TOGETHER = 16
 
-_Found = Done | CaptureError | OSError
+_Outcome = Done | CaptureError | OSError
 
 
 def _each(
     tasks: Sequence[tuple[int, Task]], pool: Pool, together: int
-) -> Iterator[tuple[int, Task, _Found]]:
-    """Every task with its result, in order."""
+) -> Iterator[tuple[int, Task, _Outcome]]:
+    """Every task with its result, in order; the tasks of a group that ended its worker are repeated one by one."""
     groups = [tasks[start : start + together] for start in range(0, len(tasks), together)]
-    for group, found in pool.each(_do, groups):
-        outcomes = found if isinstance(found, list) else [found] * len(group)
-        for (place, task), outcome in zip(group, outcomes, strict=True):
-            yield place, task, outcome
+    for group, result in pool.each(_do, groups):
+        if isinstance(result, list):
+            for (place, task), outcome in zip(group, result, strict=True):
+                yield place, task, outcome
+        elif len(group) == 1:
+            yield *group[0], result
+        else:
+            yield from _each(group, pool, 1)
 
 
-def _do(group: Sequence[tuple[int, Task]]) -> list[_Found]:
+def _do(group: Sequence[tuple[int, Task]]) -> list[_Outcome]:
     """The result of each task, or its error, which does not stop the later ones."""
     return [_done(task) for _, task in group]
 
 
-def _done(task: Task) -> _Found:
+def _done(task: Task) -> _Outcome:
     try:
         return do(task)
     except (CaptureError, OSError) as error:

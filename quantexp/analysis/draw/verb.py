@@ -9,8 +9,8 @@
     statistics/          text, CSV and JSON; captured: tensors and bytes by type, layer type, operation and module
     ...                  a folder for each chapter (`chapters`)
 
-Each tensor is read once, by worker processes; what is done is noted (`journal`), so that an interrupted draw goes on.
-A file that cannot be used is named and counted, and the rest goes on.
+Worker processes read each tensor once. A cache of finished work (`drawn`) lets an interrupted draw continue. A file
+that cannot be used is named and counted, and the others are drawn.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ from pathlib import Path
 from rich.console import Console
 
 from quantexp.analysis.draw.arguments import Asked
-from quantexp.analysis.draw.chapter import Chapter, Source
-from quantexp.analysis.draw.desk import ChapterDesk, Problems
-from quantexp.analysis.draw.journal import VERSION, Journal
-from quantexp.analysis.draw.pool import Pool, cores
+from quantexp.analysis.draw.chapter import Chapter, Desk, Problems, Source
+from quantexp.analysis.draw.drawn import VERSION, Drawn
+from quantexp.analysis.draw.pool import Pool
 from quantexp.analysis.draw.source import default_out, foreign, open_sources
-from quantexp.analysis.draw.stamps import Stamps
 from quantexp.analysis.draw.tables import write_tables
 from quantexp.analysis.draw.tensors import draw_tensors, pieces_of
 from quantexp.analysis.draw.tree import (
@@ -43,6 +41,7 @@ from quantexp.analysis.draw.tree import (
 )
 from quantexp.errors import CaptureError, ConfigError
 from quantexp.folders import short_path
+from quantexp.processes.cores import allowed_cores
 from quantexp.runs.paths import RunDir
 
 
@@ -87,12 +86,9 @@ def draw(asked: Asked, console: Console, complain: Callable[[str], None]) -> Out
         problems.add(file, why)
     for source in sources:
         _say_what_is_missing(source, console)
-    pool = Pool(asked.jobs or cores())
-    try:
-        with _writing(out):
-            return _drawn(asked, wanted, sources, out, pool, problems, console)
-    finally:
-        pool.close()
+    jobs = asked.jobs or len(allowed_cores())
+    with contextlib.closing(Pool(jobs)) as pool, _writing(out):
+        return _drawn(asked, wanted, sources, out, pool, problems, console)
 
 
 def draw_run(run: RunDir) -> Outcome:
@@ -140,7 +136,7 @@ def _drawn(
     )
     statistics = [_size_and_time(s.capture.folder / "statistics.jsonl") for s in sources]
     about = [VERSION, asked.formats, [[piece.name, piece.key] for piece in pieces], statistics]
-    stamps = Stamps(out, force=asked.force)
+    drawn = Drawn(out, force=asked.force)
     num_files = num_tensors = num_known = 0
     chosen = [sorted(asked.filters.items()), [source.label for source in sources]]
     if QUICK in wanted:
@@ -155,21 +151,20 @@ def _drawn(
             make = partial(
                 save_quick_analysis, source, out / name, keep, asked.formats, force=asked.force
             )
-            num_files += stamps.kept_or(name, [about, chosen, loss], make, lambda: True)
+            num_files += drawn.once(name, [about, chosen, loss], make)
         if len(sources) > 1:
             losses = [_size_and_time(s.run.metrics) for s in sources if s.run is not None]
             keeps = [out / QUICK / f"{s.label}{some}.json" for s in sources]
             make = partial(_save_overview, sources, keeps, out / quick, asked.formats)
-            num_files += stamps.kept_or(quick, [about, chosen, losses], make, lambda: True)
+            num_files += drawn.once(quick, [about, chosen, losses], make)
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
         figures = [folder for folder in FIGURES if folder in wanted]
-        journal = Journal(out, force=asked.force)
         rows, num_known, num_drawn = draw_tensors(
-            pieces, figures, asked.formats, journal, pool, problems, console
+            pieces, figures, asked.formats, drawn, pool, problems, console
         )
         num_tensors = len(rows)
         details = STATISTICS in wanted
-        num_files += len(write_tables(out, rows, problems.found, details=details))
+        num_files += len(write_tables(out, rows, problems.reasons, details=details))
         if details and set(wanted) != {STATISTICS}:  # tables alone need no matplotlib
             from quantexp.analysis.draw.captured import FILE_NAME, save_captured
 
@@ -177,12 +172,12 @@ def _drawn(
             num_files += len(save_captured(rows, stem, asked.formats))
         num_files += num_drawn
     for chapter in _chapters(wanted):
-        desk = ChapterDesk(out / chapter.folder, asked.formats, pool, problems, console)
+        desk = Desk(out / chapter.folder, asked.formats, pool, problems, console)
         make = partial(chapter.draw, sources, desk)
-        num_files += stamps.kept_or(
-            chapter.folder, [about, chosen], make, lambda: not problems.found
+        num_files += drawn.once(
+            chapter.folder, [about, chosen], make, is_complete=lambda: not problems.reasons
         )
-    return Outcome(out, num_tensors, num_known, problems.found, num_files)
+    return Outcome(out, num_tensors, num_known, problems.reasons, num_files)
 
 
 def _save_overview(

@@ -27,7 +27,7 @@ def drawn(worker: Worker) -> set[str]:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker processes: they take seconds to start."""
-    monkeypatch.setattr(verb, "cores", lambda: 1)
+    monkeypatch.setattr(verb, "allowed_cores", lambda: [0])
 
 
 @pytest.mark.slow

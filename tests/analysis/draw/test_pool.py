@@ -54,9 +54,17 @@ def test_work_is_handed_out_only_a_few_pieces_ahead(pool: Pool) -> None:
     assert len(taken) < 20
 
 
-def test_a_worker_that_dies_is_an_error_with_a_way_on(pool: Pool) -> None:
-    with pytest.raises(CaptureError, match=r"a worker process died.*try it with --jobs 1"):
-        list(pool.each(eval, ["1", DEATH, "2"]))
+def test_work_that_ends_its_worker_fails_alone_and_the_rest_goes_on(pool: Pool) -> None:
+    items = ["1", DEATH, "2", "3", DEATH, *map(str, range(4, 14))]
+    results = list(pool.each(eval, items))
+    assert [item for item, _ in results] == items
+    for item, result in results:
+        if item == DEATH:
+            assert isinstance(result, CaptureError)
+            assert "a worker process died with it, out of memory perhaps" in str(result)
+            assert str(result).endswith("try it with --jobs 1")
+        else:
+            assert result == int(item)
     assert list(pool.each(eval, ["3"])) == [("3", 3)]
 
 

@@ -338,13 +338,3 @@ def test_statistics_alone_need_no_matplotlib(run: Unhashed, tmp_path: Path) -> N
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.splitlines()[-1] == "False"
     assert (tmp_path / "o" / "statistics" / "statistics.csv").is_file()
-
-
-def test_a_torn_file_among_those_that_are_counted_together_is_named(
-    run: Unhashed, draws: Draw
-) -> None:
-    (run.dir / run.lines[2]["file"]).write_bytes(b"torn")
-    outcome, complaints, _ = draws(run.run_dir, only=("statistics",))
-    assert len(complaints) == 1
-    assert run.lines[2]["file"] in complaints[0]
-    assert outcome.num_tensors == 5
