@@ -27,14 +27,16 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from quantexp.data.prepare.chunks import Position, chunks
 from quantexp.data.prepare.inputs import find_inputs
-from quantexp.data.prepare.job import make_job, prepare
+from quantexp.data.prepare.job import make_job
+from quantexp.data.prepare.run import prepare
+from quantexp.data.prepare.shards import read_shards
 from quantexp.data.prepare.work import work
 from quantexp.data.tokenizers.load import HuggingFaceTokenizer
 from quantexp.schema.dataset import DatasetConfig, PrepareConfig, TokenizerKind
@@ -156,7 +158,7 @@ def own(source: Path, tokenizer: Path, prefix: Path, workers: int) -> int:
 
 
 def share_in_tokenizer(source: Path, tokenizer: Path) -> float:
-    """Which part of a worker's time is spent in the tokenizer itself; on the first chunks."""
+    """Which part of a worker's time is spent in the tokenizer itself; on the first shards."""
     config = DatasetConfig(
         name="python", source=str(source), tokenizer_path=str(tokenizer), split="1"
     )
@@ -174,10 +176,10 @@ def share_in_tokenizer(source: Path, tokenizer: Path) -> float:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     timed = Timed(tokenizer)
     (item,) = find_inputs(str(source))
-    first = [chunk for chunk, _ in zip(chunks(item, Position()), range(12), strict=False)]
+    first = list(islice(read_shards(item), 3))
     start = time.perf_counter()
-    for chunk in first:
-        work(chunk, timed, job.filters)
+    for shard in first:
+        work(shard, timed, job.filters)
     return inside / (time.perf_counter() - start)
 
 

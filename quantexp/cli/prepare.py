@@ -10,8 +10,9 @@ from rich.console import Console
 from quantexp.cli.arguments import require_overrides
 from quantexp.cli.output import print_json
 from quantexp.config.compose import compose
-from quantexp.data.prepare.job import Prepared, make_job, prepare
+from quantexp.data.prepare.job import make_job
 from quantexp.data.prepare.report import print_report, report_json
+from quantexp.data.prepare.run import Prepared, prepare
 from quantexp.errors import ConfigError
 from quantexp.schema import Experiment
 from quantexp.terminal.console import output_console

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quantexp.data.binary import folder_beside, pair_paths
-from quantexp.data.prepare.chunks import Position, chunks
 from quantexp.data.prepare.inputs import find_inputs
-from quantexp.data.prepare.records import records
+from quantexp.data.prepare.shards import read_shards, records
 from quantexp.data.prepared import card_path
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
@@ -28,8 +27,8 @@ def read_sample(dataset_name: str) -> Iterator[Document]:
         DataError: there is no sample with that name.
     """
     for item in find_inputs(str(_sample_file(dataset_name))):
-        for chunk in chunks(item, Position()):
-            for record in records(chunk, dataset_name):
+        for shard in read_shards(item):
+            for record in records(shard, dataset_name):
                 if isinstance(record, Document):
                     yield record
 
@@ -64,7 +63,8 @@ def _write(dataset_name: str, prefix: Path, split: str) -> None:
     """Prepares the sample without ever removing an identical one, as replacing a dataset would."""
     from rich.console import Console
 
-    from quantexp.data.prepare.job import make_job, prepare
+    from quantexp.data.prepare.job import make_job
+    from quantexp.data.prepare.run import prepare
 
     with folder_beside(prefix) as folder:
         own = folder / "sample"

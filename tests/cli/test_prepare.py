@@ -15,10 +15,9 @@ from rich.console import Console
 
 from quantexp.cli.main import main
 from quantexp.data.binary import pair_paths
-from quantexp.data.prepare import pool, progress
+from quantexp.data.prepare import progress, run
 from quantexp.data.prepare.inputs import inputs_hash
-from quantexp.data.prepare.job import make_job, prepare
-from quantexp.data.prepare.parts import Writer
+from quantexp.data.prepare.job import make_job
 from quantexp.data.prepared import read_card
 from quantexp.errors import DataError
 from tests.data.prepare.made import config, content_of, dump, lines, prepared, rows, texts
@@ -92,7 +91,7 @@ def test_an_interruption_says_that_it_can_go_on(
 
     (in_tmp / "a.jsonl").write_bytes(lines(rows(texts(60))))
     with monkeypatch.context() as patched:
-        patched.setattr(Writer, "append", interrupted)
+        patched.setattr(run, "make_output", interrupted)
         assert main(words(in_tmp / "a.jsonl")) == 130
     error = capsys.readouterr().err
     assert error.startswith("progress is saved: the same command resumes there\n")
@@ -100,17 +99,20 @@ def test_an_interruption_says_that_it_can_go_on(
     assert main(words(in_tmp / "a.jsonl")) == 0
 
 
-def test_killed_at_any_moment_it_goes_on_and_no_worker_stays(tmp_path: Path) -> None:
-    """A real process with workers, killed without warning while it writes."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_killed_at_any_moment_it_goes_on_and_no_worker_stays(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """A real process with workers, killed without warning while it writes, or interrupted with them by Ctrl-C."""
     (tmp_path / "a.xml").write_bytes(dump(texts(1500, most=200)))
     whole = prepared(tmp_path / "a.xml", tmp_path / "whole" / "x").prefix
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from quantexp.data.prepare import chunks, job\n"
+        "from quantexp.data.prepare import shards\n"
         "from tests.data.prepare.made import prepared\n"
         "if __name__ == '__main__':\n"
-        "    chunks.CHUNK_BYTES, job.SAVE_INTERVAL_S = 20_000, 0.0\n"
+        "    shards.SHARD_BYTES = 20_000\n"
         "    prepared(sys.argv[1], Path(sys.argv[2]), num_workers=2)\n"
     )
     (tmp_path / "run.py").write_text(program)
@@ -121,15 +123,19 @@ def test_killed_at_any_moment_it_goes_on_and_no_worker_stays(tmp_path: Path) -> 
         "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
     command = [sys.executable, str(tmp_path / "run.py"), str(tmp_path / "a.xml"), str(prefix)]
-    process = subprocess.Popen(command, env=environment)
-    state = Path(f"{prefix}.partial") / "state.json"
-    while not state.exists() and process.poll() is None:
+    process = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    partial = Path(f"{prefix}.partial")
+    while not list(partial.glob("*/*.npz")) and process.poll() is None:
         time.sleep(0.01)
     time.sleep(0.1)
     workers = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert state.exists(), "it ended before it could be killed"
+    (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
+    _, error = process.communicate()
+    assert error.count("Traceback") == (number == signal.SIGINT)  # the program's, not its workers'
+    assert ("\nKeyboardInterrupt\n" in error) == (number == signal.SIGINT)
+    assert list(partial.glob("*/*.npz")), "it ended before it could be killed"
     assert not any(path.exists() for path in pair_paths(prefix))
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert alive == []
@@ -141,7 +147,7 @@ def test_killed_at_any_moment_it_goes_on_and_no_worker_stays(tmp_path: Path) -> 
 def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
 
-    monkeypatch.setattr(pool, "_initialise", _die)
+    monkeypatch.setattr(run, "_initialise", _die)
     with pytest.raises(
         DataError, match=r"a process that tokenises died .*it resumes where it stopped"
     ):
@@ -159,7 +165,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(50))))
     out = StringIO()
     job = make_job(config(tmp_path / "a.jsonl", tmp_path / "own"))
-    prepare(job, Console(file=out, width=200))
+    run.prepare(job, Console(file=out, width=200))
     assert out.getvalue().startswith("preparing: 100%, 50 documents, ")
     for word in (" tokens/s, ", "B/s", ", 0 min left\n"):
         assert word in out.getvalue()
@@ -168,8 +174,8 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 def test_progress_on_a_terminal_shows_rate_and_time_left(tmp_path: Path) -> None:
     out = StringIO()
     console = Console(file=out, width=150, force_terminal=True)
-    with progress.progress(1000, 0, console) as told:
-        told(500, 7, 4321)
+    with progress.progress(1000, console) as report:
+        report(500, 500, 7, 4321)
         time.sleep(0.2)
     shown = out.getvalue()
     for word in ("preparing", "50%", "7 documents", "tokens/s", "/s"):

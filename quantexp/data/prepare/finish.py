@@ -1,13 +1,11 @@
-"""Finishes a preparation: drops duplicates, joins the parts, writes index, report and card, and moves the files.
+"""Finishes a preparation: joins the outputs, drops duplicates, writes index, report and card, and moves the files.
 
-It can be restarted from its beginning at any time: the parts are appended to and truncated, and nothing is removed
-before the pair is complete. Then the files are moved, the card last.
+The outputs are only read, so `finish` can be restarted from its beginning at any time. Then the files are moved, the
+card last.
 """
 
-import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,166 +13,152 @@ import numpy as np
 
 from quantexp.data.binary import pair_paths
 from quantexp.data.index import blocks, id_type, write_index
-from quantexp.data.prepare.duplicates import mark_first
-from quantexp.data.prepare.parts import PartialFolder, State, writing
-from quantexp.data.prepare.work import PARTS
-from quantexp.data.prepared import (
-    CARD_VERSION,
-    Card,
-    TokenizerRecord,
-    card_json,
-    card_path,
-    tokenizer_folder,
+from quantexp.data.prepare.job import Job
+from quantexp.data.prepare.outputs import (
+    Outputs,
+    PartialFolder,
+    read_arrays,
+    write_rejected,
+    writing,
 )
-from quantexp.data.tokenizers.protocol import Tokenizer
+from quantexp.data.prepare.work import HASH_BYTES, PARTS, Tally
+from quantexp.data.prepared import CARD_VERSION, Card, card_json, card_path, tokenizer_folder
 from quantexp.errors import DataError
 from quantexp.runs.status import write_json
 
-#: Bytes copied at a time.
-_COPY = 1 << 22
+#: Hashes sorted at a time (some 400 MB including the sort).
+GROUP = 1 << 23
+#: Hashes read at a time.
+_BLOCK = 1 << 20
 
 
-@dataclass(frozen=True)
-class CardInfo:
-    """The fields of a card that come from the configuration."""
-
-    dataset: str
-    split: str
-    tokenizer: TokenizerRecord
-    deduplicate: bool
-    #: As configured by the user.
-    source: list[str]
-
-
-def finish(folder: PartialFolder, state: State, card_info: CardInfo, tokenizer: Tokenizer) -> Card:
-    """Creates the pair and its card in the partial folder.
+def finish(job: Job, folder: PartialFolder, outputs: Outputs) -> None:
+    """Creates the result in the partial folder.
 
     Raises:
-        DataError: no document is left for training, or a file cannot be written.
+        DataError: no document is left for training, an output is damaged, or a file cannot be written.
     """
-    dtype = id_type(tokenizer.vocab_size)
+    dtype = id_type(job.tokenizer.vocab_size)
+    bin_path, idx_path = pair_paths(folder.result)
+    lengths_path = folder.root / "lengths"
+    num_documents, num_tokens = [0, 0, 0], [0, 0, 0]
     with writing(folder.root):
-        _cut_back(folder, state)
-        num_duplicates = 0
-        files = [(folder.ids(part), folder.lengths(part)) for part in PARTS]
-        if card_info.deduplicate:
+        with bin_path.open("wb") as ids_file, lengths_path.open("wb") as lengths_file:
             for i, part in enumerate(PARTS):
-                dropped = _without_duplicates(folder, part, dtype)
-                num_duplicates += dropped
-                files[i] = (folder.root / f"{part}.unique.bin", folder.root / f"{part}.unique")
-        counts = [_count(lengths) for _, lengths in files]
-        if counts[0][0] == 0:
-            raise DataError(_nothing(folder, state, sum(count[0] for count in counts)))
-        with files[0][0].open("ab") as out:
-            for ids, _ in files[1:]:
-                with ids.open("rb") as stream:
-                    shutil.copyfileobj(stream, out, _COPY)
-        write_index(folder.index, [lengths for _, lengths in files], dtype)
-        if files[0][0] != folder.ids(PARTS[0]):
-            files[0][0].replace(folder.root / "unique.bin")
-        shutil.rmtree(folder.tokenizer, ignore_errors=True)
-        if tokenizer.files:
-            folder.tokenizer.mkdir()
-        for file in tokenizer.files:
-            shutil.copyfile(file, folder.tokenizer / file.name)
+                for ids, lengths in _documents(job, folder, outputs.paths, part):
+                    ids_file.write(ids.data)
+                    lengths_file.write(lengths.data)
+                    num_documents[i] += len(lengths)
+                    num_tokens[i] += len(ids)
+        if num_documents[0] == 0:
+            raise DataError(_nothing(outputs.tally, sum(num_documents)))
+        write_index(idx_path, [lengths_path], dtype)
+        write_rejected(_rejected_path(folder.result), outputs.paths)
+        copy = tokenizer_folder(folder.result)
+        shutil.rmtree(copy, ignore_errors=True)
+        if job.tokenizer.files:
+            copy.mkdir()
+        for file in job.tokenizer.files:
+            shutil.copyfile(file, copy / file.name)
         card = Card(
             version=CARD_VERSION,
-            dataset=card_info.dataset,
-            job=state.job,
-            tokenizer=card_info.tokenizer,
-            split=card_info.split,
-            num_documents=(counts[0][0], counts[1][0], counts[2][0]),
-            num_tokens=(counts[0][1], counts[1][1], counts[2][1]),
-            num_bytes=(_pair_ids(folder, card_info).stat().st_size, folder.index.stat().st_size),
-            report=_report(state, card_info, num_duplicates, [lengths for _, lengths in files]),
+            dataset=job.filters.name,
+            job=job.hash,
+            tokenizer=job.tokenizer_record,
+            split=job.split,
+            num_documents=(num_documents[0], num_documents[1], num_documents[2]),
+            num_tokens=(num_tokens[0], num_tokens[1], num_tokens[2]),
+            num_bytes=(bin_path.stat().st_size, idx_path.stat().st_size),
+            report=_report(job, outputs, sum(num_documents), lengths_path),
         )
-        write_json(folder.card, card_json(card))
-    return card
+        write_json(card_path(folder.result), card_json(card))
 
 
-def publish(folder: PartialFolder, prefix: Path, card_info: CardInfo) -> None:
+def publish(folder: PartialFolder, prefix: Path) -> None:
     """Moves the result into place, the card last, and removes the partial folder.
 
     It can be restarted after an interruption. An older pair with that prefix is removed in the first step.
     """
-    bin_path, idx_path = pair_paths(prefix)
+    new, (bin_path, idx_path) = folder.result, pair_paths(prefix)
     with writing(prefix):
-        if (ids := _pair_ids(folder, card_info)).exists():
+        if pair_paths(new)[0].exists():
             card_path(prefix).unlink(missing_ok=True)
             idx_path.unlink(missing_ok=True)
-            ids.replace(bin_path)
-        if folder.tokenizer.exists():
+            _rejected_path(prefix).unlink(missing_ok=True)
+            pair_paths(new)[0].replace(bin_path)
+        if tokenizer_folder(new).exists():
             shutil.rmtree(tokenizer_folder(prefix), ignore_errors=True)
-            folder.tokenizer.replace(tokenizer_folder(prefix))
-        rejected = Path(f"{prefix}.rejected.jsonl")
-        if folder.rejected.exists():
-            rejected.unlink(missing_ok=True)
-            if folder.rejected.stat().st_size:
-                folder.rejected.replace(rejected)
-        for source, target in ((folder.index, idx_path), (folder.card, card_path(prefix))):
+            tokenizer_folder(new).replace(tokenizer_folder(prefix))
+        for source, target in (
+            (_rejected_path(new), _rejected_path(prefix)),
+            (pair_paths(new)[1], idx_path),
+            (card_path(new), card_path(prefix)),
+        ):
             if source.exists():
                 source.replace(target)
         shutil.rmtree(folder.root)
 
 
-def _pair_ids(folder: PartialFolder, card_info: CardInfo) -> Path:
-    """Returns the result's `.bin`."""
-    return folder.root / "unique.bin" if card_info.deduplicate else folder.ids(PARTS[0])
+def _rejected_path(prefix: Path) -> Path:
+    return Path(f"{prefix}.rejected.jsonl")
 
 
-def _cut_back(folder: PartialFolder, state: State) -> None:
-    """Removes what an earlier, interrupted attempt of `finish` left."""
-    (folder.root / "unique.bin").unlink(missing_ok=True)
-    for path in folder.appended():
-        with path.open("r+b") as stream:
-            stream.truncate(state.sizes.get(path.name, 0))
+def _documents(
+    job: Job, folder: PartialFolder, paths: list[Path], part: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the ids and lengths of a part, one output at a time, without copies of earlier documents."""
+    names = (f"{part}_ids", f"{part}_lengths")
+    if not job.filters.hashes:
+        for path in paths:
+            ids, lengths = read_arrays(path, *names)
+            yield ids, lengths
+        return
+    hashes = folder.root / "hashes"
+    with hashes.open("wb") as stream:
+        for path in paths:
+            stream.write(read_arrays(path, f"{part}_hashes")[0].data)
+    is_first, begin = first_of_equal(hashes, folder.root / "is_first"), 0
+    for path in paths:
+        ids, lengths = read_arrays(path, *names)
+        keep = is_first[begin : begin + len(lengths)]
+        begin += len(lengths)
+        yield ids[np.repeat(keep, lengths)], lengths[keep]
 
 
-def _without_duplicates(folder: PartialFolder, part: str, dtype: np.dtype[Any]) -> int:
-    """Writes a part without copies of earlier documents; returns the number of copies."""
-    marks = folder.root / f"{part}.marks"
-    num_dropped = mark_first(folder.hashes(part), marks)
-    with (
-        folder.ids(part).open("rb") as ids,
-        marks.open("rb") as first,
-        (folder.root / f"{part}.unique.bin").open("wb") as new_ids,
-        (folder.root / f"{part}.unique").open("wb") as new_lengths,
-    ):
-        for lengths in blocks([folder.lengths(part)]):
-            kept = np.frombuffer(first.read(len(lengths)), np.uint8).astype(bool)
-            new_lengths.write(lengths[kept].tobytes())
-            for keep, count in _runs(kept, lengths):
-                size = count * dtype.itemsize
-                if keep:
-                    _copy(ids, new_ids, size)
-                else:
-                    ids.seek(size, 1)
-    marks.unlink()
-    return num_dropped
+def first_of_equal(hashes: Path, marks: Path) -> np.ndarray:
+    """Returns for each hash in a file whether no earlier one is equal; `marks` is a file for the result.
+
+    Memory is bounded: the hashes are distributed over groups, equal ones to the same, and each group is sorted.
+    """
+    total = hashes.stat().st_size // HASH_BYTES
+    if total == 0:
+        return np.zeros(0, bool)
+    content = np.memmap(hashes, "<u8", "r", shape=(total, 2))
+    is_first = np.memmap(marks, bool, "w+", shape=(total,))
+    num_groups = -(-total // GROUP)
+    for group in range(num_groups):
+        numbers, halves = _group(content, group, num_groups)
+        order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal hashes keep their order
+        ordered = halves[order]
+        first = np.ones(len(order), bool)
+        first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+        is_first[numbers[order]] = first
+    return is_first
 
 
-def _runs(kept: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[bool, int]]:
-    """Yields, for each run of kept or dropped documents, which it is and its number of ids."""
-    starts = np.flatnonzero(np.diff(kept, prepend=~kept[:1]))
-    sums = np.add.reduceat(lengths.astype(np.int64), starts)
-    for start, count in zip(starts, sums, strict=True):
-        yield bool(kept[start]), int(count)
+def _group(content: np.ndarray, group: int, num_groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the indices of a group's documents, and their hashes."""
+    numbers, halves = [], []
+    for start in range(0, len(content), _BLOCK):
+        block = np.array(content[start : start + _BLOCK])
+        own = np.flatnonzero(block[:, 1] % num_groups == group)
+        numbers.append(own + start)
+        halves.append(block[own])
+    return np.concatenate(numbers), np.concatenate(halves)
 
 
-def _copy(source: Any, target: Any, size: int) -> None:
-    while size:
-        data = source.read(min(size, _COPY))
-        target.write(data)
-        size -= len(data)
-
-
-def _count(lengths: Path) -> tuple[int, int]:
-    """Returns the numbers of documents and tokens."""
-    return lengths.stat().st_size // 4, sum(int(b.sum(dtype=np.int64)) for b in blocks([lengths]))
-
-
-def _nothing(folder: PartialFolder, state: State, others: int) -> str:
-    why = {**state.tally.left_out, "rejected": state.tally.num_rejected}
+def _nothing(tally: Tally, others: int) -> str:
+    why = {**tally.left_out, "rejected": tally.num_rejected}
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in why.items() if count)
     if others:
         return (
@@ -184,29 +168,27 @@ def _nothing(folder: PartialFolder, state: State, others: int) -> str:
     return f"the input holds no document to keep ({reasons or 'it is empty'}); see dataset.prepare"
 
 
-def _report(
-    state: State, card_info: CardInfo, num_duplicates: int, lengths: list[Path]
-) -> dict[str, Any]:
-    tally = state.tally
+def _report(job: Job, outputs: Outputs, num_documents: int, lengths: Path) -> dict[str, Any]:
+    tally = outputs.tally
     left_out = dict(sorted(tally.left_out.items()))
-    if card_info.deduplicate:
-        left_out["duplicate"] = num_duplicates
+    if job.filters.hashes:
+        left_out["duplicate"] = tally.num_documents - num_documents
     return {
-        "source": card_info.source,
-        "num_input_bytes": state.reached.num_read,
+        "source": job.source,
+        "num_input_bytes": outputs.num_read,
         "num_chars": tally.num_chars,
         "num_text_bytes": tally.num_text_bytes,
         "left_out": left_out,
         "num_rejected": tally.num_rejected,
-        "sources": json.loads(json.dumps(tally.sources)),
+        "sources": tally.sources,
         "lengths": _histogram(lengths),
     }
 
 
-def _histogram(lengths: list[Path]) -> dict[str, int]:
+def _histogram(lengths: Path) -> dict[str, int]:
     """Returns the number of documents with up to 1, 2, 4, 8, ... tokens, by that bound."""
     counts = np.zeros(32, np.int64)
-    for block in blocks(lengths):
+    for block in blocks([lengths]):
         bins = np.ceil(np.log2(np.maximum(block, 1))).astype(np.int64)
         counts += np.bincount(bins, minlength=32)
     last = int(np.flatnonzero(counts).max(initial=0))

@@ -13,28 +13,27 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 #: Seconds between two lines without a terminal.
 INTERVAL_S = 30.0
 
-#: Receives the bytes read of all inputs, the documents, and the tokens since this start.
-Report = Callable[[int, int, int], None]
+#: Receives the bytes read of all inputs, the bytes since this start, the documents, and the tokens since this start.
+Report = Callable[[int, int, int, int], None]
 
 
 @contextmanager
-def progress(total: int, already: int, console: Console) -> Iterator[Report]:
+def progress(total: int, console: Console) -> Iterator[Report]:
     """Yields a function that reports progress.
 
     Args:
         total: bytes of all inputs as stored; 0 if unknown.
-        already: bytes that an interrupted preparation had read.
         console: where progress is shown.
     """
     if console.is_terminal:
-        with _live(total, already, console) as report:
+        with _live(total, console) as report:
             yield report
     else:
-        yield _lines(total, already, console)
+        yield _lines(total, console)
 
 
 @contextmanager
-def _live(total: int, already: int, console: Console) -> Iterator[Report]:
+def _live(total: int, console: Console) -> Iterator[Report]:
     columns = (
         TextColumn("preparing"),
         BarColumn(),
@@ -44,31 +43,29 @@ def _live(total: int, already: int, console: Console) -> Iterator[Report]:
     )
     start = time.monotonic()
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total or None, completed=already, words="", size="")
+        task = bar.add_task("", total=total or None, words="", size="")
 
-        def report(num_read: int, num_documents: int, num_tokens: int) -> None:
-            words = _words(num_read - already, num_documents, num_tokens, time.monotonic() - start)
+        def report(num_read: int, num_new: int, num_documents: int, num_tokens: int) -> None:
+            words = _words(num_new, num_documents, num_tokens, time.monotonic() - start)
             bar.update(task, completed=num_read, words=words, size=decimal(num_read))
 
         yield report
 
 
-def _lines(total: int, already: int, console: Console) -> Report:
+def _lines(total: int, console: Console) -> Report:
     start = last = time.monotonic()
 
-    def report(num_read: int, num_documents: int, num_tokens: int) -> None:
+    def report(num_read: int, num_new: int, num_documents: int, num_tokens: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last < INTERVAL_S:
             return
         last = now
-        words = _words(num_read - already, num_documents, num_tokens, now - start)
+        words = _words(num_new, num_documents, num_tokens, now - start)
         share = f"{num_read / total:.0%}, " if total else ""
         left = ""
-        if total and num_read > already:
-            left = (
-                f", {(total - num_read) * (now - start) / (num_read - already) / 60:.0f} min left"
-            )
+        if total and num_new:
+            left = f", {(total - num_read) * (now - start) / num_new / 60:.0f} min left"
         console.print(f"preparing: {share}{words}{left}", soft_wrap=True, markup=False)
 
     return report

@@ -1,4 +1,4 @@
-"""A worker's processing of a chunk: parse its records, filter them, tokenise, and assign them to the parts.
+"""The work on one shard: parse its records, filter them, tokenise, and assign them to the parts.
 
 Every step depends on the record alone, never on earlier ones: hashes of a document's text and name determine its part
 of the split and whether it is in the sampled share of its source.
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quantexp.data.index import id_type
-from quantexp.data.prepare.chunks import Chunk
-from quantexp.data.prepare.records import records
+from quantexp.data.prepare.shards import Shard, records
 from quantexp.data.sources import Document, LeftOut, Rejected
 from quantexp.data.tokenizers.protocol import Tokenizer
 
@@ -59,6 +58,16 @@ class Tally:
     #: Source -> documents, tokens.
     sources: dict[str, list[int]] = field(default_factory=dict)
 
+    @property
+    def num_documents(self) -> int:
+        """The kept documents."""
+        return sum(row[0] for row in self.sources.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Their tokens."""
+        return sum(row[1] for row in self.sources.values())
+
     def add(self, other: Tally) -> None:
         """Add the counts of another tally."""
         self.num_chars += other.num_chars
@@ -81,32 +90,25 @@ class Tally:
         row[1] += num_tokens
 
 
-@dataclass
+@dataclass(frozen=True)
 class Piece:
-    """The data that a chunk adds to one part."""
+    """Documents of one part, in the order of the input."""
 
     #: The documents' ids, concatenated, with `eod` after each.
-    ids: bytes = b""
+    ids: np.ndarray
     #: The documents' lengths, int32.
-    lengths: bytes = b""
-    #: The documents' hashes; empty if they are not stored.
-    hashes: bytes = b""
+    lengths: np.ndarray
+    #: The documents' hashes, two uint64 each; empty if they are not stored.
+    hashes: np.ndarray
 
 
-@dataclass
-class ChunkResult:
-    """The result of processing a chunk."""
-
-    pieces: tuple[Piece, ...]
-    tally: Tally
-    rejected: list[Rejected]
-
-
-def work(chunk: Chunk, tokenizer: Tokenizer, filters: Filters) -> ChunkResult:
-    """Returns the data that a chunk adds to the dataset."""
+def work(
+    shard: Shard, tokenizer: Tokenizer, filters: Filters
+) -> tuple[tuple[Piece, ...], Tally, list[Rejected]]:
+    """Returns what a shard adds to each part, its counts, and its unreadable records."""
     tally, rejected = Tally(), []
     kept: list[tuple[Document, bytes]] = []
-    for record in records(chunk, filters.name):
+    for record in records(shard, filters.name):
         if isinstance(record, Rejected):
             rejected.append(record)
         elif isinstance(record, LeftOut):
@@ -125,7 +127,7 @@ def work(chunk: Chunk, tokenizer: Tokenizer, filters: Filters) -> ChunkResult:
         tally.count(document.source, 1, len(ids[index]) + 1)
         parts[part_of(digest, filters.bounds)].append(index)
     pieces = tuple(_piece(part, kept, ids, tokenizer, filters.hashes) for part in parts)
-    return ChunkResult(pieces, tally, rejected)
+    return pieces, tally, rejected
 
 
 def left_out(document: Document, filters: Filters) -> str | None:
@@ -172,9 +174,9 @@ def _piece(
         else:
             arrays.append(np.array(document_ids, dtype))
         arrays.append(eod)
-    lengths = np.array([len(ids[index]) + 1 for index in part], "<i4")
+    digests = [kept[index][1] for index in part] if hashes else []
     return Piece(
-        ids=np.concatenate(arrays).tobytes() if arrays else b"",
-        lengths=lengths.tobytes(),
-        hashes=b"".join(kept[index][1] for index in part) if hashes else b"",
+        ids=np.concatenate(arrays) if arrays else np.zeros(0, dtype),
+        lengths=np.array([len(ids[index]) + 1 for index in part], "<i4"),
+        hashes=np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2),
     )

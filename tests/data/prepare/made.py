@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import zstandard
 from rich.console import Console
 
-from quantexp.data.prepare.job import Prepared, make_job, prepare
+from quantexp.data.prepare.job import make_job
+from quantexp.data.prepare.run import Prepared, prepare
 from quantexp.schema.dataset import DatasetConfig, PrepareConfig, TokenizerKind
 
 WORDS = ["an", "owl", "hunts", "at", "night", "over", "fields", "of", "barley", "while", "rivers"]

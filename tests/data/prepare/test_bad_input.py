@@ -8,13 +8,14 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import pytest
 
 from quantexp.data.binary import pair_paths
-from quantexp.data.prepare import chunks
-from quantexp.data.prepare.parts import Writer
+from quantexp.data.prepare import finish, run, shards
+from quantexp.data.prepare.outputs import make_output, read_arrays
 from quantexp.data.prepared import read_card
 from quantexp.errors import DataError
 
@@ -113,8 +114,8 @@ def test_a_table_without_text_is_refused(tmp_path: Path) -> None:
 def test_a_record_of_many_mebibytes_is_refused_before_memory_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(chunks, "MAX_RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1000)
+    monkeypatch.setattr(shards, "MAX_RECORD_BYTES", 1 << 20)
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "' + b"x" * (3 << 20))
     with pytest.raises(
         DataError, match=r"a\.jsonl: a record is longer than 1 MiB, .* not JSON lines"
@@ -163,31 +164,24 @@ def test_text_that_leaves_nothing_for_training_is_refused(tmp_path: Path) -> Non
 def test_a_full_disk_ends_it_and_with_space_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 500)
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(60))))
     whole = prepared(tmp_path / "a.jsonl", tmp_path / "whole" / "x").prefix
-    append, count = Writer.append, 0
+    savez, count = np.savez, 0
 
-    def full(self: Writer, *arguments: Any) -> None:
+    def full(stream: IO[bytes], **arrays: np.ndarray) -> None:
         nonlocal count
         count += 1
         if count > 4:
-            stream = self._files["train.bin"]
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        savez(stream, **arrays)  # type: ignore[arg-type]
 
-            def write(data: bytes) -> int:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-            self._files["train.bin"] = SimpleNamespace(  # type: ignore[assignment]
-                write=write, flush=stream.flush, fileno=stream.fileno, close=stream.close
-            )
-        append(self, *arguments)
-
-    monkeypatch.setattr(Writer, "append", full)
+    monkeypatch.setattr(np, "savez", full)
     words = r"cannot write .*x\.partial: No space left on device; free space .*: it resumes where it stopped"
     with pytest.raises(DataError, match=words):
         prepared(tmp_path / "a.jsonl", tmp_path / "own" / "x")
     assert nothing_whole(tmp_path / "own" / "x")
-    monkeypatch.setattr(Writer, "append", append)
+    monkeypatch.setattr(np, "savez", savez)
     prepared(tmp_path / "a.jsonl", tmp_path / "own" / "x")
     assert content_of(tmp_path / "own" / "x") == content_of(whole)
 
@@ -199,18 +193,23 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         prepared(tmp_path / "a.jsonl", tmp_path / "file" / "own")
 
 
-def test_a_file_that_became_shorter_is_told(
+def test_an_output_with_damaged_documents_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.jsonl").write_bytes(GOOD + BAD)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 10)
-    with pytest.raises(DataError, match="records cannot be read"):
-        prepared(tmp_path / "a.jsonl", tmp_path / "own", max_rejected=0)
-    os.truncate(tmp_path / "own.partial" / "train.bin", 1)
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+
+    def damaged(path: Path, *names: str) -> list[np.ndarray]:
+        content = path.read_bytes()
+        ids = texts(3)[0].encode()[:4].decode().encode("utf-16-le")
+        assert content.count(ids) == 1
+        path.write_bytes(content.replace(ids, ids[::-1]))
+        return read_arrays(path, *names)
+
+    monkeypatch.setattr(finish, "read_arrays", damaged)
     with pytest.raises(
-        DataError, match=r"train\.bin: shorter than it was: delete .*own\.partial and"
+        DataError, match=r"0{5}-0{13}-\d{13}\.npz: damaged \(Bad CRC-32 .*\): delete it and run the"
     ):
-        prepared(tmp_path / "a.jsonl", tmp_path / "own", max_rejected=9)
+        prepared(tmp_path / "a.jsonl", tmp_path / "own", split="1")
 
 
 @pytest.mark.parametrize(
@@ -237,36 +236,30 @@ def test_a_dataset_of_the_hub_needs_the_extra(
         prepared("hf:wikimedia/wikipedia", tmp_path / "own")
 
 
-class Rows(list[dict[str, Any]]):
-    """The result of `load_dataset(..., streaming=True)`, as far as it is used."""
-
-    def skip(self, count: int) -> list[dict[str, Any]]:
-        return self[count:]
-
-
 def test_a_dataset_of_the_hub_is_streamed_and_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
 
-    def load_dataset(name: str, configuration: str | None, **options: object) -> Rows:
+    def load_dataset(name: str, configuration: str | None, **options: object) -> Any:
         asked.append((name, configuration, options))
-        return Rows([{**row, "added": 5} for row in rows(texts(30))])
+        return [{**row, "added": 5} for row in rows(texts(30))]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(chunks, "_ROWS", 8)
+    monkeypatch.setattr(shards, "SHARD_ROWS", 8)
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(30))))
     local = prepared(tmp_path / "a.jsonl", tmp_path / "local").prefix
-    append, count = Writer.append, 0
+    count = 0
 
-    def once(self: Writer, *arguments: Any) -> None:
+    def once(*arguments: Any) -> Any:
         nonlocal count
         count += 1
-        append(self, *arguments)
+        summary = make_output(*arguments)
         if count == 2:
             raise KeyboardInterrupt
+        return summary
 
-    monkeypatch.setattr(Writer, "append", once)
+    monkeypatch.setattr(run, "make_output", once)
     with pytest.raises(KeyboardInterrupt):
         prepared("hf:wikimedia/wikipedia:20231101.en", tmp_path / "own")
     prepared("hf:wikimedia/wikipedia:20231101.en", tmp_path / "own")

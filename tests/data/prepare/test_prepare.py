@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
 from quantexp.data.binary import pair_paths
-from quantexp.data.prepare import chunks, job
-from quantexp.data.prepare.parts import PartialFolder, Writer
+from quantexp.data.prepare import job, run, shards
+from quantexp.data.prepare.outputs import PartialFolder, make_output, sole_user
 from quantexp.data.prepare.work import PARTS
 from quantexp.data.prepared import read_card
 from quantexp.data.tokenizers.load import ByteTokenizer
@@ -35,13 +36,13 @@ def part(text: str, bounds: tuple[float, float] = (0.95, 1.0)) -> int:
 
 
 @pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2000)
-    monkeypatch.setattr(chunks, "_ROWS", 7)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 2000)
+    monkeypatch.setattr(shards, "SHARD_ROWS", 7)
 
 
 def test_every_form_of_the_same_texts_gives_the_same_tokens(
-    tmp_path: Path, small_chunks: None
+    tmp_path: Path, small_shards: None
 ) -> None:
     contents = texts(150)
     expected = sorted(contents, key=part)  # stable: by part, then as they came
@@ -52,7 +53,7 @@ def test_every_form_of_the_same_texts_gives_the_same_tokens(
         bins.add(pair_paths(done.prefix)[0].read_bytes())
         left_out = {"other namespace": 1, "redirect": 1} if ".xml" in name else {}
         assert done.card.report["left_out"] == left_out
-        assert not PartialFolder(Path(f"{done.prefix}.partial")).root.exists()
+        assert not Path(f"{done.prefix}.partial").exists()
     assert len(bins) == 1
 
 
@@ -109,7 +110,7 @@ def test_a_folder_and_a_pattern_are_read_in_order_without_what_is_no_data(tmp_pa
 
 @pytest.mark.parametrize("form", ["pages-articles.xml.bz2", "shard.json.gz", "train-00000.parquet"])
 def test_the_bytes_do_not_depend_on_the_number_of_workers(
-    tmp_path: Path, small_chunks: None, form: str
+    tmp_path: Path, small_shards: None, form: str
 ) -> None:
     path = write_forms(tmp_path / "raw", texts(150))[form]
     one, three = (
@@ -125,7 +126,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(
 )
 def test_interrupted_again_and_again_it_ends_with_the_same_bytes(
     tmp_path: Path,
-    small_chunks: None,
+    small_shards: None,
     monkeypatch: pytest.MonkeyPatch,
     form: str,
     deduplicate: bool,
@@ -133,18 +134,17 @@ def test_interrupted_again_and_again_it_ends_with_the_same_bytes(
     contents = [*texts(150), *texts(20)]
     path = write_forms(tmp_path / "raw", contents)[form]
     done = prepared(path, tmp_path / "whole" / "x", deduplicate=deduplicate)
-    append, count = Writer.append, 0
+    savez, count = np.savez, 0
 
-    def interrupted(self: Writer, *arguments: object) -> None:
+    def interrupted(stream: IO[bytes], **arrays: np.ndarray) -> None:
         nonlocal count
         count += 1
-        if count % 3 == 0:  # in the middle: some of the chunk is written, the rest is not
-            for stream in self._files.values():
-                stream.write(b"half a chunk")
+        if count % 3 == 0:  # in the middle: some of the output is written, the rest is not
+            stream.write(b"half an output")
             raise KeyboardInterrupt
-        append(self, *arguments)  # type: ignore[arg-type]
+        savez(stream, **arrays)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Writer, "append", interrupted)
+    monkeypatch.setattr(np, "savez", interrupted)
     prefix = tmp_path / "again" / "x"
     rounds = 0
     while read_card(prefix) is None:
@@ -156,6 +156,38 @@ def test_interrupted_again_and_again_it_ends_with_the_same_bytes(
             assert not any(p.exists() for p in pair_paths(prefix))
     assert rounds > 3
     assert content_of(prefix) == content_of(done.prefix)
+
+
+def test_only_the_shards_without_an_output_are_worked_on_again(
+    tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(100))))
+    whole = prepared(tmp_path / "a.jsonl", tmp_path / "whole" / "x").prefix
+    made = list[tuple[int, int]]()
+
+    def recorded(shard: shards.Shard, *arguments: Any) -> Any:
+        made.append((shard.start, shard.end))
+        if len(made) == stop:
+            raise KeyboardInterrupt
+        return make_output(shard, *arguments)
+
+    monkeypatch.setattr(run, "make_output", recorded)
+    prefix, stop = tmp_path / "own" / "x", 6
+    with pytest.raises(KeyboardInterrupt):
+        prepared(tmp_path / "a.jsonl", prefix)
+    outputs = sorted(Path(f"{prefix}.partial").glob("*/*.npz"))
+    assert [path.stem for path in outputs] == [f"00000-{a:013}-{b:013}" for a, b in made[:5]]
+    outputs[1].unlink()
+    os.truncate(outputs[3], outputs[3].stat().st_size // 2)
+    stop = 0
+    made.clear()
+    prepared(tmp_path / "a.jsonl", prefix)
+    assert [f"{start:013}" for start, _ in made[:2]] == [
+        outputs[i].stem.split("-")[1] for i in (1, 3)
+    ]
+    assert made[2][0] == int(outputs[4].stem.split("-")[2])
+    assert made[-1][1] == (tmp_path / "a.jsonl").stat().st_size
+    assert content_of(prefix) == content_of(whole)
 
 
 @pytest.mark.parametrize("deduplicate", [False, True])
@@ -269,16 +301,15 @@ def test_another_dataset_is_replaced_only_by_force(tmp_path: Path) -> None:
 
 
 def test_another_job_does_not_go_on_from_what_was_begun(
-    tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(100))))
-    append = Writer.append
 
-    def once(self: Writer, *arguments: object) -> None:
-        append(self, *arguments)  # type: ignore[arg-type]
+    def once(*arguments: Any) -> None:
+        make_output(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Writer, "append", once)
+    monkeypatch.setattr(run, "make_output", once)
     with pytest.raises(KeyboardInterrupt):
         prepared(tmp_path / "a.jsonl", tmp_path / "own", min_chars=5)
     monkeypatch.undo()
@@ -287,11 +318,9 @@ def test_another_job_does_not_go_on_from_what_was_begun(
 
 
 def test_two_at_once_in_one_place_are_refused(tmp_path: Path) -> None:
-    from quantexp.data.prepare.parts import sole_user
-
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
     with (
-        sole_user(PartialFolder(tmp_path / "own.partial")),
+        sole_user(PartialFolder(tmp_path / "own.partial", "job")),
         pytest.raises(
             DataError, match=r"own\.partial: another process prepares there; wait for it"
         ),
@@ -311,7 +340,7 @@ def test_the_defaults_follow_the_machine_and_the_input(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(rows(texts(3))))
     made = job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", num_workers=None))
     assert made.num_workers == 1  # too small for more
-    assert made.card_info.split == "95,5,0"
+    assert made.split == "95,5,0"
     assert made.filters.bounds == (0.95, 1.0)
     made = job.make_job(config(tmp_path / "a.jsonl", tmp_path / "x", split="3"))
     assert made.filters.bounds == (1.0, 1.0)

@@ -1,0 +1,194 @@
+"""The unfinished preparation, `PREFIX.partial`: one output for each shard of the input.
+
+A process writes the output of its shard under a temporary name and renames it, so an output that exists is complete.
+Its name, the input and the range of the shard, is the done-marker: a shard whose output exists is skipped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from quantexp.data.prepare.shards import Shard
+from quantexp.data.prepare.work import PARTS, Filters, Tally, work
+from quantexp.data.prepared import read_card
+from quantexp.data.tokenizers.protocol import Tokenizer
+from quantexp.errors import DataError
+
+
+@dataclass(frozen=True)
+class PartialFolder:
+    """The folder `PREFIX.partial` and the paths of its files."""
+
+    root: Path
+    #: Hash of the job: another job must not resume from its outputs.
+    job: str
+
+    @property
+    def lock(self) -> Path:
+        """Locked (flock) by the preparing process."""
+        return self.root / ".lock"
+
+    @property
+    def outputs(self) -> Path:
+        """The folder of the shards' outputs."""
+        return self.root / self.job
+
+    def output(self, index: int, shard: Shard) -> Path:
+        """The output of a shard of an input, counted from 0."""
+        return self.outputs / f"{index:05}-{shard.start:013}-{shard.end:013}.npz"
+
+    @property
+    def too_many_rejected(self) -> Path:
+        """The list of unreadable records, kept for the user if there were too many."""
+        return self.root / "too_many_rejected.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """The prefix of the result before it is moved into place; its card is written last."""
+        return self.root / "result"
+
+    def is_complete(self) -> bool:
+        """Whether the result of this job is complete and being moved into place."""
+        card = read_card(self.result)
+        return card is not None and card.job == self.job
+
+    def begin(self) -> None:
+        """Removes everything but the outputs of this job."""
+        self.outputs.mkdir(exist_ok=True)
+        for path in self.root.iterdir():
+            if path.is_dir() and path != self.outputs:
+                shutil.rmtree(path)
+            elif path.is_file() and path != self.lock:
+                path.unlink()
+
+
+@contextmanager
+def sole_user(folder: PartialFolder) -> Iterator[None]:
+    """Creates the folder and locks it; the folder remains.
+
+    Raises:
+        DataError: it cannot be created, or another process holds the lock.
+    """
+    with writing(folder.root):
+        folder.root.mkdir(parents=True, exist_ok=True)
+        stream = folder.lock.open("a")
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DataError(
+                f"{folder.root}: another process prepares there; wait for it, or give another "
+                "dataset.path"
+            ) from error
+        yield
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The counts of one output, and the rows of its unreadable records: file, line, reason."""
+
+    tally: Tally
+    rejected: list[dict[str, Any]]
+
+
+@dataclass
+class Outputs:
+    """The outputs so far, in the order of the input, and their counts."""
+
+    paths: list[Path] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    #: Bytes of all inputs, as stored.
+    num_read: int = 0
+
+    def add(self, path: Path, summary: Summary, num_read: int) -> None:
+        """Adds the next one."""
+        self.paths.append(path)
+        self.tally.add(summary.tally)
+        self.num_read = num_read
+
+
+def make_output(shard: Shard, path: Path, tokenizer: Tokenizer, filters: Filters) -> Summary:
+    """Works on a shard and writes its output.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    pieces, tally, rejected = work(shard, tokenizer, filters)
+    rows = [{"file": shard.file, "line": r.place, "reason": r.reason} for r in rejected]
+    arrays: dict[str, Any] = {
+        "tally": np.array(json.dumps(asdict(tally))),
+        "rejected": np.array(json.dumps(rows)),
+    }
+    arrays |= {
+        f"{part}_{name}": array
+        for part, piece in zip(PARTS, pieces, strict=True)
+        for name, array in vars(piece).items()
+    }
+    temporary = path.with_suffix(".unfinished")
+    with writing(path.parents[1]):
+        with temporary.open("wb") as stream:
+            np.savez(stream, **arrays)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    return Summary(tally, rows)
+
+
+def read_summary(path: Path) -> Summary | None:
+    """Returns the counts of an output; None if it does not exist, is damaged or of another version."""
+    try:
+        tally, rejected = (json.loads(str(a)) for a in read_arrays(path, "tally", "rejected"))
+        return Summary(Tally(**tally), rejected)
+    except (DataError, TypeError):
+        return None
+
+
+def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """Returns arrays of an output, for instance `train_ids`; see `Piece`.
+
+    Raises:
+        DataError: the output is damaged.
+    """
+    try:
+        with path.open("rb") as stream, np.load(stream) as arrays:
+            return [arrays[name] for name in names]
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise DataError(
+            f"{path}: damaged ({error}): delete it and run the same command again"
+        ) from error
+
+
+def write_rejected(path: Path, outputs: Iterable[Path]) -> None:
+    """Writes a JSON line for each unreadable record; no file if there is none."""
+    path.unlink(missing_ok=True)
+    for output in outputs:
+        if rows := json.loads(str(read_arrays(output, "rejected")[0])):
+            with path.open("a", encoding="utf-8") as stream:
+                stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Converts an OSError of a write into a message for the user.
+
+    Raises:
+        DataError: a write failed.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {error.strerror}; free space or fix permissions, then run the same "
+            "command again: it resumes where it stopped"
+        ) from error
