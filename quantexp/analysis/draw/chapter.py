@@ -77,7 +77,7 @@ class Problems:
             self.complain(why if file in why else f"{file}: {why}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Desk:
     """The services that a chapter draws with: output folder, formats, workers."""
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from rich.console import Console
 
-from quantexp.analysis.draw.chapter import Source
+from quantexp.analysis.draw.chapter import Desk, Problems, Source
+from quantexp.analysis.draw.pool import Pool
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.measured import Asked, measure
 from quantexp.analysis.tensors.run_record import RunNames
@@ -21,11 +23,14 @@ from tests.analysis.captures import Capture, attention_formats, linear_formats
 
 
 @dataclass
-class MemoryDesk:
+class MemoryDesk(Desk):
     """What `quantexp draw` gives a chapter, in this process, with the figures kept."""
 
     out: Path
     formats: tuple[str, ...] = ("png",)
+    pool: Pool = field(init=False)
+    problems: Problems = field(init=False)
+    console: Console = field(init=False)
     figures: dict[str, Figure] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
