@@ -202,9 +202,9 @@ def root_and_rest(words: Sequence[str]) -> tuple[Path, list[str]]:
     """The folder of runs, as `paths.root=` says or the default, and the other words."""
     from quantexp.schema import PathsConfig
 
-    given = [word for word in words if word.startswith("paths.root=")]
-    root = Path(given[-1].split("=", 1)[1] if given else PathsConfig().root)
-    return root.expanduser().absolute(), [word for word in words if word not in given]
+    roots = [word for word in words if word.startswith("paths.root=")]
+    root = Path(roots[-1].split("=", 1)[1] if roots else PathsConfig().root)
+    return root.expanduser().absolute(), [word for word in words if word not in roots]
 
 
 def ledger_scope(arguments: argparse.Namespace) -> tuple[Path, str | None]:

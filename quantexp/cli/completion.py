@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the script of a shell; 0."""
     if len(arguments.words) != 1 or arguments.words[0] not in SHELLS:
         shells = f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}"
-        given = " ".join(arguments.words) or "nothing"
-        parser_of("completion").error(f"completion takes {shells}, got {given}")
+        words = " ".join(arguments.words) or "nothing"
+        parser_of("completion").error(f"completion takes {shells}, got {words}")
     sys.stdout.write(script(arguments.words[0]))
     return 0
 
@@ -78,12 +78,12 @@ def completions(line: str) -> Candidates:
     """
     *before, prefix = _split(line)[1:] or [""]
     if before and before[-1] in flags_with_value():
-        found = dict.fromkeys(_values_of_flag(split_verb(before)[0], before[-1], prefix), "")
+        values = dict.fromkeys(_values_of_flag(split_verb(before)[0], before[-1], prefix), "")
     else:
-        found = _words(before, prefix)
-    beginning = {word: about for word, about in found.items() if word.startswith(prefix)}
+        values = _words(before, prefix)
+    beginning = {word: about for word, about in values.items() if word.startswith(prefix)}
     if not beginning and prefix and split_verb(before)[0] in _BESIDE_RUNS:
-        holding = [run for run in found if prefix in run and "=" not in run]
+        holding = [run for run in values if prefix in run and "=" not in run]
         beginning = {holding[0]: ""} if len(holding) == 1 else {}
     return beginning
 
@@ -148,8 +148,8 @@ def _config_dir(words: Sequence[str]) -> Path | None:
 
 def _runs(words: Sequence[str]) -> list[str]:
     """The names of runs and of sweeps."""
-    given = [word.partition("=")[2] for word in words if word.startswith("paths.root=")]
-    root = Path([PathsConfig().root, *given][-1]).expanduser()
+    roots = [word.partition("=")[2] for word in words if word.startswith("paths.root=")]
+    root = Path([PathsConfig().root, *roots][-1]).expanduser()
     runs = [file.parent.name for file in sorted(root.glob("*-*/status.json"))]
     return [*runs, *(file.stem for file in sorted((root / "sweeps").glob("*.json")))]
 
@@ -162,11 +162,11 @@ def _overrides(prefix: str, config_dir: Path | None) -> Candidates:
     if not equals:
         return {mark + word: about for word, about in _names(name, mark).items()}
     if name in groups():
-        found = {n: comment(file) for n, file in choice_files(name, config_dir).items()}
+        values = {n: comment(file) for n, file in choice_files(name, config_dir).items()}
     else:
-        found = dict.fromkeys(_values(name), "")
+        values = dict.fromkeys(_values(name), "")
     before = f"{key}={_listed(value)}"
-    return {before + word: about for word, about in found.items()}
+    return {before + word: about for word, about in values.items()}
 
 
 def _names(prefix: str, mark: str) -> Candidates:
@@ -175,18 +175,18 @@ def _names(prefix: str, mark: str) -> Candidates:
     owner = _section(parent)
     if owner is None:
         return {}
-    found = {}
+    described = {}
     for field in dataclasses.fields(owner):
         is_section = section_of(owner, field.name) is not None
         default = "" if is_section else f"default {_shown(field.default)}"
-        found[f"{parent}{field.name}{'.' if is_section else '='}"] = default
+        described[f"{parent}{field.name}{'.' if is_section else '='}"] = default
     if parent:
-        return found
+        return described
     chosen = [group for group in groups() if (group == "experiment") == bool(mark)]
     return {
         **{f"{group}=": "" for group in chosen},
         **({} if mark else {"+experiment=": ""}),
-        **found,
+        **described,
     }
 
 

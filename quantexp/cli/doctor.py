@@ -121,13 +121,13 @@ def _compiled() -> Check:
         return Check("compiled code", None, "not looked at: torch cannot be imported")
     from quantexp.processes.compiled import compiled
 
-    found = [(compiled(module.SOURCE), module.SLOWER) for module in (cpu, native, batch_writer)]
-    missing = [(one, slower) for one, slower in found if not one.library]
+    builds = [(compiled(module.SOURCE), module.SLOWER) for module in (cpu, native, batch_writer)]
+    missing = [(build, slower) for build, slower in builds if not build.library]
     if missing:
-        reasons = dict.fromkeys(one.words for one, _ in missing)
+        reasons = dict.fromkeys(build.words for build, _ in missing)
         words = "; ".join([*reasons, *(slower for _, slower in missing)])
         return Check("compiled code", None, words)
-    quantising = found[0][0]
+    quantising = builds[0][0]
     assert quantising.library is not None
     how = cpu.Compiled(quantising.library).words
     words = f"{quantising.words}: quantisation ({how}), statistics, files of captures"
@@ -210,15 +210,15 @@ def _disk() -> Check:
     return Check("disk", None, f"{free:.1f} GB free in {Path.cwd()}")
 
 
-def record(found: list[Check]) -> dict[str, object]:
+def record(results: list[Check]) -> dict[str, object]:
     """What `doctor --json` prints."""
-    return {"ok": all(c.ok is not False for c in found), "checks": [asdict(c) for c in found]}
+    return {"ok": all(c.ok is not False for c in results), "checks": [asdict(c) for c in results]}
 
 
-def show(found: list[Check], console: Console) -> None:
+def show(results: list[Check], console: Console) -> None:
     """The checks for a person."""
     facts = Facts(console)
     marks = {True: "[green]ok[/]", None: "[dim]--[/]", False: "[red]no[/]"}
-    for check in found:
+    for check in results:
         facts.add_row(f"{marks[check.ok]}  {check.name}", escape(check.found))
     facts.print()

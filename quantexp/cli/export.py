@@ -95,17 +95,17 @@ def _run(words: list[str], root: Path) -> RunDir:
     return runs[0]
 
 
-def _iteration(run: RunDir, asked: str | None) -> int:
+def _iteration(run: RunDir, word: str | None) -> int:
     saved = saved_iterations(run)
     if not saved:
         raise RunError(
             f"{run.root} has no checkpoint: the same experiment with checkpoint.at_end=true runs again and saves one"
         )
-    if asked is None:
+    if word is None:
         return saved[-1]
-    if not asked.isdecimal() or int(asked) not in saved:
-        raise ConfigError(f"iteration must be one of {', '.join(map(str, saved))}, got {asked}")
-    return int(asked)
+    if not word.isdecimal() or int(word) not in saved:
+        raise ConfigError(f"iteration must be one of {', '.join(map(str, saved))}, got {word}")
+    return int(word)
 
 
 def _recorded(run: RunDir) -> str | None:
@@ -129,11 +129,11 @@ def _write_tokenizer(dataset: DatasetConfig, recorded: str | None, folder: Path)
         raise DataError(
             f"{dataset.tokenizer_path} is another tokenizer than the run had; put that one back to export it"
         )
-    given = Path(str(dataset.tokenizer_path)).expanduser()
-    if dataset.tokenizer is not TokenizerKind.huggingface and given.is_file():
-        shutil.copyfile(given, folder / given.name)
+    path = Path(str(dataset.tokenizer_path)).expanduser()
+    if dataset.tokenizer is not TokenizerKind.huggingface and path.is_file():
+        shutil.copyfile(path, folder / path.name)
         return tokenizer.eod
-    file = given / "tokenizer.json" if given.is_dir() else given
+    file = path / "tokenizer.json" if path.is_dir() else path
     shutil.copyfile(file, folder / "tokenizer.json")
     for name in _TOKENIZER_FILES:
         if file.with_name(name).is_file():

@@ -47,53 +47,53 @@ def run(arguments: argparse.Namespace) -> int:
     return (watch if arguments.watch else show)(named, root, output_console())
 
 
-def record(given: str | None, root: Path) -> list[dict[str, object]]:
+def record(word: str | None, root: Path) -> list[dict[str, object]]:
     """The output of `quantexp status --json`."""
-    where = scope(given, root)
+    where = scope(word, root)
     return status_rows(_settled(where), where.missing)
 
 
-def show(given: str | None, root: Path, console: Console) -> int:
+def show(word: str | None, root: Path, console: Console) -> int:
     """Print the table of a scope; 0."""
-    where = scope(given, root)
-    found = _settled(where)
-    if not found and not where.missing:
+    where = scope(word, root)
+    rows = _settled(where)
+    if not rows and not where.missing:
         console.print(f"no runs in {escape(where.about)}", soft_wrap=True)
     else:
-        console.print(view(found, where.missing, console))
+        console.print(view(rows, where.missing, console))
     return 0
 
 
-def watch(given: str | None, root: Path, console: Console) -> int:
+def watch(word: str | None, root: Path, console: Console) -> int:
     """Show the table of a scope until all its runs have ended, including runs that start later; returns 0."""
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            where = scope(given, root)
-            found = _settled(where)
+            where = scope(word, root)
+            rows = _settled(where)
             height = console.height - 1 if console.is_terminal else None
-            live.update(view(found, where.missing, console, height), refresh=True)
-            if not any(each.alive for each in found):
-                live.update(view(found, where.missing, console))
+            live.update(view(rows, where.missing, console, height), refresh=True)
+            if not any(each.alive for each in rows):
+                live.update(view(rows, where.missing, console))
                 return 0
             time.sleep(WATCH_S)
 
 
-def show_logs(given: str, root: Path, rank: int, *, follow: bool) -> int:
+def show_logs(word: str, root: Path, rank: int, *, follow: bool) -> int:
     """Print a rank's log to standard output; returns 0."""
     from quantexp.launch.ledger.logs import follow_log, show_log
 
-    (follow_log if follow else show_log)(find_run(given, root), rank, _write)
+    (follow_log if follow else show_log)(find_run(word, root), rank, _write)
     return 0
 
 
-def cancel_runs(given: str | None, root: Path, console: Console) -> int:
+def cancel_runs(name: str | None, root: Path, console: Console) -> int:
     """Cancel the live runs of a scope and print the result of each; returns 0."""
-    where = scope(given, root)
-    found = _settled(where)
-    if alive := sum(each.alive for each in found):
+    where = scope(name, root)
+    rows = _settled(where)
+    if alive := sum(each.alive for each in rows):
         runs = "1 run" if alive == 1 else f"{alive} runs"
         console.print(f"stopping {runs}, {PATIENCE_S:.0f} s at most")
-    outcomes = cancel(found)
+    outcomes = cancel(rows)
     for each in outcomes:
         word = "[yellow]cancelled[/]" if each.done else "[red]not cancelled[/]"
         console.print(f"{word}  {escape(each.run)}: {escape(each.words)}", soft_wrap=True)

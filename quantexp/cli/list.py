@@ -87,11 +87,11 @@ def choices(kind: str, config_dir: Path | None) -> list[Choice]:
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir must be a folder, got {str(config_dir)!r}")
     files = choice_files(group, config_dir)
-    found = [Choice(name, _about(file, group == "quant")) for name, file in files.items()]
+    listed = [Choice(name, _about(file, group == "quant")) for name, file in files.items()]
     if group != "quant":
-        return found
+        return listed
     order = {name: index for index, name in enumerate(SCHEMES)}
-    return sorted(found, key=lambda c: (order.get(c.name, len(order)), c.name))
+    return sorted(listed, key=lambda c: (order.get(c.name, len(order)), c.name))
 
 
 def _about(file: Path, is_scheme: bool) -> str:

@@ -6,7 +6,7 @@ import argparse
 
 from rich.console import Console
 
-from quantexp.analysis.requantise.arguments import asked
+from quantexp.analysis.requantise.arguments import request_of
 from quantexp.cli.arguments import name_folder
 from quantexp.cli.output import complain, print_json
 from quantexp.terminal.console import output_console
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.requantise.verb import requantise
 
     name_folder(arguments)
-    outcome = requantise(asked(arguments), Console(stderr=True), complain)
+    outcome = requantise(request_of(arguments), Console(stderr=True), complain)
     if arguments.json:
         print_json(outcome.content)
     else:

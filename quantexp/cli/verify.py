@@ -27,12 +27,12 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from quantexp.formats.verify.verb import run_verify
 
-    given = [word for word in arguments.words if word.startswith("paths.cache=")]
-    if given != arguments.words:
+    folders = [word for word in arguments.words if word.startswith("paths.cache=")]
+    if folders != arguments.words:
         parser_of("verify").error(
             f"verify takes no overrides but paths.cache=FOLDER, got {' '.join(arguments.words)}"
         )
-    folder = cache_dir(given[-1].split("=", 1)[1] if given else None)
+    folder = cache_dir(folders[-1].split("=", 1)[1] if folders else None)
     outcome = run_verify(arguments.formats, arguments.device, folder, output_console())
     if arguments.json:
         print_json(record(outcome))

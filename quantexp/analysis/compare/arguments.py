@@ -25,9 +25,9 @@ def named_runs(words: Sequence[str], root: Path) -> Runs:
     Raises:
         RunError: a word that is none of these, by itself.
     """
-    found = [scope(word, root) for word in words]
-    runs = dict.fromkeys(run.root.resolve() for one in found for run in one.runs)
-    missing = [gone for one in found for gone in one.missing]
+    scopes = [scope(word, root) for word in words]
+    runs = dict.fromkeys(run.root.resolve() for one in scopes for run in one.runs)
+    missing = [gone for one in scopes for gone in one.missing]
     return Runs(tuple(RunDir(folder) for folder in runs), tuple(missing))
 
 
@@ -37,11 +37,11 @@ def out_and_rest(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     Raises:
         ConfigError: `out=` without a path.
     """
-    given = [word for word in words if word.startswith("out=")]
-    rest = [word for word in words if word not in given]
-    if not given:
+    outputs = [word for word in words if word.startswith("out=")]
+    rest = [word for word in words if word not in outputs]
+    if not outputs:
         return None, rest
-    path = given[-1].removeprefix("out=")
+    path = outputs[-1].removeprefix("out=")
     if not path:
         raise ConfigError("out must be a path, got nothing; give out=PATH")
     return Path(path).expanduser(), rest

@@ -19,10 +19,10 @@ _INITIAL = ("initial_weights", "init_std")
 def baseline_of(side: Side, sides: Sequence[Side]) -> tuple[int, list[Mismatch]] | str:
     """The index of a run's baseline with the mismatches of the pair, or the reason why there is none."""
     reasons = {i: _unfit(side, other) for i, other in enumerate(sides) if other.is_baseline}
-    found = {i: mismatches(side, sides[i]) for i, reason in reasons.items() if reason is None}
-    if found:
-        chosen = min(found, key=lambda i: len(found[i]))
-        return chosen, found[chosen]
+    candidates = {i: mismatches(side, sides[i]) for i, reason in reasons.items() if reason is None}
+    if candidates:
+        chosen = min(candidates, key=lambda i: len(candidates[i]))
+        return chosen, candidates[chosen]
     if not reasons:
         return f"there is no {BASELINE} run among these"
     kinds = [*dict.fromkeys(reason for reason in reasons.values() if reason)]

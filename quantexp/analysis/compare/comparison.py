@@ -97,8 +97,8 @@ def labels_of(sides: Sequence[Side]) -> list[str]:
 
 def _row(labels: Sequence[str], sides: Sequence[Side], i: int) -> Row:
     side = sides[i]
-    found = (i, []) if side.is_baseline else baseline_of(side, sides)
-    lacks, (place, mismatches) = (found, (0, [])) if isinstance(found, str) else (None, found)
+    pair = (i, []) if side.is_baseline else baseline_of(side, sides)
+    lacks, (place, mismatches) = (pair, (0, [])) if isinstance(pair, str) else (None, pair)
     baseline = sides[place]
     return Row(
         labels[i],
@@ -131,20 +131,20 @@ def _missing(one: Missing) -> str:
 
 
 def _warnings(rows: Sequence[Row], is_compared: bool) -> list[str]:
-    found = _without_baseline(rows) if is_compared else []
+    warnings = _without_baseline(rows) if is_compared else []
     for row in rows:
-        found += [f"{row.label}: {words}" for words in row.side.trouble]
+        warnings += [f"{row.label}: {words}" for words in row.side.trouble]
         if row.side.state != "completed":
             reason = row.side.status.reason if row.side.status else ""
             at = f" at iteration {last_iteration(row.side)}"
-            found.append(f"{row.label} is {row.side.state}{at}{': ' if reason else ''}{reason}")
+            warnings.append(f"{row.label} is {row.side.state}{at}{': ' if reason else ''}{reason}")
         if not (row.side.precision or {}).get("proved"):
-            found.append(f"{row.label} has no proof that its precision map was in force")
+            warnings.append(f"{row.label} has no proof that its precision map was in force")
         if nonfinite := row.side.losses.nonfinite:
-            found.append(
+            warnings.append(
                 f"{row.label}: iterations whose loss was not finite are left out: {ranges(nonfinite)}"
             )
-    return [*found, *_unmatched(rows)]
+    return [*warnings, *_unmatched(rows)]
 
 
 def _without_baseline(rows: Sequence[Row]) -> list[str]:

@@ -16,13 +16,13 @@ class Difference(NamedTuple):
 
 def leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists are values."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict) and value:
-            found |= leaves(value, f"{prefix}{key}.")
+            flat |= leaves(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def differing(here: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Difference]:

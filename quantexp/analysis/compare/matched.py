@@ -73,13 +73,13 @@ def mismatches(here: Side, baseline: Side) -> list[Mismatch]:
     ]
     if unknown:
         return [Mismatch(UNKNOWN, "; ".join(unknown))]
-    found: dict[str, list[str]] = {}
+    whys: dict[str, list[str]] = {}
     for difference in _differences(here, baseline):
         for aspect in decides(difference.key):
-            found.setdefault(aspect, []).append(_words(difference))
+            whys.setdefault(aspect, []).append(_words(difference))
     if "training.iterations" not in {d.key for d in _differences(here, baseline)}:
-        _note_what_was_reached(here, baseline, found)
-    return [Mismatch(aspect, ", ".join(found[aspect])) for aspect in _ORDER if aspect in found]
+        _note_what_was_reached(here, baseline, whys)
+    return [Mismatch(aspect, ", ".join(whys[aspect])) for aspect in _ORDER if aspect in whys]
 
 
 def decides(key: str) -> tuple[str, ...]:
@@ -112,10 +112,10 @@ def _packages(side: Side) -> Mapping[str, Any]:
     return {key: packages.get(key) for key in ("torch", "megatron-core", "transformer-engine")}
 
 
-def _note_what_was_reached(here: Side, baseline: Side, found: dict[str, list[str]]) -> None:
+def _note_what_was_reached(here: Side, baseline: Side, reasons: dict[str, list[str]]) -> None:
     reached, other = last_iteration(here), last_iteration(baseline)
     if reached != other:
-        found.setdefault(LENGTH, []).append(f"iteration {reached} reached against {other}")
+        reasons.setdefault(LENGTH, []).append(f"iteration {reached} reached against {other}")
 
 
 def last_iteration(side: Side) -> int:
@@ -133,9 +133,9 @@ def _words(difference: Difference) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else _FINGERPRINT.sub(lambda found: found[0][:8], str(value))
+    return "none" if value is None else _FINGERPRINT.sub(lambda match: match[0][:8], str(value))
 
 
-def in_words(found: Iterable[Mismatch]) -> str:
+def in_words(differences: Iterable[Mismatch]) -> str:
     """`data order (training.seed 2 against 1), length (...)`."""
-    return "; ".join(f"{mismatch.aspect} ({mismatch.why})" for mismatch in found)
+    return "; ".join(f"{mismatch.aspect} ({mismatch.why})" for mismatch in differences)

@@ -44,14 +44,16 @@ def precision_changes(
 
     Slots in the working precision are alike whatever that is: the configuration says it.
     """
-    found: list[PrecisionChange] = []
+    changes: list[PrecisionChange] = []
     last: list[tuple[_Slot, str, str]] = []
     for iteration in sorted({*here, *baseline}):
         now = _differing(_in_force(here, iteration), _in_force(baseline, iteration))
         if now != last:
-            found += _grouped(iteration, now, working_here, working_baseline) or [_alike(iteration)]
+            changes += _grouped(iteration, now, working_here, working_baseline) or [
+                _alike(iteration)
+            ]
         last = now
-    return found
+    return changes
 
 
 def settings(entry: Mapping[str, Any]) -> str:

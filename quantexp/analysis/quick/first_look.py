@@ -119,22 +119,22 @@ def first_look(capture: Capture, keep: Path | None = None, *, force: bool = Fals
             continue
         for what in _findings(look.measured):
             findings.setdefault(what, []).append(look.measured.place.label)
-    found = FirstLook(tuple(k for k in looks if isinstance(k, Look)), findings, iterations)
+    result = FirstLook(tuple(k for k in looks if isinstance(k, Look)), findings, iterations)
     if keep is not None:
         keep.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(keep, _json(found, stamp))
-    return found
+        write_whole(keep, _json(result, stamp))
+    return result
 
 
 def kept_look(keep: Path, folder: Path) -> FirstLook | None:
     """The stored results of an earlier `first_look`; None if there are none, or if the capture has changed."""
     if (kept := _kept(keep)) is None:
         return None
-    stamp, found = kept
+    stamp, look = kept
     is_same = stamp["lists"] == _stamps(folder) and stamp["values"] == _stamps_of(
         folder, stamp["values"]
     )
-    return found if is_same else None
+    return look if is_same else None
 
 
 def _with_room(capture: Capture) -> tuple[list[CapturedTensor], tuple[int, ...] | None]:
@@ -250,18 +250,18 @@ def _digest(entries: Iterable[CapturedTensor]) -> str:
     return digest.hexdigest()
 
 
-def _json(found: FirstLook, stamp: Mapping[str, Any]) -> str:
+def _json(content: FirstLook, stamp: Mapping[str, Any]) -> str:
     tensors = ",\n".join(
         json.dumps(
             {"kind": look.kind.name, "scales": dict(look.scales), **tensor_json(look.measured)}
         )
-        for look in found.tensors
+        for look in content.tensors
     )
     about = {
         "version": _VERSION,
         "of": stamp,
-        "findings": {what: list(who) for what, who in found.findings.items()},
-        "iterations": found.iterations,
+        "findings": {what: list(who) for what, who in content.findings.items()},
+        "iterations": content.iterations,
     }
     return json.dumps(about)[:-1] + f', "tensors": [\n{tensors}\n]}}\n'
 

@@ -139,10 +139,10 @@ def draw_shares(ax: Axes, kinds: Sequence[OfKind]) -> None:
         (BLUE, "o", -0.14, "became zero", [one.underflow for one in kinds]),
         (VERMILLION, "D", 0.14, "saturated", [one.saturated for one in kinds]),
     ):
-        rows = [(row + offset, found) for row, found in enumerate(values) if found]
-        middles = [median(found) for _, found in rows]
+        rows = [(row + offset, shares) for row, shares in enumerate(values) if shares]
+        middles = [median(shares) for _, shares in rows]
         ax.hlines(
-            [y for y, _ in rows], middles, [max(found) for _, found in rows], color=colour, lw=1.6
+            [y for y, _ in rows], middles, [max(shares) for _, shares in rows], color=colour, lw=1.6
         )
         ax.plot(
             middles, [y for y, _ in rows], marker, color=colour, ms=5, label=name, clip_on=False

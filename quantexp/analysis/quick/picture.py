@@ -236,8 +236,8 @@ def _formats(content: _Content) -> str:
     names = dict.fromkeys(
         o.format.split()[0] for k in content.look.tensors for o in k.measured.operands
     )
-    said = ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
-    return f" if held in {said}" if content.look.is_assumed else f" in {said}"
+    listed = ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
+    return f" if held in {listed}" if content.look.is_assumed else f" in {listed}"
 
 
 def _scheme(content: _Content) -> str:

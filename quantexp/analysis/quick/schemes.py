@@ -48,7 +48,7 @@ def schemes_of(
             notes.append(
                 f"no matched pair with the baseline, see quantexp compare: {', '.join(unmatched[:3])}{more}"
             )
-    found = [
+    drawn = [
         Scheme(
             line.label,
             line.style,
@@ -61,8 +61,8 @@ def schemes_of(
     ]
     styles = scheme_styles([sources[i].scheme for i in bare])
     for i, style in zip(bare, styles, strict=True):
-        found.append(Scheme(sources[i].label, style, tuple(_declared(looks[i]))))
-    return found, notes
+        drawn.append(Scheme(sources[i].label, style, tuple(_declared(looks[i]))))
+    return drawn, notes
 
 
 def _declared(*looks: FirstLook) -> list[OfKind]:

@@ -66,35 +66,35 @@ def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Dea
         lines = lines_with_room(folder, max_cells, deadline)
     except CaptureError as error:
         return Numerics(notes=[str(error)])
-    found = Numerics()
+    content = Numerics()
     if lines.is_cut:
-        found.notes.append(
+        content.notes.append(
             f"read up to iteration {lines.found[-1]}: quantexp report {name} reads all"
         )
     tensors, repeated = _first_of_each(lines.entries)
     places = {_place(entry): None for entry in tensors}
-    _choose(found, list(places), lines, max_cells)
-    kept = {*found.rows}
+    _choose(content, list(places), lines, max_cells)
+    kept = {*content.rows}
     shown = [
         entry
         for entry in tensors
-        if (place := _place(entry))[0] in found.iterations
+        if (place := _place(entry))[0] in content.iterations
         and place[1] in kept
-        and place[2] in found.layers
+        and place[2] in content.layers
     ]
     judge = Judge(run, folder, shown, deadline)
-    _fill(found, shown, judge)
-    found.notes += _remarks(found, shown, judge, name)
+    _fill(content, shown, judge)
+    content.notes += _remarks(content, shown, judge, name)
     if repeated:
-        found.notes.append(
+        content.notes.append(
             f"{repeated} tensors of other micro-batches and ranks are not shown: each cell is the first micro-batch "
             "of the first rank"
         )
-    return found
+    return content
 
 
 def _remarks(
-    found: Numerics, shown: Sequence[CapturedTensor], judge: Judge, name: str
+    content: Numerics, shown: Sequence[CapturedTensor], judge: Judge, name: str
 ) -> Iterator[str]:
     """Notes on how slots were judged, or why they were not."""
     if judge.is_assumed and any(entry.metadata.get("file") for entry in shown):
@@ -102,7 +102,7 @@ def _remarks(
             "this run quantises nothing: SQNR, underflow and saturation are what its operands would lose in "
             f"{ASSUMED}"
         )
-    if any(cell[3].get("state") == State.STATISTICS for cell in found.cells):
+    if any(cell[3].get("state") == State.STATISTICS for cell in content.cells):
         yield (
             "statistics alone were captured: SQNR, underflow and saturation need values (capture=tensors) or a format "
             "that judges while training runs (capture.format=mxfp8)"
@@ -111,7 +111,7 @@ def _remarks(
         yield f"{judge.num_late} tensors were not judged for want of time: quantexp report {name} judges them"
 
 
-def _fill(found: Numerics, shown: Sequence[CapturedTensor], judge: Judge) -> None:
+def _fill(numerics: Numerics, shown: Sequence[CapturedTensor], judge: Judge) -> None:
     """Add the cells of tensors and, below them, of their slots."""
     tensors: dict[_Place, list[tuple[str, dict[str, Any]]]] = {}
     slots: dict[_Place, list[tuple[str, SlotCell]]] = {}
@@ -126,13 +126,13 @@ def _fill(found: Numerics, shown: Sequence[CapturedTensor], judge: Judge) -> Non
             if module not in (other for other, _ in there):
                 there.append((module, slot))
                 of.setdefault(slot_row, row)
-    found.rows += _in_order_of_products({place[1] for place in slots})
-    numbers = {row: i for i, row in enumerate(found.rows)}
+    numerics.rows += _in_order_of_products({place[1] for place in slots})
+    numbers = {row: i for i, row in enumerate(numerics.rows)}
 
     def add(place: _Place, content: dict[str, Any]) -> None:
         iteration, row, layer = place
-        indices = [found.iterations.index(iteration), numbers[row], found.layers.index(layer)]
-        found.cells.append([*indices, content])
+        indices = [numerics.iterations.index(iteration), numbers[row], numerics.layers.index(layer)]
+        numerics.cells.append([*indices, content])
 
     for place, contents in tensors.items():
         add(place, tensors_together(contents))
@@ -170,22 +170,22 @@ def _first_micro_batch(entry: CapturedTensor) -> tuple[int, int]:
     return int(entry.metadata.get("rank") or 0), int(entry.metadata.get("micro_batch") or 0)
 
 
-def _choose(found: Numerics, places: Sequence[_Place], lines: Lines, max_cells: int) -> None:
+def _choose(numerics: Numerics, places: Sequence[_Place], lines: Lines, max_cells: int) -> None:
     """Evenly spaced rows, layers and iterations within the limit, with a note on the omitted ones."""
     iterations = tuple(sorted({place[0] for place in places}))
     layers = tuple(sorted({place[2] for place in places}))
     rows = _in_order({place[1]: None for place in places})
-    found.rows = rows[: max(1, max_cells // 2)]
-    found.layers = _spread(layers, max_cells // max(1, len(found.rows)))
-    each = max(1, len(found.rows) * len(found.layers))
-    found.iterations = _spread(iterations, max_cells // each)
+    numerics.rows = rows[: max(1, max_cells // 2)]
+    numerics.layers = _spread(layers, max_cells // max(1, len(numerics.rows)))
+    each = max(1, len(numerics.rows) * len(numerics.layers))
+    numerics.iterations = _spread(iterations, max_cells // each)
     for shown, there, what in (
-        (found.rows, rows, "tensors of a layer"),
-        (found.layers, layers, "layers"),
-        (found.iterations, lines.found, "iterations"),
+        (numerics.rows, rows, "tensors of a layer"),
+        (numerics.layers, layers, "layers"),
+        (numerics.iterations, lines.found, "iterations"),
     ):
         if len(shown) < len(there):
-            found.notes.append(
+            numerics.notes.append(
                 f"{len(shown)} of {len(there)} {what} are shown, to keep the page small"
             )
 

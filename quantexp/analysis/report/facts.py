@@ -21,7 +21,7 @@ def facts(side: Side, proof: Proof, origin: Origin) -> Facts:
     """Heading -> text, most important first, without headings for missing information."""
     status, speed = side.status, side.speed
     training, identity = _section(side.config, "training"), side.identity or {}
-    found = {
+    rows = {
         "state": side.state + (f": {status.reason}" if status and status.reason else ""),
         "training": _training(side, training),
         "model": side.names.model_label,
@@ -43,7 +43,7 @@ def facts(side: Side, proof: Proof, origin: Origin) -> Facts:
         "versions": _versions(side.provenance or {}),
         "run": side.run.root.name,
     }
-    return tuple((key, value) for key, value in found.items() if value)
+    return tuple((key, value) for key, value in rows.items() if value)
 
 
 def shared(of_each: Sequence[Facts]) -> Facts:
@@ -135,5 +135,5 @@ def _ran(provenance: Mapping[str, Any]) -> str | None:
 def _versions(provenance: Mapping[str, Any]) -> str | None:
     packages = provenance.get("packages")
     known = dict(packages) if isinstance(packages, dict) else {}
-    found = {"quantexp": provenance.get("quantexp"), **{n: known.get(n) for n in _PACKAGES}}
-    return ", ".join(f"{name} {version}" for name, version in found.items() if version) or None
+    versions = {"quantexp": provenance.get("quantexp"), **{n: known.get(n) for n in _PACKAGES}}
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version) or None

@@ -50,17 +50,17 @@ def lines_with_room(folder: Path, max_lines: int, deadline: Deadline) -> Lines:
         entries = list(open_capture(folder))
         iterations = sorted({int(entry.metadata.get("iteration") or 0) for entry in entries})
         return Lines(entries, iterations, iterations)
-    found = tuple(sorted({*listed, *described}))
+    numbers = tuple(sorted({*listed, *described}))
     largest = max(len(places) for index in (listed, described) for places in index.values())
     count = max(1, max_lines // largest)
-    shown = milestones(found, count) if count > 1 else [found[0]]
+    shown = milestones(numbers, count) if count > 1 else [numbers[0]]
     of_values, of_statistics = (
         _read(sorted(place for iteration in shown for place in index.get(iteration, ())))
         for index in (listed, described)
     )
     lines = [*of_values, *unlisted(of_statistics, of_values)]
     entries = [CapturedTensor(folder, line) for line in lines]
-    return Lines(entries, shown, list(found), is_cut or is_cut_too)
+    return Lines(entries, shown, list(numbers), is_cut or is_cut_too)
 
 
 def _index(folder: Path, name: str, deadline: Deadline) -> tuple[dict[int, list[_Place]], bool]:
@@ -74,8 +74,8 @@ def _index(folder: Path, name: str, deadline: Deadline) -> tuple[dict[int, list[
                 number += 1
                 if number % _STRIDE == 0 and deadline.passed:
                     return places, True
-                if found := _ITERATION.search(line):
-                    places.setdefault(int(found[1]), []).append((file, offset))
+                if match := _ITERATION.search(line):
+                    places.setdefault(int(match[1]), []).append((file, offset))
                 offset += len(line)
     return places, False
 

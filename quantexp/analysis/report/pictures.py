@@ -31,17 +31,17 @@ class Pictures:
 
 def pictures(runs: Sequence[RunDir], max_bytes: int = MAX_BYTES) -> list[Pictures]:
     """The figures of each run, interleaved up to the limit, with the overview of every run first."""
-    found = [Pictures() for _ in runs]
+    embedded = [Pictures() for _ in runs]
     room = max_bytes
     for name, i, path in _in_turn(runs):
         size = path.stat().st_size
         content = path.read_bytes() if size <= room else b""
         if content.startswith(_SIGNATURE):
             room -= size
-            found[i].shown.append((name, base64.b64encode(content).decode()))
+            embedded[i].shown.append((name, base64.b64encode(content).decode()))
         else:
-            found[i].left_out.append(name)
-    return found
+            embedded[i].left_out.append(name)
+    return embedded
 
 
 def _in_turn(runs: Sequence[RunDir]) -> Iterator[tuple[str, int, Path]]:

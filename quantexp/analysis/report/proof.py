@@ -69,9 +69,9 @@ def _words(
     precision: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], working: str | None
 ) -> str:
     quantised = [entry for entry in entries if entry.get("format") != WORKING]
-    found = Counter(str(entry.get("status")) for entry in quantised)
-    engaged = found.pop("engaged", 0)
-    others = "".join(f", {count} {status}" for status, count in found.most_common())
+    counts = Counter(str(entry.get("status")) for entry in quantised)
+    engaged = counts.pop("engaged", 0)
+    others = "".join(f", {count} {status}" for status, count in counts.most_common())
     return (
         f"in iteration {precision.get('iteration')}: {engaged} of {len(quantised)} quantised slots engaged{others}, "
         f"{len(entries) - len(quantised)} slots {describe_format(WORKING, working)}, "
@@ -85,8 +85,8 @@ def _rows(entries: Sequence[Mapping[str, Any]], working: str | None) -> list[Pro
         module = experts_as_one(str(entry.get("module")))
         slot = f"{entry.get('product')}.{entry.get('operand')}"
         key = (module, str(entry.get("site")), slot, describe_format(settings(entry), working))
-        found = (str(entry.get("status") or "declared"), str(entry.get("reason") or ""))
-        groups.setdefault((*key, *found), []).append(entry)
+        verdict = (str(entry.get("status") or "declared"), str(entry.get("reason") or ""))
+        groups.setdefault((*key, *verdict), []).append(entry)
     return [_row(key, alike) for key, alike in groups.items()]
 
 

@@ -49,9 +49,11 @@ def write_report(sources: Sequence[Path], out: Path, look_s: float | None = None
     Raises:
         RunError: no such run, or a file that cannot be written.
     """
-    found = [named_runs([str(source.expanduser().absolute())], source.parent) for source in sources]
-    runs = tuple(dict.fromkeys(run for one in found for run in one.runs))
-    missing = tuple(gone for one in found for gone in one.missing)
+    scopes = [
+        named_runs([str(source.expanduser().absolute())], source.parent) for source in sources
+    ]
+    runs = tuple(dict.fromkeys(run for each in scopes for run in each.runs))
+    missing = tuple(gone for each in scopes for gone in each.missing)
     return write_page(Runs(runs, missing), out, look_s)
 
 

@@ -21,7 +21,7 @@ USAGE = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The request of a `requantise` command."""
 
     folder: str
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="files at a time (default: cores)")
 
 
-def asked(arguments: argparse.Namespace) -> Asked:
+def request_of(arguments: argparse.Namespace) -> Request:
     """The request of the parsed arguments.
 
     Raises:
@@ -68,7 +68,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
         raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
     if not math.isfinite(arguments.sqnr):
         raise ConfigError(f"--sqnr must be a finite number of dB, got {arguments.sqnr}")
-    return Asked(
+    return Request(
         arguments.folder,
         arguments.words,
         arguments.formats,

@@ -86,18 +86,18 @@ def passed(files: Capture, work: Work, jobs: int) -> Generator[FileScores]:
 
 def score_file(entry: CapturedTensor, work: Work) -> FileScores:
     """Score all slots of one tensor under all candidates."""
-    found = FileScores(entry)
+    file_scores = FileScores(entry)
     try:
         x = _values(entry)
         if x.numel() == 0:
-            found.notes.append(f"{entry.label} is empty")
-            return found
+            file_scores.notes.append(f"{entry.label} is empty")
+            return file_scores
         for slot in slots_of(entry.metadata):
             check_layout(tuple(x.shape), slot)
-            _score_slot(found, x, slot, work)
+            _score_slot(file_scores, x, slot, work)
     except CaptureError as error:
-        found.problem, found.slots = str(error), []
-    return found
+        file_scores.problem, file_scores.slots = str(error), []
+    return file_scores
 
 
 def _values(entry: CapturedTensor) -> Tensor:
@@ -113,12 +113,12 @@ def _values(entry: CapturedTensor) -> Tensor:
     return x
 
 
-def _score_slot(found: FileScores, x: Tensor, slot: OperandSlot, work: Work) -> None:
-    metadata = found.entry.metadata
+def _score_slot(file_scores: FileScores, x: Tensor, slot: OperandSlot, work: Work) -> None:
+    metadata = file_scores.entry.metadata
     if not keeps_blocks(metadata, slot.dim, _BLOCK):
-        found.notes.append(
-            f"{found.entry.label} as {slot.label}: the capture is a sample in which blocks along {slot.axis} are not "
-            "whole"
+        file_scores.notes.append(
+            f"{file_scores.entry.label} as {slot.label}: the capture is a sample in which "
+            f"blocks along {slot.axis} are not whole"
         )
         return
     amax = _amax(x, metadata.get("sample"), metadata.get("statistics"))
@@ -130,7 +130,7 @@ def _score_slot(found: FileScores, x: Tensor, slot: OperandSlot, work: Work) -> 
     blocks, dim = spread_blocks(x, slot.dim, _BLOCK, work.num_elements)
     usable = blocks if blocks.dtype in INPUT_DTYPES else blocks.float()
     looked = Looked(usable, dim, amax, padding)
-    found.slots.append(
+    file_scores.slots.append(
         SlotScores(
             slot,
             looked.num_elements,

@@ -106,8 +106,8 @@ def _of_product(
 
 def _transforms(candidates: Sequence[Candidate]) -> list[Transform]:
     """Each transform once, with no transform first."""
-    found = dict.fromkeys(candidate.transform for candidate in candidates)
-    return sorted(found, key=lambda transform: list(Hadamard).index(transform[0]))
+    transforms = dict.fromkeys(candidate.transform for candidate in candidates)
+    return sorted(transforms, key=lambda transform: list(Hadamard).index(transform[0]))
 
 
 def _cheapest(

@@ -56,15 +56,15 @@ class Tally:
     notes: list[str] = field(default_factory=list)
     num_files: int = 0
 
-    def add(self, found: FileScores) -> None:
+    def add(self, one_file: FileScores) -> None:
         """Add the result of a file."""
-        self.notes += found.notes
-        if found.problem is not None:
-            self.problems.append((str(found.entry.metadata["file"]), found.problem))
+        self.notes += one_file.notes
+        if one_file.problem is not None:
+            self.problems.append((str(one_file.entry.metadata["file"]), one_file.problem))
             return
         self.num_files += 1
-        for scores in found.slots:
-            self._add_slot(module_of(found.entry.metadata), found.entry.label, scores)
+        for scores in one_file.slots:
+            self._add_slot(module_of(one_file.entry.metadata), one_file.entry.label, scores)
 
     def places(self) -> Iterator[Place]:
         """Every scored place, in the order of the forward pass, then of the products."""

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from quantexp.analysis.requantise.arguments import Asked
+from quantexp.analysis.requantise.arguments import Request
 from quantexp.analysis.requantise.candidates import candidates, formats_of
 from quantexp.analysis.requantise.exponent import study_points
 from quantexp.analysis.requantise.exponent_figure import draw_study, write_study
@@ -83,7 +83,7 @@ class Outcome:
         facts.print()
 
 
-def requantise(asked: Asked, progress: Console, complain: Callable[[str], None]) -> Outcome:
+def requantise(request: Request, progress: Console, complain: Callable[[str], None]) -> Outcome:
     """Score, recommend and write; reports each unusable file.
 
     Raises:
@@ -91,30 +91,30 @@ def requantise(asked: Asked, progress: Console, complain: Callable[[str], None])
             written.
         ConfigError: an unknown format.
     """
-    formats = formats_of(None if asked.formats is None else asked.formats.split(","))
-    capture = selected(asked.folder, asked.words)
-    files = _operands(capture, asked)
-    folder = asked.output
-    tally = Tally(Work(candidates(formats), study_points(formats), asked.num_elements))
+    formats = formats_of(None if request.formats is None else request.formats.split(","))
+    capture = selected(request.folder, request.words)
+    files = _operands(capture, request)
+    folder = request.output
+    tally = Tally(Work(candidates(formats), study_points(formats), request.num_elements))
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _score(files, tally, folder, asked.jobs or _cores(), progress)
-    tally.problems += foreign_files(asked.folder, capture.folder)
+        _score(files, tally, folder, request.jobs or _cores(), progress)
+    tally.problems += foreign_files(request.folder, capture.folder)
     tally.notes[:0] = trajectory_note(capture)
     for file, why in tally.problems:
         complain(why if file in why else f"{file}: {why}")
     if not tally.worst:
         why = tally.notes[0] if tally.notes else "see above"
         raise CaptureError(f"{capture.folder}: none of {len(files)} files could be scored: {why}")
-    choices = recommend(tally, asked.sqnr_db)
-    content = outcome_json(tally, choices, capture.folder, asked.sqnr_db)
+    choices = recommend(tally, request.sqnr_db)
+    content = outcome_json(tally, choices, capture.folder, request.sqnr_db)
     with _writing(folder):
         _write(tally, choices, content, folder)
-    return Outcome(tally, choices, formats, folder, asked.sqnr_db, content)
+    return Outcome(tally, choices, formats, folder, request.sqnr_db, content)
 
 
-def _operands(capture: Capture, asked: Asked) -> Capture:
-    where = " ".join([str(capture.folder), *asked.words])
+def _operands(capture: Capture, request: Request) -> Capture:
+    where = " ".join([str(capture.folder), *request.words])
     if not len(capture):
         raise CaptureError(
             f"{where}: no captured tensor fits; `quantexp captures` lists what there is"
@@ -138,9 +138,9 @@ def _score(files: Capture, tally: Tally, folder: Path, jobs: int, progress: Cons
         _progress(len(files), progress) as advance,
         contextlib.closing(passed(files, tally.work, jobs)) as every,
     ):
-        for found in every:
-            tally.add(found)
-            rows.add(found)
+        for scores in every:
+            tally.add(scores)
+            rows.add(scores)
             advance()
 
 

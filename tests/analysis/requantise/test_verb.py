@@ -13,7 +13,7 @@ import torch
 import yaml
 from rich.console import Console
 
-from quantexp.analysis.requantise.arguments import Asked
+from quantexp.analysis.requantise.arguments import Request
 from quantexp.analysis.requantise.candidates import candidates, formats_of
 from quantexp.analysis.requantise.files import COLUMNS
 from quantexp.analysis.requantise.recommend import Choice
@@ -303,8 +303,8 @@ def test_an_interrupt_leaves_no_half_file(
 def test_a_terminal_sees_how_far_it_is(write: Write, tmp_path: Path) -> None:
     stream = io.StringIO()
     terminal = Console(file=stream, force_terminal=True, width=80)
-    asked = Asked(str(write(linear())), [], "mxfp4", out=tmp_path / "out")
-    requantise(asked, terminal, pytest.fail)
+    request = Request(str(write(linear())), [], "mxfp4", out=tmp_path / "out")
+    requantise(request, terminal, pytest.fail)
     assert "requantising" in stream.getvalue()
     assert "3/3" in stream.getvalue()
 
@@ -316,8 +316,8 @@ def printed(outcome: Outcome, width: int) -> list[str]:
 
 
 def test_a_narrow_table_leaves_out_formats_and_breaks_no_word(write: Write, tmp_path: Path) -> None:
-    asked = Asked(str(write(linear(0))), [], out=tmp_path / "a folder", num_elements=64)
-    outcome = requantise(asked, Console(quiet=True), pytest.fail)
+    request = Request(str(write(linear(0))), [], out=tmp_path / "a folder", num_elements=64)
+    outcome = requantise(request, Console(quiet=True), pytest.fail)
     wide = printed(outcome, 160)
     assert not any("No room" in line for line in wide)
     words = {word for line in wide for word in line.split()}
