@@ -21,6 +21,7 @@ from quantexp.config.load import read
 from quantexp.data.completed import tokenizer_of
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import ConfigError, DataError, RunError
+from quantexp.model.checkpoint_hashes import HASHES, require_intact
 from quantexp.model.checkpoints import PADDING, STATE, folder_of, saved_iterations
 from quantexp.model.huggingface.weights import CONFIG
 from quantexp.runs.paths import RunDir
@@ -52,7 +53,7 @@ def export(words: Sequence[str], root: Path) -> Path:
     Raises:
         ConfigError: words that say something else.
         RunError: no such run, no such checkpoint, or the folder is taken or cannot be written.
-        DataError: the run's tokenizer is missing, or another one than the run had.
+        DataError: the run's tokenizer is missing, or another one than the run had; the checkpoint is damaged.
     """
     out, rest = out_and_rest(words)
     options = dict(word.split("=", 1) for word in rest if _is_option(word))
@@ -64,13 +65,14 @@ def export(words: Sequence[str], root: Path) -> Path:
     if target.exists():
         raise RunError(f"{target} is there already; give out=FOLDER, or remove it")
     experiment = read(run.config)
+    require_intact(folder_of(run, iteration), (PADDING, STATE))
     part = target.with_name(target.name + ".part")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         end = _write_tokenizer(experiment.dataset, _recorded(run), part)
         for file in sorted(folder_of(run, iteration).iterdir()):
-            if file.name not in (PADDING, STATE):
+            if file.name not in (PADDING, STATE, HASHES):
                 shutil.copyfile(file, part / file.name)
         content = json.loads((part / CONFIG).read_bytes())
         (part / CONFIG).write_text(json.dumps({**content, "eos_token_id": end}, indent=2) + "\n")

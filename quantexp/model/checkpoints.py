@@ -3,6 +3,7 @@
     checkpoints/iteration_00000100/     model.safetensors (or shards with an index), config.json
                                         padding.safetensors, where Megatron pads the vocabulary
                                         training_state.pt, with checkpoint.optimizer
+                                        hashes.json (`quantexp.model.checkpoint_hashes`)
 
 Each contains the weights in the published form, so that runs can start from it (`model.init_from`), `export` can copy
 it, and any tool can read it. A folder is written under a temporary name and renamed: a folder with the final name is
@@ -68,8 +69,13 @@ def saved_iterations(run: RunDir) -> list[int]:
     """The iterations with a complete checkpoint."""
     if not run.checkpoints.is_dir():
         return []
-    names = (_NAME.fullmatch(path.name) for path in run.checkpoints.iterdir())
-    return sorted(int(name[1]) for name in names if name is not None)
+    return sorted(filter(None, map(iteration_of, run.checkpoints.iterdir())))
+
+
+def iteration_of(folder: Path) -> int | None:
+    """The iteration of a complete checkpoint's folder, from 1; None for any other path."""
+    name = _NAME.fullmatch(folder.name)
+    return None if name is None else int(name[1])
 
 
 def checkpoint_bytes(experiment: Experiment) -> int:

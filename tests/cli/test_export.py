@@ -146,6 +146,16 @@ def test_run_without_a_checkpoint_says_how_to_get_one(llama: RunDir) -> None:
         export([str(llama.root), "format=hf"], llama.root.parent)
 
 
+def test_damaged_checkpoint_is_not_exported(llama: RunDir, tmp_path: Path) -> None:
+    weights = checkpoint_of(llama, 2) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(DataError, match=r"model\.safetensors is damaged: .*; there is none before"):
+        export([str(llama.root), "format=hf", f"out={tmp_path / 'out'}"], llama.root.parent)
+    assert not (tmp_path / "out").exists()
+
+
 def test_run_without_a_record_of_its_data_is_refused(llama: RunDir) -> None:
     llama.provenance.write_text("{}")
     with pytest.raises(RunError, match=r"provenance\.json does not say what data the run had"):

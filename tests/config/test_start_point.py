@@ -15,6 +15,7 @@ from quantexp.launch.attempt import with_absolute_paths
 from quantexp.launch.identity import hash8, identity
 from quantexp.model.checkpoints import first_iteration, folder_of
 from quantexp.runs.paths import RunDir
+from quantexp.runs.status import read_status
 from quantexp.schema import Experiment
 
 Tiny = Callable[..., Experiment]
@@ -140,6 +141,22 @@ def test_words_that_contradict_one_another_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny(*FOUR, *words)
+
+
+@pytest.mark.slow
+def test_damaged_checkpoint_fails_the_run_that_begins_with_it(
+    started: RunDir, run_tiny: RunTiny
+) -> None:
+    weights = folder_of(started, 2) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    run = run_tiny(*FOUR, f"training.start_from={started.root}@2", expect=1)
+    assert not run.metrics.exists()
+    status = read_status(run.status)
+    assert status is not None
+    assert f"{weights} is damaged: its content is not what was saved (first in " in status.reason
+    assert status.reason.endswith("there is none before it")
 
 
 @pytest.mark.slow

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from megatron.core.models.gpt.gpt_model import GPTModel
 
 from quantexp.config.start_point import StartPoint, start_point
+from quantexp.model.checkpoint_hashes import require_intact
+from quantexp.model.checkpoints import PADDING, STATE
 from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.schema import Experiment
@@ -15,13 +19,15 @@ def load_first_weights(gpt: GPTModel, experiment: Experiment) -> StartPoint | No
     """Fill a model that was just built, if the configuration says with what; the checkpoint that it goes on from.
 
     Raises:
-        DataError: weights that are missing or another model's.
+        DataError: weights that are missing, damaged or another model's.
     """
     model, start = experiment.model, start_point(experiment)
     if start is not None:
+        require_intact(start.weights, () if experiment.training.start_optimizer else (STATE,))
         load_weights(gpt, model, fitting_weights(model, start.weights))
         if start.padding.is_file():
             load_padding(gpt, model, open_weights(start.padding))
     elif model.init_from is not None:
+        require_intact(Path(model.init_from).expanduser(), (STATE, PADDING))
         load_weights(gpt, model, fitting_weights(model))
     return start

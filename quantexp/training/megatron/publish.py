@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantexp.model.checkpoint_hashes import record_hashes
 from quantexp.model.huggingface.configuration import config_json
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.weights import CONFIG, INDEX, SINGLE
@@ -67,6 +68,7 @@ def save_published(
     (part / CONFIG).write_text(json.dumps(words, indent=2) + "\n")
     for name, write in (more or {}).items():
         write(part / name)
+    record_hashes(part)
     part.rename(folder)
 
 
