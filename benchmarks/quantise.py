@@ -33,7 +33,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from quantexp.formats import quantise, quantise_both
+from quantexp.formats import quantise, quantise_both, resolve
 from quantexp.formats.kernels import cpu
 from quantexp.formats.kernels.choice import torch_alone
 from quantexp.processes import compiled
@@ -133,7 +133,7 @@ def cases(outs: tuple[Tensor, Tensor]) -> Iterator[Case]:
         if fmt in MX:
 
             def both(x: Tensor, fmt: str = fmt, options: dict[str, Any] = options) -> object:
-                return quantise_both(x, fmt, axes=(0, 1), out=outs, **options)
+                return quantise_both(x, resolve(fmt, **options), axes=(0, 1), out=outs)
 
             yield Case("compiled", name, "both", both, transfers=3)
 

@@ -28,8 +28,8 @@ from quantexp.formats.kernels import gpu
 from quantexp.formats.kernels.launches import CANDIDATES, LAUNCHES
 from quantexp.formats.layout import outer_axis_inner
 from quantexp.formats.mx import quantise_mx
-from quantexp.formats.options import Options, resolve
 from quantexp.formats.per_tensor import quantise_flat
+from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family
 
@@ -110,7 +110,7 @@ def _copy(to: Tensor, source: Tensor) -> None:
     to.copy_(source)
 
 
-def _alone(name: str, tensors: Tensors, options: Options, axis: int) -> Case:
+def _alone(name: str, tensors: Tensors, options: QuantSpec, axis: int) -> Case:
     scales = [tensor_scale(x, options, None) for x in tensors.inputs]
     is_mx = options.fmt.family is Family.MX
     kernel = ("mx_tile" if axis == 0 else "mx_flat") if is_mx else "hif8_flat"
@@ -121,7 +121,7 @@ def _alone(name: str, tensors: Tensors, options: Options, axis: int) -> Case:
     return Case(name, run, 2, kernel)
 
 
-def _eager(name: str, tensors: Tensors, options: Options, axis: int) -> Case:
+def _eager(name: str, tensors: Tensors, options: QuantSpec, axis: int) -> Case:
     scales = [tensor_scale(x, options, None) for x in tensors.inputs]
 
     def run(turn: int) -> None:
@@ -131,7 +131,7 @@ def _eager(name: str, tensors: Tensors, options: Options, axis: int) -> Case:
     return Case(name, run, 2)
 
 
-def _by_torch(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None) -> None:
+def _by_torch(x: Tensor, y: Tensor, options: QuantSpec, axis: int, scale: Tensor | None) -> None:
     """Torch's own code, whichever kernels there are."""
     if options.fmt.family is Family.MX:
         extents = outer_axis_inner(x.shape, axis)
@@ -140,7 +140,7 @@ def _by_torch(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor |
         quantise_flat(x.view(-1), y.view(-1), options, scale)
 
 
-def _with_amax(name: str, tensors: Tensors, options: Options) -> Case:
+def _with_amax(name: str, tensors: Tensors, options: QuantSpec) -> Case:
     def run(turn: int) -> None:
         x = tensors.input(turn)
         scale = tensor_scale(x, options, gpu.finite_amax(x))

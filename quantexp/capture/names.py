@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from quantexp.capture.record.operands import slot_key
+from quantexp.formats.spec import QuantSpec
 from quantexp.formats.table import get_format
 from quantexp.model.decoder import ATTENTION
-from quantexp.quant.precision import ModulePrecision, operand_record
-from quantexp.quant.sites import Product, Site
-from quantexp.quant.slots import WORKING, Operand
+from quantexp.quant.precision import ModulePrecision, spec_record
+from quantexp.quant.sites import FPROP_Q, FPROP_V, FPROP_X
+from quantexp.quant.slots import WORKING
 
 #: The module of the residual stream's tensors.
 RESIDUAL = "residual"
@@ -64,14 +66,12 @@ class TensorName:
 
 def quant_type(precision: ModulePrecision) -> str:
     """The short name of the format that names a module's folder."""
-    if not precision.sites:
+    if not precision.slots:
         return WORKING
-    if Site.LINEAR in precision.sites:
-        return short_name(precision.operand(Site.LINEAR, Product.FPROP, "x").format)
-    qk = precision.operand(Site.QK, Product.FPROP, "q").format
-    return short_name(
-        qk if qk != WORKING else precision.operand(Site.PV, Product.FPROP, "v").format
-    )
+    if precision.is_linear:
+        return short_name(precision.spec(FPROP_X).fmt.name)
+    qk = precision.spec(FPROP_Q)
+    return short_name((qk if qk.quantised else precision.spec(FPROP_V)).fmt.name)
 
 
 def short_name(format_name: str) -> str:
@@ -81,18 +81,12 @@ def short_name(format_name: str) -> str:
 
 
 def formats_record(
-    precision: ModulePrecision, moment: Callable[[Operand], dict[str, object]]
+    precision: ModulePrecision, moment: Callable[[QuantSpec], dict[str, object]]
 ) -> dict[str, dict[str, object]]:
     """Every slot of the module with format and options: `fprop.x` for linear, `qk.fprop.q` for attention.
 
     `moment` returns the other inputs of a slot's values: seed and offset, signs, amax.
     """
-    linear = Site.LINEAR in precision.sites
     return {
-        (
-            f"{e.product.value}.{e.name}"
-            if linear
-            else f"{e.site.value}.{e.product.value}.{e.name}"
-        ): (operand_record(e.operand) | moment(e.operand))
-        for e in precision.entries()
+        slot_key(slot): spec_record(spec) | moment(spec) for slot, spec in precision.slots.items()
     }

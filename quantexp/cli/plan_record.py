@@ -16,7 +16,6 @@ from quantexp_launchers.local.slots import slots_for
 
 from quantexp.capture.select.budget import price
 from quantexp.errors import DataError, RunError
-from quantexp.formats.table import get_format
 from quantexp.launch.attempt import root_of
 from quantexp.launch.duration import duration, work
 from quantexp.launch.identity import folder_name, identity
@@ -33,7 +32,7 @@ from quantexp.model.sizes import (
     num_parameters,
 )
 from quantexp.quant.precision import Entry, changes, declared_maps, entry_record
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import FPROP_W
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir
 from quantexp.schema import (
@@ -210,7 +209,7 @@ def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingCo
     shapes = shapes_by_layer(model)
     total = 0.0
     for entry in entries:
-        if (entry.site, entry.product, entry.name) != (Site.LINEAR, Product.FPROP, "w"):
+        if entry.slot != FPROP_W:
             continue
         count = shapes[entry.module.layer][entry.module.name].count
         total += count * _bits_each(entry, training) / 8
@@ -218,8 +217,8 @@ def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingCo
 
 
 def _bits_each(entry: Entry, training: TrainingConfig) -> float:
-    operand = entry.operand
-    if not operand.quantised:
+    spec = entry.spec
+    if not spec.quantised:
         return 8.0 * element_bytes(training)
-    scale_bits = 8 / operand.block if operand.block else 0.0
-    return get_format(operand.format).element.bits + scale_bits
+    scale_bits = 0.0 if spec.fmt.block is None else 8 / spec.block
+    return spec.fmt.element.bits + scale_bits

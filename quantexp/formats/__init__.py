@@ -1,7 +1,7 @@
 """Number formats: their definitions (no torch needed) and the operations on tensors (torch).
 
-`Format`, `FORMATS`, `get_format`, `resolve` and the enums come from modules that import no torch. The operations are
-loaded on first use, so that the command line can list formats without torch.
+`Format`, `FORMATS`, `get_format`, `QuantSpec`, `resolve` and the enums come from modules that import no torch. The
+operations are loaded on first use, so that the command line can list formats without torch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from quantexp.formats.options import Options, resolve
+from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.table import FORMATS, get_format
 from quantexp.formats.types import (
+    Axis,
     Element,
     Family,
     Format,
@@ -37,12 +38,13 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "AmaxHistory",
+    "Axis",
     "Element",
     "Family",
     "Format",
     "Hadamard",
-    "Options",
     "Place",
+    "QuantSpec",
     "Rounding",
     "ScaleRule",
     "Scales",

@@ -18,8 +18,8 @@ from quantexp.formats.layout import (
     positive_axis,
 )
 from quantexp.formats.nv import total_scale
-from quantexp.formats.options import Options, resolve
 from quantexp.formats.packing import check_packable, unpack
+from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.types import Element, Family, Format
 
 
@@ -27,7 +27,7 @@ from quantexp.formats.types import Element, Family, Format
 def decode(
     codes: Tensor,
     scales: Scales,
-    fmt: str | Format,
+    fmt: AnySpec,
     *,
     axis: int = -1,
     block: int | None = None,
@@ -46,7 +46,7 @@ def decode(
         scales: MX: uint8, the shape of `codes` with the extent n of `axis` replaced by ceil(n / block);
             NVFP4: such a tensor and a 0-dim float32 tensor, as `TwoLevelScales` or any pair;
             FP8 and HiF8: a 0-dim float32 tensor.
-        fmt: a name or a format.
+        fmt: a name, a format, or a `QuantSpec`, which has the block.
         axis: MX and NVFP4: the axis that blocks run along.
         block: MX and NVFP4: elements per block; None means 32 (MX) or 16 (NVFP4).
         packed: MXFP4 and NVFP4: whether each byte contains two codes, as `encode` packs them.
@@ -57,20 +57,20 @@ def decode(
         ValueError: codes or scales of another dtype or shape, codes that the element does not have, an unknown format
             or bf16, an option the format does not have, or an extent that does not match the codes.
     """
-    options = resolve(fmt, block=block)
-    check_has_codes(options.fmt)
+    spec = resolve(fmt, block=block)
+    check_has_codes(spec.fmt)
     axis = positive_axis(axis, codes.ndim)
-    codes = _unpacked(codes, options.fmt, axis, packed, extent)
-    block_scales, tensor_scale = _checked_scales(scales, codes, axis, options)
+    codes = _unpacked(codes, spec.fmt, axis, packed, extent)
+    block_scales, tensor_scale = _checked_scales(scales, codes, axis, spec)
     if dtype not in INPUT_DTYPES:
         raise ValueError(f"cannot decode to {dtype}: must be one of {allowed_dtypes()}")
     values = torch.empty(codes.shape, dtype=dtype, device=codes.device)
     codes = codes.contiguous()
     if block_scales is None:
         assert tensor_scale is not None
-        _decode_flat(codes, tensor_scale, values, options.fmt.element)
+        _decode_flat(codes, tensor_scale, values, spec.fmt.element)
     else:
-        _decode_blocks(codes, block_scales.contiguous(), tensor_scale, values, axis, options)
+        _decode_blocks(codes, block_scales.contiguous(), tensor_scale, values, axis, spec)
     return values
 
 
@@ -88,14 +88,14 @@ def _decode_blocks(
     tensor_scale: Tensor | None,
     values: Tensor,
     axis: int,
-    options: Options,
+    spec: QuantSpec,
 ) -> None:
     extents = outer_axis_inner(codes.shape, axis)
     codes_ONI, values_ONI = codes.view(extents), values.view(extents)
     scales_OBI = scales.view(outer_axis_inner(scales.shape, axis))
-    for chunk in chunks(extents, options.block, chunk_limit(codes.device)):
-        scale = scale_values(chunk.scales(scales_OBI), tensor_scale, options.fmt)
-        values_OBKI = _elements(chunk.elements(codes_ONI), options.fmt.element)
+    for chunk in chunks(extents, spec.block, chunk_limit(codes.device)):
+        scale = scale_values(chunk.scales(scales_OBI), tensor_scale, spec.fmt)
+        values_OBKI = _elements(chunk.elements(codes_ONI), spec.fmt.element)
         chunk.elements(values_ONI).copy_(values_OBKI.mul_(scale))
 
 
@@ -128,17 +128,17 @@ def _unpacked(codes: Tensor, fmt: Format, axis: int, packed: bool, extent: int |
 
 
 def _checked_scales(
-    scales: Scales, codes: Tensor, axis: int, options: Options
+    scales: Scales, codes: Tensor, axis: int, spec: QuantSpec
 ) -> tuple[Tensor | None, Tensor | None]:
     """Validated block scales and tensor scale; None if the format has none."""
-    blocked = blocked_shape(codes.shape, axis, options.block)
-    match options.fmt.family:
+    blocked = blocked_shape(codes.shape, axis, spec.block)
+    match spec.fmt.family:
         case Family.MX:
             return _checked_scale(scales, torch.uint8, blocked), None
         case Family.NV:
             if not isinstance(scales, tuple) or len(scales) != 2:
                 raise ValueError(
-                    f"scales of {options.fmt.name} must be a pair, block scales and the tensor's scale, got "
+                    f"scales of {spec.fmt.name} must be a pair, block scales and the tensor's scale, got "
                     f"{type(scales).__name__}"
                 )
             block, tensor = TwoLevelScales(*scales)

@@ -27,10 +27,10 @@ from quantexp.formats.layout import (
     positive_axis,
 )
 from quantexp.formats.mx import scaled_magnitudes, scratch_size
-from quantexp.formats.options import Options, resolve
 from quantexp.formats.packing import check_packable, pack
 from quantexp.formats.per_tensor import SCALED_VALUES
 from quantexp.formats.philox import random_numbers
+from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.table import BF16
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Element, Family, Format, Rounding, ScaleRule, Scaling
@@ -53,7 +53,7 @@ Scales = Tensor | TwoLevelScales
 @torch.no_grad()
 def encode(
     x: Tensor,
-    fmt: str | Format,
+    fmt: AnySpec,
     *,
     axis: int = -1,
     block: int | None = None,
@@ -81,7 +81,7 @@ def encode(
         ValueError: as for `quantise`, for bf16, which has no 8-bit code, and for `packed` if codes do not have four
             bits.
     """
-    options = resolve(
+    spec = resolve(
         fmt,
         block=block,
         scale_rule=scale_rule,
@@ -89,30 +89,29 @@ def encode(
         saturate=saturate,
         scaling=scaling,
         amax_target=amax_target,
-        has_amax=amax is not None,
-        seed=seed,
-        offset=offset,
         pre_scale=pre_scale,
     )
-    check_has_codes(options.fmt)
+    check_has_codes(spec.fmt)
     if packed:
-        check_packable(options.fmt)
+        check_packable(spec.fmt)
     check_input(x)
     axis = positive_axis(axis, x.ndim)
     x = x.detach().contiguous()
-    codes, scales = _encode(x, axis, options, amax)
+    random = random_numbers(x, spec, seed, offset)
+    codes, scales = _encode(x, axis, spec, tensor_scale(x, spec, amax), random)
     return (pack(codes, axis) if packed else codes), scales
 
 
-def _encode(x: Tensor, axis: int, options: Options, amax: Tensor | None) -> tuple[Tensor, Scales]:
-    random = random_numbers(x, options)
-    match options.fmt.family:
+def _encode(
+    x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None, random: Tensor | None
+) -> tuple[Tensor, Scales]:
+    match spec.fmt.family:
         case Family.NV:
-            return _encode_nv(x, axis, options, tensor_scale(x, options, amax), random)
+            return _encode_nv(x, axis, spec, scale, random)
         case Family.MX:
-            return _encode_mx(x, axis, options, random)
+            return _encode_mx(x, axis, spec, random)
         case _:
-            return _encode_flat(x, options, tensor_scale(x, options, amax), random)
+            return _encode_flat(x, spec, scale, random)
 
 
 def check_has_codes(fmt: Format) -> None:
@@ -130,57 +129,57 @@ EncodeChunk = Callable[[Tensor, Tensor | None, Scratch], tuple[Tensor, Tensor, T
 
 
 def _encode_mx(
-    x: Tensor, axis: int, options: Options, random: Tensor | None
+    x: Tensor, axis: int, spec: QuantSpec, random: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     def encode_chunk(
         x_OBKI: Tensor, random_OBKI: Tensor | None, scratch: Scratch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q, signed, field = scaled_magnitudes(x_OBKI, options, random_OBKI, scratch)
+        q, signed, field = scaled_magnitudes(x_OBKI, spec, random_OBKI, scratch)
         return q, signed, field >> MANTISSA_BITS
 
-    return _encode_blocks(x, axis, options, random, encode_chunk, nan_code=0xFF)
+    return _encode_blocks(x, axis, spec, random, encode_chunk, nan_code=0xFF)
 
 
 def _encode_nv(
-    x: Tensor, axis: int, options: Options, scale: Tensor | None, random: Tensor | None
+    x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None, random: Tensor | None
 ) -> tuple[Tensor, TwoLevelScales]:
-    element = options.fmt.block_scale
+    element = spec.fmt.block_scale
     assert element is not None
     (nan_code,) = element.nan_codes
 
     def encode_chunk(
         x_OBKI: Tensor, random_OBKI: Tensor | None, scratch: Scratch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q, signed, block_scale = nv.scaled_magnitudes(x_OBKI, options, scale, random_OBKI, scratch)
+        q, signed, block_scale = nv.scaled_magnitudes(x_OBKI, spec, scale, random_OBKI, scratch)
         is_nan = block_scale.isnan()
         code = magnitude_code(block_scale, element).masked_fill_(is_nan, nan_code)
         return q, signed, code
 
-    codes, scales = _encode_blocks(x, axis, options, random, encode_chunk, nan_code)
+    codes, scales = _encode_blocks(x, axis, spec, random, encode_chunk, nan_code)
     return codes, TwoLevelScales(scales, or_one(scale, x))
 
 
 def _encode_blocks(
     x: Tensor,
     axis: int,
-    options: Options,
+    spec: QuantSpec,
     random: Tensor | None,
     encode_chunk: EncodeChunk,
     nan_code: int,
 ) -> tuple[Tensor, Tensor]:
     """Codes and block scales; the codes of a block whose scale is `nan_code` are 0."""
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    scales = codes.new_empty(blocked_shape(x.shape, axis, options.block))
+    scales = codes.new_empty(blocked_shape(x.shape, axis, spec.block))
     extents = outer_axis_inner(x.shape, axis)
     x_ONI, codes_ONI = x.view(extents), codes.view(extents)
     scales_OBI = scales.view(outer_axis_inner(scales.shape, axis))
     limit = chunk_limit(x.device)
-    scratch = Scratch(scratch_size(x_ONI, options.block, limit), x.device)
-    for chunk in chunks(extents, options.block, limit):
+    scratch = Scratch(scratch_size(x_ONI, spec.block, limit), x.device)
+    for chunk in chunks(extents, spec.block, limit):
         part = None if random is None else chunk.elements(random.view(extents))
         q, signed, scale_code = encode_chunk(chunk.elements(x_ONI), part, scratch)
-        code = magnitude_code(q, options.fmt.element)
-        code.add_(as_bits(signed).lt(0), alpha=options.fmt.element.sign_bit)
+        code = magnitude_code(q, spec.fmt.element)
+        code.add_(as_bits(signed).lt(0), alpha=spec.fmt.element.sign_bit)
         chunk.elements(codes_ONI).copy_(code.masked_fill_(scale_code == nan_code, 0))
         chunk.scales(scales_OBI).copy_(scale_code)
     return codes, scales
@@ -196,21 +195,21 @@ def magnitude_code(q: Tensor, element: Element) -> Tensor:
 
 
 def _encode_flat(
-    x: Tensor, options: Options, scale: Tensor | None, random: Tensor | None
+    x: Tensor, spec: QuantSpec, scale: Tensor | None, random: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     x_N, codes_N = x.view(-1), codes.view(-1)
-    scaled_values = SCALED_VALUES[options.fmt.family]
+    scaled_values = SCALED_VALUES[spec.fmt.family]
     limit = chunk_limit(x.device)
     scratch = Scratch(min(x.numel(), limit), x.device)
     for start in range(0, x.numel(), limit):
         chunk = slice(start, start + limit)
         part = None if random is None else random.view(-1)[chunk]
-        q = scaled_values(x_N[chunk], options, scale, part, scratch)
-        if options.fmt.family is Family.HIF8:
+        q = scaled_values(x_N[chunk], spec, scale, part, scratch)
+        if spec.fmt.family is Family.HIF8:
             torch.index_select(hif8_code_table(x.device), 0, value_key(q), out=codes_N[chunk])
         else:
-            codes_N[chunk] = _signed_code(q, options.fmt.element)
+            codes_N[chunk] = _signed_code(q, spec.fmt.element)
     return codes, or_one(scale, x)
 
 

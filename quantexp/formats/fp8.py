@@ -16,24 +16,24 @@ from torch import Tensor
 
 from quantexp.formats.bits import MAGNITUDE_MASK, SIGN_MASK, as_bits
 from quantexp.formats.layout import Scratch
-from quantexp.formats.options import Options
 from quantexp.formats.rounding import round_element
+from quantexp.formats.spec import QuantSpec
 
 
 def scaled_values(
-    x_N: Tensor, options: Options, scale: Tensor | None, random_N: Tensor | None, scratch: Scratch
+    x_N: Tensor, spec: QuantSpec, scale: Tensor | None, random_N: Tensor | None, scratch: Scratch
 ) -> Tensor:
     """e(x s) in float32, a scratch buffer."""
-    element = options.fmt.element
+    element = spec.fmt.element
     v, sign, magic = scratch.of_shape(x_N.shape)
     v.copy_(x_N)
     if scale is not None:
         v.mul_(scale)
     torch.bitwise_and(as_bits(v), SIGN_MASK, out=as_bits(sign))
     as_bits(v).bitwise_and_(MAGNITUDE_MASK)
-    v.clamp_max_(element.max if options.saturate else 2 * element.max)
-    round_element(v, element, options.rounding, random_N, magic)
-    if not options.saturate:
+    v.clamp_max_(element.max if spec.saturate else 2 * element.max)
+    round_element(v, element, spec.rounding, random_N, magic)
+    if not spec.saturate:
         v.masked_fill_(v > element.max, math.inf if element.inf_codes else math.nan)
     as_bits(v).bitwise_or_(as_bits(sign))
     return v

@@ -12,7 +12,7 @@ amax of the whole tensor.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,25 +28,14 @@ from quantexp.formats.layout import (
 )
 from quantexp.formats.mx import block_amax_bits, scratch_size
 from quantexp.formats.mx_scale import scale_field
-from quantexp.formats.options import Options, resolve
 from quantexp.formats.quantising import quantise
 from quantexp.formats.scale_search import binade_steps, fit_blocks, fit_flat, flat_steps, same
-from quantexp.formats.table import get_format
-from quantexp.formats.types import Family, Format, ScaleRule, Scaling
+from quantexp.formats.spec import AnySpec, QuantSpec, check_amax, resolve
+from quantexp.formats.types import Family
 
 
 @torch.no_grad()
-def lies_on_grid(
-    x: Tensor,
-    fmt: str | Format,
-    *,
-    axis: int = -1,
-    block: int | None = None,
-    scale_rule: ScaleRule | str | None = None,
-    scaling: Scaling | str | None = None,
-    amax_target: float | None = None,
-    amax: Tensor | None = None,
-) -> Tensor:
+def lies_on_grid(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Tensor:
     """Whether each element is a possible result of quantisation, bool of x's shape.
 
     Zeros of either sign are on every grid. NaN is on the grid of FP8, HiF8 and bf16, and on that of MX and NVFP4 if its
@@ -56,33 +45,20 @@ def lies_on_grid(
     Raises:
         ValueError: as for `quantise`.
     """
-    options = _resolve(fmt, block, scale_rule, scaling, amax_target, amax)
+    spec = _of_grid(fmt, amax)
     check_input(x)
     x = x.detach()
-    match options.fmt.family:
+    match spec.fmt.family:
         case Family.HIF8 | Family.FP8:
-            return fit_flat(x, options, amax).on_grid
+            return fit_flat(x, spec, amax).on_grid
         case Family.NV:
-            return fit_blocks(x, positive_axis(axis, x.ndim), options, amax).on_grid
-        case Family.MX:
-            again = quantise(x, fmt, axis=axis, block=block, scale_rule=scale_rule)
-        case Family.BF16:
-            again = quantise(x, fmt, axis=axis)
-    return same(x, again)
+            return fit_blocks(x, positive_axis(axis, x.ndim), spec, amax).on_grid
+        case Family.MX | Family.BF16:
+            return same(x, quantise(x, spec, axis=axis))
 
 
 @torch.no_grad()
-def local_step(
-    x: Tensor,
-    fmt: str | Format,
-    *,
-    axis: int = -1,
-    block: int | None = None,
-    scale_rule: ScaleRule | str | None = None,
-    scaling: Scaling | str | None = None,
-    amax_target: float | None = None,
-    amax: Tensor | None = None,
-) -> Tensor:
+def local_step(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Tensor:
     """The spacing of the grid around each element, at its block's scale, float32 of x's shape.
 
     0 if the element is 0; NaN if it, or anything in its MX or NVFP4 block, is NaN or Inf. The spacing is that of the
@@ -91,88 +67,76 @@ def local_step(
     Raises:
         ValueError: as for `quantise`.
     """
-    options = _resolve(fmt, block, scale_rule, scaling, amax_target, amax)
+    spec = _of_grid(fmt, amax)
     check_input(x)
     axis = positive_axis(axis, x.ndim)
-    match options.fmt.family:
+    match spec.fmt.family:
         case Family.MX:
             x32 = _float32_copy(x)
-            _mx_steps(x32, axis, options)
+            _mx_steps(x32, axis, spec)
             return x32
         case Family.NV:
-            return fit_blocks(x.detach(), axis, options, amax).steps
+            return fit_blocks(x.detach(), axis, spec, amax).steps
         case Family.HIF8 | Family.FP8:
-            return _flat_steps(x, fit_flat(x.detach(), options, amax).scale, options)
+            return _flat_steps(x, fit_flat(x.detach(), spec, amax).scale, spec)
         case Family.BF16:
             x32 = _float32_copy(x)
-            return _of_finite_elements(binade_steps(x32.abs(), options.fmt.element), x32)
+            return _of_finite_elements(binade_steps(x32.abs(), spec.fmt.element), x32)
 
 
 @torch.no_grad()
 def grid_and_step(
-    x: Tensor, fmt: str | Format, *, axis: int = -1, amax: Tensor | None = None, **options: Any
+    x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Both `lies_on_grid` and `local_step`, with one search for the scale instead of two.
 
     Raises:
         ValueError: as for `quantise`.
     """
-    resolved = _resolve(fmt, amax=amax, **options)
-    if resolved.fmt.family in (Family.MX, Family.BF16):
-        keywords = {"axis": axis, "amax": amax, **options}
-        return lies_on_grid(x, fmt, **keywords), local_step(x, fmt, **keywords)
+    spec = _of_grid(fmt, amax)
+    if spec.fmt.family in (Family.MX, Family.BF16):
+        return lies_on_grid(x, spec, axis=axis), local_step(x, spec, axis=axis)
     check_input(x)
-    if resolved.fmt.family is Family.NV:
-        blocks = fit_blocks(x.detach(), positive_axis(axis, x.ndim), resolved, amax)
+    if spec.fmt.family is Family.NV:
+        blocks = fit_blocks(x.detach(), positive_axis(axis, x.ndim), spec, amax)
         return blocks.on_grid, blocks.steps
-    flat = fit_flat(x.detach(), resolved, amax)
-    return flat.on_grid, _flat_steps(x, flat.scale, resolved)
+    flat = fit_flat(x.detach(), spec, amax)
+    return flat.on_grid, _flat_steps(x, flat.scale, spec)
 
 
 def _float32_copy(x: Tensor) -> Tensor:
     return x.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
-def _flat_steps(x: Tensor, scale: Tensor | None, options: Options) -> Tensor:
+def _flat_steps(x: Tensor, scale: Tensor | None, spec: QuantSpec) -> Tensor:
     x32 = _float32_copy(x)
-    return _of_finite_elements(flat_steps(x32, scale, options), x32)
+    return _of_finite_elements(flat_steps(x32, scale, spec), x32)
 
 
 def _of_finite_elements(step: Tensor, x32: Tensor) -> Tensor:
     return step.masked_fill_(x32 == 0, 0.0).masked_fill_(~x32.isfinite(), torch.nan)
 
 
-def _resolve(
-    fmt: str | Format,
-    block: int | None = None,
-    scale_rule: ScaleRule | str | None = None,
-    scaling: Scaling | str | None = None,
-    amax_target: float | None = None,
-    amax: Tensor | None = None,
-) -> Options:
-    return resolve(
-        fmt,
-        block=block,
-        scale_rule=scale_rule,
-        scaling=scaling,
-        amax_target=amax_target,
-        has_amax=amax is not None,
-        saturate="saturate" not in get_format(fmt).options,
-    )
+def _of_grid(fmt: AnySpec, amax: Tensor | None) -> QuantSpec:
+    """The specification by which a tensor on the grid stays as it is: rounded to nearest, and infinity kept."""
+    spec = resolve(fmt)
+    check_amax(spec, amax is not None)
+    keeps_infinity = "saturate" in spec.fmt.options
+    return replace(spec, rounding=spec.fmt.rounding, pre_scale=False, saturate=not keeps_infinity)
 
 
-def _mx_steps(x32: Tensor, axis: int, options: Options) -> None:
+def _mx_steps(x32: Tensor, axis: int, spec: QuantSpec) -> None:
     """Overwrite x (float32, contiguous) with the step at each element."""
     extents = outer_axis_inner(x32.shape, axis)
     x_ONI = x32.view(extents)
     limit = chunk_limit(x32.device)
-    scratch = Scratch(scratch_size(x_ONI, options.block, limit), x32.device)
-    for chunk in chunks(extents, options.block, limit):
+    scratch = Scratch(scratch_size(x_ONI, spec.block, limit), x32.device)
+    for chunk in chunks(extents, spec.block, limit):
         x_OBKI = chunk.elements(x_ONI)
         copy, magnitude, _ = scratch.of_shape(x_OBKI.shape)
         copy.copy_(x_OBKI)
         amax_bits = block_amax_bits(copy, magnitude)
-        field = scale_field(amax_bits, options.fmt.element, options.scale_rule)
+        field = scale_field(amax_bits, spec.fmt.element, spec.scale_rule)
         is_zero = magnitude == 0
-        step = binade_steps(magnitude.mul_(inverse_power_of_two(field)), options.fmt.element)
+        step = binade_steps(magnitude.mul_(inverse_power_of_two(field)), spec.fmt.element)
         x_OBKI.copy_(step.masked_fill_(is_zero, 0.0).mul_(power_of_two(field)))

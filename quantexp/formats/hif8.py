@@ -20,8 +20,8 @@ from torch import Tensor
 
 from quantexp.formats.bits import BIAS, EXPONENT_MASK, MANTISSA_BITS, SIGN_MASK, as_bits
 from quantexp.formats.layout import Scratch
-from quantexp.formats.options import Options
 from quantexp.formats.rounding import break_ties, round_at_random, round_to_multiples
+from quantexp.formats.spec import QuantSpec
 from quantexp.formats.table import HIF8
 from quantexp.formats.types import Rounding
 
@@ -30,22 +30,22 @@ _HIGHEST_BITS = (HIF8.emax + BIAS) << MANTISSA_BITS
 
 
 def scaled_values(
-    x_N: Tensor, options: Options, scale: Tensor | None, random_N: Tensor | None, scratch: Scratch
+    x_N: Tensor, spec: QuantSpec, scale: Tensor | None, random_N: Tensor | None, scratch: Scratch
 ) -> Tensor:
     """hif8(x s) in float32, a scratch buffer; NaN stays NaN."""
     v, magic, exponent = scratch.of_shape(x_N.shape)
     v.copy_(x_N)
     if scale is not None:
         v.mul_(scale)
-    bound = HIF8.max if options.saturate else 2 * HIF8.max
+    bound = HIF8.max if spec.saturate else 2 * HIF8.max
     v.clamp_(-bound, bound)
-    if options.rounding is Rounding.STOCHASTIC:
+    if spec.rounding is Rounding.STOCHASTIC:
         _round_at_random(v, magic, exponent, random_N)
     else:
-        break_ties(v, options.rounding)
+        break_ties(v, spec.rounding)
         spacing_to(magic, v, exponent, factor=1.5 * 2.0**MANTISSA_BITS)
         round_to_multiples(v, magic)
-    if not options.saturate:
+    if not spec.saturate:
         v.masked_fill_(v > HIF8.max, math.inf).masked_fill_(v < -HIF8.max, -math.inf)
     return v
 

@@ -23,27 +23,27 @@ from quantexp.formats.bits import (
 )
 from quantexp.formats.layout import Scratch, chunk_limit, chunks
 from quantexp.formats.mx_scale import can_saturate, scale_field
-from quantexp.formats.options import Options
 from quantexp.formats.rounding import round_element
+from quantexp.formats.spec import QuantSpec
 
 #: The factor of `pre_scale`.
 PRE_SCALE = 0.75
 
 
 def quantise_mx(
-    x_ONI: Tensor, y_ONI: Tensor, options: Options, random_ONI: Tensor | None = None
+    x_ONI: Tensor, y_ONI: Tensor, spec: QuantSpec, random_ONI: Tensor | None = None
 ) -> None:
     """Write the quantised x to y, which may be x itself.
 
     `random_ONI` is for stochastic rounding, see `rounding`.
     """
     limit = chunk_limit(x_ONI.device)
-    scratch = Scratch(scratch_size(x_ONI, options.block, limit), x_ONI.device)
+    scratch = Scratch(scratch_size(x_ONI, spec.block, limit), x_ONI.device)
     o, n, i = x_ONI.shape
-    for chunk in chunks((o, n, i), options.block, limit):
+    for chunk in chunks((o, n, i), spec.block, limit):
         x_OBKI = chunk.elements(x_ONI)
         random = None if random_ONI is None else chunk.elements(random_ONI)
-        q, sign, field = scaled_magnitudes(x_OBKI, options, random, scratch)
+        q, sign, field = scaled_magnitudes(x_OBKI, spec, random, scratch)
         q.mul_(power_of_two(field))
         write_signed(q, sign, chunk.elements(y_ONI))
 
@@ -54,23 +54,23 @@ def scratch_size(x_ONI: Tensor, block: int, limit: int) -> int:
 
 
 def scaled_magnitudes(
-    x_OBKI: Tensor, options: Options, random_OBKI: Tensor | None, scratch: Scratch
+    x_OBKI: Tensor, spec: QuantSpec, random_OBKI: Tensor | None, scratch: Scratch
 ) -> tuple[Tensor, Tensor, Tensor]:
     """|x| 2^-s on the element's grid, x in float32 for its sign, and the scales' exponent fields.
 
     The first is a scratch buffer, the second another, or x itself; their content in a NaN block is undefined. The
     fields have extent 1 along K.
     """
-    element = options.fmt.element
+    element = spec.fmt.element
     x32, q, magic = scratch.of_shape(x_OBKI.shape)
     x32 = x_OBKI if x_OBKI.dtype == torch.float32 else x32.copy_(x_OBKI)
     amax_bits = block_amax_bits(x32, q)
-    field = scale_field(amax_bits, element, options.scale_rule)
+    field = scale_field(amax_bits, element, spec.scale_rule)
     q.mul_(inverse_power_of_two(field))
-    if options.pre_scale:
+    if spec.pre_scale:
         q.mul_(PRE_SCALE)
-    round_element(q, element, options.rounding, random_OBKI, magic)
-    if can_saturate(options.scale_rule):
+    round_element(q, element, spec.rounding, random_OBKI, magic)
+    if can_saturate(spec.scale_rule):
         q.clamp_max_(element.max)
     return q, x32, field
 

@@ -21,15 +21,15 @@ from torch import Tensor
 from quantexp.formats.bits import EXPONENT_MASK, from_bits
 from quantexp.formats.layout import Scratch, chunk_limit, chunks
 from quantexp.formats.mx import PRE_SCALE, block_amax_bits, scratch_size, write_signed
-from quantexp.formats.options import Options
 from quantexp.formats.rounding import round_element, round_magnitudes
+from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Element, Format
 
 
 def quantise_nv(
     x_ONI: Tensor,
     y_ONI: Tensor,
-    options: Options,
+    spec: QuantSpec,
     scale: Tensor | None,
     random_ONI: Tensor | None = None,
 ) -> None:
@@ -38,12 +38,12 @@ def quantise_nv(
     `random_ONI` is for stochastic rounding, see `rounding`.
     """
     limit = chunk_limit(x_ONI.device)
-    scratch = Scratch(scratch_size(x_ONI, options.block, limit), x_ONI.device)
+    scratch = Scratch(scratch_size(x_ONI, spec.block, limit), x_ONI.device)
     o, n, i = x_ONI.shape
-    for chunk in chunks((o, n, i), options.block, limit):
+    for chunk in chunks((o, n, i), spec.block, limit):
         random = None if random_ONI is None else chunk.elements(random_ONI)
         q, signed, block_scale = scaled_magnitudes(
-            chunk.elements(x_ONI), options, scale, random, scratch
+            chunk.elements(x_ONI), spec, scale, random, scratch
         )
         q.mul_(total_scale(block_scale, scale))
         write_signed(q, signed, chunk.elements(y_ONI))
@@ -51,7 +51,7 @@ def quantise_nv(
 
 def scaled_magnitudes(
     x_OBKI: Tensor,
-    options: Options,
+    spec: QuantSpec,
     scale: Tensor | None,
     random_OBKI: Tensor | None,
     scratch: Scratch,
@@ -61,16 +61,16 @@ def scaled_magnitudes(
     The first is a scratch buffer, the second another, or x itself. b is float32, with extent 1 along K; for a block
     with NaN or Inf, b and the first are NaN.
     """
-    element = options.fmt.element
+    element = spec.fmt.element
     x32, q, magic = scratch.of_shape(x_OBKI.shape)
     x32 = x_OBKI if x_OBKI.dtype == torch.float32 else x32.copy_(x_OBKI)
     amax_bits = block_amax_bits(x32, q)
-    block_scale = block_scales(amax_bits, options.fmt, scale)
+    block_scale = block_scales(amax_bits, spec.fmt, scale)
     block_scale.masked_fill_(amax_bits >= EXPONENT_MASK, math.nan)
     q.div_(total_scale(block_scale, scale))
-    if options.pre_scale:
+    if spec.pre_scale:
         q.mul_(PRE_SCALE)
-    round_element(q.clamp_max_(element.max), element, options.rounding, random_OBKI, magic)
+    round_element(q.clamp_max_(element.max), element, spec.rounding, random_OBKI, magic)
     return q, x32, block_scale
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quantexp.formats import fp8, hif8
 from quantexp.formats.layout import Scratch, chunk_limit
-from quantexp.formats.options import Options
+from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family
 
 #: The families of such formats, each with the function that computes e(x s).
@@ -19,7 +19,7 @@ SCALED_VALUES = {Family.HIF8: hif8.scaled_values, Family.FP8: fp8.scaled_values}
 def quantise_flat(
     x_N: Tensor,
     y_N: Tensor,
-    options: Options,
+    spec: QuantSpec,
     scale: Tensor | None,
     random_N: Tensor | None = None,
 ) -> None:
@@ -27,13 +27,13 @@ def quantise_flat(
 
     `random_N` is for stochastic rounding, see `rounding`.
     """
-    scaled_values = SCALED_VALUES[options.fmt.family]
+    scaled_values = SCALED_VALUES[spec.fmt.family]
     limit = chunk_limit(x_N.device)
     scratch = Scratch(min(x_N.numel(), limit), x_N.device)
     for start in range(0, x_N.numel(), limit):
         chunk = slice(start, start + limit)
         random = None if random_N is None else random_N[chunk]
-        q = scaled_values(x_N[chunk], options, scale, random, scratch)
+        q = scaled_values(x_N[chunk], spec, scale, random, scratch)
         if scale is not None:
             q.div_(scale)
         y_N[chunk].copy_(q)

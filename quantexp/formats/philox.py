@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantexp.formats.options import Options
+from quantexp.formats.spec import QuantSpec, check_draw
 from quantexp.formats.types import Rounding
 
 #: Bits of each random number: the significant bits of float32.
@@ -135,14 +135,22 @@ def _fill(numbers: Tensor, index: Tensor, seed: int, offset: int) -> None:
         numbers[..., place] = word >> (_WORD - RANDOM_BITS)
 
 
-def random_numbers(x: Tensor, options: Options, place: Place | None = None) -> Tensor | None:
+def random_numbers(
+    x: Tensor,
+    spec: QuantSpec,
+    seed: int | None,
+    offset: int | None = None,
+    place: Place | None = None,
+) -> Tensor | None:
     """A random number for each element of x, in its shape; None unless rounding is stochastic.
 
     Raises:
-        ValueError: x does not lie at `place`.
+        ValueError: seed and offset as in `check_draw`; or x does not lie at `place`.
     """
-    if options.rounding is not Rounding.STOCHASTIC:
+    check_draw(spec, seed, offset)
+    if spec.rounding is not Rounding.STOCHASTIC:
         return None
+    assert seed is not None, "checked"
     if place is not None:
-        return random_integers_at(place, x.shape, options.seed, options.offset, x.device)
-    return random_integers(x.numel(), options.seed, options.offset, x.device).view(x.shape)
+        return random_integers_at(place, x.shape, seed, offset or 0, x.device)
+    return random_integers(x.numel(), seed, offset or 0, x.device).view(x.shape)

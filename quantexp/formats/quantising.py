@@ -22,17 +22,17 @@ from quantexp.formats.layout import (
 )
 from quantexp.formats.mx import quantise_mx
 from quantexp.formats.nv import quantise_nv
-from quantexp.formats.options import Options, resolve
 from quantexp.formats.per_tensor import quantise_flat
 from quantexp.formats.philox import Place, random_numbers
+from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.formats.types import Family, Format, Rounding, ScaleRule, Scaling
+from quantexp.formats.types import Family, Rounding, ScaleRule, Scaling
 
 
 @torch.no_grad()
 def quantise(
     x: Tensor,
-    fmt: str | Format,
+    fmt: AnySpec,
     *,
     axis: int = -1,
     block: int | None = None,
@@ -58,7 +58,8 @@ def quantise(
 
     Args:
         x: bfloat16, float16 or float32, of any shape and strides.
-        fmt: a name (see `quantexp.formats.table`) or a format.
+        fmt: a name (see `quantexp.formats.table`), a format, or a `QuantSpec`, which has the options from `block` to
+            `amax_target`, and `pre_scale`.
         axis: the axis that blocks run along.
         block: MX and NVFP4: elements per block, a power of two; None means 32 (MX) or 16 (NVFP4).
         scale_rule: MX: how amax determines the scale; None means floor.
@@ -81,7 +82,7 @@ def quantise(
         ValueError: an unknown format, an option the format does not have, a value that is not allowed, or a dtype,
             axis, `out` or place that does not fit.
     """
-    options = resolve(
+    spec = resolve(
         fmt,
         block=block,
         scale_rule=scale_rule,
@@ -89,29 +90,26 @@ def quantise(
         saturate=saturate,
         scaling=scaling,
         amax_target=amax_target,
-        has_amax=amax is not None,
-        seed=seed,
-        offset=offset,
         pre_scale=pre_scale,
     )
     check_input(x)
     axis = positive_axis(axis, x.ndim)
     check_out(x, out)
     x = x.detach()
-    scale = tensor_scale(x, options, amax)
+    scale = tensor_scale(x, spec, amax)
     order = memory_order(x)
     dense = x.permute(order).contiguous()
     target = Target(dense, order, out)
-    random = random_numbers(x, options, place)
+    random = random_numbers(x, spec, seed, offset, place)
     random = None if random is None else random.permute(order).contiguous()
-    quantise_dense(dense, target.dense, options, order.index(axis) if order else 0, scale, random)
+    quantise_dense(dense, target.dense, spec, order.index(axis) if order else 0, scale, random)
     return target.filled()
 
 
 def quantise_dense(
     x: Tensor,
     y: Tensor,
-    options: Options,
+    spec: QuantSpec,
     axis: int,
     scale: Tensor | None,
     random: Tensor | None,
@@ -121,32 +119,32 @@ def quantise_dense(
     `scale` is the tensor scale (see `tensor_scale`), `random` is for stochastic rounding (see `philox`), contiguous and
     of x's shape; None if the options need none.
     """
-    kernel = kernel_for(x, options)
+    kernel = kernel_for(x, spec)
     if kernel is not None:
-        kernel.quantise(x, y, options, axis, scale)
+        kernel.quantise(x, y, spec, axis, scale)
     else:
-        quantise_by_torch(x, y, options, axis, scale, random)
+        quantise_by_torch(x, y, spec, axis, scale, random)
 
 
 def quantise_by_torch(
     x: Tensor,
     y: Tensor,
-    options: Options,
+    spec: QuantSpec,
     axis: int,
     scale: Tensor | None,
     random: Tensor | None,
 ) -> None:
     """The same in torch code, on any device: the reference for all kernels."""
     extents = outer_axis_inner(x.shape, axis)
-    match options.fmt.family:
+    match spec.fmt.family:
         case Family.MX:
             random = None if random is None else random.view(extents)
-            quantise_mx(x.view(extents), y.view(extents), options, random)
+            quantise_mx(x.view(extents), y.view(extents), spec, random)
         case Family.NV:
             random = None if random is None else random.view(extents)
-            quantise_nv(x.view(extents), y.view(extents), options, scale, random)
+            quantise_nv(x.view(extents), y.view(extents), spec, scale, random)
         case Family.HIF8 | Family.FP8:
             random = None if random is None else random.view(-1)
-            quantise_flat(x.view(-1), y.view(-1), options, scale, random)
+            quantise_flat(x.view(-1), y.view(-1), spec, scale, random)
         case Family.BF16:
             y.copy_(x.to(torch.bfloat16))

@@ -22,65 +22,46 @@ from quantexp.formats.layout import (
 from quantexp.formats.mx import PRE_SCALE, block_amax_bits
 from quantexp.formats.mx_scale import scale_field
 from quantexp.formats.nv import block_scales, total_scale
-from quantexp.formats.options import Options, resolve
+from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.formats.types import Family, Format, ScaleRule, Scaling
+from quantexp.formats.types import Family
 
 
 @torch.no_grad()
-def saturated(
-    x: Tensor,
-    fmt: str | Format,
-    *,
-    axis: int = -1,
-    block: int | None = None,
-    scale_rule: ScaleRule | str | None = None,
-    scaling: Scaling | str | None = None,
-    amax_target: float | None = None,
-    amax: Tensor | None = None,
-    pre_scale: bool = False,
-) -> Tensor:
+def saturated(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Tensor:
     """Whether each element of x lies beyond the largest value of its grid, bool of x's shape.
 
     Raises:
         ValueError: as for `quantise`.
     """
-    options = resolve(
-        fmt,
-        block=block,
-        scale_rule=scale_rule,
-        scaling=scaling,
-        amax_target=amax_target,
-        has_amax=amax is not None,
-        pre_scale=pre_scale,
-    )
+    spec = resolve(fmt)
     check_input(x)
     axis = positive_axis(axis, x.ndim)
     x = x.detach()
-    scale = tensor_scale(x, options, amax)
-    if options.fmt.family in (Family.MX, Family.NV):
-        return _in_blocks(x.contiguous(), axis, options, scale)
+    scale = tensor_scale(x, spec, amax)
+    if spec.fmt.family in (Family.MX, Family.NV):
+        return _in_blocks(x.contiguous(), axis, spec, scale)
     v = x.float() if scale is None else x.float() * scale
-    return v.abs() > options.fmt.element.max
+    return v.abs() > spec.fmt.element.max
 
 
-def _in_blocks(x: Tensor, axis: int, options: Options, scale: Tensor | None) -> Tensor:
+def _in_blocks(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Tensor:
     beyond = torch.empty(x.shape, dtype=torch.bool, device=x.device)
     extents = outer_axis_inner(x.shape, axis)
     x_ONI, beyond_ONI = x.view(extents), beyond.view(extents)
-    for chunk in chunks(extents, options.block, chunk_limit(x.device)):
+    for chunk in chunks(extents, spec.block, chunk_limit(x.device)):
         magnitude = torch.empty(chunk.elements(x_ONI).shape, dtype=torch.float32, device=x.device)
         x32 = torch.empty_like(magnitude).copy_(chunk.elements(x_ONI))
         amax_bits = block_amax_bits(x32, magnitude)
-        limit = options.fmt.element.max * _block_scale(amax_bits, options, scale)
-        if options.pre_scale:
+        limit = spec.fmt.element.max * _block_scale(amax_bits, spec, scale)
+        if spec.pre_scale:
             magnitude.mul_(PRE_SCALE)
         chunk.elements(beyond_ONI).copy_((magnitude > limit) & (amax_bits < EXPONENT_MASK))
     return beyond
 
 
-def _block_scale(amax_bits: Tensor, options: Options, scale: Tensor | None) -> Tensor:
+def _block_scale(amax_bits: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tensor:
     """The factor of each block's elements; undefined if amax is NaN or Inf."""
-    if options.fmt.block_scale is None:
-        return power_of_two(scale_field(amax_bits, options.fmt.element, options.scale_rule))
-    return total_scale(block_scales(amax_bits, options.fmt, scale), scale)
+    if spec.fmt.block_scale is None:
+        return power_of_two(scale_field(amax_bits, spec.fmt.element, spec.scale_rule))
+    return total_scale(block_scales(amax_bits, spec.fmt, scale), scale)

@@ -23,9 +23,9 @@ from quantexp.formats.codes import code_values
 from quantexp.formats.hif8 import spacing_to
 from quantexp.formats.layout import chunk_limit, chunks, outer_axis_inner
 from quantexp.formats.nv import nearest_scale, total_scale
-from quantexp.formats.options import Options
 from quantexp.formats.per_tensor import quantise_flat
 from quantexp.formats.rounding import round_magnitudes
+from quantexp.formats.spec import QuantSpec
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Element, Family, Scaling
 
@@ -66,45 +66,45 @@ def same(x: Tensor, y: Tensor) -> Tensor:
     return (x == y) | (x.isnan() & y.isnan())
 
 
-def fit_flat(x: Tensor, options: Options, amax: Tensor | None) -> Fit:
+def fit_flat(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Fit:
     """The fit of a format without blocks; `amax` replaces x's own, as in `quantise`."""
-    scale = tensor_scale(x, options, amax)
+    scale = tensor_scale(x, spec, amax)
     if scale is None:
-        return Fit(same(x, _requantised(x, options, None)), None)
-    if options.scaling is Scaling.EXACT:
-        return _near_flat_grid(x, options, scale)
-    best = Fit(same(x, _requantised(x, options, scale)), scale)
+        return Fit(same(x, _requantised(x, spec, None)), None)
+    if spec.scaling is Scaling.EXACT:
+        return _near_flat_grid(x, spec, scale)
+    best = Fit(same(x, _requantised(x, spec, scale)), scale)
     for factor in (0.5, 2.0):
         if best.count == x.numel():
             break
-        fit = Fit(same(x, _requantised(x, options, scale * factor)), scale * factor)
+        fit = Fit(same(x, _requantised(x, spec, scale * factor)), scale * factor)
         best = max(best, fit, key=lambda candidate: candidate.count)
     return best
 
 
-def _requantised(x: Tensor, options: Options, scale: Tensor | None) -> Tensor:
+def _requantised(x: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tensor:
     dense = x.contiguous()
     result = torch.empty_like(dense)
-    quantise_flat(dense.view(-1), result.view(-1), options, scale)
+    quantise_flat(dense.view(-1), result.view(-1), spec, scale)
     return result
 
 
-def _near_flat_grid(x: Tensor, options: Options, scale: Tensor) -> Fit:
+def _near_flat_grid(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:
     """The fit for a scale that is known only up to a rounding error, as for `fit_flat`.
 
     The largest element was rounded to e(target) / s, so that value replaces the target in the comparison with amax; if
     the target is halfway between two values, both are candidates.
     """
-    target = torch.tensor([options.amax_target], dtype=torch.float32, device=x.device)
+    target = torch.tensor([spec.amax_target], dtype=torch.float32, device=x.device)
     beside = torch.cat([target * (1 - 2.0**-20), target * (1 + 2.0**-20)])
-    rounded = torch.unique(_requantised(beside, options, None).clamp_max_(options.fmt.element.max))
-    fits = [_near_flat_grid_at(x, options, scale * ratio) for ratio in rounded / target]
+    rounded = torch.unique(_requantised(beside, spec, None).clamp_max_(spec.fmt.element.max))
+    fits = [_near_flat_grid_at(x, spec, scale * ratio) for ratio in rounded / target]
     return max(fits, key=lambda candidate: candidate.count)
 
 
-def _near_flat_grid_at(x: Tensor, options: Options, scale: Tensor) -> Fit:
+def _near_flat_grid_at(x: Tensor, spec: QuantSpec, scale: Tensor) -> Fit:
     v = x.to(torch.float32) * scale
-    grid = _requantised(v, options, None)
+    grid = _requantised(v, spec, None)
     relative, absolute = _exact_tolerance(x.dtype)
     near = (v - grid).abs() <= grid.abs() * relative + absolute * scale
     return Fit(near | same(v, grid), scale)
@@ -124,14 +124,14 @@ def _exact_tolerance(dtype: torch.dtype) -> tuple[float, float]:
     return relative, info.tiny * info.eps / 2
 
 
-def flat_steps(x32: Tensor, scale: Tensor | None, options: Options) -> Tensor:
+def flat_steps(x32: Tensor, scale: Tensor | None, spec: QuantSpec) -> Tensor:
     """The spacing around each element (float32) of a format without blocks."""
     v = x32 if scale is None else x32 * scale
-    if options.fmt.family is Family.HIF8:
+    if spec.fmt.family is Family.HIF8:
         step = torch.empty_like(v)
         spacing_to(step, v, torch.empty_like(v))
     else:
-        step = binade_steps(v.abs(), options.fmt.element)
+        step = binade_steps(v.abs(), spec.fmt.element)
     return step if scale is None else step.div_(scale)
 
 
@@ -141,18 +141,18 @@ def binade_steps(magnitude: Tensor, element: Element) -> Tensor:
     return step.clamp_min_(2.0**element.emin).mul_(2.0**-element.mantissa_bits)
 
 
-def fit_blocks(x: Tensor, axis: int, options: Options, amax: Tensor | None) -> BlockFit:
+def fit_blocks(x: Tensor, axis: int, spec: QuantSpec, amax: Tensor | None) -> BlockFit:
     """The fit of NVFP4 with blocks along `axis`, counted from the front.
 
     If less than a quarter of the elements fit, no other tensor scale is tried: of normal data about 0.4 fit under a
     scale that is off by a factor of 1.5, 0.9 under one off by 2, and of data that is not quantised 0.08.
     """
-    scale = tensor_scale(x, options, amax)
+    scale = tensor_scale(x, spec, amax)
     if scale is None:
-        return _fit_blocks_at(x, axis, options, None)
+        return _fit_blocks_at(x, axis, spec, None)
     best = None
-    for factor in _FACTORS[options.scaling]:
-        fit = _fit_blocks_at(x, axis, options, scale * factor)
+    for factor in _FACTORS[spec.scaling]:
+        fit = _fit_blocks_at(x, axis, spec, scale * factor)
         best = fit if best is None else max(best, fit, key=lambda candidate: candidate.count)
         if best.count == x.numel() or 4 * best.count < x.numel():
             break
@@ -160,22 +160,22 @@ def fit_blocks(x: Tensor, axis: int, options: Options, amax: Tensor | None) -> B
     return best
 
 
-def _fit_blocks_at(x: Tensor, axis: int, options: Options, scale: Tensor | None) -> BlockFit:
+def _fit_blocks_at(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> BlockFit:
     extents = outer_axis_inner(x.shape, axis)
     dense = x.contiguous()
     on_grid = torch.empty(x.shape, dtype=torch.bool, device=x.device)
     steps = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     x_ONI, on_ONI, steps_ONI = (t.view(extents) for t in (dense, on_grid, steps))
-    tolerance = _block_tolerance(x.dtype, options)
-    for chunk in chunks(extents, options.block, chunk_limit(x.device)):
+    tolerance = _block_tolerance(x.dtype, spec)
+    for chunk in chunks(extents, spec.block, chunk_limit(x.device)):
         part_OBKI = chunk.elements(x_ONI).to(torch.float32)
-        near, step = _fit_chunk(part_OBKI, options, scale, tolerance)
+        near, step = _fit_chunk(part_OBKI, spec, scale, tolerance)
         chunk.elements(on_ONI).copy_(near)
         chunk.elements(steps_ONI).copy_(step)
     return BlockFit(on_grid, scale, steps)
 
 
-def _block_tolerance(dtype: torch.dtype, options: Options) -> tuple[float, float]:
+def _block_tolerance(dtype: torch.dtype, spec: QuantSpec) -> tuple[float, float]:
     """The largest relative distance of x / d from the element's grid, and absolute distance of x from its value.
 
     A power-of-two scale leaves at most six significant bits, which every dtype represents. Otherwise x was rounded once
@@ -183,20 +183,20 @@ def _block_tolerance(dtype: torch.dtype, options: Options) -> tuple[float, float
     amax / target, b t and q d, then and now, and two of x / d.
     """
     info = torch.finfo(dtype)
-    if options.scaling is not Scaling.EXACT:
+    if spec.scaling is not Scaling.EXACT:
         return 0.0, info.tiny * info.eps / 2
     relative = (info.eps / 2 + 8 * _FLOAT32_UNIT) * (1 + 1 / 64)
     return relative, info.tiny * info.eps / 2
 
 
 def _fit_chunk(
-    x_OBKI: Tensor, options: Options, scale: Tensor | None, tolerance: tuple[float, float]
+    x_OBKI: Tensor, spec: QuantSpec, scale: Tensor | None, tolerance: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
     """Which elements fit, and the step around each; each block uses the first scale that fits all of it.
 
     If the first two scales fit no block except all-zero ones, no other is tried.
     """
-    element, b_element = options.fmt.element, options.fmt.block_scale
+    element, b_element = spec.fmt.element, spec.fmt.block_scale
     assert b_element is not None
     magnitude = x_OBKI.abs()
     amax_OB1I = magnitude.amax(dim=2, keepdim=True)

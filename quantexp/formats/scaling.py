@@ -20,23 +20,13 @@ from quantexp.formats.encoding import (
 from quantexp.formats.layout import blocked_shape, check_input, positive_axis
 from quantexp.formats.mx_scale import scale_field
 from quantexp.formats.nv import block_scales
-from quantexp.formats.options import Options, resolve
+from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.formats.types import Family, Format, ScaleRule, Scaling
+from quantexp.formats.types import Family
 
 
 @torch.no_grad()
-def scales_of(
-    x: Tensor,
-    fmt: str | Format,
-    *,
-    axis: int = -1,
-    block: int | None = None,
-    scale_rule: ScaleRule | str | None = None,
-    scaling: Scaling | str | None = None,
-    amax_target: float | None = None,
-    amax: Tensor | None = None,
-) -> Scales:
+def scales_of(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Scales:
     """The scales that `encode` returns: uint8 for MX, `TwoLevelScales` for NVFP4, else 0-dim float32.
 
     Block scales have x's shape with the extent n of `axis` replaced by ceil(n / block); for a block with NaN or Inf the
@@ -45,30 +35,23 @@ def scales_of(
     Raises:
         ValueError: as for `encode`.
     """
-    options = resolve(
-        fmt,
-        block=block,
-        scale_rule=scale_rule,
-        scaling=scaling,
-        amax_target=amax_target,
-        has_amax=amax is not None,
-    )
-    check_has_codes(options.fmt)
+    spec = resolve(fmt)
+    check_has_codes(spec.fmt)
     check_input(x)
     axis = positive_axis(axis, x.ndim)
     x = x.detach()
-    if options.fmt.family is Family.MX:
-        return _of_blocks(x, axis, options, None)
-    scale = tensor_scale(x, options, amax)
-    if options.fmt.family is Family.NV:
-        return TwoLevelScales(_of_blocks(x, axis, options, scale), or_one(scale, x))
+    scale = tensor_scale(x, spec, amax)
+    if spec.fmt.family is Family.MX:
+        return _of_blocks(x, axis, spec, None)
+    if spec.fmt.family is Family.NV:
+        return TwoLevelScales(_of_blocks(x, axis, spec, scale), or_one(scale, x))
     return or_one(scale, x)
 
 
-def _of_blocks(x: Tensor, axis: int, options: Options, scale: Tensor | None) -> Tensor:
-    amax = _block_amax(x if x.ndim else x.reshape(1), axis, options.block).to(torch.float32)
-    codes = _codes(as_bits(amax).bitwise_and_(MAGNITUDE_MASK), options, scale)
-    return codes.to(torch.uint8).reshape(blocked_shape(x.shape, axis, options.block))
+def _of_blocks(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Tensor:
+    amax = _block_amax(x if x.ndim else x.reshape(1), axis, spec.block).to(torch.float32)
+    codes = _codes(as_bits(amax).bitwise_and_(MAGNITUDE_MASK), spec, scale)
+    return codes.to(torch.uint8).reshape(blocked_shape(x.shape, axis, spec.block))
 
 
 def _block_amax(x: Tensor, axis: int, block: int) -> Tensor:
@@ -82,11 +65,11 @@ def _block_amax(x: Tensor, axis: int, block: int) -> Tensor:
     return torch.cat(parts, axis)
 
 
-def _codes(amax_bits: Tensor, options: Options, scale: Tensor | None) -> Tensor:
-    element = options.fmt.block_scale
+def _codes(amax_bits: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tensor:
+    element = spec.fmt.block_scale
     if element is None:
-        field = scale_field(amax_bits, options.fmt.element, options.scale_rule)
+        field = scale_field(amax_bits, spec.fmt.element, spec.scale_rule)
         return field >> MANTISSA_BITS
     (nan_code,) = element.nan_codes
-    code = magnitude_code(block_scales(amax_bits, options.fmt, scale), element)
+    code = magnitude_code(block_scales(amax_bits, spec.fmt, scale), element)
     return code.masked_fill_(amax_bits >= EXPONENT_MASK, nan_code)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from quantexp.formats.kernels.choice import kernel_for_amax
 from quantexp.formats.layout import chunk_limit, memory_order
-from quantexp.formats.options import Options
+from quantexp.formats.spec import QuantSpec, check_amax
 from quantexp.formats.types import Family, Scaling
 
 #: Scalings whose scale is a power of two.
@@ -36,27 +36,28 @@ _MAX_SCALE = 2.0**127
 _FLOAT64_MANTISSA_BITS = 52
 
 
-def tensor_scale(x: Tensor, options: Options, amax: Tensor | None) -> Tensor | None:
+def tensor_scale(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | None:
     """The scale as a 0-dim float32 tensor on x's device; None if the options have none.
 
     For a sharded tensor, pass the amax of all shards: `finite_amax`, MAX-reduced.
 
     Raises:
-        ValueError: amax is not a 0-dim tensor.
+        ValueError: amax is as in `check_amax`, or not a 0-dim tensor.
     """
-    if options.scaling is Scaling.NONE:
+    check_amax(spec, amax is not None)
+    if spec.scaling is Scaling.NONE:
         return None
     if amax is None:
         amax = finite_amax(x)
     elif amax.ndim != 0:
         raise ValueError(f"amax must be a 0-dim tensor, got shape {tuple(amax.shape)}")
     amax = amax.to(device=x.device, dtype=torch.float64)
-    inverse = options.fmt.family is Family.NV
-    if options.scaling in POWERS_OF_TWO:
-        scale = _power_of_two_below(options.amax_target, amax)
+    inverse = spec.fmt.family is Family.NV
+    if spec.scaling in POWERS_OF_TWO:
+        scale = _power_of_two_below(spec.amax_target, amax)
         scale = 1 / scale if inverse else scale
     else:  # a tensor, because torch replaces division by or of a Python number with a reciprocal
-        target = torch.full_like(amax, options.amax_target)
+        target = torch.full_like(amax, spec.amax_target)
         scale = amax / target if inverse else target / amax
     usable = (amax > 0) & amax.isfinite()
     smallest = _MIN_NV_SCALE if inverse else _MIN_SCALE

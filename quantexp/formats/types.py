@@ -58,6 +58,17 @@ class Hadamard(StrEnum):
     RANDOM = "random"
 
 
+class Axis(StrEnum):
+    """An axis that a matrix product of training reduces over; blocks run along it."""
+
+    INPUT_WIDTH = "input_width"
+    OUTPUT_WIDTH = "output_width"
+    TOKENS = "tokens"
+    HEAD_DIM = "head_dim"
+    KEYS = "keys"
+    QUERIES = "queries"
+
+
 class Family(StrEnum):
     """The arithmetic of a format."""
 

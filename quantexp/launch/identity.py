@@ -256,7 +256,7 @@ def _shares_draws(experiment: Experiment) -> bool:
         training.weight_cache
         and training.global_batch_size > training.micro_batch_size
         and any(
-            entry.operand.once_per_step and entry.operand.rounding is Rounding.STOCHASTIC
+            entry.spec.once_per_step and entry.spec.rounding is Rounding.STOCHASTIC
             for iteration in changes(experiment.quant)
             if iteration <= training.iterations
             for declared in precision_map(experiment.model, experiment.quant, iteration).values()

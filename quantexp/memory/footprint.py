@@ -24,10 +24,10 @@ from quantexp.model.sizes import (
 from quantexp.quant.precision import (
     PrecisionMap,
     declared_maps,
-    distinct_sites,
+    distinct_slots,
     map_in_force,
 )
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import DGRAD_W, FPROP_W, Site
 from quantexp.quant.weight_cache.policy import num_kept
 from quantexp.runs.device import device_class, multiplies_natively
 from quantexp.schema import (
@@ -84,12 +84,9 @@ def _weight_copies(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
     for declared_by_module in maps:
         count = 0
         for module, declared in declared_by_module.items():
-            if Site.LINEAR not in declared.sites:
+            if not declared.is_linear:
                 continue
-            fprop, dgrad = (
-                declared.operand(Site.LINEAR, product, "w")
-                for product in (Product.FPROP, Product.DGRAD)
-            )
+            fprop, dgrad = declared.spec(FPROP_W), declared.spec(DGRAD_W)
             copies = num_kept(fprop, dgrad, several, recomputed)
             count += copies * shapes[module.layer][module.name].count
         counts.append(count)
@@ -118,11 +115,11 @@ def _scratch_bytes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> int:
     if not training.weight_cache:
         return 0
     quantised = {
-        name
+        slot.operand.value
         for declared in maps
-        for sites in distinct_sites(declared)
-        for (_, name), operand in sites.get(Site.LINEAR, {}).items()
-        if operand.quantised
+        for slots in distinct_slots(declared)
+        for slot, spec in slots.items()
+        if slot.site is Site.LINEAR and spec.quantised
     }
     tokens = training.seq_length * training.micro_batch_size
     shapes = [

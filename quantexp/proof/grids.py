@@ -1,29 +1,40 @@
-"""Grids that an operand may lie on: a format and the options that determine its scales."""
+"""Grids that an operand may lie on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from quantexp.formats import FORMATS, get_format, grid_and_step, lies_on_grid, local_step
+from quantexp.formats import (
+    FORMATS,
+    QuantSpec,
+    grid_and_step,
+    lies_on_grid,
+    local_step,
+    resolve,
+)
 from quantexp.formats.types import Family, Format, ScaleRule, Scaling
 from quantexp.quant.choosing import FORWARD_AMAX, GRADIENT_AMAX
-from quantexp.quant.slots import Operand
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid that an operand may lie on: a format and the options that determine its scales."""
+    """The grid of a specification, of which only what determines the scales counts."""
 
-    format: str
+    spec: QuantSpec
     #: Blocks run along the axis of the declared blocks, or across it; a tensor scale has no axis.
     across: bool = False
-    block: int | None = None
-    scale_rule: ScaleRule | None = None
-    scaling: Scaling | None = None
-    amax_target: float | None = None
+
+    @property
+    def format(self) -> str:
+        """The format's name."""
+        return self.spec.fmt.name
+
+    @property
+    def block(self) -> int | None:
+        """Elements of a block; None without blocks."""
+        return None if self.spec.fmt.block is None else self.spec.block
 
     @property
     def margin(self) -> float:
@@ -32,12 +43,12 @@ class Grid:
         An exact scale is known only up to a rounding error, half a step of the working precision in each direction:
         even at a ratio of four, a quarter of all values lie on this grid by accident.
         """
-        return 4.0 if self.scaling is Scaling.EXACT else 0.0
+        return 4.0 if self.spec.scaling is Scaling.EXACT else 0.0
 
     @property
     def significant_bits(self) -> int | None:
         """The largest number of significant bits of a value on it; None unless every step is a power of two."""
-        fmt = get_format(self.format)
+        fmt = self.spec.fmt
         if fmt.family is Family.MX or (fmt.family is Family.HIF8 and self.margin == 0):
             return fmt.element.mantissa_bits + 1
         return None
@@ -50,31 +61,25 @@ class Grid:
     @property
     def searches_scale(self) -> bool:
         """Whether the tensor scale is found by trying several and keeping the one that fits most elements."""
-        return self.scaling not in (None, Scaling.NONE)
+        return self.spec.is_scaled
 
     def contains(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
         """Whether each element lies on this grid."""
-        return lies_on_grid(x, self.format, **self._options(amax, axis))
+        return lies_on_grid(x, self.spec, axis=self._axis(axis), amax=self._amax(amax))
 
     def step(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
         """The grid's spacing around each element, 0 around 0."""
-        return local_step(x, self.format, **self._options(amax, axis))
+        return local_step(x, self.spec, axis=self._axis(axis), amax=self._amax(amax))
 
     def both(self, x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
         """`contains` and `step`, along the last axis."""
-        return grid_and_step(x, self.format, **self._options(amax, -1))
+        return grid_and_step(x, self.spec, axis=self._axis(-1), amax=self._amax(amax))
 
-    def _options(self, amax: Tensor, axis: int) -> dict[str, Any]:
-        options = {
-            "block": self.block,
-            "scale_rule": self.scale_rule,
-            "scaling": self.scaling,
-            "amax_target": self.amax_target,
-        }
-        chosen: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-        if self.scaling not in (None, Scaling.NONE):
-            chosen["amax"] = amax
-        return {**chosen, "axis": -2 if self.across else axis}
+    def _axis(self, axis: int) -> int:
+        return -2 if self.across else axis
+
+    def _amax(self, amax: Tensor) -> Tensor | None:
+        return amax if self.spec.is_scaled else None
 
 
 def _others() -> list[Grid]:
@@ -91,39 +96,24 @@ def _others() -> list[Grid]:
 def _grids_of(fmt: Format) -> list[Grid]:
     match fmt.family:
         case Family.MX:
-            return [Grid(fmt.name, across, 32, ScaleRule.RCEIL) for across in (False, True)]
+            spec = resolve(fmt, scale_rule=ScaleRule.RCEIL)
+            return [Grid(spec, across) for across in (False, True)]
         case Family.NV:
-            return [
-                Grid(fmt.name, across, fmt.block, scaling=fmt.scaling) for across in (False, True)
-            ]
+            return [Grid(resolve(fmt), across) for across in (False, True)]
         case Family.FP8:
-            return [Grid(fmt.name, scaling=fmt.scaling)]
+            return [Grid(resolve(fmt))]
         case Family.HIF8:
             scaled = [
-                Grid(fmt.name, scaling=scaling, amax_target=target)
+                Grid(resolve(fmt, scaling=scaling, amax_target=target))
                 for scaling in (Scaling.CURRENT, Scaling.EXACT)
                 for target in (FORWARD_AMAX, GRADIENT_AMAX)
             ]
-            return [Grid(fmt.name, scaling=Scaling.NONE), *scaled]
+            return [Grid(resolve(fmt)), *scaled]
         case Family.BF16:
             return []
 
 
 OTHERS = _others()
-
-
-def declared_grid(operand: Operand) -> Grid | None:
-    """The grid of an operand; None for the working precision."""
-    if not operand.quantised:
-        return None
-    return Grid(
-        operand.format,
-        False,
-        operand.block,
-        operand.scale_rule,
-        operand.scaling,
-        operand.amax_target,
-    )
 
 
 def has_coarser_scales(other: Grid, declared: Grid) -> bool:
@@ -132,5 +122,5 @@ def has_coarser_scales(other: Grid, declared: Grid) -> bool:
     A block quantised to the declared format then lies on the other's grid for at most half of its possible scales, so
     one element of it is evidence.
     """
-    theirs, ours = get_format(other.format), get_format(declared.format)
+    theirs, ours = other.spec.fmt, declared.spec.fmt
     return theirs.element == ours.element and bool(ours.block_scale) and not theirs.block_scale

@@ -18,10 +18,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from quantexp.formats import QuantSpec
 from quantexp.processes.threads import threads
-from quantexp.proof.grids import OTHERS, Grid, declared_grid, has_coarser_scales
+from quantexp.proof.grids import OTHERS, Grid, has_coarser_scales
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
-from quantexp.quant.slots import Operand
 
 #: The reason why an operand with NaN or Inf cannot be judged; the next iteration is then watched instead.
 NOT_FINITE = "not finite"
@@ -57,7 +57,7 @@ class Finding:
 
 def judge(
     x: Tensor,
-    operand: Operand,
+    spec: QuantSpec,
     axis: int,
     source: Tensor | None = None,
     whole_amax: Tensor | None = None,
@@ -66,7 +66,7 @@ def judge(
 
     Args:
         x: the operand that reached the product.
-        operand: its declaration.
+        spec: its declaration.
         axis: the dimension of x that the declared blocks run along.
         source: the operand before quantisation, in x's shape; required if `needs_origin` (see `origin`).
         whole_amax: if x is part of a tensor whose scale depends on its amax, the amax of the whole tensor.
@@ -76,36 +76,36 @@ def judge(
         return Finding(Status.INCONCLUSIVE, "all zero")
     if not torch.isfinite(amax):
         return Finding(Status.INCONCLUSIVE, NOT_FINITE)
-    if needs_origin(operand) and source is None:
+    if needs_origin(spec) and source is None:
         return Finding(
             Status.MISMATCH,
             "its source before quantisation is missing, and it cannot be judged without",
         )
-    declared = declared_grid(operand)
+    declared = Grid(spec) if spec.quantised else None
     declared_amax = amax
     if declared is not None:
         if whole_amax is not None:
             declared_amax = whole_amax
-        elif source is not None and (known := scale_amax(operand, source, axis)) is not None:
+        elif source is not None and (known := scale_amax(spec, source, axis)) is not None:
             declared_amax = known
         off = x.numel() - int(declared.contains(x, declared_amax, axis).sum())
         if off:
             return Finding(
                 Status.MISMATCH,
-                f"{off} of {x.numel()} elements are not on the grid of {operand.format}",
+                f"{off} of {x.numel()} elements are not on the grid of {spec.fmt.name}",
             )
-    if operand.hadamard is not None and source is not None:
-        far = distance(x, operand, source, axis)
+    if spec.is_transformed and source is not None:
+        far = distance(x, spec, source, axis)
         if not far < FAR:
             return Finding(
                 Status.MISMATCH,
-                f"it is not the {operand.hadamard.value} Hadamard transform of its source: their relative distance is "
+                f"it is not the {spec.hadamard.value} Hadamard transform of its source: their relative distance is "
                 f"{far:.2f}",
                 quantised=True,
             )
-    windows = _windows(x, axis, operand.block)
+    windows = _windows(x, axis, spec.block)
     with threads(1):
-        return _which_grid(windows, amax, operand.format, declared, declared_amax)
+        return _which_grid(windows, amax, spec.fmt.name, declared, declared_amax)
 
 
 def _amax(x: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def _is_evidence(mantissa: Tensor, telling: Tensor) -> Tensor:
     return (telling.flatten(1).sum(dim=1) >= EVIDENCE) & (low < high)
 
 
-def _windows(x: Tensor, axis: int, block: int | None) -> Tensor:
+def _windows(x: Tensor, axis: int, block: int) -> Tensor:
     """Evenly spread parts of x, as [windows, lines, elements along the axis], with whole blocks in both directions.
 
     Each has 32 lines of at least 64 elements (fewer if x has fewer), starting at multiples of these.
@@ -253,7 +253,7 @@ def _windows(x: Tensor, axis: int, block: int | None) -> Tensor:
     lines = x.movedim(axis, -1)
     while lines.dim() < 3:
         lines = lines.unsqueeze(0)
-    height, width = min(32, lines.shape[-2]), min(max(64, block or 0), lines.shape[-1])
+    height, width = min(32, lines.shape[-2]), min(max(64, block), lines.shape[-1])
     counts = (*lines.shape[:-2], lines.shape[-2] // height, lines.shape[-1] // width)
     total = math.prod(counts)
     picked = []

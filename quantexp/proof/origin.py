@@ -13,10 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quantexp.formats import Rounding, Scaling, finite_amax
+from quantexp.formats import QuantSpec, Scaling, finite_amax
 from quantexp.quant.multiply import post_scale
 from quantexp.quant.operand import transformed
-from quantexp.quant.slots import Operand
 from quantexp.quant.step_state import current_state
 
 #: The largest relative distance of an operand from the transform of its source, in the root mean square. Four bits
@@ -24,30 +23,25 @@ from quantexp.quant.step_state import current_state
 FAR = 0.6
 
 
-def needs_origin(operand: Operand) -> bool:
+def needs_origin(spec: QuantSpec) -> bool:
     """Whether an operand cannot be judged without its source."""
-    return operand.hadamard is not None or _hides_scale(operand)
+    return spec.is_transformed or _hides_scale(spec)
 
 
-def _hides_scale(operand: Operand) -> bool:
-    return operand.scaling not in (None, Scaling.NONE) and (
-        operand.scaling is Scaling.DELAYED
-        or operand.hadamard is not None
-        or operand.rounding is Rounding.STOCHASTIC
-        or bool(operand.pre_scale)
-    )
+def _hides_scale(spec: QuantSpec) -> bool:
+    return spec.is_scaled and (spec.needs_step_state or spec.pre_scale)
 
 
-def scale_amax(operand: Operand, source: Tensor, axis: int) -> Tensor | None:
+def scale_amax(spec: QuantSpec, source: Tensor, axis: int) -> Tensor | None:
     """The amax that determined the tensor scale; None if it follows from the operand itself."""
-    if not _hides_scale(operand):
+    if not _hides_scale(spec):
         return None
-    delayed = current_state().amax(operand) if operand.scaling is Scaling.DELAYED else None
-    return finite_amax(transformed(source, operand, axis)) if delayed is None else delayed
+    delayed = current_state().amax(spec) if spec.scaling is Scaling.DELAYED else None
+    return finite_amax(transformed(source, spec, axis)) if delayed is None else delayed
 
 
-def distance(x: Tensor, operand: Operand, source: Tensor, axis: int) -> float:
+def distance(x: Tensor, spec: QuantSpec, source: Tensor, axis: int) -> float:
     """Root mean square of the operand minus the transform of its source, relative to the latter."""
-    v = transformed(source, operand, axis).float()
-    error = x.float().mul(post_scale(operand)).sub_(v)
+    v = transformed(source, spec, axis).float()
+    error = x.float().mul(post_scale(spec)).sub_(v)
     return float(torch.linalg.vector_norm(error) / torch.linalg.vector_norm(v))

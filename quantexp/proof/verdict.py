@@ -52,7 +52,7 @@ def verdict(iteration: int, watch: ProductWatch) -> Verdict:
     entries, failures = [], []
     for module in watch.declared.values():
         for entry in module.entries():
-            slot = watch.slots.get((entry.module, entry.site, entry.product, entry.name))
+            slot = watch.slots.get((entry.module, entry.slot))
             status, reason = status_of(slot)
             entries.append(
                 {
@@ -65,7 +65,7 @@ def verdict(iteration: int, watch: ProductWatch) -> Verdict:
                 }
             )
             if status in (Status.MISMATCH, Status.NOT_REACHED) and reason != NO_TOKENS:
-                failures.append(f"{entry.label}: declared {entry.operand.format}, {reason}")
+                failures.append(f"{entry.label}: declared {entry.spec.fmt.name}, {reason}")
     for (owner, operator), calls in watch.undeclared.items():
         failures.append(
             f"{owner}: {calls} matrix products (aten.{operator}) that the precision map does not list"

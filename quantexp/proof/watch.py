@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quantexp.formats import Axis, resolve
 from quantexp.model.decoder import is_routed
 from quantexp.proof.judge import Finding, Status, judge
 from quantexp.proof.origin import needs_origin
@@ -32,8 +33,8 @@ from quantexp.quant.product_context import (
     current_product,
     watch_products,
 )
-from quantexp.quant.sites import PRODUCTS, Product, Site
-from quantexp.quant.slots import WORKING, Operand
+from quantexp.quant.sites import Operand, Product, Slot, operands_of
+from quantexp.quant.slots import WORKING
 from quantexp.quant.torch_internals import in_backward
 
 #: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
@@ -55,31 +56,19 @@ FUSED_ATTENTION = "_scaled_dot_product"
 NOT_CALLED = "no such product was called"
 NO_TOKENS = "no token was routed to this expert"
 #: The declaration of a tensor in high precision.
-_HIGH = Operand(WORKING, "any")
+_HIGH = resolve(WORKING)
 
-#: The slots of a fused call, backward or not, and the argument of each; None for tensors internal to the kernel.
-_FUSED_SLOTS: dict[bool, list[tuple[Site, Product, str, str | None]]] = {
-    False: [
-        (Site.QK, Product.FPROP, "q", "query"),
-        (Site.QK, Product.FPROP, "k", "key"),
-        (Site.PV, Product.FPROP, "P", None),
-        (Site.PV, Product.FPROP, "v", "value"),
-    ],
-    True: [
-        (Site.QK, Product.DGRAD_Q, "dS", None),
-        (Site.QK, Product.DGRAD_Q, "k", "key"),
-        (Site.QK, Product.DGRAD_K, "dS", None),
-        (Site.QK, Product.DGRAD_K, "q", "query"),
-        (Site.PV, Product.DGRAD_P, "dO", "grad_out"),
-        (Site.PV, Product.DGRAD_P, "v", "value"),
-        (Site.PV, Product.DGRAD_V, "P", None),
-        (Site.PV, Product.DGRAD_V, "dO", "grad_out"),
-    ],
+#: The arguments of a fused call that are operands; P and dS are internal to the kernel.
+_FUSED_ARGUMENTS = {
+    Operand.Q: "query",
+    Operand.K: "key",
+    Operand.V: "value",
+    Operand.DO: "grad_out",
 }
 #: The result for tensors that only exist inside a fused kernel.
 IN_KERNEL = Finding(Status.INCONCLUSIVE, "within the fused kernel, in high precision")
 
-SlotKey = tuple[ModuleId, Site, Product, str]
+SlotKey = tuple[ModuleId, Slot]
 
 
 @dataclass
@@ -168,22 +157,22 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         } | kwargs
         is_backward = name.endswith("_backward")
         recomputed = not is_backward and in_backward()
-        for site, product, operand, source in _FUSED_SLOTS[is_backward]:
-            declared = self.declared[context.module].operand(site, product, operand)
-            entry = Entry(context.module, site, product, operand, declared)
+        for entry in self.declared[context.module].entries():
+            if is_backward == (entry.slot.product is Product.FPROP):
+                continue
+            source = _FUSED_ARGUMENTS.get(entry.slot.operand)
             if source is None:
                 self._note(entry, IN_KERNEL, recomputed)
             else:
-                x = tensors[source].detach()
-                axis = -1 if declared.axis == "head_dim" else -2
+                spec = entry.spec
+                axis = -1 if spec.axis is Axis.HEAD_DIM else -2
                 sources = context.sources
-                before = sources()[operand] if sources and needs_origin(declared) else None
-                self._note(entry, judge(x, declared, axis, before), recomputed)
+                before = sources()[entry.slot.operand] if sources and needs_origin(spec) else None
+                finding = judge(tensors[source].detach(), spec, axis, before)
+                self._note(entry, finding, recomputed)
 
     def _slot(self, entry: Entry) -> SlotCalls:
-        return self.slots.setdefault(
-            (entry.module, entry.site, entry.product, entry.name), SlotCalls()
-        )
+        return self.slots.setdefault((entry.module, entry.slot), SlotCalls())
 
     def _note(
         self, entry: Entry, finding: Finding, recomputed: bool, part: Part | None = None
@@ -209,22 +198,14 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 slot.findings.append(finding)
 
     def _in_context(self, context: ProductContext, left: Tensor, right: Tensor) -> None:
-        shape = PRODUCTS[context.site][context.product]
         recomputed = context.recomputed or (context.product is Product.FPROP and in_backward())
         sources, part = context.sources, context.part
         empty = left.numel() == 0 or right.numel() == 0
-        for side, (name, x, reduced) in enumerate(
-            ((shape.left, left, -1), (shape.right, right, -2))
-        ):
-            entry = Entry(
-                context.module,
-                context.site,
-                context.product,
-                name,
-                self.declared[context.module].operand(context.site, context.product, name),
-            )
-            amax = part.amax(name) if part else None
-            needs_source = needs_origin(entry.operand) or amax is not None
+        slots = operands_of(context.site, context.product)
+        for side, (slot, x, reduced) in enumerate(zip(slots, (left, right), (-1, -2), strict=True)):
+            entry = Entry(context.module, slot, self.declared[context.module].spec(slot))
+            amax = part.amax(slot) if part else None
+            needs_source = needs_origin(entry.spec) or amax is not None
             source = sources()[side] if sources and needs_source else None
             if is_routed(entry.module.name) and empty:
                 self._slot(entry).empty_calls += 1
@@ -239,16 +220,16 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             source, _ = _along_blocks(entry, source.detach(), call.reduced, call.sequences)
         part = call.part
         if part is None:
-            self._note(entry, judge(x, entry.operand, axis, source), recomputed)
+            self._note(entry, judge(x, entry.spec, axis, source), recomputed)
             return
         slot = self._slot(entry)
-        finding = judge(narrowed(x, part.dtype), entry.operand, axis, source, call.amax)
+        finding = judge(narrowed(x, part.dtype), entry.spec, axis, source, call.amax)
         if part.index == 0:
             finding = CUT_SHORT if slot.parts.is_open else finding
             slot.parts = Parts()
         slot.parts.is_open = not part.last
         if call.amax is not None and source is not None:
-            slot.parts.observe(own_amax(source, entry.operand, axis))
+            slot.parts.observe(own_amax(source, entry.spec, axis))
             if part.last and finding.status is not Status.MISMATCH:
                 finding = slot.parts.mismatch(call.amax) or finding
         self._note(entry, finding, recomputed, part)
@@ -273,8 +254,7 @@ def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tupl
 
     A reused forward copy has its blocks along the forward product's axis, which is the operand's other dimension.
     """
-    own_axis = PRODUCTS[entry.site][entry.product].axis
-    if entry.operand.axis != own_axis:
+    if entry.spec.axis is not entry.slot.axis:
         return x, -1 if reduced == -2 else -2
     if sequences == 1:
         return x, reduced

@@ -6,16 +6,18 @@ Each option keeps its origin (`Setting`), so that messages name the full key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
 
 from quantexp.errors import ConfigError
+from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
-from quantexp.quant.sites import GRADIENTS
+from quantexp.quant.sites import GRADIENTS, Operand
 from quantexp.schema import Slot
 
 Choice = TypeVar("Choice", bound=Enum)
+Block = TypeVar("Block", int, int | None)
 
 #: Target of a hifp8 operand's amax: the top of the 3-bit region, and of the 2-bit region for gradients.
 FORWARD_AMAX = 15.0
@@ -40,14 +42,15 @@ class Setting:
     slot: Slot
 
 
-def chosen_options(
-    format_: Format, operand_name: str, options: Mapping[str, Setting]
-) -> dict[str, Any]:
-    """Every option of the format, by its field name in `Operand`.
+def scheme_spec(
+    format_: Format, operand: Operand, options: Mapping[str, Setting] | None = None
+) -> QuantSpec:
+    """What a scheme does to an operand in this format, with these options set and its defaults for all others.
 
     Raises:
         ConfigError: an option the format does not have, or a value out of range.
     """
+    options = options or {}
     known = {o for o in QUANTISE_OPTIONS if o in format_.options} | set(TRANSFORM_OPTIONS)
     known |= {"window"} if "scaling" in format_.options else set()
     known.add("clip_gradient")
@@ -60,11 +63,17 @@ def chosen_options(
         "rounding": _chosen(options, "rounding", Rounding, format_.rounding),
         "scaling": scaling,
         "saturate": _flag(options, "saturate", True),
-        "pre_scale": _flag(options, "pre_scale", False) or None,
-        "amax_target": None if scaling is Scaling.NONE else _amax_target(format_, operand_name),
+        "pre_scale": _flag(options, "pre_scale", False),
+        "amax_target": None if scaling is Scaling.NONE else _amax_target(format_, operand),
     }
-    chosen = {option: value for option, value in chosen.items() if option in format_.options}
-    return {**chosen, "window": _window(options, scaling), **_transform(options, format_)}
+    spec = resolve(format_, **{name: chosen[name] for name in chosen.keys() & format_.options})
+    hadamard, hadamard_block = _transform(options, format_)
+    return replace(
+        spec,
+        window=_window(options, scaling),
+        hadamard=hadamard,
+        hadamard_block=hadamard_block,
+    )
 
 
 def _default_rule(format_: Format) -> ScaleRule:
@@ -75,9 +84,9 @@ def _default_scaling(format_: Format) -> Scaling:
     return Scaling.CURRENT if format_.family is Family.HIF8 else format_.scaling
 
 
-def _amax_target(format_: Format, name: str) -> float | None:
+def _amax_target(format_: Format, operand: Operand) -> float | None:
     if format_.family is Family.HIF8:
-        return GRADIENT_AMAX if name in GRADIENTS else FORWARD_AMAX
+        return GRADIENT_AMAX if operand in GRADIENTS else FORWARD_AMAX
     return format_.amax_target
 
 
@@ -102,24 +111,23 @@ def _window(options: Mapping[str, Setting], scaling: Scaling) -> int | None:
     return window
 
 
-def _transform(options: Mapping[str, Setting], format_: Format) -> dict[str, Any]:
+def _transform(options: Mapping[str, Setting], format_: Format) -> tuple[Hadamard, int]:
     hadamard = _chosen(options, "hadamard", Hadamard, Hadamard.NONE)
     setting = options.get("hadamard_block")
     if hadamard is not Hadamard.NONE:
         default = format_.block or HADAMARD_BLOCK
-        block = _power_of_two(setting, "hadamard_block", default, least=2)
-        return {"hadamard": hadamard, "hadamard_block": block}
+        return hadamard, _power_of_two(setting, "hadamard_block", default, least=2)
     if setting is not None:
         raise ConfigError(
             f"{setting.key}.hadamard_block is the size of a Hadamard transform, got {setting.slot.hadamard_block} "
             "without one; remove it, or set hadamard=deterministic or hadamard=random"
         )
-    return {}
+    return Hadamard.NONE, 1
 
 
 def _power_of_two(
-    setting: Setting | None, option: str, default: int | None, *, least: int
-) -> int | None:
+    setting: Setting | None, option: str, default: Block, *, least: int
+) -> int | Block:
     if setting is None:
         return default
     value: int = getattr(setting.slot, option)

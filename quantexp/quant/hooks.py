@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import Slot
 
 FORWARD, BACKWARD = "forward", "backward"
 PRE, POST = "pre", "post"
@@ -45,9 +45,7 @@ class OperandHook(Protocol):
     def __call__(
         self,
         precision: ModulePrecision,
-        site: Site,
-        product: Product,
-        name: str,
+        slot: Slot,
         x: Tensor,
         quantised: Tensor,
         layout: Layout,
@@ -57,9 +55,7 @@ class OperandHook(Protocol):
 
         Args:
             precision: the module's.
-            site: of the product.
-            product: the product about to run.
-            name: the operand's name.
+            slot: the operand, of the product about to run.
             x: the operand before quantisation.
             quantised: the tensor that is multiplied, in x's shape.
             layout: maps either to the layout in which the tensor is captured.
@@ -67,10 +63,10 @@ class OperandHook(Protocol):
 
 
 #: Whether an operand hook needs an operand now.
-OperandFilter = Callable[[ModulePrecision, Site, Product, str], bool]
+OperandFilter = Callable[[ModulePrecision, Slot], bool]
 
 
-def _all_operands(precision: ModulePrecision, site: Site, product: Product, name: str, /) -> bool:
+def _all_operands(precision: ModulePrecision, slot: Slot, /) -> bool:
     return True
 
 
@@ -90,16 +86,14 @@ def hook_operands(hook: OperandHook, wants: OperandFilter = _all_operands) -> It
         _operand_hooks.remove((hook, wants))
 
 
-def is_operand_hooked(precision: ModulePrecision, site: Site, product: Product, name: str) -> bool:
+def is_operand_hooked(precision: ModulePrecision, slot: Slot) -> bool:
     """Whether any hook needs an operand."""
-    return any(wants(precision, site, product, name) for _, wants in _operand_hooks)
+    return any(wants(precision, slot) for _, wants in _operand_hooks)
 
 
 def call_operand_hooks(
     precision: ModulePrecision,
-    site: Site,
-    product: Product,
-    name: str,
+    slot: Slot,
     x: Tensor,
     quantised: Tensor,
     layout: Layout = same_layout,
@@ -108,4 +102,4 @@ def call_operand_hooks(
     if x.numel() == 0:
         return
     for hook, _ in _operand_hooks:
-        hook(precision, site, product, name, x, quantised, layout)
+        hook(precision, slot, x, quantised, layout)

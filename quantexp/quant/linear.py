@@ -30,14 +30,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quantexp.quant.hooks import call_operand_hooks, is_operand_hooked
-from quantexp.quant.multiply import multiply, post_scale
-from quantexp.quant.operand import linear_dim, quantise_operand, quantise_pair
+from quantexp.formats import Axis, QuantSpec
+from quantexp.quant.hooks import is_operand_hooked
+from quantexp.quant.multiply import Factor, multiply_operands
+from quantexp.quant.operand import quantise_operand, quantise_pair
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.product_context import ProductContext
 from quantexp.quant.rows import Rows
-from quantexp.quant.sites import Product, Site
-from quantexp.quant.slots import Operand
+from quantexp.quant.sites import DGRAD_G, DGRAD_W, FPROP_W, FPROP_X, WGRAD_G, WGRAD_X, Slot, dim_of
 from quantexp.quant.weight_cache.buffers import Buffers
 
 
@@ -50,18 +49,11 @@ def fprop(
     quantised_w: Tensor | None = None,
 ) -> Tensor:
     """y = x w^T, of shape [T, B, O]; `quantised_x` and `quantised_w` are the operands, if they already exist."""
-    left, right = (precision.operand(Site.LINEAR, Product.FPROP, name) for name in "xw")
-    x = quantise_operand(x_TBI, left, -1) if quantised_x is None else quantised_x
-    w = quantise_operand(w_OI, right, -1) if quantised_w is None else quantised_w
-    call_operand_hooks(precision, Site.LINEAR, Product.FPROP, "x", x_TBI, x)
-    call_operand_hooks(precision, Site.LINEAR, Product.FPROP, "w", w_OI, w)
-    call_context = ProductContext(
-        precision.module,
-        Site.LINEAR,
-        Product.FPROP,
-        sources=lambda: (x_TBI.reshape(-1, x_TBI.shape[-1]), w_OI.t()),
+    return multiply_operands(
+        precision,
+        Factor(FPROP_X, x_TBI, copy=quantised_x),
+        Factor(FPROP_W, w_OI, Tensor.t, copy=quantised_w),
     )
-    return multiply(call_context, x, w.t(), post_scale(left, right))
 
 
 def dgrad(
@@ -73,18 +65,11 @@ def dgrad(
     quantised_w: Tensor | None = None,
 ) -> Tensor:
     """dx = g w, of shape [T, B, I]; `quantised_g` and `quantised_w` are the operands, if they already exist."""
-    left, right = (precision.operand(Site.LINEAR, Product.DGRAD, name) for name in "gw")
-    g = quantise_operand(g_TBO, left, -1) if quantised_g is None else quantised_g
-    w = quantise_operand(w_OI, right, linear_dim(right)) if quantised_w is None else quantised_w
-    call_operand_hooks(precision, Site.LINEAR, Product.DGRAD, "g", g_TBO, g)
-    call_operand_hooks(precision, Site.LINEAR, Product.DGRAD, "w", w_OI, w)
-    call_context = ProductContext(
-        precision.module,
-        Site.LINEAR,
-        Product.DGRAD,
-        sources=lambda: (g_TBO.reshape(-1, g_TBO.shape[-1]), w_OI),
+    return multiply_operands(
+        precision,
+        Factor(DGRAD_G, g_TBO, copy=quantised_g),
+        Factor(DGRAD_W, w_OI, copy=quantised_w),
     )
-    return multiply(call_context, g, w, post_scale(left, right))
 
 
 def wgrad(
@@ -100,25 +85,20 @@ def wgrad(
 
     Operands of two dimensions are an expert's tokens; `rows` gives their sequences, None means one sequence.
     """
-    left, right = (precision.operand(Site.LINEAR, Product.WGRAD, name) for name in "gx")
-    if rows is not None and (left.has_blocks or right.has_blocks):
+    if rows is not None and any(precision.spec(slot).has_blocks for slot in (WGRAD_G, WGRAD_X)):
         g_TBO, x_TBI = rows.laid_out(g_TBO), rows.laid_out(x_TBI)
         quantised_g = None if quantised_g is None else rows.laid_out(quantised_g)
         quantised_x = None if quantised_x is None else rows.laid_out(quantised_x)
-    g = quantise_operand(g_TBO, left, 0) if quantised_g is None else quantised_g
-    x = quantise_operand(x_TBI, right, linear_dim(right)) if quantised_x is None else quantised_x
-    call_operand_hooks(precision, Site.LINEAR, Product.WGRAD, "g", g_TBO, g)
-    call_operand_hooks(precision, Site.LINEAR, Product.WGRAD, "x", x_TBI, x)
-    sequences = g.shape[1] if g.dim() == 3 else 1
-    g, x = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
-    call_context = ProductContext(
-        precision.module,
-        Site.LINEAR,
-        Product.WGRAD,
-        sequences,
-        lambda: (g_TBO.reshape(g.shape).t(), x_TBI.reshape(x.shape)),
+    return multiply_operands(
+        precision,
+        Factor(WGRAD_G, g_TBO, lambda g: _all_tokens(g).t(), copy=quantised_g),
+        Factor(WGRAD_X, x_TBI, _all_tokens, copy=quantised_x),
+        sequences=g_TBO.shape[1] if g_TBO.dim() == 3 else 1,
     )
-    return multiply(call_context, g.t(), x, post_scale(left, right))
+
+
+def _all_tokens(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
 
 
 def input_copies(
@@ -128,12 +108,12 @@ def input_copies(
 
     The next call with these buffers overwrites the first copy, unless both are one tensor.
     """
-    first = precision.operand(Site.LINEAR, Product.FPROP, "x")
-    second = precision.operand(Site.LINEAR, Product.WGRAD, "x")
-    buffer = _buffer(precision, (Product.FPROP,), "x", x_TBI, buffers)
+    first, second = precision.spec(FPROP_X), precision.spec(WGRAD_X)
+    buffer = _buffer(precision, (FPROP_X,), x_TBI, buffers)
+    axes = dim_of(FPROP_X.operand, first), dim_of(WGRAD_X.operand, second)
     if _lies_by_sequence(second, rows):
-        return quantise_operand(x_TBI, first, -1, out=buffer), None
-    return quantise_pair(x_TBI, first, second, (-1, linear_dim(second)), (buffer, None))
+        return quantise_operand(x_TBI, first, axes[0], out=buffer), None
+    return quantise_pair(x_TBI, first, second, axes, (buffer, None))
 
 
 def gradient_copies(
@@ -143,32 +123,26 @@ def gradient_copies(
 
     The next call with these buffers overwrites both copies.
     """
-    first = precision.operand(Site.LINEAR, Product.DGRAD, "g")
-    second = precision.operand(Site.LINEAR, Product.WGRAD, "g")
-    buffer = _buffer(precision, (Product.DGRAD, Product.WGRAD), "g", g_TBO, buffers)
+    first, second = precision.spec(DGRAD_G), precision.spec(WGRAD_G)
+    buffer = _buffer(precision, (DGRAD_G, WGRAD_G), g_TBO, buffers)
+    axes = dim_of(DGRAD_G.operand, first), dim_of(WGRAD_G.operand, second)
     if _lies_by_sequence(second, rows):
-        return quantise_operand(g_TBO, first, -1, out=buffer), None
-    other = _buffer(precision, (Product.WGRAD, Product.DGRAD), "g", g_TBO, buffers)
-    return quantise_pair(g_TBO, first, second, (-1, 0), (buffer, other))
+        return quantise_operand(g_TBO, first, axes[0], out=buffer), None
+    other = _buffer(precision, (WGRAD_G, DGRAD_G), g_TBO, buffers)
+    return quantise_pair(g_TBO, first, second, axes, (buffer, other))
 
 
 def _buffer(
-    precision: ModulePrecision,
-    products: tuple[Product, ...],
-    name: str,
-    x: Tensor,
-    buffers: Buffers,
+    precision: ModulePrecision, slots: tuple[Slot, ...], x: Tensor, buffers: Buffers
 ) -> Tensor | None:
-    """The buffer for the operand of the first product; None means fresh memory.
+    """The buffer for the first slot; None means fresh memory.
 
-    Memory is fresh if a hook, which may keep it, needs this operand or that of another product, as both may be one
-    tensor.
+    Memory is fresh if a hook, which may keep it, needs this operand or that of another slot, as both may be one tensor.
     """
-    quantised = precision.operand(Site.LINEAR, products[0], name).quantised
-    hooked = any(is_operand_hooked(precision, Site.LINEAR, product, name) for product in products)
-    if not quantised or hooked:
+    hooked = any(is_operand_hooked(precision, slot) for slot in slots)
+    if not precision.spec(slots[0]).quantised or hooked:
         return None
-    return buffers.for_next_use(f"{products[0].value}.{name}", x)
+    return buffers.for_next_use(str(slots[0]), x)
 
 
 def backward_needs_input(precision: ModulePrecision) -> bool:
@@ -177,14 +151,14 @@ def backward_needs_input(precision: ModulePrecision) -> bool:
     A clipped derivative needs it, and so do hooks on wgrad's operands, and the proof of engagement where it cannot
     judge the copy without its source.
     """
-    copy = precision.operand(Site.LINEAR, Product.WGRAD, "x")
+    copy = precision.spec(WGRAD_X)
     return (
-        bool(precision.operand(Site.LINEAR, Product.FPROP, "x").clip_gradient)
+        precision.spec(FPROP_X).clip_gradient
         or copy.needs_step_state
-        or bool(copy.pre_scale)
-        or is_operand_hooked(precision, Site.LINEAR, Product.WGRAD, "x")
+        or copy.pre_scale
+        or is_operand_hooked(precision, WGRAD_X)
     )
 
 
-def _lies_by_sequence(operand: Operand, rows: Rows | None) -> bool:
-    return rows is not None and operand.has_blocks and operand.axis == "tokens"
+def _lies_by_sequence(spec: QuantSpec, rows: Rows | None) -> bool:
+    return rows is not None and spec.has_blocks and spec.axis is Axis.TOKENS

@@ -1,14 +1,13 @@
-"""Quantises one operand according to its slot: the one place where schemes use the number formats."""
+"""Quantises one operand according to its specification: the one place where schemes use the number formats."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from quantexp.formats import (
     Place,
+    QuantSpec,
     Scales,
     Scaling,
     finite_amax,
@@ -18,49 +17,47 @@ from quantexp.formats import (
     saturated,
     scales_of,
 )
-from quantexp.quant.slots import Operand
 from quantexp.quant.step_state import current_state
 from quantexp.quant.weight_cache.policy import is_one_tensor, shares_read
 
 
 def quantise_operand(
     x: Tensor,
-    operand: Operand,
+    spec: QuantSpec,
     axis: int,
     amax: Tensor | None = None,
     out: Tensor | None = None,
     place: Place | None = None,
 ) -> Tensor:
-    """`x` on the operand's grid, in x's shape and dtype; `x` itself if the slot keeps the working precision.
+    """`x` on the grid of its format, in x's shape and dtype; `x` itself if the slot keeps the working precision.
 
     With a Hadamard transform, the transform of x lies on the grid, rounded from float32. An empty tensor (an expert
     without tokens) stays empty and enters no amax history.
 
     Args:
         x: the operand in high precision, never quantised before.
-        operand: its declared format and options.
+        spec: what its slot declares.
         axis: the dimension of x that the product reduces over: blocks run along it.
         amax: if x is part of a tensor whose scale depends on its amax (`follows_own_amax`), the amax of the whole.
         out: where to write the result, of x's shape and dtype; only for an operand that needs no step state.
         place: the position of x in the tensor it is part of; random numbers depend on it.
     """
-    if not operand.quantised or x.numel() == 0:
+    if not spec.quantised or x.numel() == 0:
         return x
-    if not operand.needs_step_state:
-        return quantise(x, operand.format, axis=axis, amax=amax, out=out, **operand.options)
+    if not spec.needs_step_state:
+        return quantise(x, spec, axis=axis, amax=amax, out=out)
     state = current_state()
-    v = transformed(x, operand, axis)
-    options = {**operand.options, **state.draw(operand), "amax": amax, "place": place}
-    if operand.scaling is Scaling.DELAYED:
-        observed = state.amax_for(operand, v)
-        options["amax"] = observed if amax is None else amax
-    return quantise(v, operand.format, axis=axis, **options).to(x.dtype)
+    v = transformed(x, spec, axis)
+    if spec.scaling is Scaling.DELAYED:
+        observed = state.amax_for(spec, v)
+        amax = observed if amax is None else amax
+    return quantise(v, spec, axis=axis, amax=amax, place=place, **state.draw(spec)).to(x.dtype)
 
 
 def quantise_pair(
     x: Tensor,
-    first: Operand,
-    second: Operand,
+    first: QuantSpec,
+    second: QuantSpec,
     axes: tuple[int, int],
     out: tuple[Tensor | None, Tensor | None] = (None, None),
     amax: Tensor | None = None,
@@ -86,66 +83,55 @@ def quantise_pair(
         copy = quantise_operand(x, first, axes[0], amax, out=out[1])
         return copy, copy
     copies = [torch.empty_like(x) if buffer is None else buffer for buffer in out]
-    options = {**first.options, "amax": amax}
-    return quantise_both(x, first.format, axes=axes, out=(copies[0], copies[1]), **options)
+    return quantise_both(x, first, axes=axes, out=(copies[0], copies[1]), amax=amax)
 
 
-def linear_dim(operand: Operand) -> int:
-    """The dimension of a linear layer's x or w that blocks run along; the last dimension is the input width."""
-    return -1 if operand.axis == "input_width" else 0
-
-
-def follows_own_amax(operand: Operand) -> bool:
+def follows_own_amax(spec: QuantSpec) -> bool:
     """Whether the operand's scale currently depends on the amax of its whole tensor."""
-    if operand.scaling in (None, Scaling.NONE):
-        return False
-    return operand.scaling is not Scaling.DELAYED or current_state().amax(operand) is None
+    if spec.scaling is Scaling.DELAYED:
+        return current_state().amax(spec) is None
+    return spec.is_scaled
 
 
-def own_amax(x: Tensor, operand: Operand, axis: int) -> Tensor:
+def own_amax(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
     """The amax that determines such a scale, of the Hadamard transform if there is one; 0-dim float32."""
-    return finite_amax(transformed(x, operand, axis))
+    return finite_amax(transformed(x, spec, axis))
 
 
 def clipped(
-    gradient: Tensor, x: Tensor, operand: Operand, axis: int, amax: Tensor | None = None
+    gradient: Tensor, x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None = None
 ) -> Tensor:
     """The gradient of `x`, zero where `x` saturated in the forward product if the slot sets `clip_gradient`.
 
     `amax` is as in `quantise_operand`.
     """
-    if not operand.clip_gradient:
+    if not spec.clip_gradient:
         return gradient
-    options = _scale_options(x, operand, "pre_scale")
-    if amax is not None:
-        options["amax"] = amax
-    return gradient.masked_fill(saturated(x, operand.format, axis=axis, **options), 0.0)
+    amax = _delayed_amax(x, spec) if amax is None else amax
+    return gradient.masked_fill(saturated(x, spec, axis=axis, amax=amax), 0.0)
 
 
-def scales(x: Tensor, operand: Operand, axis: int) -> Scales:
+def scales(x: Tensor, spec: QuantSpec, axis: int) -> Scales:
     """The scales that `quantise_operand` applies to `x`, in the form of `quantexp.formats.encode`.
 
     With a Hadamard transform they are those of the transform. Call it after `quantise_operand`, in the same
     micro-batch.
     """
-    v = transformed(x, operand, axis)
-    return scales_of(v, operand.format, axis=axis, **_scale_options(v, operand))
+    v = transformed(x, spec, axis)
+    return scales_of(v, spec, axis=axis, amax=_delayed_amax(v, spec))
 
 
-def _scale_options(v: Tensor, operand: Operand, *more: str) -> dict[str, Any]:
-    """The operand's options that determine its scales, and others by name."""
-    deciding = ("block", "scale_rule", "scaling", "amax_target", *more)
-    options = {name: value for name, value in operand.options.items() if name in deciding}
-    if operand.scaling is Scaling.DELAYED:
-        amax = current_state().amax(operand)
-        options["amax"] = finite_amax(v) if amax is None else amax
-    return options
+def _delayed_amax(v: Tensor, spec: QuantSpec) -> Tensor | None:
+    """The amax that scales v under delayed scaling; None under any other, by which v has its own."""
+    if spec.scaling is not Scaling.DELAYED:
+        return None
+    amax = current_state().amax(spec)
+    return finite_amax(v) if amax is None else amax
 
 
-def transformed(x: Tensor, operand: Operand, axis: int) -> Tensor:
+def transformed(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
     """`x` after the operand's Hadamard transform along `axis`, in float32; `x` itself if there is none."""
-    if operand.hadamard is None:
+    if not spec.is_transformed:
         return x
-    assert operand.hadamard_block is not None
-    signs = current_state().signs(operand, x.device)
-    return hadamard(x, axis=axis, block=operand.hadamard_block, signs=signs, left=operand.left)
+    signs = current_state().signs(spec, x.device)
+    return hadamard(x, axis=axis, block=spec.hadamard_block, signs=signs, left=spec.left)

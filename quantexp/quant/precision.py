@@ -8,15 +8,16 @@ iteration; `changes` lists the iterations at which it changes.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from quantexp.errors import ConfigError
+from quantexp.formats.spec import QuantSpec
 from quantexp.model.decoder import ATTENTION, alike_layers, in_words, layer_modules
 from quantexp.quant.choosing import Setting
-from quantexp.quant.sites import Product, Site, slots_of
-from quantexp.quant.slots import Key, Operand, resolve_site, site_configs
+from quantexp.quant.sites import Operand, Product, Site, Slot, slots_of
+from quantexp.quant.slots import resolve_site, site_configs
 from quantexp.schema import ModelConfig, QuantConfig, Rule
 
 
@@ -33,52 +34,49 @@ class ModuleId:
 
 @dataclass(frozen=True)
 class Entry:
-    """One operand of one product of one module."""
+    """One slot of one module."""
 
     module: ModuleId
-    site: Site
-    product: Product
-    name: str
-    operand: Operand
+    slot: Slot
+    spec: QuantSpec
 
     @property
     def label(self) -> str:
         """The slot as named in every message: `layer 0 fc1 linear.wgrad.g`."""
-        return slot_label(self.module, self.site, self.product, self.name)
+        return f"{self.module} {self.slot}"
 
 
-def slot_label(module: ModuleId, site: Site, product: Product, name: str) -> str:
-    """One operand of one product of one module, as named in every message."""
-    return f"{module} {site.value}.{product.value}.{name}"
-
-
-#: The operands of a module's sites.
-Sites = dict[Site, dict[Key, Operand]]
+#: The slots of a module's sites.
+Slots = dict[Slot, QuantSpec]
 
 
 @dataclass(frozen=True)
 class ModulePrecision:
-    """The operands of one module's sites; modules with equal operands may share them."""
+    """The slots of one module; modules with equal slots may share them."""
 
     module: ModuleId
-    sites: Sites
-    #: The operands before streams were assigned, if any has one.
-    without_streams: Sites | None = field(default=None, compare=False, repr=False)
+    slots: Slots
+    #: The slots before streams were assigned, if any has one.
+    without_streams: Slots | None = field(default=None, compare=False, repr=False)
 
     @property
-    def alike(self) -> Sites:
-        """The operands without their streams: one object for all modules of a map with equal operands."""
-        return self.sites if self.without_streams is None else self.without_streams
+    def alike(self) -> Slots:
+        """The slots without their streams: one object for all modules of a map with equal slots."""
+        return self.slots if self.without_streams is None else self.without_streams
 
-    def operand(self, site: Site, product: Product, name: str) -> Operand:
-        """The operand of a product, as declared."""
-        return self.sites[site][product, name]
+    @property
+    def is_linear(self) -> bool:
+        """Whether its products are those of a linear layer."""
+        return any(slot.site is Site.LINEAR for slot in self.slots)
+
+    def spec(self, slot: Slot) -> QuantSpec:
+        """What happens to an operand, as declared."""
+        return self.slots[slot]
 
     def entries(self) -> Iterator[Entry]:
         """Every slot of the module, in the order of the products."""
-        for site, operands in self.sites.items():
-            for (product, name), operand in operands.items():
-                yield Entry(self.module, site, product, name, operand)
+        for slot, spec in self.slots.items():
+            yield Entry(self.module, slot, spec)
 
 
 PrecisionMap = dict[ModuleId, ModulePrecision]
@@ -102,13 +100,15 @@ def precision_map(model: ModelConfig, quant: QuantConfig, iteration: int = 1) ->
         ConfigError: an invalid site or rule, named by its full key.
     """
     rules = [(i, rule) for i, rule in enumerate(quant.rules) if _is_in_force(rule, iteration)]
-    # A model may have thousands of modules; modules with the same rules share their operands.
-    resolved: dict[tuple[tuple[Site, ...], tuple[int, ...]], Sites] = {}
+    # A model may have thousands of modules; modules with the same rules share their slots.
+    resolved: dict[tuple[tuple[Site, ...], tuple[int, ...]], Slots] = {}
     modules: PrecisionMap = {}
     for module, sites in decoder_modules(model):
         applying = tuple(i for i, rule in rules if _applies(rule, module, model.num_layers))
         if (sites, applying) not in resolved:
-            resolved[sites, applying] = {site: _operands(site, quant, applying) for site in sites}
+            resolved[sites, applying] = {
+                slot: spec for site in sites for slot, spec in _resolved(site, quant, applying)
+            }
         modules[module] = _with_streams(module, resolved[sites, applying])
     return modules
 
@@ -123,8 +123,8 @@ def map_in_force(maps: Sequence[PrecisionMap], quant: QuantConfig, iteration: in
     return maps[bisect_right(changes(quant), iteration) - 1]
 
 
-def distinct_sites(declared: PrecisionMap) -> list[Sites]:
-    """Every distinct set of operands in a map, once, without streams."""
+def distinct_slots(declared: PrecisionMap) -> list[Slots]:
+    """Every distinct set of slots in a map, once, without streams."""
     return list({id(module.alike): module.alike for module in declared.values()}.values())
 
 
@@ -149,7 +149,7 @@ def check_rules(model: ModelConfig, quant: QuantConfig) -> None:
     modules = [m for m, _ in decoder_modules(model)]
     sites = [s.value for s in Site]
     products = [p.value for p in Product]
-    operands = sorted({name for site in Site for _, name in slots_of(site)})
+    operands = sorted(operand.value for operand in Operand)
     for index, rule in enumerate(quant.rules):
         where = f"quant.rules[{index}]"
         _known(f"{where}.sites", rule.sites, sites)
@@ -189,36 +189,34 @@ def _known(key: str, values: list[str], allowed: list[str]) -> None:
             raise ConfigError(f"{key} must be among {', '.join(allowed)}, got {value!r}")
 
 
-def _operands(site: Site, quant: QuantConfig, applying: Sequence[int]) -> dict[Key, Operand]:
-    """The operands of a site in a module that these rules apply to."""
+def _resolved(
+    site: Site, quant: QuantConfig, applying: Sequence[int]
+) -> Iterable[tuple[Slot, QuantSpec]]:
+    """The slots of a site in a module that these rules apply to."""
     overlays = {
-        key: [
+        slot: [
             Setting(f"quant.rules[{i}]", quant.rules[i])
             for i in reversed(applying)
-            if _covers(quant.rules[i], site, key)
+            if _covers(quant.rules[i], slot)
         ]
-        for key in slots_of(site)
+        for slot in slots_of(site)
     }
-    return resolve_site(site, site_configs(quant)[site], overlays)
+    return resolve_site(site, site_configs(quant)[site], overlays).items()
 
 
-def _with_streams(module: ModuleId, sites: Sites) -> ModulePrecision:
-    """The operands with their streams, if any needs one; a forward copy repeats the forward slot's stream."""
-    if not any(operand.needs_step_state for site in sites.values() for operand in site.values()):
-        return ModulePrecision(module, sites)
-    streamed = {
-        site: {key: _with_stream(module, site, key, operand) for key, operand in operands.items()}
-        for site, operands in sites.items()
-    }
-    return ModulePrecision(module, streamed, without_streams=sites)
+def _with_streams(module: ModuleId, slots: Slots) -> ModulePrecision:
+    """The slots with their streams, if any needs one; a forward copy repeats the forward slot's stream."""
+    if not any(spec.needs_step_state for spec in slots.values()):
+        return ModulePrecision(module, slots)
+    streamed = {slot: _with_stream(module, slot, spec) for slot, spec in slots.items()}
+    return ModulePrecision(module, streamed, without_streams=slots)
 
 
-def _with_stream(module: ModuleId, site: Site, key: Key, operand: Operand) -> Operand:
-    if not operand.needs_step_state:
-        return operand
-    product, name = key
-    product = Product.FPROP if operand.reuse else product
-    return replace(operand, stream=slot_label(module, site, product, name))
+def _with_stream(module: ModuleId, slot: Slot, spec: QuantSpec) -> QuantSpec:
+    if not spec.needs_step_state:
+        return spec
+    source = slot._replace(product=Product.FPROP) if spec.reuse else slot
+    return replace(spec, stream=f"{module} {source}")
 
 
 def _is_in_force(rule: Rule, iteration: int) -> bool:
@@ -233,52 +231,54 @@ def _applies(rule: Rule, module: ModuleId, num_layers: int) -> bool:
     )
 
 
-def _covers(rule: Rule, site: Site, key: Key) -> bool:
+def _covers(rule: Rule, slot: Slot) -> bool:
     """Whether a rule covers a slot of the modules that it applies to."""
-    product, name = key
     return (
-        (not rule.sites or site.value in rule.sites)
-        and (not rule.products or product.value in rule.products)
-        and (not rule.operands or name in rule.operands)
+        (not rule.sites or slot.site.value in rule.sites)
+        and (not rule.products or slot.product.value in rule.products)
+        and (not rule.operands or slot.operand.value in rule.operands)
     )
 
 
 def entry_record(entry: Entry) -> dict[str, object]:
     """An entry in the form of the precision map's JSON."""
-    operand = entry.operand
     return {
         "layer": entry.module.layer,
         "module": entry.module.name,
-        "site": entry.site.value,
-        "product": entry.product.value,
-        "operand": entry.name,
-        **operand_record(operand),
+        "site": entry.slot.site.value,
+        "product": entry.slot.product.value,
+        "operand": entry.slot.operand.value,
+        **spec_record(entry.spec),
     }
 
 
-def operand_record(operand: Operand) -> dict[str, object]:
-    """An operand's format and options; Enums as their values."""
+def spec_record(spec: QuantSpec) -> dict[str, object]:
+    """A specification as JSON: Enums as their values, null for an option that the format does not have."""
+    options = {
+        "block": spec.block,
+        "scale_rule": spec.scale_rule.value,
+        "rounding": spec.rounding.value,
+        "scaling": spec.scaling.value,
+        "saturate": spec.saturate,
+        "amax_target": spec.amax_target if spec.is_scaled else None,
+    }
+    known = spec.fmt.options
     return {
-        "format": operand.format,
-        "axis": operand.axis,
-        "block": operand.block,
-        "scale_rule": operand.scale_rule.value if operand.scale_rule else None,
-        "rounding": operand.rounding.value if operand.rounding else None,
-        "scaling": operand.scaling.value if operand.scaling else None,
-        "saturate": operand.saturate,
-        "amax_target": operand.amax_target,
-        "reuse": operand.reuse,
-        **_later_options(operand),
+        "format": spec.fmt.name,
+        "axis": None if spec.axis is None else spec.axis.value,
+        **{name: value if name in known else None for name, value in options.items()},
+        "reuse": spec.reuse,
+        **_later_options(spec),
     }
 
 
-def _later_options(operand: Operand) -> dict[str, object]:
+def _later_options(spec: QuantSpec) -> dict[str, object]:
     """Options recorded only if set, so that schemes without them keep their identity."""
     options = {
-        "pre_scale": operand.pre_scale,
-        "window": operand.window,
-        "clip_gradient": operand.clip_gradient,
-        "hadamard": operand.hadamard.value if operand.hadamard else None,
-        "hadamard_block": operand.hadamard_block,
+        "pre_scale": spec.pre_scale or None,
+        "window": spec.window,
+        "clip_gradient": spec.clip_gradient or None,
+        "hadamard": spec.hadamard.value if spec.is_transformed else None,
+        "hadamard_block": spec.hadamard_block if spec.is_transformed else None,
     }
     return {name: value for name, value in options.items() if value is not None}

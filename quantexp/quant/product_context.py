@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quantexp.quant.precision import ModuleId
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import Product, Site, Slot
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Part:
     last: bool
     #: The working dtype: a product summed over its parts multiplies, in float32, values representable in it.
     dtype: torch.dtype
-    #: Maps an operand's name to the amax of its whole tensor; None if no scale depends on it.
-    amax: Callable[[str], Tensor | None] = field(compare=False)
+    #: Maps a slot to the amax of its whole tensor; None if no scale depends on it.
+    amax: Callable[[Slot], Tensor | None] = field(compare=False)
 
 
 @dataclass(frozen=True)

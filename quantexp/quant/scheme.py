@@ -15,9 +15,10 @@ from functools import cache
 from omegaconf import OmegaConf
 
 from quantexp.folders import conf_dir
-from quantexp.quant.precision import operand_record
-from quantexp.quant.sites import Site
-from quantexp.quant.slots import Key, Operand, SiteConfig, resolve_site, site_configs
+from quantexp.formats.spec import QuantSpec
+from quantexp.quant.precision import spec_record
+from quantexp.quant.sites import Site, Slot
+from quantexp.quant.slots import SiteConfig, resolve_site, site_configs
 from quantexp.schema import LinearSite, PvSite, QkSite, QuantConfig, Rule
 
 #: The formats of the ten schemes.
@@ -58,7 +59,7 @@ def derived_name(quant: QuantConfig) -> str:
 
 
 def content_hash(quant: QuantConfig) -> str:
-    """Hex sha256 of the scheme's content: its sites' operands and its rules, not its name."""
+    """Hex sha256 of the scheme's content: its sites' slots and its rules, not its name."""
     meaning = {
         "sites": {
             site.value: _records(site, config) for site, config in site_configs(quant).items()
@@ -79,21 +80,21 @@ def _rule(rule: Rule) -> dict[str, object]:
 
 def _records(site: Site, config: SiteConfig) -> dict[str, dict[str, object]]:
     return {
-        f"{product.value}.{name}": operand_record(operand)
-        for (product, name), operand in resolve_site(site, config).items()
+        f"{slot.product.value}.{slot.operand}": spec_record(spec)
+        for slot, spec in resolve_site(site, config).items()
     }
 
 
 def _choice(site: Site, config: SiteConfig) -> str | None:
     """The shipped choice that this site equals, or None."""
-    operands = resolve_site(site, config)
-    if not any(operand.quantised for operand in operands.values()):
+    slots = resolve_site(site, config)
+    if not any(spec.quantised for spec in slots.values()):
         return "none"
-    return next((c for c in SITE_FORMATS if _shipped(site, c) == operands), None)
+    return next((c for c in SITE_FORMATS if _shipped(site, c) == slots), None)
 
 
 @cache
-def _shipped(site: Site, choice: str) -> dict[Key, Operand]:
+def _shipped(site: Site, choice: str) -> dict[Slot, QuantSpec]:
     file = conf_dir() / "quant" / site.value / f"{choice}.yaml"
     merged = OmegaConf.merge(OmegaConf.structured(_SITE_TYPES[site]), OmegaConf.load(file))
     config = OmegaConf.to_object(merged)

@@ -22,13 +22,26 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from quantexp.formats import AmaxHistory, Hadamard, Rounding, Scaling, random_signs
-from quantexp.quant.slots import Operand
+from quantexp.formats import (
+    AmaxHistory,
+    Hadamard,
+    QuantSpec,
+    Rounding,
+    Scaling,
+    random_signs,
+)
+
+
+class Draw(TypedDict, total=False):
+    """The random numbers of a call of `quantise`."""
+
+    seed: int
+    offset: int
 
 
 @dataclass
@@ -58,49 +71,46 @@ class StepState:
         for history in self.histories.values():
             history.advance()
 
-    def amax(self, operand: Operand) -> Tensor | None:
+    def amax(self, spec: QuantSpec) -> Tensor | None:
         """The amax that scales an operand under delayed scaling; None means its own amax."""
-        history = self.histories.get(operand.stream)
-        return None if history is None or history.window != operand.window else history.amax
+        history = self.histories.get(spec.stream)
+        return None if history is None or history.window != spec.window else history.amax
 
-    def amax_for(self, operand: Operand, x: Tensor) -> Tensor:
+    def amax_for(self, spec: QuantSpec, x: Tensor) -> Tensor:
         """The amax that scales x; x enters the history unless it is a forward copy."""
-        history = self.histories.get(operand.stream)
-        if history is None or history.window != operand.window:
-            assert operand.window is not None
-            history = self.histories[operand.stream] = AmaxHistory(operand.window)
-        if self.updates_histories and not operand.reuse:
+        history = self.histories.get(spec.stream)
+        if history is None or history.window != spec.window:
+            assert spec.window is not None
+            history = self.histories[spec.stream] = AmaxHistory(spec.window)
+        if self.updates_histories and not spec.reuse:
             history.observe(x)
         return history.amax_for(x)
 
-    def signs(self, operand: Operand, device: torch.device) -> Tensor | None:
+    def signs(self, spec: QuantSpec, device: torch.device) -> Tensor | None:
         """The signs of an operand's Hadamard transform; both operands of a product have the same."""
-        if operand.hadamard is not Hadamard.RANDOM:
+        if spec.hadamard is not Hadamard.RANDOM:
             return None
-        assert operand.hadamard_block is not None
-        product = operand.stream.rpartition(".")[0]
-        return random_signs(
-            operand.hadamard_block, seed_of(self.seed, product), self.offset, device
-        )
+        product = spec.stream.rpartition(".")[0]
+        return random_signs(spec.hadamard_block, seed_of(self.seed, product), self.offset, device)
 
-    def draw(self, operand: Operand) -> dict[str, int]:
+    def draw(self, spec: QuantSpec) -> Draw:
         """Seed and offset for `quantise`; empty unless rounding is stochastic."""
-        if operand.rounding is not Rounding.STOCHASTIC:
+        if spec.rounding is not Rounding.STOCHASTIC:
             return {}
-        once = self.weights_once and operand.once_per_step
+        once = self.weights_once and spec.once_per_step
         offset = self.iteration << 32 if once else self.offset
-        return {"seed": seed_of(self.seed, operand.stream), "offset": offset}
+        return {"seed": seed_of(self.seed, spec.stream), "offset": offset}
 
-    def record(self, operand: Operand) -> dict[str, object]:
+    def record(self, spec: QuantSpec) -> dict[str, object]:
         """Options of an operand that depend on this state, for a capture: seed, offset, signs, amax."""
-        if not operand.needs_step_state:
+        if not spec.needs_step_state:
             return {}
-        added: dict[str, object] = dict(self.draw(operand))
-        signs = self.signs(operand, torch.device("cpu"))
+        added: dict[str, object] = dict(self.draw(spec))
+        signs = self.signs(spec, torch.device("cpu"))
         if signs is not None:
             added["signs"] = [int(sign) for sign in signs]
-        if operand.scaling is Scaling.DELAYED:
-            amax = self.amax(operand)
+        if spec.scaling is Scaling.DELAYED:
+            amax = self.amax(spec)
             added["amax"] = None if amax is None else float(amax)
         return added
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from quantexp.capture.names import TensorName, formats_record, quant_type, short_name
+from quantexp.formats import QuantSpec
 from quantexp.quant.precision import ModuleId, precision_map
-from quantexp.quant.slots import Operand
 from quantexp.quant.step_state import StepState, seed_of
 from quantexp.schema import Experiment
 
@@ -49,7 +49,7 @@ def test_short_names_have_no_underscore(fmt: str, short: str) -> None:
     assert short_name(fmt) == short
 
 
-def nothing(operand: Operand) -> dict[str, object]:
+def nothing(spec: QuantSpec) -> dict[str, object]:
     return {}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.formats import FORMATS, decode, encode, saturated
+from quantexp.formats import FORMATS, decode, encode, resolve, saturated
 from quantexp.formats.codes import code_values
 from quantexp.formats.verify import rational as gold
 from quantexp.formats.verify.cases import hard_blocks
@@ -34,11 +34,12 @@ def test_what_lies_beyond_the_largest_decoded_value_is_saturated(
     for rule in rules:
         options: dict[str, Any] = {"scale_rule": rule} if rule else {"scaling": "none"}
         expected = x.float().abs() > largest_of(x, name, axis, **options)
-        assert torch.equal(saturated(x, name, axis=axis, **options), expected)
+        assert torch.equal(saturated(x, resolve(name, **options), axis=axis), expected)
     for scaling in ("current", "exact") if "scaling" in FORMATS[name].options else ():
-        options = {"scaling": scaling, "amax": torch.tensor(1e-4)}
-        beyond = saturated(x, name, axis=axis, **options)
-        assert torch.equal(beyond, x.float().abs() > largest_of(x, name, axis, **options))
+        amax = torch.tensor(1e-4)
+        beyond = saturated(x, resolve(name, scaling=scaling), axis=axis, amax=amax)
+        expected = x.float().abs() > largest_of(x, name, axis, scaling=scaling, amax=amax)
+        assert torch.equal(beyond, expected)
         assert beyond.any()
 
 
@@ -52,14 +53,14 @@ def test_blocks_at_every_size_agree_with_rational_arithmetic(name: str, rule: st
         magnitudes = [gold.Fraction(abs(float(v))) for v in block]  # type: ignore[attr-defined]
         limit = largest * gold.Fraction(2) ** gold.mx_scale(max(magnitudes), name, rule)  # type: ignore[attr-defined]
         expected.append([m > limit for m in magnitudes])
-    assert saturated(torch.from_numpy(blocks), name, scale_rule=rule).tolist() == expected
+    assert saturated(torch.from_numpy(blocks), resolve(name, scale_rule=rule)).tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
 def test_three_quarters_do_not_saturate(name: str) -> None:
     x = torch.randn(128, 128, generator=torch.Generator().manual_seed(2))
     assert saturated(x, name).any()
-    assert not saturated(x, name, pre_scale=True).any()
+    assert not saturated(x, resolve(name, pre_scale=True)).any()
 
 
 def test_nan_and_inf_count_where_they_are_values_of_their_own() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.formats import FORMATS, Place, decode, encode, layout, lies_on_grid, quantise
+from quantexp.formats import FORMATS, Place, decode, encode, layout, lies_on_grid, quantise, resolve
 from quantexp.formats.verify import rational as gold
 
 from .tensors import assert_same, every_finite_value
@@ -178,7 +178,7 @@ def test_it_lies_on_the_grid_under_every_scale_rule(name: str, rule: str) -> Non
     x = x[x.abs().float().argsort(stable=True)].view(-1, 32)
     y = quantise(x, name, scale_rule=rule, **DRAW)
     finite = y.isfinite().all(dim=1)
-    assert lies_on_grid(y[finite], name, scale_rule=rule).all()
+    assert lies_on_grid(y[finite], resolve(name, scale_rule=rule)).all()
 
 
 @all_formats

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.formats import FORMATS, quantise, quantise_both
+from quantexp.formats import FORMATS, quantise, quantise_both, resolve
 from quantexp.formats.kernels import cpu
 
 from .kernels.builds import DTYPES, assert_same_bits, wild
@@ -27,7 +27,7 @@ def test_the_copies_are_those_of_quantise(
             for block in (1, 16, 32, 64, 128):
                 options: dict[str, Any] = {"block": block, "scale_rule": "rceil"}
                 for y, axis in zip(
-                    quantise_both(x, "mxfp8", axes=axes, **options), axes, strict=True
+                    quantise_both(x, resolve("mxfp8", **options), axes=axes), axes, strict=True
                 ):
                     assert_same_bits(y, quantise(x, "mxfp8", axis=axis, **options))
 
@@ -75,14 +75,16 @@ def test_one_axis_twice_is_one_tensor() -> None:
 
 def test_options_reach_the_arithmetic() -> None:
     x = wild(torch.float32, 64, 64)
-    cases: dict[str, dict[str, Any]] = {
-        "mxfp4": {"rounding": "stochastic", "seed": 7},
-        "nvfp4": {"amax": torch.tensor(3.0)},
-        "hifp8": {"scaling": "current", "amax": torch.tensor(3.0)},
+    cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "mxfp4": ({"rounding": "stochastic"}, {"seed": 7}),
+        "nvfp4": ({}, {"amax": torch.tensor(3.0)}),
+        "hifp8": ({"scaling": "current"}, {"amax": torch.tensor(3.0)}),
     }
-    for name, options in cases.items():
-        for y, axis in zip(quantise_both(x, name, axes=(0, 1), **options), (0, 1), strict=True):
-            assert_same_bits(y, quantise(x, name, axis=axis, **options))
+    for name, (options, of_call) in cases.items():
+        for y, axis in zip(
+            quantise_both(x, resolve(name, **options), axes=(0, 1), **of_call), (0, 1), strict=True
+        ):
+            assert_same_bits(y, quantise(x, name, axis=axis, **options, **of_call))
 
 
 def test_empty_tensors_stay_empty() -> None:
@@ -97,7 +99,9 @@ def test_what_does_not_fit_is_refused() -> None:
         quantise_both(x, "mxfp8", axes=(0, 2))
     with pytest.raises(ValueError, match="out must have x's shape"):
         quantise_both(x, "mxfp8", axes=(0, 1), out=(torch.empty(2, 3), torch.empty(3, 2)))
-    with pytest.raises(ValueError, match="mxfp8_e4m3 has no option scaling"):
-        quantise_both(x, "mxfp8", axes=(0, 1), scaling="current")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'blocks'"):
-        quantise_both(x, "mxfp8", axes=(0, 1), blocks=3)
+    with pytest.raises(ValueError, match="mxfp8_e4m3 has no option amax"):
+        quantise_both(x, "mxfp8", axes=(0, 1), amax=torch.ones(()))
+    with pytest.raises(ValueError, match="seed has no meaning with rounding 'even'"):
+        quantise_both(x, "mxfp8", axes=(0, 1), seed=1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'block'"):
+        quantise_both(x, "mxfp8", axes=(0, 1), block=16)  # type: ignore[call-arg]

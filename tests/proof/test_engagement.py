@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import quantexp.quant.attention.plain
 import quantexp.quant.linear
+import quantexp.quant.multiply
 import quantexp.quant.weight_cache.weights
 import quantexp.training.megatron.linear
 import quantexp.training.observer
-from quantexp.formats import quantise
+from quantexp.formats import Axis, QuantSpec, quantise
+from quantexp.quant.operand import quantise_operand
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import ProductContext, product_context
-from quantexp.quant.sites import Product, Site
-from quantexp.quant.slots import Operand
+from quantexp.quant.sites import DGRAD_K_Q, DGRAD_Q_K, Product, Site, Slot
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 
@@ -61,21 +61,26 @@ QK = {("qk", slot) for slot in ("fprop.q", "fprop.k", "dgrad_q.k", "dgrad_k.q")}
 
 
 def hold_linear_operands(
-    monkeypatch: pytest.MonkeyPatch, how: Callable[[Tensor, Operand, int], Tensor]
+    monkeypatch: pytest.MonkeyPatch, how: Callable[[Tensor, QuantSpec, int], Tensor]
 ) -> None:
     """Quantise every operand of the linear layers in another way, including those that share a read."""
 
-    def by_one(x: Tensor, operand: Operand, axis: int, out: object = None) -> Tensor:
-        return how(x, operand, axis)
+    def by_one(x: Tensor, spec: QuantSpec, axis: int, out: object = None) -> Tensor:
+        return how(x, spec, axis)
+
+    def in_product(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
+        is_linear = spec.axis in (Axis.INPUT_WIDTH, Axis.OUTPUT_WIDTH, Axis.TOKENS)
+        return how(x, spec, axis) if is_linear else quantise_operand(x, spec, axis)
 
     def by_two(
-        x: Tensor, first: Operand, second: Operand, axes: tuple[int, int], out: object
+        x: Tensor, first: QuantSpec, second: QuantSpec, axes: tuple[int, int], out: object
     ) -> tuple[Tensor, Tensor]:
         return how(x, first, axes[0]), how(x, second, axes[1])
 
     for module in (quantexp.quant.linear, quantexp.quant.weight_cache.weights):
         monkeypatch.setattr(module, "quantise_operand", by_one)
         monkeypatch.setattr(module, "quantise_pair", by_two)
+    monkeypatch.setattr(quantexp.quant.multiply, "quantise_operand", in_product)
 
 
 #: Each kind and each format once; the other six are slow.
@@ -127,7 +132,7 @@ def test_a_linear_scheme_that_also_quantises_attention_fails(
 ) -> None:
     """Number 3: linear_x did what FA_linear_x does."""
     monkeypatch.setattr(
-        quantexp.quant.attention.plain,
+        quantexp.quant.multiply,
         "quantise_operand",
         lambda x, operand, axis: quantise(x, "mxfp8", axis=axis),
     )
@@ -139,14 +144,13 @@ def test_an_attention_product_in_e5m2_instead_of_e4m3_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Number 4. E5M2's values lie on E4M3's grid except for the smallest: only the unused mantissa bit reveals them."""
-    original = quantexp.quant.attention.plain.quantise_operand  # type: ignore[attr-defined]
 
-    def e5m2(x: Tensor, operand: Any, axis: int) -> Tensor:
-        if not operand.quantised:
-            return original(x, operand, axis)
+    def e5m2(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
+        if not spec.quantised:
+            return quantise_operand(x, spec, axis)
         return quantise(x, "mxfp8_e5m2", axis=axis, scale_rule="rceil")
 
-    monkeypatch.setattr(quantexp.quant.attention.plain, "quantise_operand", e5m2)
+    monkeypatch.setattr(quantexp.quant.multiply, "quantise_operand", e5m2)
     reason = failure(run_tiny("quant=FA_mxfp8", *ONE_STEP, expect=1))
     assert "attention qk.fprop.q: declared mxfp8_e4m3, it lies on the grid of mxfp8_e5m2" in reason
 
@@ -182,11 +186,12 @@ def test_a_backward_of_attention_from_the_originals_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Number 5: attention's backward pass multiplies k and q as they were before quantisation."""
-    monkeypatch.setattr(
-        quantexp.quant.attention.plain,
-        "_forward_or_own",
-        lambda precision, site, product, name, axis, forward_axis, x, *layout: x,
-    )
+    original = quantexp.quant.multiply.quantised_operand
+
+    def forgetful(precision: ModulePrecision, slot: Slot, x: Tensor, *more: Any) -> Tensor:
+        return x if slot in (DGRAD_Q_K, DGRAD_K_Q) else original(precision, slot, x, *more)
+
+    monkeypatch.setattr(quantexp.quant.multiply, "quantised_operand", forgetful)
     reason = failure(run_tiny("quant=FA_mxfp4", *ONE_STEP, expect=1))
     assert "attention qk.dgrad_q.k: declared mxfp4_e2m1" in reason
 

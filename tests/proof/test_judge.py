@@ -3,28 +3,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quantexp.formats import quantise
-from quantexp.formats.types import Rounding, ScaleRule, Scaling
+from quantexp.formats import QuantSpec, quantise, resolve
+from quantexp.formats.types import ScaleRule, Scaling
 from quantexp.proof import judge as judge_module
 from quantexp.proof.grids import Grid
 from quantexp.proof.judge import EVIDENCE, Status, judge
-from quantexp.quant.slots import Operand
 
-BF16 = Operand("bf16", "input_width")
-MXFP8 = Operand("mxfp8_e4m3", "input_width", 32, ScaleRule.RCEIL, Rounding.EVEN)
-MXFP4 = Operand("mxfp4_e2m1", "input_width", 32, ScaleRule.FLOOR, Rounding.EVEN)
-HIFP8 = Operand(
-    "hifp8",
-    "input_width",
-    rounding=Rounding.AWAY,
-    scaling=Scaling.CURRENT,
-    saturate=True,
-    amax_target=15.0,
-)
-NVFP4 = Operand("nvfp4_e2m1", "input_width", 16, rounding=Rounding.EVEN, scaling=Scaling.EXACT)
-FP8 = Operand(
-    "fp8_e4m3", "input_width", rounding=Rounding.EVEN, scaling=Scaling.EXACT, saturate=True
-)
+BF16 = resolve("bf16")
+MXFP8 = resolve("mxfp8_e4m3", scale_rule=ScaleRule.RCEIL)
+MXFP4 = resolve("mxfp4_e2m1", scale_rule=ScaleRule.FLOOR)
+HIFP8 = resolve("hifp8", scaling=Scaling.CURRENT, amax_target=15.0)
+NVFP4 = resolve("nvfp4_e2m1", scaling=Scaling.EXACT)
+FP8 = resolve("fp8_e4m3", scaling=Scaling.EXACT)
 DECLARED = {
     "bf16": BF16,
     "mxfp8": MXFP8,
@@ -89,7 +79,7 @@ def test_a_mismatch_says_how_many_elements_are_off() -> None:
 
 
 @pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
-def test_zeros_prove_nothing(declared: Operand) -> None:
+def test_zeros_prove_nothing(declared: QuantSpec) -> None:
     finding = judge(torch.zeros(64, 64, dtype=torch.bfloat16), declared, -1)
     assert (finding.status, finding.reason) == (Status.INCONCLUSIVE, "all zero")
     assert judge(torch.zeros(0, 64), declared, -1).status is Status.INCONCLUSIVE

@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import quantexp.quant.attention.plain
-import quantexp.quant.linear
+import quantexp.quant.multiply
 from quantexp.folders import conf_dir
-from quantexp.formats import quantise
+from quantexp.formats import QuantSpec, quantise
 from quantexp.quant.operand import quantise_operand
-from quantexp.quant.slots import Operand
 from quantexp.quant.step_state import StepState
 from quantexp.runs.paths import RunDir
 
@@ -89,10 +87,10 @@ def test_a_scale_of_its_own_in_place_of_the_delayed_one_fails(
     assert "are not on the grid of hifp8" in reason
 
 
-def without_transform(x: Tensor, operand: Operand, axis: int) -> Tensor:
-    if operand.hadamard is None:
+def without_transform(x: Tensor, operand: QuantSpec, axis: int) -> Tensor:
+    if not operand.is_transformed:
         return quantise_operand(x, operand, axis)
-    return quantise(x, operand.format, axis=axis, scale_rule="floor")
+    return quantise(x, operand.fmt, axis=axis, scale_rule="floor")
 
 
 @pytest.mark.parametrize("kind", ["deterministic", "random"])
@@ -109,7 +107,7 @@ def test_an_operand_without_its_transform_fails(
 def test_a_transform_with_other_signs_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def other_signs(x: Tensor, operand: Operand, axis: int) -> Tensor:
+    def other_signs(x: Tensor, operand: QuantSpec, axis: int) -> Tensor:
         flipped = x.clone()
         flipped.select(axis, 0).neg_()
         flipped.select(axis, 1).neg_()
@@ -127,8 +125,8 @@ def test_a_transformed_operand_whose_source_is_not_told_fails(
         announcement.__dict__["sources"] = None
         return original(announcement, a, b, scale)
 
-    original = quantexp.quant.linear.multiply  # type: ignore[attr-defined]
-    monkeypatch.setattr(quantexp.quant.linear, "multiply", silent)
+    original = quantexp.quant.multiply.multiply
+    monkeypatch.setattr(quantexp.quant.multiply, "multiply", silent)
     reason = failure(run_tiny(SR_RHT, *ONE_STEP, expect=1))
     assert "its source before quantisation is missing, and it cannot be judged without" in reason
 
@@ -137,7 +135,7 @@ def test_a_transformed_operand_whose_source_is_not_told_fails(
 def test_the_originals_in_place_of_stochastic_operands_fail(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, slot: str
 ) -> None:
-    def original_of(x: Tensor, operand: Operand, axis: int) -> Tensor:
+    def original_of(x: Tensor, operand: QuantSpec, axis: int) -> Tensor:
         return x if operand.stream.endswith(slot) else quantise_operand(x, operand, axis)
 
     hold_linear_operands(monkeypatch, original_of)
@@ -167,7 +165,7 @@ def test_a_bf16_baseline_in_a_later_format_fails(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
     monkeypatch.setattr(
-        quantexp.quant.attention.plain,
+        quantexp.quant.multiply,
         "quantise_operand",
         lambda x, operand, axis: quantise(x, fmt, axis=axis),
     )
@@ -196,12 +194,12 @@ def test_a_forward_copy_that_the_backward_makes_again_repeats_its_numbers(
 ) -> None:
     seen: dict[str, list[Tensor]] = {}
 
-    def watched(x: Tensor, operand: Operand, axis: int) -> Tensor:
+    def watched(x: Tensor, operand: QuantSpec, axis: int) -> Tensor:
         y = quantise_operand(x, operand, axis)
         seen.setdefault(operand.stream, []).append(y)
         return y
 
-    monkeypatch.setattr(quantexp.quant.attention.plain, "quantise_operand", watched)
+    monkeypatch.setattr(quantexp.quant.multiply, "quantise_operand", watched)
     run_tiny("quant=FA_mxfp4", "quant.qk.rounding=stochastic", *ONE_STEP)
     for name in ("q", "k"):
         forward, backward = seen[f"layer 0 attention qk.fprop.{name}"]

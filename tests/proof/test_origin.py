@@ -8,31 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quantexp.formats import Hadamard, Rounding, ScaleRule, Scaling
+from quantexp.formats import Hadamard, Rounding, Scaling, resolve
 from quantexp.proof.judge import Status, judge
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
 from quantexp.quant.operand import quantise_operand
-from quantexp.quant.slots import Operand
 from quantexp.quant.step_state import StepState, use_step_state
 
 STREAM = "layer 0 fc1 linear.wgrad.g"
-MXFP4 = Operand(
-    "mxfp4_e2m1", "tokens", 32, ScaleRule.FLOOR, rounding=Rounding.STOCHASTIC, stream=STREAM
-)
+MXFP4 = replace(resolve("mxfp4_e2m1", rounding=Rounding.STOCHASTIC), stream=STREAM)
 RANDOM = replace(MXFP4, hadamard=Hadamard.RANDOM, hadamard_block=64, pre_scale=True)
-NVFP4 = Operand(
-    "nvfp4_e2m1", "tokens", 16, rounding=Rounding.EVEN, scaling=Scaling.EXACT, stream=STREAM
-)
-HIFP8 = Operand(
-    "hifp8",
-    "tokens",
-    rounding=Rounding.AWAY,
-    scaling=Scaling.DELAYED,
-    saturate=True,
-    amax_target=15.0,
-    window=2,
-    stream=STREAM,
-)
+NVFP4 = replace(resolve("nvfp4_e2m1", scaling=Scaling.EXACT), stream=STREAM)
+HIFP8 = replace(resolve("hifp8", scaling=Scaling.DELAYED), window=2, stream=STREAM)
 
 
 @pytest.fixture(autouse=True)

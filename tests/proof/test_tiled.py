@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from quantexp.quant.attention import tile_products, tiles
+from quantexp.quant.operand import own_amax, quantise_operand
+from quantexp.quant.sites import FPROP_P, dim_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 
@@ -110,7 +112,7 @@ def lies_within(name: str) -> Callable[..., Tensor]:
     original = tile_products.TileProducts.quantised_tile
 
     def within(self: Any, slot: Any, tile: Any, x: Tensor) -> Tensor:
-        return x if slot[2] == name else original(self, slot, tile, x)
+        return x if slot.operand == name else original(self, slot, tile, x)
 
     return within
 
@@ -151,11 +153,7 @@ def test_one_tile_that_multiplies_the_originals_is_enough(
 
     def within(self: Any, slot: Any, tile: Any, x: Tensor) -> Tensor:
         calls.append(x.shape[-1])
-        return (
-            x
-            if slot == tile_products.P_FORWARD and x.shape[-1] > 32
-            else original(self, slot, tile, x)
-        )
+        return x if slot == FPROP_P and x.shape[-1] > 32 else original(self, slot, tile, x)
 
     monkeypatch.setattr(tile_products.TileProducts, "quantised_tile", within)
     reason = failure(run_tiny(*FULL_MXFP8, *TILED, expect=1))
@@ -185,10 +183,10 @@ def test_scale_of_a_tile_in_place_of_the_tensors_fails_the_run(
     """Each part under its own amax, stated as the tensor's: every part is on its grid, but they do not agree."""
 
     def within(self: Any, slot: Any, tile: Any, x: Tensor) -> Tensor:
-        operand = self.operand(slot)
-        axis = tile_products.dim_of(slot[2], operand)
-        self.amaxes[slot] = tile_products.own_amax(x, operand, axis)  # type: ignore[attr-defined]
-        return tile_products.quantise_operand(x, operand, axis)  # type: ignore[attr-defined]
+        spec = self.spec(slot)
+        axis = dim_of(slot.operand, spec)
+        self.amaxes[slot] = own_amax(x, spec, axis)
+        return quantise_operand(x, spec, axis)
 
     monkeypatch.setattr(tile_products.TileProducts, "quantised_tile", within)
     reason = failure(run_tiny(*FULL_HIFP8, *TILED, expect=1))

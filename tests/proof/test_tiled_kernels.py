@@ -16,6 +16,7 @@ from quantexp.quant.attention import tile_passes, tile_products, tiled
 from quantexp.quant.attention.fused import no_tensor_wanted
 from quantexp.quant.hooks import no_hook
 from quantexp.quant.kernels.gpu import Amaxes, Quantised
+from quantexp.quant.sites import Slot
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 
@@ -45,7 +46,7 @@ class Borrowing(tile_products.TileProducts):
 
     lender: Quantised
 
-    def quantised(self, slot: tile_products.Slot) -> Tensor:
+    def quantised(self, slot: Slot) -> Tensor:
         return self.lender(slot)
 
 
@@ -154,7 +155,7 @@ def test_scheme_that_the_tiles_do_not_follow_fails_the_run(
     monkeypatch.setattr(
         tile_products.TileProducts,
         "quantised_tile",
-        lambda self, slot, tile, x: x if slot[2] == "P" else within(self, slot, tile, x),
+        lambda self, slot, tile, x: x if slot.operand == "P" else within(self, slot, tile, x),
     )
     assert "pv.fprop.P: declared mxfp8_e4m3" in failure(run_tiny(*WORDS, expect=1))
     assert made

@@ -9,7 +9,7 @@ import torch
 from quantexp.quant.hooks import hook_operands, is_operand_hooked
 from quantexp.quant.linear import fprop, wgrad
 from quantexp.quant.precision import ModuleId, precision_map
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import WGRAD_G, WGRAD_X, Slot
 from quantexp.schema import ModelConfig, QuantConfig
 
 MODEL = ModelConfig(
@@ -27,9 +27,10 @@ def test_operands_of_each_product_are_told_inside_alone() -> None:
     x, w = torch.randn(4, 1, 8), torch.randn(6, 8)
     seen: list[tuple[str, str, bool]] = []
 
-    def hook(precision: Any, site: Any, product: Any, name: str, *tensors: Any) -> None:
+    def hook(precision: Any, slot: Slot, *tensors: Any) -> None:
         source, held, layout = tensors
-        seen.append((product.value, name, held is source and layout(held) is held))
+        is_same = held is source and layout(held) is held
+        seen.append((slot.product.value, slot.operand, is_same))
 
     fprop(declared, x, w)
     with hook_operands(hook):
@@ -46,14 +47,14 @@ def test_a_tap_asks_for_all_unless_it_says_for_what() -> None:
     def hook(*operand: Any) -> None:
         pass
 
-    def asked(name: str) -> bool:
-        return is_operand_hooked(declared, Site.LINEAR, Product.WGRAD, name)
+    def asked(slot: Slot) -> bool:
+        return is_operand_hooked(declared, slot)
 
-    assert not asked("x")
-    with hook_operands(hook, lambda precision, site, product, name: name == "g"):
-        assert asked("g")
-        assert not asked("x")
+    assert not asked(WGRAD_X)
+    with hook_operands(hook, lambda precision, slot: slot == WGRAD_G):
+        assert asked(WGRAD_G)
+        assert not asked(WGRAD_X)
         with hook_operands(hook):
-            assert asked("x")
-        assert not asked("x")
-    assert not asked("g")
+            assert asked(WGRAD_X)
+        assert not asked(WGRAD_X)
+    assert not asked(WGRAD_G)

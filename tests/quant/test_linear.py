@@ -13,7 +13,7 @@ from quantexp.quant.linear import backward_needs_input, gradient_copies, input_c
 from quantexp.quant.operand import quantise_operand
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.quant.rows import Rows
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import DGRAD_G, FPROP_X, WGRAD_G, WGRAD_X
 from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.quant.weight_cache.buffers import Buffers
 from quantexp.schema import LinearSite, LinearWgrad, ModelConfig, QuantConfig, Slot
@@ -42,17 +42,14 @@ def normal(*shape: int) -> Tensor:
 @pytest.mark.parametrize("shape", [(80, 2, 64), (80, 1, 64), (33, 64), (0, 64)])
 def test_copies_of_one_read_are_those_of_two(fmt: str, shape: tuple[int, ...]) -> None:
     precision, x = declared(fmt), normal(*shape)
-    for copies, name, first in (
-        (input_copies, "x", Product.FPROP),
-        (gradient_copies, "g", Product.DGRAD),
+    for copies, first, second in (
+        (input_copies, FPROP_X, WGRAD_X),
+        (gradient_copies, DGRAD_G, WGRAD_G),
     ):
         one, two = copies(precision, x, None, Buffers())
         assert two is not None
-        assert torch.equal(
-            one, quantise_operand(x, precision.operand(Site.LINEAR, first, name), -1)
-        )
-        operand = precision.operand(Site.LINEAR, Product.WGRAD, name)
-        assert torch.equal(two, quantise_operand(x, operand, 0))
+        assert torch.equal(one, quantise_operand(x, precision.spec(first), -1))
+        assert torch.equal(two, quantise_operand(x, precision.spec(second), 0))
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "hifp8"])

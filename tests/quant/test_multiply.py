@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quantexp.formats import resolve
 from quantexp.quant.multiply import multiply, post_scale
 from quantexp.quant.precision import ModuleId
 from quantexp.quant.product_context import ProductContext, current_product
 from quantexp.quant.sites import Product, Site
-from quantexp.quant.slots import Operand
 
 SAID = ProductContext(ModuleId(0, "fc1"), Site.LINEAR, Product.FPROP)
-PLAIN = Operand("mxfp4_e2m1", "tokens", 32)
-SCALED = Operand("mxfp4_e2m1", "tokens", 32, pre_scale=True)
+PLAIN = resolve("mxfp4_e2m1")
+SCALED = resolve("mxfp4_e2m1", pre_scale=True)
 
 
 def normal(*shape: int) -> torch.Tensor:

@@ -12,12 +12,13 @@ from quantexp.quant.precision import (
     check_rules,
     declared_maps,
     decoder_modules,
-    distinct_sites,
+    distinct_slots,
     entry_record,
     map_in_force,
     precision_map,
+    spec_record,
 )
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import DGRAD_Q_K, FPROP_K, FPROP_X, WGRAD_G, WGRAD_X, Site
 from quantexp.schema import ModelConfig, QuantConfig, Rule
 
 MODEL = ModelConfig(
@@ -41,7 +42,7 @@ def quant(*rules: Rule, linear: str = "mxfp8", qk: str | None = None) -> QuantCo
 def formats(config: QuantConfig, iteration: int = 1) -> dict[str, str]:
     """Label -> format."""
     declared = precision_map(MODEL, config, iteration)
-    return {e.label: e.operand.format for module in declared.values() for e in module.entries()}
+    return {e.label: e.spec.fmt.name for module in declared.values() for e in module.entries()}
 
 
 def changed(*rules: Rule, iteration: int = 1) -> set[str]:
@@ -62,13 +63,12 @@ def test_decoder_has_five_modules_a_layer_in_forward_order() -> None:
 def test_map_has_every_slot_once() -> None:
     entries = [e for m in precision_map(MODEL, quant()).values() for e in m.entries()]
     assert len(entries) == len({e.label for e in entries}) == 3 * (4 * 6 + 2 * 6)
-    assert {e.site for e in entries if e.operand.quantised} == {Site.LINEAR}
+    assert {e.slot.site for e in entries if e.spec.quantised} == {Site.LINEAR}
 
 
 def test_labels_are_the_words_of_the_messages() -> None:
     module = precision_map(MODEL, quant())[ModuleId(0, "fc1")]
-    operand = module.operand(Site.LINEAR, Product.WGRAD, "g")
-    entry = Entry(module.module, Site.LINEAR, Product.WGRAD, "g", operand)
+    entry = Entry(module.module, WGRAD_G, module.spec(WGRAD_G))
     assert entry.label == "layer 0 fc1 linear.wgrad.g"
     assert entry in list(module.entries())
 
@@ -124,22 +124,22 @@ def test_operands_that_depend_on_the_moment_know_their_slot() -> None:
     config.qk.dgrad_q.k.format = "reuse"
     declared = precision_map(MODEL, config)
     linear = declared[ModuleId(2, "fc1")]
-    assert linear.operand(Site.LINEAR, Product.WGRAD, "g").stream == "layer 2 fc1 linear.wgrad.g"
-    assert linear.operand(Site.LINEAR, Product.WGRAD, "x").stream == ""
+    assert linear.spec(WGRAD_G).stream == "layer 2 fc1 linear.wgrad.g"
+    assert linear.spec(WGRAD_X).stream == ""
     attention = declared[ModuleId(1, "attention")]
-    forward = attention.operand(Site.QK, Product.FPROP, "k").stream
+    forward = attention.spec(FPROP_K).stream
     assert forward == "layer 1 attention qk.fprop.k"
-    assert attention.operand(Site.QK, Product.DGRAD_Q, "k").stream == forward
+    assert attention.spec(DGRAD_Q_K).stream == forward
 
 
 def test_modules_that_are_alike_share_their_operands() -> None:
     one_layer = Rule(layers=[1], format="mxfp4", sites=["linear"])
     declared = precision_map(MODEL, quant(one_layer))
-    assert declared[ModuleId(0, "fc1")].sites is declared[ModuleId(2, "qkv")].sites
-    assert declared[ModuleId(1, "fc1")].sites is declared[ModuleId(1, "qkv")].sites
-    found = distinct_sites(declared)
+    assert declared[ModuleId(0, "fc1")].slots is declared[ModuleId(2, "qkv")].slots
+    assert declared[ModuleId(1, "fc1")].slots is declared[ModuleId(1, "qkv")].slots
+    found = distinct_slots(declared)
     assert len(found) == 4, "linear and attention, within the rule's layer and outside"
-    assert all(any(module.alike is sites for sites in found) for module in declared.values())
+    assert all(any(module.alike is slots for slots in found) for module in declared.values())
 
 
 def test_modules_with_streams_of_their_own_are_alike_but_for_them() -> None:
@@ -147,11 +147,11 @@ def test_modules_with_streams_of_their_own_are_alike_but_for_them() -> None:
     config.linear.rounding = "stochastic"
     declared = precision_map(MODEL, config)
     first, second = (declared[ModuleId(layer, "fc1")] for layer in (0, 1))
-    streams = [m.operand(Site.LINEAR, Product.FPROP, "x").stream for m in (first, second)]
+    streams = [m.spec(FPROP_X).stream for m in (first, second)]
     assert streams == ["layer 0 fc1 linear.fprop.x", "layer 1 fc1 linear.fprop.x"]
     assert first.alike is second.alike
-    assert first.alike == first.sites, "which a comparison leaves out"
-    assert len(distinct_sites(declared)) == 2, "linear and attention"
+    assert first.alike == first.slots, "which a comparison leaves out"
+    assert len(distinct_slots(declared)) == 2, "linear and attention"
 
 
 def test_maps_of_a_run_hold_from_where_they_begin() -> None:
@@ -168,9 +168,7 @@ def test_maps_of_a_run_hold_from_where_they_begin() -> None:
 def test_a_rule_may_transform_one_product() -> None:
     rule = Rule(hadamard="deterministic", sites=["linear"], products=["wgrad"], layers=[0])
     declared = precision_map(MODEL, quant(rule, linear="mxfp4"))
-    transformed = {
-        e.label for m in declared.values() for e in m.entries() if e.operand.hadamard is not None
-    }
+    transformed = {e.label for m in declared.values() for e in m.entries() if e.spec.is_transformed}
     assert transformed == {
         f"layer 0 {module} linear.wgrad.{name}"
         for module in ("qkv", "proj", "fc1", "fc2")
@@ -206,16 +204,16 @@ def test_rule_wins_over_the_slots_own_keys() -> None:
 
 def test_rule_may_change_an_option_alone() -> None:
     declared = precision_map(MODEL, quant(Rule(block=16, products=["wgrad"], sites=["linear"])))
-    operands = declared[ModuleId(0, "fc1")].sites[Site.LINEAR]
-    assert operands[Product.WGRAD, "g"].block == 16
-    assert operands[Product.FPROP, "x"].block == 32
+    module = declared[ModuleId(0, "fc1")]
+    assert module.spec(WGRAD_G).block == 16
+    assert module.spec(FPROP_X).block == 32
 
 
 def test_option_of_a_rule_passes_over_slots_in_the_working_precision() -> None:
     declared = precision_map(MODEL, quant(Rule(block=16)))
-    operands = [e.operand for m in declared.values() for e in m.entries()]
-    assert {operand.block for operand in operands if operand.quantised} == {16}
-    assert {operand.block for operand in operands if not operand.quantised} == {None}
+    specs = [e.spec for m in declared.values() for e in m.entries()]
+    assert {spec.block for spec in specs if spec.quantised} == {16}
+    assert {spec_record(spec)["block"] for spec in specs if not spec.quantised} == {None}
 
 
 def test_negative_layers_count_from_the_end() -> None:
@@ -247,10 +245,8 @@ def test_conditions_hold_together() -> None:
 def test_rule_that_quantises_the_forward_reaches_its_reuse() -> None:
     config = quant(Rule(format="mxfp4", products=["fprop"], sites=["qk"]), qk="mxfp8")
     config.qk.dgrad_q.k.format = "reuse"
-    operand = precision_map(MODEL, config)[ModuleId(0, "attention")].operand(
-        Site.QK, Product.DGRAD_Q, "k"
-    )
-    assert (operand.format, operand.reuse) == ("mxfp4_e2m1", True)
+    spec = precision_map(MODEL, config)[ModuleId(0, "attention")].spec(DGRAD_Q_K)
+    assert (spec.fmt.name, spec.reuse) == ("mxfp4_e2m1", True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from quantexp.folders import conf_dir
-from quantexp.quant.precision import operand_record
+from quantexp.quant.precision import spec_record
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
 from quantexp.quant.slots import resolve_site, site_configs
 from quantexp.schema import QuantConfig, Rule, Slot
@@ -118,8 +118,8 @@ def shipped(scheme: str) -> QuantConfig:
 def meaning(quant: QuantConfig) -> dict[str, dict[str, dict[str, object]]]:
     return {
         site.value: {
-            f"{product.value}.{name}": operand_record(operand)
-            for (product, name), operand in resolve_site(site, config).items()
+            f"{slot.product.value}.{slot.operand}": spec_record(spec)
+            for slot, spec in resolve_site(site, config).items()
         }
         for site, config in site_configs(quant).items()
     }

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from quantexp.quant.sites import GRADIENTS, PRODUCTS, Product, ProductShape, Site, slots_of
+from quantexp.formats import Axis
+from quantexp.quant import sites
+from quantexp.quant.sites import (
+    GRADIENTS,
+    PRODUCTS,
+    Operand,
+    Product,
+    ProductShape,
+    Site,
+    slots_of,
+)
 
 
 def test_products_operands_and_axes_are_the_designs() -> None:
@@ -36,19 +46,28 @@ def test_every_site_has_six_slots_forward_first() -> None:
     for site in Site:
         slots = slots_of(site)
         assert len(set(slots)) == 6
-        assert [product for product, _ in slots[:2]] == [Product.FPROP, Product.FPROP]
-    assert slots_of(Site.QK)[2:] == [
-        (Product.DGRAD_Q, "dS"),
-        (Product.DGRAD_Q, "k"),
-        (Product.DGRAD_K, "dS"),
-        (Product.DGRAD_K, "q"),
+        assert [slot.product for slot in slots[:2]] == [Product.FPROP, Product.FPROP]
+    assert [str(slot) for slot in slots_of(Site.QK)[2:]] == [
+        "qk.dgrad_q.dS",
+        "qk.dgrad_q.k",
+        "qk.dgrad_k.dS",
+        "qk.dgrad_k.q",
     ]
 
 
+def test_every_slot_has_a_name() -> None:
+    """`FPROP_X`: its product and its operand, which no two slots share."""
+    for site in Site:
+        for slot in slots_of(site):
+            assert getattr(sites, f"{slot.product.name}_{slot.operand.name}") == slot
+
+
 def test_gradients_are_the_operands_that_come_from_behind() -> None:
-    operands = {name for site in Site for _, name in slots_of(site)}
+    operands = {slot.operand for site in Site for slot in slots_of(site)}
     assert operands - GRADIENTS == {"x", "w", "q", "k", "P", "v"}
 
 
 def test_shape_is_a_value() -> None:
-    assert PRODUCTS[Site.LINEAR][Product.FPROP] == ProductShape("x", "w", "input_width")
+    assert PRODUCTS[Site.LINEAR][Product.FPROP] == ProductShape(
+        Operand.X, Operand.W, Axis.INPUT_WIDTH
+    )

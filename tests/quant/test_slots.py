@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from quantexp.errors import ConfigError
-from quantexp.formats.options import resolve
+from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.table import FORMATS as FORMATS_OF_THE_TABLE
-from quantexp.formats.types import Hadamard, Rounding, ScaleRule, Scaling
-from quantexp.quant.sites import Product, Site
-from quantexp.quant.slots import Operand, resolve_site
+from quantexp.formats.types import Axis, Hadamard, Rounding, ScaleRule, Scaling
+from quantexp.quant import sites
+from quantexp.quant.precision import spec_record
+from quantexp.quant.sites import Site
+from quantexp.quant.slots import resolve_site
 from quantexp.schema import LinearSite, PvSite, QkSite, Slot
 
 FORMATS = (
@@ -20,17 +23,17 @@ FORMATS = (
 )
 
 
-def linear(**keys: Any) -> dict[str, Operand]:
-    """The operands of a linear site, by `product.operand`."""
+def linear(**keys: Any) -> dict[str, QuantSpec]:
+    """The slots of a linear site, by `product.operand`."""
     return named(resolve_site(Site.LINEAR, LinearSite(**keys)))
 
 
-def qk(config: QkSite) -> dict[str, Operand]:
+def qk(config: QkSite) -> dict[str, QuantSpec]:
     return named(resolve_site(Site.QK, config))
 
 
-def named(operands: dict[tuple[Product, str], Operand]) -> dict[str, Operand]:
-    return {f"{product.value}.{name}": operand for (product, name), operand in operands.items()}
+def named(slots: dict[sites.Slot, QuantSpec]) -> dict[str, QuantSpec]:
+    return {f"{slot.product.value}.{slot.operand}": spec for slot, spec in slots.items()}
 
 
 def refusal(config: LinearSite | QkSite | PvSite, site: Site = Site.LINEAR) -> str:
@@ -43,7 +46,7 @@ def test_site_that_says_nothing_is_the_working_precision() -> None:
     operands = linear()
     assert len(operands) == 6
     assert not any(operand.quantised for operand in operands.values())
-    assert operands["wgrad.g"] == Operand("bf16", "tokens")
+    assert operands["wgrad.g"] == QuantSpec(FORMATS_OF_THE_TABLE["bf16"], axis=Axis.TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -60,21 +63,20 @@ def test_mx_format_brings_its_schemes_defaults(
     format_name: str, canonical: str, rule: ScaleRule
 ) -> None:
     operand = linear(format=format_name)["fprop.w"]
-    assert operand == Operand(
-        canonical, "input_width", block=32, scale_rule=rule, rounding=Rounding.EVEN
-    )
+    expected = resolve(canonical, block=32, scale_rule=rule, rounding=Rounding.EVEN)
+    assert operand == replace(expected, axis=Axis.INPUT_WIDTH)
 
 
 def test_hifp8_brings_one_current_scale_and_its_targets() -> None:
     operands = linear(format="hifp8")
-    forward = Operand(
+    forward = resolve(
         "hifp8",
-        "input_width",
         rounding=Rounding.AWAY,
         scaling=Scaling.CURRENT,
         saturate=True,
         amax_target=15.0,
     )
+    forward = replace(forward, axis=Axis.INPUT_WIDTH)
     assert operands["fprop.x"] == forward
     assert operands["fprop.w"] == forward
     assert operands["dgrad.g"].amax_target == operands["wgrad.g"].amax_target == 224.0
@@ -84,32 +86,27 @@ def test_hifp8_brings_one_current_scale_and_its_targets() -> None:
 @pytest.mark.parametrize(("name", "target"), [("fp8_e4m3", 448.0), ("fp8_e5m2", 57344.0)])
 def test_fp8_brings_one_exact_scale_to_the_elements_largest_value(name: str, target: float) -> None:
     operands = linear(format=name)
-    assert set(operands.values()) == {
-        Operand(
-            name,
-            axis,
-            rounding=Rounding.EVEN,
-            scaling=Scaling.EXACT,
-            saturate=True,
-            amax_target=target,
-        )
-        for axis in ("input_width", "output_width", "tokens")
-    }
+    expected = resolve(
+        name,
+        rounding=Rounding.EVEN,
+        scaling=Scaling.EXACT,
+        saturate=True,
+        amax_target=target,
+    )
+    axes = (Axis.INPUT_WIDTH, Axis.OUTPUT_WIDTH, Axis.TOKENS)
+    assert set(operands.values()) == {replace(expected, axis=axis) for axis in axes}
 
 
 def test_nvfp4_brings_blocks_of_16_and_an_exact_scale_of_the_tensor() -> None:
-    expected = Operand(
-        "nvfp4_e2m1", "tokens", block=16, rounding=Rounding.EVEN, scaling=Scaling.EXACT
-    )
-    assert linear(format="nvfp4")["wgrad.g"] == expected
+    expected = resolve("nvfp4_e2m1", block=16, rounding=Rounding.EVEN, scaling=Scaling.EXACT)
+    assert linear(format="nvfp4")["wgrad.g"] == replace(expected, axis=Axis.TOKENS)
 
 
-def test_an_operands_options_are_those_of_its_format() -> None:
+def test_an_option_that_the_format_does_not_have_is_recorded_as_null() -> None:
+    options = {"block", "scale_rule", "rounding", "scaling", "saturate", "amax_target"}
     for name, fmt in FORMATS_OF_THE_TABLE.items():
-        if name != "bf16":
-            options = linear(format=name)["fprop.x"].options
-            assert options.keys() <= fmt.options
-            assert options.keys() >= fmt.options & {"block", "scale_rule", "rounding", "scaling"}
+        record = spec_record(linear(format=name)["fprop.x"])
+        assert {option for option in options if record[option] is not None} == options & fmt.options
 
 
 def test_own_keys_win_over_the_sites() -> None:
@@ -117,7 +114,7 @@ def test_own_keys_win_over_the_sites() -> None:
     site.wgrad.g = Slot(format="mxfp8_e5m2", block=16)
     site.dgrad.g = Slot(block=64)
     operands = named(resolve_site(Site.LINEAR, site))
-    assert (operands["wgrad.g"].format, operands["wgrad.g"].block) == ("mxfp8_e5m2", 16)
+    assert (operands["wgrad.g"].fmt.name, operands["wgrad.g"].block) == ("mxfp8_e5m2", 16)
     assert operands["dgrad.g"].block == 64
     assert operands["dgrad.g"].scale_rule is ScaleRule.FLOOR
 
@@ -127,7 +124,7 @@ def test_options_of_the_site_do_not_carry_over_to_another_format() -> None:
     site.wgrad.g = Slot(format="hifp8")
     site.wgrad.x = Slot(format="mxfp4")
     operands = named(resolve_site(Site.LINEAR, site))
-    assert operands["wgrad.g"].block is None
+    assert operands["wgrad.g"].fmt.block is None
     assert operands["wgrad.x"].block == 32
     assert operands["wgrad.x"].scale_rule is ScaleRule.FLOOR
 
@@ -143,10 +140,10 @@ def test_reuse_is_the_forward_copy_along_the_forwards_axis() -> None:
     site.dgrad_q.k = Slot(format="reuse")
     operands = qk(site)
     assert operands["dgrad_q.k"].reuse
-    assert operands["dgrad_q.k"].axis == "head_dim"
-    assert operands["dgrad_q.k"].format == "mxfp8_e4m3"
+    assert operands["dgrad_q.k"].axis is Axis.HEAD_DIM
+    assert operands["dgrad_q.k"].fmt.name == "mxfp8_e4m3"
     assert not operands["dgrad_k.q"].reuse
-    assert operands["dgrad_k.q"].axis == "queries"
+    assert operands["dgrad_k.q"].axis is Axis.QUERIES
 
 
 def test_reuse_of_an_unquantised_operand_is_not_quantised() -> None:
@@ -170,9 +167,10 @@ def test_choices_of_scale_rule_rounding_and_scaling_are_taken() -> None:
 @pytest.mark.parametrize("scaling", [scaling.value for scaling in Scaling])
 def test_every_scaling_can_be_held(name: str, scaling: str) -> None:
     """Without a scale there is no amax target."""
-    operand = linear(format=name, scaling=scaling)["fprop.x"]
-    assert (operand.amax_target is None) == (scaling == "none" or name == "nvfp4")
-    resolve(name, **operand.options, has_amax=scaling == "delayed")
+    spec = linear(format=name, scaling=scaling)["fprop.x"]
+    target = spec_record(spec)["amax_target"]
+    assert (target is None) == (scaling == "none" or name == "nvfp4")
+    assert spec.scaling is Scaling(scaling)
 
 
 def test_delayed_scaling_brings_a_window_of_16_iterations() -> None:
@@ -186,7 +184,7 @@ def test_delayed_scaling_brings_a_window_of_16_iterations() -> None:
 def test_pre_scale_is_set_or_not_there() -> None:
     for name in ("mxfp4", "nvfp4"):
         assert linear(format=name, pre_scale=True)["dgrad.g"].pre_scale is True
-        assert linear(format=name, pre_scale=False)["dgrad.g"].pre_scale is None
+        assert linear(format=name, pre_scale=False)["dgrad.g"].pre_scale is False
 
 
 @pytest.mark.parametrize(
@@ -195,7 +193,7 @@ def test_pre_scale_is_set_or_not_there() -> None:
 def test_a_hadamard_transform_has_its_formats_block(name: str, block: int) -> None:
     operands = linear(format=name, hadamard="deterministic").values()
     assert {(o.hadamard, o.hadamard_block) for o in operands} == {(Hadamard.DETERMINISTIC, block)}
-    assert linear(format=name, hadamard="none")["fprop.x"].hadamard is None
+    assert linear(format=name, hadamard="none")["fprop.x"].hadamard is Hadamard.NONE
 
 
 def test_a_clipped_gradient_is_the_forward_products() -> None:
@@ -259,7 +257,7 @@ def test_a_hadamard_transform_is_chosen_for_each_product() -> None:
     site = LinearSite(format="mxfp4")
     site.wgrad.g = site.wgrad.x = Slot(hadamard="random", hadamard_block=64)
     operands = named(resolve_site(Site.LINEAR, site))
-    assert {slot for slot, o in operands.items() if o.hadamard} == {"wgrad.g", "wgrad.x"}
+    assert {slot for slot, o in operands.items() if o.is_transformed} == {"wgrad.g", "wgrad.x"}
     assert operands["wgrad.g"].hadamard_block == 64
     assert (operands["wgrad.g"].left, operands["wgrad.x"].left) == (True, False)
 

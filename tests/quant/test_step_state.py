@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from quantexp.formats import Hadamard, Rounding, Scaling, finite_amax, hadamard, quantise
+from quantexp.formats import (
+    Axis,
+    Hadamard,
+    Rounding,
+    Scaling,
+    finite_amax,
+    hadamard,
+    quantise,
+    resolve,
+)
 from quantexp.quant.operand import clipped, quantise_operand
-from quantexp.quant.slots import Operand
 from quantexp.quant.step_state import StepState, current_state, seed_of, use_step_state
 
 CPU = torch.device("cpu")
 STREAM = "layer 0 fc1 linear.wgrad.g"
-STOCHASTIC = Operand("mxfp4_e2m1", "tokens", 32, rounding=Rounding.STOCHASTIC, stream=STREAM)
-DELAYED = Operand(
-    "hifp8",
-    "tokens",
-    rounding=Rounding.AWAY,
-    scaling=Scaling.DELAYED,
-    saturate=True,
-    amax_target=15.0,
-    window=2,
-    stream=STREAM,
+STOCHASTIC = replace(
+    resolve("mxfp4_e2m1", rounding=Rounding.STOCHASTIC), axis=Axis.TOKENS, stream=STREAM
 )
-RANDOM = Operand(
-    "mxfp4_e2m1",
-    "tokens",
-    32,
-    rounding=Rounding.EVEN,
+DELAYED = replace(
+    resolve("hifp8", scaling=Scaling.DELAYED), axis=Axis.TOKENS, window=2, stream=STREAM
+)
+RANDOM = replace(
+    resolve("mxfp4_e2m1"),
+    axis=Axis.TOKENS,
     hadamard=Hadamard.RANDOM,
     hadamard_block=16,
     stream=STREAM,
@@ -81,8 +83,8 @@ def test_each_micro_batch_has_numbers_of_its_own_and_repeats_them() -> None:
 
 def test_a_weight_that_is_quantised_once_a_step_has_the_first_micro_batchs_numbers() -> None:
     """In any process, and therefore for captures, which record seed and offset."""
-    weight = Operand(**{**STOCHASTIC.__dict__, "weight": True})
-    signed = Operand(**{**RANDOM.__dict__, "weight": True, "rounding": Rounding.STOCHASTIC})
+    weight = replace(STOCHASTIC, weight=True)
+    signed = replace(RANDOM, weight=True, rounding=Rounding.STOCHASTIC)
     for once, operand, offset in (
         (True, weight, 3 << 32),
         (False, weight, (3 << 32) + 5),
@@ -96,7 +98,7 @@ def test_a_weight_that_is_quantised_once_a_step_has_the_first_micro_batchs_numbe
 
 def test_both_operands_of_a_product_have_the_same_signs() -> None:
     state = StepState(9)
-    right = Operand(**{**RANDOM.__dict__, "left": False, "stream": "layer 0 fc1 linear.wgrad.x"})
+    right = replace(RANDOM, left=False, stream="layer 0 fc1 linear.wgrad.x")
     signs = state.signs(RANDOM, CPU)
     assert signs is not None
     assert signs.shape == (16,)
@@ -139,7 +141,7 @@ def test_delayed_scaling_uses_the_iterations_before() -> None:
 
 def test_neither_a_forward_copy_nor_an_evaluation_enters_the_history() -> None:
     state = StepState(9)
-    copy = Operand(**{**DELAYED.__dict__, "reuse": True})
+    copy = replace(DELAYED, reuse=True)
     with use_step_state(state):
         quantise_operand(normal(32, 32), DELAYED, 0)
         state.finish()
@@ -153,7 +155,7 @@ def test_neither_a_forward_copy_nor_an_evaluation_enters_the_history() -> None:
 
 def test_a_clipped_gradient_knows_the_delayed_scale() -> None:
     state = StepState(9)
-    operand = Operand(**{**DELAYED.__dict__, "clip_gradient": True})
+    operand = replace(DELAYED, clip_gradient=True)
     x = torch.tensor([[1.0, -30000.0, 3.0]])
     gradient = torch.ones_like(x)
     with use_step_state(state):
@@ -166,7 +168,7 @@ def test_a_clipped_gradient_knows_the_delayed_scale() -> None:
 
 def test_a_window_that_changes_begins_anew() -> None:
     state = StepState(9)
-    longer = Operand(**{**DELAYED.__dict__, "window": 5})
+    longer = replace(DELAYED, window=5)
     with use_step_state(state):
         quantise_operand(normal(32, 32), DELAYED, 0)
         state.finish()
@@ -194,7 +196,7 @@ def test_the_state_continues_where_it_was_saved() -> None:
 
 
 def test_an_ordinary_operand_needs_no_moment_and_adds_nothing() -> None:
-    plain = Operand("mxfp4_e2m1", "tokens", 32, rounding=Rounding.EVEN)
+    plain = replace(resolve("mxfp4_e2m1"), axis=Axis.TOKENS)
     x = normal(32, 32)
     assert torch.equal(quantise_operand(x, plain, -1), quantise(x, "mxfp4"))
     assert StepState(1).record(plain) == {}

@@ -28,7 +28,6 @@ _SAMPLE_ELEMENTS = 1 << 17
 _MOST_ROWS = 4
 #: The scale of a zero MX block, which has no magnitudes.
 _OF_ZEROS = 2.0**-127
-_SCALING = ("scale_rule", "scaling", "amax_target")
 
 
 @dataclass(frozen=True)
@@ -63,29 +62,23 @@ def grids_of(metadata: Mapping[str, Any], x: Tensor, abs_max: float | None) -> l
 
 
 def _grids(declared: DeclaredOperand, x: Tensor, abs_max: float) -> list[Grid]:
-    fmt = declared.format
-    if declared.hadamard_block is not None:
+    spec, fmt = declared.spec, declared.format
+    if spec.is_transformed:
         return [Grid(f"{declared.slot}: {fmt.name}, of its Hadamard transform", fmt.name, ())]
-    options: dict[str, Any] = {
-        key: declared.options[key] for key in _SCALING if key in declared.options
-    }
-    amax = abs_max if declared.amax is None else declared.amax
+    amax = None
+    if spec.is_scaled:
+        amax = torch.tensor(abs_max if declared.amax is None else declared.amax)
     if fmt.family in (Family.HIF8, Family.FP8):
-        if options.get("scaling") not in (None, "none"):
-            options["amax"] = torch.tensor(amax)
-        scale = scales_of(x.new_tensor([abs_max]), fmt, **options)
+        scale = scales_of(x.new_tensor([abs_max]), spec, amax=amax)
         assert isinstance(scale, Tensor)
         return [Grid(fmt.name, fmt.name, _magnitudes(declared, 1 / float(scale)))]
-    options["block"] = declared.options.get("block") or fmt.block
-    if fmt.family is Family.NV:
-        options["amax"] = torch.tensor(amax)
     if declared.dim >= x.ndim or -declared.dim > x.ndim:
         raise CaptureError(f"{declared.slot}: the tensor has no axis {declared.dim}")
-    largest = _scales(declared, x.new_tensor([abs_max]), 0, options)
+    largest = _scales(declared, x.new_tensor([abs_max]), 0, amax)
     if declared.rows is not None and declared.dim == 0:
         x = laid_out(x, declared.rows).x
-    part, dim = sample_blocks(x, declared.dim, int(options["block"]), _SAMPLE_ELEMENTS)
-    scales = _scales(declared, part, dim, options)
+    part, dim = sample_blocks(x, declared.dim, spec.block, _SAMPLE_ELEMENTS)
+    scales = _scales(declared, part, dim, amax)
     known = scales[scales.isfinite() & (scales > _OF_ZEROS)]
     rows = [
         Grid(f"{fmt.name} in the largest block", fmt.name, _magnitudes(declared, float(largest)))
@@ -97,14 +90,14 @@ def _grids(declared: DeclaredOperand, x: Tensor, abs_max: float) -> list[Grid]:
     return rows
 
 
-def _scales(declared: DeclaredOperand, x: Tensor, dim: int, options: Mapping[str, Any]) -> Tensor:
-    scales = scales_of(x, declared.format, axis=dim, **options)
+def _scales(declared: DeclaredOperand, x: Tensor, dim: int, amax: Tensor | None) -> Tensor:
+    scales = scales_of(x, declared.spec, axis=dim, amax=amax)
     if isinstance(scales, TwoLevelScales):
         return scale_values(scales.block, scales.tensor, declared.format).reshape(-1)
     return scale_values(scales, None, declared.format).reshape(-1)
 
 
 def _magnitudes(declared: DeclaredOperand, scale: float) -> tuple[float, ...]:
-    of_x = scale / PRE_SCALE if declared.options.get("pre_scale") else scale
+    of_x = scale / PRE_SCALE if declared.spec.pre_scale else scale
     values = code_values(declared.format.element)
     return tuple(sorted({v * of_x for v in values if v > 0 and math.isfinite(v)}))

@@ -8,18 +8,17 @@ The dot code of a value says how many mantissa bits are left beside its exponent
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from quantexp.analysis.numerics.counts import Counts, of_exponents
-from quantexp.formats import encode, get_format
+from quantexp.formats import QuantSpec, encode
 from quantexp.formats.codes import code_values
 from quantexp.formats.table import HIF8
+from quantexp.quant.step_state import Draw
 
 
 class Tier(Enum):
@@ -44,11 +43,13 @@ def tier_of(exponent: int) -> Tier:
     return Tier.THREE if abs(exponent) <= 3 else Tier.TWO if abs(exponent) <= 7 else Tier.ONE
 
 
-def code_counts(x: Tensor, options: Mapping[str, Any]) -> Counts:
+def code_counts(
+    x: Tensor, spec: QuantSpec, amax: Tensor | None = None, draw: Draw | None = None
+) -> Counts:
     """The number of elements by the exponent of their code, without zeros, NaN and Inf."""
     if x.numel() == 0:
         return Counts()
-    codes, _ = encode(x, get_format("hifp8"), **options)
+    codes, _ = encode(x, spec, amax=amax, **(draw or Draw()))
     per_code = torch.bincount(codes.reshape(-1).long(), minlength=2 * HIF8.sign_bit).tolist()
     per_exponent = [0] * (HIF8.emax - HIF8.emin + 1)
     for count, exponent in zip(per_code, _exponents(), strict=True):

@@ -19,7 +19,7 @@ from quantexp.analysis.numerics.counts import from_json
 from quantexp.analysis.numerics.operand import UnderFormat, axis_of, under_format
 from quantexp.analysis.numerics.outliers import Outliers, channel_dims, head_dims, outliers
 from quantexp.analysis.requantise.blocks import keeps_blocks
-from quantexp.analysis.requantise.slots import OperandSlot, check_layout, slots_of
+from quantexp.analysis.requantise.slots import check_layout, slots_of
 from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
 from quantexp.analysis.tensors.place import Place
 from quantexp.analysis.tensors.rows import ROW_SEQUENCES
@@ -27,9 +27,10 @@ from quantexp.analysis.tensors.statistics import Fidelity
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.summary import statistics
 from quantexp.errors import CaptureError
-from quantexp.formats import finite_amax, get_format
+from quantexp.formats import finite_amax, get_format, resolve
 from quantexp.formats.layout import INPUT_DTYPES
-from quantexp.quant.choosing import chosen_options
+from quantexp.quant.choosing import scheme_spec
+from quantexp.quant.sites import Operand, Slot
 
 #: The number of sampled elements of an operand.
 NUM_ELEMENTS = 1 << 18
@@ -177,11 +178,12 @@ def _operands(
     amax = usable.new_tensor(whole.abs_max).float() if known else finite_amax(usable)
     judged: dict[object, UnderFormat] = {}
     for slot, declared, is_declared in wanted:
-        block = int(declared.options.get("block") or declared.format.block or 1)
-        if not keeps_blocks(metadata, declared.dim, max(block, declared.hadamard_block or 1)):
+        spec = declared.spec
+        if not keeps_blocks(metadata, declared.dim, max(spec.block, spec.hadamard_block)):
             notes.append(f"{slot or 'the other axis'} not judged: a sample without whole blocks")
             continue
-        key = (declared.name, declared.dim, tuple(sorted(declared.options.items())))
+        numbers = replace(spec.along_any_axis, window=None)
+        key = (numbers, declared.dim, tuple(declared.draw.values()))
         if key not in judged:
             try:
                 judged[key] = under_format(
@@ -204,7 +206,7 @@ def _operands(
 
 
 def _wanted(
-    metadata: Mapping[str, Any], slots: list[OperandSlot], asked: Asked
+    metadata: Mapping[str, Any], slots: list[Slot], asked: Asked
 ) -> Iterator[tuple[str, DeclaredOperand, bool]]:
     """Slot, operand, and whether the run declares it."""
     declared = declared_operands(metadata)
@@ -225,30 +227,29 @@ def _wanted(
         yield from (("", one, False) for one in _other_axes(slots[0].operand, found))
 
 
-def _reuses(metadata: Mapping[str, Any], slot: OperandSlot) -> bool:
+def _reuses(metadata: Mapping[str, Any], slot: Slot) -> bool:
     """Whether the slot reuses the forward copy, which is judged in the forward slot."""
     names = (
         f"{slot.product.value}.{slot.operand}",
-        f"{slot.site.value}.{slot.product.value}.{slot.operand}",
+        str(slot),
     )
     formats = metadata.get("formats") or {}
     return any(bool(formats.get(name, {}).get("reuse")) for name in names)
 
 
-def as_schemes_hold(slot: OperandSlot, format_name: str) -> DeclaredOperand:
+def as_schemes_hold(slot: Slot, format_name: str) -> DeclaredOperand:
     """An operand in a format with the schemes' default options."""
     fmt = get_format(format_name)
-    chosen = chosen_options(fmt, slot.operand, {})
-    options = {k: v for k, v in chosen.items() if k in fmt.options and v is not None}
     dim = -1 if fmt.block is None else slot.dim
-    return DeclaredOperand(slot.product.value, slot.operand, fmt, dim, options)
+    spec = scheme_spec(fmt, slot.operand)
+    return DeclaredOperand(slot.product.value, slot.operand, spec, dim)
 
 
 def _other_axes(
-    operand: str, found: list[tuple[str, DeclaredOperand, bool]]
+    operand: Operand, found: list[tuple[str, DeclaredOperand, bool]]
 ) -> Iterator[DeclaredOperand]:
     """For each block format, the dimension of the matrix that no slot has as its block axis."""
-    columns = -2 if operand in ("P", "dS") else 0
+    columns = -2 if operand in (Operand.P, Operand.DS) else 0
     by_format: dict[str, list[DeclaredOperand]] = {}
     for _, declared, _ in found:
         if declared.format.block is not None:
@@ -263,7 +264,7 @@ def _of_record(judged: Mapping[str, Any]) -> UnderFormat:
     """The fidelity that the capture computed at run time."""
     fmt = get_format(str(judged["format"]))
     options = {k: judged[k] for k in ("scale_rule", "scaling") if judged.get(k) is not None}
-    declared = DeclaredOperand("", "", fmt, int(judged["axis"]), options)
+    declared = DeclaredOperand("", "", resolve(fmt, **options), int(judged["axis"]))
     names = ("sqnr_db", "underflow_share", "saturated_share", "mse", "cosine")
     numbers = {name: _number(judged.get(name)) for name in names}
     if judged.get("noise") == 0 and judged.get("signal"):

@@ -20,14 +20,13 @@ from torch import Tensor
 from quantexp.analysis.numerics.counts import Counts, of_exponents
 from quantexp.analysis.numerics.hif8 import code_counts
 from quantexp.analysis.tensors.operands import DeclaredOperand
-from quantexp.analysis.tensors.rounded import Rounded, is_scaled, rounded_part
+from quantexp.analysis.tensors.rounded import Rounded, rounded_part
 from quantexp.analysis.tensors.rows import num_blocks_of_padding
 from quantexp.analysis.tensors.statistics import Fidelity, quantisation_error
 from quantexp.formats import Family, TwoLevelScales, scales_of
 from quantexp.formats.decoding import scale_values
 
 _E8M0_NAN, _E8M0_BIAS = 255, 127
-_DECIDE_SCALES = ("block", "scale_rule", "scaling", "amax_target", "amax")
 
 
 class Axis(StrEnum):
@@ -90,11 +89,18 @@ def under_format(
         axis_of(declared),
         is_declared,
         part.num_elements,
-        quantisation_error(part.x, declared.format, part.dim, part.options, part.padding),
+        quantisation_error(
+            part.x,
+            declared.spec,
+            part.dim,
+            amax=part.amax,
+            draw=declared.draw,
+            padding=part.padding,
+        ),
         exponents,
         zero_blocks,
         nan_blocks,
-        code_counts(part.x, part.options) if is_hif8 else None,
+        code_counts(part.x, declared.spec, part.amax, declared.draw) if is_hif8 else None,
     )
 
 
@@ -103,24 +109,22 @@ def largest_scale_exponent(declared: DeclaredOperand, abs_max: float) -> int:
 
     Under delayed scaling that of the amax that was handed over; before a Hadamard transform, as if there was none.
     """
-    options = {k: v for k, v in declared.options.items() if k in _DECIDE_SCALES}
-    if is_scaled(declared) or declared.format.family is Family.NV:
-        options["amax"] = torch.tensor(abs_max if declared.amax is None else declared.amax)
-    part = Rounded(torch.tensor([abs_max]), 0, options)
+    amax = None
+    if declared.spec.is_scaled:
+        amax = torch.tensor(abs_max if declared.amax is None else declared.amax)
+    part = Rounded(torch.tensor([abs_max]), 0, amax)
     exponents, _, _ = _scale_exponents(part, declared)
     return exponents.first
 
 
 def _scale_exponents(part: Rounded, declared: DeclaredOperand) -> tuple[Counts, int, int]:
     """The exponents, and the numbers of zero blocks and of blocks with NaN or Inf."""
-    options = {k: v for k, v in part.options.items() if k in _DECIDE_SCALES}
     if declared.format.family is Family.BF16 or part.x.numel() == 0:
         return Counts(), 0, 0
-    scales = scales_of(part.x, declared.format, axis=part.dim, **options)
+    scales = scales_of(part.x, declared.spec, axis=part.dim, amax=part.amax)
     empty = 0
     if part.padding is not None and declared.format.block is not None:
-        block = int(part.options.get("block") or declared.format.block)
-        empty = num_blocks_of_padding(part.padding, part.dim, block)
+        empty = num_blocks_of_padding(part.padding, part.dim, declared.spec.block)
     if isinstance(scales, TwoLevelScales):
         values = scale_values(scales.block, scales.tensor, declared.format).reshape(-1)
         nan, zero = values.isnan(), values == 0

@@ -13,16 +13,16 @@ An element costs its code and its share of its block's scale; one scale a tensor
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from quantexp.analysis.requantise.slots import OperandSlot
 from quantexp.errors import ConfigError
+from quantexp.formats.spec import QuantSpec
 from quantexp.formats.table import FORMATS, get_format
 from quantexp.formats.types import Family, Format, Hadamard, Rounding, ScaleRule, Scaling
-from quantexp.quant.choosing import HADAMARD_BLOCK, Setting, chosen_options
-from quantexp.quant.slots import Operand
-from quantexp.schema import Slot
+from quantexp.quant.choosing import HADAMARD_BLOCK, Setting, scheme_spec
+from quantexp.quant.sites import Operand, Slot
+from quantexp.schema import Slot as SlotConfig
 
 _Choice = TypeVar("_Choice")
 #: Hadamard transforms with their blocks; None without a transform.
@@ -93,13 +93,14 @@ class Candidate:
         plain = {k: str(v) if isinstance(v, str) else v for k, v in said.items()}
         return {key: value for key, value in plain.items() if value is not None}
 
-    def operand(self, slot: OperandSlot) -> Operand:
-        """The slot of a scheme with these settings."""
-        said = Slot(**self.settings())
-        setting = Setting(slot.label, said)
-        given = {k: setting for k in self.settings() if k != "format"}
-        chosen = chosen_options(self.format, slot.operand, given)
-        return Operand(self.format.name, slot.axis, **chosen, left=slot.left)
+    def spec(self, slot: Slot) -> QuantSpec:
+        """What a scheme with these settings does to the slot."""
+        settings = self.settings()
+        setting = Setting(str(slot), SlotConfig(**settings))
+        chosen = scheme_spec(
+            self.format, slot.operand, {key: setting for key in settings if key != "format"}
+        )
+        return replace(chosen, axis=slot.axis, left=slot.is_left)
 
 
 def candidates(formats: Sequence[Format]) -> list[Candidate]:
@@ -131,12 +132,12 @@ def formats_of(words: Iterable[str] | None) -> list[Format]:
 
 
 def _of_format(fmt: Format) -> list[Candidate]:
-    usual = chosen_options(fmt, "x", {})
-    rules = _first(ScaleRule, usual["scale_rule"]) if "scale_rule" in fmt.options else [None]
+    usual = scheme_spec(fmt, Operand.X)
+    rules = _first(ScaleRule, usual.scale_rule) if "scale_rule" in fmt.options else [None]
     scalings: list[Scaling | None] = [None]
     if "scaling" in fmt.options:
-        scalings = [s for s in _first(Scaling, usual["scaling"]) if s is not Scaling.DELAYED]
-    roundings = _first(Rounding, usual["rounding"])
+        scalings = [s for s in _first(Scaling, usual.scaling) if s is not Scaling.DELAYED]
+    roundings = _first(Rounding, usual.rounding)
     found = []
     for hadamard in Hadamard:
         for rule in rules:

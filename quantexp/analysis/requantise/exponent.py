@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch.nn.functional import pad
 from quantexp.analysis.requantise.scoring import Looked
 from quantexp.analysis.tensors.rows import left_out
 from quantexp.analysis.tensors.statistics import Fidelity, fidelity, quantisation_error
-from quantexp.formats import Family, Format, ScaleRule
+from quantexp.formats import Family, Format, ScaleRule, Scaling, resolve
 from quantexp.formats.bits import (
     EXPONENT_MASK,
     MANTISSA_BITS,
@@ -82,13 +81,14 @@ def _largest(fmt: Format) -> float:
 
 def _at_target(looked: Looked, fmt: Format, exponent: int) -> Fidelity:
     """Scale NVFP4's amax down instead, exactly in float64, because its target is fixed."""
-    told: dict[str, Any] = {"scaling": "current", "amax": looked.amax}
+    target, amax = 2.0**exponent, looked.amax
     if fmt.family is Family.NV:
         assert fmt.amax_target is not None
-        told["amax"] = looked.amax.double() * fmt.amax_target * 2.0**-exponent
+        amax = amax.double() * fmt.amax_target / target
+        spec = resolve(fmt, scaling=Scaling.CURRENT)
     else:
-        told["amax_target"] = 2.0**exponent
-    return quantisation_error(looked.x, fmt, looked.dim, told, looked.padding)
+        spec = resolve(fmt, scaling=Scaling.CURRENT, amax_target=target)
+    return quantisation_error(looked.x, spec, looked.dim, amax=amax, padding=looked.padding)
 
 
 def _at_offset(looked: Looked, fmt: Format, offset: int) -> Fidelity:

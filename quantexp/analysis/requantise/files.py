@@ -85,7 +85,7 @@ def outcome_json(
     tally: Tally, choices: Sequence[Choice], folder: Path, sqnr_db: float
 ) -> dict[str, Any]:
     """The outcome; missing values are null, and infinite values the text "inf" or "-inf"."""
-    recommended = {(one.module, one.label): one for one in choices}
+    recommended = {(one.module, one.slot): one for one in choices}
     candidates = tally.work.candidates
     slots = []
     for place in in_order(choices, tally.places()):
@@ -97,11 +97,11 @@ def outcome_json(
         slots.append(
             {
                 "module": place.module,
-                "slot": place.slot.label,
+                "slot": str(place.slot),
                 "axis": place.slot.axis,
                 "tensors": tally.num_tensors[place],
                 "formats": formats,
-                "recommended": _choice_json(recommended[place.module, place.slot.label]),
+                "recommended": _choice_json(recommended[place.module, place.slot]),
             }
         )
     return {

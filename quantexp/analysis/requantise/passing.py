@@ -18,13 +18,14 @@ from quantexp.analysis.requantise.blocks import keeps_blocks, spread_blocks
 from quantexp.analysis.requantise.candidates import Candidate
 from quantexp.analysis.requantise.exponent import Point, study
 from quantexp.analysis.requantise.scoring import Looked, scores
-from quantexp.analysis.requantise.slots import OperandSlot, check_layout, slots_of
+from quantexp.analysis.requantise.slots import check_layout, slots_of
 from quantexp.analysis.tensors.rows import laid_out, rows_of
 from quantexp.analysis.tensors.statistics import Fidelity
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.errors import CaptureError
 from quantexp.formats import finite_amax
 from quantexp.formats.layout import INPUT_DTYPES
+from quantexp.quant.sites import Slot
 
 #: The largest block of all formats and transforms.
 _BLOCK = 32
@@ -44,7 +45,7 @@ class Work:
 class SlotScores:
     """The scores of one operand: the fidelity of each candidate, and at each point of the study."""
 
-    slot: OperandSlot
+    slot: Slot
     #: The number of sampled elements.
     num_elements: int
     fidelities: list[Fidelity]
@@ -113,11 +114,11 @@ def _values(entry: CapturedTensor) -> Tensor:
     return x
 
 
-def _score_slot(file_scores: FileScores, x: Tensor, slot: OperandSlot, work: Work) -> None:
+def _score_slot(file_scores: FileScores, x: Tensor, slot: Slot, work: Work) -> None:
     metadata = file_scores.entry.metadata
     if not keeps_blocks(metadata, slot.dim, _BLOCK):
         file_scores.notes.append(
-            f"{file_scores.entry.label} as {slot.label}: the capture is a sample in which "
+            f"{file_scores.entry.label} as {slot}: the capture is a sample in which "
             f"blocks along {slot.axis} are not whole"
         )
         return

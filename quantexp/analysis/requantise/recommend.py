@@ -17,7 +17,7 @@ from quantexp.analysis.requantise.candidates import WORKING_BITS, Candidate, Tra
 from quantexp.analysis.requantise.tally import Place, Tally, Worst
 from quantexp.analysis.tensors.inventory import in_flow
 from quantexp.formats import Hadamard
-from quantexp.quant.sites import PRODUCTS, Product, Site
+from quantexp.quant.sites import PRODUCTS, Site, Slot, operands_of
 
 _NO_TRANSFORM: Transform = (Hadamard.NONE, None)
 
@@ -27,9 +27,7 @@ class Choice:
     """The recommendation for one slot of one module."""
 
     module: str
-    site: Site
-    product: Product
-    operand: str
+    slot: Slot
     #: None means the working precision.
     candidate: Candidate | None
     #: The SQNR of the candidate's worst tensor; None without a candidate.
@@ -42,18 +40,13 @@ class Choice:
         """Bits per element."""
         return WORKING_BITS if self.candidate is None else self.candidate.bits
 
-    @property
-    def label(self) -> str:
-        """`linear.wgrad.x`."""
-        return f"{self.site.value}.{self.product.value}.{self.operand}"
-
 
 def recommend(tally: Tally, sqnr_db: float) -> list[Choice]:
     """A choice for each slot of every site with a captured operand, with modules in the order of the forward pass."""
     sites: dict[str, list[Site]] = {}
-    scored: dict[tuple[str, str], list[Worst]] = {}
+    scored: dict[tuple[str, Slot], list[Worst]] = {}
     for place, worst in tally.worst.items():
-        scored[place.module, place.slot.label] = worst
+        scored[place.module, place.slot] = worst
         sites.setdefault(place.module, []).append(place.slot.site)
     choices = []
     for module in in_flow(sites):
@@ -61,28 +54,25 @@ def recommend(tally: Tally, sqnr_db: float) -> list[Choice]:
             if site not in sites[module]:
                 continue
             for product in PRODUCTS[site]:
-                choices += _of_product(tally, scored, module, site, product, sqnr_db)
+                choices += _of_product(tally, scored, module, operands_of(site, product), sqnr_db)
     return choices
 
 
 def in_order(choices: Iterable[Choice], places: Iterable[Place]) -> list[Place]:
     """The scored places, in the order of the choices."""
-    by_label = {(place.module, place.slot.label): place for place in places}
-    labels = [(choice.module, choice.label) for choice in choices]
-    return [by_label[label] for label in labels if label in by_label]
+    by_slot = {(place.module, place.slot): place for place in places}
+    slots = [(choice.module, choice.slot) for choice in choices]
+    return [by_slot[slot] for slot in slots if slot in by_slot]
 
 
 def _of_product(
     tally: Tally,
-    scored: dict[tuple[str, str], list[Worst]],
+    scored: dict[tuple[str, Slot], list[Worst]],
     module: str,
-    site: Site,
-    product: Product,
+    slots: tuple[Slot, Slot],
     sqnr_db: float,
 ) -> list[Choice]:
-    shape = PRODUCTS[site][product]
-    names = (shape.left, shape.right)
-    worst = [scored.get((module, f"{site.value}.{product.value}.{name}")) for name in names]
+    worst = [scored.get((module, slot)) for slot in slots]
     candidates = tally.work.candidates
     pairs = []
     for transform in _transforms(candidates):
@@ -93,14 +83,12 @@ def _of_product(
     return [
         Choice(
             module,
-            site,
-            product,
-            name,
+            slot,
             None if index is None else candidates[index],
             None if index is None or one is None else one[index],
             captured=one is not None,
         )
-        for name, index, one in zip(names, best, worst, strict=True)
+        for slot, index, one in zip(slots, best, worst, strict=True)
     ]
 
 

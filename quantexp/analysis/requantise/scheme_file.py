@@ -58,13 +58,14 @@ def _rules(choices: Iterable[Choice]) -> list[dict[str, Any]]:
     for choice in choices:
         if choice.candidate is not None:
             settings = json.dumps(choice.candidate.settings())
-            key = (choice.site.value, choice.product.value, choice.operand, settings)
+            slot = choice.slot
+            key = (slot.site.value, slot.product.value, slot.operand.value, settings)
             modules.setdefault(key, []).append(choice.module)
     rules = []
     for (site, product, operand, settings), names in modules.items():
         named = {} if set(names) & set(_UNNAMED) else {"modules": [_pattern(n) for n in names]}
-        slot = {"sites": [site], "products": [product], "operands": [operand]}
-        rules.append({**named, **slot, **json.loads(settings)})
+        covered = {"sites": [site], "products": [product], "operands": [operand]}
+        rules.append({**named, **covered, **json.loads(settings)})
     return rules
 
 

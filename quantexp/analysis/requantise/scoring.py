@@ -1,6 +1,6 @@
 """Scores every candidate for one operand: SQNR, underflow and saturation.
 
-Operands are held as in training, by the candidate's own `Operand` (`quantise_operand`): transformed in
+Operands are held as in training, by the candidate's own `QuantSpec` (`quantise_operand`): transformed in
 float32 where there is a Hadamard transform, rounded, and put in the tensor's dtype. After a transform the error is that
 of the transform, as large in proportion as what is left after undoing it. Random numbers are those of seed 0, and so
 are random signs: a capture has no moment of its own. The amax of a tensor scale is that of the whole tensor, after a
@@ -14,29 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from quantexp.analysis.requantise.candidates import Candidate, Transform
-from quantexp.analysis.requantise.slots import OperandSlot
 from quantexp.analysis.tensors.rows import left_out, padding_of_transform
 from quantexp.analysis.tensors.saturation import largest_representable
 from quantexp.analysis.tensors.statistics import Fidelity, fidelity
 from quantexp.formats import (
     Hadamard,
-    Options,
+    QuantSpec,
     Rounding,
     finite_amax,
     hadamard,
     random_signs,
-    resolve,
 )
 from quantexp.formats.mx import PRE_SCALE
 from quantexp.formats.philox import random_numbers
 from quantexp.formats.quantising import quantise_dense
 from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.quant.sites import Slot
 
 _SEED = 0
 
@@ -60,9 +58,7 @@ class Looked:
         return self.x.numel() - (0 if self.padding is None else int(self.padding.sum()))
 
 
-def scores(
-    looked: Looked, slot: OperandSlot, candidates: Sequence[Candidate]
-) -> Iterator[Fidelity]:
+def scores(looked: Looked, slot: Slot, candidates: Sequence[Candidate]) -> Iterator[Fidelity]:
     """The fidelity of each candidate, in order."""
     shared = _Shared(looked, slot)
     for candidate in candidates:
@@ -72,19 +68,19 @@ def scores(
 class _Shared:
     """The shared data of the candidates for one operand."""
 
-    def __init__(self, looked: Looked, slot: OperandSlot) -> None:
+    def __init__(self, looked: Looked, slot: Slot) -> None:
         self._looked, self._slot = looked, slot
-        self._transforms: dict[Transform, tuple[Tensor, Tensor]] = {}
+        self._transforms: dict[Transform, tuple[Tensor, Tensor | None]] = {}
         self._limits: dict[Candidate, Tensor | None] = {}
         self._random: Tensor | None = None
 
     def fidelity(self, candidate: Candidate) -> Fidelity:
         """The quantised operand, or its quantised transform."""
         v, amax = self._transformed(candidate)
-        told = candidate.operand(self._slot).options
-        told |= {"amax": amax} if candidate.scaling not in (None, "none") else {}
-        q = self._rounded(v, candidate, told).to(self._looked.x.dtype)
-        limit = self._limit(v, candidate, told)
+        spec = candidate.spec(self._slot)
+        amax = amax if spec.is_scaled else None
+        q = self._rounded(v, spec, amax).to(self._looked.x.dtype)
+        limit = self._limit(v, candidate, spec, amax)
         if candidate.pre_scale:
             q = q.float() / PRE_SCALE
         q = left_out(q, self._padding(candidate))
@@ -96,7 +92,7 @@ class _Shared:
             return padding
         return padding_of_transform(padding, self._looked.dim, block)
 
-    def _transformed(self, candidate: Candidate) -> tuple[Tensor, Tensor]:
+    def _transformed(self, candidate: Candidate) -> tuple[Tensor, Tensor | None]:
         """The tensor to quantise, contiguous, and its amax."""
         key = candidate.transform
         if key not in self._transforms:
@@ -107,34 +103,28 @@ class _Shared:
                 random = candidate.hadamard is Hadamard.RANDOM
                 signs = random_signs(block, _SEED, 0, x.device) if random else None
                 v = hadamard(
-                    x, axis=self._looked.dim, block=block, signs=signs, left=self._slot.left
+                    x, axis=self._looked.dim, block=block, signs=signs, left=self._slot.is_left
                 )
                 self._transforms[key] = v, finite_amax(v)
         return self._transforms[key]
 
-    def _rounded(self, v: Tensor, candidate: Candidate, told: dict[str, Any]) -> Tensor:
-        draws = candidate.rounding is Rounding.STOCHASTIC
-        options = _options(candidate, told | ({"seed": _SEED} if draws else {}))
+    def _rounded(self, v: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor:
+        draws = spec.rounding is Rounding.STOCHASTIC
         if draws and self._random is None:
-            self._random = random_numbers(v, options)
+            self._random = random_numbers(v, spec, _SEED)
         y = torch.empty_like(v)
-        scale = tensor_scale(v, options, told.get("amax"))
-        quantise_dense(
-            v, y, options, self._looked.dim % v.ndim, scale, self._random if draws else None
-        )
+        scale = tensor_scale(v, spec, amax)
+        random = self._random if draws else None
+        quantise_dense(v, y, spec, self._looked.dim % v.ndim, scale, random)
         return y
 
-    def _limit(self, v: Tensor, candidate: Candidate, told: dict[str, Any]) -> Tensor | None:
+    def _limit(
+        self, v: Tensor, candidate: Candidate, spec: QuantSpec, amax: Tensor | None
+    ) -> Tensor | None:
         usual = replace(candidate, rounding=candidate.format.rounding)
         if usual not in self._limits:
-            told = {k: value for k, value in told.items() if k != "rounding"}
-            limit = largest_representable(v, candidate.format, self._looked.dim, told)
+            limit = largest_representable(v, spec, self._looked.dim, amax)
             if limit is not None and candidate.pre_scale:
                 limit = limit / PRE_SCALE
             self._limits[usual] = limit
         return self._limits[usual]
-
-
-def _options(candidate: Candidate, told: dict[str, Any]) -> Options:
-    known = {name: value for name, value in told.items() if name != "amax"}
-    return resolve(candidate.format, **known, has_amax="amax" in told)

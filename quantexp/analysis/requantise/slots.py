@@ -8,59 +8,33 @@ own, so blocks along tokens lie within one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from quantexp.analysis.tensors.inventory import experts_as_one
-from quantexp.analysis.tensors.operands import dimension_of, operand_called
+from quantexp.analysis.tensors.operands import operand_called
 from quantexp.errors import CaptureError
-from quantexp.quant.sites import PRODUCTS, Product, Site
+from quantexp.quant.sites import Operand, Site, Slot
+from quantexp.quant.sites import slots_of as slots_of_site
 
 #: Layer type -> the sites of its operands.
 _SITES = {"linear": (Site.LINEAR,), "attention": (Site.QK, Site.PV)}
 #: The captured layouts of operands, as in messages, and their possible numbers of dimensions.
 _LAYOUTS = {
-    "w": ("[output width, input width]", (2,)),
-    "x": ("[tokens, sequences, width]", (2, 3)),
-    "g": ("[tokens, sequences, width]", (2, 3)),
-    "P": ("[sequences, heads, queries, keys]", (4,)),
-    "dS": ("[sequences, heads, queries, keys]", (4,)),
+    Operand.W: ("[output width, input width]", (2,)),
+    Operand.X: ("[tokens, sequences, width]", (2, 3)),
+    Operand.G: ("[tokens, sequences, width]", (2, 3)),
+    Operand.P: ("[sequences, heads, queries, keys]", (4,)),
+    Operand.DS: ("[sequences, heads, queries, keys]", (4,)),
 }
 _HEADS_LAYOUT = ("[tokens, sequences, heads, head_dim]", (4,))
 
 
-@dataclass(frozen=True)
-class OperandSlot:
-    """One operand of one product, and its layout in the captured tensor."""
-
-    site: Site
-    product: Product
-    operand: str
-    #: The reduction axis of the product, by its name in the product.
-    axis: str
-    #: The dimension of the captured tensor for this axis.
-    dim: int
-    #: Whether this is the left operand of its product.
-    left: bool
-
-    @property
-    def label(self) -> str:
-        """`linear.wgrad.x`."""
-        return f"{self.site.value}.{self.product.value}.{self.operand}"
-
-
-def slots_of(metadata: Mapping[str, Any]) -> list[OperandSlot]:
+def slots_of(metadata: Mapping[str, Any]) -> list[Slot]:
     """The slots of a captured tensor, forward first; none for outputs and weight gradients."""
     layer_type = str(metadata.get("layer_type"))
     name = operand_called(layer_type, str(metadata.get("tensor")))
-    return [
-        OperandSlot(
-            site, product, name, shape.axis, dimension_of(shape.axis, name), name == shape.left
-        )
-        for site in _SITES.get(layer_type, ())
-        for product, shape in PRODUCTS[site].items()
-        if name is not None and name in (shape.left, shape.right)
-    ]
+    sites = _SITES.get(layer_type, ())
+    return [slot for site in sites for slot in slots_of_site(site) if slot.operand == name]
 
 
 def module_of(metadata: Mapping[str, Any]) -> str:
@@ -68,7 +42,7 @@ def module_of(metadata: Mapping[str, Any]) -> str:
     return experts_as_one(str(metadata.get("module") or metadata.get("layer_type")))
 
 
-def check_layout(shape: tuple[int, ...], slot: OperandSlot) -> None:
+def check_layout(shape: tuple[int, ...], slot: Slot) -> None:
     """Refuse a tensor whose shape does not fit its operand's layout.
 
     Raises:

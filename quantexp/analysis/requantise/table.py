@@ -37,13 +37,13 @@ def print_table(
         *(Column(_heading(fmt), worth=ranked.index(fmt), is_number=True) for fmt in formats),
         Column("recommended", shrink=Shrink.WRAP),
     ]
-    chosen = {(one.module, one.label): one for one in choices}
+    chosen = {(one.module, one.slot): one for one in choices}
     rows: list[list[str | Text]] = []
     for place in in_order(choices, tally.places()):
         best = best_of_formats(tally.work.candidates, tally.worst[place])
         cells = [_cell(*best[fmt]) for fmt in formats]
-        choice = chosen[place.module, place.slot.label]
-        rows.append([Text(place.module), place.slot.label, *cells, Text(recommended_words(choice))])
+        choice = chosen[place.module, place.slot]
+        rows.append([Text(place.module), str(place.slot), *cells, Text(recommended_words(choice))])
     fitted = fitted_table(columns, rows, console.width)
     console.print(fitted.table)
     left_out = [fmt.name for fmt in formats if _heading(fmt) in fitted.left_out]

@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quantexp.analysis.requantise.passing import FileScores, SlotScores, Work
-from quantexp.analysis.requantise.slots import OperandSlot, module_of
+from quantexp.analysis.requantise.slots import module_of
 from quantexp.analysis.tensors.statistics import Fidelity
+from quantexp.quant.sites import Slot
 
 
 class Place(NamedTuple):
     """A module and one of its slots."""
 
     module: str
-    slot: OperandSlot
+    slot: Slot
 
 
 @dataclass

@@ -11,14 +11,15 @@ tensors lie as Megatron has them:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantexp.analysis.tensors.place import Place
 from quantexp.analysis.tensors.rows import ROW_SEQUENCES
 from quantexp.errors import CaptureError
-from quantexp.formats import Format, get_format
-from quantexp.quant.sites import PRODUCTS, Product
+from quantexp.formats import Axis, Format, Hadamard, QuantSpec, Rounding, get_format, resolve
+from quantexp.quant.sites import Operand, Site, captured_dim, slots_of
+from quantexp.quant.step_state import Draw
 
 #: The working precision and the reused forward copy, which are not quantisations.
 _UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse"})
@@ -35,16 +36,6 @@ _OPERANDS = {
     ("attention", "grad_scores"): "dS",
 }
 
-#: Axis name -> dimension, with operand-specific exceptions.
-_DIMENSIONS = {
-    "input_width": {"": -1},
-    "output_width": {"": -1, "w": 0},
-    "tokens": {"": 0},
-    "head_dim": {"": -1},
-    "keys": {"": 0, "P": -1, "dS": -1},
-    "queries": {"": 0, "P": -2, "dS": -2},
-}
-
 
 @dataclass(frozen=True)
 class DeclaredOperand:
@@ -54,25 +45,23 @@ class DeclaredOperand:
     product: str
     #: x, w, g, q, k, v, P, dO, dS.
     operand: str
-    format: Format
+    spec: QuantSpec
     #: The dimension of the blocks, or of the Hadamard transform if the format has no blocks.
     dim: int
-    #: Other arguments of `quantise`.
-    options: Mapping[str, Any]
-    #: The block of a preceding Hadamard transform, None without one, and the signs before it.
-    hadamard_block: int | None = None
+    #: The signs before a random transform.
     signs: tuple[int, ...] | None = None
     #: Under delayed scaling, the amax of the previous iterations; None means the tensor's own.
     amax: float | None = None
+    #: Under stochastic rounding, seed and offset of the random numbers.
+    draw: Draw = field(default_factory=Draw)
     #: Of a routed expert, the sequence of each row, by which blocks along tokens lie
     #: (`quantexp.analysis.tensors.rows`).
     rows: Sequence[int] | None = None
 
     @property
-    def left(self) -> bool:
-        """Whether this is the left operand of its product."""
-        shapes = (PRODUCTS[site].get(Product(self.product)) for site in PRODUCTS)
-        return any(shape is not None and shape.left == self.operand for shape in shapes)
+    def format(self) -> Format:
+        """The number format."""
+        return self.spec.fmt
 
     @property
     def slot(self) -> str:
@@ -82,10 +71,14 @@ class DeclaredOperand:
     @property
     def name(self) -> str:
         """The format's name, its scale rule or scaling, and other options: `mxfp4_e2m1 floor stochastic`."""
-        rule = self.options.get("scale_rule") or self.options.get("scaling")
-        stochastic = "stochastic" if self.options.get("rounding") == "stochastic" else None
-        transform = "Hadamard" if self.hadamard_block is not None else None
-        words = (self.format.name, rule, stochastic, transform)
+        options, spec = self.format.options, self.spec
+        words = (
+            self.format.name,
+            spec.scale_rule if "scale_rule" in options else None,
+            spec.scaling if "scaling" in options else None,
+            "stochastic" if spec.rounding is Rounding.STOCHASTIC else None,
+            "Hadamard" if spec.is_transformed else None,
+        )
         return " ".join(str(word) for word in words if word is not None)
 
 
@@ -97,12 +90,6 @@ def operand_called(layer_type: str, tensor: str) -> str | None:
 def tensor_called(operand: str) -> str:
     """The captured tensor that an operand is: `input` of x; dO and g are grad_output. A name that is none is itself."""
     return next((tensor for (_, tensor), name in _OPERANDS.items() if name == operand), operand)
-
-
-def dimension_of(axis: str, operand: str) -> int:
-    """The dimension of a captured operand for an axis of its product."""
-    dimensions = _DIMENSIONS[axis]
-    return dimensions.get(operand, dimensions[""])
 
 
 def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
@@ -125,36 +112,58 @@ def _declared(
     metadata: Mapping[str, Any], slot: str, product: str, operand: str, settings: Mapping[str, Any]
 ) -> DeclaredOperand:
     try:
-        fmt = get_format(str(settings.get("format")))
+        spec = _spec(settings)
     except ValueError as error:
         raise CaptureError(f"{_named(metadata, slot)}: {error}") from error
-    known = fmt.options - {"amax"}
-    options = {k: v for k, v in settings.items() if k in known and v is not None}
-    is_blocked = fmt.block is not None or settings.get("hadamard_block") is not None
-    dim = _dimension(metadata, slot, operand, settings.get("axis")) if is_blocked else -1
+    is_left = any(
+        (each.product.value, each.operand) == (product, operand) and each.is_left
+        for site in Site
+        for each in slots_of(site)
+    )
     signs = settings.get("signs")
+    has_seed = settings.get("seed") is not None
     return DeclaredOperand(
         product,
         operand,
-        fmt,
-        dim,
-        options,
-        hadamard_block=settings.get("hadamard_block"),
-        signs=None if signs is None else tuple(signs),
-        amax=settings.get("amax"),
-        rows=metadata.get(ROW_SEQUENCES),
+        replace(spec, left=is_left),
+        _dimension(metadata, slot, operand, settings.get("axis")) if spec.has_blocks else -1,
+        None if signs is None else tuple(signs),
+        settings.get("amax"),
+        Draw(seed=settings["seed"], offset=settings.get("offset") or 0) if has_seed else Draw(),
+        metadata.get(ROW_SEQUENCES),
     )
+
+
+def _spec(settings: Mapping[str, Any]) -> QuantSpec:
+    """The specification of a slot of the manifest.
+
+    Raises:
+        ValueError: an unknown format or value.
+    """
+    fmt = get_format(str(settings.get("format")))
+    names = ("block", "scale_rule", "rounding", "saturate", "scaling", "amax_target", "pre_scale")
+    options = {
+        name: settings[name]
+        for name in names
+        if name in fmt.options and settings.get(name) is not None
+    }
+    spec = resolve(fmt, **options)
+    block = settings.get("hadamard_block")
+    if block is None:
+        return spec
+    hadamard = Hadamard(settings.get("hadamard") or Hadamard.DETERMINISTIC)
+    return replace(spec, hadamard=hadamard, hadamard_block=block)
 
 
 def _dimension(metadata: Mapping[str, Any], slot: str, operand: str, axis: object) -> int:
     if isinstance(axis, int):
         return axis
-    if axis not in _DIMENSIONS:
+    if axis not in list(Axis):
         raise CaptureError(
             f"{_named(metadata, slot)}: axis must be one of "
-            f"{', '.join(_DIMENSIONS)} or a dimension, got {axis!r}"
+            f"{', '.join(Axis)} or a dimension, got {axis!r}"
         )
-    return dimension_of(str(axis), operand)
+    return captured_dim(Operand(operand), Axis(str(axis)))
 
 
 def _named(metadata: Mapping[str, Any], slot: str) -> str:

@@ -7,7 +7,6 @@ at, under delayed scaling the one that was handed over.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +26,8 @@ class Rounded:
     x: Tensor
     #: The dimension of the blocks in x.
     dim: int
-    #: All arguments of `quantise`.
-    options: dict[str, Any]
+    #: The amax that determines a tensor scale; None without one.
+    amax: Tensor | None = None
     #: The padding elements of x; None without padding.
     padding: Tensor | None = None
 
@@ -48,32 +47,27 @@ def rounded_part(
     Raises:
         CaptureError: an expert's tensor of other rows than the manifest says.
     """
-    block = int(declared.options.get("block") or declared.format.block or _MX_BLOCK)
-    whole = max(block, declared.hadamard_block or 1)
+    spec = declared.spec
+    whole = max(_MX_BLOCK if spec.fmt.block is None else spec.block, spec.hadamard_block)
     padding = None
     if declared.rows is not None and declared.dim == 0:
         laid = laid_out(tensor, declared.rows)
         tensor = laid.x
         padding, _ = sample_blocks(laid.padding, 0, whole, limit or max(1, tensor.numel()))
     part, dim = sample_blocks(tensor, declared.dim, whole, limit or max(1, tensor.numel()))
-    if declared.hadamard_block is not None:
+    if spec.is_transformed:
         part = _transformed(part, declared, dim)
         amax = finite_amax(part)
         if padding is not None:
-            padding = padding_of_transform(padding, dim, declared.hadamard_block)
+            padding = padding_of_transform(padding, dim, spec.hadamard_block)
     if declared.amax is not None:
         amax = torch.tensor(declared.amax)
-    scaled = {"amax": amax} if is_scaled(declared) else {}
-    return Rounded(part, dim, {**declared.options, **scaled}, padding)
-
-
-def is_scaled(declared: DeclaredOperand) -> bool:
-    """Whether the operand has a per-tensor scale."""
-    return declared.options.get("scaling") not in (None, "none")
+    return Rounded(part, dim, amax if spec.is_scaled else None, padding)
 
 
 def _transformed(part: Tensor, declared: DeclaredOperand, dim: int) -> Tensor:
     """The transformed tensor: the quantisation error is the same before and after the inverse transform."""
-    assert declared.hadamard_block is not None
-    signs = None if declared.signs is None else torch.tensor(declared.signs, dtype=torch.float32)
-    return hadamard(part, axis=dim, block=declared.hadamard_block, signs=signs, left=declared.left)
+    spec, signs = declared.spec, None
+    if declared.signs is not None:
+        signs = torch.tensor(declared.signs, dtype=torch.float32)
+    return hadamard(part, axis=dim, block=spec.hadamard_block, signs=signs, left=spec.left)

@@ -7,17 +7,18 @@ them, are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quantexp.analysis.tensors.rows import left_out
 from quantexp.analysis.tensors.saturation import largest_representable
-from quantexp.formats import Format, get_format, quantise
+from quantexp.formats import quantise, resolve
 from quantexp.formats.layout import INPUT_DTYPES
 from quantexp.formats.mx import PRE_SCALE
+from quantexp.formats.spec import AnySpec
+from quantexp.quant.step_state import Draw
 
 #: Elements of a chunk, whose three float64 copies fit in the cache.
 _ERROR_CHUNK_ELEMENTS = 1 << 16
@@ -44,12 +45,14 @@ class Fidelity(NamedTuple):
 
 def quantisation_error(
     x: Tensor,
-    fmt: str | Format,
+    fmt: AnySpec,
     axis: int = -1,
-    options: Mapping[str, Any] | None = None,
+    *,
+    amax: Tensor | None = None,
+    draw: Draw | None = None,
     padding: Tensor | None = None,
 ) -> Fidelity:
-    """The fidelity of `quantise(x, fmt, axis=axis, **options)` over elements whose result is not NaN.
+    """The fidelity of `quantise(x, fmt, axis=axis, amax=amax, **draw)` over elements whose result is not NaN.
 
     With `pre_scale` the result stands for 3/4 of x, and 4/3 of it is held against x.
     A NaN or Inf makes its whole MX block NaN: such a block is left out. Shares are NaN where
@@ -57,13 +60,13 @@ def quantisation_error(
     Elements that are `padding` (bool, of x's shape) are quantised with the others and not judged.
 
     Raises:
-        ValueError: an unknown format or option, as `quantise` says it.
+        ValueError: an unknown format, as `quantise` says it.
     """
-    options = dict(options or {})
+    spec = resolve(fmt)
     x = x.detach() if x.dtype in INPUT_DTYPES else x.detach().to(torch.float32)
-    q = quantise(x, fmt, axis=axis, **options)
-    limit = largest_representable(x, get_format(fmt), axis, options)
-    if options.get("pre_scale"):
+    q = quantise(x, spec, axis=axis, amax=amax, **(draw or Draw()))
+    limit = largest_representable(x, spec, axis, amax)
+    if spec.pre_scale:
         q = q.float() / PRE_SCALE
         limit = None if limit is None else limit / PRE_SCALE
     return fidelity(x, left_out(q, padding), limit)

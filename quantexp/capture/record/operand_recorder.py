@@ -20,12 +20,12 @@ from quantexp.capture.record.operands import (
 )
 from quantexp.capture.select.sample import sample_of
 from quantexp.capture.statistics.summary import summarise
-from quantexp.formats import Scales, TwoLevelScales, get_format
+from quantexp.formats import Scales, TwoLevelScales
 from quantexp.formats.decoding import scale_values
 from quantexp.quant.hooks import PRE, Layout
 from quantexp.quant.operand import scales
 from quantexp.quant.precision import ModuleId, ModulePrecision
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import Slot
 
 if TYPE_CHECKING:
     from quantexp.capture.record.recorder import Recorder
@@ -42,16 +42,14 @@ class OperandRecorder:
     def __call__(
         self,
         precision: ModulePrecision,
-        site: Site,
-        product: Product,
-        name: str,
+        slot: Slot,
         x: Tensor,
         values: Tensor,
         layout: Layout,
         /,
     ) -> None:
         """Record one operand, if it is quantised and selected."""
-        operand = quantised_operand(site, product, name, precision.operand(site, product, name))
+        operand = quantised_operand(slot, precision.spec(slot))
         if operand is None or not self._passes(precision, operand):
             return
         if operand.once and not self._is_first(precision.module, operand):
@@ -59,9 +57,9 @@ class OperandRecorder:
         with self.recorder.recording():
             self._keep(precision, operand, layout(x), layout(values))
 
-    def wants(self, precision: ModulePrecision, site: Site, product: Product, name: str, /) -> bool:
+    def wants(self, precision: ModulePrecision, slot: Slot, /) -> bool:
         """Whether an operand is recorded now."""
-        operand = quantised_operand(site, product, name, precision.operand(site, product, name))
+        operand = quantised_operand(slot, precision.spec(slot))
         return operand is not None and self._passes(precision, operand)
 
     def _passes(self, precision: ModulePrecision, operand: QuantisedOperand) -> bool:
@@ -80,10 +78,10 @@ class OperandRecorder:
     ) -> None:
         recorder, module = self.recorder, precision.module
         dim = operand.dim(x.ndim)
-        operand_scales = scales(x, operand.operand, dim)
+        operand_scales = scales(x, operand.spec, dim)
         taken = recorder.take(module, operand.operation, operand.tensor)
         sample = sample_of(tuple(x.shape), operand.source, taken.sample_of, taken.sample_count)
-        about = {"slot": operand.slot, "source": operand.source, "dim": dim}
+        about = {"slot": operand.key, "source": operand.source, "dim": dim}
 
         def named(tensor: str) -> TensorName:
             return TensorName(
@@ -96,11 +94,11 @@ class OperandRecorder:
         codes = _of_blocks(operand_scales)
         if codes is None:
             return
-        assert operand.operand.block is not None
+        assert operand.block is not None
         name = named(operand.tensor + SCALE)
         more = {**about, "values": "scale", "tensor_scale": None}
-        summary = summarise(scale_values(codes, None, get_format(operand.operand.format)))
-        sample = scale_sample(sample, tuple(x.shape), dim, operand.operand.block)
+        summary = summarise(scale_values(codes, None, operand.spec.fmt))
+        sample = scale_sample(sample, tuple(x.shape), dim, operand.block)
         recorder.keep(name, precision, codes, summary, taken, sample, more)
 
 

@@ -5,42 +5,30 @@ product that it enters. The form is named after the tensor and the product, and 
 
     input            input_fprop, input_wgrad                     input_fprop_scale
     grad_output      grad_output_dgrad, grad_output_wgrad         grad_output_dgrad_scale
-
-    # T tokens (queries or keys), B sequences, H query heads, G key-value heads, D head_dim
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quantexp.formats.types import Hadamard, Rounding
-from quantexp.quant.precision import Entry, ModulePrecision
-from quantexp.quant.sites import PRODUCTS, Product, Site
-from quantexp.quant.slots import Operand
+from quantexp.formats import Hadamard, QuantSpec, Rounding
+from quantexp.quant.precision import ModulePrecision
+from quantexp.quant.sites import Operand, Product, Site, Slot, captured_dim, slots_of
 
 SCALE = "_scale"
 
 #: Operand -> the captured tensor.
-SOURCES: dict[Site, dict[str, str]] = {
-    Site.LINEAR: {"x": "input", "w": "weight", "g": "grad_output"},
-    Site.QK: {"q": "query", "k": "key", "dS": "grad_scores"},
-    Site.PV: {"P": "attn_weights", "v": "value", "dO": "grad_output"},
-}
-#: The dimensions of the captured tensors, by the names of the products' axes.
-_DIMS = {
-    "input": ("tokens", "sequences", "input_width"),
-    "weight": ("output_width", "input_width"),
-    "query": ("queries", "sequences", "heads", "head_dim"),
-    "key": ("keys", "sequences", "groups", "head_dim"),
-    "value": ("keys", "sequences", "groups", "head_dim"),
-    "attn_weights": ("sequences", "heads", "queries", "keys"),
-    "grad_scores": ("sequences", "heads", "queries", "keys"),
-}
-_GRAD_OUTPUT_DIMS = {
-    Site.LINEAR: ("tokens", "sequences", "output_width"),
-    Site.PV: ("queries", "sequences", "heads", "head_dim"),
+SOURCES = {
+    Operand.X: "input",
+    Operand.W: "weight",
+    Operand.G: "grad_output",
+    Operand.Q: "query",
+    Operand.K: "key",
+    Operand.DS: "grad_scores",
+    Operand.P: "attn_weights",
+    Operand.V: "value",
+    Operand.DO: "grad_output",
 }
 
 
@@ -48,68 +36,55 @@ _GRAD_OUTPUT_DIMS = {
 class QuantisedOperand:
     """One quantised operand of a product."""
 
-    site: Site
-    product: Product
-    name: str
-    operand: Operand
+    slot: Slot
+    spec: QuantSpec
 
     @property
     def source(self) -> str:
         """The captured tensor that is quantised."""
-        return SOURCES[self.site][self.name]
+        return SOURCES[self.slot.operand]
 
     @property
     def tensor(self) -> str:
         """The name of the quantised values."""
-        return f"{self.source}_{self.product.value}"
+        return f"{self.source}_{self.slot.product.value}"
 
     @property
-    def slot(self) -> str:
+    def key(self) -> str:
         """The key in the metadata's `formats`."""
-        return slot_key(self.site, self.product, self.name)
+        return slot_key(self.slot)
 
     @property
     def operation(self) -> str:
         """The pass of its product."""
-        return operation_of(self.product)
+        return operation_of(self.slot.product)
+
+    @property
+    def block(self) -> int | None:
+        """Elements that share a block scale; None without block scales."""
+        return None if self.spec.fmt.block is None else self.spec.block
 
     def dim(self, ndim: int) -> int:
-        """The dimension of the captured tensor that the product reduces over; the tensor has `ndim` dimensions.
-
-        The rows of a routed expert have no sequence dimension.
-        """
-        dims = _DIMS.get(self.source) or _GRAD_OUTPUT_DIMS[self.site]
-        if ndim < len(dims):
-            dims = tuple(name for name in dims if name != "sequences")
-        return dims.index(self.operand.axis)
+        """The dimension of the captured tensor that the product reduces over; the tensor has `ndim` dimensions."""
+        assert self.spec.axis is not None, "of a slot"
+        return captured_dim(self.slot.operand, self.spec.axis) % ndim
 
     @property
     def once(self) -> bool:
         """Whether the operand is the same in every micro-batch of an iteration, on every rank."""
-        drawn = (
-            self.operand.rounding is Rounding.STOCHASTIC or self.operand.hadamard is Hadamard.RANDOM
-        )
+        spec = self.spec
+        drawn = spec.rounding is Rounding.STOCHASTIC or spec.hadamard is Hadamard.RANDOM
         return self.source == "weight" and not drawn
 
 
-def quantised_operand_of(entry: Entry) -> QuantisedOperand | None:
+def quantised_operand(slot: Slot, spec: QuantSpec) -> QuantisedOperand | None:
     """The quantised operand of a slot; None in the working precision, and for a reused forward copy."""
-    return quantised_operand(entry.site, entry.product, entry.name, entry.operand)
+    return None if not spec.quantised or spec.reuse else QuantisedOperand(slot, spec)
 
 
-def quantised_operand(
-    site: Site, product: Product, name: str, operand: Operand
-) -> QuantisedOperand | None:
-    """The quantised operand of a slot given by its parts; None as for `quantised_operand_of`."""
-    if not operand.quantised or operand.reuse:
-        return None
-    return QuantisedOperand(site, product, name, operand)
-
-
-def slot_key(site: Site, product: Product, name: str) -> str:
+def slot_key(slot: Slot) -> str:
     """`fprop.x` for linear, `qk.fprop.q` for attention."""
-    key = f"{product.value}.{name}"
-    return key if site is Site.LINEAR else f"{site.value}.{key}"
+    return str(slot).removeprefix(f"{Site.LINEAR.value}.")
 
 
 def operation_of(product: Product) -> str:
@@ -122,13 +97,13 @@ def is_replaced(precision: ModulePrecision, operation: str, tensor: str) -> bool
 
     A weight that is listed for both passes counts separately for each pass.
     """
-    operands = [
-        entry.operand
-        for entry in precision.entries()
-        if SOURCES[entry.site][entry.name] == tensor
-        and (tensor != "weight" or operation_of(entry.product) == operation)
+    specs = [
+        spec
+        for slot, spec in precision.slots.items()
+        if SOURCES[slot.operand] == tensor
+        and (tensor != "weight" or operation_of(slot.product) == operation)
     ]
-    return bool(operands) and all(operand.quantised for operand in operands)
+    return bool(specs) and all(spec.quantised for spec in specs)
 
 
 def source_of(tensor: str) -> str:
@@ -136,15 +111,11 @@ def source_of(tensor: str) -> str:
     return _SOURCE_OF.get(tensor.removesuffix(SCALE), tensor)
 
 
-def _names() -> Iterator[tuple[str, str]]:
-    for site, products in PRODUCTS.items():
-        for product, shape in products.items():
-            for name in (shape.left, shape.right):
-                source = SOURCES[site][name]
-                yield f"{source}_{product.value}", source
-
-
-_SOURCE_OF = dict(_names())
+_SOURCE_OF = {
+    f"{SOURCES[slot.operand]}_{slot.product.value}": SOURCES[slot.operand]
+    for site in Site
+    for slot in slots_of(site)
+}
 #: The names of all quantised operands.
 OPERAND_TENSORS = tuple(_SOURCE_OF)
 

@@ -18,7 +18,7 @@ from quantexp.capture.record.operands import (
     SCALE,
     QuantisedOperand,
     is_replaced,
-    quantised_operand_of,
+    quantised_operand,
     scale_sample,
     scale_shape,
     source_of,
@@ -43,7 +43,7 @@ from quantexp.model.decoder import (
     value_head_dim,
 )
 from quantexp.model.sizes import element_bytes
-from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap, Sites, precision_map
+from quantexp.quant.precision import ModuleId, ModulePrecision, PrecisionMap, Slots, precision_map
 from quantexp.schema import CaptureConfig, CaptureLevel, Experiment
 
 
@@ -78,9 +78,9 @@ class Expected:
         )
         if self.scales_of is not None:
             assert self.quantised is not None
-            assert self.quantised.operand.block is not None
+            assert self.quantised.block is not None
             dim = self.quantised.dim(len(whole))
-            sample = scale_sample(sample, whole, dim, self.quantised.operand.block)
+            sample = scale_sample(sample, whole, dim, self.quantised.block)
         return prod(sampled_shape(self.shape, sample)) * self.bytes_each
 
 
@@ -137,7 +137,7 @@ def _givers(experiment: Experiment, declared: PrecisionMap) -> Iterator[_Giver]:
         else:
             shape = shapes[module.layer][module.name]
             yield _Giver(precision, _linear, (_tokens(experiment, module), shape))
-    nothing: Sites = {}
+    nothing: Slots = {}
     for layer in range(model.num_layers):
         residual = ModulePrecision(ModuleId(layer, RESIDUAL), nothing)
         yield _Giver(residual, _residual, (layer == 0,))
@@ -173,11 +173,11 @@ def _taken(experiment: Experiment, giver: _Giver, rules: Sequence[int]) -> Itera
 def _quantised(precision: ModulePrecision, tensors: list[Expected]) -> Iterator[Expected]:
     """The quantised operands of a module, each followed by its block scales if it has any."""
     by_name = {each.tensor: each for each in tensors}
-    for entry in precision.entries():
-        quantised = quantised_operand_of(entry)
+    for slot, spec in precision.slots.items():
+        quantised = quantised_operand(slot, spec)
         if quantised is None:
             continue
-        source, block = by_name[quantised.source], quantised.operand.block
+        source, block = by_name[quantised.source], quantised.block
         values = replace(
             source,
             operation=quantised.operation,

@@ -17,9 +17,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from quantexp.formats import Family, encode, get_format
+from quantexp.formats import Family, QuantSpec, encode
 from quantexp.quant.operand import quantise_operand
-from quantexp.quant.slots import Operand
 
 #: Below this number of elements, quantising all of them is as fast.
 LEAST_ELEMENTS = {torch.bfloat16: 1 << 17, torch.float16: 1 << 20}
@@ -51,22 +50,22 @@ class ByScale:
     scale_U: Tensor
 
 
-def can_be_counted(x: Tensor, operand: Operand, axis: int) -> bool:
+def can_be_counted(x: Tensor, spec: QuantSpec, axis: int) -> bool:
     """Whether `by_scale` supports a tensor."""
     return (
         x.device.type == "cpu"
         and x.dtype in LEAST_ELEMENTS
         and x.numel() >= LEAST_ELEMENTS[x.dtype]
-        and get_format(operand.format).family is Family.MX
-        and x.shape[axis] % int(operand.block or 1) == 0
+        and spec.fmt.family is Family.MX
+        and x.shape[axis] % spec.block == 0
     )
 
 
-def by_scale(x: Tensor, operand: Operand, axis: int) -> ByScale:
+def by_scale(x: Tensor, spec: QuantSpec, axis: int) -> ByScale:
     """Count a tensor's elements by their magnitude and the scales of its blocks along an axis."""
-    bits_NK = x.movedim(axis, -1).reshape(-1, int(operand.block or 1)).view(torch.int16)
+    bits_NK = x.movedim(axis, -1).reshape(-1, spec.block).view(torch.int16)
     size = max(1, _CHUNK // bits_NK.shape[1])
-    byte_of, largest_S = _scales(operand, x.dtype)
+    byte_of, largest_S = _scales(spec, x.dtype)
     scale_N = torch.cat(
         [byte_of[_amax(bits_NK[i : i + size])] for i in range(0, len(bits_NK), size)]
     )
@@ -92,7 +91,7 @@ def by_scale(x: Tensor, operand: Operand, axis: int) -> ByScale:
     magnitude = torch.where(below > 0, below + base_S[scale_U], 0)
     # Each magnitude is paired with the largest magnitude of its scale, so that a block of both has that scale.
     beside = torch.stack([magnitude, largest_S[scale_U]], 1).to(torch.int16).view(x.dtype)
-    held_U = quantise_operand(beside, replace(operand, block=2), 1)[:, 0]
+    held_U = quantise_operand(beside, replace(spec, block=2), 1)[:, 0]
     counts_U = counts_GR[group, below]
     return ByScale(blocks_S, num_left_out, beside[:, 0], counts_U, held_U, scale_U)
 
@@ -107,11 +106,11 @@ def _amax(bits_NK: Tensor) -> Tensor:
 
 
 @cache
-def _scales(operand: Operand, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _scales(spec: QuantSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The E8M0 byte of a block by the bits of its amax, and the largest amax bits of each byte, 0 if there are none."""
     bits = torch.arange(_NUM_MAGNITUDES)
     amax = bits.to(torch.int16).view(dtype)
-    _, scales = encode(amax, operand.format, block=1, scale_rule=operand.scale_rule)
+    _, scales = encode(amax, replace(spec, block=1))
     assert isinstance(scales, Tensor), "of one level: the MX family"
     byte_of = scales.reshape(-1).to(torch.int64)
     largest = torch.zeros(_E8M0_NAN + 1, dtype=torch.int64)

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from quantexp.capture.statistics.by_scale import ByScale, by_scale, can_be_counted
 from quantexp.capture.statistics.histogram import Histogram
-from quantexp.formats import ScaleRule, TwoLevelScales, get_format, scales_of
+from quantexp.formats import QuantSpec, ScaleRule, TwoLevelScales, scales_of
 from quantexp.formats import saturated as saturated_of
 from quantexp.formats.decoding import scale_values
 from quantexp.quant.operand import quantise_operand
-from quantexp.quant.scoring import scored_operand
-from quantexp.quant.slots import Operand
+from quantexp.quant.precision import spec_record
+from quantexp.quant.scoring import scored_spec
 
 #: signal, noise, energy, elements judged, non-zero, underflowed, saturated.
 _NUM_SUMS = 7
@@ -40,31 +40,29 @@ _NEVER_SATURATES = (ScaleRule.RCEIL, ScaleRule.CEIL)
 class Chosen:
     """A format with its options, and the axis of its blocks."""
 
-    operand: Operand
+    spec: QuantSpec
     axis: int
 
 
 @cache
 def chosen_for(format_name: str, tensor_name: str) -> Chosen:
     """The format with the options of the schemes, along the reduction axis of a captured tensor's first product."""
-    operand = scored_operand(
-        format_name, is_gradient=tensor_name.startswith(("grad_", "main_grad"))
-    )
-    return Chosen(operand, 0 if tensor_name == "value" else -1)
+    spec = scored_spec(format_name, is_gradient=tensor_name.startswith(("grad_", "main_grad")))
+    return Chosen(spec, 0 if tensor_name == "value" else -1)
 
 
 def fidelity(x: Tensor, counted: Histogram, chosen: Chosen) -> Tensor:
     """The sums, then for MX and NVFP4 the number of blocks by biased scale exponent; float64, on x's device."""
-    if chosen.operand.block is None:
-        return _of_values(x, counted, chosen.operand)
-    if can_be_counted(x, chosen.operand, chosen.axis):
-        pairs = by_scale(x, chosen.operand, chosen.axis)
+    if chosen.spec.fmt.block is None:
+        return _of_values(x, counted, chosen.spec)
+    if can_be_counted(x, chosen.spec, chosen.axis):
+        pairs = by_scale(x, chosen.spec, chosen.axis)
         zeros = (counted.counts * (counted.values == 0)).sum()
-        return _of_pairs(pairs, x.numel() - zeros - pairs.num_left_out, chosen.operand)
+        return _of_pairs(pairs, x.numel() - zeros - pairs.num_left_out, chosen.spec)
     return _of_blocks(x, chosen)
 
 
-def _of_values(x: Tensor, counted: Histogram, operand: Operand) -> Tensor:
+def _of_values(x: Tensor, counted: Histogram, spec: QuantSpec) -> Tensor:
     if counted.exact:
         values, counts = counted.values, counted.counts.to(torch.float64)
     else:
@@ -73,12 +71,12 @@ def _of_values(x: Tensor, counted: Histogram, operand: Operand) -> Tensor:
     if values.numel() == 0:
         return torch.zeros(_NUM_SUMS, dtype=torch.float64, device=x.device)
     present = values if counts is None else torch.where(counts > 0, values, 0.0)
-    q = quantise_operand(present.to(x.dtype), operand, -1).to(torch.float64)
+    q = quantise_operand(present.to(x.dtype), spec, -1).to(torch.float64)
     weight = torch.ones_like(present) if counts is None else counts
     nonzero = (weight * (present != 0)).sum()
     # Infinity quantises to the largest value at this tensor's scale.
     limit = quantise_operand(
-        torch.cat([present, present.new_tensor([torch.inf])]).to(x.dtype), operand, -1
+        torch.cat([present, present.new_tensor([torch.inf])]).to(x.dtype), spec, -1
     )
     saturated = (weight * (present.abs() > limit[-1].to(torch.float64))).sum()
     kept = (weight * (q != 0)).sum()
@@ -87,32 +85,32 @@ def _of_values(x: Tensor, counted: Histogram, operand: Operand) -> Tensor:
     return torch.stack([*totals, weight.sum(), nonzero, nonzero - kept, saturated])
 
 
-def _of_pairs(pairs: ByScale, nonzero: Tensor, operand: Operand) -> Tensor:
+def _of_pairs(pairs: ByScale, nonzero: Tensor, spec: QuantSpec) -> Tensor:
     counts = pairs.counts_U.to(torch.float64)
     x, q = pairs.magnitude_U.to(torch.float64), pairs.held_U.to(torch.float64)
     kept = torch.dot(counts, (q != 0).to(torch.float64))
     energies = [torch.dot(counts, v * v) for v in (x, x - q, q)]
     saturated = counts.new_zeros(())
-    if operand.scale_rule not in _NEVER_SATURATES:
-        limit = _limit(operand, pairs.scale_U)
+    if spec.scale_rule not in _NEVER_SATURATES:
+        limit = _limit(spec, pairs.scale_U)
         saturated = torch.dot(counts, (x > limit).to(torch.float64))
     sums = torch.stack([*energies, counts.sum(), nonzero, nonzero - kept, saturated])
     return torch.cat([sums, pairs.blocks_S.to(torch.float64)])
 
 
-def _limit(operand: Operand, scales: Tensor) -> Tensor:
+def _limit(spec: QuantSpec, scales: Tensor) -> Tensor:
     """The largest value at each scale byte."""
-    largest = torch.full_like(scales, get_format(operand.format).element.max, dtype=torch.float32)
+    largest = torch.full_like(scales, spec.fmt.element.max, dtype=torch.float32)
     return torch.ldexp(largest, scales.to(torch.int32) - _E8M0_BIAS)
 
 
 def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
     x = x if x.ndim else x.reshape(1)
-    operand = chosen.operand
+    spec = chosen.spec
     if x.numel() == 0:
         return torch.zeros(_NUM_SUMS + _E8M0_NAN + 1, dtype=torch.float64, device=x.device)
-    q = quantise_operand(x, operand, chosen.axis)
-    beyond = saturated_of(x, operand.format, axis=chosen.axis, **_options(operand)).sum()
+    q = quantise_operand(x, spec, chosen.axis)
+    beyond = saturated_of(x, spec, axis=chosen.axis).sum()
     sums = _sums(x.reshape(-1), q.reshape(-1))
     bytes_ = _scale_bytes(x, chosen).reshape(-1).to(torch.int64)
     histogram = torch.bincount(bytes_, minlength=_E8M0_NAN + 1)
@@ -121,20 +119,14 @@ def _of_blocks(x: Tensor, chosen: Chosen) -> Tensor:
 
 def _scale_bytes(x: Tensor, chosen: Chosen) -> Tensor:
     """The exponent of each block's scale as in E8M0: biased, 0 for a zero block, 255 for NaN."""
-    scales = scales_of(x, chosen.operand.format, axis=chosen.axis, **_options(chosen.operand))
+    scales = scales_of(x, chosen.spec, axis=chosen.axis)
     if not isinstance(scales, TwoLevelScales):
         return scales
-    values = scale_values(scales.block, scales.tensor, get_format(chosen.operand.format))
+    values = scale_values(scales.block, scales.tensor, chosen.spec.fmt)
     _, exponents = torch.frexp(values.to(torch.float64))
     bytes_ = (exponents - 1 + _E8M0_BIAS).clamp_(0, _E8M0_NAN - 1)
     bytes_ = bytes_.masked_fill_(values == 0, 0)
     return bytes_.masked_fill_(values.isnan(), _E8M0_NAN)
-
-
-def _options(operand: Operand) -> dict[str, Any]:
-    """The operand's options that affect its scales."""
-    deciding = ("block", "scale_rule", "scaling", "amax_target")
-    return {name: value for name, value in operand.options.items() if name in deciding}
 
 
 def _sums(x_N: Tensor, q_N: Tensor) -> Tensor:
@@ -157,14 +149,11 @@ def fidelity_record(chosen: Chosen, numbers: Sequence[float]) -> dict[str, Any]:
     from quantexp.capture.statistics.histogram import trimmed
 
     signal, noise, energy, judged, nonzero, underflowed, saturated = numbers[:_NUM_SUMS]
-    operand = chosen.operand
+    declared = spec_record(chosen.spec)
     record: dict[str, Any] = {
-        "format": operand.format,
+        "format": declared["format"],
         "axis": chosen.axis,
-        "block": operand.block,
-        "scale_rule": operand.scale_rule.value if operand.scale_rule else None,
-        "scaling": operand.scaling.value if operand.scaling else None,
-        "amax_target": operand.amax_target,
+        **{key: declared[key] for key in ("block", "scale_rule", "scaling", "amax_target")},
         "signal": _finite(signal),
         "noise": _finite(noise),
         "sqnr_db": _decibel(signal, noise),

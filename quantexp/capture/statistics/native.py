@@ -14,7 +14,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from quantexp.capture.statistics.histogram import NUM_BINS, Histogram, value_table
-from quantexp.formats import Family, encode, get_format
+from quantexp.formats import Family, QuantSpec, encode
 from quantexp.formats.layout import memory_order
 from quantexp.processes.compiled import library
-from quantexp.quant.slots import Operand
 
 SOURCE = Path(__file__).with_name("statistics.c")
 #: The warning when torch code is used instead.
@@ -113,10 +112,10 @@ class Described:
 
 @dataclass(frozen=True)
 class Look:
-    """A tensor to summarise, and the operand and axis for the fidelity of its blocks, if any."""
+    """A tensor to summarise, and the format and axis for the fidelity of its blocks, if any."""
 
     x: Tensor
-    operand: Operand | None = None
+    spec: QuantSpec | None = None
     axis: int = -1
 
 
@@ -197,8 +196,8 @@ def _fill(
     job.x, job.n, job.wide = x_N.data_ptr(), x_N.numel(), x_N.dtype == torch.float32
     job.values = value_table(x.dtype).data_ptr() if x.dtype == torch.float16 else None
     job.numbers, job.sums, job.blocks = (a.ctypes.data for a in (numbers, errors, blocks))
-    if look.operand is not None and takes(x, look.operand):
-        job.format = ctypes.addressof(_format(look.operand))
+    if look.spec is not None and takes(x, look.spec):
+        job.format = ctypes.addressof(_format(look.spec))
         shape, at = [x.shape[dim] for dim in order], list(order).index(look.axis % x.ndim)
         job.outer, job.extent, job.inner = (
             math.prod(shape[:at]),
@@ -208,39 +207,39 @@ def _fill(
     return x_N
 
 
-def takes(x: Tensor, operand: Operand) -> bool:
-    """Whether the compiled code supports the fidelity of a CPU tensor under this operand."""
+def takes(x: Tensor, spec: QuantSpec) -> bool:
+    """Whether the compiled code supports the fidelity of a CPU tensor under this specification."""
     return (
-        get_format(operand.format).family is Family.MX
+        spec.fmt.family is Family.MX
         and x.dtype in (torch.bfloat16, torch.float32)
-        and operand.block == _BLOCK
+        and spec.block == _BLOCK
         and x.numel() > 0
     )
 
 
 @cache
-def _format(operand: Operand) -> _Format:
-    element = get_format(operand.format).element
-    zero, one = _byte(0.0, operand), _byte(1.0, operand)
-    return _Format(element.mantissa_bits, element.emin, element.max, zero, one, _step(operand))
+def _format(spec: QuantSpec) -> _Format:
+    element = spec.fmt.element
+    zero, one = _byte(0.0, spec), _byte(1.0, spec)
+    return _Format(element.mantissa_bits, element.emin, element.max, zero, one, _step(spec))
 
 
 @cache
-def _step(operand: Operand) -> int:
+def _step(spec: QuantSpec) -> int:
     """The smallest 23-bit mantissa of an amax whose block has a larger scale than that of the power of two below it."""
     low, high = 0, 1 << 23
     while low < high:  # the scale is monotonic in the amax
         middle = (low + high) // 2
-        is_larger = _byte(1.0 + middle * 2.0**-23, operand) > _byte(1.0, operand)
+        is_larger = _byte(1.0 + middle * 2.0**-23, spec) > _byte(1.0, spec)
         low, high = (low, middle) if is_larger else (middle + 1, high)
     return low
 
 
 @lru_cache(maxsize=1 << 12)
-def _byte(amax: float, operand: Operand) -> int:
+def _byte(amax: float, spec: QuantSpec) -> int:
     """The E8M0 byte of a block with this float32 amax."""
     x = torch.tensor([amax], dtype=torch.float32)
-    _, scales = encode(x, operand.format, block=1, scale_rule=operand.scale_rule)
+    _, scales = encode(x, replace(spec, block=1))
     assert isinstance(scales, Tensor), "of one level: the MX family"
     return int(scales)
 

@@ -140,7 +140,7 @@ def kernel_for(x: Tensor) -> native.Kernels | None:
 
 
 def _look(x: Tensor, chosen: Chosen | None) -> native.Look:
-    return native.Look(x) if chosen is None else native.Look(x, chosen.operand, chosen.axis)
+    return native.Look(x) if chosen is None else native.Look(x, chosen.spec, chosen.axis)
 
 
 def _zeros(x: Tensor, counted: Histogram) -> Tensor:

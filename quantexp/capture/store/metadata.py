@@ -16,8 +16,8 @@ from torch import Tensor
 from quantexp.capture.names import TensorName, formats_record
 from quantexp.capture.record.deferred import Deferred
 from quantexp.capture.statistics.summary import Summary
+from quantexp.formats.spec import QuantSpec
 from quantexp.quant.precision import ModuleId, ModulePrecision
-from quantexp.quant.slots import Operand
 from quantexp.quant.step_state import current_state
 
 #: Slot -> format and options.
@@ -147,15 +147,15 @@ class Describer:
         if declared is precision:
             return record
         record = formats_record(precision, self._of_moment)
-        if not any(entry.operand.needs_step_state for entry in precision.entries()):
+        if not any(spec.needs_step_state for spec in precision.slots.values()):
             self._declared[precision.module] = precision, record
         return record
 
-    def _of_moment(self, operand: Operand) -> dict[str, object]:
+    def _of_moment(self, spec: QuantSpec) -> dict[str, object]:
         """The inputs of the slot's values in this micro-batch; empty for a whole iteration."""
-        if self._micro_batch is None or not operand.needs_step_state:
+        if self._micro_batch is None or not spec.needs_step_state:
             return {}
-        return current_state().record(operand)
+        return current_state().record(spec)
 
 
 def _plain(value: Any) -> Any:

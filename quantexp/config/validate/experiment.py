@@ -19,7 +19,7 @@ from quantexp.quant.precision import (
     decoder_modules,
     precision_map,
 )
-from quantexp.quant.scoring import scored_operand
+from quantexp.quant.scoring import scored_spec
 from quantexp.quant.slots import resolve_site, site_configs
 from quantexp.schema import (
     AttentionPath,
@@ -98,7 +98,7 @@ def _capture(capture: CaptureConfig, model: ModelConfig, iterations: int) -> Non
             f"capture.router_logits needs a model with experts (model.moe), and {model.name} has none"
         )
     if capture.format is not None:
-        scored_operand(capture.format)
+        scored_spec(capture.format)
     if capture.stop_after_capture and not ends_by_itself(capture):
         raise ConfigError(
             "capture.stop_after_capture needs something that ends: capture=tensors or capture=stats, and "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.kernels import cpu, gpu
-from quantexp.formats.options import Options
+from quantexp.formats.spec import QuantSpec
 
 
 class Kernel(Protocol):
@@ -27,19 +27,19 @@ class Kernel(Protocol):
     def finite_amax(self, x: Tensor) -> Tensor:
         """The largest magnitude among the finite elements of the contiguous x, 0-dim float32."""
 
-    def claims(self, x: Tensor, options: Options) -> bool:
+    def claims(self, x: Tensor, spec: QuantSpec) -> bool:
         """Whether `quantise` is exact for such a tensor, with any strides."""
 
-    def claims_both(self, x: Tensor, options: Options) -> bool:
+    def claims_both(self, x: Tensor, spec: QuantSpec) -> bool:
         """Whether `quantise_both` is."""
 
     def quantise(
-        self, x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None
+        self, x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | None
     ) -> None:
         """Write the quantised contiguous x to the contiguous y, which may be x itself."""
 
     def quantise_both(
-        self, x: Tensor, columns: Tensor, rows: Tensor, options: Options, axis: int
+        self, x: Tensor, columns: Tensor, rows: Tensor, spec: QuantSpec, axis: int
     ) -> None:
         """Write x quantised in blocks along `axis`, not the last, and along the last axis, from one read."""
 
@@ -64,16 +64,16 @@ def is_torch_alone() -> bool:
     return torch.compiler.is_compiling() or _torch_alone.get()
 
 
-def kernel_for(x: Tensor, options: Options) -> Kernel | None:
+def kernel_for(x: Tensor, spec: QuantSpec) -> Kernel | None:
     """The kernel for a tensor; None means the torch code, which torch.compile also traces."""
     kernel = _kernel(x)
-    return kernel if kernel is not None and kernel.claims(x, options) else None
+    return kernel if kernel is not None and kernel.claims(x, spec) else None
 
 
-def kernel_for_both(x: Tensor, options: Options) -> Kernel | None:
+def kernel_for_both(x: Tensor, spec: QuantSpec) -> Kernel | None:
     """The kernel that writes both copies from one read; None means one read per copy."""
     kernel = _kernel(x)
-    return kernel if kernel is not None and kernel.claims_both(x, options) else None
+    return kernel if kernel is not None and kernel.claims_both(x, spec) else None
 
 
 def kernel_for_amax(x: Tensor) -> Kernel | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quantexp.formats.bits import EXPONENT_MASK, NAN_BITS
 from quantexp.formats.mx_scale import rule_offset
-from quantexp.formats.options import Options
+from quantexp.formats.spec import QuantSpec
 from quantexp.formats.types import Family, Rounding
 from quantexp.processes.compiled import library
 
@@ -109,36 +109,36 @@ def reads(x: Tensor) -> bool:
     return compiled is not None and x.dtype in compiled.dtypes
 
 
-def claims(x: Tensor, options: Options) -> bool:
+def claims(x: Tensor, spec: QuantSpec) -> bool:
     """Whether `quantise` is exact for such a tensor."""
     return (
-        options.fmt.family in FAMILIES
-        and options.rounding is not Rounding.STOCHASTIC
-        and not options.pre_scale
-        and options.block <= _MAX_BLOCK
+        spec.fmt.family in FAMILIES
+        and spec.rounding is not Rounding.STOCHASTIC
+        and not spec.pre_scale
+        and spec.block <= _MAX_BLOCK
         and reads(x)
     )
 
 
-def claims_both(x: Tensor, options: Options) -> bool:
+def claims_both(x: Tensor, spec: QuantSpec) -> bool:
     """Whether `quantise_both` is."""
-    is_mx = options.fmt.family is Family.MX
-    return is_mx and options.block <= _MAX_BLOCK_OF_BOTH and claims(x, options)
+    is_mx = spec.fmt.family is Family.MX
+    return is_mx and spec.block <= _MAX_BLOCK_OF_BOTH and claims(x, spec)
 
 
-def quantise(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None) -> None:
+def quantise(x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | None) -> None:
     """Write the quantised contiguous x to the contiguous y, which may be x; both must be claimed.
 
     `scale` is the tensor scale, 0-dim float32; None means 1.
     """
-    if options.fmt.family is Family.MX:
+    if spec.fmt.family is Family.MX:
         outer, extent, inner = _extents(x.shape, axis)
     else:
         outer, extent, inner = 1, 1, x.numel()
-    _run(x, y, None, (outer, extent, inner, inner), options, scale)
+    _run(x, y, None, (outer, extent, inner, inner), spec, scale)
 
 
-def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, axis: int) -> None:
+def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, spec: QuantSpec, axis: int) -> None:
     """Write two copies of the contiguous x: in blocks along `axis`, which is not the last, and along the last axis.
 
     x is read once. Neither copy may be x.
@@ -150,8 +150,8 @@ def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, ax
         x,
         columns,
         rows,
-        (outer, extent, inner, width if width % options.block else inner),
-        options,
+        (outer, extent, inner, width if width % spec.block else inner),
+        spec,
         None,
     )
 
@@ -174,14 +174,14 @@ def _run(
     y: Tensor,
     rows: Tensor | None,
     extents: tuple[int, int, int, int],
-    options: Options,
+    spec: QuantSpec,
     scale: Tensor | None,
 ) -> None:
     compiled = functions()
     assert compiled is not None, "claimed"
     if x.numel() == 0:
         return
-    grid = _grid(options, 1.0 if scale is None else float(scale))
+    grid = _grid(spec, 1.0 if scale is None else float(scale))
     outer, extent, inner, width = extents
     job = _Job(
         x=x.data_ptr(),
@@ -192,25 +192,25 @@ def _run(
         extent=extent,
         inner=inner,
         width=width,
-        block=options.block,
+        block=spec.block,
         grid=ctypes.pointer(grid),
     )
     compiled.quantise(job, torch.get_num_threads())
 
 
 @lru_cache(maxsize=256)
-def _grid(options: Options, scale: float) -> _Grid:
-    element, is_mx = options.fmt.element, options.fmt.family is Family.MX
+def _grid(spec: QuantSpec, scale: float) -> _Grid:
+    element, is_mx = spec.fmt.element, spec.fmt.family is Family.MX
     infinite = EXPONENT_MASK if element.inf_codes else NAN_BITS
     return _Grid(
         mantissa_bits=element.mantissa_bits,
         emin=element.emin,
         emax=element.emax,
         max=element.max,
-        offset=rule_offset(element, options.scale_rule) if is_mx else 0,
-        away=options.rounding is Rounding.AWAY,
-        family=FAMILIES[options.fmt.family],
-        beyond=0 if is_mx or options.saturate else infinite,
+        offset=rule_offset(element, spec.scale_rule) if is_mx else 0,
+        away=spec.rounding is Rounding.AWAY,
+        family=FAMILIES[spec.fmt.family],
+        beyond=0 if is_mx or spec.saturate else infinite,
         scale=scale,
         is_power=math.frexp(scale)[0] == 0.5,
     )

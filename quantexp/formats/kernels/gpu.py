@@ -24,7 +24,7 @@ from torch import Tensor
 from quantexp.formats.kernels.launches import LAUNCHES
 from quantexp.formats.layout import INPUT_DTYPES, outer_axis_inner
 from quantexp.formats.mx_scale import can_saturate, rule_offset
-from quantexp.formats.options import Options, resolve
+from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.table import MX_BLOCK
 from quantexp.formats.types import Element, Family, Rounding, ScaleRule, Scaling
 
@@ -44,22 +44,22 @@ def reads(x: Tensor) -> bool:
     return is_plain and x.is_cuda and obstacle(x.device) is None
 
 
-def claims(x: Tensor, options: Options) -> bool:
+def claims(x: Tensor, spec: QuantSpec) -> bool:
     """Whether `quantise` is exact for such a tensor."""
-    return claims_options(options) and reads(x)
+    return claims_options(spec) and reads(x)
 
 
-def claims_both(x: Tensor, options: Options) -> bool:
+def claims_both(x: Tensor, spec: QuantSpec) -> bool:
     """Whether `quantise_both` is."""
-    return options.fmt.family is Family.MX and claims(x, options)
+    return spec.fmt.family is Family.MX and claims(x, spec)
 
 
-def claims_options(options: Options) -> bool:
-    """Whether a kernel exists for these options, on a supported device."""
-    if options.rounding is Rounding.STOCHASTIC or options.pre_scale:
+def claims_options(spec: QuantSpec) -> bool:
+    """Whether a kernel exists for this specification, on a supported device."""
+    if spec.rounding is Rounding.STOCHASTIC or spec.pre_scale:
         return False
-    is_mx = options.fmt.family is Family.MX
-    return options.fmt.family in FAMILIES and (options.block == MX_BLOCK or not is_mx)
+    is_mx = spec.fmt.family is Family.MX
+    return spec.fmt.family in FAMILIES and (spec.block == MX_BLOCK or not is_mx)
 
 
 @cache
@@ -90,7 +90,7 @@ def _refusal(device: torch.device) -> str | None:
     return None
 
 
-def quantise(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | None) -> None:
+def quantise(x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | None) -> None:
     """Write the quantised x to y, which may be x itself.
 
     Both are contiguous, of one shape, dtype and device; blocks lie along `axis`, counted from the front. `scale` is the
@@ -98,19 +98,19 @@ def quantise(x: Tensor, y: Tensor, options: Options, axis: int, scale: Tensor | 
     """
     if x.numel() == 0:
         return
-    if options.fmt.family is Family.HIF8:
-        _hif8(x, y, options, scale)
+    if spec.fmt.family is Family.HIF8:
+        _hif8(x, y, spec, scale)
         return
     outer, along, inner = outer_axis_inner(x.shape, axis)
     if inner > 1:
-        _mx_tiles(x, None, y, (outer, along, 1, inner), options)
+        _mx_tiles(x, None, y, (outer, along, 1, inner), spec)
     elif along % MX_BLOCK:
-        _mx_tiles(x, y, None, (1, outer, 1, along), options)
+        _mx_tiles(x, y, None, (1, outer, 1, along), spec)
     else:
-        _mx_flat(x, y, options)
+        _mx_flat(x, y, spec)
 
 
-def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, axis: int) -> None:
+def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, spec: QuantSpec, axis: int) -> None:
     """Write x quantised in blocks along `axis` to `columns` and along its last axis to `rows`, from one read.
 
     MX only. All are contiguous, of one shape, dtype and device; `axis`, counted from the front, is not the last. One of
@@ -122,7 +122,7 @@ def quantise_both(x: Tensor, columns: Tensor, rows: Tensor, options: Options, ax
     last = x.shape[-1]
     if last % MX_BLOCK == 0:
         last = inner
-    _mx_tiles(x, rows, columns, (outer, along, inner // last, last), options)
+    _mx_tiles(x, rows, columns, (outer, along, inner // last, last), spec)
 
 
 def finite_amax(x: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ def _raise_to_amax(x: Tensor, amax_bits: Tensor) -> None:
         )
 
 
-def _mx_flat(x: Tensor, y: Tensor, options: Options) -> None:
+def _mx_flat(x: Tensor, y: Tensor, spec: QuantSpec) -> None:
     from quantexp.formats.kernels.triton_mx import mx_flat
 
     (words, to), is_pairs = _words((x, y), x.numel())
@@ -165,7 +165,7 @@ def _mx_flat(x: Tensor, y: Tensor, options: Options) -> None:
             BLOCKS=launch.blocks,
             IS_PAIRS=is_pairs,
             num_warps=launch.num_warps,
-            **_mx_constants(options),
+            **_mx_constants(spec),
         )
 
 
@@ -174,7 +174,7 @@ def _mx_tiles(
     rows: Tensor | None,
     columns: Tensor | None,
     extents: tuple[int, int, int, int],
-    options: Options,
+    spec: QuantSpec,
 ) -> None:
     """Tiles of x as [O, N, M, L]: blocks along L go to `rows`, blocks along N to `columns`.
 
@@ -189,7 +189,7 @@ def _mx_tiles(
         "HAS_ROWS": rows is not None,
         "HAS_COLUMNS": columns is not None,
         "IS_PAIRS": is_pairs,
-        **_mx_constants(options),
+        **_mx_constants(spec),
     }
     step = _GRID_LIMIT * MX_BLOCK
     step_outer = _GRID_LIMIT if along <= step else 1
@@ -223,10 +223,10 @@ def _launch_tiles(
     )
 
 
-def _hif8(x: Tensor, y: Tensor, options: Options, scale: Tensor | None) -> None:
+def _hif8(x: Tensor, y: Tensor, spec: QuantSpec, scale: Tensor | None) -> None:
     from quantexp.formats.kernels.triton_hif8 import hif8_flat
 
-    is_power = options.scaling is not Scaling.EXACT
+    is_power = spec.scaling is not Scaling.EXACT
     (words, to), is_pairs = _words((x, y), x.numel() if is_power else 1)
     launch = LAUNCHES["hif8_flat", is_pairs]
     size = launch.blocks * MX_BLOCK // (2 if is_pairs else 1)
@@ -240,8 +240,8 @@ def _hif8(x: Tensor, y: Tensor, options: Options, scale: Tensor | None) -> None:
             IS_PAIRS=is_pairs,
             HAS_SCALE=scale is not None,
             IS_POWER=is_power,
-            IS_AWAY=options.rounding is Rounding.AWAY,
-            SATURATES=options.saturate,
+            IS_AWAY=spec.rounding is Rounding.AWAY,
+            SATURATES=spec.saturate,
             num_warps=launch.num_warps,
             enable_fp_fusion=False,
         )
@@ -274,8 +274,8 @@ def mx_constants(element: Element, rule: ScaleRule, rounding: Rounding) -> dict[
     }
 
 
-def _mx_constants(options: Options) -> dict[str, Any]:
-    constants = mx_constants(options.fmt.element, options.scale_rule, options.rounding)
+def _mx_constants(spec: QuantSpec) -> dict[str, Any]:
+    constants = mx_constants(spec.fmt.element, spec.scale_rule, spec.rounding)
     return {**constants, "enable_fp_fusion": False}
 
 

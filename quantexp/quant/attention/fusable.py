@@ -13,29 +13,23 @@ from collections.abc import Iterator
 from quantexp.errors import ConfigError
 from quantexp.model.decoder import ATTENTION
 from quantexp.quant.precision import Entry, ModulePrecision, changes, precision_map
-from quantexp.quant.sites import Product
+from quantexp.quant.sites import Operand, Product
 from quantexp.schema import ModelConfig, QuantConfig
 
 
 def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
     """The slots of an attention that the fused kernel cannot multiply as declared."""
-    forward = {
-        (entry.site, entry.name): entry.operand
-        for entry in precision.entries()
-        if entry.product is Product.FPROP
-    }
     for entry in precision.entries():
-        operand = entry.operand
-        if (entry.site, entry.name) not in forward or entry.name == "P":
+        slot, spec = entry.slot, entry.spec
+        forward = precision.slots.get(slot._replace(product=Product.FPROP))
+        if forward is None or slot.operand is Operand.P:
             # dS, dO and P exist only inside the kernel, or enter it once for two products
-            if operand.quantised:
+            if spec.quantised:
                 yield entry
-        elif entry.product is Product.FPROP:
-            if operand.pre_scale or operand.hadamard is not None:
+        elif slot.product is Product.FPROP:
+            if spec.pre_scale or spec.is_transformed:
                 yield entry
-        elif operand.quantised != forward[entry.site, entry.name].quantised or (
-            operand.quantised and not operand.reuse
-        ):
+        elif spec.quantised != forward.quantised or (spec.quantised and not spec.reuse):
             yield entry
 
 
@@ -71,13 +65,9 @@ def require_fused(precision: ModulePrecision) -> None:
 
 
 def _words(entry: Entry) -> str:
-    operand = entry.operand
-    if operand.hadamard is not None:
-        return f"{operand.format} after a Hadamard transform"
-    if operand.pre_scale:
-        return f"{operand.format} scaled by 3/4"
-    return (
-        operand.format
-        if operand.quantised
-        else "the working precision, which its forward is not in"
-    )
+    spec = entry.spec
+    if spec.is_transformed:
+        return f"{spec.fmt.name} after a Hadamard transform"
+    if spec.pre_scale:
+        return f"{spec.fmt.name} scaled by 3/4"
+    return spec.fmt.name if spec.quantised else "the working precision, which its forward is not in"

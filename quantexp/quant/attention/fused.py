@@ -24,18 +24,18 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quantexp.quant.attention.plain import expanded
-from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, TensorHook, call_operand_hooks
-from quantexp.quant.operand import clipped, quantise_operand
+from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, TensorHook
+from quantexp.quant.multiply import quantised_operand
+from quantexp.quant.operand import clipped
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import FusedContext, product_context, untracked
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import FPROP_K, FPROP_Q, FPROP_V, dim_of
 
 #: Whether a hook needs a tensor, by operation and name.
 TensorFilter = Callable[[str, str], bool]
 #: The kernels that never store T x T; torch uses the first one that applies.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-#: Forward operands: site, name, and the dimension of [T, B, H, D] that blocks run along.
-_FORWARD = ((Site.QK, "q", -1), (Site.QK, "k", -1), (Site.PV, "v", 0))
+_FORWARD = (FPROP_Q, FPROP_K, FPROP_V)
 
 
 def no_tensor_wanted(operation: str, name: str) -> bool:
@@ -115,9 +115,8 @@ class _Fused(torch.autograd.Function):
     ) -> Tensor:
         tensors = (q_TBHD, k_TBGD, v_TBGE)
         operands = []
-        for x, (site, name, axis) in zip(tensors, _FORWARD, strict=True):
-            operand = quantise_operand(x, precision.operand(site, Product.FPROP, name), axis)
-            call_operand_hooks(precision, site, Product.FPROP, name, x, operand)
+        for x, slot in zip(tensors, _FORWARD, strict=True):
+            operand = quantised_operand(precision, slot, x)
             operands.append(operand.detach().requires_grad_())
         q, k, v = operands
         originals = tensors if _keeps_originals(precision) else None
@@ -144,12 +143,10 @@ class _Fused(torch.autograd.Function):
             gradients = torch.autograd.grad(ctx.o, ctx.operands, dO)
         ctx.o = None
         results = []
-        for index, (gradient, (site, name, axis)) in enumerate(
-            zip(gradients, _FORWARD, strict=True)
-        ):
-            operand = precision.operand(site, Product.FPROP, name)
-            x = gradient if ctx.originals is None else ctx.originals[index]
-            results.append(clipped(gradient, x, operand, axis))
+        originals = gradients if ctx.originals is None else ctx.originals
+        for gradient, x, slot in zip(gradients, originals, _FORWARD, strict=True):
+            spec = precision.spec(slot)
+            results.append(clipped(gradient, x, spec, dim_of(slot.operand, spec)))
         ctx.hook(BACKWARD, PRE, "grad_output", dO)
         for gradient, name in zip(results, ("query", "key", "value"), strict=True):
             ctx.hook(BACKWARD, POST, f"grad_{name}", gradient)
@@ -158,8 +155,8 @@ class _Fused(torch.autograd.Function):
 
 def _keeps_originals(precision: ModulePrecision) -> bool:
     """Whether an operand's gradient or the proof of engagement needs the operand before quantisation."""
-    operands = (precision.operand(site, Product.FPROP, name) for site, name, _ in _FORWARD)
-    return any(operand.clip_gradient or operand.needs_step_state for operand in operands)
+    specs = (precision.spec(slot) for slot in _FORWARD)
+    return any(spec.clip_gradient or spec.needs_step_state for spec in specs)
 
 
 def _by_head(tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:

@@ -22,26 +22,29 @@ through that shared scale. The plain path stores S and P whole, T squared per he
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quantexp.quant.hooks import (
-    BACKWARD,
-    POST,
-    PRE,
-    Layout,
-    TensorHook,
-    call_operand_hooks,
-    same_layout,
-)
-from quantexp.quant.multiply import multiply, post_scale
-from quantexp.quant.operand import clipped, quantise_operand
+from quantexp.quant.hooks import BACKWARD, POST, PRE, Layout, TensorHook
+from quantexp.quant.multiply import Factor, multiply_operands
+from quantexp.quant.operand import clipped
 from quantexp.quant.precision import ModulePrecision
-from quantexp.quant.product_context import ProductContext
-from quantexp.quant.sites import PRODUCTS, Product, Site
+from quantexp.quant.sites import (
+    DGRAD_K_DS,
+    DGRAD_K_Q,
+    DGRAD_P_DO,
+    DGRAD_P_V,
+    DGRAD_Q_DS,
+    DGRAD_Q_K,
+    DGRAD_V_DO,
+    DGRAD_V_P,
+    FPROP_K,
+    FPROP_P,
+    FPROP_Q,
+    FPROP_V,
+)
 
 
 def scores(
@@ -93,51 +96,6 @@ def by_sequence_layout(sequences: int) -> Layout:
     return lambda x_NTT: x_NTT.view(sequences, -1, *x_NTT.shape[1:])
 
 
-def _operand(
-    precision: ModulePrecision,
-    site: Site,
-    product: Product,
-    name: str,
-    axis: int,
-    x: Tensor,
-    layout: Layout = same_layout,
-) -> Tensor:
-    """Quantises one operand according to its slot and calls the operand hooks."""
-    result = quantise_operand(x, precision.operand(site, product, name), axis)
-    call_operand_hooks(precision, site, product, name, x, result, layout)
-    return result
-
-
-def _forward_or_own(
-    precision: ModulePrecision,
-    site: Site,
-    product: Product,
-    name: str,
-    axis: int,
-    forward_axis: int,
-    x: Tensor,
-    layout: Layout = same_layout,
-) -> Tensor:
-    """A backward operand: quantised along its own axis, or the forward copy, recomputed bit for bit."""
-    reused = precision.operand(site, product, name).reuse
-    return _operand(precision, site, product, name, forward_axis if reused else axis, x, layout)
-
-
-def _call_context(
-    precision: ModulePrecision, site: Site, product: Product, *sources: Callable[[], Tensor]
-) -> ProductContext:
-    left, right = sources
-    return ProductContext(precision.module, site, product, sources=lambda: (left(), right()))
-
-
-def product_scale(precision: ModulePrecision, site: Site, product: Product) -> float:
-    """The factor that compensates operands pre-scaled by 3/4."""
-    shape = PRODUCTS[site][product]
-    return post_scale(
-        *(precision.operand(site, product, name) for name in (shape.left, shape.right))
-    )
-
-
 class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -151,18 +109,12 @@ class _Scores(torch.autograd.Function):
         ctx.save_for_backward(q_TBHD, k_TBGD)
         ctx.precision, ctx.hook, ctx.softmax_scale = precision, hook, softmax_scale
         H = q_TBHD.shape[2]
-        q = by_head(_operand(precision, Site.QK, Product.FPROP, "q", -1, q_TBHD))
-        k = _operand(precision, Site.QK, Product.FPROP, "k", -1, k_TBGD)
-        k = by_head(expanded(k, H))
-        call_context = _call_context(
+        return multiply_operands(
             precision,
-            Site.QK,
-            Product.FPROP,
-            lambda: by_head(q_TBHD),
-            lambda: by_head(expanded(k_TBGD, H)).transpose(1, 2),
+            Factor(FPROP_Q, q_TBHD, by_head),
+            Factor(FPROP_K, k_TBGD, lambda k: by_head(expanded(k, H)).transpose(1, 2)),
+            scale=softmax_scale,
         )
-        scale = softmax_scale * product_scale(precision, Site.QK, Product.FPROP)
-        return multiply(call_context, q, k.transpose(1, 2), scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -172,35 +124,20 @@ class _Scores(torch.autograd.Function):
         T, B, H, D = q_TBHD.shape
         by_sequence = by_sequence_layout(B)
         ctx.hook(BACKWARD, PRE, "grad_scores", by_sequence(dS))
-
-        dS_q = _operand(precision, Site.QK, Product.DGRAD_Q, "dS", -1, dS, by_sequence)
-        k = _forward_or_own(precision, Site.QK, Product.DGRAD_Q, "k", 0, -1, k_TBGD)
-        call_context = _call_context(
+        dq = multiply_operands(
             precision,
-            Site.QK,
-            Product.DGRAD_Q,
-            lambda: dS,
-            lambda: by_head(expanded(k_TBGD, H)),
+            Factor(DGRAD_Q_DS, dS, captured=by_sequence),
+            Factor(DGRAD_Q_K, k_TBGD, lambda k: by_head(expanded(k, H))),
         )
-        scale = product_scale(precision, Site.QK, Product.DGRAD_Q)
-        dq = multiply(call_context, dS_q, by_head(expanded(k, H)), scale)
         dq = (dq * ctx.softmax_scale).transpose(0, 1).reshape(T, B, H, D)
-
-        dS_k = _operand(precision, Site.QK, Product.DGRAD_K, "dS", 1, dS, by_sequence)
-        q = _forward_or_own(precision, Site.QK, Product.DGRAD_K, "q", 0, -1, q_TBHD)
-        call_context = _call_context(
+        dk = multiply_operands(
             precision,
-            Site.QK,
-            Product.DGRAD_K,
-            lambda: dS.transpose(1, 2),
-            lambda: by_head(q_TBHD),
+            Factor(DGRAD_K_DS, dS, _transposed, by_sequence),
+            Factor(DGRAD_K_Q, q_TBHD, by_head),
         )
-        scale = product_scale(precision, Site.QK, Product.DGRAD_K)
-        dk = multiply(call_context, dS_k.transpose(1, 2), by_head(q), scale)
         dk = summed_over_group(dk * ctx.softmax_scale, B, k_TBGD.shape[2])
-
-        dq = clipped(dq, q_TBHD, precision.operand(Site.QK, Product.FPROP, "q"), -1)
-        dk = clipped(dk, k_TBGD, precision.operand(Site.QK, Product.FPROP, "k"), -1)
+        dq = clipped(dq, q_TBHD, precision.spec(FPROP_Q), -1)
+        dk = clipped(dk, k_TBGD, precision.spec(FPROP_K), -1)
         ctx.hook(BACKWARD, POST, "grad_query", dq)
         ctx.hook(BACKWARD, POST, "grad_key", dk)
         return dq, dk, None, None, None
@@ -215,17 +152,11 @@ class _Context(torch.autograd.Function):
         ctx.precision, ctx.hook = precision, hook
         B = v_TBGD.shape[1]
         H = P_NTT.shape[0] // B
-        P = _operand(precision, Site.PV, Product.FPROP, "P", -1, P_NTT, by_sequence_layout(B))
-        v = _operand(precision, Site.PV, Product.FPROP, "v", 0, v_TBGD)
-        call_context = _call_context(
+        return multiply_operands(
             precision,
-            Site.PV,
-            Product.FPROP,
-            lambda: P_NTT,
-            lambda: by_head(expanded(v_TBGD, H)),
+            Factor(FPROP_P, P_NTT, captured=by_sequence_layout(B)),
+            Factor(FPROP_V, v_TBGD, lambda v: by_head(expanded(v, H))),
         )
-        scale = product_scale(precision, Site.PV, Product.FPROP)
-        return multiply(call_context, P, by_head(expanded(v, H)), scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -234,36 +165,29 @@ class _Context(torch.autograd.Function):
         precision: ModulePrecision = ctx.precision
         _, B, G, _ = v_TBGD.shape
         H = P_NTT.shape[0] // B
+        by_sequence = by_sequence_layout(B)
 
         def layout(x_NTD: Tensor) -> Tensor:
             return by_token(x_NTD, B)
 
-        dO_p = _operand(precision, Site.PV, Product.DGRAD_P, "dO", -1, dO, layout)
-        v = _forward_or_own(precision, Site.PV, Product.DGRAD_P, "v", -1, 0, v_TBGD)
-        call_context = _call_context(
+        dP = multiply_operands(
             precision,
-            Site.PV,
-            Product.DGRAD_P,
-            lambda: dO,
-            lambda: by_head(expanded(v_TBGD, H)).transpose(1, 2),
+            Factor(DGRAD_P_DO, dO, captured=layout),
+            Factor(DGRAD_P_V, v_TBGD, lambda v: by_head(expanded(v, H)).transpose(1, 2)),
         )
-        scale = product_scale(precision, Site.PV, Product.DGRAD_P)
-        dP = multiply(call_context, dO_p, by_head(expanded(v, H)).transpose(1, 2), scale)
-
-        P = _forward_or_own(
-            precision, Site.PV, Product.DGRAD_V, "P", 1, -1, P_NTT, by_sequence_layout(B)
+        dv = multiply_operands(
+            precision,
+            Factor(DGRAD_V_P, P_NTT, _transposed, by_sequence),
+            Factor(DGRAD_V_DO, dO, captured=layout),
         )
-        dO_v = _operand(precision, Site.PV, Product.DGRAD_V, "dO", 1, dO, layout)
-        call_context = _call_context(
-            precision, Site.PV, Product.DGRAD_V, lambda: P_NTT.transpose(1, 2), lambda: dO
-        )
-        scale = product_scale(precision, Site.PV, Product.DGRAD_V)
-        dv = multiply(call_context, P.transpose(1, 2), dO_v, scale)
         dv = summed_over_group(dv, B, G)
-
-        dP = clipped(dP, P_NTT, precision.operand(Site.PV, Product.FPROP, "P"), -1)
-        dv = clipped(dv, v_TBGD, precision.operand(Site.PV, Product.FPROP, "v"), 0)
+        dP = clipped(dP, P_NTT, precision.spec(FPROP_P), -1)
+        dv = clipped(dv, v_TBGD, precision.spec(FPROP_V), 0)
         ctx.hook(BACKWARD, PRE, "grad_output", layout(dO))
-        ctx.hook(BACKWARD, POST, "grad_attn_weights", by_sequence_layout(B)(dP))
+        ctx.hook(BACKWARD, POST, "grad_attn_weights", by_sequence(dP))
         ctx.hook(BACKWARD, POST, "grad_value", dv)
         return dP, dv, None, None
+
+
+def _transposed(x_NTT: Tensor) -> Tensor:
+    return x_NTT.transpose(1, 2)

@@ -25,14 +25,7 @@ from torch import Tensor
 
 from quantexp.quant.attention.fused import TensorFilter
 from quantexp.quant.attention.plain import by_sequence_layout, by_token, summed_over_group
-from quantexp.quant.attention.tile_products import (
-    DS_BY_KEYS,
-    DS_BY_QUERIES,
-    P_BACKWARD,
-    P_FORWARD,
-    TileProducts,
-    dim_of,
-)
+from quantexp.quant.attention.tile_products import TileProducts
 from quantexp.quant.attention.tiles import Tile
 from quantexp.quant.hooks import (
     BACKWARD,
@@ -44,7 +37,23 @@ from quantexp.quant.hooks import (
     is_operand_hooked,
 )
 from quantexp.quant.operand import clipped, follows_own_amax
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import (
+    DGRAD_K_DS,
+    DGRAD_K_Q,
+    DGRAD_P_DO,
+    DGRAD_P_V,
+    DGRAD_Q_DS,
+    DGRAD_Q_K,
+    DGRAD_V_DO,
+    DGRAD_V_P,
+    FPROP_K,
+    FPROP_P,
+    FPROP_Q,
+    FPROP_V,
+    Product,
+    Site,
+    dim_of,
+)
 
 
 class _Gathered:
@@ -78,7 +87,7 @@ class Forward:
 
     def __init__(self, work: TileProducts, hook: TensorHook, wants: TensorFilter) -> None:
         self.work, self.hook = work, hook
-        self.is_hooked = is_operand_hooked(work.precision, *P_FORWARD)
+        self.is_hooked = is_operand_hooked(work.precision, FPROP_P)
         self.is_wanted = wants(FORWARD, "attn_weights")
 
     @property
@@ -89,22 +98,22 @@ class Forward:
     def output(self) -> Tensor:
         """The output o, [N, T, E]; calls the hooks."""
         work = self.work
-        q = work.whole((Site.QK, Product.FPROP, "q"))
-        k = work.whole((Site.QK, Product.FPROP, "k"))
-        v = work.whole((Site.PV, Product.FPROP, "v"))
+        q = work.whole(FPROP_Q)
+        k = work.whole(FPROP_K)
+        v = work.whole(FPROP_V)
         names = ["P"] if self.is_observed else []
-        gathered = _Gathered(work, [*names, *((P_FORWARD,) if self.is_hooked else ())])
+        gathered = _Gathered(work, [*names, *((FPROP_P,) if self.is_hooked else ())])
         spans = work.tiles(whole_rows=bool(gathered))
-        if follows_own_amax(work.operand(P_FORWARD)):
+        if follows_own_amax(work.spec(FPROP_P)):
             for tile in spans:
                 P = work.softmax(work.scores(tile, q, k, recomputed=True), tile)
-                work.observe(P_FORWARD, P)
+                work.observe(FPROP_P, P)
         o = v.new_empty(v.shape)
         for tile in spans:
             P = work.softmax(work.scores(tile, q, k), tile)
-            P_quantised = work.quantised_tile(P_FORWARD, tile, P)
+            P_quantised = work.quantised_tile(FPROP_P, tile, P)
             gathered.put("P", tile, P)
-            gathered.put(P_FORWARD, tile, P_quantised)
+            gathered.put(FPROP_P, tile, P_quantised)
             o[:, tile.rows] = work.product(
                 Site.PV, Product.FPROP, tile, P_quantised, v[:, tile.keys], P
             )
@@ -114,8 +123,8 @@ class Forward:
     def _hand_over(self, gathered: _Gathered) -> None:
         work, by_sequence = self.work, by_sequence_layout(self.work.B)
         if self.is_hooked:
-            whole = (gathered.take("P"), gathered.take(P_FORWARD))
-            call_operand_hooks(work.precision, *P_FORWARD, *whole, by_sequence)
+            whole = (gathered.take("P"), gathered.take(FPROP_P))
+            call_operand_hooks(work.precision, FPROP_P, *whole, by_sequence)
         if self.is_wanted:
             self.hook(FORWARD, POST, "attn_weights", by_sequence(gathered.take("P")))
 
@@ -128,10 +137,10 @@ class Backward:
         self.wanted = [
             name for name in ("grad_scores", "grad_attn_weights") if wants(BACKWARD, name)
         ]
-        slots = (P_BACKWARD, DS_BY_KEYS, DS_BY_QUERIES)
-        self.hooked_slots = [slot for slot in slots if is_operand_hooked(work.precision, *slot)]
+        slots = (DGRAD_V_P, DGRAD_Q_DS, DGRAD_K_DS)
+        self.hooked_slots = [slot for slot in slots if is_operand_hooked(work.precision, slot)]
         names = {"grad_scores": "dS", "grad_attn_weights": "dP"}
-        kept = {slot[2] for slot in self.hooked_slots} | {names[name] for name in self.wanted}
+        kept = {slot.operand for slot in self.hooked_slots} | {names[name] for name in self.wanted}
         self.gathered = _Gathered(work, [*kept, *self.hooked_slots])
 
     @property
@@ -143,13 +152,13 @@ class Backward:
         """Gradients of q, k and v in every query head, [N, T, D or E]; dq and dk before the softmax scale."""
         work = self.work
         # q and k recompute P; the rest are the operands of the backward products
-        self.q = work.whole((Site.QK, Product.FPROP, "q"))
-        self.k = work.whole((Site.QK, Product.FPROP, "k"))
-        self.dO_p = work.whole((Site.PV, Product.DGRAD_P, "dO"))
-        self.v_p = work.whole((Site.PV, Product.DGRAD_P, "v"))
-        self.dO_v = work.whole((Site.PV, Product.DGRAD_V, "dO"))
-        self.k_q = work.whole((Site.QK, Product.DGRAD_Q, "k"))
-        self.q_k = work.whole((Site.QK, Product.DGRAD_K, "q"))
+        self.q = work.whole(FPROP_Q)
+        self.k = work.whole(FPROP_K)
+        self.dO_p = work.whole(DGRAD_P_DO)
+        self.v_p = work.whole(DGRAD_P_V)
+        self.dO_v = work.whole(DGRAD_V_DO)
+        self.k_q = work.whole(DGRAD_Q_K)
+        self.q_k = work.whole(DGRAD_K_Q)
         spans = work.tiles(whole_rows=bool(self.gathered))
         self._observe_all(spans)
         dq = self.q.new_empty(self.q.shape)
@@ -163,17 +172,17 @@ class Backward:
         """Adds one tile's contribution to the gradients and releases the tile."""
         work = self.work
         P, dP, dS = self._tile(tile)
-        P_quantised = work.quantised_tile(P_BACKWARD, tile, P)
+        P_quantised = work.quantised_tile(DGRAD_V_P, tile, P)
         dv[:, tile.keys] += work.product(
-            *P_BACKWARD[:2], tile, P_quantised, self.dO_v[:, tile.rows], P
+            *DGRAD_V_P[:2], tile, P_quantised, self.dO_v[:, tile.rows], P
         )
-        self._keep(tile, {"P": P, "dP": dP, P_BACKWARD: P_quantised})
+        self._keep(tile, {"P": P, "dP": dP, DGRAD_V_P: P_quantised})
         del P, dP, P_quantised
-        dS_q, dS_k = work.quantised_tile_pair(DS_BY_KEYS, DS_BY_QUERIES, tile, dS)
-        self._keep(tile, {"dS": dS, DS_BY_KEYS: dS_q, DS_BY_QUERIES: dS_k})
-        dq[:, tile.rows] = work.product(*DS_BY_KEYS[:2], tile, dS_q, self.k_q[:, tile.keys], dS)
+        dS_q, dS_k = work.quantised_tile_pair(DGRAD_Q_DS, DGRAD_K_DS, tile, dS)
+        self._keep(tile, {"dS": dS, DGRAD_Q_DS: dS_q, DGRAD_K_DS: dS_k})
+        dq[:, tile.rows] = work.product(*DGRAD_Q_DS[:2], tile, dS_q, self.k_q[:, tile.keys], dS)
         del dS_q
-        dk[:, tile.keys] += work.product(*DS_BY_QUERIES[:2], tile, dS_k, self.q_k[:, tile.rows], dS)
+        dk[:, tile.keys] += work.product(*DGRAD_K_DS[:2], tile, dS_k, self.q_k[:, tile.rows], dS)
 
     def _keep(self, tile: Tile, tensors: dict[object, Tensor]) -> None:
         for name, x in tensors.items():
@@ -193,32 +202,32 @@ class Backward:
             self.v_p[:, tile.keys],
             recomputed=recomputed,
         )
-        operand, amax = work.operand(P_FORWARD), work.amaxes.get(P_FORWARD)
-        dP = clipped(dP, P.detach(), operand, dim_of("P", operand), amax)
+        spec, amax = work.spec(FPROP_P), work.amaxes.get(FPROP_P)
+        dP = clipped(dP, P.detach(), spec, dim_of(FPROP_P.operand, spec), amax)
         (dS,) = torch.autograd.grad(P, S, dP)
         return P.detach(), dP, dS
 
     def _observe_all(self, spans: list[Tile]) -> None:
         """Computes the amaxes that determine scales of P and dS, over all tiles."""
         work = self.work
-        forward_amax = work.amaxes.get(P_FORWARD)
-        work.amaxes = {} if forward_amax is None else {P_FORWARD: forward_amax}
-        if forward_amax is not None and work.operand(P_BACKWARD).reuse:
-            work.amaxes[P_BACKWARD] = forward_amax
+        forward_amax = work.amaxes.get(FPROP_P)
+        work.amaxes = {} if forward_amax is None else {FPROP_P: forward_amax}
+        if forward_amax is not None and work.spec(DGRAD_V_P).reuse:
+            work.amaxes[DGRAD_V_P] = forward_amax
         slots = [
             slot
-            for slot in (P_BACKWARD, DS_BY_KEYS, DS_BY_QUERIES)
-            if follows_own_amax(work.operand(slot)) and slot not in work.amaxes
+            for slot in (DGRAD_V_P, DGRAD_Q_DS, DGRAD_K_DS)
+            if follows_own_amax(work.spec(slot)) and slot not in work.amaxes
         ]
-        is_one = DS_BY_QUERIES in slots and work.shares_read(DS_BY_KEYS, DS_BY_QUERIES)
+        is_one = DGRAD_K_DS in slots and work.shares_read(DGRAD_Q_DS, DGRAD_K_DS)
         if is_one:
-            slots.remove(DS_BY_QUERIES)
+            slots.remove(DGRAD_K_DS)
         for tile in spans if slots else ():
             P, _, dS = self._tile(tile, recomputed=True)
             for slot in slots:
-                work.observe(slot, P if slot is P_BACKWARD else dS)
+                work.observe(slot, P if slot is DGRAD_V_P else dS)
         if is_one:
-            work.amaxes[DS_BY_QUERIES] = work.amaxes[DS_BY_KEYS]
+            work.amaxes[DGRAD_K_DS] = work.amaxes[DGRAD_Q_DS]
 
     def finish(
         self, dq_NTD: Tensor, dk_NTD: Tensor, dv_NTE: Tensor
@@ -230,12 +239,12 @@ class Backward:
         dq = by_token(dq_NTD * work.softmax_scale, work.B)
         dk = summed_over_group(dk_NTD * work.softmax_scale, work.B, groups)
         dv = summed_over_group(dv_NTE, work.B, groups)
-        dq = clipped(dq, q_TBHD, work.operand((Site.QK, Product.FPROP, "q")), -1)
-        dk = clipped(dk, k_TBGD, work.operand((Site.QK, Product.FPROP, "k")), -1)
-        dv = clipped(dv, v_TBGE, work.operand((Site.PV, Product.FPROP, "v")), 0)
+        dq = clipped(dq, q_TBHD, work.spec(FPROP_Q), -1)
+        dk = clipped(dk, k_TBGD, work.spec(FPROP_K), -1)
+        dv = clipped(dv, v_TBGE, work.spec(FPROP_V), 0)
         for slot in self.hooked_slots:
-            whole = (self.gathered.take(slot[2]), self.gathered.take(slot))
-            call_operand_hooks(work.precision, *slot, *whole, by_sequence)
+            whole = (self.gathered.take(slot.operand), self.gathered.take(slot))
+            call_operand_hooks(work.precision, slot, *whole, by_sequence)
         self.hook(BACKWARD, PRE, "grad_output", by_token(work.tensors["dO"], work.B))
         if "grad_scores" in self.wanted:
             self.hook(BACKWARD, PRE, "grad_scores", by_sequence(self.gathered.take("dS")))

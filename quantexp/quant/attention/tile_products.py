@@ -15,35 +15,34 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from quantexp.formats import Place
-from quantexp.quant.attention.plain import by_head, by_token, expanded, product_scale
+from quantexp.formats import Place, QuantSpec
+from quantexp.quant.attention.plain import by_head, by_token, expanded
 from quantexp.quant.attention.tiles import Tile, tiles
-from quantexp.quant.hooks import call_operand_hooks, same_layout
-from quantexp.quant.multiply import multiply
+from quantexp.quant.hooks import same_layout
+from quantexp.quant.multiply import multiply, product_scale, quantised_operand
 from quantexp.quant.operand import follows_own_amax, own_amax, quantise_operand, quantise_pair
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import Part, ProductContext
-from quantexp.quant.sites import PRODUCTS, Product, Site
-from quantexp.quant.slots import Operand
+from quantexp.quant.sites import (
+    DGRAD_K_DS,
+    DGRAD_P_V,
+    DGRAD_V_P,
+    FPROP_K,
+    Operand,
+    Product,
+    Site,
+    Slot,
+    dim_of,
+    operands_of,
+)
 from quantexp.quant.weight_cache.policy import shares_read
 
 #: Maps the scores of a tile, [B, H, R, K], and its first query to probabilities, row by row; differentiable.
 Probabilities = Callable[[Tensor, int], Tensor]
-Slot = tuple[Site, Product, str]
 
 #: Operands that exist only as tiles, as opposed to operands of T x D.
-TILE_OPERANDS = ("P", "dS")
-P_FORWARD: Slot = (Site.PV, Product.FPROP, "P")
-P_BACKWARD: Slot = (Site.PV, Product.DGRAD_V, "P")
-DS_BY_KEYS: Slot = (Site.QK, Product.DGRAD_Q, "dS")
-DS_BY_QUERIES: Slot = (Site.QK, Product.DGRAD_K, "dS")
-
-_TRANSPOSED: set[Slot] = {
-    (Site.QK, Product.FPROP, "k"),
-    (Site.PV, Product.DGRAD_P, "v"),
-    P_BACKWARD,
-    DS_BY_QUERIES,
-}
+TILE_OPERANDS = (Operand.P, Operand.DS)
+_TRANSPOSED = {FPROP_K, DGRAD_P_V, DGRAD_V_P, DGRAD_K_DS}
 #: Products that reduce over queries, summed over tiles.
 _SUMMED = (Product.DGRAD_V, Product.DGRAD_K)
 
@@ -73,14 +72,15 @@ class TileProducts:
         #: Amax of P and dS over all tiles, for slots whose scale depends on it.
         self.amaxes: dict[Slot, Tensor] = {}
 
-    def operand(self, slot: Slot) -> Operand:
-        """The declared operand of a slot."""
-        return self.precision.operand(*slot)
+    def spec(self, slot: Slot) -> QuantSpec:
+        """What the module declares for a slot."""
+        return self.precision.spec(slot)
 
     def tiles(self, *, whole_rows: bool) -> list[Tile]:
         """The tiles of a pass; their rows span all keys if the tiles are to be assembled again."""
-        operands = [e.operand for e in self.precision.entries() if e.name in TILE_OPERANDS]
-        return tiles(self.T, operands, to_last_query=self.can_shorten and not whole_rows)
+        slots = self.precision.slots.items()
+        specs = [spec for slot, spec in slots if slot.operand in TILE_OPERANDS]
+        return tiles(self.T, specs, to_last_query=self.can_shorten and not whole_rows)
 
     @contextlib.contextmanager
     def inputs(self, **tensors: Tensor) -> Iterator[None]:
@@ -94,26 +94,27 @@ class TileProducts:
     def quantised(self, slot: Slot) -> Tensor:
         """A quantised operand of T x D in its own layout; quantised and passed to the hooks once per pass."""
         if slot not in self._quantised:
-            name, operand = slot[2], self.operand(slot)
-            x = self.tensors[name]
-            result = self._quantised[slot] = quantise_operand(x, operand, dim_of(name, operand))
-            if slot[1] is not Product.FPROP or "dO" not in self.tensors:
-                layout = (lambda x_NTD: by_token(x_NTD, self.B)) if name == "dO" else same_layout
-                call_operand_hooks(self.precision, *slot, x, result, layout)
+            x = self.tensors[slot.operand]
+            is_dO = slot.operand is Operand.DO
+            layout = (lambda x_NTD: by_token(x_NTD, self.B)) if is_dO else same_layout
+            is_again = slot.product is Product.FPROP and Operand.DO in self.tensors
+            self._quantised[slot] = quantised_operand(
+                self.precision, slot, x, layout, is_shown=not is_again
+            )
         return self._quantised[slot]
 
     def whole(self, slot: Slot) -> Tensor:
         """The quantised operand for all tiles, [N, T, D]."""
-        return self._by_head(slot[2], self.quantised(slot))
+        return self._by_head(slot.operand, self.quantised(slot))
 
-    def _by_head(self, name: str, x: Tensor) -> Tensor:
-        return x if name == "dO" else by_head(expanded(x, self.H))
+    def _by_head(self, operand: Operand, x: Tensor) -> Tensor:
+        return x if operand is Operand.DO else by_head(expanded(x, self.H))
 
     def quantised_tile(self, slot: Slot, tile: Tile, x_NRK: Tensor) -> Tensor:
         """One tile of P or dS, quantised according to its slot."""
-        operand, amax = self.operand(slot), self.amaxes.get(slot)
+        spec, amax = self.spec(slot), self.amaxes.get(slot)
         place = Place((self.B * self.H, self.T, self.T), (0, tile.start, 0))
-        return quantise_operand(x_NRK, operand, dim_of(slot[2], operand), amax, place=place)
+        return quantise_operand(x_NRK, spec, dim_of(slot.operand, spec), amax, place=place)
 
     def quantised_tile_pair(
         self, first: Slot, second: Slot, tile: Tile, x_NRK: Tensor
@@ -121,22 +122,20 @@ class TileProducts:
         """One tile of dS quantised for two products, from one read if they share it."""
         if not self.shares_read(first, second):
             return self.quantised_tile(first, tile, x_NRK), self.quantised_tile(second, tile, x_NRK)
-        first_operand, second_operand = self.operand(first), self.operand(second)
-        axes = (dim_of(first[2], first_operand), dim_of(second[2], second_operand))
-        left, right = quantise_pair(
-            x_NRK, first_operand, second_operand, axes, amax=self.amaxes.get(first)
-        )
+        specs = self.spec(first), self.spec(second)
+        axes = dim_of(first.operand, specs[0]), dim_of(second.operand, specs[1])
+        left, right = quantise_pair(x_NRK, *specs, axes, amax=self.amaxes.get(first))
         assert right is not None
         return left, right
 
     def shares_read(self, first: Slot, second: Slot) -> bool:
         """Whether two products quantise dS alike except for the axis of blocks; then they share its amax, too."""
-        return shares_read(self.operand(first), self.operand(second))
+        return shares_read(self.spec(first), self.spec(second))
 
     def observe(self, slot: Slot, x_NRK: Tensor) -> None:
         """Include a tile of P or dS in the amax of the whole tensor."""
-        operand = self.operand(slot)
-        amax = own_amax(x_NRK, operand, dim_of(slot[2], operand))
+        spec = self.spec(slot)
+        amax = own_amax(x_NRK, spec, dim_of(slot.operand, spec))
         known = self.amaxes.get(slot)
         self.amaxes[slot] = amax if known is None else torch.maximum(known, amax)
 
@@ -173,26 +172,25 @@ class TileProducts:
 
         `source` is P or dS before quantisation.
         """
-        names = (PRODUCTS[site][product].left, PRODUCTS[site][product].right)
+        slots = operands_of(site, product)
 
-        def oriented(name: str, x: Tensor) -> Tensor:
-            return x.transpose(1, 2) if (site, product, name) in _TRANSPOSED else x
+        def oriented(slot: Slot, x: Tensor) -> Tensor:
+            return x.transpose(1, 2) if slot in _TRANSPOSED else x
 
-        def original(name: str) -> Tensor:
-            if name in TILE_OPERANDS:
+        def original(slot: Slot) -> Tensor:
+            if slot.operand in TILE_OPERANDS:
                 assert source is not None
-                return oriented(name, source)
-            extent = tile.rows if name in ("q", "dO") else tile.keys
-            return oriented(name, self._by_head(name, self.tensors[name])[:, extent])
+                return oriented(slot, source)
+            extent = tile.rows if slot.operand in (Operand.Q, Operand.DO) else tile.keys
+            whole = self._by_head(slot.operand, self.tensors[slot.operand])
+            return oriented(slot, whole[:, extent])
 
-        part = Part(
-            tile.index, tile.last, self.dtype, lambda name: self._amax((site, product, name))
-        )
+        part = Part(tile.index, tile.last, self.dtype, self._amax)
         call_context = ProductContext(
             self.precision.module,
             site,
             product,
-            sources=lambda: (original(names[0]), original(names[1])),
+            sources=lambda: (original(slots[0]), original(slots[1])),
             part=part,
             recomputed=recomputed,
         )
@@ -201,20 +199,13 @@ class TileProducts:
             scale *= self.softmax_scale
         if product in _SUMMED:
             left, right = left.float(), right.float()
-        return multiply(call_context, oriented(names[0], left), oriented(names[1], right), scale)
+        return multiply(call_context, oriented(slots[0], left), oriented(slots[1], right), scale)
 
     def _amax(self, slot: Slot) -> Tensor | None:
         """The amax of an operand's whole tensor, if the operand's scale depends on it."""
-        name, operand = slot[2], self.operand(slot)
-        if not follows_own_amax(operand):
+        spec = self.spec(slot)
+        if not follows_own_amax(spec):
             return None
-        if name in TILE_OPERANDS:
+        if slot.operand in TILE_OPERANDS:
             return self.amaxes.get(slot)
-        return own_amax(self.tensors[name], operand, dim_of(name, operand))
-
-
-def dim_of(name: str, operand: Operand) -> int:
-    """The dimension that blocks run along: of [T, B, H, D], for dO of [N, T, E], for P and dS of [N, R, K]."""
-    if operand.axis == "head_dim" or (name in TILE_OPERANDS and operand.axis == "keys"):
-        return -1
-    return 1 if name in (*TILE_OPERANDS, "dO") else 0
+        return own_amax(self.tensors[slot.operand], spec, dim_of(slot.operand, spec))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quantexp.quant.slots import Operand
+from quantexp.formats.spec import QuantSpec
 
 #: Queries of a tile, unless a block is larger. 32 heads of 4096 tokens then need 2^24 scores at a time.
 ROWS = 128
@@ -39,16 +39,16 @@ class Tile:
         return slice(self.num_keys)
 
 
-def tiles(num_tokens: int, operands: Iterable[Operand], *, to_last_query: bool) -> list[Tile]:
+def tiles(num_tokens: int, specs: Iterable[QuantSpec], *, to_last_query: bool) -> list[Tile]:
     """The tiles for a number of queries and as many keys.
 
     Args:
         num_tokens: T.
-        operands: the slots of P and dS; their blocks stay whole.
+        specs: those of P and dS; their blocks stay whole.
         to_last_query: whether a tile's keys end at its last query, rounded up to whole blocks: for a causal mask,
             under which later keys have probability 0.
     """
-    unit = max([LEAST, *(block for operand in operands for block in _blocks(operand))])
+    unit = max([LEAST, *(block for spec in specs for block in (spec.block, spec.hadamard_block))])
     size = max(ROWS, unit)
     starts = range(0, max(num_tokens - LEAST, 0) + 1, size)
     result = []
@@ -58,8 +58,3 @@ def tiles(num_tokens: int, operands: Iterable[Operand], *, to_last_query: bool) 
         num_keys = min(num_tokens, -(-stop // unit) * unit) if to_last_query else num_tokens
         result.append(Tile(index, start, stop, num_keys, last))
     return result
-
-
-def _blocks(operand: Operand) -> Iterable[int]:
-    """Extents that are quantised or transformed together, all powers of two."""
-    return (size for size in (operand.block, operand.hadamard_block) if size is not None)

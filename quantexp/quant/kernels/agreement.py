@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from quantexp.errors import EngagementError
-from quantexp.quant.attention.tile_products import Slot, TileProducts
-from quantexp.quant.kernels.gpu import DO_FOR_P, V_FOR_P, K, Kernels, Q
-from quantexp.quant.precision import slot_label
+from quantexp.quant.attention.tile_products import TileProducts
+from quantexp.quant.kernels.gpu import Kernels
+from quantexp.quant.sites import DGRAD_P_DO, DGRAD_P_V, FPROP_K, FPROP_Q, Slot
 
 #: Relative to the norm of a head's result.
 BOUND = 2.0**-7
@@ -64,8 +64,8 @@ def require_gradients(
         EngagementError: they differ by more than the bound.
     """
     ours = _under_same_scales(kernels, work, ours, lambda a: kernels.backward(work.quantised, a))
-    dP_N = _norms(work.whole(DO_FOR_P)) * _largest(work.whole(V_FOR_P)) * NOISE
-    noise = {"dq": dP_N * _largest(work.whole(K)), "dk": dP_N * _largest(work.whole(Q))}
+    dP_N = _norms(work.whole(DGRAD_P_DO)) * _largest(work.whole(DGRAD_P_V)) * NOISE
+    noise = {"dq": dP_N * _largest(work.whole(FPROP_K)), "dk": dP_N * _largest(work.whole(FPROP_Q))}
     for name, result, expected in zip(("dq", "dk", "dv"), ours, theirs, strict=True):
         _require(work, name, result, expected, noise.get(name, 0.0))
 
@@ -83,7 +83,7 @@ def _under_same_scales(
         differ |= ours_amax != theirs_amax
         if not abs(ours_amax - theirs_amax) <= AMAX_BOUND * max(ours_amax, theirs_amax):
             raise EngagementError(
-                f"{slot_label(work.precision.module, *slot)}: its amax is {ours_amax:.4g} in Triton's kernel and "
+                f"{work.precision.module} {slot}: its amax is {ours_amax:.4g} in Triton's kernel and "
                 f"{theirs_amax:.4g} in the tiles of torch; use training.attention=plain"
             )
     return rerun(work.amaxes) if differ else ours

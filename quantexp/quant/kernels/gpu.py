@@ -27,28 +27,34 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from quantexp.formats import Scaling, finite_amax
+from quantexp.formats import Axis, Family, QuantSpec, Rounding, Scaling, finite_amax
 from quantexp.formats.kernels import gpu
 from quantexp.formats.kernels.choice import is_torch_alone
-from quantexp.formats.options import Options, resolve
-from quantexp.formats.table import get_format
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.formats.types import Family, Rounding
-from quantexp.quant.attention.plain import by_token, product_scale
-from quantexp.quant.attention.tile_products import (
-    DS_BY_KEYS,
-    DS_BY_QUERIES,
-    P_BACKWARD,
-    P_FORWARD,
-    TILE_OPERANDS,
-    Slot,
-)
+from quantexp.quant.attention.plain import by_token
+from quantexp.quant.attention.tile_products import TILE_OPERANDS
 from quantexp.quant.kernels.arguments import Constants, Heads, OfDS, OfP
 from quantexp.quant.kernels.launches import LAUNCHES, Launch, launch_for
+from quantexp.quant.multiply import product_scale
 from quantexp.quant.operand import follows_own_amax
 from quantexp.quant.precision import Entry, ModulePrecision
-from quantexp.quant.sites import Product, Site
-from quantexp.quant.slots import Operand
+from quantexp.quant.sites import (
+    DGRAD_K_DS,
+    DGRAD_K_Q,
+    DGRAD_P_DO,
+    DGRAD_P_V,
+    DGRAD_Q_DS,
+    DGRAD_Q_K,
+    DGRAD_V_DO,
+    DGRAD_V_P,
+    FPROP_K,
+    FPROP_P,
+    FPROP_Q,
+    FPROP_V,
+    Product,
+    Site,
+    Slot,
+)
 
 #: The kinds of HOW (`triton_tiles`).
 _NOT, _MX, _HIF8 = 0, 1, 2
@@ -56,15 +62,6 @@ _NOT, _MX, _HIF8 = 0, 1, 2
 Amaxes = dict[Slot, Tensor]
 #: q, k and v as [T, B, H or G, D or E] and dO as [N, T, E], quantised as each slot declares.
 Quantised = Callable[[Slot], Tensor]
-
-Q: Slot = (Site.QK, Product.FPROP, "q")
-K: Slot = (Site.QK, Product.FPROP, "k")
-V: Slot = (Site.PV, Product.FPROP, "v")
-V_FOR_P: Slot = (Site.PV, Product.DGRAD_P, "v")
-DO_FOR_P: Slot = (Site.PV, Product.DGRAD_P, "dO")
-DO_FOR_V: Slot = (Site.PV, Product.DGRAD_V, "dO")
-K_FOR_DS: Slot = (Site.QK, Product.DGRAD_Q, "k")
-Q_FOR_DS: Slot = (Site.QK, Product.DGRAD_K, "q")
 
 
 def claims(precision: ModulePrecision, q_TBHD: Tensor, v_TBGE: Tensor) -> bool:
@@ -82,22 +79,16 @@ def claims(precision: ModulePrecision, q_TBHD: Tensor, v_TBGE: Tensor) -> bool:
 def obstacles(precision: ModulePrecision) -> Iterator[Entry]:
     """The slots of an attention module that the kernels do not support."""
     for entry in precision.entries():
-        if entry.name in TILE_OPERANDS and not _claims_operand(entry.operand):
+        if entry.slot.operand in TILE_OPERANDS and not _claims_operand(entry.spec):
             yield entry
 
 
-def _claims_operand(operand: Operand) -> bool:
-    if not operand.quantised:
+def _claims_operand(spec: QuantSpec) -> bool:
+    if not spec.quantised:
         return True
-    if operand.needs_step_state or operand.clip_gradient or operand.pre_scale:
+    if spec.needs_step_state or spec.clip_gradient or spec.pre_scale:
         return False
-    return get_format(operand.format).family in gpu.FAMILIES and gpu.claims_options(
-        _options(operand)
-    )
-
-
-def _options(operand: Operand) -> Options:
-    return resolve(operand.format, **operand.options)
+    return spec.fmt.family in gpu.FAMILIES and gpu.claims_options(spec)
 
 
 class Kernels:
@@ -123,7 +114,7 @@ class Kernels:
         """The output o, [N, T, E], of q, k and v; under scales of these amaxes, by default their own."""
         from quantexp.quant.kernels import triton_forward as kernels
 
-        q, k, v = (quantised(slot) for slot in (Q, K, V))
+        q, k, v = (quantised(slot) for slot in (FPROP_Q, FPROP_K, FPROP_V))
         T, B, H, _ = q.shape
         self.rows = _rows(q), _rows(q)
         of_p, constants, launch = self._of_p(q, k), _constants(q, v), _launch(q, v)
@@ -131,14 +122,14 @@ class Kernels:
         o = v.new_empty(B * H, T, v.shape[3])
         with gpu.on(q):
             kernels.softmax_rows[grid](of_p, constants, **launch.options)
-            self._keep_amax([P_FORWARD], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
+            self._keep_amax([FPROP_P], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
             kernels.forward[grid](
                 of_p,
                 v=_layout(v),
                 o=_layout(by_token(o, B)),
-                scale_P=self._scale_of(P_FORWARD, q),
+                scale_P=self._scale_of(FPROP_P, q),
                 scale_o=self._scale(Site.PV, Product.FPROP),
-                HOW_P=self._how(P_FORWARD),
+                HOW_P=self._how(FPROP_P),
                 CONST=constants,
                 **launch.options,
             )
@@ -155,12 +146,12 @@ class Kernels:
         """
         from quantexp.quant.kernels import triton_backward as kernels
 
-        q, k, v = quantised(Q), quantised(K), quantised(V_FOR_P)
+        q, k, v = quantised(FPROP_Q), quantised(FPROP_K), quantised(DGRAD_P_V)
         T, B, H, _ = q.shape
         of_p, constants, launch = self._of_p(q, k), _constants(q, v), _launch(q, v)
         of_dS = OfDS(
             v=_layout(v),
-            dO=_layout(by_token(quantised(DO_FOR_P), B)),
+            dO=_layout(by_token(quantised(DGRAD_P_DO), B)),
             d_NT=_rows(q),
             scale_dP=self._scale(Site.PV, Product.DGRAD_P),
         )
@@ -174,32 +165,32 @@ class Kernels:
         dq, dk, dv = (x.new_empty(B * H, T, x.shape[3]) for x in (q, q, v))
         with gpu.on(q):
             kernels.gradient_rows[by_rows](of_p, of_dS, constants, **launch.options)
-            self._keep_amax([P_BACKWARD], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
-            self._keep_amax([DS_BY_KEYS, DS_BY_QUERIES], amax_of_ds, amaxes)
+            self._keep_amax([DGRAD_V_P], lambda: finite_amax(of_p.inverse_NT.to(q.dtype)), amaxes)
+            self._keep_amax([DGRAD_Q_DS, DGRAD_K_DS], amax_of_ds, amaxes)
             kernels.gradient_of_q[by_rows](
                 of_p,
                 of_dS,
-                k_dS=_layout(quantised(K_FOR_DS)),
+                k_dS=_layout(quantised(DGRAD_Q_K)),
                 dq=_layout(by_token(dq, B)),
-                scale_dS=self._scale_of(DS_BY_KEYS, q),
+                scale_dS=self._scale_of(DGRAD_Q_DS, q),
                 scale_dq=self._scale(Site.QK, Product.DGRAD_Q),
-                HOW_dS=self._how(DS_BY_KEYS),
+                HOW_dS=self._how(DGRAD_Q_DS),
                 CONST=constants,
                 **launch.options,
             )
             kernels.gradient_of_kv[_grid(q, launch.keys)](
                 of_p,
                 of_dS,
-                q_dS=_layout(quantised(Q_FOR_DS)),
-                dO_P=_layout(by_token(quantised(DO_FOR_V), B)),
+                q_dS=_layout(quantised(DGRAD_K_Q)),
+                dO_P=_layout(by_token(quantised(DGRAD_V_DO), B)),
                 dk=_layout(by_token(dk, B)),
                 dv=_layout(by_token(dv, B)),
-                scale_dS=self._scale_of(DS_BY_QUERIES, q),
-                scale_P=self._scale_of(P_BACKWARD, q),
+                scale_dS=self._scale_of(DGRAD_K_DS, q),
+                scale_P=self._scale_of(DGRAD_V_P, q),
                 scale_dk=self._scale(Site.QK, Product.DGRAD_K),
                 scale_dv=self._scale(Site.PV, Product.DGRAD_V),
-                HOW_dS=self._how(DS_BY_QUERIES),
-                HOW_P=self._how(P_BACKWARD),
+                HOW_dS=self._how(DGRAD_K_DS),
+                HOW_P=self._how(DGRAD_V_P),
                 CONST=constants,
                 **launch.options,
             )
@@ -212,7 +203,7 @@ class Kernels:
         self, slots: list[Slot], amax: Callable[[], Tensor], known: Amaxes | None
     ) -> None:
         """Store the amax of those slots whose scale depends on it; computed once, unless known."""
-        slots = [slot for slot in slots if follows_own_amax(self.precision.operand(*slot))]
+        slots = [slot for slot in slots if follows_own_amax(self.precision.spec(slot))]
         if not slots:
             return
         if known is None:
@@ -223,21 +214,18 @@ class Kernels:
     def _scale_of(self, slot: Slot, x: Tensor) -> Tensor | None:
         """The scale of a whole P or dS, on x's device."""
         amax = self.amaxes.get(slot)
-        return (
-            None if amax is None else tensor_scale(x, _options(self.precision.operand(*slot)), amax)
-        )
+        return None if amax is None else tensor_scale(x, self.precision.spec(slot), amax)
 
     def _how(self, slot: Slot) -> tuple[object, ...]:
         """HOW of `triton_tiles`."""
-        operand = self.precision.operand(*slot)
-        if not operand.quantised:
+        spec = self.precision.spec(slot)
+        if not spec.quantised:
             return (_NOT,)
-        options = _options(operand)
-        if options.fmt.family is Family.HIF8:
-            is_power = options.scaling is not Scaling.EXACT
-            return (_HIF8, is_power, options.rounding is Rounding.AWAY, options.saturate)
-        constants = gpu.mx_constants(options.fmt.element, options.scale_rule, options.rounding)
-        return (_MX, operand.axis == "keys", *constants.values())
+        if spec.fmt.family is Family.HIF8:
+            is_power = spec.scaling is not Scaling.EXACT
+            return (_HIF8, is_power, spec.rounding is Rounding.AWAY, spec.saturate)
+        constants = gpu.mx_constants(spec.fmt.element, spec.scale_rule, spec.rounding)
+        return (_MX, spec.axis is Axis.KEYS, *constants.values())
 
     def _mask(self, B: int) -> tuple[Tensor, int, int] | None:
         """The mask's bytes, and its strides over sequences and queries."""

@@ -14,10 +14,10 @@ from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache
 
-from quantexp.quant.slots import Operand
+from quantexp.formats.spec import QuantSpec
 
 
-def shares_read(first: Operand, second: Operand) -> bool:
+def shares_read(first: QuantSpec, second: QuantSpec) -> bool:
     """Whether one read of a tensor produces both products' copies: they differ at most in the axis of their blocks.
 
     Operands that need the step state have a copy per product, unless the second reuses the forward copy.
@@ -27,22 +27,22 @@ def shares_read(first: Operand, second: Operand) -> bool:
     if second.reuse:
         return True
     depend = first.needs_step_state or second.needs_step_state
-    return not depend and first.format == second.format and first.options == second.options
+    return not depend and first.along_any_axis == second.along_any_axis
 
 
-def is_one_tensor(first: Operand, second: Operand) -> bool:
+def is_one_tensor(first: QuantSpec, second: QuantSpec) -> bool:
     """Whether two products that share a read multiply one copy."""
     return second.reuse or not first.has_blocks
 
 
 @lru_cache(maxsize=4096)
-def copy_key(operand: Operand, stream: str) -> Hashable:
-    """A key, equal exactly if two operands of one tensor have equal values; without blocks the axis is ignored."""
-    axis = operand.axis if operand.has_blocks else ""
-    return replace(operand, axis=axis, reuse=False, clip_gradient=None), stream
+def copy_key(spec: QuantSpec, stream: str) -> Hashable:
+    """A key, equal exactly if the copies of one tensor have equal values; without blocks the axis is ignored."""
+    axis = spec.axis if spec.has_blocks else None
+    return replace(spec.along_any_axis, axis=axis), stream
 
 
-def num_kept(fprop: Operand, dgrad: Operand, several: bool, recomputed: bool) -> int:
+def num_kept(fprop: QuantSpec, dgrad: QuantSpec, several: bool, recomputed: bool) -> int:
     """The largest number of copies of a weight cached at once.
 
     Args:
@@ -52,6 +52,6 @@ def num_kept(fprop: Operand, dgrad: Operand, several: bool, recomputed: bool) ->
         recomputed: whether each forward pass runs twice.
     """
     if several:
-        kept = [o for o in (fprop, dgrad) if o.quantised and o.once_per_step]
-        return len({copy_key(operand, operand.stream) for operand in kept})
+        kept = [spec for spec in (fprop, dgrad) if spec.quantised and spec.once_per_step]
+        return len({copy_key(spec, spec.stream) for spec in kept})
     return int(fprop.quantised and fprop.once_per_step if recomputed else shares_read(fprop, dgrad))

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quantexp.formats.spec import QuantSpec
 from quantexp.quant.hooks import is_operand_hooked
-from quantexp.quant.operand import linear_dim, quantise_operand, quantise_pair
+from quantexp.quant.operand import quantise_operand, quantise_pair
 from quantexp.quant.precision import ModuleId, ModulePrecision
-from quantexp.quant.sites import Product, Site
-from quantexp.quant.slots import Operand
+from quantexp.quant.sites import DGRAD_W, FPROP_W, Operand, Product, dim_of
 from quantexp.quant.weight_cache.buffers import Buffers
 from quantexp.quant.weight_cache.policy import copy_key, is_one_tensor, shares_read
 
@@ -107,19 +107,19 @@ class WeightCopies:
         """
         first, second = weight_operands(precision)
         if self._used_again is None:
-            return quantise_operand(w_OI, first, -1)
+            return quantise_operand(w_OI, first, _dim(first))
         kept = self._take(precision, Product.FPROP, first, w_OI)
         if kept is not None:
             return kept
         is_kept = self._used_again[Product.FPROP]
         if dgrad_follows and shares_read(first, second):
             both = self._buffers_for_both(precision, w_OI, is_kept)
-            copy, other = quantise_pair(w_OI, first, second, (-1, linear_dim(second)), both)
+            copy, other = quantise_pair(w_OI, first, second, (_dim(first), _dim(second)), both)
             assert other is not None
             self._keep(precision.module, second, w_OI, other)
         else:
             copy = quantise_operand(
-                w_OI, first, -1, out=self._buffer(precision, first, w_OI, is_kept)
+                w_OI, first, _dim(first), out=self._buffer(precision, first, w_OI, is_kept)
             )
         if is_kept:
             self._keep(precision.module, first, w_OI, copy)
@@ -131,23 +131,23 @@ class WeightCopies:
         Raises:
             RuntimeError: the weight changed since a copy was kept.
         """
-        _, operand = weight_operands(precision)
+        _, spec = weight_operands(precision)
         if self._used_again is None:
-            return quantise_operand(w_OI, operand, linear_dim(operand))
-        copy = self._take(precision, Product.DGRAD, operand, w_OI)
+            return quantise_operand(w_OI, spec, _dim(spec))
+        copy = self._take(precision, Product.DGRAD, spec, w_OI)
         if copy is None:
             is_kept = self._used_again[Product.DGRAD]
-            buffer = self._buffer(precision, operand, w_OI, is_kept)
-            copy = quantise_operand(w_OI, operand, linear_dim(operand), out=buffer)
+            buffer = self._buffer(precision, spec, w_OI, is_kept)
+            copy = quantise_operand(w_OI, spec, _dim(spec), out=buffer)
             if is_kept:
-                self._keep(precision.module, operand, w_OI, copy)
+                self._keep(precision.module, spec, w_OI, copy)
         return copy
 
     def _buffer(
-        self, precision: ModulePrecision, operand: Operand, w: Tensor, is_kept: bool
+        self, precision: ModulePrecision, spec: QuantSpec, w: Tensor, is_kept: bool
     ) -> Tensor | None:
         """The buffer for a copy; None means fresh memory, also if a hook may keep the copy."""
-        if not operand.quantised or operand.needs_step_state or _is_hooked(precision):
+        if not spec.quantised or spec.needs_step_state or _is_hooked(precision):
             return None
         buffers = self.buffers
         return buffers.for_step(w) if is_kept else buffers.for_next_use("w", w)
@@ -162,12 +162,12 @@ class WeightCopies:
         return buffer, self._buffer(precision, second, w, is_kept=True)
 
     def _take(
-        self, precision: ModulePrecision, product: Product, operand: Operand, w: Tensor
+        self, precision: ModulePrecision, product: Product, spec: QuantSpec, w: Tensor
     ) -> Tensor | None:
         """The kept copy, dropped from the cache if the product has no further use for it."""
         assert self._used_again is not None
         module = precision.module
-        key = (self.number, module, copy_key(operand, operand.stream))
+        key = (self.number, module, copy_key(spec, spec.stream))
         kept = self._copies.get(key)
         if kept is None:
             return None
@@ -179,12 +179,12 @@ class WeightCopies:
             self.buffers.disown(kept)
         return kept
 
-    def _keep(self, module: ModuleId, operand: Operand, w: Tensor, copy: Tensor) -> None:
-        if not operand.quantised or not operand.once_per_step:
+    def _keep(self, module: ModuleId, spec: QuantSpec, w: Tensor, copy: Tensor) -> None:
+        if not spec.quantised or not spec.once_per_step:
             return
         if module not in self._weights:
             self._weights[module] = _Weight.of(w)
-        self._copies[self.number, module, copy_key(operand, operand.stream)] = copy
+        self._copies[self.number, module, copy_key(spec, spec.stream)] = copy
 
     def _check(self) -> None:
         """Compare the samples of all weights at once: on a GPU the host waits a single time."""
@@ -199,18 +199,18 @@ class WeightCopies:
                 raise _stale(module)
 
 
-def weight_operands(precision: ModulePrecision) -> tuple[Operand, Operand]:
-    """The operands of a linear layer's weight in fprop and in dgrad."""
-    return (
-        precision.operand(Site.LINEAR, Product.FPROP, "w"),
-        precision.operand(Site.LINEAR, Product.DGRAD, "w"),
-    )
+def weight_operands(precision: ModulePrecision) -> tuple[QuantSpec, QuantSpec]:
+    """What happens to a linear layer's weight in fprop and in dgrad."""
+    return precision.spec(FPROP_W), precision.spec(DGRAD_W)
+
+
+def _dim(spec: QuantSpec) -> int:
+    return dim_of(Operand.W, spec)
 
 
 def _is_hooked(precision: ModulePrecision) -> bool:
     """Whether a hook needs a copy of the weight, and may keep it."""
-    products = (Product.FPROP, Product.DGRAD)
-    return any(is_operand_hooked(precision, Site.LINEAR, product, "w") for product in products)
+    return any(is_operand_hooked(precision, slot) for slot in (FPROP_W, DGRAD_W))
 
 
 def _sample(w: Tensor) -> Tensor:

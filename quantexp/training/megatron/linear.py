@@ -29,7 +29,7 @@ from quantexp.quant.linear import (
 from quantexp.quant.operand import clipped
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.rows import Rows
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import FPROP_W, FPROP_X
 from quantexp.quant.weight_cache.weights import WeightCopies
 
 
@@ -76,11 +76,11 @@ class _Linear(torch.autograd.Function):
             w_dgrad = call.copies.for_dgrad(precision, w)
             dx = dgrad(precision, g, w, quantised_g=g_dgrad, quantised_w=w_dgrad)
             del g_dgrad, w_dgrad
-            dx = clipped(dx, x, precision.operand(Site.LINEAR, Product.FPROP, "x"), -1)
+            dx = clipped(dx, x, precision.spec(FPROP_X), -1)
             hook(BACKWARD, POST, "grad_input", dx)
         if ctx.needs_input_grad[1]:
             dw = wgrad(precision, g, x, call.rows, quantised_g=g_wgrad, quantised_x=x_wgrad)
-            dw = clipped(dw, w, precision.operand(Site.LINEAR, Product.FPROP, "w"), -1)
+            dw = clipped(dw, w, precision.spec(FPROP_W), -1)
             hook(BACKWARD, POST, "grad_weight", dw)
         return dx, dw, None
 

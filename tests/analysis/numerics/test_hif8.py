@@ -9,8 +9,9 @@ from en_dtypes import hifloat8
 
 from quantexp.analysis.numerics.counts import Counts
 from quantexp.analysis.numerics.hif8 import Tier, code_counts, tier_of, tier_shares
+from quantexp.formats import resolve
 
-CURRENT = {"scaling": "current", "amax_target": 15.0}
+CURRENT = resolve("hifp8", scaling="current", amax_target=15.0)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,9 @@ def test_codes_are_counted_by_the_exponent_that_en_dtypes_gives_the_rounded_valu
 
 def test_zero_nan_and_inf_have_no_exponent() -> None:
     x = torch.tensor([0.0, math.nan, math.inf, 1.0, 2.0**-30])
-    found = code_counts(x, {"saturate": False})
+    found = code_counts(x, resolve("hifp8", saturate=False))
     assert found == Counts(0, (1,))
-    assert code_counts(torch.zeros(0), {}) == Counts()
+    assert code_counts(torch.zeros(0), resolve("hifp8")) == Counts()
 
 
 def test_shares_of_the_tiers_are_of_what_did_not_become_zero() -> None:

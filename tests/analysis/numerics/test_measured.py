@@ -17,7 +17,7 @@ from quantexp.capture.reader import open_capture
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
 from quantexp.errors import CaptureError
-from quantexp.formats import FORMATS, get_format
+from quantexp.formats import FORMATS, get_format, resolve
 from tests.analysis.captures import HIF8, MX4, Capture, attention_formats, linear_formats
 
 NONE = Asked()
@@ -64,7 +64,7 @@ def test_each_declared_slot_is_judged_along_the_axis_that_its_product_reduces_ov
     assert set(judged) == {("fprop.x", name, "rows"), ("wgrad.x", name, "columns")}
     for (_, _, axis), found in judged.items():
         dim = -1 if axis == "rows" else 0
-        expected = quantisation_error(x, "mxfp4", dim, {"scale_rule": "floor"})
+        expected = quantisation_error(x, resolve("mxfp4", scale_rule="floor"), dim)
         assert found.fidelity == expected
         assert found.declared
         assert found.num_elements == x.numel()
@@ -78,7 +78,7 @@ def test_an_axis_that_no_product_reduces_over_is_judged_for_comparison(capture: 
     judged = by_slot(only(capture))
     other = judged[("", "mxfp4_e2m1 floor", "columns")]
     assert not other.declared
-    assert other.fidelity == quantisation_error(x, "mxfp4", 0, {"scale_rule": "floor"})
+    assert other.fidelity == quantisation_error(x, resolve("mxfp4", scale_rule="floor"), 0)
     assert len(judged) == 2  # the copies of the backward products are the forward's
 
 
@@ -126,8 +126,8 @@ def test_a_run_without_formats_is_judged_under_those_that_are_asked_for(capture:
     }
     assert not any(one.declared for one in judged.values())
     hif8 = judged[("dgrad.g", "hifp8 current", "tensor")].fidelity
-    told = {"scaling": "current", "amax_target": 224.0}
-    assert hif8 == quantisation_error(x, "hifp8", -1, told)
+    spec = resolve("hifp8", scaling="current", amax_target=224.0)
+    assert hif8 == quantisation_error(x, spec, -1)
 
 
 def test_few_elements_are_looked_at_where_few_are_asked_for(capture: Capture) -> None:
@@ -137,7 +137,7 @@ def test_few_elements_are_looked_at_where_few_are_asked_for(capture: Capture) ->
         assert found.num_elements <= 2 * 4096  # a strip of whole blocks may have more
         # 0.5 dB: 4096 of 65536 normally distributed elements stand for all of them to about 0.1 dB.
         dim = -1 if found.axis is Axis.ROWS else 0
-        whole = quantisation_error(x, "mxfp4", dim, {"scale_rule": "floor"})
+        whole = quantisation_error(x, resolve("mxfp4", scale_rule="floor"), dim)
         assert abs(found.fidelity.sqnr_db - whole.sqnr_db) < 0.5
 
 
@@ -210,7 +210,7 @@ def test_statistics_alone_give_what_was_judged_while_the_tensor_passed() -> None
     n = x.double().numpy()
     assert math.isclose(found.kurtosis, stats.kurtosis(n.ravel(), fisher=False), rel_tol=1e-10)
     (judged,) = found.operands
-    expected = quantisation_error(x, "mxfp4", -1, {"scale_rule": "floor"})
+    expected = quantisation_error(x, resolve("mxfp4", scale_rule="floor"), -1)
     assert (judged.format, judged.axis) == ("mxfp4_e2m1 floor", Axis.ROWS)
     # 1e-6: the capture's sums are of float32 squares.
     assert math.isclose(judged.fidelity.sqnr_db, expected.sqnr_db, rel_tol=1e-6)
@@ -245,8 +245,9 @@ def test_options_that_a_format_does_not_have_are_named(capture: Capture) -> None
     capture.add(normal(32, 1, 32), "input", formats=formats)
     found = only(capture)
     assert found.operands == ()
-    assert found.notes[0].startswith("fprop.x not judged: ")
-    assert "highest" in found.notes[0]
+    assert found.notes[0].startswith("not judged: ")
+    assert "slot fprop.x of the manifest: scale_rule must be one of floor," in found.notes[0]
+    assert "got 'highest'" in found.notes[0]
 
 
 @pytest.mark.parametrize("name", [n for n in FORMATS if n != "bf16"])

@@ -15,6 +15,7 @@ from quantexp.analysis.quick.first_look import captured_in, first_look
 from quantexp.analysis.report.cells import Numerics, Row, numerics
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.tensors.statistics import quantisation_error
+from quantexp.formats import resolve
 from quantexp.runs.paths import RunDir
 from tests.analysis.captures import BF16, MX8, Capture, attention_formats, linear_formats
 from tests.analysis.compare.runs import Runs
@@ -143,7 +144,7 @@ def test_values_are_judged_slot_by_slot_as_declared(capture: Capture) -> None:
     ]
     for name, axis in (("x fprop", -1), ("x wgrad", 0)):
         content = content_of(found, name)
-        expected = quantisation_error(x, "mxfp8_e4m3", axis, {"scale_rule": "rceil"}).sqnr_db
+        expected = quantisation_error(x, resolve("mxfp8_e4m3", scale_rule="rceil"), axis).sqnr_db
         assert content["sqnr_db"] == pytest.approx(expected, rel=1e-4)
         assert (content["state"], content["format"]) == ("judged", "mxfp8_e4m3 rceil")
         assert content["of"] == 0, "the row of its tensor"
@@ -279,7 +280,7 @@ def test_experts_share_a_cell_that_shows_the_worst_of_them(capture: Capture) -> 
         x = torch.randn(64, 64, generator=generator)
         x[:, ::8] *= 2.0 ** (4 * expert)
         capture.add(x.bfloat16(), "input", f"expert{expert}-fc1", formats=linear_formats(MX8))
-        error = quantisation_error(x.bfloat16(), "mxfp8_e4m3", -1, {"scale_rule": "rceil"})
+        error = quantisation_error(x.bfloat16(), resolve("mxfp8_e4m3", scale_rule="rceil"), -1)
         sqnr[f"expert{expert}-fc1"] = error.sqnr_db
     found = numerics(RunDir(capture.run_dir), None, 100, Deadline(None))
     assert {row.module for row in found.rows} == {"expert-fc1"}

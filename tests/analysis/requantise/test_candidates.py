@@ -9,7 +9,7 @@ from quantexp.analysis.requantise.candidates import Candidate, candidates, forma
 from quantexp.analysis.requantise.slots import slots_of
 from quantexp.errors import ConfigError
 from quantexp.formats import FORMATS, Family, Hadamard, TwoLevelScales, encode, get_format
-from quantexp.quant.sites import Product, Site
+from quantexp.quant.sites import Site
 from quantexp.quant.slots import resolve_site
 from quantexp.schema import LinearSite
 
@@ -75,7 +75,7 @@ def test_every_format_that_quantises_has_candidates() -> None:
 def test_the_first_candidate_is_what_a_scheme_does_by_itself(name: str) -> None:
     declared = resolve_site(Site.LINEAR, LinearSite(format=name))
     slot = slots_of({"layer_type": "linear", "tensor": "input"})[0]
-    assert candidates(formats_of([name]))[0].operand(slot) == declared[Product.FPROP, "x"]
+    assert candidates(formats_of([name]))[0].spec(slot) == declared[slot]
 
 
 @pytest.mark.parametrize("candidate", ALL, ids=lambda one: one.name)
@@ -83,9 +83,9 @@ def test_its_settings_mean_the_same_in_a_scheme(candidate: Candidate) -> None:
     declared = resolve_site(Site.LINEAR, LinearSite(**candidate.settings()))
     for tensor in ("input", "weight", "grad_output"):
         for slot in slots_of({"layer_type": "linear", "tensor": tensor}):
-            operand = candidate.operand(slot)
-            assert operand == declared[slot.product, slot.operand]
-            assert operand.left == declared[slot.product, slot.operand].left
+            spec = candidate.spec(slot)
+            assert spec == declared[slot]
+            assert spec.left == declared[slot].left
 
 
 def test_a_name_says_what_is_not_usual() -> None:

@@ -16,7 +16,7 @@ from quantexp.analysis.requantise.exponent import (
 )
 from quantexp.analysis.requantise.scoring import Looked
 from quantexp.analysis.tensors.statistics import quantisation_error
-from quantexp.formats import finite_amax, get_format, quantise
+from quantexp.formats import finite_amax, get_format, quantise, resolve
 
 from .conftest import normal
 
@@ -58,7 +58,7 @@ def test_the_offset_nought_is_the_floor_rule(name: str, extent: int) -> None:
     expected = quantise(x, name, scale_rule="floor")
     assert torch.equal(values.nan_to_num(77), expected.nan_to_num(77))
     (at_nought,) = study(looked(x), [Point(get_format(name), 0)])
-    assert at_nought == quantisation_error(x, name, -1, {"scale_rule": "floor"})
+    assert at_nought == quantisation_error(x, resolve(name, scale_rule="floor"), -1)
 
 
 def test_blocks_may_lie_along_any_axis() -> None:

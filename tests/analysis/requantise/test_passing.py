@@ -36,7 +36,7 @@ def test_every_operand_has_its_slots_and_every_candidate_a_score(write: Write) -
     (weight,) = (
         found for found in scored(write(linear())) if found.entry.metadata["tensor"] == "weight"
     )
-    assert [one.slot.label for one in weight.slots] == ["linear.fprop.w", "linear.dgrad.w"]
+    assert [str(one.slot) for one in weight.slots] == ["linear.fprop.w", "linear.dgrad.w"]
     for one in weight.slots:
         assert (len(one.fidelities), len(one.study)) == (len(WORK.candidates), 1)
         assert one.num_elements == 1024
@@ -142,7 +142,7 @@ def test_of_sampled_rows_only_whole_blocks_are_scored(write: Write) -> None:
     told = {"sample": sample, "statistics": {"abs_max": 2.0**30}}
     (entry,) = unhashed(write(linear()), normal(2, 2, 64), **told)
     found = score_file(entry, WORK)
-    assert [one.slot.label for one in found.slots] == ["linear.fprop.x"]
+    assert [str(one.slot) for one in found.slots] == ["linear.fprop.x"]
     assert found.notes == [
         "L0 fc1 forward input as linear.wgrad.x: the capture is a sample in which blocks along tokens are not whole"
     ]

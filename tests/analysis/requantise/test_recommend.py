@@ -19,7 +19,7 @@ from quantexp.schema import LinearSite
 
 ALL = candidates(formats_of(["mxfp4", "mxfp6_e2m3", "hifp8"]))
 SLOTS = {
-    slot.label: slot
+    str(slot): slot
     for tensor in ("input", "weight", "grad_output")
     for slot in slots_of({"layer_type": "linear", "tensor": tensor})
 }
@@ -46,7 +46,7 @@ def by_bits(four: float, six: float, eight: float) -> Table:
 
 
 def chosen(choices: list[Choice]) -> dict[str, str | None]:
-    return {one.label: one.candidate.name if one.candidate else None for one in choices}
+    return {str(one.slot): one.candidate.name if one.candidate else None for one in choices}
 
 
 FPROP = {"linear.fprop.x", "linear.fprop.w"}
@@ -73,7 +73,7 @@ def test_the_fewest_bits_that_reach_the_sqnr_in_its_usual_options(
 def test_slots_that_were_not_captured_stay_as_they_are() -> None:
     table = by_bits(20, 30, 32)
     choices = recommend(tally(fprop_x=table, fprop_w=table), 20)
-    others = [one for one in choices if one.label not in FPROP]
+    others = [one for one in choices if str(one.slot) not in FPROP]
     assert len(others) == 4
     assert {(one.candidate, one.captured, one.bits) for one in others} == {(None, False, 16.0)}
 
@@ -138,7 +138,11 @@ def test_the_worst_tensor_decides() -> None:
 
 def test_products_come_in_their_order() -> None:
     choices = recommend(tally(fprop_x=by_bits(1, 2, 3)), 15)
-    assert [one.product for one in choices[::2]] == [Product.FPROP, Product.DGRAD, Product.WGRAD]
+    assert [one.slot.product for one in choices[::2]] == [
+        Product.FPROP,
+        Product.DGRAD,
+        Product.WGRAD,
+    ]
 
 
 def test_transforms_of_different_blocks_do_not_cancel() -> None:
@@ -170,10 +174,10 @@ def test_whatever_is_measured_a_scheme_can_hold_what_is_recommended(seed: int) -
     assert any(one.candidate for one in choices)
     site = LinearSite()
     for one in choices:
-        slot = getattr(getattr(site, one.product.value), one.operand)
+        slot = getattr(getattr(site, one.slot.product.value), one.slot.operand)
         for key, value in (one.candidate.settings() if one.candidate else {}).items():
             setattr(slot, key, value)
-    operands = resolve_site(Site.LINEAR, site)
+    slots = resolve_site(Site.LINEAR, site)
     for one in choices:
         wanted = "bf16" if one.candidate is None else one.candidate.format.name
-        assert operands[one.product, one.operand].format == wanted
+        assert slots[one.slot].fmt.name == wanted

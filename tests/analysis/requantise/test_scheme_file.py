@@ -15,7 +15,7 @@ from quantexp.cli.plan_record import make_plan
 from quantexp.config.compose import compose
 from quantexp.formats import Hadamard
 from quantexp.quant.precision import precision_map
-from quantexp.quant.sites import PRODUCTS, Site
+from quantexp.quant.sites import PRODUCTS, Site, operands_of
 from quantexp.schema import Experiment
 
 #: One of every format and transform, in turn, so that a scheme holds them all.
@@ -29,15 +29,11 @@ EVERY = [
 def made(module: str, sites: list[Site], pick: Callable[[int], Candidate | None]) -> list[Choice]:
     """A choice for each slot; `pick` is asked once a product, so that both operands share a transform."""
     choices = []
-    products = [
-        (site, product, shape) for site in sites for product, shape in PRODUCTS[site].items()
-    ]
-    for number, (site, product, shape) in enumerate(products):
-        for operand in (shape.left, shape.right):
+    products = [operands_of(site, product) for site in sites for product in PRODUCTS[site]]
+    for number, slots in enumerate(products):
+        for slot in slots:
             chosen = pick(number)
-            choices.append(
-                Choice(module, site, product, operand, chosen, Worst(30.0), chosen is not None)
-            )
+            choices.append(Choice(module, slot, chosen, Worst(30.0), chosen is not None))
     return choices
 
 
@@ -64,7 +60,7 @@ def test_the_precision_map_holds_what_is_recommended(
     ]
     experiment = composed(written(tmp_path, choices), tiny_words)
     assert experiment.quant.name == "recommended"
-    wanted = {(one.module, one.label): one.candidate for one in choices}
+    wanted = {(one.module, one.slot): one.candidate for one in choices}
     entries = [
         entry
         for module in precision_map(experiment.model, experiment.quant).values()
@@ -72,17 +68,13 @@ def test_the_precision_map_holds_what_is_recommended(
     ]
     assert len(entries) == 2 * 6 * 6
     for entry in entries:
-        label = f"{entry.site.value}.{entry.product.value}.{entry.name}"
-        candidate = wanted.get((entry.module.name, label))
-        got = entry.operand
+        candidate = wanted.get((entry.module.name, entry.slot))
+        got = entry.spec
         if candidate is None:
             assert entry.module.name in ("qkv", "proj")
-            assert got.format == "bf16"
+            assert got.fmt.name == "bf16"
             continue
-        assert (got.format, got.hadamard_block) == (candidate.format.name, candidate.hadamard_block)
-        assert (got.rounding, got.scale_rule) == (candidate.rounding, candidate.scale_rule)
-        assert got.scaling == candidate.scaling
-        assert got.hadamard == (None if candidate.hadamard_block is None else candidate.hadamard)
+        assert got == candidate.spec(entry.slot)
     assert make_plan(experiment).scheme == "recommended"
 
 

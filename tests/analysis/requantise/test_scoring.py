@@ -9,7 +9,7 @@ import torch
 
 from quantexp.analysis.requantise.candidates import Candidate, candidates, formats_of
 from quantexp.analysis.requantise.scoring import Looked, scores
-from quantexp.analysis.requantise.slots import OperandSlot, slots_of
+from quantexp.analysis.requantise.slots import slots_of
 from quantexp.analysis.tensors.statistics import Fidelity, quantisation_error
 from quantexp.formats import (
     Hadamard,
@@ -21,6 +21,8 @@ from quantexp.formats import (
     hadamard,
     random_signs,
 )
+from quantexp.quant.sites import Slot
+from quantexp.quant.step_state import Draw
 
 from .conftest import normal
 
@@ -88,22 +90,20 @@ def test_a_transform_is_that_of_the_textbook() -> None:
     assert math.isclose(score(x, candidate).sqnr_db, expected, abs_tol=1e-3)
 
 
-def by_itself(x: torch.Tensor, dim: int, slot: OperandSlot, one: Candidate) -> Fidelity:
+def by_itself(x: torch.Tensor, dim: int, slot: Slot, one: Candidate) -> Fidelity:
     """A candidate's fidelity by the public functions alone, nothing shared."""
-    options = dict(one.operand(slot).options)
     v = x
     if one.hadamard_block is not None:
         random = one.hadamard is Hadamard.RANDOM
         signs = random_signs(one.hadamard_block, 0, 0, x.device) if random else None
-        v = hadamard(x, axis=dim, block=one.hadamard_block, signs=signs, left=slot.left)
-    if one.rounding is Rounding.STOCHASTIC:
-        options["seed"] = 0
-    return quantisation_error(v, one.format, dim, options)
+        v = hadamard(x, axis=dim, block=one.hadamard_block, signs=signs, left=slot.is_left)
+    draw = Draw(seed=0) if one.rounding is Rounding.STOCHASTIC else None
+    return quantisation_error(v, one.spec(slot), dim, draw=draw)
 
 
 @pytest.mark.parametrize("fmt", formats_of(None), ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize(("slot", "dim"), [(X_SLOT, -1), (G_TOKENS, 0)])
-def test_what_is_shared_changes_no_score(fmt: object, slot: OperandSlot, dim: int) -> None:
+def test_what_is_shared_changes_no_score(fmt: object, slot: Slot, dim: int) -> None:
     """Of float32, so that no second rounding to bf16 is between; of a last block that is short, with zeros in it."""
     x = normal(40, 2, 48, seed=3).float()
     x[0, 0, 5:9] = 0

@@ -23,7 +23,7 @@ TABLE = {
 @pytest.mark.parametrize(("layer_type", "tensor"), TABLE)
 def test_a_tensor_serves_two_products_along_different_axes(layer_type: str, tensor: str) -> None:
     found = slots_of({"layer_type": layer_type, "tensor": tensor})
-    assert {slot.label: slot.dim for slot in found} == TABLE[layer_type, tensor]
+    assert {str(slot): slot.dim for slot in found} == TABLE[layer_type, tensor]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_is_no_operand_has_no_slot(layer_type: str, tensor: str) -> None:
 
 def test_left_and_right_are_the_product_s() -> None:
     sides = {
-        s.label: s.left
+        str(s): s.is_left
         for t in ("input", "weight")
         for s in slots_of({"layer_type": "linear", "tensor": t})
     }

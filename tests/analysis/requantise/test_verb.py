@@ -22,7 +22,8 @@ from quantexp.analysis.requantise.verb import Outcome, requantise
 from quantexp.analysis.tensors.statistics import quantisation_error
 from quantexp.capture import open_capture
 from quantexp.cli.main import main
-from quantexp.quant.sites import Product, Site
+from quantexp.formats import resolve
+from quantexp.quant.sites import FPROP_X
 
 from .conftest import Write, attention, linear, normal
 
@@ -86,7 +87,7 @@ def test_every_score_is_a_row(write: Write) -> None:
     )
     (entry,) = open_capture(run).select(layer=1, tensor="input")
     expected = quantisation_error(
-        entry.torch(), "mxfp4", 0, {"scale_rule": "ceil", "rounding": "away"}
+        entry.torch(), resolve("mxfp4", scale_rule="ceil", rounding="away"), 0
     )
     got = [float(row[key]) for key in expected._fields]
     assert got == list(expected)
@@ -339,7 +340,7 @@ def test_the_formats_of_the_schemes_go_last_of_those_that_are_not_recommended() 
     ranked = [fmt.name for fmt in _by_worth([], formats)]
     assert ranked[-3:] == ["hifp8", "mxfp4_e2m1", "mxfp8_e4m3"]
     chosen = next(one for one in candidates(formats) if one.format.name == "fp8_e5m2")
-    choice = Choice("fc1", Site.LINEAR, Product.FPROP, "x", chosen, None, captured=True)
+    choice = Choice("fc1", FPROP_X, chosen, None, captured=True)
     assert _by_worth([choice], formats)[-1] is chosen.format
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from quantexp.analysis.tensors.operands import declared_operands, operand_called
 from quantexp.errors import CaptureError
+from quantexp.formats import Hadamard, Scaling, resolve
 
 from ..captures import BF16, HIF8, MX4, MX8, Capture, attention_formats, linear_formats  # noqa: TID252
 
@@ -69,7 +71,7 @@ def test_values_have_keys_first(capture: Capture) -> None:
 def test_options_are_those_that_the_format_has(capture: Capture) -> None:
     settings = {**MX8, "axis": "input_width", "saturate": None, "reuse": False, "future": 1}
     (declared,) = declared_operands(line(capture, "input", {"fprop.x": settings}))
-    assert declared.options == {"block": 32, "scale_rule": "rceil", "rounding": "even"}
+    assert declared.spec == resolve("mxfp8", block=32, scale_rule="rceil", rounding="even")
     assert declared.format.name == "mxfp8_e4m3"
 
 
@@ -86,15 +88,10 @@ def test_what_a_slot_depended_on_is_read_too(capture: Capture) -> None:
         "axis": "tokens",
     }
     (declared,) = declared_operands(line(capture, "input", {"wgrad.x": settings}))
-    assert declared.options == {
-        "block": 32,
-        "scale_rule": "floor",
-        "rounding": "stochastic",
-        "seed": 2**63,
-        "offset": 2**32,
-        "pre_scale": True,
-    }
-    assert (declared.hadamard_block, declared.signs) == (4, (1, -1, 1, 1))
+    spec = resolve("mxfp4", scale_rule="floor", rounding="stochastic", pre_scale=True)
+    assert declared.spec == replace(spec, hadamard=Hadamard.RANDOM, hadamard_block=4)
+    assert declared.draw == {"seed": 2**63, "offset": 2**32}
+    assert declared.signs == (1, -1, 1, 1)
     delayed = {**HIF8, "scaling": "delayed", "window": 2, "amax": 3.5}
     (declared,) = declared_operands(line(capture, "input", {"fprop.x": delayed}))
     assert declared.amax == 3.5
@@ -103,7 +100,7 @@ def test_what_a_slot_depended_on_is_read_too(capture: Capture) -> None:
 def test_a_format_without_blocks_needs_no_axis(capture: Capture) -> None:
     (declared,) = declared_operands(line(capture, "input", {"fprop.x": HIF8}))
     assert declared.dim == -1
-    assert declared.options["scaling"] == "current"
+    assert declared.spec.scaling is Scaling.CURRENT
 
 
 def test_a_dimension_may_be_given_by_its_number(capture: Capture) -> None:

@@ -9,6 +9,7 @@ import torch
 from scipy.spatial.distance import cosine as cosine_distance
 
 from quantexp.analysis.tensors.statistics import quantisation_error
+from quantexp.formats import resolve
 
 NAN, INF = float("nan"), float("inf")
 
@@ -27,7 +28,7 @@ def test_sqnr_of_a_normal_distribution_is_the_measured_one(
     fmt: str, rule: str, expected_db: float
 ) -> None:
     x = torch.randn(4096, 512, generator=torch.Generator().manual_seed(3))
-    measured = quantisation_error(x, fmt, -1, {"scale_rule": rule})
+    measured = quantisation_error(x, resolve(fmt, scale_rule=rule), -1)
     # 0.03 dB: the reference has two decimals, and two million samples scatter by about 0.01 dB.
     assert abs(measured.sqnr_db - expected_db) < 0.03
     assert (measured.saturated_share == 0) == (rule == "rceil")
@@ -40,7 +41,7 @@ def test_bf16_rounding_of_a_normal_distribution_has_its_known_sqnr() -> None:
 
 def test_sqnr_is_the_closed_form_for_one_rounded_value() -> None:
     x = torch.tensor([[6.0, 5.5, 1.0, 0.0]])  # e2m1 at scale 1 (amax 6): 5.5 becomes 6
-    q = quantisation_error(x, "mxfp4", -1, {"scale_rule": "floor"})
+    q = quantisation_error(x, resolve("mxfp4", scale_rule="floor"), -1)
     assert math.isclose(q.sqnr_db, 10 * math.log10((36 + 30.25 + 1) / 0.25), rel_tol=1e-12)
 
 
@@ -55,7 +56,7 @@ def test_saturation_is_judged_at_each_blocks_own_scale() -> None:
     x[0, 0] = 7.0  # amax 7: floor gives scale 1, largest 6
     x[0, 32:] *= 2.0**-20
     x[0, 40] = 7.5 * 2.0**-20
-    q = quantisation_error(x, "mxfp4", -1, {"scale_rule": "floor"})
+    q = quantisation_error(x, resolve("mxfp4", scale_rule="floor"), -1)
     assert q.saturated_share == 2 / 64
 
 
@@ -70,18 +71,18 @@ def test_blocks_run_along_the_axis_that_is_asked_for() -> None:
 def test_hifp8_saturates_beyond_its_scaled_largest_value() -> None:
     x = torch.tensor([32768.0, 32769.0, -40000.0, 1.0])
     assert quantisation_error(x, "hifp8").saturated_share == 0.5
-    assert quantisation_error(x, "hifp8", options={"scaling": "current"}).saturated_share == 0
+    assert quantisation_error(x, resolve("hifp8", scaling="current")).saturated_share == 0
 
 
 def test_a_given_amax_decides_hifp8s_scale() -> None:
     x = torch.tensor([1.0, 2.0**15])
-    options = {"scaling": "current", "amax": torch.tensor(15 * 2.0**-4)}
-    assert quantisation_error(x, "hifp8", options=options).saturated_share == 0.5
+    spec, amax = resolve("hifp8", scaling="current"), torch.tensor(15 * 2.0**-4)
+    assert quantisation_error(x, spec, amax=amax).saturated_share == 0.5
 
 
 def test_a_value_that_becomes_infinite_has_minus_infinite_sqnr() -> None:
     x = torch.tensor([1.0, 50000.0])
-    assert quantisation_error(x, "hifp8", options={"saturate": False}).sqnr_db == -math.inf
+    assert quantisation_error(x, resolve("hifp8", saturate=False)).sqnr_db == -math.inf
 
 
 def test_a_block_with_nan_is_left_out_and_the_others_judged() -> None:
@@ -135,9 +136,9 @@ def test_an_unknown_format_is_refused() -> None:
         quantisation_error(torch.ones(2), "fp3")
 
 
-def test_an_option_of_another_format_is_refused() -> None:
-    with pytest.raises(ValueError, match="hifp8 has no option block"):
-        quantisation_error(torch.ones(2), "hifp8", options={"block": 16})
+def test_an_amax_without_a_scale_is_refused() -> None:
+    with pytest.raises(ValueError, match="amax has no meaning with scaling 'none'"):
+        quantisation_error(torch.ones(2), "hifp8", amax=torch.ones(()))
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
@@ -145,7 +146,7 @@ def test_three_quarters_are_held_against_three_quarters(name: str) -> None:
     """The grid under 3/4 x is as fine as 4/3 of it is under x: about 2.5 dB are lost, not all of it."""
     x = torch.randn(256, 64, generator=torch.Generator().manual_seed(1))
     plain = quantisation_error(x, name)
-    scaled = quantisation_error(x, name, options={"pre_scale": True})
+    scaled = quantisation_error(x, resolve(name, pre_scale=True))
     assert plain.sqnr_db - 4 < scaled.sqnr_db < plain.sqnr_db
     assert scaled.saturated_share == 0.0
 
@@ -162,7 +163,7 @@ def test_errors_are_those_that_numpy_and_scipy_take_from_the_rounded_values() ->
         .astype(float)
         .ravel()
     )
-    measured = quantisation_error(x, "mxfp4", -1, {"scale_rule": "floor"})
+    measured = quantisation_error(x, resolve("mxfp4", scale_rule="floor"), -1)
     nonzero = n != 0
     # 1e-12: sums of 6144 float64 values in another order.
     assert math.isclose(measured.mse, ((n - q) ** 2).mean(), rel_tol=1e-12)
@@ -173,7 +174,7 @@ def test_errors_are_those_that_numpy_and_scipy_take_from_the_rounded_values() ->
 
 def test_a_tensor_that_keeps_its_direction_has_cosine_one() -> None:
     x = torch.full((2, 32), 7.0)  # at scale 1 all become 6
-    q = quantisation_error(x, "mxfp4", -1, {"scale_rule": "floor"})
+    q = quantisation_error(x, resolve("mxfp4", scale_rule="floor"), -1)
     assert q.cosine == 1
     assert q.mse == 1
     assert math.isclose(q.relative_error, 1 / 7, rel_tol=1e-15)
@@ -187,6 +188,6 @@ def test_what_all_becomes_zero_has_relative_error_one_and_no_cosine() -> None:
 
 
 def test_what_becomes_infinite_has_infinite_errors() -> None:
-    q = quantisation_error(torch.tensor([50000.0, 1.0]), "hifp8", options={"saturate": False})
+    q = quantisation_error(torch.tensor([50000.0, 1.0]), resolve("hifp8", saturate=False))
     assert (q.sqnr_db, q.mse, q.relative_error) == (-math.inf, math.inf, math.inf)
     assert math.isnan(q.cosine)

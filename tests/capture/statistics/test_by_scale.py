@@ -34,7 +34,7 @@ def test_pairs_of_scale_and_magnitude_are_those_of_quantising_each_element(
     monkeypatch.setattr(by_scale, "LEAST_ELEMENTS", dict.fromkeys(by_scale.LEAST_ELEMENTS, 0))
     monkeypatch.setattr(by_scale, "_CHUNK", 10_000)
     x, chosen = wild(dtype), chosen_for(name, tensor)
-    operand, axis = chosen.operand, chosen.axis
+    operand, axis = chosen.spec, chosen.axis
     assert by_scale.can_be_counted(x, operand, axis)
     found = by_scale.by_scale(x, operand, axis)
     _, scales = encode(x, name, axis=axis, scale_rule=operand.scale_rule)
@@ -82,7 +82,7 @@ def test_statistics_of_a_large_tensor_agree_with_those_of_its_elements(
 )
 def test_other_tensors_are_left_to_their_elements(x: torch.Tensor) -> None:
     chosen = chosen_for("mxfp8", "input")
-    assert not by_scale.can_be_counted(x, chosen.operand, chosen.axis)
+    assert not by_scale.can_be_counted(x, chosen.spec, chosen.axis)
     assert not by_scale.can_be_counted(
-        torch.zeros(1 << 20).bfloat16(), chosen_for("hifp8", "input").operand, -1
+        torch.zeros(1 << 20).bfloat16(), chosen_for("hifp8", "input").spec, -1
     )

@@ -93,9 +93,7 @@ def test_scales_at_the_ends_of_the_range_are_left_to_torch(
         chosen = chosen_for(format_name, name)
         in_range = exponent in (-90, 90)
         shaped = x if name == "input" else x[:, None].expand(-1, 3).contiguous()
-        found = native.counted(kernel, [native.Look(shaped, chosen.operand, chosen.axis)], WANTED)[
-            0
-        ]
+        found = native.counted(kernel, [native.Look(shaped, chosen.spec, chosen.axis)], WANTED)[0]
         assert (found.errors is not None) == in_range
         compiled, by_torch = both(shaped, format_name, name, monkeypatch)
         assert compiled["fidelity"]["underflow_share"] == by_torch["fidelity"]["underflow_share"]
@@ -139,8 +137,8 @@ MIXED = ((1040, 1056), (3, 33), (5, 260, 1000), (700,), (2, 70, 9001))
 def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, tensor_name: str) -> None:
     kernel, chosen = native.kernels(), chosen_for("mxfp8", tensor_name)
     assert kernel is not None
-    looks = [native.Look(wild(dtype, *shape), chosen.operand, -1) for shape in MIXED]
-    looks += [native.Look(wild(dtype, *shape), chosen.operand, 0) for shape in MIXED]
+    looks = [native.Look(wild(dtype, *shape), chosen.spec, -1) for shape in MIXED]
+    looks += [native.Look(wild(dtype, *shape), chosen.spec, 0) for shape in MIXED]
     looks += [native.Look(wild(dtype, *shape)) for shape in MIXED]
     assert any(look.x.numel() >= 1 << 20 for look in looks), "one that is shared out"
     found = []

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quantexp.formats.layout import outer_axis_inner
 from quantexp.formats.mx import quantise_mx
-from quantexp.formats.options import Options, resolve
 from quantexp.formats.per_tensor import quantise_flat
+from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, ScaleRule
 
@@ -141,11 +141,11 @@ def noise(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def mx(fmt: str, rule: str, rounding: str = "even") -> Options:
+def mx(fmt: str, rule: str, rounding: str = "even") -> QuantSpec:
     return resolve(fmt, scale_rule=rule, rounding=rounding)
 
 
-def reference(x: Tensor, options: Options, axis: int, scale: Tensor | None = None) -> Tensor:
+def reference(x: Tensor, options: QuantSpec, axis: int, scale: Tensor | None = None) -> Tensor:
     """The result of torch's own code, whichever kernels this machine has."""
     y = torch.empty_like(x)
     if options.fmt.family is Family.MX:
@@ -156,7 +156,7 @@ def reference(x: Tensor, options: Options, axis: int, scale: Tensor | None = Non
     return y
 
 
-def check(call: Call, x: Tensor, options: Options, axis: int, amax: Tensor | None = None) -> None:
+def check(call: Call, x: Tensor, options: QuantSpec, axis: int, amax: Tensor | None = None) -> None:
     scale = tensor_scale(x, options, amax)
     poison = torch.full_like(x, 3.0)
     y = call("quantise", x, poison, options, axis, scale)[1]
@@ -164,14 +164,14 @@ def check(call: Call, x: Tensor, options: Options, axis: int, amax: Tensor | Non
     assert_same(y, reference(x, options, axis, scale))
 
 
-def check_both(call: Call, x: Tensor, options: Options, axis: int = 0) -> None:
+def check_both(call: Call, x: Tensor, options: QuantSpec, axis: int = 0) -> None:
     poison = torch.full_like(x, 3.0)
     _, columns, rows, *_ = call("quantise_both", x, poison, poison.clone(), options, axis)
     assert_same(columns, reference(x, options, axis))
     assert_same(rows, reference(x, options, x.ndim - 1))
 
 
-def words(options: Options) -> str:
+def words(options: QuantSpec) -> str:
     """HiF8's options, for the name of a test."""
     saturates = "saturating" if options.saturate else "infinite"
     return f"{options.scaling}-{options.rounding}-{saturates}"

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quantexp.formats import quantise
 from quantexp.formats.kernels import choice, cpu, gpu
-from quantexp.formats.options import resolve
+from quantexp.formats.spec import resolve
 from quantexp.processes import compiled
 
 from .builds import DTYPES, assert_same_bits, by_torch, wild

@@ -9,7 +9,7 @@ import torch
 
 from quantexp.formats import quantise, quantise_both
 from quantexp.formats.kernels import choice, gpu
-from quantexp.formats.options import Options, resolve
+from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 
 from ..tensors import assert_same, every_value  # noqa: TID252
@@ -59,7 +59,7 @@ def test_much_float32_under_every_rule(fmt: str, rule: str, rounding: str) -> No
 
 
 @pytest.mark.parametrize("options", cases.HIF8, ids=cases.words)
-def test_every_16_bit_value_and_hard_float32_become_hifloat8(options: Options) -> None:
+def test_every_16_bit_value_and_hard_float32_become_hifloat8(options: QuantSpec) -> None:
     scaled = options.scaling.value != "none"
     amaxes = [None, *map(torch.tensor, (3.0, 2.0**-30, 2.0**-133, 3e38))] if scaled else [None]
     for x in (
@@ -145,6 +145,6 @@ def test_what_runs_call_takes_the_kernels() -> None:
             expected = [quantise(x, fmt, axis=axis, **options) for axis in (0, 1)]
         assert_same(quantise(there, fmt, axis=0, **options).cpu(), expected[0])
         assert_same(quantise(there.t(), fmt, axis=0, **options).t().cpu(), expected[1])
-        both = quantise_both(there, fmt, axes=(1, 0), **options)
+        both = quantise_both(there, resolve(fmt, **options), axes=(1, 0))
         assert_same(both[0].cpu(), expected[1])
         assert_same(both[1].cpu(), expected[0])

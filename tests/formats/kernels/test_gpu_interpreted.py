@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quantexp.formats.options import Options, resolve
+from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 
 from ..tensors import assert_same, every_value  # noqa: TID252
@@ -78,7 +78,7 @@ def test_both_copies_of_every_shape(
 
 
 @pytest.mark.parametrize("options", cases.HIF8, ids=cases.words)
-def test_every_bfloat16_value_becomes_hifloat8(call: Call, options: Options) -> None:
+def test_every_bfloat16_value_becomes_hifloat8(call: Call, options: QuantSpec) -> None:
     # amax is not the tensor's largest by far, so that most of its values lie in the middle of the format
     for amax in (None, torch.tensor(3.0)) if options.scaling.value != "none" else (None,):
         check(call, every_value(torch.bfloat16), options, 0, amax)
@@ -86,7 +86,9 @@ def test_every_bfloat16_value_becomes_hifloat8(call: Call, options: Options) -> 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options", cases.HIF8, ids=cases.words)
-def test_every_16_bit_value_and_hard_float32_become_hifloat8(call: Call, options: Options) -> None:
+def test_every_16_bit_value_and_hard_float32_become_hifloat8(
+    call: Call, options: QuantSpec
+) -> None:
     scaled = options.scaling.value != "none"
     x32 = cases.hard_float32(2048)
     for x in (every_value(torch.bfloat16), every_value(torch.float16), x32, x32.exp2().pow(5)):

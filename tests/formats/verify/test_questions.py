@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from quantexp.formats import FORMATS, Rounding, ScaleRule, Scaling, layout, resolve
+from quantexp.formats.spec import check_amax, check_draw
 from quantexp.formats.verify import cases
 from quantexp.formats.verify.exact import KINDS, Case
 from quantexp.formats.verify.questions import SEVERAL_CHUNKS, cases_of
@@ -30,8 +31,10 @@ def test_every_option_of_every_format_is_asked_for_and_no_other(fmt: str) -> Non
     allowed = FORMATS[fmt].options
     assert given == allowed
     for case in all_cases(fmt):
-        options = {name: value for name, value in case.options.items() if name != "amax"}
-        resolve(fmt, **options, has_amax="amax" in case.options)
+        of_call = {"amax", "seed", "offset"}
+        spec = resolve(fmt, **{k: v for k, v in case.options.items() if k not in of_call})
+        check_amax(spec, "amax" in case.options)
+        check_draw(spec, case.options.get("seed"), case.options.get("offset"))
 
 
 @formats

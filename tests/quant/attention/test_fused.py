@@ -189,8 +189,8 @@ def test_nothing_is_computed_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatc
 def test_operands_are_told_as_they_are_multiplied() -> None:
     told: list[tuple[str, str]] = []
 
-    def hook(precision: Any, site: Any, product: Any, name: str, *rest: Any) -> None:
-        told.append((product.value, name))
+    def hook(precision: Any, slot: Any, *rest: Any) -> None:
+        told.append((slot.product.value, slot.operand))
 
     with hook_operands(hook):
         by_kernel(declared("quant=FA_mxfp8"), operands(torch.bfloat16), None)

@@ -69,16 +69,15 @@ class Looks:
     def operand(
         self,
         precision: Any,
-        site: Any,
-        product: Any,
-        name: str,
+        slot: Any,
         x: Any,
         quantised: Any,
         layout: Any,
         /,
     ) -> None:
-        self.seen[site.value, product.value, name, "before"] = layout(x)
-        self.seen[site.value, product.value, name] = layout(quantised)
+        key = slot.site.value, slot.product.value, str(slot.operand)
+        self.seen[*key, "before"] = layout(x)
+        self.seen[key] = layout(quantised)
 
 
 def plain(

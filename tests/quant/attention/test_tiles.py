@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from quantexp.formats import resolve
 from quantexp.quant.attention.tiles import LEAST, ROWS, Tile, tiles
-from quantexp.quant.slots import Operand
 
-BLOCKS_OF_256 = Operand("mxfp8_e4m3", "queries", block=256)
+BLOCKS_OF_256 = resolve("mxfp8_e4m3", block=256)
 
 
 def spans(found: list[Tile]) -> list[tuple[int, int, int]]:
@@ -36,7 +38,7 @@ def test_keys_go_to_the_last_query_in_whole_blocks() -> None:
 
 
 def test_transforms_are_blocks_too() -> None:
-    transformed = Operand("mxfp8_e4m3", "keys", block=32, hadamard_block=256)
+    transformed = replace(resolve("mxfp8_e4m3"), hadamard_block=256)
     assert spans(tiles(512, [transformed], to_last_query=True))[0] == (0, 256, 256)
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from quantexp.errors import EngagementError
 from quantexp.formats.kernels import gpu as quantising
 from quantexp.quant.attention import tiled, tiles
-from quantexp.quant.attention.tile_products import Slot
 from quantexp.quant.kernels import gpu, launches
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import watch_products
+from quantexp.quant.sites import Slot
 from quantexp.quant.step_state import StepState, use_step_state
 
 from .tiled_cases import Result, by_tiles

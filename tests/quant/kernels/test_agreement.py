@@ -10,9 +10,10 @@ from torch import Tensor
 
 from quantexp.errors import EngagementError
 from quantexp.quant.attention.plain import by_head, expanded
-from quantexp.quant.attention.tile_products import DS_BY_KEYS, P_FORWARD, TileProducts
+from quantexp.quant.attention.tile_products import TileProducts
 from quantexp.quant.kernels.agreement import BOUND, require_gradients, require_output
 from quantexp.quant.kernels.gpu import Amaxes, Kernels, Quantised
+from quantexp.quant.sites import DGRAD_Q_DS, FPROP_P
 from quantexp.quant.step_state import StepState, use_step_state
 
 from .tiled_cases import FULL_HIFP8, declared, operands
@@ -106,18 +107,18 @@ def test_nan_is_not_let_pass_unless_theirs_has_it(work: TileProducts) -> None:
 def test_under_another_scale_the_kernels_are_compared_under_the_tiles_own(
     work: TileProducts,
 ) -> None:
-    work.amaxes = {P_FORWARD: torch.tensor(1.0)}
-    same = Known({P_FORWARD: torch.tensor(1.0)})
+    work.amaxes = {FPROP_P: torch.tensor(1.0)}
+    same = Known({FPROP_P: torch.tensor(1.0)})
     require_output(same, work, some(), some())
     assert same.calls == []
-    kernels = Known({P_FORWARD: torch.tensor(1 - 2.0**-8)}, some())
+    kernels = Known({FPROP_P: torch.tensor(1 - 2.0**-8)}, some())
     require_output(kernels, work, some() * 2, some())
     assert kernels.calls == [work.amaxes]
 
 
 def test_amaxes_that_are_not_alike_are_not_let_pass(work: TileProducts) -> None:
-    work.amaxes = {DS_BY_KEYS: torch.tensor(1.0)}
-    kernels = Known({DS_BY_KEYS: torch.tensor(2.5)})
+    work.amaxes = {DGRAD_Q_DS: torch.tensor(1.0)}
+    kernels = Known({DGRAD_Q_DS: torch.tensor(2.5)})
     message = (
         "layer 0 attention qk.dgrad_q.dS: its amax is 2.5 in Triton's kernel and 1 in the tiles of torch; use "
         "training.attention=plain"

@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantexp.quant import sites
 from quantexp.quant.attention import tile_products, tiles
 from quantexp.quant.kernels.agreement import BOUND
 from quantexp.quant.step_state import StepState, use_step_state
@@ -207,10 +208,10 @@ def test_where_sums_are_exact_every_bit_is_the_same(
 
 
 SLOTS = {
-    "pv.fprop.P": (tile_products.P_FORWARD, 0),
-    "pv.dgrad_v.P": (tile_products.P_BACKWARD, 3),
-    "qk.dgrad_q.dS": (tile_products.DS_BY_KEYS, 1),
-    "qk.dgrad_k.dS": (tile_products.DS_BY_QUERIES, 2),
+    "pv.fprop.P": (sites.FPROP_P, 0),
+    "pv.dgrad_v.P": (sites.DGRAD_V_P, 3),
+    "qk.dgrad_q.dS": (sites.DGRAD_Q_DS, 1),
+    "qk.dgrad_k.dS": (sites.DGRAD_K_DS, 2),
 }
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from quantexp.quant.sites import Product, Site
-from quantexp.quant.slots import Operand, resolve_site
+from quantexp.formats import QuantSpec
+from quantexp.quant.sites import DGRAD_W, FPROP_W, Site
+from quantexp.quant.slots import resolve_site
 from quantexp.quant.weight_cache.policy import copy_key, num_kept, shares_read
 from quantexp.schema import LinearDgrad, LinearSite, Slot
 
 
-def weights(linear: LinearSite) -> tuple[Operand, Operand]:
-    operands = resolve_site(Site.LINEAR, linear)
-    return operands[Product.FPROP, "w"], operands[Product.DGRAD, "w"]
+def weights(linear: LinearSite) -> tuple[QuantSpec, QuantSpec]:
+    slots = resolve_site(Site.LINEAR, linear)
+    return slots[FPROP_W], slots[DGRAD_W]
 
 
 def site(fmt: str, dgrad: Slot | None = None, **options: object) -> LinearSite:
@@ -41,7 +44,7 @@ def test_copies_are_kept_where_they_have_a_further_use(case: str) -> None:
     fprop, dgrad = weights(linear)
     # As in the precision map: an operand that needs the step state has a stream, each slot its own.
     first, second = (
-        Operand(**{**o.__dict__, "stream": label if o.needs_step_state else ""})
+        replace(o, stream=label if o.needs_step_state else "")
         for o, label in ((fprop, "fprop.w"), (dgrad, "dgrad.w"))
     )
     assert shares_read(first, second) is one_read

@@ -229,7 +229,7 @@ def test_nan_in_a_weight_is_no_change(w: Tensor) -> None:
 def test_steps_write_to_the_same_memory_and_the_copies_stay_right(fmt: str, several: bool) -> None:
     """Weights of two layers at once; a tensor that a hook saw is never overwritten."""
     copies, precision = WeightCopies(), declared(fmt)
-    other = ModulePrecision(ModuleId(1, "fc1"), precision.sites)
+    other = ModulePrecision(ModuleId(1, "fc1"), precision.slots)
     generator = torch.Generator().manual_seed(1)
     places, seen = [], []
     for step in range(3):

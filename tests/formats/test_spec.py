@@ -1,12 +1,13 @@
-"""Options are validated against the format, and errors state what is allowed."""
+"""A specification is validated against its format, and errors state what is allowed."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
-from quantexp.formats import Rounding, ScaleRule, Scaling, resolve
+from quantexp.formats import Rounding, ScaleRule, Scaling, get_format, quantise, resolve
 
 
 def test_what_is_not_given_is_the_formats_own() -> None:
@@ -40,13 +41,11 @@ def test_enums_and_their_values_mean_the_same() -> None:
         ),
         ("mxfp8", {"scaling": "current"}, "mxfp8_e4m3 has no option scaling"),
         ("mxfp4", {"amax_target": 15.0}, "mxfp4_e2m1 has no option amax_target"),
-        ("mxfp4", {"has_amax": True}, "mxfp4_e2m1 has no option amax"),
         ("bf16", {"block": 32}, "bf16 has no option block: it has no options"),
         ("bf16", {"scale_rule": "even"}, "bf16 has no option scale_rule"),
         ("bf16", {"rounding": "even"}, "bf16 has no option rounding"),
         ("bf16", {"saturate": False}, "bf16 has no option saturate"),
         ("bf16", {"scaling": "exact"}, "bf16 has no option scaling"),
-        ("bf16", {"seed": 1}, "bf16 has no option seed"),
         ("mxfp8", {"pre_scale": True}, "mxfp8_e4m3 has no option pre_scale"),
         ("mxfp6_e2m3", {"pre_scale": True}, "mxfp6_e2m3 has no option pre_scale"),
         ("hifp8", {"pre_scale": True}, "hifp8 has no option pre_scale"),
@@ -100,12 +99,26 @@ def test_an_amax_target_is_finite_and_positive(target: float) -> None:
         resolve("hifp8", scaling="current", amax_target=target)
 
 
-@pytest.mark.parametrize("given", [{"amax_target": 224.0}, {"has_amax": True}])
-def test_an_amax_means_nothing_without_scaling(given: dict[str, Any]) -> None:
-    with pytest.raises(
-        ValueError, match="has no meaning with scaling 'none': leave it out, or scale"
-    ):
-        resolve("hifp8", **given)
+def test_an_amax_means_nothing_without_scaling() -> None:
+    words = "has no meaning with scaling 'none': leave it out, or scale"
+    with pytest.raises(ValueError, match=f"amax_target {words}"):
+        resolve("hifp8", amax_target=224.0)
+    with pytest.raises(ValueError, match=f"amax {words}"):
+        quantise(torch.ones(3), "hifp8", amax=torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("name", "of_call", "words"),
+    [
+        ("mxfp4", {"amax": torch.ones(())}, "mxfp4_e2m1 has no option amax"),
+        ("bf16", {"seed": 1}, "bf16 has no option seed"),
+    ],
+)
+def test_what_a_call_passes_is_refused_if_the_format_does_not_have_it(
+    name: str, of_call: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        quantise(torch.ones(3), name, **of_call)
 
 
 def test_stochastic_rounding_needs_a_seed() -> None:
@@ -113,7 +126,7 @@ def test_stochastic_rounding_needs_a_seed() -> None:
         ValueError,
         match=r"rounding 'stochastic' needs a seed, an integer in \[0, 2\^64\), got None",
     ):
-        resolve("mxfp4", rounding="stochastic")
+        quantise(torch.ones(3), "mxfp4", rounding="stochastic")
 
 
 @pytest.mark.parametrize("name", ["seed", "offset"])
@@ -121,17 +134,17 @@ def test_a_seed_means_nothing_where_rounding_is_not_stochastic(name: str) -> Non
     words = f"{name} has no meaning with rounding 'even': leave it out, or round stochastically"
     only: dict[str, Any] = {name: 1}
     with pytest.raises(ValueError, match=words):
-        resolve("mxfp4", **only)
+        quantise(torch.ones(3), "mxfp4", **only)
 
 
 @pytest.mark.parametrize("name", ["seed", "offset"])
 @pytest.mark.parametrize("value", [-1, 1 << 64, 1.0, True, "1"])
 def test_seed_and_offset_are_integers_of_64_bits(name: str, value: bool | float | str) -> None:
-    given: dict[str, Any] = {"seed": 1, name: value}
+    of_call: dict[str, Any] = {"seed": 1, name: value}
     with pytest.raises(
         ValueError, match=rf"{name} must be an integer in \[0, 2\^64\), got {value!r}"
     ):
-        resolve("mxfp4", rounding="stochastic", **given)
+        quantise(torch.ones(3), "mxfp4", rounding="stochastic", **of_call)
 
 
 def test_delayed_scaling_needs_the_amax_of_the_steps_before() -> None:
@@ -139,5 +152,19 @@ def test_delayed_scaling_needs_the_amax_of_the_steps_before() -> None:
         r"scaling 'delayed' needs amax, the largest of the steps before \(AmaxHistory\.amax_for\)"
     )
     with pytest.raises(ValueError, match=words):
-        resolve("hifp8", scaling="delayed")
-    assert resolve("hifp8", scaling="delayed", has_amax=True).scaling is Scaling.DELAYED
+        quantise(torch.ones(3), "hifp8", scaling="delayed")
+    assert resolve("hifp8", scaling="delayed").scaling is Scaling.DELAYED
+
+
+def test_a_specification_is_used_as_it_is() -> None:
+    spec = resolve("mxfp4", block=16, rounding="away")
+    assert resolve(spec) is spec
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
+    expected = quantise(x, get_format("mxfp4"), axis=0, block=16, rounding="away")
+    assert torch.equal(quantise(x, spec, axis=0), expected)
+
+
+def test_options_beside_a_specification_are_refused() -> None:
+    words = "a QuantSpec has all its options: leave out block, scale_rule, or change them in it"
+    with pytest.raises(ValueError, match=words):
+        quantise(torch.ones(3), resolve("mxfp4"), block=16, scale_rule="ceil")

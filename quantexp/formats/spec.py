@@ -1,0 +1,223 @@
+"""How a tensor is quantised: a number format and all its options. Needs no torch.
+
+`resolve` validates options against the format and completes them with its defaults. It also validates configurations,
+long before there is a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from typing import TypeVar
+
+from quantexp.formats.table import get_format
+from quantexp.formats.types import Axis, Family, Format, Hadamard, Rounding, ScaleRule, Scaling
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """What happens to one operand before it is multiplied.
+
+    An option that the format does not have keeps its default, which has no effect. Of the fields, the operations of
+    `quantexp.formats` use those up to `pre_scale`; the others are for `quantexp.quant`.
+    """
+
+    fmt: Format
+    #: Elements along the axis that share a scale; 1 if the format has no blocks.
+    block: int = 1
+    scale_rule: ScaleRule = ScaleRule.FLOOR
+    rounding: Rounding = Rounding.EVEN
+    #: Whether values beyond the largest finite one become that value, rather than infinite (or NaN, without infinity).
+    saturate: bool = True
+    scaling: Scaling = Scaling.NONE
+    #: The amax after scaling.
+    amax_target: float = 1.0
+    #: Whether elements are multiplied by 3/4 after the scale is chosen and before they are rounded; the product
+    #: compensates.
+    pre_scale: bool = False
+    #: The transform before quantisation, and its block.
+    hadamard: Hadamard = Hadamard.NONE
+    hadamard_block: int = 1
+    #: The axis that blocks and transforms run along, if the operand belongs to a product.
+    axis: Axis | None = None
+    #: The forward copy, straight through: quantised once, along the forward product's axis.
+    reuse: bool = False
+    #: Delayed scaling: iterations in the amax history.
+    window: int | None = None
+    #: Forward product: whether the gradient is zero where the operand saturated.
+    clip_gradient: bool = False
+    #: Whether this is the left operand of its product.
+    left: bool = field(default=True, compare=False)
+    #: Whether this is a layer's weight, which every micro-batch of a step multiplies.
+    weight: bool = field(default=False, compare=False)
+    #: Key of its random numbers and its amax history: the slot's label; for `reuse` the forward slot's.
+    stream: str = field(default="", compare=False)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the operand is quantised; bf16 marks a slot in the working precision."""
+        return self.fmt.family is not Family.BF16
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether its values depend on the axis, through blocks or a transform."""
+        return self.fmt.block is not None or self.is_transformed
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the tensor has a scale of its own."""
+        return self.scaling is not Scaling.NONE
+
+    @property
+    def is_transformed(self) -> bool:
+        """Whether a Hadamard transform precedes the quantisation."""
+        return self.hadamard is not Hadamard.NONE
+
+    @cached_property
+    def needs_step_state(self) -> bool:
+        """Whether it needs random numbers, an amax history or a transform."""
+        return (
+            self.rounding is Rounding.STOCHASTIC
+            or self.scaling is Scaling.DELAYED
+            or self.is_transformed
+        )
+
+    @property
+    def once_per_step(self) -> bool:
+        """Whether every micro-batch of a step may multiply one copy of it.
+
+        Random signs belong to the product; those of the other operand are drawn for each micro-batch.
+        """
+        return self.weight and self.hadamard is not Hadamard.RANDOM
+
+    @cached_property
+    def along_any_axis(self) -> QuantSpec:
+        """Equal for two operands if their copies of one tensor differ at most in the axis of the blocks."""
+        return replace(self, axis=None, reuse=False, clip_gradient=False)
+
+
+#: A specification, or a format with its own options.
+AnySpec = str | Format | QuantSpec
+
+
+def resolve(
+    fmt: AnySpec,
+    *,
+    block: int | None = None,
+    scale_rule: ScaleRule | str | None = None,
+    rounding: Rounding | str | None = None,
+    saturate: bool = True,
+    scaling: Scaling | str | None = None,
+    amax_target: float | None = None,
+    pre_scale: bool = False,
+) -> QuantSpec:
+    """The complete specification; None selects the format's default. A `QuantSpec` is returned unchanged.
+
+    Raises:
+        ValueError: an unknown format or value, or an option that the format does not have, or that is set beside a
+            `QuantSpec`.
+    """
+    is_set = {
+        "block": block is not None,
+        "scale_rule": scale_rule is not None,
+        "rounding": rounding is not None,
+        "saturate": saturate is not True,
+        "scaling": scaling not in (None, Scaling.NONE),
+        "amax_target": amax_target is not None,
+        "pre_scale": pre_scale is not False,
+    }
+    if isinstance(fmt, QuantSpec):
+        if any(is_set.values()):
+            names = ", ".join(name for name in is_set if is_set[name])
+            raise ValueError(
+                f"a QuantSpec has all its options: leave out {names}, or change them in it"
+            )
+        return fmt
+    fmt = get_format(fmt)
+    scaling = fmt.scaling if scaling is None else _choice("scaling", scaling, Scaling)
+    for name, is_option_set in is_set.items():
+        if is_option_set:
+            _refuse_foreign(fmt, name)
+    rounding = _choice("rounding", rounding or fmt.rounding, Rounding)
+    if scaling is Scaling.NONE and amax_target is not None:
+        raise _unscaled("amax_target")
+    return QuantSpec(
+        fmt=fmt,
+        block=_checked_block(block) if block is not None else fmt.block or 1,
+        scale_rule=_choice("scale_rule", scale_rule or fmt.scale_rule or "floor", ScaleRule),
+        rounding=rounding,
+        saturate=saturate,
+        scaling=scaling,
+        amax_target=_checked_target(fmt.amax_target or 1.0 if amax_target is None else amax_target),
+        pre_scale=pre_scale,
+    )
+
+
+def check_amax(spec: QuantSpec, is_passed: bool) -> None:
+    """Refuse an amax that was reduced elsewhere where it has no effect, and its absence where it is needed.
+
+    Raises:
+        ValueError: either.
+    """
+    if is_passed:
+        _refuse_foreign(spec.fmt, "amax")
+        if not spec.is_scaled:
+            raise _unscaled("amax")
+    elif spec.scaling is Scaling.DELAYED:
+        raise ValueError(
+            "scaling 'delayed' needs amax, the largest of the steps before (AmaxHistory.amax_for)"
+        )
+
+
+def check_draw(spec: QuantSpec, seed: int | None, offset: int | None) -> None:
+    """Refuse a seed and an offset of random numbers where they have no effect, and a missing seed.
+
+    Raises:
+        ValueError: either, or a value outside [0, 2^64).
+    """
+    if spec.rounding is Rounding.STOCHASTIC and seed is None:
+        raise ValueError("rounding 'stochastic' needs a seed, an integer in [0, 2^64), got None")
+    for name, value in (("seed", seed), ("offset", offset)):
+        if value is None:
+            continue
+        _refuse_foreign(spec.fmt, name)
+        if spec.rounding is not Rounding.STOCHASTIC:
+            raise ValueError(
+                f"{name} has no meaning with rounding {spec.rounding.value!r}: leave it out, or round stochastically"
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
+            raise ValueError(f"{name} must be an integer in [0, 2^64), got {value!r}")
+
+
+def _refuse_foreign(fmt: Format, name: str) -> None:
+    if name not in fmt.options:
+        has = ", ".join(sorted(fmt.options)) or "no options"
+        raise ValueError(f"{fmt.name} has no option {name}: it has {has}")
+
+
+def _unscaled(name: str) -> ValueError:
+    return ValueError(f"{name} has no meaning with scaling 'none': leave it out, or scale")
+
+
+def _choice(name: str, value: _Choice | str, choices: type[_Choice]) -> _Choice:
+    try:
+        return choices(value)
+    except ValueError:
+        allowed = ", ".join(choice.value for choice in choices)
+        raise ValueError(f"{name} must be one of {allowed}, got {value!r}") from None
+
+
+def _checked_block(block: int) -> int:
+    if not isinstance(block, int) or isinstance(block, bool) or block < 1 or block & (block - 1):
+        raise ValueError(f"block must be a power of two of at least 1, got {block!r}")
+    return block
+
+
+def _checked_target(target: float) -> float:
+    if not (math.isfinite(target) and target > 0):
+        raise ValueError(f"amax_target must be finite and above 0, got {target!r}")
+    return float(target)
