@@ -50,7 +50,7 @@ def test_a_transformed_operand_is_near_its_transform_and_nothing_else_is(
     y = quantise_operand(x, operand, axis)
     assert distance(y, operand, x, axis) < FAR / 2
     for other in (
-        quantise_operand(x, replace(operand, hadamard=None), axis),
+        quantise_operand(x, replace(operand, hadamard=Hadamard.NONE), axis),
         quantise_operand(normal(2), operand, axis),
     ):
         assert distance(other, operand, x, axis) > 2 * FAR
@@ -71,10 +71,10 @@ def test_without_its_source_a_transformed_operand_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("pre_scale", [None, True])
-@pytest.mark.parametrize("transform", [None, Hadamard.RANDOM])
+@pytest.mark.parametrize("pre_scale", [False, True])
+@pytest.mark.parametrize("transform", [Hadamard.NONE, Hadamard.RANDOM])
 def test_nvfp4_is_judged_at_the_scale_of_its_source(
-    dtype: torch.dtype, pre_scale: bool | None, transform: Hadamard | None
+    dtype: torch.dtype, pre_scale: bool, transform: Hadamard
 ) -> None:
     x = normal().to(dtype)
     for rounding in Rounding:
@@ -83,7 +83,7 @@ def test_nvfp4_is_judged_at_the_scale_of_its_source(
             rounding=rounding,
             pre_scale=pre_scale,
             hadamard=transform,
-            hadamard_block=16 if transform else None,
+            hadamard_block=16,
         )
         assert judge(quantise_operand(x, operand, 0), operand, 0, x).status is Status.ENGAGED
 
