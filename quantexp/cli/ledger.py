@@ -14,10 +14,11 @@ from rich.markup import escape
 from quantexp.cli.arguments import ledger_scope, parser_of
 from quantexp.cli.output import print_json
 from quantexp.errors import RunError
+from quantexp.launch.backend import Standing
 from quantexp.launch.ledger.cancel import PATIENCE_S, cancel
 from quantexp.launch.ledger.rows import status_rows
 from quantexp.launch.ledger.settle import settle
-from quantexp.launch.ledger.standing import Standing, standings
+from quantexp.launch.ledger.standing import standings
 from quantexp.launch.ledger.view import view
 from quantexp.runs.find import Scope, find_run, scope
 from quantexp.terminal.console import output_console

@@ -11,12 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantexp_launchers.local.processes import command
-from quantexp_launchers.local.slots import slots_for
-
 from quantexp.capture.select.budget import price
-from quantexp.errors import DataError, RunError
+from quantexp.errors import DataError
 from quantexp.launch.attempt import root_of
+from quantexp.launch.backend import launcher_of
 from quantexp.launch.duration import duration, work
 from quantexp.launch.identity import folder_name, identity
 from quantexp.memory.footprint import memory_parts_gb
@@ -37,7 +35,6 @@ from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir
 from quantexp.schema import (
     Experiment,
-    LauncherKind,
     ModelConfig,
     TrainingConfig,
 )
@@ -124,7 +121,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
     captured = price(experiment, maps)
     saved = iterations_saved(experiment.checkpoint, training.iterations)
     missing, folder = _folder(experiment)
-    slots, too_small = _slots(experiment)
+    launched = launcher_of(experiment.launcher.kind).plan(experiment, Path(folder))
     return Plan(
         model=model.name,
         dataset=str(experiment.dataset.label),
@@ -157,29 +154,12 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
         product_gflop_per_s=None if takes is None else float(f"{takes.gflop_per_s:.3g}"),
         precision_map=[entry_record(entry) for entry in entries],
         map_changes_at=[i for i in changes(experiment.quant) if i <= training.iterations],
-        slots=slots,
-        missing="; ".join(filter(None, (missing, too_small))) or None,
+        slots=launched.slots,
+        missing="; ".join(filter(None, (missing, launched.missing))) or None,
         tracking=destinations(experiment.tracking, RunDir(Path(folder))),
-        commands=[_command(experiment, Path(folder))],
-        script=_script(experiment, Path(folder)),
+        commands=[launched.command],
+        script=launched.script,
     )
-
-
-def _command(experiment: Experiment, folder: Path) -> list[str]:
-    if experiment.launcher.kind is LauncherKind.local:
-        return command(folder, experiment.launcher.num_processes)
-    from quantexp_launchers.slurm.submit import planned
-
-    return ["sbatch", str(planned(experiment, folder).folder / "JOB_submission.sh")]
-
-
-def _script(experiment: Experiment, folder: Path) -> str | None:
-    if experiment.launcher.kind is LauncherKind.local:
-        return None
-    from quantexp_launchers.slurm.executor import script
-    from quantexp_launchers.slurm.submit import planned
-
-    return script(planned(experiment, folder))
 
 
 def _folder(experiment: Experiment) -> tuple[str | None, str]:
@@ -191,17 +171,6 @@ def _folder(experiment: Experiment) -> tuple[str | None, str]:
         names = (experiment.model.name, experiment.dataset.name, experiment.quant.name)
         return str(error), str(root / ("_".join(map(str, names)) + "-<hash8>"))
     return None, str(root / folder_name(experiment, content))
-
-
-def _slots(experiment: Experiment) -> tuple[list[str], str | None]:
-    """What each of the runs at once has, or why the machine is too small for so many."""
-    launcher = experiment.launcher
-    if launcher.kind is not LauncherKind.local or (launcher.max_parallel or 1) == 1:
-        return [], None
-    try:
-        return [str(slot) for slot in slots_for([experiment])], None
-    except RunError as error:
-        return [], str(error)
 
 
 def _packed_bytes(entries: list[Entry], model: ModelConfig, training: TrainingConfig) -> int:

@@ -20,16 +20,19 @@ from rich.console import Console
 
 from quantexp.cli.arguments import ledger_scope
 from quantexp.cli.verbs import CHANGEABLE
+from quantexp.config.launchers import check_launcher
 from quantexp.config.load import from_plain, plain, read
 from quantexp.errors import ConfigError, RunError
+from quantexp.launch.backend import Standing, launcher_of
 from quantexp.launch.identity import folder_name, identity
 from quantexp.launch.ledger.settle import settle
-from quantexp.launch.ledger.standing import Standing, standings
+from quantexp.launch.ledger.standing import standings
 from quantexp.launch.refusal import Request, require_memory
 from quantexp.runs.device import device_class
 from quantexp.runs.find import UNNAMED, Missing, Scope, scope
 from quantexp.runs.status import State
-from quantexp.schema import Experiment, LauncherKind
+from quantexp.schema import Experiment
+from quantexp.schema.launcher import LOCAL
 from quantexp.terminal.console import output_console
 
 #: Which runs a verb is for.
@@ -137,8 +140,9 @@ def _changed(again: Again, overrides: list[str]) -> Again:
         first = str(error).splitlines()[0]
         raise ConfigError(f"{' '.join(overrides)}: {first}") from error
     assert isinstance(container, dict)
-    content = {str(key): value for key, value in container.items()}
-    return Again(again.name, from_plain(content), again.stage)
+    experiment = from_plain({str(key): value for key, value in container.items()})
+    check_launcher(experiment.launcher)
+    return Again(again.name, experiment, again.stage)
 
 
 def _require_same(again: Again) -> None:
@@ -153,18 +157,10 @@ def _require_same(again: Again) -> None:
 
 
 def _launch(again: list[Again], console: Console) -> int:
-    def points(kind: LauncherKind) -> list[tuple[Experiment, int]]:
-        return [
-            (each.experiment, each.stage) for each in again if each.experiment.launcher.kind is kind
-        ]
-
+    """Start the runs of each launcher; those of this machine last, because they are waited for."""
     code = 0
-    if slurm := points(LauncherKind.slurm):
-        from quantexp_launchers.slurm.submit import submit_sweep
-
-        code = submit_sweep(slurm, console)
-    if local := points(LauncherKind.local):
-        from quantexp_launchers.local.submit import run_points
-
-        code = run_points(local, console) or code
+    kinds = {each.experiment.launcher.kind for each in again}
+    for kind in sorted(kinds, key=lambda kind: (kind == LOCAL, kind)):
+        points = [(e.experiment, e.stage) for e in again if e.experiment.launcher.kind == kind]
+        code = launcher_of(kind).submit(points, console, is_sweep=True) or code
     return code

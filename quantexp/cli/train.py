@@ -6,12 +6,11 @@ import argparse
 import os
 
 from quantexp.cli.arguments import require_overrides
-from quantexp.cli.output import complain
 from quantexp.config.compose import compose, quick_test
 from quantexp.config.sweep.points import compose_points, merged_lines
 from quantexp.errors import ConfigError
+from quantexp.launch.backend import launcher_of
 from quantexp.launch.refusal import Request, require_memory
-from quantexp.schema import Experiment, LauncherKind
 from quantexp.terminal.console import output_console
 
 
@@ -36,15 +35,8 @@ def _run_one(arguments: argparse.Namespace) -> int:
         show(make_plan(experiment, fast), output_console())
         return 0
     require_memory([Request(experiment, fast)])
-    if experiment.launcher.kind is LauncherKind.slurm:
-        from quantexp_launchers.slurm.submit import submit_run
-
-        return submit_run(experiment, output_console())
-    if experiment.launcher.detach:
-        from quantexp_launchers.local.submit import detach_run
-
-        return detach_run(experiment, output_console())
-    return _execute(experiment)
+    launcher = launcher_of(experiment.launcher.kind)
+    return launcher.submit([(experiment, 0)], output_console(), is_sweep=False)
 
 
 def _run_sweep(arguments: argparse.Namespace) -> int:
@@ -60,36 +52,11 @@ def _run_sweep(arguments: argparse.Namespace) -> int:
         experiments = [point.experiment for point in points]
         show_sweep(experiments, plans_of(points, config_dir), console, maps=False)
         return 0
-    kinds = {point.experiment.launcher.kind for point in points}
+    kinds = sorted({point.experiment.launcher.kind for point in points})
     if len(kinds) > 1:
         raise ConfigError(
-            "launcher must be local or slurm for all points of a sweep, got both; run one sweep for each"
+            f"launcher must be one for all points of a sweep, got {', '.join(kinds)}; run one sweep for each"
         )
     require_memory([Request(p.experiment, quick_test(p.overrides, config_dir, {})) for p in points])
     staged = [(point.experiment, point.stage) for point in points]
-    if kinds == {LauncherKind.slurm}:
-        from quantexp_launchers.slurm.submit import submit_sweep
-
-        return submit_sweep(staged, console)
-    from quantexp_launchers.local.submit import run_points
-
-    return run_points(staged, console)
-
-
-def _execute(experiment: Experiment) -> int:
-    from quantexp_launchers.local.execute import execute
-
-    from quantexp.analysis.after_run import draw_skipped
-    from quantexp.launch.summary import print_how_to_go_on, print_outcome
-    from quantexp.runs.status import State
-
-    outcome = execute(experiment, output_console())
-    if outcome.state is State.COMPLETED:
-        if outcome.skipped:
-            draw_skipped(outcome.run, experiment.analysis.drawing, output_console())
-        print_outcome(outcome, output_console())
-        return 0
-    complain(f"{outcome.run.root.name} {outcome.state.value}: {outcome.reason}")
-    if outcome.state is State.CANCELLED:
-        print_how_to_go_on(outcome.run, output_console())
-    return 130 if outcome.state is State.CANCELLED else 1
+    return launcher_of(kinds[0]).submit(staged, console, is_sweep=True)

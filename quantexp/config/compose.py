@@ -35,6 +35,7 @@ from omegaconf.errors import OmegaConfBaseException
 from quantexp.config.cached_loader import cache_files
 from quantexp.config.choices import choice_files, groups, hidden_files, is_shipped
 from quantexp.config.environment import environment_overrides
+from quantexp.config.launchers import check_launcher
 from quantexp.config.load import load, load_sweep, located, unknown_key, wrong_type
 from quantexp.config.overrides import numbers_as_typed, quoted, readable, unreadable
 from quantexp.config.published_choice import with_published_choice, words_to_choose_by
@@ -154,6 +155,7 @@ def finished(config: DictConfig) -> Experiment:
     _refuse_what_the_sample_decides(experiment, list(config.hydra.overrides.task))
     refuse_secrets(asdict(experiment))
     check_installed(experiment.tracking)
+    check_launcher(experiment.launcher)
     experiment.quant.name = scheme_name(experiment.quant, config.hydra)
     return experiment
 

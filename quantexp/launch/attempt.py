@@ -21,8 +21,8 @@ from typing import Any
 from quantexp.capture.select.budget import require_affordable
 from quantexp.config.load import save
 from quantexp.errors import RunError, RunInUseError
+from quantexp.launch.backend import OPEN, live_job
 from quantexp.launch.identity import folder_name, identity
-from quantexp.launch.ledger.standing import live_job
 from quantexp.launch.reuse import ended_for_good, skip_or_rerun_reason
 from quantexp.model.checkpoints import named, require_room
 from quantexp.runs.lock import PROBE_S, cannot_write, take_lock
@@ -62,7 +62,7 @@ class Opened:
 
 
 #: Describes the pending or running job of a run's status; None if it has none.
-JobLookup = Callable[[Status], str | None]
+JobLookup = Callable[[RunDir, Status], str | None]
 
 
 def root_of(experiment: Experiment) -> Path:
@@ -168,10 +168,7 @@ def _elsewhere(run: RunDir, job_lookup: JobLookup) -> str | None:
         status = read_status(run.status)
     except RunError:
         return None  # the attempt is moved aside later
-    is_open = status is not None and status.state in (State.PENDING, State.RUNNING, State.PREEMPTED)
-    if status is None or status.submission is None or not is_open:
-        return None
-    return job_lookup(status)
+    return None if status is None or status.state not in OPEN else job_lookup(run, status)
 
 
 def _prepare(experiment: Experiment, run: RunDir, started_with: Provenance) -> None:
@@ -222,7 +219,12 @@ def _write_new(experiment: Experiment, run: RunDir, started_with: Provenance) ->
     run.reserve.write_bytes(bytes(RESERVE_BYTES))
     save(with_absolute_paths(experiment), run.config)
     write_json(run.provenance, redacted(started_with))
-    status = Status(created=now(), iterations=experiment.training.iterations, host=platform.node())
+    status = Status(
+        created=now(),
+        iterations=experiment.training.iterations,
+        host=platform.node(),
+        launcher=experiment.launcher.kind,
+    )
     write_status(run.status, status)
 
 

@@ -21,7 +21,7 @@ from quantexp.launch.product_rate import product_gflop_per_s
 from quantexp.model.checkpoints import first_iteration
 from quantexp.model.sizes import flops_per_iteration, num_parameters
 from quantexp.runs.device import device_class
-from quantexp.schema import Experiment, LauncherKind, Recompute
+from quantexp.schema import Experiment, Recompute
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ def duration(experiment: Experiment) -> Duration | None:
     The processes of a run share this machine's CPU; each process has its own GPU.
     """
     launcher, training = experiment.launcher, experiment.training
-    if launcher.kind is LauncherKind.slurm:
+    if not launcher.is_local:
         return None
     import torch
 

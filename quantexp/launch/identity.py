@@ -29,7 +29,7 @@ from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.runs.device import multiplies_natively
-from quantexp.schema import DatasetConfig, Experiment, LauncherKind, ModelConfig
+from quantexp.schema import DatasetConfig, Experiment, ModelConfig
 
 #: Incremented whenever the values of a format or product change.
 NUMERICS_VERSION = 1
@@ -239,7 +239,7 @@ def weights_fingerprint(
 
 def _products(experiment: Experiment, device_class: str) -> dict[str, str]:
     """Records 16-bit products that go through fp32; empty for native kernels, and for jobs, whose CPU is unknown."""
-    if device_class != "cpu" or experiment.launcher.kind is LauncherKind.slurm:
+    if device_class != "cpu" or not experiment.launcher.is_local:
         return {}
     native = multiplies_natively(experiment.training.precision)
     return {} if native else {"products": "fp32"}

@@ -16,7 +16,7 @@ from quantexp.launch.reuse import skip_or_rerun_reason
 from quantexp.memory.room import STARTED_ANYWAY, fits, misfit, needed_gb, never, room_of
 from quantexp.processes.host_memory import host_memory_gb
 from quantexp.runs.device import device_class
-from quantexp.schema import Experiment, LauncherKind, MemoryCheck
+from quantexp.schema import Experiment, MemoryCheck
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def too_large_together(runs: Sequence[Experiment]) -> str | None:
         run
         for run in runs
         if run.memory is MemoryCheck.check
-        and run.launcher.kind is LauncherKind.local
+        and run.launcher.is_local
         and device_class(run.launcher) == "cpu"
     ]
     max_parallel = max((run.launcher.max_parallel or 1 for run in local_runs), default=1)

@@ -25,7 +25,6 @@ from quantexp.schema import (
     AttentionPath,
     Experiment,
     LauncherConfig,
-    LauncherKind,
     MemoryCheck,
     Precision,
     Recompute,
@@ -83,7 +82,7 @@ def room_of(experiment: Experiment) -> Room | None:
 
     Without GPUs it is an equal share of a machine's memory.
     """
-    if experiment.launcher.kind is LauncherKind.slurm:
+    if not experiment.launcher.is_local:
         return _requested(experiment.launcher)
     return room_here(experiment)
 
@@ -241,7 +240,7 @@ def _launches_that_fit(
     if device_class(launcher) != "cpu":
         return
     number = launcher.num_processes
-    if launcher.kind is LauncherKind.slurm:
+    if not launcher.is_local:
         whole = math.ceil(needed * _processes_of_a_node(launcher))
         yield f"launcher.mem_gb={whole} requests enough"
         return

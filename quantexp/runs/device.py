@@ -7,7 +7,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from quantexp.schema import LauncherConfig, LauncherKind, Precision
+from quantexp.schema import LauncherConfig, Precision
 
 #: CPU flags that torch's bf16 matrix products need on x86, as /proc/cpuinfo spells them.
 _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -17,7 +17,7 @@ _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 def device_class(launcher: LauncherConfig) -> str:
     """`cpu`, or the GPU's name; for a SLURM job, `cuda` with the requested GPU type."""
-    if launcher.kind is LauncherKind.slurm:
+    if not launcher.is_local:
         if not launcher.gpus_per_node:
             return "cpu"
         return f"cuda ({launcher.gpu_type})" if launcher.gpu_type else "cuda"

@@ -12,15 +12,17 @@ import os
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import write_whole
 
+#: The variable in which a job's launcher names each of its starts, such as the job's id and its restart count.
+START = "QUANTEXP_START"
+
 
 class TakenOverError(BaseException):
     """This process belongs to a start that is no longer the newest; a BaseException, so that no handler catches it."""
 
 
 def own_start() -> str:
-    """The name of this process's start: the job's id and its restart count."""
-    job = os.environ.get("SLURM_JOB_ID", "")
-    return f"{job} {os.environ.get('SLURM_RESTART_COUNT', '0')}\n"
+    """The name of this process's start; empty if its launcher gives it none."""
+    return os.environ.get(START, "")
 
 
 def take_over(run: RunDir) -> None:
@@ -29,9 +31,10 @@ def take_over(run: RunDir) -> None:
 
 
 def is_ours(run: RunDir) -> bool:
-    """Whether this process's start may write."""
+    """Whether this process's start may write; any may if its launcher does not name the starts."""
+    start = own_start()
     try:
-        return run.start.read_text() == own_start()
+        return not start or run.start.read_text() == start
     except OSError:
         return False
 

@@ -39,9 +39,10 @@ class Submission:
         """The runs of the submission in the order of their tasks, and their source snapshot."""
         return self.root / "tasks.json"
 
-    def pickle(self, job_id: str) -> Path:
-        """The pickle that submitit passes to the ranks of a job."""
-        return self.root / f"{job_id}_submitted.pkl"
+    @property
+    def script(self) -> Path:
+        """The script that was submitted."""
+        return self.root / "submission.sh"
 
     def printed(self, job_id: str, rank: int = 0) -> Path:
         """The output of a rank before it opened its own log; rank 0's file also has the output of the job's script."""

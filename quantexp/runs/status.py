@@ -72,7 +72,9 @@ class Status:
     iterations: int = 0
     host: str | None = None
     pid: int | None = None
-    #: The SLURM job id: 123, or 123_4 in an array.
+    #: The kind of the launcher that started the run.
+    launcher: str | None = None
+    #: The scheduler's job id; SLURM's is 123, or 123_4 in an array.
     job_id: str | None = None
     #: The name of the submission: the SLURM job name, and the folder in `runs/submissions/`.
     submission: str | None = None

@@ -33,8 +33,8 @@ from quantexp.schema.experiment import (
 )
 from quantexp.schema.launcher import (
     ContainerRuntime,
+    JobConfig,
     LauncherConfig,
-    LauncherKind,
     SlurmConfig,
 )
 from quantexp.schema.model import (
@@ -92,8 +92,8 @@ __all__ = [
     "DatasetConfig",
     "EvaluationConfig",
     "Experiment",
+    "JobConfig",
     "LauncherConfig",
-    "LauncherKind",
     "LinearDgrad",
     "LinearFprop",
     "LinearSite",

@@ -1,23 +1,19 @@
-"""Configuration of the launcher: on this machine, in containers, on a SLURM cluster."""
+"""Configuration of the launcher: this machine, a SLURM cluster, or a kind of machine that another package adds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from quantexp.schema.limits import POSITIVE, Limit, at_least, limited, limits
 
+#: The launcher kinds that have keys of their own in this schema; further kinds are entry points of other packages.
+LOCAL, SLURM = "local", "slurm"
 #: A line break in an `#SBATCH` line would start a new line.
 _ONE_LINE = Limit(
     lambda text: bool(text) and text.isprintable(), "must be one line of printable characters"
 )
-
-
-class LauncherKind(Enum):
-    """The program that starts the processes of a run."""
-
-    local = "local"
-    slurm = "slurm"
 
 
 class ContainerRuntime(Enum):
@@ -29,25 +25,31 @@ class ContainerRuntime(Enum):
 
 
 @dataclass
-class SlurmConfig:
-    """The request of a SLURM job; a null value means the cluster's default."""
+class JobConfig:
+    """The resources that a run requests from a cluster, whatever schedules it."""
 
-    partition: str | None = limited(None, _ONE_LINE)
-    #: The account to charge.
-    account: str | None = limited(None, _ONE_LINE)
-    qos: str | None = limited(None, _ONE_LINE)
     #: Time limit, minutes.
     time_min: int = limited(60, at_least(1))
     #: Nodes of one run; its processes are distributed over them evenly.
     nodes: int = limited(1, at_least(1))
     #: GPUs per node, one for each process there; 0 trains on CPU cores.
     gpus_per_node: int = 0
-    #: SLURM's name for the kind of GPU (gres type).
+    #: The cluster's name for the kind of GPU (SLURM's gres type).
     gpu_type: str | None = limited(None, _ONE_LINE)
     #: CPU cores per process.
     cpus_per_process: int | None = limited(None, at_least(1))
     #: Memory per node, in units of 1e9 bytes.
     mem_gb: float | None = limited(None, POSITIVE)
+
+
+@dataclass
+class SlurmConfig(JobConfig):
+    """The request of a SLURM job; a null value means the cluster's default."""
+
+    partition: str | None = limited(None, _ONE_LINE)
+    #: The account to charge.
+    account: str | None = limited(None, _ONE_LINE)
+    qos: str | None = limited(None, _ONE_LINE)
     #: Features that the nodes must have.
     constraint: str | None = limited(None, _ONE_LINE)
     #: Nodes not to use.
@@ -79,18 +81,15 @@ class SlurmConfig:
     max_requeue: int = limited(3, at_least(0))
     #: Seconds before the time limit at which a run receives a warning signal.
     signal_s: int = limited(90, at_least(1))
-    #: One torchrun per node instead of one task per process.
-    torchrun: bool = False
 
 
 @dataclass
 class LauncherConfig(SlurmConfig):
     """Where and how runs are started."""
 
-    #: The name of the choice.
-    name: str = "local"
-    #: local: processes of this machine. slurm: jobs; the keys of SlurmConfig apply only to them.
-    kind: LauncherKind = LauncherKind.local
+    #: The kind of machine: local (processes of this machine), slurm (jobs), or the name of an entry point in the group
+    #: quantexp.launchers. The keys of JobConfig are for every kind but local, those of SlurmConfig for slurm alone.
+    kind: str = LOCAL
     #: Processes of one run, each with a share of every global batch (data parallel).
     num_processes: int = limited(1, at_least(1))
     #: Minutes that a process waits for another one before the run fails.
@@ -101,3 +100,10 @@ class LauncherConfig(SlurmConfig):
     max_parallel: int | None = limited(None, at_least(1))
     #: Return at once; the runs continue in the background (as always under SLURM).
     detach: bool = False
+    #: Keys of a kind that another package adds.
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the runs are processes of this machine."""
+        return self.kind == LOCAL

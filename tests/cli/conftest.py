@@ -1,3 +1,3 @@
 """Fixtures of other folders that verbs are tested with."""
 
-from tests.launch.ledger.conftest import slurm as slurm
+from tests.launchers.slurm.conftest import slurm as slurm

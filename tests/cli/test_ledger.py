@@ -18,7 +18,7 @@ from quantexp.cli.main import main
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, read_status, write_json, write_status
-from tests.launch.ledger.conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
+from tests.launchers.slurm.conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
 
 Captured = pytest.CaptureFixture[str]
 

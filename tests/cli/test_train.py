@@ -83,7 +83,7 @@ def test_dry_points_are_shown_and_not_run(ran: list[Points], capsys: Captured) -
 def test_points_of_two_launchers_are_refused(ran: list[Points], capsys: Captured) -> None:
     assert main(["-m", "training=fast", "launcher=local,slurm"]) == 1
     assert (
-        "launcher must be local or slurm for all points of a sweep, got both"
+        "launcher must be one for all points of a sweep, got local, slurm; run one sweep for each"
         in capsys.readouterr().err
     )
     assert not ran

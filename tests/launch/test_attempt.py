@@ -385,10 +385,12 @@ def test_run_that_waits_in_a_scheduler_is_left_alone(experiment: Experiment) -> 
     assert status is not None
     write_status(run.status, replace(status, submission="quantexp-1", job_id="12_3"))
     before = contents(run.root)
-    with open_run(experiment, "cpu", [], lambda status: f"job {status.job_id} is waiting") as found:
+    with open_run(
+        experiment, "cpu", [], lambda _, status: f"job {status.job_id} is waiting"
+    ) as found:
         assert found[0].elsewhere == "job 12_3 is waiting"
     assert contents(run.root) == before
-    with open_run(experiment, "cpu", [], lambda _: None) as found:
+    with open_run(experiment, "cpu", [], lambda *_: None) as found:
         assert found[0].elsewhere is None, "the job is gone: a new attempt is ready"
 
 
@@ -430,7 +432,7 @@ def test_run_that_runs_in_a_job_is_told_at_once_and_left_alone(
     before = contents(running_elsewhere.root)
     start = time.monotonic()
     answer = "job 12_3 is running on n1"
-    with open_run(experiment, "cpu", [], lambda _: answer, patience_s=300) as (folder, lock):
+    with open_run(experiment, "cpu", [], lambda *_: answer, patience_s=300) as (folder, lock):
         assert (folder.elsewhere, folder.skipped, lock) == (answer, None, None)
         assert folder.snapshot.is_dir()
     assert time.monotonic() - start < 60
@@ -442,7 +444,7 @@ def test_lock_of_a_job_that_is_gone_is_waited_for_and_then_named(
 ) -> None:
     with (
         pytest.raises(RunInUseError, match=r"is in use by another process; wait for it, or stop"),
-        open_run(experiment, "cpu", [], lambda _: None, patience_s=0.5),
+        open_run(experiment, "cpu", [], lambda *_: None, patience_s=0.5),
     ):
         pass
 

@@ -22,7 +22,6 @@ from quantexp.schema import (
     CaptureLevel,
     CaptureValues,
     Experiment,
-    LauncherKind,
     LrSchedule,
     Precision,
     Recompute,
@@ -120,7 +119,7 @@ def test_what_decides_the_numbers_changes_the_hash(
         ("tracking.wandb.mode", WandbMode.offline),
         ("tracking.mlflow.enabled", True),
         ("tracking.mlflow.tracking_uri", "https://elsewhere"),
-        ("launcher.name", "slurm"),
+        ("launcher.options", {"queue": "long"}),
         ("launcher.num_threads", 3),
         ("launcher.timeout_min", 1.0),
         ("paths.root", "/elsewhere"),
@@ -334,4 +333,4 @@ def test_products_through_fp32_are_in_it_and_torchs_own_kernels_are_not(
     assert "products" not in native
     assert covered(native=False) == {**native, "products": "fp32"}
     assert "products" not in covered(native=False, device="NVIDIA H200")
-    assert "products" not in covered(native=False, kind=LauncherKind.slurm)
+    assert "products" not in covered(native=False, kind="slurm")

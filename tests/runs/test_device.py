@@ -13,14 +13,14 @@ import torch
 
 from quantexp.runs import device
 from quantexp.runs.device import device_class, multiplies_natively
-from quantexp.schema import LauncherConfig, LauncherKind, Precision
+from quantexp.schema import LauncherConfig, Precision
 
 
 @pytest.mark.parametrize(
     ("gpus", "kind", "name"), [(0, None, "cpu"), (2, None, "cuda"), (2, "h100", "cuda (h100)")]
 )
 def test_job_is_known_by_what_it_asks_for(gpus: int, kind: str | None, name: str) -> None:
-    launcher = LauncherConfig(kind=LauncherKind.slurm, gpus_per_node=gpus, gpu_type=kind)
+    launcher = LauncherConfig(kind="slurm", gpus_per_node=gpus, gpu_type=kind)
     assert device_class(launcher) == name
 
 

@@ -10,37 +10,32 @@ from quantexp.runs.fencing import TakenOverError, is_ours, own_start, require_ou
 from quantexp.runs.paths import RunDir
 
 
-def be(monkeypatch: pytest.MonkeyPatch, job: str, restarts: int | None) -> None:
+def be(monkeypatch: pytest.MonkeyPatch, start: str) -> None:
     """Be a process of that start."""
-    monkeypatch.setenv("SLURM_JOB_ID", job)
-    if restarts is None:
-        monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    else:
-        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    monkeypatch.setenv("QUANTEXP_START", start)
 
 
-def test_first_start_of_a_job_has_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    be(monkeypatch, "7", None)
-    first = own_start()
-    be(monkeypatch, "7", 0)
-    assert own_start() == first
-    be(monkeypatch, "7", 1)
-    assert own_start() != first
+def test_process_whose_launcher_names_no_starts_may_always_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("QUANTEXP_START", raising=False)
+    assert own_start() == ""
+    require_ours(RunDir(tmp_path))
 
 
 def test_later_start_takes_the_folder_from_an_earlier_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path)
-    be(monkeypatch, "7", None)
+    be(monkeypatch, "7 0")
     assert not is_ours(run), "nobody's yet"
     take_over(run)
     require_ours(run)
-    be(monkeypatch, "7", 1)
+    be(monkeypatch, "7 1")
     assert not is_ours(run)
     take_over(run)
     require_ours(run)
-    be(monkeypatch, "7", None)
+    be(monkeypatch, "7 0")
     with pytest.raises(TakenOverError):
         require_ours(run)
 
@@ -49,13 +44,16 @@ def test_start_of_another_job_is_another_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path)
-    be(monkeypatch, "7", 1)
+    be(monkeypatch, "7 1")
     take_over(run)
-    be(monkeypatch, "8", 1)
+    be(monkeypatch, "8 1")
     assert not is_ours(run)
 
 
-def test_what_catches_errors_does_not_go_on(tmp_path: Path) -> None:
+def test_what_catches_errors_does_not_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    be(monkeypatch, "7 0")
     assert not issubclass(TakenOverError, Exception)
     with pytest.raises(TakenOverError):
         require_ours(RunDir(tmp_path))

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from quantexp.cli.plan_record import make_plan
 from quantexp.config.compose import compose
-from quantexp.runs.paths import RunDir
+from quantexp.runs.paths import RunDir, Submission
 from quantexp.runs.snapshot import take_snapshot
 from quantexp.runs.status import State
 
@@ -31,12 +31,11 @@ def losses(run: RunDir) -> list[tuple[float, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("torchrun", ["false", "true"])
 def test_two_nodes_train_exactly_as_one_process_does(
-    plain: Cluster, tiny_words: list[str], tmp_path: Path, torchrun: str
+    plain: Cluster, tiny_words: list[str], tmp_path: Path
 ) -> None:
     """The gradients of two nodes are reduced, or the second iteration would have another loss."""
-    two_nodes = ["launcher.num_processes=2", "launcher.nodes=2", f"launcher.torchrun={torchrun}"]
+    two_nodes = ["launcher.num_processes=2", "launcher.nodes=2"]
     (run,), (job_id,) = submitted(tiny_words, tmp_path / "two", [*SHARED, *two_nodes])
     one = execute(
         compose([*tiny_words, *SHARED, f"paths.root={tmp_path / 'one'}"], None, {}),
@@ -100,5 +99,5 @@ def test_plan_prints_the_very_script(plain: Cluster, tiny_words: list[str], tmp_
     assert planned is not None
     (run,), _ = submitted(tiny_words, tmp_path, [*words, HELD])
     name = str(status_of(run).submission)
-    (sent,) = (tmp_path / "submissions" / name).glob("*_submission.sh")
+    sent = Submission(tmp_path / "submissions" / name).script
     assert sent.read_text() == planned.replace("quantexp-TIME-ID", name)

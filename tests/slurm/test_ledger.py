@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from quantexp_launchers.slurm.clients import ClientError
+from quantexp_launchers.slurm.scheduler import jobs, jobs_named
 
 from quantexp.cli.main import main
-from quantexp.launch.ledger.clients import ClientError
-from quantexp.launch.ledger.scheduler import jobs, jobs_named
+from quantexp.launch.backend import Standing, live_job
 from quantexp.launch.ledger.settle import settle
-from quantexp.launch.ledger.standing import Standing, live_jobs, standing, standings
+from quantexp.launch.ledger.standing import standing, standings
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, Status, now, read_status, write_status
 
@@ -89,7 +90,8 @@ def test_array_that_runs_and_waits(send: Callable[..., Sent]) -> None:
     assert re.fullmatch(rf"job {sent.id}_2 waiting \((Resources|Priority)\)", found[2].where)
     statuses = [sent.told(task) for task in range(3)]
     alone = Status(submission=sent.name, task=1)  # its submitter did not live to write the number
-    running, first, second, same = live_jobs([*statuses, alone])
+    run = sent.runs[0]
+    running, first, second, same = (live_job(run, status) for status in [*statuses, alone])
     assert running == f"job {sent.id}_0 is running on n1"
     assert first == same
     assert first is not None
@@ -204,7 +206,7 @@ def test_ended_job_is_known_by_accounting_for_ever(
         assert time.monotonic() < end
         time.sleep(0.2)
     # The controller forgets in minutes; an empty answer of squeue is what it says then.
-    monkeypatch.setattr("quantexp.launch.ledger.scheduler._queue", lambda _: {})
+    monkeypatch.setattr("quantexp_launchers.slurm.scheduler._queue", lambda _: {})
     sent.begin(0)
     assert standing(sent.runs[0]).reason.startswith(f"job {sent.id}_0 failed with exit code 3")
     assert sorted(task for task in jobs_named(sent.name) if task is not None) == [0, 1]

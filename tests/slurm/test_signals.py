@@ -107,9 +107,9 @@ def test_run_comes_back_a_bounded_number_of_times_each_with_its_reason(
     plain.wait_state(job_id, "PENDING", 60)
     status = until_state(run, State.FAILED, within_s=20)
     causes = [str(restart["reason"]).partition(" at iteration ")[0] for restart in status.restarts]
-    assert causes == ["its node n2 was lost", "preempted by another job"]
+    assert causes == ["node n2 was lost", "preempted by another job"]
     assert status.reason.startswith(
-        "requeued 3 times, and launcher.max_requeue=2 allows no more: its node n2 was lost at"
+        "requeued 3 times, and launcher.max_requeue=2 allows no more: node n2 was lost at"
     )
     assert "; requeued at iteration " in status.reason
     start_again(plain, job_id)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.config.compose import compose
-from quantexp.launch.ledger.standing import live_job
+from quantexp.launch.backend import live_job
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 
@@ -82,7 +82,7 @@ def test_run_that_a_job_works_on_is_not_sent_again(
     plain.scontrol("release", job_id)
     until_state(run, State.RUNNING)
     assert submitted(tiny_words, tmp_path, words) == ([run], ["None"])
-    assert live_job(status_of(run)) in {
+    assert live_job(run, status_of(run)) in {
         f"job {job_id} is running on {node}" for node in ("n1", "n2")
     }
     plain.cancel_all()

@@ -173,8 +173,7 @@ def in_job(
     tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Worker:
     """A worker of a job's first start."""
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    monkeypatch.setenv("QUANTEXP_START", "12 0")
     run = RunDir(tmp_path)
     take_over(run)
     return Worker(run, tiny(), in_job=True)
@@ -196,7 +195,7 @@ def test_start_that_is_no_longer_the_newest_ends_and_writes_nothing(
 ) -> None:
     def trains() -> None:
         with monkeypatch.context() as later:
-            later.setenv("SLURM_RESTART_COUNT", "1")
+            later.setenv("QUANTEXP_START", "12 1")
             take_over(in_job.context.run)
         written.append(in_job.context.run.status.read_bytes())
         in_job.context.tell(Phase.TRAINING)

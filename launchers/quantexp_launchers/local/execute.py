@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from rich.console import Console
 
+from quantexp.analysis.after_run import draw_skipped
 from quantexp.capture.store.ending import finish_capture
 from quantexp.launch.attempt import Opened, open_run
 from quantexp.launch.outcome import Outcome, in_use_elsewhere, outcome, stopping_words
 from quantexp.launch.progress import live_line
+from quantexp.launch.summary import print_how_to_go_on, print_outcome
 from quantexp.runs.device import device_class
 from quantexp.runs.outcome import record_exit, record_interruption
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import command_line
 from quantexp.runs.snapshot import environment
-from quantexp.runs.status import read_status
+from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp_launchers.local.slots import make_slots
+
+
+def run_alone(experiment: Experiment, console: Console) -> int:
+    """Execute one run and print its outcome: 0 completed, 1 failed, 130 interrupted.
+
+    Raises:
+        RunError, DataError: the run cannot start.
+    """
+    done = execute(experiment, console)
+    if done.state is State.COMPLETED:
+        if done.skipped:
+            draw_skipped(done.run, experiment.analysis.drawing, console)
+        print_outcome(done, console)
+        return 0
+    sys.stderr.write(f"quantexp: {done.run.root.name} {done.state.value}: {done.reason}\n")
+    if done.state is State.CANCELLED:
+        print_how_to_go_on(done.run, console)
+        return 130
+    return 1
 
 
 def execute(experiment: Experiment, console: Console) -> Outcome:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantexp.launch.ledger.job import base_id
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.schema import Experiment, LauncherConfig
+from quantexp_launchers.slurm.states import base_id
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,25 @@
-"""Submits prepared run folders to SLURM with submitit, one array for each batch.
+"""Submits prepared run folders to SLURM, one array for each batch.
 
-Before anything is submitted, `sbatch --test-only` checks each batch; its error is reported once, without sbatch's
-prefixes. The environment of sbatch excludes variables that it would read as options or inherit from an enclosing job,
-and the files it writes are readable by the user alone. submitit is imported when needed.
+submitit writes the options of sbatch and srun into the script. The command there is `quantexp_launchers.slurm.task`, to
+which the submission's folder is enough, so nothing is left to do once sbatch has taken the job. Before anything is
+submitted, `sbatch --test-only` checks each batch; its error is reported once, without sbatch's prefixes. sbatch's
+environment excludes variables that it would read as options or inherit from an enclosing job, and the files it writes
+are readable by the user alone. submitit is imported when needed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-import psutil
 
 from quantexp.errors import RunError
-from quantexp.launch.ledger.clients import ClientError, run_client
-from quantexp.launch.ledger.scheduler import minutes
+from quantexp.runs.paths import Submission
 from quantexp.schema import LauncherConfig
 from quantexp_launchers.slurm.batch import Batch
-from quantexp_launchers.slurm.script import parameters, python
-from quantexp_launchers.slurm.task import enter
-
-if TYPE_CHECKING:
-    from submitit.slurm.slurm import SlurmExecutor
+from quantexp_launchers.slurm.clients import ClientError, run_client
+from quantexp_launchers.slurm.script import command, parameters
+from quantexp_launchers.slurm.states import minutes
 
 #: Time limit of SLURM's clients, seconds; without a controller they wait for minutes.
 CLIENT_TIMEOUT_S = 30
@@ -51,10 +43,13 @@ _NO_ANSWER = (
 
 def script(batch: Batch) -> str:
     """The exact script that `submit` sends for this batch."""
-    executor = _executor(batch, is_planned=True)
-    if len(batch.runs) > 1:
-        executor.parameters["map_count"] = len(batch.runs)
-    return str(executor._make_submission_file_text(executor._submitit_command_str, ""))
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    num_runs = len(batch.runs)
+    map_count = num_runs if num_runs > 1 else None
+    return str(
+        _make_sbatch_string(command(batch), batch.folder, map_count=map_count, **parameters(batch))
+    )
 
 
 def require_slurm() -> None:
@@ -78,20 +73,7 @@ def check(batch: Batch) -> None:
         RunError: SLURM is not installed, does not answer, or refuses the batch; with SLURM's message.
     """
     require_slurm()
-    try:
-        completed = subprocess.run(
-            ["sbatch", "--test-only"],
-            input=script(batch),
-            capture_output=True,
-            text=True,
-            timeout=CLIENT_TIMEOUT_S,
-            env=_environment(batch.launcher),
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RunError(_NO_ANSWER) from error
-    if completed.returncode:
-        raise _refused(completed.stderr, batch.launcher)
+    _sbatch(["--test-only"], script(batch), batch.launcher)
     _check_time(batch.launcher)
 
 
@@ -119,10 +101,6 @@ def _check_time(launcher: LauncherConfig) -> None:
             f"SLURM would never start the job: launcher.time_min must be at most {max(known)} in the partition "
             f"{partitions.rstrip('*')}, got {launcher.time_min}"
         )
-
-
-def _refused(output: str, launcher: LauncherConfig) -> RunError:
-    return RunError(f"SLURM refuses the job: {refusal(output)}; {_request(launcher)}")
 
 
 def refusal(output: str) -> str:
@@ -158,75 +136,50 @@ def submit(batch: Batch) -> list[str]:
     Raises:
         RunError: SLURM refused the batch, or did not answer; in the latter case it may have accepted it anyway.
     """
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
+    text = script(batch)
+    file = Submission(batch.folder).script
+    file.write_text(text)
+    file.chmod(0o600)
+    answer = _sbatch(["--parsable"], text, batch.launcher)
+    job_id = answer.strip().partition(";")[0]  # 123, or 123;cluster
+    if not job_id.isdecimal():
+        raise RunError(f"sbatch must answer with the job's id, got {answer.strip()!r}")
+    if len(batch.runs) == 1:
+        return [job_id]
+    return [f"{job_id}_{task}" for task in range(len(batch.runs))]
 
-    runs = [str(run) for run in batch.runs]
-    with _submitting(batch.launcher), _given_up("sbatch") as given_up:
-        try:
-            jobs = _executor(batch).map_array(enter, runs, [batch.umask] * len(runs))
-        except (FailedJobError, FailedSubmissionError) as error:
-            if given_up.is_set():
-                raise RunError(_NO_ANSWER) from error
-            raise _refused(str(error), batch.launcher) from error
-    return [str(job.job_id) for job in jobs]
 
+def _sbatch(arguments: list[str], text: str, launcher: LauncherConfig) -> str:
+    """The answer of sbatch to a script; the files of the job are readable by the user alone.
 
-@contextlib.contextmanager
-def _submitting(launcher: LauncherConfig) -> Iterator[None]:
-    """Inside this context files are private, the environment is sbatch's, and its stderr is discarded."""
-    before, umask = dict(os.environ), os.umask(0o077)
-    os.environ.clear()
-    os.environ.update(_environment(launcher, before))
+    Raises:
+        RunError: sbatch refused the script, with its reasons, or did not answer.
+    """
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        os.umask(umask)
+        completed = subprocess.run(
+            ["sbatch", *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CLIENT_TIMEOUT_S,
+            env=_environment(launcher),
+            umask=0o077,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RunError(_NO_ANSWER) from error
+    if completed.returncode:
+        why = refusal(completed.stderr)
+        raise RunError(f"SLURM refuses the job: {why}; {_request(launcher)}")
+    return completed.stdout
 
 
-def _environment(launcher: LauncherConfig, own: dict[str, str] | None = None) -> dict[str, str]:
+def _environment(launcher: LauncherConfig) -> dict[str, str]:
     """The environment for sbatch, which passes it to the job."""
-    own = dict(os.environ) if own is None else own
     defaults = {name for name, key in _DEFAULTS.items() if getattr(launcher, key) is None}
     return {
         name: value
-        for name, value in own.items()
+        for name, value in os.environ.items()
         if not name.startswith(_CONFUSING) or name in _KEPT or name in defaults
     }
-
-
-@contextlib.contextmanager
-def _given_up(client: str) -> Iterator[threading.Event]:
-    """Kill a child client after CLIENT_TIMEOUT_S, since submitit would wait forever; yields an event that tells so."""
-    given_up = threading.Event()
-
-    def give_up() -> None:
-        given_up.set()
-        for child in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):
-                if child.name() == client:
-                    child.kill()
-
-    timer = threading.Timer(CLIENT_TIMEOUT_S, give_up)
-    timer.start()
-    try:
-        yield given_up
-    finally:
-        timer.cancel()
-
-
-def _executor(batch: Batch, *, is_planned: bool = False) -> SlurmExecutor:
-    """Submitit's executor for the batch; for a planned batch it needs no SLURM."""
-    from submitit.slurm.slurm import SlurmExecutor
-
-    class Planned(SlurmExecutor):  # type: ignore[misc]
-        @classmethod
-        def affinity(cls) -> int:
-            return 1
-
-    kind = Planned if is_planned else SlurmExecutor
-    executor = kind(batch.folder, python=python(batch))
-    executor.update_parameters(**parameters(batch))
-    return executor

@@ -31,15 +31,16 @@ from quantexp.runs.ranks import log_end, outcome_of_ranks
 from quantexp.runs.snapshot import check_snapshot
 from quantexp.runs.status import State, Status, now, read_json, read_status, write_status
 from quantexp.schema import Experiment, LauncherConfig
-from quantexp_launchers.slurm.termination import (
+from quantexp_launchers.slurm.ends import (
     REQUEUED,
     cause_printed,
-    outcome_of,
+    end_in_job,
+    ending_job,
     reasons,
     record_of,
-    termination_of,
     too_many_requeues,
 )
+from quantexp_launchers.slurm.states import JobState
 
 #: `begin`'s exit code if the run has ended, or belongs to another submission.
 NOTHING_TO_DO = 75
@@ -162,7 +163,6 @@ def _begin(task: Task) -> int:
             return 1
         status = restarted
     take_over(task.run)
-    _write_pickle(task)
     status.job_id, status.host = task.job_id, platform.node()
     write_status(task.run.status, status)
     return 0
@@ -186,6 +186,7 @@ def _restart(task: Task, experiment: Experiment, before: Status) -> Status | Non
         run.logs.mkdir(exist_ok=True)
         run.reserve.write_bytes(bytes(RESERVE_BYTES))
     return Status(
+        launcher=before.launcher,
         created=before.created,
         iterations=before.iterations,
         submission=before.submission,
@@ -214,17 +215,6 @@ def _restart_reason(task: Task, before: Status) -> str:
     return f"died without recording why on {before.host} {at} (node lost?)"
 
 
-def _write_pickle(task: Task) -> None:
-    """Write the pickle that submitit passes to the ranks, if the submitter was killed before it did."""
-    pickle = task.submission.pickle(task.job_id)
-    if not pickle.exists():
-        from submitit.core.utils import DelayedSubmission
-
-        from quantexp_launchers.slurm.task import enter
-
-        DelayedSubmission(enter, str(task.run.root), task.umask).dump(pickle)
-
-
 def end(task: Task, code: int, job: Mapping[str, str]) -> int:
     """Record the end of the run and return the exit code of the script: 0, 1, or REQUEUE.
 
@@ -242,15 +232,14 @@ def end(task: Task, code: int, job: Mapping[str, str]) -> int:
         launcher = experiment.launcher
         finish_capture(task.run.captured(experiment.capture.dir))
         printed = cause_printed(task.submission.printed(task.job_id), status.started)
-        termination = termination_of(job, task.starts_before, printed)
+        ending = ending_job(job, task.starts_before)
         if status.state is State.COMPLETED and (code == 0 or _all_completed(task.run, launcher)):
             return 0
-        if termination is None:
+        if ending is None:
             return _end_by_itself(task, launcher, code, has_record=bool(job))
-        state, reason = outcome_of(termination, status, launcher.max_requeue)
-        record_end(task.run, state, reason)
-    requeue = termination.needs_request and len(status.restarts) < launcher.max_requeue
-    return REQUEUE if requeue else 1
+        record_end(task.run, *end_in_job(ending, status, launcher.max_requeue, printed))
+    must_ask = ending.state is JobState.PREEMPTED  # SLURM requeues in the other cases
+    return REQUEUE if must_ask and len(status.restarts) < launcher.max_requeue else 1
 
 
 def _end_by_itself(task: Task, launcher: LauncherConfig, code: int, *, has_record: bool) -> int:

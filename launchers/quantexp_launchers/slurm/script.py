@@ -2,7 +2,7 @@
 
     the configured environment, modules and setup lines
     quantexp_launchers.slurm.job begin      check the submission, move an earlier start aside
-    srun ... one task for each rank (or one torchrun for each node); srun ends all tasks when one fails
+    srun ... quantexp_launchers.slurm.task   one for each rank; srun ends all tasks when one fails
     quantexp_launchers.slurm.job end        record the end, request a requeue
 
 All of them import quantexp from the source snapshot taken at submission. Every value of the configuration is quoted,
@@ -16,6 +16,7 @@ import shlex
 import sys
 from typing import Any
 
+from quantexp.runs.fencing import START
 from quantexp.runs.snapshot import environment
 from quantexp.schema import ContainerRuntime, LauncherConfig
 from quantexp_launchers.slurm.batch import Batch
@@ -42,8 +43,8 @@ def parameters(batch: Batch) -> dict[str, Any]:
         "qos": launcher.qos,
         "time": launcher.time_min,
         "nodes": launcher.nodes,
-        "ntasks_per_node": 1 if launcher.torchrun else _ranks_per_node(launcher),
-        "cpus_per_task": _cpus_per_task(launcher),
+        "ntasks_per_node": launcher.num_processes // launcher.nodes,
+        "cpus_per_task": launcher.cpus_per_process,
         "mem": None if launcher.mem_gb is None else f"{math.ceil(launcher.mem_gb * 1e9 / 2**20)}M",
         "constraint": launcher.constraint,
         "exclude": launcher.exclude,
@@ -62,7 +63,12 @@ def parameters(batch: Batch) -> dict[str, Any]:
     }
 
 
-def python(batch: Batch) -> str:
+def command(batch: Batch) -> str:
+    """The shell command of a rank, which srun starts."""
+    return f"{_python(batch)} -u -m quantexp_launchers.slurm.task {shlex.quote(str(batch.folder))}"
+
+
+def _python(batch: Batch) -> str:
     """The shell command that starts Python, inside the container if it needs no SLURM plugin."""
     launcher = batch.launcher
     command = shlex.quote(launcher.python or sys.executable)
@@ -76,10 +82,6 @@ def python(batch: Batch) -> str:
     return f"{shlex.join([*words, launcher.container])} {command}"
 
 
-def _ranks_per_node(launcher: LauncherConfig) -> int:
-    return launcher.num_processes // launcher.nodes
-
-
 def _gpus(launcher: LauncherConfig) -> str | None:
     if not launcher.gpus_per_node:
         return None
@@ -91,14 +93,8 @@ def _flag(value: str) -> str | bool:
     return True if value.lower() == "true" else value
 
 
-def _cpus_per_task(launcher: LauncherConfig) -> int | None:
-    if launcher.cpus_per_process is None:
-        return None
-    return launcher.cpus_per_process * (_ranks_per_node(launcher) if launcher.torchrun else 1)
-
-
 def _srun_args(batch: Batch) -> list[str]:
-    cpus = _cpus_per_task(batch.launcher)
+    cpus = batch.launcher.cpus_per_process
     return [
         "--kill-on-bad-exit=1",
         # Since SLURM 22.05, srun does not inherit this from the job.
@@ -122,6 +118,7 @@ def _before(batch: Batch) -> list[str]:
         *launcher.setup,
         *_snapshot(batch),
         _OWN_JOB,
+        f'export {START}="$SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}}"',
         f"{_job_step(batch, 'begin')} && begun=0 || begun=$?",
         f"[ $begun -ne {NOTHING_TO_DO} ] || exit 0",
         _requeue_if("begun"),
@@ -158,7 +155,7 @@ def _requeue_if(variable: str) -> str:
 
 def _job_step(batch: Batch, verb: str) -> str:
     words = ["-m", "quantexp_launchers.slurm.job", verb, str(batch.folder)]
-    command = python(batch)
+    command = _python(batch)
     if pyxis := _pyxis(batch):
         command = (
             f"{shlex.join(['srun', '--ntasks=1', '--nodes=1', '--overlap', *pyxis])} {command}"

@@ -23,7 +23,6 @@ from quantexp.config.load import plain
 from quantexp.errors import ConfigError, RunError
 from quantexp.launch.attempt import Opened, open_run, root_of, with_absolute_paths
 from quantexp.launch.identity import folder_name, identity
-from quantexp.launch.ledger.clients import ClientError, run_client
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir, RunsRoot, Submission
 from quantexp.runs.provenance import command_line
@@ -40,6 +39,7 @@ from quantexp_launchers.slurm.batch import (
     batches,
     dependency,
 )
+from quantexp_launchers.slurm.clients import ClientError, run_client
 from quantexp_launchers.slurm.executor import check, require_slurm, submit
 from quantexp_launchers.slurm.submitted import print_submitted
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from quantexp.folders import short_path
+from quantexp.runs.paths import Submission
 from quantexp.terminal.facts import Facts
 from quantexp_launchers.slurm.batch import Array, Sent
 
@@ -35,7 +36,7 @@ def print_submitted(sent: list[Sent], arrays: list[Array], console: Console, sco
                 "", "[yellow]no GPU was asked for (launcher.gpus_per_node=0): CPU cores[/]"
             )
         for array in arrays:
-            table.add_path("script", _script(array))
+            table.add_path("script", Submission(array.batch.folder).script)
     where = shlex.quote(str(short_path(scope)))
     table.add_line("follow", f"quantexp status {where} --watch")
     if submitted:
@@ -54,7 +55,3 @@ def _array(array: Array) -> str:
     if batch.dependency is not None:
         words += f", after {batch.dependency}"
     return words
-
-
-def _script(array: Array) -> Path:
-    return array.batch.folder / f"{array.job_ids[0].split('_')[0]}_submission.sh"

@@ -9,7 +9,8 @@ import dataclasses
 import re
 
 from quantexp.errors import ConfigError
-from quantexp.schema import Experiment, LauncherConfig, LauncherKind, SlurmConfig
+from quantexp.schema import Experiment, JobConfig, LauncherConfig, SlurmConfig
+from quantexp.schema.launcher import SLURM
 from quantexp.schema.limits import check_limits
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -84,11 +85,13 @@ def validate_launcher(experiment: Experiment) -> None:
         ConfigError: names the first invalid key.
     """
     launcher = experiment.launcher
-    if launcher.kind is LauncherKind.local:
-        _nothing_of_slurm(launcher)
+    if launcher.kind != SLURM:
+        _unused(launcher)
     check_limits("launcher", launcher)
     _share_of_batch(experiment)
-    if launcher.kind is LauncherKind.slurm:
+    if not launcher.is_local:
+        _job(launcher)
+    if launcher.kind == SLURM:
         _slurm(launcher)
 
 
@@ -102,9 +105,13 @@ def _share_of_batch(experiment: Experiment) -> None:
         )
 
 
-def _nothing_of_slurm(launcher: LauncherConfig) -> None:
+def _unused(launcher: LauncherConfig) -> None:
+    """Refuse keys that the launcher's kind does not read."""
     plain = SlurmConfig()
-    for key in (f.name for f in dataclasses.fields(SlurmConfig)):
+    of_any_job = {field.name for field in dataclasses.fields(JobConfig)}
+    for key in (field.name for field in dataclasses.fields(SlurmConfig)):
+        if key in of_any_job and not launcher.is_local:
+            continue
         if getattr(launcher, key) != getattr(plain, key):
             raise ConfigError(
                 f"launcher.{key}={getattr(launcher, key)} is for SLURM and would do nothing here; add launcher=slurm, "
@@ -112,7 +119,8 @@ def _nothing_of_slurm(launcher: LauncherConfig) -> None:
             )
 
 
-def _slurm(launcher: LauncherConfig) -> None:
+def _job(launcher: LauncherConfig) -> None:
+    """Refuse resources that no cluster can give."""
     if launcher.num_processes % launcher.nodes:
         raise ConfigError(
             f"launcher.num_processes must be a multiple of launcher.nodes={launcher.nodes}, got "
@@ -131,8 +139,11 @@ def _slurm(launcher: LauncherConfig) -> None:
         )
     if launcher.detach:
         raise ConfigError(
-            "launcher.detach=true is for runs of this machine: a SLURM job is never waited for; drop it"
+            "launcher.detach=true is for runs of this machine: a job is never waited for; drop it"
         )
+
+
+def _slurm(launcher: LauncherConfig) -> None:
     if launcher.container_mounts and launcher.container is None:
         raise ConfigError("launcher.container_mounts needs launcher.container")
     if launcher.container is not None and launcher.python is None:

@@ -1,6 +1,6 @@
 """Prints the log of a rank, complete or following its growth.
 
-Before the rank opens its log, the output of its job and of torchrun is printed instead, each file below its name.
+Before the rank opens its log, the files that its launcher names are printed instead, each below its name.
 Following continues across a requeue, which moves the log away and starts a new one, and stops when the run ends.
 """
 
@@ -15,9 +15,10 @@ from pathlib import Path
 import yaml
 
 from quantexp.errors import RunError
-from quantexp.launch.ledger.standing import Standing, standing
-from quantexp.launch.ledger.verdict import job_logs
+from quantexp.launch.backend import Standing, kind_of, launcher_of
+from quantexp.launch.ledger.standing import standing
 from quantexp.runs.paths import RunDir
+from quantexp.schema.launcher import LOCAL
 
 #: Seconds between two reads of a followed log.
 POLL_S = 0.3
@@ -50,7 +51,8 @@ def follow_log(run: RunDir, rank: int, write: Write) -> None:
     has_output = reader.write_new(current)
     while current.alive:
         time.sleep(POLL_S)
-        if current.status.submission is None or time.monotonic() - queried_at > QUERY_S:
+        is_local = kind_of(current.status) == LOCAL
+        if is_local or time.monotonic() - queried_at > QUERY_S:
             current, queried_at = standing(run), time.monotonic()
         has_output |= reader.write_new(current)
     if not has_output:
@@ -104,8 +106,7 @@ class _Reader:
         log = self._run.rank_log(self._rank)
         if log.exists():
             return self._write_new_of(log, "")
-        job_id = current.job.id if current.job is not None else None
-        files = [*job_logs(self._run, current.status, job_id), self._run.torchrun_log]
+        files = launcher_of(kind_of(current.status)).logs(current)
         return sum(self._write_new_of(file, f"==> {file} <==\n") for file in files) > 0
 
     def _write_new_of(self, file: Path, heading: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quantexp.launch.ledger.standing import Standing
+from quantexp.launch.backend import Standing
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status

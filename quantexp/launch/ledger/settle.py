@@ -7,9 +7,19 @@ import os
 from dataclasses import replace
 
 from quantexp.errors import RunError
-from quantexp.launch.ledger.standing import Standing
+from quantexp.launch.backend import Standing
 from quantexp.runs.lock import take_lock
 from quantexp.runs.status import State, finish, read_status, write_status
+
+#: The reason in a cancelled run's status.
+CANCELLED = "cancelled by quantexp cancel"
+
+
+def mark_cancelled(standing: Standing) -> Standing:
+    """Record a run as cancelled, unless another process holds its lock; returns the new standing."""
+    return settle(
+        replace(standing, state=State.CANCELLED, alive=False, reason=CANCELLED, sure=True)
+    )
 
 
 def settle(standing: Standing) -> Standing:

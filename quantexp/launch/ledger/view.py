@@ -17,9 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from quantexp.launch.ledger.job import JobState, describe
+from quantexp.launch.backend import Standing
 from quantexp.launch.ledger.rows import MISSING, UNREADABLE, state_word
-from quantexp.launch.ledger.standing import Standing
 from quantexp.launch.progress import activity, captured_words
 from quantexp.runs.find import Missing
 from quantexp.runs.status import State
@@ -156,8 +155,8 @@ def _below(
     groups: dict[str, list[str]] = {}
     for name, standing in zip(names, shown, strict=True):
         job = standing.job
-        is_waiting = job is not None and job.state in (JobState.PENDING, JobState.REQUEUED)
-        where = describe(job) if job is not None and is_waiting and standing.alive else None
+        is_waiting = job is not None and job.is_waiting and standing.alive
+        where = job.activity if job is not None and is_waiting else None
         groups.setdefault(_about(standing, where), []).append(name)
     for run in missing:
         groups.setdefault(run.reason, []).append(run.name)

@@ -81,7 +81,7 @@ def test_local_run_refuses_what_only_slurm_would_do(
         ),
         (
             {"detach": True},
-            "launcher.detach=true is for runs of this machine: a SLURM job is never waited for",
+            "launcher.detach=true is for runs of this machine: a job is never waited for",
         ),
         ({"gpu_type": "h100"}, "launcher.gpu_type=h100 needs launcher.gpus_per_node of at least 1"),
         ({"container_mounts": ["/a:/b"]}, "launcher.container_mounts needs launcher.container"),

@@ -9,15 +9,16 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from quantexp_launchers.slurm import scheduler
 
 from quantexp.launch.ledger import cancel as module
 from quantexp.launch.ledger.cancel import Cancelled, cancel
+from quantexp.launch.ledger.settle import CANCELLED
 from quantexp.launch.ledger.standing import standings
 from quantexp.runs.lock import hold
 from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
 from quantexp.runs.status import State, read_status, write_json
-
-from .conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
+from tests.launchers.slurm.conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
 
 #: A run of this machine: takes the lock, says that it runs, and ends as argv[2] says when it is asked to.
 RUNS = """
@@ -87,13 +88,13 @@ def submitted(make_run: MakeRun, task: int, state: State = State.PENDING) -> Run
 
 def ends_jobs(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
     """From scancel on squeue says something else."""
-    real = module.scheduler.cancel  # type: ignore[attr-defined]
+    real = scheduler.cancel
 
     def cancel_jobs(ids: list[str]) -> None:
         real(ids)
         slurm.answer("squeue", after)
 
-    monkeypatch.setattr(module.scheduler, "cancel", cancel_jobs)  # type: ignore[attr-defined]
+    monkeypatch.setattr(scheduler, "cancel", cancel_jobs)
 
 
 def test_jobs_are_ended_in_one_call_and_written_down(
@@ -111,7 +112,7 @@ def test_jobs_are_ended_in_one_call_and_written_down(
         Cancelled("m_d_s1-1", "job 7_1 waiting (Priority)", True),
     ]
     assert slurm.calls("scancel") == [["scancel", "7_0", "7_1"]]
-    assert [told(run) for run in runs] == [(State.CANCELLED, module.REASON)] * 2
+    assert [told(run) for run in runs] == [(State.CANCELLED, CANCELLED)] * 2
 
 
 def test_run_that_waits_after_a_preemption_is_cancelled(
@@ -122,7 +123,7 @@ def test_run_that_waits_after_a_preemption_is_cancelled(
     run = submitted(make_run, 0, State.PREEMPTED)
     (outcome,) = cancel(standings([run]))
     assert outcome.done
-    assert told(run) == (State.CANCELLED, module.REASON)
+    assert told(run) == (State.CANCELLED, CANCELLED)
 
 
 def test_run_that_ended_by_itself_meanwhile_keeps_its_end(
@@ -178,7 +179,7 @@ def test_local_runs_are_ended_by_a_signal_to_their_workers(
     assert [outcome.done for outcome in outcomes] == [True, True]
     assert outcomes[0].words == "here, process 1"
     assert [process.wait() for process in processes] == [0, 0]
-    assert [told(run) for run in runs] == [(State.CANCELLED, module.REASON)] * 2
+    assert [told(run) for run in runs] == [(State.CANCELLED, CANCELLED)] * 2
 
 
 def test_local_run_that_completes_all_the_same_is_said(
@@ -208,7 +209,7 @@ def test_runs_that_wait_for_their_turn_or_for_nobody_are_marked(make_run: MakeRu
         Cancelled("b-2", "not started yet", True),
     ]
     os.close(lock)
-    assert [told(run) for run in runs] == [(State.CANCELLED, module.REASON)] * 2
+    assert [told(run) for run in runs] == [(State.CANCELLED, CANCELLED)] * 2
 
 
 def test_run_of_another_machine_is_named_and_left(make_run: MakeRun) -> None:

@@ -17,8 +17,7 @@ from quantexp.launch.ledger.logs import follow_log, show_log
 from quantexp.runs.lock import take_lock
 from quantexp.runs.paths import RunDir, RunsRoot
 from quantexp.runs.status import State, Status, read_status, write_status
-
-from .conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
+from tests.launchers.slurm.conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
 
 
 @pytest.fixture(autouse=True)

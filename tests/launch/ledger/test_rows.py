@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from quantexp.launch.ledger.job import Job, JobState
-from quantexp.launch.ledger.pace import Pace
+from quantexp.launch.backend import Job, Standing
 from quantexp.launch.ledger.rows import status_rows
-from quantexp.launch.ledger.standing import Standing
+from quantexp.launch.pace import Pace
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status
@@ -57,7 +56,7 @@ def test_run_that_has_ended_has_no_time_left() -> None:
 
 
 def test_job_and_its_restarts_are_the_schedulers_where_it_knows_more() -> None:
-    job = Job("7_4", "x", JobState.RUNNING, restarts=2)
+    job = Job("7_4", "running", restarts=2)
     status = Status(restarts=[{"reason": "preempted"}])
     (row,) = status_rows([Standing(RUN, State.RUNNING, status=status, job=job)])
     assert (row["job_id"], row["restarts"]) == ("7_4", 2)

@@ -11,8 +11,7 @@ from quantexp.launch.ledger.standing import standing
 from quantexp.runs.lock import is_locked, take_lock
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Phase, State, Status, read_status, write_status
-
-from .conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
+from tests.launchers.slurm.conftest import SUBMISSION, FakeSlurm, MakeRun, queue_line
 
 
 def told(run: RunDir) -> Status:

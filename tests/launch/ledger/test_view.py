@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from quantexp.launch.ledger.job import Job, JobState
-from quantexp.launch.ledger.pace import Pace
-from quantexp.launch.ledger.standing import Standing
+from quantexp.launch.backend import Job, Standing
 from quantexp.launch.ledger.view import duration, summary, view  # type: ignore[attr-defined]
+from quantexp.launch.pace import Pace
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import Phase, State, Status
@@ -107,7 +106,7 @@ def test_table_that_is_too_high_leaves_out_what_is_completed() -> None:
 
 
 def waiting(name: str) -> Standing:
-    job = Job(f"7_{name}", "x", JobState.PENDING, "Priority")
+    job = Job(f"7_{name}", "waiting (Priority)", is_waiting=True)
     where = f"job {job.id} waiting (Priority)"
     return made(name, State.PENDING, alive=True, where=where, job=job)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.sheet import Place, Sheet, read_sheet
+from quantexp_launchers.local.waiting import waiting_in
 from rich.console import Console
 
 from quantexp.config.load import from_plain, read
 from quantexp.errors import RunError
-from quantexp.launch.ledger.waiting import waiting_in
 from quantexp.runs.lock import is_held
 from quantexp.runs.status import read_json, write_json
 from quantexp.schema import Experiment

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from quantexp_launchers.slurm.batch import Array, Batch, Ready, assign_lanes, batches, dependency
 
-from quantexp.schema import Experiment, LauncherConfig, LauncherKind
+from quantexp.schema import Experiment, LauncherConfig
 
 ROOT = Path("/w/runs")
 SNAPSHOT = ROOT / "snapshots" / "0a"
 
 
 def ready(name: str, stage: int = 0, **asked: Any) -> Ready:
-    launcher = LauncherConfig(kind=LauncherKind.slurm, **asked)
+    launcher = LauncherConfig(kind="slurm", **asked)
     return Ready(Experiment(launcher=launcher), stage, ROOT / name)
 
 

@@ -65,7 +65,7 @@ class World:
 
     def started(self, times: int) -> job.Task:
         """The job of another start."""
-        self.monkeypatch.setenv("SLURM_RESTART_COUNT", str(times))
+        self.monkeypatch.setenv("QUANTEXP_START", f"12 {times}")
         return replace(self.task, starts_before=times)
 
     def trains(self, iteration: int = 3) -> None:
@@ -100,7 +100,7 @@ def world(
         write_status(run.status, replace(status, submission="q-1", task=1))
         for name, value in {"JOB_ID": "12", "ARRAY_JOB_ID": "7", "ARRAY_TASK_ID": "1"}.items():
             monkeypatch.setenv(f"SLURM_{name}", value)
-        monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+        monkeypatch.setenv("QUANTEXP_START", "12 0")
         return World(own_task(submission, os.environ), experiment, monkeypatch)
 
     return make
@@ -232,28 +232,11 @@ def test_later_start_waits_in_the_queue_for_an_earlier_one_that_does_not_end(
     lock = take_lock(kept.run)
     assert begin(kept.started(1)) == REQUEUE
     assert "; the job is requeued" in capsys.readouterr().err
-    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    monkeypatch.setenv("QUANTEXP_START", "12 0")
     assert not is_ours(kept.run), "the earlier start sees that it is over"
     with pytest.raises(RunInUseError):
         begin(kept.started(2))
     os.close(lock)
-
-
-def test_ranks_are_given_what_a_killed_submitter_could_not_give(
-    world: Callable[..., World],
-) -> None:
-    from quantexp_launchers.slurm.task import enter
-    from submitit.core.utils import DelayedSubmission
-
-    lost = world()
-    pickle = lost.task.submission.pickle("7_1")
-    assert begin(lost.task) == 0
-    given = DelayedSubmission.load(pickle)
-    assert given.function is enter
-    assert given.args == (str(lost.run.root), 0o022)
-    pickle.write_bytes(b"the submitter's")
-    assert begin(lost.task) == 0
-    assert pickle.read_bytes() == b"the submitter's"
 
 
 # Beginning again.
@@ -429,13 +412,13 @@ def test_ranks_that_could_not_start_say_what_they_printed(ends: Callable[..., Wo
         (
             LIMIT,
             State.PREEMPTED,
-            f"the time limit of 01:00:00 was reached at iteration 3 of 8; {BEGINS_AGAIN}, so give "
+            f"the time limit of 60 min was reached at iteration 3 of 8; {BEGINS_AGAIN}, so give "
             "launcher.time_min more to quantexp resume",
         ),
         (
             {**RUNS, "JobState": "NODE_FAIL", "NodeList": "n2"},
             State.PREEMPTED,
-            f"a node was lost (n2) at iteration 3 of 8; {BEGINS_AGAIN}",
+            f"node n2 was lost at iteration 3 of 8; {BEGINS_AGAIN}",
         ),
         (
             {**RUNS, "JobState": "PENDING", "Restarts": "1"},
@@ -493,7 +476,7 @@ def test_end_of_a_start_that_is_no_longer_the_newest_changes_nothing(
     run.started(1)
     take_over(run.run)
     before = run.run.status.read_bytes()
-    run.monkeypatch.delenv("SLURM_RESTART_COUNT")
+    run.monkeypatch.setenv("QUANTEXP_START", "12 0")
     assert end(run.task, 130, CANCELLED) == 1
     assert run.run.status.read_bytes() == before
     assert "another start of the job has taken over" in capsys.readouterr().err

@@ -18,14 +18,14 @@ import pytest
 from quantexp_launchers.slurm.batch import Batch
 from quantexp_launchers.slurm.executor import script
 
-from quantexp.schema import ContainerRuntime, LauncherConfig, LauncherKind
+from quantexp.schema import ContainerRuntime, LauncherConfig
 
 #: Everything that a shell, sbatch or Python's search path could take for something else; but see `check_root`.
 NASTY = 'it\'s "a" $(touch pwned) `touch pwned` ; & | > # é *'
 
 
 def launcher(**keys: Any) -> LauncherConfig:
-    return LauncherConfig(name="slurm", kind=LauncherKind.slurm, **keys)
+    return LauncherConfig(kind="slurm", **keys)
 
 
 def batch(of: LauncherConfig, root: Path = Path("/w/runs"), runs: int = 1, **keys: Any) -> Batch:
@@ -67,6 +67,7 @@ def test_plain_run_asks_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
         'export PYTHONPATH=/w/runs/snapshots/0a"${PYTHONPATH:+:$PYTHONPATH}"\n'
         "export PYTHONSAFEPATH=1\n"
         "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}\n"
+        'export QUANTEXP_START="$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}"\n'
         "/venv/bin/python -m quantexp_launchers.slurm.job begin /w/runs/submissions/q-1 && begun=0 || begun=$?\n"
         "[ $begun -ne 75 ] || exit 0\n"
         "[ $begun -ne 76 ] || scontrol requeue $job\n"
@@ -74,8 +75,8 @@ def test_plain_run_asks_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
         "\n# command\n"
         "export SUBMITIT_EXECUTOR=slurm\n"
         "srun --unbuffered --output /w/runs/submissions/q-1/%j_%t_log.out --error "
-        "/w/runs/submissions/q-1/%j_%t_log.err --kill-on-bad-exit=1 /venv/bin/python -u -m submitit.core._submit "
-        "/w/runs/submissions/q-1\n\n"
+        "/w/runs/submissions/q-1/%j_%t_log.err --kill-on-bad-exit=1 /venv/bin/python -u -m "
+        "quantexp_launchers.slurm.task /w/runs/submissions/q-1\n\n"
         "\n# teardown\n"
         "code=$?\n"
         "trap '' TERM  # nor are the commands of these lines ended\n"
@@ -151,15 +152,6 @@ def test_warning_comes_in_the_second_half_of_a_short_run(time_min: int, signal_s
     assert options(script(batch(launcher(time_min=time_min))))["signal"] == f"USR2@{signal_s}"
 
 
-def test_torchrun_is_one_task_a_node_with_the_cores_of_all_its_ranks() -> None:
-    asked = launcher(num_processes=8, nodes=2, cpus_per_process=3, torchrun=True)
-    text = script(batch(asked))
-    assert options(text)["ntasks-per-node"] == "1"
-    assert options(text)["cpus-per-task"] == "12"
-    assert "--cpus-per-task=12" in srun(text)
-    assert "export OMP_NUM_THREADS=3" in text.splitlines()
-
-
 def test_threads_that_are_asked_for_win_over_those_of_the_cores() -> None:
     asked = launcher(cpus_per_process=3, environment={"OMP_NUM_THREADS": "1"})
     lines = script(batch(asked)).splitlines()
@@ -186,7 +178,7 @@ def test_apptainer_starts_every_python_of_the_script(runtime: ContainerRuntime) 
     text = script(batch(asked))
     inside = [runtime.value, "exec", "--nv", "--bind", "/w/runs:/w/runs"]
     inside += ["--bind", "/data:/data:ro", "/images/a b.sif", "python3"]
-    task = [*inside, "-u", "-m", "submitit.core._submit", "/w/runs/submissions/q-1"]
+    task = [*inside, "-u", "-m", "quantexp_launchers.slurm.task", "/w/runs/submissions/q-1"]
     assert srun(text)[-len(task) :] == task
     steps = [line for line in text.splitlines() if "quantexp_launchers.slurm.job" in line]
     assert len(steps) == 2
@@ -404,7 +396,7 @@ def test_nothing_of_the_configuration_reaches_the_shell(
     begin, ranks = world.calls[:2]
     assert begin["argv"] == ["-m", "quantexp_launchers.slurm.job", "begin", submission]
     assert ranks["argv"][-5:] == [
-        *(str(world.bin / "python"), "-u", "-m", "submitit.core._submit", submission)
+        *(str(world.bin / "python"), "-u", "-m", "quantexp_launchers.slurm.task", submission)
     ]
     assert f"--comment={NASTY}" in ranks["argv"]
     for call in (begin, ranks):

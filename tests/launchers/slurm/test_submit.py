@@ -184,7 +184,7 @@ def waits(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         status = status_of(folder.run)
         write_status(folder.run.status, replace(status, submission="q-9", task=4, job_id="90_4"))
 
-    def live(status: Status) -> str | None:
+    def live(_: RunDir, status: Status) -> str | None:
         return f"job {status.job_id} is waiting" if status.job_id == "90_4" else None
 
     monkeypatch.setattr(

@@ -13,7 +13,7 @@ from quantexp_launchers.slurm.submitted import FEW, print_submitted
 from rich.console import Console
 
 from quantexp.runs.paths import RunDir
-from quantexp.schema import Experiment, LauncherConfig, LauncherKind
+from quantexp.schema import Experiment, LauncherConfig
 
 Show = Callable[..., str]
 
@@ -30,7 +30,7 @@ def show(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Show:
         **launcher: Any,
     ) -> str:
         folders = tuple(in_tmp / "runs" / f"run [{n}]" for n in range(runs))
-        asked = LauncherConfig(kind=LauncherKind.slurm, **launcher)
+        asked = LauncherConfig(kind="slurm", **launcher)
         folder = in_tmp / "runs" / "submissions" / "q-1"
         one = Batch(folder, "q-1", folders, asked, in_tmp, **(batch or {}))
         ids = tuple(f"7_{n}" for n in range(runs)) if runs > 1 else ("7",)
@@ -57,7 +57,7 @@ def test_one_run_has_its_id_folder_script_and_commands(show: Show) -> None:
     assert lines(show(scope="runs/run [0]", gpus_per_node=1)) == [
         "submitted job 7",
         "job 7 runs/run [0]",
-        "script runs/submissions/q-1/7_submission.sh",
+        "script runs/submissions/q-1/submission.sh",
         "follow quantexp status 'runs/run [0]' --watch",
         "quantexp logs 'runs/run [0]' -f",
         "stop quantexp cancel 'runs/run [0]'",

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-
-from quantexp.launch.ledger import clients
-from quantexp.launch.ledger.clients import ClientError
-from quantexp.launch.ledger.job import Job, JobState
-from quantexp.launch.ledger.scheduler import IDS_PER_CALL, cancel, jobs, jobs_named
+from quantexp_launchers.slurm import clients
+from quantexp_launchers.slurm.clients import ClientError
+from quantexp_launchers.slurm.scheduler import IDS_PER_CALL, cancel, jobs, jobs_named
+from quantexp_launchers.slurm.states import JobState, SlurmJob
 
 from .conftest import KINDS, RECORDED, FakeSlurm, queue_line
 
@@ -63,7 +62,7 @@ def test_more_ids_than_a_command_line_takes_are_several_calls(slurm: FakeSlurm) 
 
 def test_waiting_array_is_a_job_for_each_task_with_its_reason(slurm: FakeSlurm, kind: str) -> None:
     slurm.replay(kind)
-    assert jobs(["5_7"])["5_7"] == Job(
+    assert jobs(["5_7"])["5_7"] == SlurmJob(
         "5_7", "quantexp-sweep", JobState.PENDING, "JobArrayTaskLimit"
     )
     assert jobs(["9"])["9"].reason == "DependencyNeverSatisfied"

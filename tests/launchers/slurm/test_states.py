@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import pytest
-
-from quantexp.launch.ledger.job import Job, JobState, base_id, describe, job_state, task_index
+from quantexp_launchers.slurm.states import (
+    JobState,
+    SlurmJob,
+    base_id,
+    describe,
+    job_state,
+    task_index,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,7 @@ def test_what_may_still_run_or_write_is_alive() -> None:
 def test_job_that_is_alive_says_what_it_does(
     state: JobState, reason: str | None, nodes: str | None, words: str
 ) -> None:
-    assert describe(Job("7", "x", state, reason, nodes=nodes)) == words
+    assert describe(SlurmJob("7", "x", state, reason, nodes=nodes)) == words
 
 
 def test_number_of_a_task_has_two_parts() -> None:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from quantexp_launchers.local.owner import WORKER, is_worker, workers
 
-from quantexp.launch.ledger.owner import WORKER, is_worker, workers
 from quantexp.runs.paths import RunDir
 
 #: Takes the lock of argv[1] as `quantexp` does, starts what shares it, and what that starts, and waits.

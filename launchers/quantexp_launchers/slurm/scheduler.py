@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
-from quantexp.launch.ledger.clients import ClientError, run_client
-from quantexp.launch.ledger.job import Job, base_id, job_state, task_index
+from quantexp_launchers.slurm.clients import ClientError, run_client
+from quantexp_launchers.slurm.states import SlurmJob, base_id, job_state, minutes, task_index
 
 #: Maximum job ids in one call, which limits the length of the command line.
 IDS_PER_CALL = 500
@@ -41,7 +41,7 @@ _NO_VALUE = {"", "None", "N/A", "NONE", "Unknown", "(null)", "None assigned"}
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
-def jobs(ids: Iterable[str], past: Iterable[str] | None = None) -> dict[str, Job]:
+def jobs(ids: Iterable[str], past: Iterable[str] | None = None) -> dict[str, SlurmJob]:
     """The jobs with these ids (123, or 123_4), alive or ended; unknown ids are absent.
 
     The controller knows all live jobs, and those that ended minutes ago. `past` are the ids to query in accounting if
@@ -57,7 +57,7 @@ def jobs(ids: Iterable[str], past: Iterable[str] | None = None) -> dict[str, Job
 
 def jobs_named(
     name: str, since: datetime | None = None, *, past: bool = True
-) -> dict[int | None, Job]:
+) -> dict[int | None, SlurmJob]:
     """The jobs with this name by their index in the array; the key is None for a job without an array.
 
     `since` is the earliest time of submission; without it accounting is searched for the last SEARCH_DAYS days.
@@ -66,7 +66,7 @@ def jobs_named(
     Raises:
         ClientError: SLURM is not installed, or its controller or its accounting does not answer.
     """
-    jobs_by_id: dict[str, Job] = {}
+    jobs_by_id: dict[str, SlurmJob] = {}
     if past:
         start = since or datetime.now(UTC) - timedelta(days=SEARCH_DAYS)
         jobs_by_id = _accounting(
@@ -86,17 +86,17 @@ def cancel(ids: list[str]) -> None:
         run_client(["scancel", *ids[first : first + IDS_PER_CALL]])
 
 
-def _query(ids: set[str], source: Callable[[str], dict[str, Job]]) -> dict[str, Job]:
+def _query(ids: set[str], source: Callable[[str], dict[str, SlurmJob]]) -> dict[str, SlurmJob]:
     """The jobs that a source knows of these ids. A task without its own line is in the line of its array."""
     numbers = sorted({base_id(job_id) for job_id in ids})
-    by_id: dict[str, Job] = {}
+    by_id: dict[str, SlurmJob] = {}
     for first in range(0, len(numbers), IDS_PER_CALL):
         by_id |= source("--jobs=" + ",".join(numbers[first : first + IDS_PER_CALL]))
     matches = {job_id: by_id.get(job_id) or by_id.get(base_id(job_id)) for job_id in ids}
     return {job_id: job for job_id, job in matches.items() if job is not None}
 
 
-def _queue(which: str) -> dict[str, Job]:
+def _queue(which: str) -> dict[str, SlurmJob]:
     """The jobs and tasks that squeue lists, including ended ones."""
     columns = ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
     try:
@@ -112,7 +112,7 @@ def _queue(which: str) -> dict[str, Job]:
     }
 
 
-def _parse_queue_line(line: str) -> Job | None:
+def _parse_queue_line(line: str) -> SlurmJob | None:
     cells, start = [], 0
     for width in _WIDTHS.values():
         cells.append(line[start : start + width].strip())
@@ -122,7 +122,7 @@ def _parse_queue_line(line: str) -> Job | None:
         return None
     code, signal = _wait_status(status)
     current = job_state(state)
-    return Job(
+    return SlurmJob(
         job_id,
         name,
         current,
@@ -138,7 +138,7 @@ def _parse_queue_line(line: str) -> Job | None:
     )
 
 
-def _accounting(*which: str) -> dict[str, Job]:
+def _accounting(*which: str) -> dict[str, SlurmJob]:
     """The ended jobs that sacct lists; empty if the cluster has no accounting."""
     command = ["sacct", "--noheader", "--parsable2", "--allocations", *which]
     try:
@@ -155,11 +155,11 @@ def _accounting(*which: str) -> dict[str, Job]:
     return {job_id: job for job_id, job in jobs_by_id.items() if not job.alive}
 
 
-def _parse_accounting_row(row: list[str]) -> Iterator[Job]:
+def _parse_accounting_row(row: list[str]) -> Iterator[SlurmJob]:
     job_ids, state, codes, _, end, limit, nodes, name = row
     code, _, signal = codes.partition(":")
     for job_id in _tasks(job_ids):
-        yield Job(
+        yield SlurmJob(
             job_id,
             name,
             job_state(state),
@@ -195,16 +195,6 @@ def _wait_status(text: str) -> tuple[int, int]:
 
 def _time(text: str) -> datetime | None:
     return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
-
-
-def minutes(text: str) -> int | None:
-    """Minutes of [days-][hours:]minutes:seconds; None for other texts such as UNLIMITED."""
-    days, _, clock = text.rpartition("-")
-    parts = clock.split(":")
-    if len(parts) < 2 or not all(part.isdecimal() for part in parts):
-        return None
-    hours = int(parts[-3]) if len(parts) > 2 else 0
-    return int(days or 0) * 1440 + hours * 60 + int(parts[-2])
 
 
 def _or_none(text: str) -> str | None:

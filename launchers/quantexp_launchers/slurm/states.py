@@ -1,4 +1,4 @@
-"""A job of the scheduler, described independently of SLURM's version and of the client that reported it."""
+"""A job of SLURM, described independently of SLURM's version and of the client that reported it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def job_state(text: str) -> JobState:
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One job, or one task of an array."""
 
     #: 123, or 123_4 in an array.
@@ -98,7 +98,7 @@ class Job:
         return self.state.alive
 
 
-def describe(job: Job) -> str:
+def describe(job: SlurmJob) -> str:
     """The activity of a live job: waiting (Resources), running on n1, ending on n1."""
     if job.state in (JobState.PENDING, JobState.REQUEUED):
         return f"waiting ({job.reason})" if job.reason else "waiting"
@@ -116,3 +116,13 @@ def task_index(job_id: str) -> int | None:
     """The index in an array: 4 for 123_4; None without an array."""
     index = job_id.partition("_")[2]
     return int(index) if index.isdecimal() else None
+
+
+def minutes(text: str) -> int | None:
+    """Minutes of [days-][hours:]minutes:seconds; None for other texts such as UNLIMITED."""
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if len(parts) < 2 or not all(part.isdecimal() for part in parts):
+        return None
+    hours = int(parts[-3]) if len(parts) > 2 else 0
+    return int(days or 0) * 1440 + hours * 60 + int(parts[-2])

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from quantexp_launchers.slurm.termination import (
+from quantexp_launchers.slurm.ends import (
+    ENDS,
+    cause_of,
     cause_printed,
-    outcome_of,
+    end_in_job,
+    ending_job,
     record_of,
-    termination_of,
+    run_end,
 )
+from quantexp_launchers.slurm.states import JobState
 
 from quantexp.runs.status import State, Status
 
@@ -47,54 +51,62 @@ AT = "2026-11-21T05:45:54"
 
 
 @pytest.mark.parametrize(
-    ("job", "state", "reason", "is_requeued", "needs_request"),
+    ("job", "ended_as", "state", "cause"),
     [
-        (said("COMPLETING"), State.CANCELLED, "cancelled in the scheduler", False, False),
-        (said("CANCELLED"), State.CANCELLED, "cancelled in the scheduler", False, False),
-        (
-            said("COMPLETING", restarts=1),
-            *(State.PREEMPTED, "requeued", True, False),
-        ),
-        (
-            said("PENDING", "BeginTime", restarts=1),
-            *(State.PREEMPTED, "requeued", True, False),
-        ),
+        (said("COMPLETING"), JobState.CANCELLED, State.CANCELLED, "cancelled in the scheduler"),
+        (said("CANCELLED"), JobState.CANCELLED, State.CANCELLED, "cancelled in the scheduler"),
+        (said("COMPLETING", restarts=1), JobState.REQUEUED, State.PREEMPTED, "requeued"),
+        (said("PENDING", "BeginTime", restarts=1), JobState.REQUEUED, State.PREEMPTED, "requeued"),
         (
             said("RUNNING", preempted=AT),
-            *(State.PREEMPTED, "preempted by another job", True, True),
+            *(JobState.PREEMPTED, State.PREEMPTED, "preempted by another job"),
         ),
         (
             said("COMPLETING", "TimeLimit"),
-            *(State.PREEMPTED, "the time limit of 01:00:00 was reached", False, False),
+            *(JobState.TIMEOUT, State.PREEMPTED, "the time limit of 60 min was reached"),
         ),
         (
             said("TIMEOUT", "TimeLimit"),
-            *(State.PREEMPTED, "the time limit of 01:00:00 was reached", False, False),
+            *(JobState.TIMEOUT, State.PREEMPTED, "the time limit of 60 min was reached"),
         ),
         (
             said("NODE_FAIL", "NodeDown"),
-            *(State.PREEMPTED, "a node was lost (n1)", False, False),
+            *(JobState.NODE_FAIL, State.PREEMPTED, "node n1 was lost"),
         ),
-        (said("DEADLINE"), State.PREEMPTED, "ended by the scheduler (deadline)", False, False),
+        (
+            said("DEADLINE"),
+            *(JobState.DEADLINE, State.PREEMPTED, "the deadline of job 22 was reached"),
+        ),
         (
             said("COMPLETING", "QOSMaxWallDurationPerJobLimit"),
-            *(State.PREEMPTED, "ended by the scheduler (QOSMaxWallDurationPerJobLimit)"),
-            *(False, False),
+            *(JobState.UNKNOWN, State.PREEMPTED),
+            "ended by the scheduler (QOSMaxWallDurationPerJobLimit)",
         ),
     ],
 )
 def test_what_was_done_to_a_job(
-    job: dict[str, str], state: State, reason: str, is_requeued: bool, needs_request: bool
+    job: dict[str, str], ended_as: JobState, state: State, cause: str
 ) -> None:
-    found = termination_of(job, 0)
+    found = ending_job(job, 0)
     assert found is not None
-    assert (found.state, found.reason) == (state, reason)
-    assert (found.is_requeued, found.needs_request) == (is_requeued, needs_request)
+    assert (found.state, ENDS[found.state].state, cause_of(found)) == (ended_as, state, cause)
+
+
+def test_every_state_that_ends_a_job_is_in_the_table() -> None:
+    assert {state for state in JobState if not state.alive} <= set(ENDS)
+
+
+@pytest.mark.parametrize("job", [said("COMPLETING", "TimeLimit"), said("NODE_FAIL", "NodeDown")])
+def test_job_s_own_end_and_the_ledger_say_the_same(job: dict[str, str]) -> None:
+    found = ending_job(job, 0)
+    assert found is not None
+    status = Status(State.RUNNING, iteration=4, iterations=9)
+    assert end_in_job(found, status, 3, None) == run_end(found, status)
 
 
 @pytest.mark.parametrize("job", [{}, said("RUNNING"), said("RUNNING", restarts=0)])
 def test_job_that_ends_by_itself_was_not_taken_away(job: dict[str, str]) -> None:
-    assert termination_of(job, 0) is None
+    assert ending_job(job, 0) is None
 
 
 CANCELLED = (
@@ -115,7 +127,7 @@ def printed(folder: Path, *ends: tuple[str, str]) -> Path:
     ("why", "cause"),
     [
         ("PREEMPTION", "preempted by another job"),
-        ("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "its node n2 was lost"),
+        ("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "node n2 was lost"),
         ("JOB REQUEUE", "requeued"),
         ("TIME LIMIT", None),
     ],
@@ -136,23 +148,28 @@ def test_output_that_says_nothing_or_is_gone_has_no_cause(tmp_path: Path) -> Non
 
 
 def test_printed_cause_is_told_of_a_job_that_was_put_back_alone() -> None:
-    found = termination_of(said("PENDING", "BeginTime", restarts=1), 0, "its node n2 was lost")
-    assert found is not None
-    assert found.reason == "its node n2 was lost"
-    assert termination_of(said("RUNNING"), 0, "its node n2 was lost") is None
+    printed = "node n2 was lost"
+    status = Status(State.RUNNING, iteration=4, iterations=9)
+    for job, cause in (
+        (said("PENDING", "BeginTime", restarts=1), printed),
+        (said("COMPLETING"), "cancelled in the scheduler"),
+    ):
+        found = ending_job(job, 0)
+        assert found is not None
+        assert end_in_job(found, status, 3, printed)[1].startswith(f"{cause} at iteration 4 of 9")
 
 
 def test_restart_of_before_is_not_another_one() -> None:
-    assert termination_of(said("RUNNING", restarts=2), 2) is None
-    assert termination_of(said("COMPLETING", restarts=3), 2) is not None
+    assert ending_job(said("RUNNING", restarts=2), 2) is None
+    assert ending_job(said("COMPLETING", restarts=3), 2) is not None
 
 
 def words(job: dict[str, str], restarts: int = 0, max_requeue: int = 3) -> tuple[State, str]:
-    taken = termination_of(job, restarts)
+    taken = ending_job(job, restarts)
     assert taken is not None
     before = [{"reason": f"cause {number}"} for number in range(restarts)]
     status = Status(State.RUNNING, iteration=4, iterations=9, restarts=before)
-    return outcome_of(taken, status, max_requeue)
+    return end_in_job(taken, status, max_requeue, None)
 
 
 def test_run_that_comes_back_says_where_it_begins() -> None:
@@ -166,7 +183,7 @@ def test_time_limit_says_what_to_do() -> None:
     state, reason = words(said("COMPLETING", "TimeLimit"))
     assert state is State.PREEMPTED
     assert reason.startswith(
-        "the time limit of 01:00:00 was reached at iteration 4 of 9; it will begin again"
+        "the time limit of 60 min was reached at iteration 4 of 9; it will begin again"
     )
     assert reason.endswith(", so give launcher.time_min more to quantexp resume")
 
@@ -217,4 +234,4 @@ def test_values_with_blanks_are_whole_and_a_path_can_say_nothing() -> None:
     found = record_of(line, "7")
     assert found["JobName"] == "a b"
     assert (found["JobState"], found["Reason"]) == ("RUNNING", "None")
-    assert termination_of(found | {"Restarts": "0"}, 0) is None
+    assert ending_job(found | {"Restarts": "0"}, 0) is None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from quantexp.launch.ledger.pace import Pace, pace
+from quantexp.launch.pace import Pace, pace
 from quantexp.runs.status import Status
-
-from .conftest import MakeRun
+from tests.launchers.slurm.conftest import MakeRun
 
 
 def line(iteration: int, step_time_s: float | None, loss: float | None = 2.0) -> str:

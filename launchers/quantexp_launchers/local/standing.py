@@ -1,0 +1,93 @@
+"""The standing of runs on this machine: a run is alive while its lock is held.
+
+On disks without visible locks it is alive while its process exists. A pending run waits if a live sweep lists it.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+
+from quantexp.launch.backend import Standing, ended
+from quantexp.launch.ledger.settle import mark_cancelled
+from quantexp.runs.lock import is_locked
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status
+from quantexp_launchers.local.owner import is_worker, workers
+from quantexp_launchers.local.waiting import waiting_in
+
+#: How old the status of a live run on another machine, whose locks may be invisible here, may be.
+SILENCE = timedelta(minutes=15)
+#: The reason of a pending run that is in no live sweep.
+NOT_SCHEDULED = "prepared, but no process starts it; quantexp resume does"
+
+
+def standings(runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:
+    """The standing of each run."""
+    current = [_standing(run, status) for run, status in runs]
+    pending = [s for s in current if s.state is State.PENDING and not s.alive]
+    sweeps = {root: waiting_in(root) for root in {s.run.root.parent for s in pending}}
+
+    def with_sweep(standing: Standing) -> Standing:
+        if standing.state is not State.PENDING or standing.alive:
+            return standing
+        sweep = sweeps[standing.run.root.parent].get(standing.run.root.name)
+        if sweep is None:
+            return replace(standing, reason=standing.reason or NOT_SCHEDULED)
+        return replace(standing, alive=True, where=f"waiting in sweep {sweep}")
+
+    return [with_sweep(standing) for standing in current]
+
+
+def _standing(run: RunDir, status: Status) -> Standing:
+    is_open = status.state in (State.PENDING, State.RUNNING)
+    if is_open and (is_locked(run) or _may_live(status)):
+        return Standing(run, status.state, True, status.reason, _process(status), status=status)
+    if status.state is State.PENDING:
+        return Standing(run, status.state, False, status.reason, status=status)
+    process = f"process {status.pid} on {status.host}"
+    why = f"died without recording why: {process} is gone (killed, or machine failure)"
+    return ended(run, status, why)
+
+
+def _may_live(status: Status) -> bool:
+    """Whether a run without a visible lock may still run: not every disk shows locks of other machines."""
+    if status.state is not State.RUNNING:
+        return False
+    if status.host == platform.node():
+        return status.pid is not None and is_worker(status.pid)
+    if status.updated is None:
+        return False
+    return datetime.now(UTC) - datetime.fromisoformat(status.updated) < SILENCE
+
+
+def _process(status: Status) -> str:
+    where = "here" if status.host == platform.node() else str(status.host)
+    return f"{where}, process {status.pid}" if status.pid else f"{where}, starting"
+
+
+def cancel(standings: Sequence[Standing]) -> dict[Path, str | None]:
+    """Mark pending runs as cancelled, so that their sweep skips them; send SIGTERM to the workers of running ones.
+
+    A process receives the signal only if it holds the run's lock. A run whose process is not visible is left out.
+    """
+    answers: dict[Path, str | None] = {}
+    for standing in standings:
+        if standing.state is State.PENDING and not is_locked(standing.run):
+            mark_cancelled(standing)
+    processes = workers([standing.run.lock for standing in standings])
+    for standing in standings:
+        if standing.run.lock in processes:
+            try:
+                processes[standing.run.lock].terminate()
+            except psutil.NoSuchProcess:
+                pass
+            except psutil.AccessDenied:
+                continue
+            answers[standing.run.root] = None
+    return answers

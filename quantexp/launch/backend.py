@@ -1,0 +1,208 @@
+"""The launcher protocol: what the command line and the ledger need of a kind of machine.
+
+`quantexp_launchers.local` and `quantexp_launchers.slurm` implement it, and so can any other package: it derives a class
+from `Launcher` and names it in the entry point group `quantexp.launchers`. The entry point's name is the value of
+`launcher.kind` that chooses it. `status.json` records that kind, so the ledger asks the launcher that started a run.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+
+from quantexp.config.launchers import load_launcher, options_of
+from quantexp.errors import RunError
+from quantexp.launch.pace import Pace
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import INTERRUPTED, State, Status, read_status
+from quantexp.schema import Experiment, LauncherConfig
+from quantexp.schema.launcher import LOCAL, SLURM
+
+__all__ = [
+    "Job",
+    "LaunchPlan",
+    "Launcher",
+    "NoOptions",
+    "Point",
+    "Standing",
+    "launcher_of",
+    "options_of",
+]
+
+#: An experiment and its stage: runs of a stage start after all runs of the previous stage have completed.
+Point = tuple[Experiment, int]
+#: States in which a run's job or process may be alive.
+OPEN = (State.PENDING, State.RUNNING, State.PREEMPTED)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job of a run, as its launcher reports it."""
+
+    id: str
+    #: What it does: waiting (Resources), running on n1.
+    activity: str = ""
+    is_waiting: bool = False
+    restarts: int = 0
+    ended: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The actual state of a run."""
+
+    run: RunDir
+    #: None if the status is missing or broken.
+    state: State | None
+    #: Whether the run waits, runs, or will be requeued by the scheduler.
+    alive: bool = False
+    #: Why the run ended, or was requeued.
+    reason: str = ""
+    #: `here, process 123`, `job 123_4 running on n1`, `job 123_4 waiting (Resources)`; empty after the end.
+    where: str = ""
+    #: A warning about information that is not available.
+    note: str | None = None
+    #: The content of status.json.
+    status: Status = field(default_factory=Status)
+    job: Job | None = None
+    pace: Pace = field(default_factory=Pace)
+    #: False if the run may still be alive: this cluster does not know the jobs of another one.
+    sure: bool = True
+
+    @property
+    def is_unrecorded_end(self) -> bool:
+        """Whether the run has certainly ended with a state or reason that status.json does not have."""
+        ended = self.state is not None and self.state not in (State.PENDING, State.RUNNING)
+        recorded = (self.status.state, self.status.reason)
+        return ended and self.sure and (self.state, self.reason) != recorded
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What a launcher would do with a run, for `quantexp plan`."""
+
+    command: list[str]
+    #: The script that is submitted, if there is one.
+    script: str | None = None
+    #: What each of the parallel runs has of this machine.
+    slots: list[str] = field(default_factory=list)
+    #: Why the machine is too small.
+    missing: str | None = None
+
+
+@dataclass
+class NoOptions:
+    """The options of a launcher without any."""
+
+
+class Launcher(ABC):
+    """Starts runs on one kind of machine, and knows what becomes of them."""
+
+    #: The dataclass of `launcher.options`; `options_of` converts them to it.
+    options: type[Any] = NoOptions
+
+    def check(self, launcher: LauncherConfig) -> None:
+        """Refuse a configuration that this kind cannot serve; here, options that the dataclass does not have.
+
+        Raises:
+            ConfigError: names the key.
+        """
+        options_of(launcher, self.options)
+
+    @abstractmethod
+    def submit(self, points: Sequence[Point], console: Console, *, is_sweep: bool) -> int:
+        """Start the runs, wait for them or not, and print the result; returns the command's exit code.
+
+        `quantexp.launch.attempt.open_run` opens the folder of a run and says whether it needs to run.
+
+        Raises:
+            QuantexpError: the runs cannot start.
+        """
+
+    @abstractmethod
+    def standings(self, runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:
+        """The actual state of each run of this kind that has not completed; with `note` if it cannot be known."""
+
+    @abstractmethod
+    def cancel(self, standings: Sequence[Standing]) -> dict[Path, str | None]:
+        """Make runs end, without waiting for it.
+
+        Returns:
+            For each run folder None, or why its run cannot be cancelled. A run that is left out is tried again soon.
+        """
+
+    def logs(self, standing: Standing) -> list[Path]:
+        """The files that hold a run's output before its ranks open their own logs."""
+        return []
+
+    def live_job(self, run: RunDir, status: Status) -> str | None:
+        """A text such as `job 12 is waiting` if a job of the run is alive; None otherwise.
+
+        Raises:
+            RunError: the scheduler does not answer.
+        """
+        (standing,) = self.standings([(run, status)])
+        if standing.note is not None:
+            raise RunError(standing.note)
+        job = standing.job
+        return f"job {job.id} is {job.activity}" if standing.alive and job is not None else None
+
+    def plan(self, experiment: Experiment, folder: Path) -> LaunchPlan:
+        """What this launcher would do with an experiment whose run folder is `folder`."""
+        return LaunchPlan([sys.executable, "-m", "quantexp.training.worker", str(folder)])
+
+
+def launcher_of(kind: str) -> Launcher:
+    """The launcher of a kind.
+
+    Raises:
+        ConfigError: no installed package has it.
+    """
+    return cast(Launcher, load_launcher(kind))
+
+
+def kind_of(status: Status) -> str:
+    """The kind of the launcher that started a run; earlier versions recorded only SLURM's job."""
+    if status.launcher is not None:
+        return status.launcher
+    return SLURM if status.submission is not None or status.job_id is not None else LOCAL
+
+
+def live_job(run: RunDir, status: Status) -> str | None:
+    """A text such as `job 12 is waiting` if a job of the run is alive; None otherwise.
+
+    Raises:
+        RunError: the scheduler does not answer.
+        ConfigError: the run's launcher is not installed here.
+    """
+    return launcher_of(kind_of(status)).live_job(run, status)
+
+
+def has_recorded_end(status: Status) -> bool:
+    """Whether a run has recorded its final end; after a signal, only the scheduler of a job knows the cause."""
+    by_signal = status.state is State.CANCELLED and status.reason == INTERRUPTED
+    return status.state not in OPEN and not by_signal
+
+
+def reread(run: RunDir, status: Status) -> Status:
+    """The status now: the run may have ended since it was read."""
+    try:
+        return read_status(run.status) or status
+    except RunError:
+        return status
+
+
+def ended(run: RunDir, status: Status, reason: str) -> Standing:
+    """The standing of a run that no process and no job executes: what it recorded, or else preempted with a reason."""
+    status = reread(run, status)
+    if status.state in (State.PENDING, State.RUNNING):
+        where = f"{reason}, at iteration {status.iteration} of {status.iterations}"
+        return Standing(run, State.PREEMPTED, False, where, status=status)
+    return Standing(run, status.state, False, status.reason, status=status)

@@ -1,0 +1,128 @@
+"""What is true of a run of this machine: the folder's word and the lock's together."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from quantexp.launch.ledger.standing import standing, standings
+from quantexp.runs.lock import hold, take_lock
+from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
+from quantexp.runs.status import State, Status, read_status, write_json, write_status
+from tests.launchers.slurm.conftest import MakeRun
+from tests.launchers.slurm.conftest import no_slurm as no_slurm
+
+HERE = platform.node()
+#: No process has it: the kernel's largest number is 2^22.
+NO_PID = 2**22 + 1
+
+
+def test_run_whose_lock_is_held_runs(make_run: MakeRun, no_slurm: None) -> None:
+    run = make_run(host=HERE, pid=os.getpid(), iteration=2, started="2026-01-01T00:00:00+00:00")
+    lock = take_lock(run)
+    found = standing(run)
+    os.close(lock)
+    assert (found.state, found.alive, found.reason) == (State.RUNNING, True, "")
+    assert found.where == f"here, process {os.getpid()}"
+    assert (found.pace.loss, found.pace.tokens_per_s, found.pace.time_left_s) == (4.75, 128.0, 12.0)
+
+
+def test_run_that_is_about_to_start_says_so(make_run: MakeRun) -> None:
+    run = make_run(state=State.PENDING, host=HERE)
+    lock = take_lock(run)
+    assert (standing(run).state, standing(run).where) == (State.PENDING, "here, starting")
+    os.close(lock)
+
+
+def test_run_whose_process_is_gone_was_preempted(make_run: MakeRun) -> None:
+    found = standing(make_run(host=HERE, pid=NO_PID, iteration=3))
+    assert (found.state, found.alive, found.where) == (State.PREEMPTED, False, "")
+    assert found.reason == (
+        f"died without recording why: process {NO_PID} on {HERE} is gone (killed, or machine failure), at iteration 3 "
+        "of 8"
+    )
+    assert found.is_unrecorded_end
+
+
+def test_number_that_another_process_has_now_is_not_the_run(make_run: MakeRun) -> None:
+    assert standing(make_run(host=HERE, pid=os.getpid())).state is State.PREEMPTED
+
+
+def test_worker_that_is_there_lives_though_its_lock_cannot_be_seen(make_run: MakeRun) -> None:
+    words = [sys.executable, "-c", "import sys; sys.stdin.read()", "-m", "quantexp.training.worker"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        run = make_run(host=HERE, pid=process.pid)
+        assert standing(run).state is State.RUNNING
+    assert standing(run).state is State.PREEMPTED
+
+
+def test_prepared_run_that_nobody_starts_waits_for_nobody(make_run: MakeRun) -> None:
+    found = standing(make_run(state=State.PENDING, host=HERE))
+    assert (found.state, found.alive) == (State.PENDING, False)
+    assert found.reason == "prepared, but no process starts it; quantexp resume does"
+    assert not found.is_unrecorded_end
+    refused = standing(make_run("a-1", State.PENDING, host=HERE, reason="SLURM refused it"))
+    assert (refused.state, refused.alive, refused.reason) == (
+        State.PENDING,
+        False,
+        "SLURM refused it",
+    )
+
+
+def test_prepared_run_waits_for_its_turn_in_a_sweep_that_goes_on(make_run: MakeRun) -> None:
+    runs = [make_run(name, State.PENDING, host=HERE) for name in ("a-1", "b-2", "c-3")]
+    files = SweepFiles(RunsRoot(runs[0].root.parent).sweeps / "20261121_7.json")
+    files.listing.parent.mkdir()
+    rows = [
+        {"run": "a-1", "state": "pending"},
+        {"run": "b-2", "state": "failed"},
+        {"run": None, "state": "pending"},
+    ]
+    write_json(files.listing, {"runs": rows})
+    write_json(files.listing.with_name("broken.json"), [])
+    locks = [hold(SweepFiles(file).lock) for file in files.listing.parent.glob("*.json")]
+    found = standings(runs)
+    assert [(each.alive, each.where) for each in found] == [
+        (True, "waiting in sweep 20261121_7"),
+        (False, ""),
+        (False, ""),
+    ]
+    for lock in locks:
+        os.close(lock)
+    assert not standing(runs[0]).alive
+
+
+def test_run_of_another_machine_is_believed_until_it_was_silent_for_long(make_run: MakeRun) -> None:
+    run = make_run(host="far", pid=7)
+    assert (standing(run).state, standing(run).where) == (State.RUNNING, "far, process 7")
+    status = read_status(run.status)
+    assert status is not None
+    long_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    write_json(run.status, {**vars(status), "updated": long_ago})
+    assert standing(run).state is State.PREEMPTED
+    assert "process 7 on far is gone" in standing(run).reason
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.PREEMPTED, State.CANCELLED])
+def test_end_that_was_told_is_believed(make_run: MakeRun, state: State) -> None:
+    found = standing(make_run(state=state, reason="so it was", host=HERE, pid=NO_PID))
+    assert (found.state, found.alive, found.reason) == (state, False, "so it was")
+    assert not found.is_unrecorded_end
+
+
+def test_run_that_ends_while_it_is_looked_at_is_not_lost(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(host=HERE, pid=NO_PID)
+
+    def ends(run: RunDir) -> bool:
+        write_status(run.status, Status(State.COMPLETED))
+        return False
+
+    monkeypatch.setattr("quantexp_launchers.local.standing.is_locked", ends)
+    assert standing(run).state is State.COMPLETED

@@ -1,0 +1,113 @@
+"""Stand-ins for SLURM's clients, and run folders as jobs and processes leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import write_json
+
+RECORDED = Path(__file__).parent / "recorded"
+KINDS = ("accounting", "plain")
+SUBMISSION = "quantexp-sweep"
+_CLIENT = """\
+#!{python}
+import json, os, sys, time
+from pathlib import Path
+here, name = Path(__file__).parent, Path(__file__).name
+with (here / "calls").open("a") as stream:
+    stream.write(json.dumps([name, *sys.argv[1:]]) + "\\n")
+answer = json.loads((here / f"{{name}}.json").read_text())
+time.sleep(answer["delay_s"])
+sys.stdout.write(answer["out"])
+sys.stderr.write(answer["err"])
+sys.exit(answer["code"])
+"""
+
+
+@dataclass(frozen=True)
+class FakeSlurm:
+    """Clients on PATH that print what they are told to, whatever they are asked."""
+
+    folder: Path
+
+    def answer(
+        self, client: str, out: str = "", err: str = "", code: int = 0, delay_s: float = 0
+    ) -> None:
+        told = {"out": out, "err": err, "code": code, "delay_s": delay_s}
+        write_json(self.folder / f"{client}.json", told)  # whole: it may be asked right now
+        file = self.folder / client
+        if not file.exists():
+            file.write_text(_CLIENT.format(python=sys.executable))
+            file.chmod(0o755)
+
+    def replay(self, kind: str, queue: str = "squeue") -> None:
+        """What a real cluster printed, recorded from SLURM 22.05 with the words that are used here."""
+        self.answer("squeue", (RECORDED / kind / f"{queue}.out").read_text())
+        self.forget(kind)
+        self.answer("scancel")
+
+    def forget(self, kind: str) -> None:
+        """sacct alone answers as recorded; without accounting it fails."""
+        errors = RECORDED / kind / "sacct.err"
+        err = errors.read_text() if errors.exists() else ""
+        self.answer("sacct", (RECORDED / kind / "sacct.out").read_text(), err, int(bool(err)))
+
+    def calls(self, client: str | None = None) -> list[list[str]]:
+        file = self.folder / "calls"
+        lines = file.read_text().splitlines() if file.exists() else []
+        calls = [json.loads(line) for line in lines]
+        return [call for call in calls if client in (None, call[0])]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Clients that nothing was told to yet; the machine's own are hidden."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    for name in os.environ:
+        if name.startswith(("SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_")):
+            monkeypatch.delenv(name)
+    fake = FakeSlurm(folder)
+    fake.answer("squeue", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    fake.answer("sacct", err="Slurm accounting storage is disabled\n", code=1)
+    fake.answer("scancel")
+    return fake
+
+
+@pytest.fixture
+def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without SLURM."""
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+
+
+MakeRun = Callable[..., RunDir]
+
+
+def queue_line(
+    job_id: str,
+    state: str,
+    *,
+    status: str = "0",
+    restarts: int = 0,
+    end: str = "N/A",
+    limit: str = "1:00:00",
+    nodes: str = "",
+    reason: str = "None",
+    name: str = SUBMISSION,
+) -> str:
+    """One line as squeue prints it with the columns that are asked for."""
+    cells = (job_id, state, status, str(restarts), end, limit, nodes, reason, name)
+    widths = (40, 24, 12, 12, 24, 24, 128, 128, 128)
+    return (
+        "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
+        + "\n"
+    )
