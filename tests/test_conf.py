@@ -48,7 +48,8 @@ def test_shipped_file_is_an_experiment_of_its_name(file: Path, tmp_path: Path) -
     assert read(tmp_path / "config.yaml") == experiment
     group = file.parts[0]
     if str(file.parent) not in {*SUBGROUPS, CUT} and group != "config":
-        assert getattr(experiment, group).name == file.name
+        section = getattr(experiment, group)
+        assert (section.kind if group == "launcher" else section.name) == file.name
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if str(f.parent) == CUT], ids=str)

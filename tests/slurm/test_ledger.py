@@ -116,7 +116,7 @@ def test_end_of_each_job_is_written_as_the_scheduler_has_it(
         f"job {sent.id}_0 failed with exit code 3; {log.format(0)}",
         sent.told(1).reason,
         f"job {sent.id}_2 has completed, and the run did not; {log.format(2)}",
-        "cancelled in the scheduler",
+        "cancelled in the scheduler at iteration 3 of 8",
     ]
     assert f"job {sent.id}_1 was ended by SIGKILL" in sent.told(1).reason
     assert [sent.told(task).state for task in range(4)] == states
@@ -147,7 +147,9 @@ def test_run_whose_node_is_lost_was_preempted(cluster: Cluster, send: Callable[.
     cluster.down_node("n2")
     found = sent.until(0, lambda found: not found.alive)
     assert found.state is State.PREEMPTED
-    assert found.reason == f"node n2 of job {sent.id}_0 failed, at iteration 3 of 8"
+    assert found.reason == (
+        "node n2 was lost at iteration 3 of 8; it will begin again at its first iteration"
+    )
 
 
 @pytest.mark.slow

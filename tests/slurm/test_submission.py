@@ -54,7 +54,6 @@ def test_names_and_values_of_any_kind_reach_the_run_whole(
     value = f"{NASTY}\n#SBATCH --hold\n second line "
     site = {
         "defaults": ["slurm"],
-        "name": "site",
         "environment": {
             "NASTY": value,
             "NOTES": str(tmp_path / "notes"),

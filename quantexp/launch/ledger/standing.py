@@ -46,9 +46,9 @@ def _of_kind(kind: str, recorded: Sequence[tuple[RunDir, Status]]) -> Iterator[S
     try:
         yield from launcher_of(kind).standings(recorded)
     except ConfigError as error:
-        note = f"its launcher was not queried: {error}"
         for run, status in recorded:
             alive = status.state in (State.PENDING, State.RUNNING)
+            note = f"its launcher was not queried: {error}" if alive else None
             yield Standing(run, status.state, alive, status.reason, note=note, status=status)
 
 
