@@ -16,8 +16,7 @@ some steps several times as long. A run without any capture shows what a step ta
 
 sustained: tensors of a layer's sizes are put into a store as fast as it takes them, and forced to the disk at the end
 (fsync); by turns with one file of the same size, written in pieces of 16 MiB and forced to the disk in the same way,
-through the system's cache and past it, of which the quicker counts; and with as many files as there are tensors,
-written past the cache by a program that does nothing else, which is what the disk has for files.
+through the system's cache and past it, of which the quicker counts.
 """
 
 from __future__ import annotations
@@ -86,6 +85,8 @@ LAYERS = {
         (2048, 8, 64),
     ],
 }
+#: Wall time, and the processor time of all threads, which other programs change least.
+CLOCKS = ("wall", "processor")
 Shapes = Sequence[tuple[int, ...]]
 
 
@@ -137,7 +138,8 @@ def _saved_in_the_hooks() -> _Swap:
 
     from quantexp.capture.record import recorder
     from quantexp.capture.statistics.summary import Summary
-    from quantexp.capture.store.folder import CaptureStore, Stored
+    from quantexp.capture.store.files import Stored
+    from quantexp.capture.store.folder import CaptureStore
 
     def add(self: Any, name: str, tensor: Any, about: Any) -> None:
         path = self.folder / name
@@ -182,22 +184,27 @@ def added(times: list[float], ways: Sequence[str]) -> tuple[dict[str, list[float
 
 def steps(repeats: int, periods: int, model: Sequence[str]) -> None:
     """What capturing adds, each case in a process of its own, by turns."""
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[tuple[str, str, str], list[float]] = {}
     for turn in range(repeats):
         for name, (more, ways) in CASES.items():
             captures = periods * len(ways)
             words = [*MODEL, *model, f"training.iterations={(captures + 2) * PERIOD - 1}"]
             words += [f"capture.every={PERIOD}", "capture.collect_micro_batches=0", *more]
             result = run(__file__, name, *words)
-            by_way, rest = added(result["wall"], ways)
-            _say(f"{turn + 1}: {name}: a resting step {rest:.3f} s; load {os.getloadavg()[0]:.1f}")
-            for way, values in by_way.items():
-                _say(f"    {way}: {_summary(values)}")
-                found.setdefault((name, way), []).extend(values)
-    for (name, way), values in found.items():
-        saved = found.get((name, SAVED))
+            for clock in CLOCKS:
+                by_way, rest = added(result[clock], ways)
+                _say(
+                    f"{turn + 1}: {name}: {clock}: a resting step {rest:.3f} s; load {os.getloadavg()[0]:.1f}"
+                )
+                for way, values in by_way.items():
+                    _say(
+                        f"    {way}: {_summary(values)}, {_middle(values)[0] / rest:+.0%} of a step"
+                    )
+                    found.setdefault((name, clock, way), []).extend(values)
+    for (name, clock, way), values in found.items():
+        saved = found.get((name, clock, SAVED))
         of_saved = f", {_middle(values)[0] / _middle(saved)[0]:.2f} of torch.save" if saved else ""
-        _say(f"{name}: {way}: {_summary(values)}{of_saved}")
+        _say(f"{name}: {clock}: {way}: {_summary(values)}{of_saved}")
 
 
 def _summary(values: Sequence[float]) -> str:
@@ -224,10 +231,9 @@ def sustained(repeats: int, num_bytes: float, root: Path, shapes: Shapes) -> Non
             disk = _disk_rate(num_bytes, root)
             rate, peak = _store_rate(kind, num_bytes, root, shapes)
             found.setdefault(kind.value, []).append(rate / disk)
-            files = _rate_of_files(num_bytes, root, shapes)
             _say(
                 f"{turn + 1}: {kind.value}: {rate / 1e9:.3f} GB/s, the disk {disk / 1e9:.3f} GB/s, ratio "
-                f"{rate / disk:.2f}; nothing but files {files / 1e9:.3f} GB/s, ratio {rate / files:.2f}; "
+                f"{rate / disk:.2f}; "
                 f"at most {peak / 1e9:.2f} GB waited; load {os.getloadavg()[0]:.1f}"
             )
     for name, values in found.items():
@@ -250,26 +256,6 @@ def _rate_of_one_file(num_bytes: float, root: Path, flag: int) -> float:
     rate = written / (time.perf_counter() - start)
     os.close(descriptor)
     path.unlink()
-    return rate
-
-
-def _rate_of_files(num_bytes: float, root: Path, shapes: Shapes) -> float:
-    """Files of the tensors' sizes, each created, written past the cache in one write, and renamed."""
-    folder = Path(tempfile.mkdtemp(dir=root))
-    pieces = [mmap.mmap(-1, 2 * math.prod(shape)) for shape in shapes]
-    for piece in pieces:
-        piece.write(os.urandom(len(piece)))
-    start, written, number = time.perf_counter(), 0, 0
-    while written < num_bytes:
-        path = folder / f"{number}.part"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
-        written += os.write(descriptor, pieces[number % len(pieces)])
-        os.close(descriptor)
-        path.rename(path.with_suffix(".pt"))
-        number += 1
-    _force(folder)
-    rate = written / (time.perf_counter() - start)
-    shutil.rmtree(folder)
     return rate
 
 

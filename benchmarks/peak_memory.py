@@ -49,7 +49,7 @@ def write_between_iterations() -> None:
         threading.Event(),
         Recorder.begin,
         CaptureStore.flush,
-        CaptureStore._write_all,
+        CaptureStore._write,
     )
 
     def noted(self: Any, iteration: int, *more: Any) -> None:
@@ -63,13 +63,13 @@ def write_between_iterations() -> None:
         has_ended.set()
         flush(self)
 
-    def later(self: Any, pieces: Any) -> None:
+    def later(self: Any, batch: Any) -> None:
         has_ended.wait(_WRITE_S)
-        write(self, pieces)
+        write(self, batch)
 
     Recorder.begin = noted  # type: ignore[assignment,method-assign]
     CaptureStore.flush = last  # type: ignore[method-assign]
-    CaptureStore._write_all = later  # type: ignore[method-assign]
+    CaptureStore._write = later  # type: ignore[method-assign]
 
 
 def measured(words: list[str]) -> dict[str, float]:

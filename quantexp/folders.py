@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 #: After the name of a file that is not whole yet.
@@ -32,3 +34,15 @@ def short_path(path: Path) -> Path:
 def beside(path: Path) -> Path:
     """Where a file is written before it has its name."""
     return path.with_name(path.name + PART)
+
+
+@contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """The temporary name of a file, which is renamed at the end; after an error it is removed."""
+    part = beside(path)
+    try:
+        yield part
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

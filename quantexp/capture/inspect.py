@@ -18,7 +18,7 @@ import torch
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.capture.store.values import identity
 from quantexp.errors import CaptureError
-from quantexp.folders import beside
+from quantexp.folders import written_beside
 from quantexp.model.safetensors import write_safetensors
 
 #: Formats of `--to`.
@@ -126,13 +126,10 @@ def export(capture: Capture, to: Path, kind: str) -> int:
 def _write(entry: CapturedTensor, target: Path, kind: str) -> None:
     metadata = {key: value for key, value in entry.metadata.items() if key not in _PLACE}
     if kind == "safetensors":
-        text = {"metadata": json.dumps(metadata)}
-        write_safetensors(target, {"tensor": entry.torch()}, text)
+        write_safetensors(target, {"tensor": entry.torch()}, {"metadata": json.dumps(metadata)})
         return
-    part = beside(target)
-    with part.open("wb") as stream:
+    with written_beside(target) as part, part.open("wb") as stream:
         if kind == "pt":
             torch.save({"tensor": entry.torch().clone(), "metadata": metadata}, stream)
         else:
             np.savez(stream, tensor=entry.numpy(), metadata=np.array(json.dumps(metadata)))
-    part.replace(target)

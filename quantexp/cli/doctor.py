@@ -115,13 +115,12 @@ def _numerics() -> Check:
 def _compiled() -> Check:
     try:
         from quantexp.capture.statistics import native
-        from quantexp.capture.store import batch_writer
         from quantexp.formats.kernels import cpu
     except (ImportError, OSError):
         return Check("compiled code", None, "not looked at: torch cannot be imported")
     from quantexp.processes.compiled import compiled
 
-    builds = [(compiled(module.SOURCE), module.SLOWER) for module in (cpu, native, batch_writer)]
+    builds = [(compiled(module.SOURCE), module.SLOWER) for module in (cpu, native)]
     missing = [(build, slower) for build, slower in builds if not build.library]
     if missing:
         reasons = dict.fromkeys(build.words for build, _ in missing)
@@ -130,7 +129,7 @@ def _compiled() -> Check:
     quantising = builds[0][0]
     assert quantising.library is not None
     how = cpu.Compiled(quantising.library).words
-    words = f"{quantising.words}: quantisation ({how}), statistics, files of captures"
+    words = f"{quantising.words}: quantisation ({how}), statistics"
     return Check("compiled code", True, words)
 
 

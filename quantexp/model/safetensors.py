@@ -1,5 +1,8 @@
 """Writes safetensors files: eight bytes with the header's length, the header in JSON, the values.
 
+The safetensors library (0.8) writes only whole files, and makes them readable by their owner alone. Tests read these
+files with it.
+
 The format is that of https://github.com/huggingface/safetensors (README, "Format"): little-endian, values without gaps
 in the order of their offsets, the header padded with spaces so that values begin at a multiple of eight bytes.
 """
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quantexp.folders import beside
+from quantexp.folders import written_beside
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,16 +50,10 @@ def entry(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
     return {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
 
 
-def framed(header: Mapping[str, Any], num_bytes: int | None = None) -> bytes:
-    """The header preceded by its length, padded to `num_bytes` in total, or to a multiple of eight.
-
-    Raises:
-        ValueError: the header does not fit.
-    """
+def framed(header: Mapping[str, Any]) -> bytes:
+    """The header preceded by its length, padded to a multiple of eight."""
     text = json.dumps(header, separators=(",", ":")).encode()
-    padding = -len(text) % 8 if num_bytes is None else num_bytes - 8 - len(text)
-    if padding < 0:
-        raise ValueError(f"a header of {len(text)} bytes in the room for {num_bytes}")
+    padding = -len(text) % 8
     return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
 
 
@@ -91,8 +88,10 @@ class _Bytes:
 
 def write_safetensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-) -> None:
+) -> dict[str, list[int]]:
     """Write named tensors and text metadata to one file, under a temporary name that is then renamed.
+
+    Returns the first byte of each tensor's values in the file, and the one after the last.
 
     Raises:
         KeyError: a dtype that the format does not support.
@@ -103,13 +102,9 @@ def write_safetensors(
     for name, tensor in tensors.items():
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = entry(dtype_name(tensor), list(tensor.shape), start, end)
-    part = beside(path)
-    try:
-        with part.open("wb") as stream:
-            stream.write(framed(header))
-            for tensor in tensors.values():
-                stream.write(content_of(tensor))
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    head = framed(header)
+    with written_beside(path) as part, part.open("wb") as stream:
+        stream.write(head)
+        for tensor in tensors.values():
+            stream.write(content_of(tensor))
+    return {name: [len(head) + place for place in header[name]["data_offsets"]] for name in tensors}

@@ -36,7 +36,7 @@ def saver_of(context: RunContext) -> Saver:
 
         context.tell(Phase.SAVING)
         folder = folder_of(context.run, iteration)
-        more: dict[str, Callable[[Path], None]] = {}
+        more: dict[str, Callable[[Path], object]] = {}
         if padding := padding_rows(gpt, context.experiment.model):
             more[PADDING] = lambda file: write_safetensors(file, padding, {})
         if asked.optimizer:

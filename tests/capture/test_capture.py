@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -332,17 +331,15 @@ def test_the_capture_goes_where_it_is_told_below_the_runs_own_name(
 def test_a_full_disk_ends_the_run_with_one_line_and_no_half_file(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, written = os.pwritev, []
+    real, written = torch.save, list[Path]()
 
-    def full_after_ten(descriptor: int, parts: list[memoryview], offset: int) -> int:
-        if offset == 0:  # a file begins
-            written.append(descriptor)
+    def full_after_ten(content: Any, file: Path) -> None:
+        real(content, file)
+        written.append(file)
         if len(written) == 11:
             raise OSError(28, "No space left on device")
-        return real(descriptor, parts, offset)
 
-    monkeypatch.setattr("quantexp.capture.store.files.write_files", lambda files: 0)
-    monkeypatch.setattr(os, "pwritev", full_after_ten)
+    monkeypatch.setattr(torch, "save", full_after_ten)
     run = run_tiny(expect=1)
     status = read_status(run.status)
     assert status is not None
@@ -366,8 +363,6 @@ def test_a_folder_that_cannot_be_written_ends_the_run_with_one_line(
 def test_torchs_own_words_for_a_full_disk_are_translated(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quantexp.capture.store.files.takes", lambda values: False)
-
     def full(content: Any, file: Path) -> None:
         file.write_bytes(b"half")
         raise RuntimeError(

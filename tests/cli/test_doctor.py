@@ -105,7 +105,7 @@ def test_without_a_compiler_it_is_said_what_is_slower(monkeypatch: pytest.Monkey
     monkeypatch.setenv("QUANTEXP_COMPILE", "0")
     words = (
         "not compiled, as QUANTEXP_COMPILE=0 says; tensors are quantised by torch, many times slower; "
-        "statistics are computed by torch, several times slower; files of captures are written one by one"
+        "statistics are computed by torch, several times slower"
     )
     assert doctor._compiled() == Check("compiled code", None, words)
 
@@ -125,7 +125,7 @@ def test_the_compiler_and_what_it_compiled_to_are_named() -> None:
     assert found.ok
     vectors = "(AVX-512|AVX2|vectors of 128 bits)"
     assert re.search(
-        rf": quantisation \({vectors}, torch's threads\), statistics, files of captures$",
+        rf": quantisation \({vectors}, torch's threads\), statistics$",
         found.found,
     )
 

@@ -7,6 +7,7 @@ has changed anyway, there are no statistics, and `changed` is true.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,6 +21,9 @@ from quantexp.capture.statistics.summary import (
     summarise,
     summarise_all,
 )
+
+#: Held while statistics are stored: training and a background thread may compute the same ones.
+_ENDING = threading.Lock()
 
 
 class Deferred:
@@ -77,9 +81,13 @@ class Deferred:
         return tensor() if callable(tensor) else tensor
 
     def end(self, summary: Summary) -> None:
-        """Store the statistics and release the tensor."""
-        self.changed = isinstance(self._tensor, Tensor) and self._tensor._version != self._version
-        self._summary, self._tensor = None if self.changed else summary, None
+        """Store the statistics and release the tensor; the first ones count."""
+        with _ENDING:
+            tensor = self._tensor
+            if tensor is None:
+                return
+            self.changed = isinstance(tensor, Tensor) and tensor._version != self._version
+            self._summary, self._tensor = None if self.changed else summary, None
 
 
 def deferred(x: Tensor, chosen: Chosen | None = None) -> Deferred | Summary:

@@ -28,7 +28,8 @@ from quantexp.capture.select.rules import Take, take
 from quantexp.capture.select.sample import sample_of
 from quantexp.capture.statistics.fidelity import Chosen, chosen_for
 from quantexp.capture.statistics.summary import Summary, summarise
-from quantexp.capture.store.folder import CaptureStore, Stored
+from quantexp.capture.store.files import Stored
+from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.metadata import BEFORE, About, Describer
 from quantexp.errors import CaptureError
 from quantexp.quant.hooks import FORWARD, TensorHook
@@ -104,8 +105,6 @@ class Recorder:
         self._describer = Describer(rank)
         self._last_stored: Stored | None = None
         self._weights: dict[tuple[ModuleId, str], _Weight] = {}
-        self._last_iteration = max(iterations, default=0)
-        self._comes_more = True
         self.seconds = 0.0
         #: Pending statistics of tensors that the optimizer changes.
         self._changing: list[Deferred] = []
@@ -121,10 +120,6 @@ class Recorder:
         self._is_captured = self.captures(iteration) and (
             micro_batch is None or takes_micro_batch(self.config, micro_batch)
         )
-        if self._comes_more and iteration > self._last_iteration and not self.stopped:
-            self._comes_more = False
-            with self._stops_where_full():
-                self.store.let_go()
 
     def hook(
         self,
@@ -195,7 +190,7 @@ class Recorder:
         return self._is_captured and not self.stopped
 
     def settle(self) -> None:
-        """Wait before an optimizer step until the statistics of all weights are computed, and send pending batches."""
+        """Compute before an optimizer step what is left of the weights' statistics, and send the pending batch."""
         changing, self._changing = self._changing, []
         if not self.stopped:
             with self.recording():

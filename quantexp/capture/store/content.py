@@ -11,34 +11,17 @@ from __future__ import annotations
 import hashlib
 
 import xxhash
-from isal import isal_zlib
 from torch import Tensor
 
 from quantexp.errors import CaptureError
 from quantexp.model.safetensors import content_of
 
 _XXH3 = "xxh3_128:"
-#: Bytes of a piece, which stays in the last-level cache between two reads; each piece takes the GIL twice.
-_PIECE = 1 << 22
 
 
 def content_hash(values: Tensor) -> str:
     """`xxh3_128:` and 32 hex digits, over a CPU tensor's bytes without its shape and dtype."""
     return _XXH3 + xxhash.xxh3_128_hexdigest(content_of(values))
-
-
-def hash_and_crc(values: Tensor) -> tuple[str, int]:
-    """`content_hash` and the CRC-32 of zip archives, in one pass.
-
-    Intel's isa-l folds the CRC (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
-    Instruction"): on captured tensors several times as fast as zlib's tables.
-    """
-    content, hashed, crc = content_of(values), xxhash.xxh3_128(), 0
-    for start in range(0, len(content), _PIECE):
-        piece = content[start : start + _PIECE]
-        hashed.update(piece)
-        crc = isal_zlib.crc32(piece, crc)
-    return _XXH3 + hashed.hexdigest(), crc
 
 
 def has_hash(values: Tensor, expected: str) -> bool:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from quantexp.capture.store.manifest import MANIFEST
 from quantexp.errors import CaptureError
-from quantexp.folders import beside
 from quantexp.model.safetensors import DTYPES
 
 
@@ -30,15 +29,12 @@ def identity(metadata: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def path_of(folder: Path, metadata: Mapping[str, Any]) -> Path:
-    """The file of a line; for a shard that was never sealed, the file with its temporary name.
+    """The file of a line.
 
     Raises:
         CaptureError: the file is outside the folder, or its name is invalid.
     """
-    path = _inside(folder, str(metadata["file"]))
-    part = beside(path)
-    is_open = metadata.get("key") is not None and part.is_file() and not path.is_file()
-    return part if is_open else path
+    return _inside(folder, str(metadata["file"]))
 
 
 def name_of(folder: Path, metadata: Mapping[str, Any]) -> str:

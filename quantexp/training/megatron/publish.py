@@ -36,7 +36,7 @@ def save_published(
     dtype: torch.dtype,
     folder: Path,
     shard_bytes: int = SHARD_BYTES,
-    more: Mapping[str, Callable[[Path], None]] | None = None,
+    more: Mapping[str, Callable[[Path], object]] | None = None,
 ) -> None:
     """Write a model into a new folder, beside its place, then renamed.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from torch import Tensor
 from quantexp.capture.record.deferred import Deferred, count_all, deferred
 from quantexp.capture.statistics import native
 from quantexp.capture.statistics.fidelity import chosen_for
-from quantexp.capture.statistics.summary import Summary, statistics
+from quantexp.capture.statistics.summary import Summary, statistics, summarise
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.metadata import About
-from quantexp.capture.store.queue import WorkQueue
+from tests.capture.stalling import stalled
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
@@ -101,9 +100,8 @@ def test_a_changed_tensor_is_listed_as_left_out_and_the_others_are_kept(tmp_path
 
 
 def test_values_that_are_kept_are_counted_in_their_copy(tmp_path: Path) -> None:
-    store, gate = CaptureStore(tmp_path), threading.Event()
-    store.queue.put(gate.wait)
-    x = torch.ones(64, 1024)
+    store = CaptureStore(tmp_path)
+    gate, x = stalled(store), torch.ones(64, 1024)
     held = Deferred(x)
     store.add("bf16/x.pt", x, About.of(metadata(held)))
     store.add_statistics(About.of(metadata(held)))
@@ -116,30 +114,27 @@ def test_values_that_are_kept_are_counted_in_their_copy(tmp_path: Path) -> None:
     assert listed["statistics"]["mean"] == kept["statistics"]["mean"] == 1.0
 
 
-def test_settle_waits_until_they_are_counted(tmp_path: Path) -> None:
-    store, gate = CaptureStore(tmp_path), threading.Event()
-    store.queue.put(gate.wait)
-    x = torch.ones(16)
+def test_settle_computes_what_the_background_has_not(tmp_path: Path) -> None:
+    store = CaptureStore(tmp_path)
+    gate, x = stalled(store), torch.ones(16)
     held = Deferred(x)
     store.add_statistics(About.of(metadata(held)))
     store.send()
-    threading.Timer(0.2, gate.set).start()
     store.settle([held])
-    assert gate.is_set()
     assert held.is_counted
     x.zero_()
+    gate.set()
     store.flush()
     store.close()
     assert lines(tmp_path / "statistics.jsonl")[0]["statistics"]["mean"] == 1.0
 
 
-def test_settle_does_not_wait_for_a_tensor_whose_copy_is_counted(tmp_path: Path) -> None:
-    store, gate = CaptureStore(tmp_path), threading.Event()
-    store.queue.put(gate.wait)
-    x = torch.ones(64, 1024)
+def test_settle_leaves_a_tensor_whose_copy_is_counted_to_the_background(tmp_path: Path) -> None:
+    store = CaptureStore(tmp_path)
+    gate, x = stalled(store), torch.ones(64, 1024)
     held = Deferred(x)
     store.add("bf16/x.pt", x, About.of(metadata(held)))
-    store.settle([held])  # the queue stands still: this would not return
+    store.settle([held])
     assert not held.is_counted
     gate.set()
     store.flush()
@@ -148,23 +143,22 @@ def test_settle_does_not_wait_for_a_tensor_whose_copy_is_counted(tmp_path: Path)
 
 
 def test_what_is_held_counts_in_the_queue_and_goes_before_it_is_too_much(tmp_path: Path) -> None:
-    store, gate = CaptureStore(tmp_path, queue_bytes=8000), threading.Event()
-    store.queue.put(gate.wait)
+    store = CaptureStore(tmp_path, queue_bytes=8000)
+    gate = stalled(store)
     for _ in range(4):
         store.add_statistics(About.of(metadata(Deferred(torch.ones(100)))))
-    assert store.queue.num_bytes == 1200  # the eighth part of the queue, reached with the third
+    assert store.queue.num_bytes == 1600, "counted from when they are added"
+    assert len(store._batch) == 1, "three make an eighth of the queue"
     gate.set()
     store.flush()
     store.close()
     assert len(lines(tmp_path / "statistics.jsonl")) == 4
 
 
-def test_an_error_before_is_told_to_who_waits(tmp_path: Path) -> None:
-    def fail() -> None:
-        raise OSError("full")
-
-    queue: WorkQueue[None] = WorkQueue(100, lambda followers: None)
-    queue.put(fail)
-    with pytest.raises(OSError, match="full"):
-        queue.wait_for(lambda: False)
-    queue.close()
+def test_statistics_that_two_threads_compute_are_the_first_ones() -> None:
+    x = torch.ones(8)
+    held = Deferred(x)
+    count_all([held])
+    x.zero_()
+    held.end(summarise(x))
+    assert (held.changed, held.record()["mean"]) == (False, 1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quantexp.capture.select.budget import price, require_affordable, require_affordable_together
 from quantexp.capture.select.choice import expected_alike, expected_tensors
@@ -96,11 +96,10 @@ def test_a_full_disk_ends_the_capture_and_training_goes_on_where_asked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
+    def full(content: Any, file: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("quantexp.capture.store.files.write_files", lambda files: 0)
-    monkeypatch.setattr(os, "pwritev", full)
+    monkeypatch.setattr(torch, "save", full)
     run = run_tiny("capture.train_on_if_full=true")
     status = read_status(run.status)
     assert status is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,10 +16,11 @@ import xxhash
 from quantexp.capture import open_capture
 from quantexp.capture.record.deferred import Deferred, deferred
 from quantexp.capture.store.ending import finish_capture
-from quantexp.capture.store.files import Prepared
+from quantexp.capture.store.files import Values
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.metadata import About
 from quantexp.schema import StoreKind
+from tests.capture.stalling import stalled
 
 #: Imports torch once, then forks writers and kills each at a random moment of its work.
 KILLER = """\
@@ -28,12 +28,9 @@ import os, random, signal, sys, time
 from collections.abc import Sequence
 from pathlib import Path
 import torch
-from quantexp.capture.store import shards
 from quantexp.capture.store.metadata import About
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.schema import StoreKind
-
-shards.SHARD_BYTES = 1 << 20
 
 def write(folder, in_pages, works_beside):
     kind = StoreKind[sys.argv[2]]
@@ -159,14 +156,19 @@ def test_whoever_computes_the_same_is_written(tmp_path: Path, kind: StoreKind) -
     assert len(one[Path("statistics.jsonl")].splitlines()) == 40
 
 
-def test_without_a_core_of_its_own_only_the_disk_is_waited_for_beside(tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-    store = CaptureStore(tmp_path, works_beside=False)
+@pytest.mark.parametrize("works_beside", [True, False])
+def test_statistics_are_computed_in_the_background_if_there_is_a_core(
+    tmp_path: Path, works_beside: bool
+) -> None:
+    store = CaptureStore(tmp_path, works_beside=works_beside)
+    gate = stalled(store)
     held = Deferred(torch.ones(100))
     store.add_statistics(About.of({"statistics": held}))
     store.send()
+    assert held.is_counted is not works_beside
+    gate.set()
+    store.flush()
     assert held.is_counted
-    assert [thread.name for thread in set(threading.enumerate()) - before] == ["capture-disk"]
     store.close()
 
 
@@ -184,15 +186,15 @@ def test_files_of_others_are_left_alone(tmp_path: Path, kind: StoreKind) -> None
 
 
 def _noted(store: CaptureStore, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The names of what is written in one go, as it comes."""
-    seen, write = list[list[str]](), store._values.write
+    """The names of the values of each batch, as they are written."""
+    seen, write = list[list[str]](), store._files.write
 
-    def noted(together: Sequence[Prepared], is_behind: bool) -> None:
-        if together:
-            seen.append([one.name for one in together])
-        write(together, is_behind)
+    def noted(batch: Sequence[Values]) -> None:
+        if batch:
+            seen.append([one.name for one in batch])
+        write(batch)
 
-    monkeypatch.setattr(store._values, "write", noted)
+    monkeypatch.setattr(store._files, "write", noted)
     return seen
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,13 @@ import safetensors.torch
 import torch
 
 from quantexp.capture import open_capture
-from quantexp.capture.store import shards
-from quantexp.capture.store.ending import finish_capture
+from quantexp.capture.store.ending import INDEX, finish_capture
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.metadata import About
-from quantexp.capture.store.sealing import HEADER_BYTES, INDEX
 from quantexp.capture.store.shards import ShardFiles
 from quantexp.cli.main import main
 from quantexp.errors import CaptureError
+from quantexp.folders import beside
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import StoreKind
@@ -80,26 +77,37 @@ def test_every_dtype_and_layout_comes_back_through_the_library(
     store.close()
 
 
-def test_a_shard_is_full_by_its_bytes_or_its_header(
-    store: CaptureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "SHARD_BYTES", 1000)
-    for i, size in enumerate((100, 100, 100, 2000, 100)):  # float32: 400 bytes, 8000
+def test_a_shard_has_the_tensors_of_a_batch(tmp_path: Path) -> None:
+    store = CaptureStore(tmp_path, queue_bytes=8000, kind=StoreKind.safetensors)
+    for i, size in enumerate(
+        (100, 100, 100, 2000, 100)
+    ):  # float32; an eighth of the queue is enough
         add(store, f"a{i}", torch.full((size,), float(i)))
-    store.send()
-    store.queue.flush()
-    monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 28)
-    for i in range(900):
-        add(store, f"{i}-{'long' * 20}", torch.full((1,), float(i)))
     store.close()
     finish_capture(tmp_path)
     files = sorted((tmp_path / "shards").iterdir())
-    assert all(file.suffix == ".safetensors" for file in files)
-    counts = [len(safetensors.torch.load_file(file)) for file in files]
-    assert counts[:3] == [2, 1, 1]
-    assert sum(counts) == 905
-    assert len(counts) > 4
-    assert len(kept(tmp_path)) == 905
+    assert [file.name for file in files] == [f"rank0-0000{i}.safetensors" for i in (1, 2, 3)]
+    keys = [list(safetensors.torch.load_file(file)) for file in files]
+    assert keys == [["bf16/a0", "bf16/a1", "bf16/a2"], ["bf16/a3"], ["bf16/a4"]]
+    assert len(kept(tmp_path)) == 5
+
+
+def test_a_shard_may_have_thousands_of_tensors(store: CaptureStore, tmp_path: Path) -> None:
+    for i in range(2000):
+        add(store, f"{i}-{'long' * 20}", torch.full((1,), float(i)))
+    store.close()
+    finish_capture(tmp_path)
+    (file,) = (tmp_path / "shards").iterdir()
+    assert len(safetensors.torch.load_file(file)) == len(kept(tmp_path)) == 2000
+
+
+def test_a_shard_can_be_read_by_whoever_may_read_other_files(
+    store: CaptureStore, tmp_path: Path
+) -> None:
+    add(store, "a", torch.ones(3))
+    store.close()
+    (shard,) = (tmp_path / "shards").iterdir()
+    assert shard.stat().st_mode == (tmp_path / "manifest.jsonl").stat().st_mode
 
 
 def test_reading_maps_the_shard_and_writing_changes_no_file(
@@ -112,38 +120,15 @@ def test_reading_maps_the_shard_and_writing_changes_no_file(
     assert entry.torch().unique().tolist() == [0.0]
 
 
-def test_a_shard_that_is_open_can_be_read_and_is_no_safetensors_file(
+def test_what_a_killed_process_left_is_replaced_by_the_next(
     store: CaptureStore, tmp_path: Path
 ) -> None:
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "rank0-00001.safetensors.part").write_bytes(b"half a ten")
     add(store, "a", torch.ones(3))
-    store.send()
-    store.queue.flush()
-    (part,) = (tmp_path / "shards").iterdir()
-    assert part.name == "rank0-00001.safetensors.part"
-    with pytest.raises(safetensors.SafetensorError):
-        safetensors.torch.load_file(part)
-    (entry,) = open_capture(tmp_path)
-    assert entry.torch().tolist() == [1, 1, 1]
-    store.flush()
-    assert entry.torch().tolist() == [1, 1, 1]
     store.close()
-
-
-def test_what_a_killed_process_left_is_sealed_up_to_the_last_whole_tensor(
-    store: CaptureStore, tmp_path: Path
-) -> None:
-    add(store, "a", torch.ones(3))
-    add(store, "b", torch.full((4,), 2.0))
-    store.send()
-    store.queue.flush()
-    (part,) = (tmp_path / "shards").iterdir()
-    with part.open("ab") as stream:
-        stream.write(b"half a ten")
     finish_capture(tmp_path)
-    assert {key: x.tolist() for key, x in kept(tmp_path).items()} == {
-        "bf16/a": [1, 1, 1],
-        "bf16/b": [2, 2, 2, 2],
-    }
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["rank0-00001.safetensors"]
     before = (tmp_path / INDEX).read_bytes()
     finish_capture(tmp_path)
     assert (tmp_path / INDEX).read_bytes() == before
@@ -159,17 +144,13 @@ def test_what_a_killed_process_left_is_sealed_up_to_the_last_whole_tensor(
         {"dtype": "none"},
     ],
 )
-def test_a_part_that_is_not_as_the_manifest_says_stays_and_is_refused(
+def test_a_shard_that_is_not_as_the_manifest_says_is_refused(
     store: CaptureStore, tmp_path: Path, line: dict[str, Any]
 ) -> None:
     add(store, "a", torch.ones(3))
-    store.send()
-    store.queue.flush()
+    store.flush()
     manifest = tmp_path / "manifest.jsonl"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | line) + "\n")
-    finish_capture(tmp_path)
-    (part,) = (tmp_path / "shards").iterdir()
-    assert part.name.endswith(".part")
     (entry,) = open_capture(tmp_path)
     words = r"does not hold bf16/a at bytes|line of bf16/a lacks offsets, shape or dtype of its val"
     with pytest.raises(CaptureError, match=words):
@@ -194,91 +175,22 @@ def test_a_later_process_takes_other_names_and_ranks_their_own(tmp_path: Path) -
     }
 
 
-def test_a_disk_that_fills_up_leaves_what_was_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.pwritev
-
-    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
-        """A disk with room for a header and 1000 bytes."""
-        room = HEADER_BYTES + 1000 - offset
-        if room <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        (content,) = parts
-        return real(descriptor, [content[:room]], offset)
-
-    monkeypatch.setattr(os, "pwritev", full)
-    store = CaptureStore(tmp_path, kind=StoreKind.safetensors)
+def test_a_disk_that_fills_up_leaves_the_shards_before(store: CaptureStore, tmp_path: Path) -> None:
     for i in range(3):
         add(store, str(i), torch.full((100,), float(i)))
-    with pytest.raises(CaptureError, match=r"bf16/2.pt: No space left on device; free some space"):
+    store.flush()
+    (tmp_path / "shards" / "rank0-00002.safetensors.part").symlink_to("/dev/full")
+    for i in range(3, 6):
+        add(store, str(i), torch.full((100,), float(i)))
+    with pytest.raises(CaptureError, match=r"bf16/3.pt: No space left on device; free some space"):
         store.flush()
     store.close()
     finish_capture(tmp_path)
     assert {key: x.unique().item() for key, x in kept(tmp_path).items()} == {
-        "bf16/0": 0,
-        "bf16/1": 1,
+        f"bf16/{i}": i for i in range(3)
     }
-    assert len(open_capture(tmp_path)) == 2
-    assert not list(tmp_path.rglob("*.part"))
-
-
-@pytest.mark.parametrize("num_fitting", [0, 1, 2, 3])
-def test_of_tensors_written_together_a_full_disk_keeps_those_that_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_fitting: int
-) -> None:
-    real, end = os.pwritev, HEADER_BYTES + 400 * num_fitting
-
-    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
-        if offset + sum(map(len, parts)) > end:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(descriptor, parts, offset)
-
-    files = ShardFiles(tmp_path, rank=0)
-    together = [files.prepared(f"{i}.pt", torch.full((100,), float(i)), {}) for i in range(4)]
-    monkeypatch.setattr(os, "pwritev", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        files.write(together, is_behind=False)
-    assert [one.place is not None for one in together] == [i < num_fitting for i in range(4)]
-    if num_fitting:
-        (shard,) = (tmp_path / "shards").iterdir()
-        found = safetensors.torch.load_file(shard)
-        assert {key: x.unique().item() for key, x in found.items()} == {
-            str(i): i for i in range(num_fitting)
-        }
-    else:
-        assert not list((tmp_path / "shards").iterdir())
-
-
-def test_tensors_written_together_go_into_as_many_shards_as_they_need(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "SHARD_BYTES", 1000)
-    sizes = [100, 150, 1, 600, 0, 50]  # of four bytes: 400 + 600 | 4 | 2400 | 0 + 200
-    files = ShardFiles(tmp_path, rank=0)
-    together = [files.prepared(f"{i}.pt", torch.full((n,), 1.0), {}) for i, n in enumerate(sizes)]
-    files.write(together, is_behind=False)
-    files.seal()
-    found = [
-        {key: x.numel() for key, x in safetensors.torch.load_file(path).items()}
-        for path in sorted((tmp_path / "shards").iterdir())
-    ]
-    assert found == [{"0": 100, "1": 150}, {"2": 1}, {"3": 600}, {"4": 0, "5": 50}]
-
-
-def test_a_disk_without_room_for_a_header_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwritev", full)
-    store = CaptureStore(tmp_path, kind=StoreKind.safetensors)
-    add(store, "a", torch.ones(3))
-    with pytest.raises(CaptureError, match="No space left on device"):
-        store.flush()
-    store.close()
-    assert not list((tmp_path / "shards").iterdir())
+    assert len(open_capture(tmp_path)) == 3
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["rank0-00001.safetensors"]
 
 
 def test_a_run_into_shards_holds_what_one_into_files_does(
@@ -307,25 +219,27 @@ def test_a_run_into_shards_holds_what_one_into_files_does(
     assert content["metadata"]["statistics"] == first.metadata["statistics"]
 
 
-def test_a_run_whose_disk_fills_up_ends_with_one_line_and_its_shards_sealed(
+def test_a_run_whose_disk_fills_up_ends_with_one_line_and_whole_shards(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.pwritev
+    real = ShardFiles._next
 
-    def full(descriptor: int, parts: list[memoryview], offset: int) -> int:
-        if offset > HEADER_BYTES + 200_000:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(descriptor, parts, offset)
+    def full(self: ShardFiles) -> Path:
+        path = real(self)
+        if path.name == "rank0-00002.safetensors":
+            beside(path).symlink_to("/dev/full")
+        return path
 
-    monkeypatch.setattr(os, "pwritev", full)
-    run = run_tiny("capture.store=safetensors", expect=1)
+    monkeypatch.setattr(ShardFiles, "_next", full)
+    run = run_tiny("capture.store=safetensors", "capture.iterations=[1,2]", expect=1)
     status = read_status(run.status)
     assert status is not None
     assert status.state is State.FAILED
     assert "No space left on device; free some space, set capture.dir" in status.reason
     (shard,) = (run.tensors / "shards").iterdir()
     assert len(safetensors.torch.load_file(shard)) == len(open_capture(run.tensors).with_values())
-    stopped = run_tiny("capture.store=safetensors", "capture.train_on_if_full=true", "force=true")
+    more = ["capture.train_on_if_full=true", "capture.iterations=[1,2]", "force=true"]
+    stopped = run_tiny("capture.store=safetensors", *more)
     status = read_status(stopped.status)
     assert status is not None
     assert status.state is State.COMPLETED
