@@ -118,8 +118,8 @@ def test_plan_shows_the_worker_s_command(capsys: Captured) -> None:
         ),
         (
             ["launcher.kind=exmple"],
-            "launcher.kind must be one of broken, example, local, slurm, got 'exmple'; did you mean example? (a package "
-            "adds a kind by an entry point in the group quantexp.launchers)",
+            "launcher.kind must be one of broken, example, local, slurm, got 'exmple'; did you mean example? "
+            "(a package adds a kind by an entry point in the group quantexp.launchers)",
         ),
     ],
 )
