@@ -29,18 +29,18 @@ def load_launcher(kind: str) -> Any:
     Raises:
         ConfigError: no installed package has such an entry point, or its class cannot be imported.
     """
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if kind not in found:
-        close = did_you_mean(near(kind, dict.fromkeys(found)))
+    kinds = {point.name: point for point in entry_points(group=GROUP)}
+    if kind not in kinds:
+        close = did_you_mean(near(kind, dict.fromkeys(kinds)))
         raise ConfigError(
-            f"launcher.kind must be one of {', '.join(sorted(found))}, got {kind!r}"
+            f"launcher.kind must be one of {', '.join(sorted(kinds))}, got {kind!r}"
             f"{close and f'; {close}'} (a package adds a kind by an entry point in the group {GROUP})"
         )
     try:
-        return found[kind].load()()
+        return kinds[kind].load()()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"launcher.kind={kind} cannot be loaded from {found[kind].value}: {error}"
+            f"launcher.kind={kind} cannot be loaded from {kinds[kind].value}: {error}"
         ) from error
 
 
