@@ -79,10 +79,12 @@ def test_wheel_holds_configuration_sample_and_plugin(wheel: Path) -> None:
     }
 
 
-def test_console_script_is_declared(wheel: Path) -> None:
+def test_console_script_and_launchers_are_declared(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
-    assert "quantexp = quantexp.cli.main:main" in archive.read(name).decode()
+    declared = archive.read(name).decode()
+    assert "quantexp = quantexp.cli.main:main" in declared
+    assert "slurm = quantexp_launchers.slurm.launcher:SlurmLauncher" in declared
 
 
 def test_installed_wheel_lists_its_schemes_from_an_empty_folder(

@@ -52,6 +52,8 @@ _Kind = TypeVar("_Kind", bound=Experiment)
 _NO_LIST, _NO_MAPPING = "is not a ListConfig", "is not a subclass of"
 #: Data classes that are elements of a list -> the key of the list.
 _RULES: dict[Any, str] = {Rule: "quant.rules[]", CaptureRule: "capture.rules[]"}
+#: Keys in the run folders of earlier versions that had no effect on numbers and are gone: section -> keys.
+_FORMER_KEYS = {"launcher": ("name", "torchrun")}
 #: The number of bytes, plus one for the end of a document.
 BYTE_VOCAB_SIZE = 257
 
@@ -126,9 +128,19 @@ def from_plain(content: dict[str, Any]) -> Experiment:
     Raises:
         ConfigError: the content is not a complete configuration of this version.
     """
-    experiment = _structured(content, Experiment)
+    experiment = _structured(_without_former_keys(content), Experiment)
     validate(experiment)
     return experiment
+
+
+def _without_former_keys(content: dict[str, Any]) -> dict[str, Any]:
+    former = {
+        key: names for key, names in _FORMER_KEYS.items() if isinstance(content.get(key), dict)
+    }
+    return content | {
+        key: {name: value for name, value in content[key].items() if name not in names}
+        for key, names in former.items()
+    }
 
 
 def read(file: Path) -> Experiment:

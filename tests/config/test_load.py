@@ -250,6 +250,16 @@ def test_plain_configuration_out_of_range_is_refused() -> None:
         from_plain(content)
 
 
+def test_configuration_of_an_earlier_version_is_read_without_the_keys_that_had_no_effect() -> None:
+    experiment = compose(["launcher=slurm"])
+    content = plain(experiment)
+    content["launcher"] |= {"name": "h100", "torchrun": True}
+    assert from_plain(content) == experiment
+    content["launcher"]["nodles"] = 2
+    with pytest.raises(ConfigError, match=r"unknown key launcher\.nodles"):
+        from_plain(content)
+
+
 def test_capture_of_a_run_folder_is_what_reading_all_of_it_says(tmp_path: Path) -> None:
     save(compose(["training=fast", "capture.control_iter=0"], None, {}), tmp_path / "config.yaml")
     assert read_capture(tmp_path / "config.yaml") == read(tmp_path / "config.yaml").capture

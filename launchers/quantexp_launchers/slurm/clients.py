@@ -7,7 +7,6 @@ and times are printed as seconds since 1970, so that time zones do not matter.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 
 from quantexp.errors import RunError
@@ -25,11 +24,6 @@ class ClientError(RunError):
         super().__init__(message)
         self.last_line = last_line
         self.missing = missing
-
-
-def has_slurm() -> bool:
-    """Whether SLURM's clients are on PATH."""
-    return shutil.which("squeue") is not None
 
 
 def run_client(command: list[str]) -> str:
