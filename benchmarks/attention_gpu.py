@@ -34,8 +34,8 @@ from torch import Tensor
 from quantexp.config.compose import compose
 from quantexp.formats.kernels import gpu
 from quantexp.quant.attention import fusable, fused, tiled
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import context, scores
-from quantexp.quant.hooks import no_hook
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.quant.product_context import watch_products
 from quantexp.quant.step_state import StepState, use_step_state
@@ -81,19 +81,18 @@ def cases_of(precision: ModulePrecision, scale: float) -> list[Case]:
         masked = S_BHRK.float().masked_fill_(hidden, -10000.0)
         return torch.softmax(masked, dim=-1).to(S_BHRK.dtype)
 
+    call = AttentionCall(precision, scale)
+
     def plainly(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         T, B, H, _ = q.shape
-        P = softmax(scores(precision, no_hook, q, k, scale).view(B, H, T, T), 0)
-        return _by_token(context(precision, no_hook, P.view(B * H, T, T), v), q)
+        P = softmax(scores(call, q, k).view(B, H, T, T), 0)
+        return _by_token(context(call, P.view(B * H, T, T), v), q)
 
     def fusedly(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return fused.attention(precision, no_hook, fused.no_tensor_wanted, q, k, v, scale, None)
+        return fused.attention(call, q, k, v)
 
     def by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        o = tiled.attention(
-            precision, no_hook, fused.no_tensor_wanted, q, k, v, scale, softmax, None
-        )
-        return _by_token(o, q)
+        return _by_token(tiled.attention(call, q, k, v, softmax), q)
 
     found = [Case("plain", plainly, False), Case("fused", fusedly, False)]
     found += [Case("tiles", by_tiles, False), Case("triton", by_tiles, True)]

@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from quantexp.capture import open_capture
 from quantexp.quant.attention import tile_passes, tile_products, tiled
-from quantexp.quant.attention.fused import no_tensor_wanted
-from quantexp.quant.hooks import no_hook
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.kernels.gpu import Amaxes, Quantised
 from quantexp.quant.sites import Slot
 from quantexp.runs.paths import RunDir
@@ -64,7 +63,7 @@ class Unseen:
         self.calls.append("forward")
         self.work.lender = quantised
         with _disable_current_modes():
-            o = tile_passes.Forward(self.work, no_hook, no_tensor_wanted).output()
+            o = tile_passes.Forward(self.work).output()
             return o * self.factors[0]
 
     def backward(
@@ -73,7 +72,7 @@ class Unseen:
         self.calls.append("backward")
         self.work.lender = quantised
         with _disable_current_modes():
-            dq, dk, dv = tile_passes.Backward(self.work, no_hook, no_tensor_wanted).gradients()
+            dq, dk, dv = tile_passes.Backward(self.work).gradients()
             return dq * self.factors[1], dk, dv
 
 
@@ -82,9 +81,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
     """One per micro-batch, in a run of two tiles."""
     found: list[Unseen] = []
 
-    def kernels_for(precision: Any, q: Tensor, v: Tensor, scale: float, mask: Any) -> Unseen:
-        assert mask is None
-        found.append(Unseen(Borrowing(precision, q, scale, softmax, can_shorten=True)))
+    def kernels_for(call: AttentionCall, q: Tensor, v: Tensor) -> Unseen:
+        assert call.mask is None
+        unhooked = AttentionCall(call.precision, call.softmax_scale)
+        found.append(Unseen(Borrowing(unhooked, q, softmax)))
         return found[-1]
 
     monkeypatch.setattr("quantexp.quant.attention.tiles.ROWS", 32)

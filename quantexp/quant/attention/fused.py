@@ -15,7 +15,6 @@ separately, in float32 from the same operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,51 +22,23 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import expanded
-from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE, TensorHook
+from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE
 from quantexp.quant.multiply import quantised_operand
 from quantexp.quant.operand import clipped
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import FusedContext, product_context, untracked
 from quantexp.quant.sites import FPROP_K, FPROP_Q, FPROP_V, dim_of
 
-#: Whether a hook needs a tensor, by operation and name.
-TensorFilter = Callable[[str, str], bool]
 #: The kernels that never store T x T; torch uses the first one that applies.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 _FORWARD = (FPROP_Q, FPROP_K, FPROP_V)
 
 
-def no_tensor_wanted(operation: str, name: str) -> bool:
-    """The filter of a module without hooks: no tensor is needed."""
-    return False
-
-
-def attention(
-    precision: ModulePrecision,
-    hook: TensorHook,
-    wants: TensorFilter,
-    q_TBHD: Tensor,
-    k_TBGD: Tensor,
-    v_TBGE: Tensor,
-    softmax_scale: float,
-    mask: Tensor | None,
-) -> Tensor:
-    """The output o, [T, B, H, E], differentiable in q, k and v.
-
-    Args:
-        precision: the module's slots, accepted by `require_fused`.
-        hook: receives the gradients, and the tensors that `wants` selects.
-        wants: whether the hook needs P, the gradient of P, or that of the scores.
-        q_TBHD: queries.
-        k_TBGD: keys.
-        v_TBGE: values.
-        softmax_scale: a.
-        mask: True where a query does not see a key, [B or 1, 1, T, T]; None means causal.
-    """
-    result: Tensor = _Fused.apply(  # type: ignore[no-untyped-call]
-        q_TBHD, k_TBGD, v_TBGE, precision, hook, wants, softmax_scale, mask
-    )
+def attention(call: AttentionCall, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor) -> Tensor:
+    """The output o, [T, B, H, E], differentiable in q, k and v; `require_fused` accepts the module's slots."""
+    result: Tensor = _Fused.apply(q_TBHD, k_TBGD, v_TBGE, call)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -107,12 +78,9 @@ class _Fused(torch.autograd.Function):
         q_TBHD: Tensor,
         k_TBGD: Tensor,
         v_TBGE: Tensor,
-        precision: ModulePrecision,
-        hook: TensorHook,
-        wants: TensorFilter,
-        softmax_scale: float,
-        mask: Tensor | None,
+        call: AttentionCall,
     ) -> Tensor:
+        precision = call.precision
         tensors = (q_TBHD, k_TBGD, v_TBGE)
         operands = []
         for x, slot in zip(tensors, _FORWARD, strict=True):
@@ -124,20 +92,19 @@ class _Fused(torch.autograd.Function):
             precision.module, None if originals is None else lambda: _by_head(originals)
         )
         with torch.enable_grad(), product_context(call_context):
-            o = _kernel(q, k, v, softmax_scale, mask)
-        if wants(FORWARD, "attn_weights"):
+            o = _kernel(q, k, v, call.softmax_scale, call.mask)
+        if call.wants(FORWARD, "attn_weights"):
             with untracked():
-                P = _probabilities(q, k, softmax_scale, mask)
-            hook(FORWARD, POST, "attn_weights", P.to(q_TBHD.dtype))
+                P = _probabilities(q, k, call.softmax_scale, call.mask)
+            call.hook(FORWARD, POST, "attn_weights", P.to(q_TBHD.dtype))
         ctx.originals, ctx.operands, ctx.o = originals, operands, o
-        ctx.call_context, ctx.precision = call_context, precision
-        ctx.hook, ctx.wants, ctx.softmax_scale, ctx.mask = hook, wants, softmax_scale, mask
+        ctx.call_context, ctx.call = call_context, call
         return o.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dO,) = grads
-        precision: ModulePrecision = ctx.precision
+        call: AttentionCall = ctx.call
         _observe_backward(ctx, dO)
         with product_context(ctx.call_context):
             gradients = torch.autograd.grad(ctx.o, ctx.operands, dO)
@@ -145,12 +112,12 @@ class _Fused(torch.autograd.Function):
         results = []
         originals = gradients if ctx.originals is None else ctx.originals
         for gradient, x, slot in zip(gradients, originals, _FORWARD, strict=True):
-            spec = precision.spec(slot)
+            spec = call.precision.spec(slot)
             results.append(clipped(gradient, x, spec, dim_of(slot.operand, spec)))
-        ctx.hook(BACKWARD, PRE, "grad_output", dO)
+        call.hook(BACKWARD, PRE, "grad_output", dO)
         for gradient, name in zip(results, ("query", "key", "value"), strict=True):
-            ctx.hook(BACKWARD, POST, f"grad_{name}", gradient)
-        return *results, None, None, None, None, None
+            call.hook(BACKWARD, POST, f"grad_{name}", gradient)
+        return *results, None
 
 
 def _keeps_originals(precision: ModulePrecision) -> bool:
@@ -171,15 +138,16 @@ def _by_head(tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
 @torch.no_grad()
 def _observe_backward(ctx: Any, dO_TBHE: Tensor) -> None:
     """Calls the hook with what the kernel does not expose: dP = dO v^T, and dS = P (dP - sum over keys of P dP)."""
-    wanted = [name for name in ("grad_scores", "grad_attn_weights") if ctx.wants(BACKWARD, name)]
+    call: AttentionCall = ctx.call
+    wanted = [name for name in ("grad_scores", "grad_attn_weights") if call.wants(BACKWARD, name)]
     if not wanted:
         return
     q, k, v = ctx.operands
     with untracked():
-        P = _probabilities(q, k, ctx.softmax_scale, ctx.mask)
+        P = _probabilities(q, k, call.softmax_scale, call.mask)
         dO = dO_TBHE.permute(1, 2, 0, 3).float()
         dP = dO @ expanded(v, q.shape[2]).permute(1, 2, 3, 0).float()
     dS = P * (dP - (P * dP).sum(dim=-1, keepdim=True))
     for name, phase, x in (("grad_scores", PRE, dS), ("grad_attn_weights", POST, dP)):
         if name in wanted:
-            ctx.hook(BACKWARD, phase, name, x.to(q.dtype))
+            call.hook(BACKWARD, phase, name, x.to(q.dtype))

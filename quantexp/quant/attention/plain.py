@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.quant.hooks import BACKWARD, POST, PRE, Layout, TensorHook
+from quantexp.quant.attention.call import AttentionCall
+from quantexp.quant.hooks import BACKWARD, POST, PRE, Layout
 from quantexp.quant.multiply import Factor, multiply_operands
 from quantexp.quant.operand import clipped
-from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.sites import (
     DGRAD_K_DS,
     DGRAD_K_Q,
@@ -47,21 +47,15 @@ from quantexp.quant.sites import (
 )
 
 
-def scores(
-    precision: ModulePrecision,
-    hook: TensorHook,
-    q_TBHD: Tensor,
-    k_TBGD: Tensor,
-    softmax_scale: float,
-) -> Tensor:
+def scores(call: AttentionCall, q_TBHD: Tensor, k_TBGD: Tensor) -> Tensor:
     """S = a q k^T, of shape [N, T queries, T keys], differentiable in q and k."""
-    result: Tensor = _Scores.apply(q_TBHD, k_TBGD, precision, hook, softmax_scale)  # type: ignore[no-untyped-call]
+    result: Tensor = _Scores.apply(q_TBHD, k_TBGD, call)  # type: ignore[no-untyped-call]
     return result
 
 
-def context(precision: ModulePrecision, hook: TensorHook, P_NTT: Tensor, v_TBGD: Tensor) -> Tensor:
+def context(call: AttentionCall, P_NTT: Tensor, v_TBGD: Tensor) -> Tensor:
     """O = P v, of shape [N, T, D], differentiable in P and v."""
-    result: Tensor = _Context.apply(P_NTT, v_TBGD, precision, hook)  # type: ignore[no-untyped-call]
+    result: Tensor = _Context.apply(P_NTT, v_TBGD, call)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -98,62 +92,54 @@ def by_sequence_layout(sequences: int) -> Layout:
 
 class _Scores(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q_TBHD: Tensor,
-        k_TBGD: Tensor,
-        precision: ModulePrecision,
-        hook: TensorHook,
-        softmax_scale: float,
-    ) -> Tensor:
+    def forward(ctx: Any, q_TBHD: Tensor, k_TBGD: Tensor, call: AttentionCall) -> Tensor:
         ctx.save_for_backward(q_TBHD, k_TBGD)
-        ctx.precision, ctx.hook, ctx.softmax_scale = precision, hook, softmax_scale
+        ctx.call = call
         H = q_TBHD.shape[2]
         return multiply_operands(
-            precision,
+            call.precision,
             Factor(FPROP_Q, q_TBHD, by_head),
             Factor(FPROP_K, k_TBGD, lambda k: by_head(expanded(k, H)).transpose(1, 2)),
-            scale=softmax_scale,
+            scale=call.softmax_scale,
         )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dS,) = grads
         q_TBHD, k_TBGD = ctx.saved_tensors
-        precision: ModulePrecision = ctx.precision
+        call: AttentionCall = ctx.call
+        precision = call.precision
         T, B, H, D = q_TBHD.shape
         by_sequence = by_sequence_layout(B)
-        ctx.hook(BACKWARD, PRE, "grad_scores", by_sequence(dS))
+        call.hook(BACKWARD, PRE, "grad_scores", by_sequence(dS))
         dq = multiply_operands(
             precision,
             Factor(DGRAD_Q_DS, dS, captured=by_sequence),
             Factor(DGRAD_Q_K, k_TBGD, lambda k: by_head(expanded(k, H))),
         )
-        dq = (dq * ctx.softmax_scale).transpose(0, 1).reshape(T, B, H, D)
+        dq = (dq * call.softmax_scale).transpose(0, 1).reshape(T, B, H, D)
         dk = multiply_operands(
             precision,
             Factor(DGRAD_K_DS, dS, _transposed, by_sequence),
             Factor(DGRAD_K_Q, q_TBHD, by_head),
         )
-        dk = summed_over_group(dk * ctx.softmax_scale, B, k_TBGD.shape[2])
+        dk = summed_over_group(dk * call.softmax_scale, B, k_TBGD.shape[2])
         dq = clipped(dq, q_TBHD, precision.spec(FPROP_Q), -1)
         dk = clipped(dk, k_TBGD, precision.spec(FPROP_K), -1)
-        ctx.hook(BACKWARD, POST, "grad_query", dq)
-        ctx.hook(BACKWARD, POST, "grad_key", dk)
-        return dq, dk, None, None, None
+        call.hook(BACKWARD, POST, "grad_query", dq)
+        call.hook(BACKWARD, POST, "grad_key", dk)
+        return dq, dk, None
 
 
 class _Context(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, P_NTT: Tensor, v_TBGD: Tensor, precision: ModulePrecision, hook: TensorHook
-    ) -> Tensor:
+    def forward(ctx: Any, P_NTT: Tensor, v_TBGD: Tensor, call: AttentionCall) -> Tensor:
         ctx.save_for_backward(P_NTT, v_TBGD)
-        ctx.precision, ctx.hook = precision, hook
+        ctx.call = call
         B = v_TBGD.shape[1]
         H = P_NTT.shape[0] // B
         return multiply_operands(
-            precision,
+            call.precision,
             Factor(FPROP_P, P_NTT, captured=by_sequence_layout(B)),
             Factor(FPROP_V, v_TBGD, lambda v: by_head(expanded(v, H))),
         )
@@ -162,7 +148,8 @@ class _Context(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dO,) = grads
         P_NTT, v_TBGD = ctx.saved_tensors
-        precision: ModulePrecision = ctx.precision
+        call: AttentionCall = ctx.call
+        precision = call.precision
         _, B, G, _ = v_TBGD.shape
         H = P_NTT.shape[0] // B
         by_sequence = by_sequence_layout(B)
@@ -183,10 +170,10 @@ class _Context(torch.autograd.Function):
         dv = summed_over_group(dv, B, G)
         dP = clipped(dP, P_NTT, precision.spec(FPROP_P), -1)
         dv = clipped(dv, v_TBGD, precision.spec(FPROP_V), 0)
-        ctx.hook(BACKWARD, PRE, "grad_output", layout(dO))
-        ctx.hook(BACKWARD, POST, "grad_attn_weights", by_sequence(dP))
-        ctx.hook(BACKWARD, POST, "grad_value", dv)
-        return dP, dv, None, None
+        call.hook(BACKWARD, PRE, "grad_output", layout(dO))
+        call.hook(BACKWARD, POST, "grad_attn_weights", by_sequence(dP))
+        call.hook(BACKWARD, POST, "grad_value", dv)
+        return dP, dv, None
 
 
 def _transposed(x_NTT: Tensor) -> Tensor:

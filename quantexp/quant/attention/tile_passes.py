@@ -23,7 +23,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from quantexp.quant.attention.fused import TensorFilter
 from quantexp.quant.attention.plain import by_sequence_layout, by_token, summed_over_group
 from quantexp.quant.attention.tile_products import TileProducts
 from quantexp.quant.attention.tiles import Tile
@@ -32,7 +31,6 @@ from quantexp.quant.hooks import (
     FORWARD,
     POST,
     PRE,
-    TensorHook,
     call_operand_hooks,
     is_operand_hooked,
 )
@@ -85,10 +83,10 @@ class _Gathered:
 class Forward:
     """The forward pass of one micro-batch."""
 
-    def __init__(self, work: TileProducts, hook: TensorHook, wants: TensorFilter) -> None:
-        self.work, self.hook = work, hook
+    def __init__(self, work: TileProducts) -> None:
+        self.work, self.hook = work, work.call.hook
         self.is_hooked = is_operand_hooked(work.precision, FPROP_P)
-        self.is_wanted = wants(FORWARD, "attn_weights")
+        self.is_wanted = work.call.wants(FORWARD, "attn_weights")
 
     @property
     def is_observed(self) -> bool:
@@ -132,10 +130,10 @@ class Forward:
 class Backward:
     """The backward pass of one micro-batch."""
 
-    def __init__(self, work: TileProducts, hook: TensorHook, wants: TensorFilter) -> None:
-        self.work, self.hook = work, hook
+    def __init__(self, work: TileProducts) -> None:
+        self.work, self.hook = work, work.call.hook
         self.wanted = [
-            name for name in ("grad_scores", "grad_attn_weights") if wants(BACKWARD, name)
+            name for name in ("grad_scores", "grad_attn_weights") if work.call.wants(BACKWARD, name)
         ]
         slots = (DGRAD_V_P, DGRAD_Q_DS, DGRAD_K_DS)
         self.hooked_slots = [slot for slot in slots if is_operand_hooked(work.precision, slot)]
@@ -236,8 +234,8 @@ class Backward:
         work, by_sequence = self.work, by_sequence_layout(self.work.B)
         q_TBHD, k_TBGD, v_TBGE = (work.tensors[name] for name in "qkv")
         groups = k_TBGD.shape[2]
-        dq = by_token(dq_NTD * work.softmax_scale, work.B)
-        dk = summed_over_group(dk_NTD * work.softmax_scale, work.B, groups)
+        dq = by_token(dq_NTD * work.call.softmax_scale, work.B)
+        dk = summed_over_group(dk_NTD * work.call.softmax_scale, work.B, groups)
         dv = summed_over_group(dv_NTE, work.B, groups)
         dq = clipped(dq, q_TBHD, work.spec(FPROP_Q), -1)
         dk = clipped(dk, k_TBGD, work.spec(FPROP_K), -1)

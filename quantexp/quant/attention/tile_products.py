@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import Place, QuantSpec
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import by_head, by_token, expanded
 from quantexp.quant.attention.tiles import Tile, tiles
 from quantexp.quant.hooks import same_layout
 from quantexp.quant.multiply import multiply, product_scale, quantised_operand
 from quantexp.quant.operand import follows_own_amax, own_amax, quantise_operand, quantise_pair
-from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import Part, ProductContext
 from quantexp.quant.sites import (
     DGRAD_K_DS,
@@ -52,20 +52,17 @@ class TileProducts:
 
     def __init__(
         self,
-        precision: ModulePrecision,
+        call: AttentionCall,
         q_TBHD: Tensor,
-        softmax_scale: float,
         probabilities: Probabilities,
-        *,
-        can_shorten: bool,
     ) -> None:
-        self.precision = precision
-        self.softmax_scale = softmax_scale
+        self.call = call
+        self.precision = call.precision
         self.probabilities = probabilities
         self.T, self.B, self.H, _ = q_TBHD.shape
         self.dtype = q_TBHD.dtype
         #: Whether keys after a tile's last query may be skipped.
-        self.can_shorten = can_shorten
+        self.can_shorten = call.mask is None and self.dtype != torch.float32
         #: The operands of T x D before quantisation, set only during a pass: the graph already keeps q, k and v.
         self.tensors: dict[str, Tensor] = {}
         self._quantised: dict[Slot, Tensor] = {}
@@ -196,7 +193,7 @@ class TileProducts:
         )
         scale = product_scale(self.precision, site, product)
         if (site, product) == (Site.QK, Product.FPROP):
-            scale *= self.softmax_scale
+            scale *= self.call.softmax_scale
         if product in _SUMMED:
             left, right = left.float(), right.float()
         return multiply(call_context, oriented(slots[0], left), oriented(slots[1], right), scale)

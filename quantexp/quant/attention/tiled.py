@@ -30,48 +30,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.quant.attention.fused import TensorFilter
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.tile_passes import Backward, Forward
 from quantexp.quant.attention.tile_products import Probabilities, TileProducts
-from quantexp.quant.hooks import TensorHook
 from quantexp.quant.kernels.agreement import require_gradients, require_output
 from quantexp.quant.kernels.choice import kernels_for
 from quantexp.quant.kernels.gpu import Kernels
-from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import is_watched
 
 
 def attention(
-    precision: ModulePrecision,
-    hook: TensorHook,
-    wants: TensorFilter,
+    call: AttentionCall,
     q_TBHD: Tensor,
     k_TBGD: Tensor,
     v_TBGE: Tensor,
-    softmax_scale: float,
     probabilities: Probabilities,
-    mask: Tensor | None,
 ) -> Tensor:
-    """The output o, [N, T, E], differentiable in q, k and v.
-
-    Args:
-        precision: the module's slots.
-        hook: receives the gradients, and the tensors that `wants` selects.
-        wants: whether the hook needs P, the gradient of P, or that of the scores.
-        q_TBHD: queries.
-        k_TBGD: keys.
-        v_TBGE: values.
-        softmax_scale: a.
-        probabilities: the softmax with its mask.
-        mask: the same mask, True where a query does not see a key, [B or 1, 1, T, T]; None means causal.
+    """The output o, [N, T, E], differentiable in q, k and v; `probabilities` is the softmax with the call's mask.
 
     Raises:
         EngagementError: the kernels' result differs from that of the torch tiles.
     """
-    can_shorten = mask is None and q_TBHD.dtype != torch.float32
-    work = TileProducts(precision, q_TBHD, softmax_scale, probabilities, can_shorten=can_shorten)
-    kernels = kernels_for(precision, q_TBHD, v_TBGE, softmax_scale, mask)
-    result: Tensor = _Tiled.apply(q_TBHD, k_TBGD, v_TBGE, work, kernels, hook, wants)  # type: ignore[no-untyped-call]
+    work = TileProducts(call, q_TBHD, probabilities)
+    kernels = kernels_for(call, q_TBHD, v_TBGE)
+    result: Tensor = _Tiled.apply(q_TBHD, k_TBGD, v_TBGE, work, kernels)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -84,12 +66,10 @@ class _Tiled(torch.autograd.Function):
         v_TBGE: Tensor,
         work: TileProducts,
         kernels: Kernels | None,
-        hook: TensorHook,
-        wants: TensorFilter,
     ) -> Tensor:
         ctx.save_for_backward(q_TBHD, k_TBGD, v_TBGE)
-        ctx.work, ctx.kernels, ctx.hook, ctx.wants = work, kernels, hook, wants
-        tiles = Forward(work, hook, wants)
+        ctx.work, ctx.kernels = work, kernels
+        tiles = Forward(work)
         with work.inputs(q=q_TBHD, k=k_TBGD, v=v_TBGE):
             if kernels is None:
                 return tiles.output()
@@ -104,11 +84,11 @@ class _Tiled(torch.autograd.Function):
         kernels: Kernels | None = ctx.kernels
         q, k, v = ctx.saved_tensors
         with work.inputs(q=q, k=k, v=v, dO=grads[0]):
-            tiles = Backward(work, ctx.hook, ctx.wants)
+            tiles = Backward(work)
             if kernels is None:
                 gradients = tiles.gradients()
             else:
                 gradients = kernels.backward(work.quantised)
                 if tiles.is_observed or is_watched():
                     require_gradients(kernels, work, gradients, tiles.gradients())
-            return *tiles.finish(*gradients), None, None, None, None
+            return *tiles.finish(*gradients), None, None

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.kernels import gpu
-from quantexp.quant.precision import ModulePrecision
 
 
-def kernels_for(
-    precision: ModulePrecision,
-    q_TBHD: Tensor,
-    v_TBGE: Tensor,
-    softmax_scale: float,
-    mask: Tensor | None,
-) -> gpu.Kernels | None:
+def kernels_for(call: AttentionCall, q_TBHD: Tensor, v_TBGE: Tensor) -> gpu.Kernels | None:
     """The kernels for one micro-batch of one attention module; None means the torch tiles."""
-    if not gpu.claims(precision, q_TBHD, v_TBGE):
+    if not gpu.claims(call.precision, q_TBHD, v_TBGE):
         return None
-    return gpu.Kernels(precision, softmax_scale, mask)
+    return gpu.Kernels(call)

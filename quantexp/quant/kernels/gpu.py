@@ -31,6 +31,7 @@ from quantexp.formats import Axis, Family, QuantSpec, Rounding, Scaling, finite_
 from quantexp.formats.kernels import gpu
 from quantexp.formats.kernels.choice import is_torch_alone
 from quantexp.formats.tensor_scale import tensor_scale
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import by_token
 from quantexp.quant.attention.tile_products import TILE_OPERANDS
 from quantexp.quant.kernels.arguments import Constants, Heads, OfDS, OfP
@@ -98,13 +99,9 @@ class Kernels:
     # N = B*H
     """
 
-    def __init__(
-        self, precision: ModulePrecision, softmax_scale: float, mask: Tensor | None
-    ) -> None:
-        """`mask` is True where a query does not see a key, [B or 1, 1, T, T]; None means causal."""
-        self.precision = precision
-        self.softmax_scale = softmax_scale
-        self.mask = mask
+    def __init__(self, call: AttentionCall) -> None:
+        self.call = call
+        self.precision = call.precision
         #: m and 1 / l of each row in the forward pass, [N, T], float32.
         self.rows: tuple[Tensor, Tensor] | None = None
         #: The amaxes that determine the scales of P and dS in the last pass.
@@ -229,9 +226,9 @@ class Kernels:
 
     def _mask(self, B: int) -> tuple[Tensor, int, int] | None:
         """The mask's bytes, and its strides over sequences and queries."""
-        if self.mask is None:
+        if self.call.mask is None:
             return None
-        mask = self.mask.contiguous().view(torch.uint8)
+        mask = self.call.mask.contiguous().view(torch.uint8)
         return mask, mask.stride(0) if len(mask) == B > 1 else 0, mask.stride(2)
 
     def _of_p(self, q_TBHD: Tensor, k_TBGD: Tensor) -> OfP:
@@ -247,7 +244,7 @@ class Kernels:
             T=T,
             H=H,
             SHARE=H // k_TBGD.shape[2],
-            a=self.softmax_scale * self._scale(Site.QK, Product.FPROP),
+            a=self.call.softmax_scale * self._scale(Site.QK, Product.FPROP),
         )
 
 

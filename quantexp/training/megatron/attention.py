@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quantexp.errors import ConfigError
 from quantexp.quant.attention import fused, tiled
+from quantexp.quant.attention.call import AttentionCall, TensorFilter, no_tensor_wanted
 from quantexp.quant.attention.plain import context, scores
 from quantexp.quant.hooks import FORWARD, POST, PRE, TensorHook, no_hook
 from quantexp.quant.precision import ModulePrecision
@@ -51,7 +52,7 @@ class SchemeAttention(LatentCoreAttention):
     precision: ModulePrecision
     hook: TensorHook = staticmethod(no_hook)
     #: Whether the hook needs what only the plain path stores whole.
-    wants: fused.TensorFilter = staticmethod(fused.no_tensor_wanted)
+    wants: TensorFilter = staticmethod(no_tensor_wanted)
     path: AttentionPath = AttentionPath.plain
     #: While a forward pass lasts, its mask: True where a query does not see a key, [B, 1, T, T]; None is causal.
     mask: Tensor | None = None
@@ -96,18 +97,17 @@ class SchemeAttention(LatentCoreAttention):
 
     def _plain(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
         T, B, H, _ = q_TBHD.shape
-        S = scores(self.precision, self.hook, q_TBHD, k_TBGD, self.softmax_scale)
+        call = self._call(mask)
+        S = scores(call, q_TBHD, k_TBGD)
         P = self.scale_mask_softmax(S.view(B, H, T, T), mask, self.softmax_offset)
         with self._dropout_rng():
             P = self.attention_dropout(P)
         self.hook(FORWARD, POST, "attn_weights", P)
-        o = context(self.precision, self.hook, P.reshape(B * H, T, T), v_TBGE)
+        o = context(call, P.reshape(B * H, T, T), v_TBGE)
         return o.view(B, H, T, -1).permute(2, 0, 1, 3)
 
     def _fused(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
-        return fused.attention(
-            self.precision, self.hook, self.wants, q_TBHD, k_TBGD, v_TBGE, self.softmax_scale, mask
-        )
+        return fused.attention(self._call(mask), q_TBHD, k_TBGD, v_TBGE)
 
     def _tiled(self, q_TBHD: Tensor, k_TBGD: Tensor, v_TBGE: Tensor, mask: Tensor | None) -> Tensor:
         if (
@@ -120,18 +120,12 @@ class SchemeAttention(LatentCoreAttention):
                 "training.attention=plain"
             )
         T, B, H, _ = q_TBHD.shape
-        o = tiled.attention(
-            self.precision,
-            self.hook,
-            self.wants,
-            q_TBHD,
-            k_TBGD,
-            v_TBGE,
-            self.softmax_scale,
-            partial(self._probabilities, mask),
-            mask,
-        )
+        probabilities = partial(self._probabilities, mask)
+        o = tiled.attention(self._call(mask), q_TBHD, k_TBGD, v_TBGE, probabilities)
         return o.view(B, H, T, -1).permute(2, 0, 1, 3)
+
+    def _call(self, mask: Tensor | None) -> AttentionCall:
+        return AttentionCall(self.precision, self.softmax_scale, self.hook, self.wants, mask)
 
     def _probabilities(self, mask: Tensor | None, S_BHRK: Tensor, start: int) -> Tensor:
         """The stock softmax of R rows of scores, the first of which is query `start`; without a mask causal."""

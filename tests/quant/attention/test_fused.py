@@ -17,6 +17,7 @@ from torch import Tensor
 from quantexp.config.compose import compose
 from quantexp.errors import ConfigError
 from quantexp.quant.attention import fused
+from quantexp.quant.attention.call import AttentionCall, no_tensor_wanted
 from quantexp.quant.attention.fusable import obstacles, require_fused
 from quantexp.quant.attention.plain import context, scores
 from quantexp.quant.hooks import hook_operands, no_hook
@@ -71,11 +72,12 @@ def plain(
     """The plain path with Megatron's softmax, in float32 internally."""
     q, k, v = (x.clone().requires_grad_() for x in given)
     T, B, H, _ = q.shape
-    S = scores(precision, hook, q, k, 0.2).view(B, H, T, T)
+    call = AttentionCall(precision, 0.2, hook)
+    S = scores(call, q, k).view(B, H, T, T)
     hidden = torch.ones(T, T, dtype=torch.bool).triu(1) if mask is None else mask
     P = torch.softmax(S.float().masked_fill(hidden, -10000.0), dim=-1).to(S.dtype)
     hook("forward", "post", "attn_weights", P)
-    o = context(precision, hook, P.reshape(B * H, T, T), v)
+    o = context(call, P.reshape(B * H, T, T), v)
     return ended(o.view(B, H, T, -1).permute(2, 0, 1, 3), q, k, v)
 
 
@@ -83,8 +85,8 @@ def by_kernel(
     precision: ModulePrecision, given: list[Tensor], mask: Tensor | None, hook: Any = no_hook
 ) -> Result:
     q, k, v = (x.clone().requires_grad_() for x in given)
-    asked = getattr(hook, "asks", fused.no_tensor_wanted)
-    return ended(fused.attention(precision, hook, asked, q, k, v, 0.2, mask), q, k, v)
+    call = AttentionCall(precision, 0.2, hook, getattr(hook, "asks", no_tensor_wanted), mask)
+    return ended(fused.attention(call, q, k, v), q, k, v)
 
 
 def ended(o: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Result:
@@ -176,7 +178,7 @@ def test_what_the_kernel_keeps_to_itself_is_captured_all_the_same(scheme: str) -
 def test_nothing_is_computed_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_probabilities", None)
     looks = Looks()
-    monkeypatch.setattr(looks, "asks", fused.no_tensor_wanted)
+    monkeypatch.setattr(looks, "asks", no_tensor_wanted)
     by_kernel(declared("quant=FA_mxfp8"), operands(torch.bfloat16), None, looks)
     assert {name for _, _, name in looks.seen} == {
         "grad_output",

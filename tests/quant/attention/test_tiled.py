@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quantexp.config.compose import compose
 from quantexp.quant import operand
 from quantexp.quant.attention import tile_products, tiles
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import context, scores
 from quantexp.quant.hooks import hook_operands, no_hook
 from quantexp.quant.precision import ModulePrecision
@@ -95,10 +96,11 @@ def plain_output(
     hook: Any = no_hook,
 ) -> Tensor:
     T, B, H, _ = q.shape
-    S = scores(precision, hook, q, k, 0.2).view(B, H, T, T)
+    call = AttentionCall(precision, 0.2, hook)
+    S = scores(call, q, k).view(B, H, T, T)
     P = softmax(S, mask)
     hook("forward", "post", "attn_weights", P)
-    return context(precision, hook, P.reshape(B * H, T, T), v)
+    return context(call, P.reshape(B * H, T, T), v)
 
 
 def agree(ours: Result, theirs: Result) -> None:

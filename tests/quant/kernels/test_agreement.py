@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quantexp.errors import EngagementError
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import by_head, expanded
 from quantexp.quant.attention.tile_products import TileProducts
 from quantexp.quant.kernels.agreement import BOUND, require_gradients, require_output
@@ -23,7 +24,7 @@ class Known(Kernels):
     """Returns a known o and no gradients under any scales; calls without a known o fail."""
 
     def __init__(self, amaxes: Amaxes | None = None, o: Tensor | None = None) -> None:
-        super().__init__(declared(*FULL_HIFP8), 1.0, None)
+        super().__init__(AttentionCall(declared(*FULL_HIFP8), 1.0))
         self.amaxes = amaxes or {}
         self.o = o
         self.calls: list[Amaxes | None] = []
@@ -43,7 +44,7 @@ class Known(Kernels):
 def work() -> Iterator[TileProducts]:
     """B 2, H 6, G 2, D 32, 40 tokens; dO of ones."""
     q, k, v = operands(torch.bfloat16, 40)
-    made = TileProducts(declared(*FULL_HIFP8), q, 1.0, lambda S, start: S, can_shorten=False)
+    made = TileProducts(AttentionCall(declared(*FULL_HIFP8), 1.0), q, lambda S, start: S)
     dO = torch.ones(12, 40, 32, dtype=torch.bfloat16)
     with use_step_state(StepState(1)) as state, made.inputs(q=q, k=k, v=v, dO=dO):
         state.begin(1, 0)

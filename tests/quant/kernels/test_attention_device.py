@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quantexp.quant.attention import tiled
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.kernels.agreement import BOUND
 from quantexp.quant.kernels.choice import kernels_for
 from quantexp.quant.product_context import watch_products
@@ -43,7 +44,7 @@ def test_agrees_with_the_tiles_of_torch(
 ) -> None:
     precision = declared(*words)
     given = [x.cuda() for x in operands(torch.bfloat16, T, E=24)]
-    assert kernels_for(precision, given[0], given[2], 1.0, None) is not None
+    assert kernels_for(AttentionCall(precision, 1.0), given[0], given[2]) is not None
     with use_step_state(StepState(1)) as state:
         state.begin(1, 0)
         for mask in (None, documents(T).cuda()):

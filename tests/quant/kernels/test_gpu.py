@@ -7,6 +7,7 @@ import torch
 
 from quantexp.formats.kernels import gpu as quantising
 from quantexp.formats.kernels.choice import torch_alone
+from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.kernels.choice import kernels_for
 from quantexp.quant.kernels.gpu import claims, obstacles, padded
 from quantexp.quant.kernels.launches import launch_for
@@ -61,7 +62,7 @@ def test_what_no_kernel_has_is_left_to_torch(name: str) -> None:
 def test_mx_hifp8_and_whatever_q_and_k_are_held_in_is_claimed(words: tuple[str, ...]) -> None:
     q = torch.zeros(3, 1, 2, 192, dtype=torch.bfloat16)
     assert claims(declared(*words), q, q[..., :128])
-    assert kernels_for(declared(*words), q, q, 1.0, None) is not None
+    assert kernels_for(AttentionCall(declared(*words), 1.0), q, q) is not None
 
 
 @pytest.mark.usefixtures("_device")
@@ -74,12 +75,12 @@ def test_float32_wide_heads_and_torch_alone_are_not_claimed() -> None:
     assert not claims(precision, wide, q)
     assert not claims(precision, q, wide)
     with torch_alone():
-        assert kernels_for(precision, q, q, 1.0, None) is None
+        assert kernels_for(AttentionCall(precision, 1.0), q, q) is None
 
 
 def test_tensors_of_a_cpu_are_not_claimed() -> None:
     q = torch.zeros(3, 1, 2, 32, dtype=torch.bfloat16)
-    assert kernels_for(declared(*BF16), q, q, 1.0, None) is None
+    assert kernels_for(AttentionCall(declared(*BF16), 1.0), q, q) is None
 
 
 def test_every_width_that_is_claimed_has_a_launch() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quantexp.config.compose import compose
 from quantexp.quant.attention import tiled
-from quantexp.quant.attention.fused import no_tensor_wanted
+from quantexp.quant.attention.call import AttentionCall, no_tensor_wanted
 from quantexp.quant.hooks import no_hook
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 
@@ -129,17 +129,8 @@ def tiled_output(
     mask: Any = None,
     hook: Any = no_hook,
 ) -> Tensor:
-    return tiled.attention(
-        precision,
-        hook,
-        getattr(hook, "asks", no_tensor_wanted),
-        q,
-        k,
-        v,
-        0.2,
-        lambda S, start: softmax(S, mask, start),
-        mask,
-    )
+    call = AttentionCall(precision, 0.2, hook, getattr(hook, "asks", no_tensor_wanted), mask)
+    return tiled.attention(call, q, k, v, lambda S, start: softmax(S, mask, start))
 
 
 def fresh(given: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

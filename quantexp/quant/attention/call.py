@@ -1,0 +1,34 @@
+"""What one call of an attention module has besides q, k and v, for every path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quantexp.quant.hooks import TensorHook, no_hook
+from quantexp.quant.precision import ModulePrecision
+
+#: Whether a hook needs a tensor, by operation and name.
+TensorFilter = Callable[[str, str], bool]
+
+
+def no_tensor_wanted(operation: str, name: str) -> bool:
+    """The filter of a module without hooks: no tensor is needed."""
+    return False
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of an attention module."""
+
+    precision: ModulePrecision
+    #: a.
+    softmax_scale: float
+    #: Receives the gradients, and the tensors that `wants` selects.
+    hook: TensorHook = no_hook
+    #: Whether the hook needs P, the gradient of P, or that of the scores.
+    wants: TensorFilter = no_tensor_wanted
+    #: True where a query does not see a key, [B or 1, 1, T, T]; None means causal.
+    mask: Tensor | None = None
