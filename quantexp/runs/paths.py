@@ -148,7 +148,7 @@ class RunDir:
         """State and reason of one rank's end, in a run of several ranks."""
         return self.logs / f"rank{rank}.json"
 
-    def courier_log(self, tracker: str) -> Path:
+    def tracker_log(self, tracker: str) -> Path:
         """The output of the process that reports to a tracker."""
         return self.logs / f"{tracker}.log"
 

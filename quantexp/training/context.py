@@ -14,7 +14,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import Rank
 from quantexp.runs.status import Phase, Status, now, read_status, write_status
 from quantexp.schema import Experiment
-from quantexp.training.tracking.attached import Tracking
+from quantexp.training.tracking.clients import Tracking
 
 if TYPE_CHECKING:
     from quantexp.capture.record.recorder import Progress

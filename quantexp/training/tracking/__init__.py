@@ -1,7 +1,6 @@
-"""Who is told about a run beside its own folder: TensorBoard, Weights & Biases, MLflow.
+"""The trackers that receive a copy of a run while it runs: TensorBoard, Weights & Biases, MLflow.
 
-One module for each, with the same names in all: `NAME`, `REMOTE`, `enabled`, `destination`, `start`.
-`trackers` is the list of them; `told` is what they are told, in the same words. TensorBoard's files are written by the
-worker itself. What may have to wait for a network has a process of its own (`courier`), which reads the run folder as
-it grows: it can neither hold a training up nor end it. `attached` is what the worker holds of all of them.
+Each has a module with the same names: `NAME`, `REMOTE`, `destination`, `start`. `trackers` lists them, `events` has
+what they receive, `clients` is the worker's side. The worker writes TensorBoard's files itself. A tracker that may wait
+for a network gets its own process (`upload`), which follows the run folder: it can neither delay nor end a training.
 """

@@ -1,11 +1,12 @@
-"""What trackers are told, in the same words for all: the run, points of its curves, its end.
+"""The data that all trackers receive: the run, its hyperparameters, points of its curves, its end.
 
-A tag is a key of metrics.jsonl in one of two groups: `train/` for what the optimizer sees, `perf/` for what the machine
-does. A number that a later version puts into metrics.jsonl is a curve of `train/` without a change here.
+A tag is a key of metrics.jsonl in one of two groups: `perf/` for the speed and memory of the machine, `train/` for all
+other numbers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -13,42 +14,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 from quantexp.schema import Experiment
 
-#: Keys of metrics.jsonl that are no curve: the axes.
+#: Keys of metrics.jsonl that are axes, not curves.
 _AXES = ("iteration", "tokens", "time")
 _PERFORMANCE = ("step_time_s", "tokens_per_s", "tflops", "mfu", "memory_gb")
-#: JSON's null for these is a number that was not finite; for others, that there is none.
+#: JSON's null stands for a number that was not finite with these keys, and for no number with the others.
 _NULL_IS_NAN = ("loss", "grad_norm")
-#: Tokens of all iterations up to this one: another x axis than the iteration.
+#: Tokens of all iterations up to this one, an alternative x axis.
 TOKENS_SEEN = "train/tokens_seen"
 LOSS = "train/loss"
+#: The largest number of lines of metrics.jsonl that are read at once.
+MAX_LINES = 500
 
 Value = str | int | float | bool
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """One attempt at a run, as trackers know it."""
+    """One attempt at a run."""
 
     folder: RunDir
     experiment: Experiment
     attempt: int
-    #: When the attempt was created, as status.json says.
+    #: The time of the attempt's creation in status.json.
     created: str
 
     @property
     def name(self) -> str:
-        """The run folder's name and the attempt: the same for whoever looks at the folder."""
+        """The run folder's name and the attempt."""
         return f"{self.folder.root.name}.{self.attempt}"
 
     @property
     def id(self) -> str:
-        """16 hex digits from name and creation: equal after a restart, another for an equal run elsewhere."""
+        """16 hex digits of name and creation: equal after a restart, different for an equal run elsewhere."""
         return hashlib.sha256(f"{self.name}\n{self.created}".encode()).hexdigest()[:16]
 
 
@@ -64,25 +67,25 @@ class Point:
 
 
 class Tracker(Protocol):
-    """One tracker's hold on one run. Every method may raise anything that its library raises."""
+    """One run in one tracker. Every method may raise any error of its library."""
 
-    #: Its own id of the run, by which a later process finds it again.
+    #: The tracker's own id of the run, by which a later process continues it.
     id: str
     #: Where a person finds the run: an address, or a path from the run folder.
     where: str
 
     def log(self, points: Sequence[Point]) -> None:
-        """New points, ascending."""
+        """Add points, ascending."""
 
     def end(self, state: State, reason: str) -> None:
-        """How the run ended; nothing comes after."""
+        """End the run; the last call."""
 
 
 def point(line: Mapping[str, Any]) -> Point:
-    """A line of metrics.jsonl as a point; `time` is ISO 8601.
+    """The point of a line of metrics.jsonl; `time` is ISO 8601.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no such line.
+        KeyError, TypeError, ValueError: it is not such a line.
     """
     iteration = int(line["iteration"])
     scalars = dict(_scalars(line))
@@ -90,11 +93,28 @@ def point(line: Mapping[str, Any]) -> Point:
     return Point(iteration, datetime.fromisoformat(line["time"]).timestamp(), scalars)
 
 
+def read_points(metrics: BinaryIO, offset: int) -> tuple[list[Point], int]:
+    """The next points of metrics.jsonl, at most MAX_LINES, and the offset behind them.
+
+    An incomplete last line is left for later. Lines of another version are skipped.
+    """
+    metrics.seek(offset)
+    points: list[Point] = []
+    for _ in range(MAX_LINES):
+        line = metrics.readline()
+        if not line.endswith(b"\n"):
+            break
+        offset += len(line)
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            points.append(point(json.loads(line)))
+    return points, offset
+
+
 def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in line.items():
         group = "perf" if key in _PERFORMANCE else "train"
         if key in _AXES or (key == "skipped" and line.get("loss_scale") is None):
-            continue  # a step is left out only where losses are scaled
+            continue  # steps are skipped only with a loss scale
         if value is None and key in _NULL_IS_NAN:
             yield f"{group}/{key}", math.nan
         elif isinstance(value, bool | int | float):
@@ -102,9 +122,9 @@ def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def hyperparameters(experiment: Experiment) -> dict[str, Value]:
-    """What a run was configured as, by full key, without what is null, empty, or only about this machine."""
+    """The configuration of a run by full key, without null and empty values and keys of this machine."""
     dataset, launcher = experiment.dataset, experiment.launcher
-    chosen = {
+    sections = {
         "model": asdict(experiment.model),
         "dataset": {"label": dataset.label, "split": dataset.split},
         "quant": asdict(experiment.quant),
@@ -112,7 +132,7 @@ def hyperparameters(experiment: Experiment) -> dict[str, Value]:
         "capture": {"level": experiment.capture.level},
         "launcher": {"num_processes": launcher.num_processes},
     }
-    return dict(_flat(chosen, ""))
+    return dict(_flat(sections, ""))
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Value]]:

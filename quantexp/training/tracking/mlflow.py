@@ -1,8 +1,8 @@
-"""MLflow: a run in an experiment of a tracking server or of a database, from the courier's process.
+"""MLflow: a run in an experiment of a tracking server or database, from the process of its upload.
 
-Without an address it is a SQLite file beside the run folders. User, password and token are read by MLflow itself, from
-MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_TOKEN. The server gives a run its id; a restarted
-run goes on with the id that it left in the folder.
+Without an address the database is a SQLite file beside the run folders. MLflow itself reads user, password and token
+from MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_TOKEN. The server assigns the id of a run;
+a restarted run continues with the id in its folder.
 """
 
 from __future__ import annotations
@@ -24,53 +24,42 @@ REMOTE = True
 
 #: MLflow's limits of one request and of a parameter's length.
 MAX_METRICS, MAX_PARAMS, LONGEST_PARAM = 1000, 100, 6000
-#: How MLflow calls the ends of a run.
+#: MLflow's names of a run's ends.
 _ENDS = {State.COMPLETED: "FINISHED", State.FAILED: "FAILED"}
-#: MLflow's own patience is minutes; the courier asks again by itself.
+#: MLflow's own patience is minutes; the upload repeats failed requests itself.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 _T = TypeVar("_T")
 
 
-def enabled(tracking: TrackingConfig) -> bool:
-    """Whether it is asked for."""
-    return tracking.mlflow.enabled
-
-
 def destination(tracking: TrackingConfig, run: RunDir) -> str:
-    """What is written where, in words."""
+    """Experiment, run and address, in words."""
     uri = without_userinfo(tracking_uri(tracking, run))
     return f"experiment {tracking.mlflow.experiment}, run {run.root.name}, at {uri}"
 
 
 def tracking_uri(tracking: TrackingConfig, run: RunDir) -> str:
-    """The server or database: as configured, as MLFLOW_TRACKING_URI says, or beside the run folder."""
+    """The server or database: as configured, from MLFLOW_TRACKING_URI, or beside the run folder."""
     given = tracking.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     return given or f"sqlite:///{run.root.parent / 'mlflow.db'}"
 
 
-def start(run: TrackedRun, earlier: str | None = None) -> MlflowTracker:
-    """The MLflow run: made there, or the earlier one by its id.
+class MlflowTracker:
+    """One MLflow run: a new one, or the earlier one with this id.
 
     Raises:
         mlflow.exceptions.MlflowException: no answer, or a refusal.
     """
-    return MlflowTracker(run, earlier)
 
-
-class MlflowTracker:
-    """One MLflow run."""
-
-    def __init__(self, run: TrackedRun, earlier: str | None) -> None:
+    def __init__(self, run: TrackedRun, earlier: str | None = None) -> None:
         for variable, value in _PATIENCE.items():
             os.environ.setdefault(variable, value)
         from mlflow.tracking import MlflowClient
 
         uri = tracking_uri(run.experiment.tracking, run.folder)
         self._client = MlflowClient(tracking_uri=uri)
-        self._params = hyperparameters(
-            run.experiment
-        )  # sent again after a restart, which changes nothing
+        # MLflow accepts the same parameters again after a restart.
+        self._params = hyperparameters(run.experiment)
         if earlier is None:
             experiment = _experiment(self._client, run.experiment.tracking.mlflow.experiment)
             tags = {"quantexp.run": run.folder.root.name, "quantexp.attempt": str(run.attempt)}
@@ -84,7 +73,7 @@ class MlflowTracker:
         self.where = page if shown.startswith("http") else shown
 
     def log(self, points: Sequence[Point]) -> None:
-        """Metrics with the time they were measured; before the first, the hyperparameters as parameters."""
+        """Log metrics with the time of their measurement; before the first, the hyperparameters as parameters."""
         from mlflow.entities import Metric, Param
 
         params = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in self._params.items()]
@@ -100,7 +89,7 @@ class MlflowTracker:
             self._client.log_batch(self.id, metrics=batch)
 
     def end(self, state: State, reason: str) -> None:
-        """Finished, failed or killed, with the reason as a tag."""
+        """End the run as finished, failed or killed, with the reason as a tag."""
         self._client.set_tag(self.id, "quantexp.state", state.value)
         if reason:
             self._client.set_tag(self.id, "quantexp.reason", reason)
@@ -109,19 +98,22 @@ class MlflowTracker:
         )
 
 
+start = MlflowTracker
+
+
 def _experiment(client: Any, name: str) -> str:
-    """The id of MLflow's experiment, which another run may be making at the same time."""
+    """The id of MLflow's experiment, which another run may create at the same time."""
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return str(client.create_experiment(name))
         except MlflowException:
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def _parts(items: Sequence[_T], size: int) -> Iterator[list[_T]]:

@@ -1,4 +1,4 @@
-"""The trackers, and those that a run turns on."""
+"""The list of trackers, and those that a run enables."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from quantexp.training.tracking.events import TrackedRun, Tracker
 
 
 class Backend(Protocol):
-    """What each tracker's module holds."""
+    """The content of each tracker's module."""
 
-    #: Its key below `tracking`, the package it imports, and the extra that brings it.
+    #: The tracker's key below `tracking`, its package, and its extra.
     NAME: str
-    #: Whether it may have to wait for a network; then it has a process of its own.
+    #: Whether the tracker may wait for a network; then it gets a process of its own.
     REMOTE: bool
 
-    def enabled(self, tracking: TrackingConfig) -> bool:
-        """Whether it is asked for."""
-
     def destination(self, tracking: TrackingConfig, run: RunDir) -> str:
-        """What is written where, in words."""
+        """What the tracker stores where, in words."""
 
     def start(self, run: TrackedRun, earlier: str | None = None) -> Tracker:
-        """Begin, or go on with the run that has this id of the tracker's."""
+        """Begin a run in the tracker, or continue the one with this id of the tracker's."""
 
 
 _MODULES: list[Backend] = [tensorboard, wandb, mlflow]
 BACKENDS = {backend.NAME: backend for backend in _MODULES}
 
 
-def asked_for(tracking: TrackingConfig) -> list[Backend]:
-    """The trackers that a configuration turns on."""
-    return [backend for backend in BACKENDS.values() if backend.enabled(tracking)]
+def enabled(tracking: TrackingConfig) -> list[Backend]:
+    """The trackers that a configuration enables."""
+    sections = {name: getattr(tracking, name) for name in BACKENDS}
+    return [BACKENDS[n] for n, s in sections.items() if (s if isinstance(s, bool) else s.enabled)]
 
 
 def destinations(tracking: TrackingConfig, run: RunDir) -> dict[str, str]:
-    """What each tracker will write where."""
-    return {each.NAME: each.destination(tracking, run) for each in asked_for(tracking)}
+    """The destination of each enabled tracker."""
+    return {each.NAME: each.destination(tracking, run) for each in enabled(tracking)}

@@ -1,8 +1,8 @@
-"""Weights & Biases: a run in a project there, from the courier's process.
+"""Weights & Biases: a run in a project, from the process of its upload.
 
-W&B's own files are in the run folder's wandb/, and what could not be sent from there `wandb sync` sends later. It is
-given the hyperparameters and curves, and no console output, source, git state or list of packages. An API key is read
-by W&B itself, from WANDB_API_KEY or what `wandb login` left. A restarted run goes on with the same W&B run.
+W&B's own files are in the run folder's wandb/; `wandb sync` sends an offline run from there. W&B receives the
+hyperparameters and curves, but no console output, source, git state or list of packages. It reads its API key itself,
+from WANDB_API_KEY or from the file of `wandb login`. A restarted run continues the same W&B run.
 """
 
 from __future__ import annotations
@@ -18,37 +18,27 @@ from quantexp.training.tracking.events import Point, TrackedRun, hyperparameters
 NAME = "wandb"
 REMOTE = True
 
-#: Seconds that W&B may take to answer when a run starts.
+#: Seconds that W&B has to answer when a run starts.
 INIT_S = 30.0
 
 
-def enabled(tracking: TrackingConfig) -> bool:
-    """Whether it is asked for."""
-    return tracking.wandb.enabled
-
-
 def destination(tracking: TrackingConfig, run: RunDir) -> str:
-    """What is written where, in words."""
+    """Project, run and mode in words, with the folder of W&B's own files."""
     config = tracking.wandb
     project = config.project if config.entity is None else f"{config.entity}/{config.project}"
     mode = "as WANDB_MODE says, else online" if config.mode is None else config.mode.value
     return f"project {project}, run {run.root.name}, {mode}; its files in {run.wandb}"
 
 
-def start(run: TrackedRun, earlier: str | None = None) -> WandbTracker:
-    """The W&B run, made there or found again.
+class WandbTracker:
+    """One W&B run, new or continued.
 
     Raises:
         wandb.Error: no API key, or no answer.
         OSError: its files cannot be written.
     """
-    return WandbTracker(run)
 
-
-class WandbTracker:
-    """One W&B run."""
-
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: TrackedRun, earlier: str | None = None) -> None:
         import wandb
 
         config = run.experiment.tracking.wandb
@@ -61,7 +51,7 @@ class WandbTracker:
             tags=config.tags,
             mode=None if config.mode is None else config.mode.value,
             resume="allow",
-            dir=str(run.folder.wandb.parent),  # it makes the folder itself
+            dir=str(run.folder.wandb.parent),  # W&B creates the folder itself
             config=dict(hyperparameters(run.experiment)),
             settings=wandb.Settings(
                 console="off",
@@ -77,11 +67,14 @@ class WandbTracker:
         self.where = self._run.url or str(local.relative_to(run.folder.root))
 
     def log(self, points: Sequence[Point]) -> None:
-        """One step of W&B's history for each point, with the time it was measured."""
+        """Log each point as a step of W&B's history, with the time of its measurement."""
         for point in points:
             self._run.log({**point.scalars, "_timestamp": point.time_s}, step=point.iteration)
 
     def end(self, state: State, reason: str) -> None:
-        """State and reason in the run's summary; it is shown as finished or failed."""
+        """Finish or fail the run, with state and reason in its summary."""
         self._run.summary.update({"state": state.value, "reason": reason})
         self._run.finish(exit_code=0 if state is State.COMPLETED else 1)
+
+
+start = WandbTracker

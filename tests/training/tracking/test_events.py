@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +13,13 @@ import pytest
 
 from quantexp.runs.paths import RunDir
 from quantexp.schema import Experiment
-from quantexp.training.tracking.events import TrackedRun, hyperparameters, point
+from quantexp.training.tracking.events import (
+    MAX_LINES,
+    TrackedRun,
+    hyperparameters,
+    point,
+    read_points,
+)
 
 from .conftest import line
 
@@ -98,3 +106,37 @@ def test_hyperparameters_are_flat_and_hold_no_paths(tiny: Callable[..., Experime
     assert values["launcher.num_processes"] == 1
     assert all(isinstance(value, str | int | float | bool) for value in values.values())
     assert not [key for key in values if key.startswith(("paths", "tracking")) or "path" in key]
+
+
+def metrics(*iterations: int) -> bytes:
+    return "".join(json.dumps(line(i)) + "\n" for i in iterations).encode()
+
+
+def read(content: bytes, offset: int = 0) -> tuple[list[int], int]:
+    points, end = read_points(io.BytesIO(content), offset)
+    return [each.iteration for each in points], end
+
+
+def test_points_are_read_from_an_offset_on() -> None:
+    first, both = metrics(1, 2), metrics(1, 2, 3)
+    assert read(first) == ([1, 2], len(first))
+    assert read(first, len(first)) == ([], len(first))
+    assert read(both, len(first)) == ([3], len(both))
+
+
+def test_line_that_is_not_whole_yet_waits() -> None:
+    whole = metrics(1)
+    assert read(whole[:20]) == ([], 0)
+    assert read(whole) == ([1], len(whole))
+
+
+def test_line_of_another_version_is_passed_over() -> None:
+    content = b'{"iteration": 1}\n{torn\n[]\n' + metrics(4)
+    assert read(content) == ([4], len(content))
+
+
+def test_much_is_read_in_parts() -> None:
+    content = metrics(*([1] * MAX_LINES), 2)
+    first, offset = read(content)
+    assert len(first) == MAX_LINES
+    assert read(content, offset) == ([2], len(content))

@@ -81,8 +81,8 @@ def test_nothing_is_left_in_the_working_folder(real: RunDir) -> None:
 
 SCRIPT = """\
 import sys
-from quantexp.training.tracking import courier
-sys.exit(courier.main(["mlflow", sys.argv[1]]))
+from quantexp.training.tracking import upload
+sys.exit(upload.main(["mlflow", sys.argv[1]]))
 """
 
 

@@ -17,7 +17,7 @@ from quantexp.config.trackers import check_installed
 from quantexp.errors import ConfigError
 from quantexp.runs.paths import RunDir
 from quantexp.schema import TrackingConfig
-from quantexp.training.tracking.trackers import BACKENDS, asked_for, destinations
+from quantexp.training.tracking.trackers import BACKENDS, destinations, enabled
 
 BOTH = ["tracking.wandb.enabled=true", "tracking.mlflow.enabled=true"]
 Missing = Callable[..., None]
@@ -38,7 +38,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> Missing:
 
 def names(*overrides: str) -> list[str]:
     tracking = compose(["training=fast", *overrides], None, {}).tracking
-    return [backend.NAME for backend in asked_for(tracking)]
+    return [backend.NAME for backend in enabled(tracking)]
 
 
 def test_event_files_are_for_every_run_and_the_others_for_who_asks() -> None:
@@ -61,7 +61,7 @@ def test_all_modules_have_the_same_names() -> None:
             key for key in module if key in ("NAME", "REMOTE")
         }
 
-    assert {"NAME", "REMOTE", "enabled", "destination", "start"} <= public("tensorboard")
+    assert {"NAME", "REMOTE", "destination", "start"} <= public("tensorboard")
     assert public("tensorboard") <= public("wandb")
     assert public("wandb") <= public("mlflow")
 
@@ -119,7 +119,7 @@ def test_destinations_say_what_is_written_where() -> None:
 
 def test_choosing_trackers_imports_none_of_their_packages() -> None:
     code = (
-        "import sys, quantexp.training.tracking.attached, quantexp.training.tracking.courier;"
+        "import sys, quantexp.training.tracking.clients, quantexp.training.tracking.upload;"
         "print([name for name in ('tensorboard', 'wandb', 'mlflow', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ import pytest
 
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, read_status
-from quantexp.training.tracking import attached
+from quantexp.training.tracking import clients
 from quantexp.training.tracking.events import TrackedRun
 
 from .conftest import ITERATIONS, SECRETS, line
@@ -120,9 +120,9 @@ def test_neither_output_nor_source_nor_packages_are_kept_for_sending(
 #: `wandb` in a process of its own, with less patience.
 SCRIPT = """\
 import sys
-from quantexp.training.tracking import courier, wandb
+from quantexp.training.tracking import upload, wandb
 wandb.INIT_S = 2.0
-sys.exit(courier.main(["wandb", sys.argv[1]]))
+sys.exit(upload.main(["wandb", sys.argv[1]]))
 """
 
 
@@ -158,7 +158,7 @@ def test_server_that_is_away_is_trouble_on_record(
 
 
 @pytest.mark.slow
-def test_what_its_server_did_not_get_is_sent_by_a_second_courier(
+def test_what_its_server_did_not_get_is_sent_by_a_second_upload(
     tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with silent() as server:
@@ -177,7 +177,7 @@ def test_what_its_server_did_not_get_is_sent_by_a_second_courier(
 def test_server_that_never_answers_neither_ends_a_run_nor_holds_it_up(
     run_tiny: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attached, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(clients, "PATIENCE_S", 1.0)
     monkeypatch.setenv("WANDB_API_KEY", SECRETS["WANDB_API_KEY"])
     with silent() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server)

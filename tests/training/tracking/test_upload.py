@@ -1,4 +1,4 @@
-"""A courier with a tracker that refuses, comes back, or was told before."""
+"""An upload to a tracker that refuses, comes back, or has received a part before; and its record."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from quantexp.errors import RunError
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, Status, write_status
 from quantexp.schema import TrackingConfig
-from quantexp.training.tracking import courier
-from quantexp.training.tracking.courier import Courier, tracked_run
-from quantexp.training.tracking.delivery import Delivery, read_delivery, write_delivery
+from quantexp.training.tracking import events, upload
 from quantexp.training.tracking.events import Point, TrackedRun
+from quantexp.training.tracking.upload import Delivery, Upload, error_line, tracked_run
 
 from .conftest import line
 
@@ -42,9 +41,6 @@ class Server:
     starts: list[str | None] = field(default_factory=list)
     iterations: list[int] = field(default_factory=list)
     ends: list[tuple[State, str]] = field(default_factory=list)
-
-    def enabled(self, tracking: TrackingConfig) -> bool:
-        return True
 
     def destination(self, tracking: TrackingConfig, run: RunDir) -> str:
         return "memory"
@@ -77,19 +73,19 @@ def ended(run: TrackedRun, state: State = State.COMPLETED, reason: str = "") -> 
 
 
 def record(run: TrackedRun) -> Delivery:
-    return read_delivery(run.folder.delivery("wandb"))
+    return Delivery.read(run.folder.delivery("wandb"))
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(courier, "POLL_S", 0.01)
+    monkeypatch.setattr(upload, "POLL_S", 0.01)
 
 
 def test_everything_is_told_in_order_and_put_on_record(tracked: Make) -> None:
     run, server = tracked(), Server()
     told(run, 1, 2)
     ended(run, State.FAILED, "loss nan")
-    assert Courier(server, run).run(lambda: True) == 0
+    assert Upload(server, run).follow(lambda: True)
     assert (server.starts, server.iterations, server.ends) == (
         [None],
         [1, 2],
@@ -101,45 +97,45 @@ def test_everything_is_told_in_order_and_put_on_record(tracked: Make) -> None:
 
 def test_run_is_followed_while_it_works(tracked: Make) -> None:
     run, server = tracked(), Server()
-    courier_ = Courier(server, run)
-    assert courier_.tell()
+    upload_ = Upload(server, run)
+    assert upload_.send()
     for iteration in (1, 2):
         told(run, iteration)
-        assert courier_.tell()
+        assert upload_.send()
         assert record(run).iteration == iteration
     assert not record(run).ended
-    courier_.metrics.close()
+    upload_.close()
 
 
 def test_what_was_refused_is_told_later_and_nothing_twice(
     tracked: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, server = tracked(), Server()
-    courier_ = Courier(server, run)
+    upload_ = Upload(server, run)
     told(run, 1)
-    assert courier_.tell()
+    assert upload_.send()
     server.refuses = ConnectionError("network away\nat https://me:password@there")
     told(run, 2)
-    assert not courier_.tell()
+    assert not upload_.send()
     assert record(run).trouble == "ConnectionError: network away"
     assert record(run).iteration == 1
-    said = "ConnectionError: network away\nat https://there\nasked again in 15 s\n"
+    said = "ConnectionError: network away\nat https://there\nnext attempt in 15 s\n"
     assert capsys.readouterr().err == said
     server.refuses = None
     told(run, 3)
-    assert courier_.tell()
+    assert upload_.send()
     assert server.iterations == [1, 2, 3]
     assert (record(run).trouble, record(run).iteration) == ("", 3)
-    courier_.metrics.close()
+    upload_.close()
 
 
 def test_tracker_in_trouble_is_asked_less_and_less_often(
     tracked: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(courier, "LONGEST_PAUSE_S", 40.0)
-    courier_ = Courier(Server(refuses=ConnectionError()), tracked())
+    monkeypatch.setattr(upload, "LONGEST_PAUSE_S", 40.0)
+    upload_ = Upload(Server(refuses=ConnectionError()), tracked())
     for _ in range(4):
-        courier_.tell()
+        upload_.send()
     said = capsys.readouterr().err.split()
     assert [int(word) for word in said if word.isdigit()] == [15, 30, 40, 40]
 
@@ -151,46 +147,49 @@ def test_pause_is_kept_but_the_end_is_told_at_once(
     told(run, 1)
     looks: list[bool] = []
 
-    def worker_lives() -> bool:
+    def is_worker_alive() -> bool:
         looks.append(True)
         if len(looks) == 5:
             server.refuses = None
             ended(run)
         return True
 
-    courier_ = Courier(server, run)
+    upload_ = Upload(server, run)
     asked: list[tuple[tuple[State, str], ...]] = []
-    tell = courier_.tell
+    send = upload_.send
 
     def counted(*end: tuple[State, str]) -> bool:
         asked.append(end)
-        return tell(*end)
+        return send(*end)
 
-    monkeypatch.setattr(courier_, "tell", counted)
-    assert courier_.run(worker_lives) == 0
+    monkeypatch.setattr(upload_, "send", counted)
+    assert upload_.follow(is_worker_alive)
     assert asked == [(), ((State.COMPLETED, ""),)], "once, then the pause, then the end"
     assert server.iterations == [1]
 
 
-def test_trouble_at_the_end_is_on_record_and_the_exit_code(tracked: Make) -> None:
+def test_trouble_at_the_end_is_on_record_and_the_exit_code(
+    tracked: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tracked()
     ended(run)
-    assert Courier(Server(refuses=ConnectionError("away")), run).run(lambda: True) == 1
+    monkeypatch.setitem(upload.BACKENDS, "wandb", Server(refuses=ConnectionError("away")))
+    assert upload.main(["wandb", str(run.folder.root)]) == 1
     assert record(run).trouble == "ConnectionError: away"
     assert not record(run).ended
 
 
-def test_second_courier_goes_on_where_the_first_was_stopped(tracked: Make) -> None:
+def test_second_upload_goes_on_where_the_first_was_stopped(tracked: Make) -> None:
     run, server = tracked(), Server()
-    first = Courier(server, run)
+    first = Upload(server, run)
     told(run, 1, 2)
-    first.tell()
-    first.metrics.close()
+    first.send()
+    first.close()
     told(run, 3)
     ended(run)
-    assert Courier(server, run).run(lambda: True) == 0
+    assert Upload(server, run).follow(lambda: True)
     assert (server.starts, server.iterations) == ([None, "theirs"], [1, 2, 3])
-    assert Courier(server, run).run(lambda: True) == 0, "nothing is left to tell"
+    assert Upload(server, run).follow(lambda: True), "nothing is left to tell"
     assert len(server.starts) == 2
 
 
@@ -198,32 +197,32 @@ def test_worker_that_starts_again_after_an_end_is_told_again(tracked: Make) -> N
     run, server = tracked(), Server()
     told(run, 1)
     ended(run, State.PREEMPTED, "node taken")
-    Courier(server, run).run(lambda: True)
+    Upload(server, run).follow(lambda: True)
     ended(run, State.RUNNING)
-    courier_ = Courier(server, run)
+    upload_ = Upload(server, run)
     told(run, 2)
-    courier_.tell()
+    upload_.send()
     assert not record(run).ended
-    courier_.metrics.close()
+    upload_.close()
     assert server.iterations == [1, 2]
 
 
 def test_worker_that_is_gone_without_a_word_is_a_failure(tracked: Make) -> None:
     run, server = tracked(), Server()
-    assert Courier(server, run).run(lambda: False) == 0
-    assert server.ends == [(State.FAILED, "the worker ended without a word")]
+    assert Upload(server, run).follow(lambda: False)
+    assert server.ends == [(State.FAILED, "the worker ended without recording a result")]
 
 
 def test_folder_of_another_attempt_is_left_alone(tracked: Make) -> None:
     run, server = tracked(), Server()
     told(run, 1)
-    courier_ = Courier(server, run)
-    courier_.tell()
+    upload_ = Upload(server, run)
+    upload_.send()
     other = Delivery("https://there/other", "other")
-    write_delivery(run.folder.delivery("wandb"), other)
+    other.write(run.folder.delivery("wandb"))
     write_status(run.folder.status, Status(State.RUNNING, created="2026-12-31T00:00:00+00:00"))
-    assert courier_.run(lambda: True) == 0
-    assert server.ends == [(State.FAILED, "the worker ended without a word")]
+    assert upload_.follow(lambda: True)
+    assert server.ends == [(State.FAILED, "the worker ended without recording a result")]
     assert record(run) == other
 
 
@@ -231,7 +230,7 @@ def test_reason_is_told_without_secrets(tracked: Make, monkeypatch: pytest.Monke
     monkeypatch.setenv("HF_TOKEN", "hf_aSecretOfTheHub")
     run, server = tracked(), Server()
     ended(run, State.FAILED, "cannot read hf_aSecretOfTheHub")
-    Courier(server, run).run(lambda: True)
+    Upload(server, run).follow(lambda: True)
     assert server.ends == [(State.FAILED, "cannot read <HF_TOKEN>")]
 
 
@@ -241,7 +240,7 @@ def test_record_that_cannot_be_written_stops_nothing(
     run, server = tracked(), Server()
     ended(run)
     run.folder.delivery("wandb").mkdir()
-    assert Courier(server, run).run(lambda: True) == 0
+    assert Upload(server, run).follow(lambda: True)
     assert server.ends
     assert "wandb.json cannot be written: " in capsys.readouterr().err
 
@@ -254,13 +253,13 @@ def test_status_that_cannot_be_read_is_not_the_end(
     told(run, 1)
     looks: list[bool] = []
 
-    def worker_lives() -> bool:
+    def is_worker_alive() -> bool:
         looks.append(True)
         if len(looks) == 3:
             ended(run)
         return True
 
-    assert Courier(server, run).run(worker_lives) == 0
+    assert Upload(server, run).follow(is_worker_alive)
     assert server.ends == [(State.COMPLETED, "")]
     assert "status.json cannot be read" in capsys.readouterr().err
 
@@ -268,9 +267,9 @@ def test_status_that_cannot_be_read_is_not_the_end(
 def test_folder_that_is_no_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RunError, match=r"has no status\.json: it is no run folder, or was never"):
+    with pytest.raises(RunError, match=r"has no status\.json: it is not a run folder, or its run"):
         tracked_run(RunDir(tmp_path))
-    assert courier.main(["wandb", str(tmp_path)]) == 1
+    assert upload.main(["wandb", str(tmp_path)]) == 1
     assert "has no status.json" in capsys.readouterr().err
 
 
@@ -279,7 +278,7 @@ def test_run_of_a_folder_is_the_attempt_that_its_worker_tells_of(tracked: Make) 
     assert tracked_run(run.folder) == run
 
 
-#: A worker: starts a courier whose tracker never answers, as `attached` does, says its process id, and waits.
+#: A worker: starts an upload whose tracker never answers, as `clients` does, prints its process id, and waits.
 WORKER = """\
 import subprocess, sys, time
 process = subprocess.Popen([sys.executable, "-c", sys.argv[1], "wandb", sys.argv[2], "--with-parent"])
@@ -288,15 +287,15 @@ time.sleep(600)
 """
 HANGING = """\
 import sys, time
-from quantexp.training.tracking import courier
-courier.ORPHAN_S = 0.5
-courier.BACKENDS["wandb"].start = lambda *_: time.sleep(600)
-sys.exit(courier.main(sys.argv[1:]))
+from quantexp.training.tracking import upload
+upload.ORPHAN_S = 0.5
+upload.BACKENDS["wandb"].start = lambda *_: time.sleep(600)
+sys.exit(upload.main(sys.argv[1:]))
 """
 
 
 @pytest.mark.slow
-def test_courier_that_hangs_ends_soon_after_its_worker(tracked: Make) -> None:
+def test_upload_that_hangs_ends_soon_after_its_worker(tracked: Make) -> None:
     run = tracked()
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, HANGING, str(run.folder.root)],
@@ -323,5 +322,68 @@ def test_record_of_no_use_is_no_reason_to_fail(tracked: Make) -> None:
     run.folder.delivery("wandb").write_text("{")
     told(run, 1)
     ended(run)
-    assert Courier(server, run).run(lambda: True) == 0
+    assert Upload(server, run).follow(lambda: True)
     assert server.iterations == [1]
+
+
+def test_record_comes_back(tmp_path: Path) -> None:
+    delivery = Delivery("https://here", "abc", 7, 1234, True, "")
+    delivery.write(tmp_path / "wandb.json")
+    assert Delivery.read(tmp_path / "wandb.json") == delivery
+
+
+@pytest.mark.parametrize("text", [None, "{", "[1]", '{"another": "version"}'])
+def test_what_is_no_record_is_a_new_one(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "wandb.json"
+    if text is not None:
+        file.write_text(text)
+    assert Delivery.read(file) == Delivery()
+
+
+def test_error_is_one_line_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_aSecretOfTheHub")
+    error = ConnectionError("https://me:password@there refuses hf_aSecretOfTheHub\nand more")
+    assert error_line(error) == "ConnectionError: https://there refuses <HF_TOKEN>"
+    assert error_line(TimeoutError()) == "TimeoutError: "
+
+
+def test_long_error_is_cut() -> None:
+    assert error_line(ValueError("x" * 999)) == f"ValueError: {'x' * 225}..."
+
+
+def test_metrics_that_are_not_there_yet_are_read_later(tracked: Make) -> None:
+    run, server = tracked(), Server()
+    upload_ = Upload(server, run)
+    assert upload_.send()
+    assert server.iterations == []
+    told(run, 1)
+    assert upload_.send()
+    upload_.close()
+    assert server.iterations == [1]
+
+
+def test_file_that_is_moved_away_is_read_to_its_end(tracked: Make) -> None:
+    """As when another attempt sets this one aside."""
+    run, server = tracked(), Server()
+    upload_ = Upload(server, run)
+    told(run, 1)
+    upload_.send()
+    told(run, 2)
+    run.folder.metrics.rename(run.folder.metrics.with_name("moved"))
+    told(run, 9)
+    upload_.send()
+    upload_.close()
+    assert server.iterations == [1, 2]
+
+
+def test_lines_of_another_version_are_skipped_however_many_they_are(
+    tracked: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_LINES", 2)
+    run, server = tracked(), Server()
+    run.folder.metrics.write_text('{"iteration": 1}\n' * 5)
+    told(run, 4)
+    upload_ = Upload(server, run)
+    upload_.send()
+    upload_.close()
+    assert server.iterations == [4]

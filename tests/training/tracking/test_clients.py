@@ -1,4 +1,4 @@
-"""What a worker holds of its trackers: whatever they do, it goes on, and is done soon."""
+"""The trackers in a worker: whatever they do, it continues, and soon ends."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from quantexp.runs.status import State
-from quantexp.training.tracking import attached
-from quantexp.training.tracking.attached import Tracking
-from quantexp.training.tracking.delivery import Delivery, read_delivery, write_delivery
+from quantexp.training.tracking import clients
+from quantexp.training.tracking.clients import Tracking
 from quantexp.training.tracking.events import TrackedRun
+from quantexp.training.tracking.upload import Delivery
 
 from .conftest import line
 
@@ -26,7 +26,7 @@ WANDB = ("tracking.tensorboard=false", "tracking.wandb.enabled=true")
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[subprocess.Popen[bytes]]]:
-    """Puts a program in the courier's place; its argument is the courier's record."""
+    """Puts a program in the upload's place; its argument is the upload's record."""
 
     def put(program: str) -> list[subprocess.Popen[bytes]]:
         started: list[subprocess.Popen[bytes]] = []
@@ -36,7 +36,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[subprocess
             started.append(subprocess.Popen([sys.executable, "-c", program, file]))
             return started[-1]
 
-        monkeypatch.setattr(Tracking, "_courier", start)
+        monkeypatch.setattr(Tracking, "_upload", start)
         return started
 
     return put
@@ -83,7 +83,9 @@ def test_tracker_that_cannot_begin_is_said_once_and_left_out(
     assert told["trouble"].startswith("FileExistsError: ")
     assert (told["where"], told["iteration"], told["ended"]) == ("", 0, False)
     err = capsys.readouterr().err
-    assert err.count("tracking.tensorboard: FileExistsError: ") == err.count("the run goes on") == 1
+    assert (
+        err.count("tracking.tensorboard: FileExistsError: ") == err.count("the run continues") == 1
+    )
 
 
 def test_what_is_said_of_trouble_holds_no_secret(
@@ -123,7 +125,7 @@ open(sys.argv[1], "w").write(json.dumps({"where": "https://there", "id": "theirs
 """
 
 
-def test_couriers_record_is_taken_over(
+def test_record_of_an_upload_is_taken_over(
     tracked: Make, stand_in: Callable[[str], list[subprocess.Popen[bytes]]]
 ) -> None:
     stand_in(TELLS)
@@ -140,19 +142,19 @@ def test_couriers_record_is_taken_over(
     }
 
 
-def test_courier_that_dies_is_said_while_the_run_works(
+def test_upload_that_dies_is_said_while_the_run_works(
     tracked: Make,
     stand_in: Callable[[str], list[subprocess.Popen[bytes]]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(attached, "LOOK_S", 0.0)
+    monkeypatch.setattr(clients, "LOOK_S", 0.0)
     started = stand_in("import sys; sys.exit(3)")
     run = tracked(*WANDB)
     tracking = begun(run)
     started[0].wait()
     trouble = tracking.report()["wandb"]["trouble"]
-    assert trouble == f"its process ended with exit code 3; see {run.folder.courier_log('wandb')}"
+    assert trouble == f"its process ended with exit code 3; see {run.folder.tracker_log('wandb')}"
     tracking.end(State.COMPLETED, "")
     assert capsys.readouterr().err.count("tracking.wandb: its process ended with exit code 3") == 1
 
@@ -165,14 +167,14 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.CANCELLED])
-def test_courier_that_hangs_is_ended_with_all_it_started(
+def test_upload_that_hangs_is_ended_with_all_it_started(
     tracked: Make,
     stand_in: Callable[[str], list[subprocess.Popen[bytes]]],
     monkeypatch: pytest.MonkeyPatch,
     state: State,
 ) -> None:
-    monkeypatch.setattr(attached, "PATIENCE_S", 1.0 if state is State.COMPLETED else 600.0)
-    monkeypatch.setattr(attached, "SHORT_PATIENCE_S", 1.0)
+    monkeypatch.setattr(clients, "PATIENCE_S", 1.0 if state is State.COMPLETED else 600.0)
+    monkeypatch.setattr(clients, "SHORT_PATIENCE_S", 1.0)
     started = stand_in(HANGS)
     run = tracked(*WANDB)
     tracking = begun(run)
@@ -184,8 +186,8 @@ def test_courier_that_hangs_is_ended_with_all_it_started(
     psutil.wait_procs(below, 10)
     assert not any(child.is_running() for child in below)
     told = tracking.report()["wandb"]
-    assert told["trouble"] == "did not take everything within 1 s"
-    assert read_delivery(run.folder.delivery("wandb")).trouble == told["trouble"]
+    assert told["trouble"] == "not everything sent within 1 s"
+    assert Delivery.read(run.folder.delivery("wandb")).trouble == told["trouble"]
 
 
 def test_tracker_in_trouble_is_not_waited_for_long(
@@ -193,17 +195,17 @@ def test_tracker_in_trouble_is_not_waited_for_long(
     stand_in: Callable[[str], list[subprocess.Popen[bytes]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attached, "PATIENCE_S", 600.0)
-    monkeypatch.setattr(attached, "TROUBLED_PATIENCE_S", 0.5)
+    monkeypatch.setattr(clients, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(clients, "TROUBLED_PATIENCE_S", 0.5)
     stand_in(HANGS)
     run = tracked(*WANDB)
-    write_delivery(run.folder.delivery("wandb"), Delivery(trouble="CommError: network away"))
+    Delivery(trouble="CommError: network away").write(run.folder.delivery("wandb"))
     tracking = begun(run)
     tracking.end(State.COMPLETED, "")
     assert tracking.report()["wandb"]["trouble"] == "CommError: network away"
 
 
-def test_courier_is_out_of_reach_of_the_terminal_and_holds_nothing_of_the_worker(
+def test_upload_is_out_of_reach_of_the_terminal_and_holds_nothing_of_the_worker(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[list[str], dict[str, Any]]] = []
@@ -217,7 +219,7 @@ def test_courier_is_out_of_reach_of_the_terminal_and_holds_nothing_of_the_worker
     run = tracked(*WANDB)
     begun(run).end(State.COMPLETED, "")
     ((words, options),) = asked
-    assert words[1:3] == ["-m", "quantexp.training.tracking.courier"]
+    assert words[1:3] == ["-m", "quantexp.training.tracking.upload"]
     assert words[3:] == ["wandb", str(run.folder.root), "--with-parent"]
     assert options["start_new_session"]
     assert options["stdin"] == subprocess.DEVNULL
@@ -225,7 +227,7 @@ def test_courier_is_out_of_reach_of_the_terminal_and_holds_nothing_of_the_worker
 
 
 @pytest.mark.slow
-def test_courier_of_the_real_kind_starts_and_reports_its_trouble(
+def test_upload_of_the_real_kind_starts_and_reports_its_trouble(
     tracked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W&B without an API key: its own words, and a worker that is done in seconds."""
@@ -242,5 +244,5 @@ def test_courier_of_the_real_kind_starts_and_reports_its_trouble(
     assert told["iteration"] == 0
     started = time.monotonic()
     tracking.end(State.COMPLETED, "")
-    assert time.monotonic() - started < attached.PATIENCE_S
-    assert "No API key configured" in run.folder.courier_log("wandb").read_text()
+    assert time.monotonic() - started < clients.PATIENCE_S
+    assert "No API key configured" in run.folder.tracker_log("wandb").read_text()

@@ -1,0 +1,92 @@
+"""The log of a rank, through Python's `logging`.
+
+quantexp's own lines go to standard error, with the time in UTC and the name of the process:
+
+    2026-01-02 03:04:05 INFO rank 0: iteration 1 of 8, loss 10.3742
+
+Warnings and log lines of Megatron, torch and Transformer Engine have a file of their own: they are about the libraries'
+options and say nothing about the run, but a developer may need them. Their errors go to standard error too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+LIBRARIES = ("megatron", "torch", "transformer_engine")
+
+
+@contextlib.contextmanager
+def own_lines(process: str) -> Iterator[None]:
+    """Write quantexp's log lines to standard error; `process` names this process in each."""
+    handler = logging.StreamHandler()
+    formatter = logging.Formatter(
+        f"%(asctime)s %(levelname)s {process}: %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logger = logging.getLogger("quantexp")
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # a library may have given the root logger a handler
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+@contextlib.contextmanager
+def library_messages_in(log: Path) -> Iterator[None]:
+    """Append the libraries' messages to `log`, which is created with the first of them."""
+    handler = logging.FileHandler(log, delay=True, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    errors = logging.StreamHandler()
+    errors.setLevel(logging.ERROR)
+    errors.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
+    loggers = [logging.getLogger(name) for name in LIBRARIES]
+    propagated = [logger.propagate for logger in loggers]
+    own = logging.Logger("warnings")
+    own.addHandler(handler)
+    shown = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if file is None and is_of_library(filename):
+            own.warning(warnings.formatwarning(message, category, filename, lineno, line).strip())
+        else:
+            shown(message, category, filename, lineno, file, line)
+
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.addHandler(errors)
+        logger.propagate = False
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+        for logger, propagates in zip(loggers, propagated, strict=True):
+            logger.removeHandler(handler)
+            logger.removeHandler(errors)
+            logger.propagate = propagates
+        handler.close()
+
+
+def is_of_library(filename: str) -> bool:
+    """Whether a warning's file belongs to one of the libraries as installed."""
+    parts = Path(filename).parts
+    return "site-packages" in parts and any(name in parts for name in LIBRARIES)
