@@ -7,14 +7,12 @@ ones pending; if it is killed, its running runs end too. It ignores SIGHUP, whic
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from pathlib import Path
 
 from quantexp.errors import QuantexpError
 from quantexp.terminal.console import pipe_console
-from quantexp_launchers.local.detach import READY
 from quantexp_launchers.local.sheet import read_sheet
 from quantexp_launchers.local.slots import slots_for
 from quantexp_launchers.local.submit import work_through
@@ -26,20 +24,10 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m quantexp_launchers.local.background", description=__doc__
     )
     parser.add_argument("sheet", type=Path)
-    parser.add_argument(
-        "--ready-fd", type=int, help="file descriptor to write to once this process holds the sheet"
-    )
-    arguments = parser.parse_args(argv)
-
-    def ready() -> None:
-        if arguments.ready_fd is not None:
-            os.write(arguments.ready_fd, READY)
-            os.close(arguments.ready_fd)
-
     try:
-        sheet = read_sheet(arguments.sheet)
+        sheet = read_sheet(parser.parse_args(argv).sheet)
         slots = slots_for([item.experiment for item in sheet.items])
-        return work_through(sheet, slots, pipe_console(), ready)
+        return work_through(sheet, slots, pipe_console())
     except QuantexpError as error:
         sys.stderr.write(f"quantexp: {error}\n")
         return 1

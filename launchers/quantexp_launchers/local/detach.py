@@ -1,27 +1,31 @@
 """Starts a sheet in the background: in a process with its own session, from the source snapshot.
 
 The command prepares the folders and writes the sheet; the background process receives only the sheet. It has no
-terminal, so closing one does not affect it. The command returns when the process holds the sheet.
+terminal, so closing one does not affect it. The command returns when the process holds the lock of the sheet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from quantexp.errors import RunError
+from quantexp.runs.lock import is_held
 from quantexp.runs.ranks import log_end
 from quantexp.runs.snapshot import environment, take_snapshot
+from quantexp.runs.status import read_json
 from quantexp_launchers.local.hold_back import hold_back
 from quantexp_launchers.local.sheet import Place, Sheet
 
-#: Written by the background process once it holds the sheet.
-READY = b"ready\n"
+#: Seconds between two looks at the lock.
+LOOK_S = 0.05
 
 
 def go_on_in_background(sheet: Sheet, console: Console) -> None:
@@ -57,35 +61,39 @@ def _start(sheet: Sheet) -> int:
     Raises:
         RunError: the process did not start.
     """
-    read_end, write_end = os.pipe()
     with sheet.files.log.open("ab") as log:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "quantexp_launchers.local.background"),
-                *(str(sheet.files.listing), "--ready-fd", str(write_end)),
+                str(sheet.files.listing),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            pass_fds=(write_end,),
             start_new_session=True,
             env={**os.environ, **environment(take_snapshot(sheet.root))},
         )
-    os.close(write_end)
     try:
-        with os.fdopen(read_end, "rb") as ready:
-            if ready.readline() == READY:
-                process.returncode = 0  # it outlives this process, which must not wait for it
-                return process.pid
+        while process.poll() is None and not is_held(sheet.files.lock):
+            time.sleep(LOOK_S)
     except BaseException:  # the user interrupted the command
         process.terminate()
         process.wait()
         raise
-    process.wait()
+    if process.returncode is None or _is_finished(sheet):
+        process.returncode = 0  # it outlives this process, which must not wait for it
+        return process.pid
     for item in sheet.items:
         if item.place is Place.WAITING and item.run is not None:
             hold_back(item.run, "the background process did not start")
     raise RunError(f"the background process did not start; {log_end(sheet.files.log)}")
+
+
+def _is_finished(sheet: Sheet) -> bool:
+    """Whether a process has held the sheet to its end."""
+    with contextlib.suppress(RunError):
+        return read_json(sheet.files.listing)["finished"] is not None
+    return False
 
 
 def _short(path: Path) -> str:

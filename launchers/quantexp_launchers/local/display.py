@@ -27,7 +27,7 @@ from quantexp_launchers.local.sheet import Item, Place
 
 
 class Display:
-    """Shows the runs of a sweep, as a context manager; only for the main thread."""
+    """Shows the runs of a sweep, as a context manager; other threads may only call `say`."""
 
     def __init__(self, items: Sequence[Item], console: Console) -> None:
         self.items, self.console = items, console

@@ -1,20 +1,18 @@
 """Executes a sheet: starts pending runs in free slots, and collects their outcomes.
 
-Each run has a thread, which opens the folder, starts the worker and waits for it (a worker ends with the thread that
-started it). Only the main thread decides and prints. Several processes may execute the same runs: the lock holder
-executes the run; the others postpone it, execute other runs meanwhile, and take over its outcome, or the run itself if
-it was only interrupted.
+A pool has a thread for each slot, which opens the run's folder, starts the worker and waits for it (a worker ends with
+the thread that started it). The main thread decides what starts. Several processes may execute the same runs: the lock
+holder executes the run; the others postpone it, execute other runs meanwhile, and take over its outcome, or the run
+itself if it was only interrupted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from rich.markup import escape
 
@@ -41,27 +39,6 @@ LOOK_S = 0.5
 SIGNAL_S = 0.5
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A thread's result: the outcome, or why the run could not start, or neither if it is in use or not started."""
-
-    item: Item
-    slot: Slot
-    outcome: Outcome | None = None
-    reason: str | None = None
-    in_use: bool = False
-    #: The traceback of a bug.
-    trace: str = ""
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A message for the user about a run."""
-
-    item: Item
-    text: str
-
-
 class Queue:
     """Executes the runs of a sheet in slots."""
 
@@ -69,30 +46,27 @@ class Queue:
         self.sheet, self.stop, self.display = sheet, stop, display
         self.free = list(slots)
         self.device = device_class(LauncherConfig())
-        self.events: queue.SimpleQueue[Ended | Notice] = queue.SimpleQueue()
-        self.threads: dict[int, threading.Thread] = {}
+        self.running: dict[Future[Outcome | None], tuple[Item, Slot]] = {}
         self._checked_at = 0.0
 
     def work(self) -> None:
         """Execute until every run is done, or until a stop was requested and no run is running."""
-        try:
-            while self._has_work():
-                if not self.stop.requested:
-                    self._release_unlocked()
-                    self._fill_slots()
-                self._handle_events()
-                self.display.update(self.stop.count)
-        except BaseException:  # a bug here must not leave workers behind
-            self.stop.count += 2
-            raise
-        finally:
-            for thread in self.threads.values():
-                thread.join()
+        with ThreadPoolExecutor(len(self.free)) as pool:
+            try:
+                while self._has_work():
+                    if not self.stop.requested:
+                        self._release_unlocked()
+                        self._fill_slots(pool)
+                    self._wait()
+                    self.display.update(self.stop.count)
+            except BaseException:  # a bug here must not leave workers behind
+                self.stop.count += 2
+                raise
         if self.stop.requested:
             self._drop_pending("its sweep was interrupted before it started")
 
     def _has_work(self) -> bool:
-        if self.threads:
+        if self.running:
             return True
         all_done = all(item.place is Place.DONE for item in self.sheet.items)
         return not self.stop.requested and not all_done
@@ -106,7 +80,7 @@ class Queue:
             if item.place is Place.IN_USE and not _is_in_use(item):
                 item.place = Place.WAITING
 
-    def _fill_slots(self) -> None:
+    def _fill_slots(self, pool: ThreadPoolExecutor) -> None:
         """Start a run in every free slot."""
         stage = self._stage()
         for item in self.sheet.items:
@@ -117,7 +91,9 @@ class Queue:
             if _is_in_use(item):
                 item.place = Place.IN_USE
             else:
-                self._start(item, self.free.pop(0))
+                item.place, slot = Place.RUNNING, self.free.pop(0)
+                self.display.started(item)
+                self.running[pool.submit(self._run, item, slot)] = item, slot
 
     def _stage(self) -> int:
         """The first unfinished stage; drops the stages after a run that did not complete."""
@@ -138,35 +114,16 @@ class Queue:
                     with contextlib.suppress(RunError):  # the folder is gone; `reason` remains
                         item.outcome = outcome(item.experiment, item.run)
 
-    def _start(self, item: Item, slot: Slot) -> None:
-        item.place = Place.RUNNING
-        self.display.started(item)
-        thread = threading.Thread(target=self._run, args=(item, slot), name=item.label)
-        self.threads[id(item)] = thread
-        thread.start()
-
-    def _run(self, item: Item, slot: Slot) -> None:
-        """The thread of one run: executes it and puts its result into the queue of events."""
-        try:
-            slot.enter()
-            ended = Ended(item, slot, self._attempt(item, slot))
-        except RunInUseError:
-            ended = Ended(item, slot, in_use=True)
-        except QuantexpError as error:
-            ended = Ended(item, slot, reason=str(error))
-        except BaseException as error:  # noqa: BLE001  (a bug in one run must not stop the others)
-            why = f"{type(error).__name__}: {error}"
-            ended = Ended(item, slot, reason=why, trace=traceback.format_exc())
-        self.events.put(ended)
-
-    def _attempt(self, item: Item, slot: Slot) -> Outcome | None:
+    def _run(self, item: Item, slot: Slot) -> Outcome | None:
+        """Execute a run in a thread of the pool; None if a stop was requested before it started."""
+        slot.enter()
         experiment, sheet = item.experiment, self.sheet
         with open_run(
             experiment, self.device, sheet.command, source=sheet.source, since=sheet.started
         ) as (folder, lock):
             item.run = folder.run
             if folder.notice is not None:
-                self.events.put(Notice(item, folder.notice))
+                self.display.say(f"{escape(item.label)}: {escape(folder.notice)}")
             if folder.ready:
                 watch = self.stop.watch()
                 if self.stop.requested:
@@ -187,34 +144,28 @@ class Queue:
         if not self.stop.requested:
             record_cancellation(item.run)
 
-    def _handle_events(self) -> None:
-        """Handle the events of the threads; waits up to TICK_S for the first."""
-        wait = True
-        while True:
-            try:
-                event = self.events.get(timeout=TICK_S) if wait else self.events.get_nowait()
-            except queue.Empty:
-                return
-            wait = False
-            if isinstance(event, Notice):
-                self.display.say(f"{escape(event.item.label)}: {escape(event.text)}")
-            else:
-                self._handle_end(event)
+    def _wait(self) -> None:
+        """Wait up to TICK_S for the end of a run, and handle the runs that have ended."""
+        if not self.running:
+            time.sleep(TICK_S)
+        for future in wait(self.running, TICK_S, FIRST_COMPLETED).done:
+            item, slot = self.running.pop(future)
+            self.free.append(slot)
+            self._handle_end(item, future)
 
-    def _handle_end(self, event: Ended) -> None:
-        item = event.item
-        self.threads.pop(id(item)).join()
-        self.free.append(event.slot)
-        if event.in_use:
+    def _handle_end(self, item: Item, future: Future[Outcome | None]) -> None:
+        try:
+            item.outcome = future.result()
+            item.place = Place.WAITING if item.outcome is None else Place.DONE
+        except RunInUseError:
             item.place = Place.IN_USE
-        elif event.outcome is None and event.reason is None:
-            item.place = Place.WAITING
-        else:
-            item.place, item.outcome = Place.DONE, event.outcome
-            item.reason = event.reason or ""
+        except QuantexpError as error:
+            item.place, item.reason = Place.DONE, str(error)
+        except BaseException as error:  # noqa: BLE001  (a bug in one run must not stop the others)
+            item.place, item.reason = Place.DONE, f"{type(error).__name__}: {error}"
+            self.display.bug(traceback.format_exc())
+        if item.place is Place.DONE:
             self._write()
-        if event.trace:
-            self.display.bug(event.trace)
         self.display.ended(item)
 
     def _write(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -70,28 +70,15 @@ def detach_run(experiment: Experiment, console: Console) -> int:
     return 0
 
 
-def work_through(
-    sheet: Sheet,
-    slots: Sequence[Slot],
-    console: Console,
-    on_start: Callable[[], None] = lambda: None,
-) -> int:
-    """Run the unfinished runs of a sheet, and print the table; returns 0 if all completed, else 1.
-
-    Args:
-        sheet: the prepared sheet.
-        slots: the slots of the runs.
-        console: for progress and the table.
-        on_start: called once this process holds the sheet.
+def work_through(sheet: Sheet, slots: Sequence[Slot], console: Console) -> int:
+    """Run the unfinished runs of a sheet in the slots, and print the table; returns 0 if all completed, else 1.
 
     Raises:
         RunError: the sheet cannot be written.
         KeyboardInterrupt: a stop was requested; no run is running.
     """
-    with count_stop_requests() as stop, sheet.locked():
-        on_start()
-        with Display(sheet.items, console) as display:
-            Queue(sheet, slots, stop, display).work()
+    with count_stop_requests() as stop, sheet.locked(), Display(sheet.items, console) as display:
+        Queue(sheet, slots, stop, display).work()
     outcomes = [item.outcome for item in sheet.items if item.outcome is not None]
     failures = [(i.experiment, i.reason) for i in sheet.items if i.outcome is None]
     print_sweep(outcomes, failures, console)

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from quantexp_launchers.local import detach as detach_module
 from quantexp_launchers.local import prepare
 from quantexp_launchers.local.detach import go_on_in_background
 from quantexp_launchers.local.prepare import prepare_sheet
@@ -194,7 +195,7 @@ def test_background_is_ended_where_the_user_does_not_wait_for_its_start(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdopen", interrupted)
+        patch.setattr(detach_module, "is_held", interrupted)
         with pytest.raises(KeyboardInterrupt):
             detach(1, 60)
     wait_until(lambda: not left(in_tmp), lambda: left(in_tmp))
