@@ -21,7 +21,6 @@ from quantexp.runs.lock import is_held
 from quantexp.runs.ranks import log_end
 from quantexp.runs.snapshot import environment, take_snapshot
 from quantexp.runs.status import read_json
-from quantexp_launchers.local.hold_back import hold_back
 from quantexp_launchers.local.sheet import Place, Sheet
 
 #: Seconds between two looks at the lock.
@@ -84,8 +83,8 @@ def _start(sheet: Sheet) -> int:
         process.returncode = 0  # it outlives this process, which must not wait for it
         return process.pid
     for item in sheet.items:
-        if item.place is Place.WAITING and item.run is not None:
-            hold_back(item.run, "the background process did not start")
+        if item.place is Place.WAITING:
+            item.hold_back("the background process did not start")
     raise RunError(f"the background process did not start; {log_end(sheet.files.log)}")
 
 

@@ -26,7 +26,6 @@ from quantexp.runs.status import State
 from quantexp.schema import LauncherConfig
 from quantexp_launchers.local.display import Display
 from quantexp_launchers.local.execute import carry_out
-from quantexp_launchers.local.hold_back import hold_back
 from quantexp_launchers.local.sheet import Item, Place, Sheet
 from quantexp_launchers.local.slots import Slot
 from quantexp_launchers.local.stop import Stop
@@ -109,8 +108,8 @@ class Queue:
         for item in self.sheet.items:
             if item.stage > after and item.place in (Place.WAITING, Place.IN_USE):
                 item.place, item.reason = Place.DONE, reason
+                item.hold_back(reason)
                 if item.run is not None:
-                    hold_back(item.run, reason)
                     with contextlib.suppress(RunError):  # the folder is gone; `reason` remains
                         item.outcome = outcome(item.experiment, item.run)
 

@@ -21,11 +21,11 @@ from quantexp.config.load import from_plain
 from quantexp.errors import ConfigError, RunError
 from quantexp.launch.label import labels
 from quantexp.launch.outcome import Outcome
-from quantexp.runs.lock import hold
+from quantexp.runs.lock import hold, take_lock
 from quantexp.runs.paths import RunDir, SweepFiles
 from quantexp.runs.provenance import Source
 from quantexp.runs.redaction import redacted
-from quantexp.runs.status import State, now, read_json
+from quantexp.runs.status import State, now, read_json, read_status, write_status
 from quantexp.runs.sweep_list import cannot_write, sweep_file, write_sweep
 from quantexp.schema import Experiment
 
@@ -72,6 +72,20 @@ class Item:
     def completed(self) -> bool:
         """Whether the run is done and completed."""
         return self.place is Place.DONE and self.state is State.COMPLETED
+
+    def hold_back(self, reason: str) -> None:
+        """Write the reason to a pending run's status; a run that has started, or that is locked, stays unchanged."""
+        if self.run is None:
+            return
+        with contextlib.suppress(RunError):  # another process holds it, or its folder is gone
+            lock = take_lock(self.run, patience_s=0)
+            try:
+                status = read_status(self.run.status)
+                if status is not None and status.state is State.PENDING and status.started is None:
+                    status.reason = reason
+                    write_status(self.run.status, status)
+            finally:
+                os.close(lock)
 
 
 @dataclass

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 from quantexp_launchers.local.prepare import prepare_sheet
-from quantexp_launchers.local.sheet import Place, Sheet, read_sheet
+from quantexp_launchers.local.sheet import Item, Place, Sheet, read_sheet
 from quantexp_launchers.local.waiting import waiting_in
 from rich.console import Console
 
 from quantexp.config.load import from_plain, read
 from quantexp.errors import RunError
-from quantexp.runs.lock import is_held
-from quantexp.runs.status import read_json, write_json
+from quantexp.runs.lock import is_held, take_lock
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, Status, read_json, read_status, write_json, write_status
 from quantexp.schema import Experiment
 
 from .stand_in import Workers
@@ -86,3 +87,46 @@ def test_folder_that_cannot_be_written_is_named(sheet: Sheet) -> None:
             RunError, match=r"the sweep's list of runs cannot be written to .*runs/sweeps: .*; set "
         ):
             use()
+
+
+def reason(run: RunDir) -> str:
+    status = read_status(run.status)
+    assert status is not None
+    return status.reason
+
+
+def prepared(sheet: Sheet) -> tuple[Item, RunDir]:
+    run = sheet.items[0].run
+    assert run is not None
+    return sheet.items[0], run
+
+
+def test_waiting_run_is_given_the_reason(sheet: Sheet) -> None:
+    item, run = prepared(sheet)
+    item.hold_back("for a reason")
+    assert reason(run) == "for a reason"
+
+
+@pytest.mark.parametrize(
+    "status", [Status(State.COMPLETED), Status(State.PENDING, started="2026-01-01")]
+)
+def test_run_that_has_started_is_left_alone(sheet: Sheet, status: Status) -> None:
+    item, run = prepared(sheet)
+    write_status(run.status, status)
+    item.hold_back("for a reason")
+    assert reason(run) == ""
+
+
+def test_run_of_another_process_is_left_alone(sheet: Sheet) -> None:
+    item, run = prepared(sheet)
+    lock = take_lock(run)
+    item.hold_back("for a reason")
+    os.close(lock)
+    assert reason(run) == ""
+
+
+def test_folder_that_is_gone_is_not_made_again(sheet: Sheet) -> None:
+    item, run = prepared(sheet)
+    run.root.rename(sheet.root / "elsewhere")
+    item.hold_back("for a reason")
+    assert not run.root.exists()
