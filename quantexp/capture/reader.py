@@ -85,17 +85,28 @@ class CapturedTensor:
         Raises:
             CaptureError: the file holds no such tensor, or the kind of hash is unknown.
         """
-        return None if self.metadata.get("hash") is None else self.has_values(self.torch())
+        return None if self.metadata.get("hash") is None else self._has_hash(self.torch())
 
-    def has_values(self, values: Tensor) -> bool:
-        """Whether these values have the manifest's hash; True if the manifest has no hash.
+    def verified(self) -> Tensor:
+        """`torch()`, of plain numbers with the manifest's hash, if it has one.
 
         Raises:
-            CaptureError: the kind of hash is unknown.
+            CaptureError: as for `torch`, the file cannot be read, it holds no plain numbers, or other values.
         """
-        expected = self.metadata.get("hash")
         try:
-            return expected is None or has_hash(values, str(expected))
+            values = self.torch()
+            if values.layout is not torch.strided or values.is_complex() or values.is_quantized:
+                kind = f"{values.dtype}, {values.layout}"
+                raise CaptureError(f"{self.path} holds no plain numbers, got {kind}")
+            if self.metadata.get("hash") is not None and not self._has_hash(values):
+                raise CaptureError(f"{self.path} holds other values than the manifest's hash says")
+        except OSError as error:
+            raise CaptureError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        return values
+
+    def _has_hash(self, values: Tensor) -> bool:
+        try:
+            return has_hash(values, str(self.metadata["hash"]))
         except CaptureError as error:
             raise CaptureError(f"{self.path}: {error}") from error
 

@@ -72,16 +72,7 @@ def look_at(entry: CapturedTensor) -> Looked:
     Raises:
         CaptureError: it is missing, damaged, other than its hash says, or holds no plain numbers.
     """
-    try:
-        raw = entry.torch()
-        if raw.layout is not torch.strided or raw.is_complex() or raw.is_quantized:
-            raise CaptureError(
-                f"{entry.path} holds no plain numbers, got {raw.dtype}, {raw.layout}"
-            )
-        if not entry.has_values(raw):
-            raise CaptureError(f"{entry.path} holds other values than the manifest's hash says")
-    except OSError as error:
-        raise CaptureError(f"{entry.path} cannot be read: {error.strerror or error}") from error
+    raw = entry.verified()
     values = _numbers(entry, raw)
     usable = values if values.dtype in INPUT_DTYPES else values.to(torch.float32)
     summary, counted = summarise_counted(usable)

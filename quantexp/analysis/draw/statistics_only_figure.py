@@ -27,7 +27,6 @@ from quantexp.analysis.draw.distribution import (
 )
 from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.draw.titles import write_titles
-from quantexp.analysis.numerics.counts import from_json
 from quantexp.analysis.numerics.operand import largest_scale_exponent
 from quantexp.analysis.style import (
     BLACK,
@@ -41,6 +40,7 @@ from quantexp.analysis.style import (
 )
 from quantexp.analysis.tensors.by_kind import representable
 from quantexp.analysis.tensors.operands import declared_operands
+from quantexp.capture.statistics.counts import from_json
 from quantexp.errors import CaptureError
 
 _BOX = ("0.001", "0.01", "0.25", "0.5", "0.75", "0.99", "0.999")

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from quantexp.analysis.numerics.counts import Counts, from_json
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.lines import (
     add_legend,
@@ -35,6 +34,7 @@ from quantexp.analysis.numerics.series import (
 from quantexp.analysis.scheme_style import SchemeStyle, scheme_styles
 from quantexp.analysis.style import LABEL_PT, NOTE_PT, TICK_PT, dress, new_figure
 from quantexp.analysis.tensors.inventory import in_flow
+from quantexp.capture.statistics.counts import Counts, from_json
 
 _ROW_INCH, _TOP_INCH, _BOTTOM_INCH, _NAMES_INCH = 0.26, 1.0, 0.75, 1.5
 #: The height of the legend.

@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from quantexp.analysis.numerics.by_layer import about_group
-from quantexp.analysis.numerics.counts import Counts
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.lines import add_legend, legend_inch, write_note, write_title
 from quantexp.analysis.numerics.marks import mark_of
 from quantexp.analysis.numerics.operand import Axis
 from quantexp.analysis.numerics.series import Judged, in_order, modules_of
 from quantexp.analysis.style import dress, new_figure
+from quantexp.capture.statistics.counts import Counts
 
 _PANEL_INCH, _ROW_INCH, _COLUMNS = 3.1, 2.0, 3
 _TOP_INCH, _BOTTOM_INCH, _LEFT_INCH = 0.98, 0.75, 0.7

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from quantexp.analysis.numerics.counts import Counts, of_exponents
+from quantexp.capture.statistics.counts import Counts, of_exponents
 from quantexp.formats import QuantSpec, encode
 from quantexp.formats.codes import code_values
 from quantexp.formats.table import HIF8

@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from quantexp.analysis.numerics.by_layer import about_group
-from quantexp.analysis.numerics.counts import Counts, of_exponents
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.hif8 import Tier, tier_of, tier_shares
 from quantexp.analysis.numerics.lines import finite, write_note, write_title
@@ -36,6 +35,7 @@ from quantexp.analysis.style import (
 )
 from quantexp.analysis.tensors.place import Place
 from quantexp.capture.reader import CapturedTensor
+from quantexp.capture.statistics.counts import Counts, of_exponents
 from quantexp.formats.codes import code_values
 from quantexp.formats.table import HIF8
 

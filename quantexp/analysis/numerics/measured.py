@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import Tensor
 
-from quantexp.analysis.numerics.counts import from_json
 from quantexp.analysis.numerics.operand import UnderFormat, axis_of, under_format
 from quantexp.analysis.numerics.outliers import Outliers, channel_dims, head_dims, outliers
 from quantexp.analysis.requantise.blocks import keeps_blocks
@@ -23,8 +22,9 @@ from quantexp.analysis.requantise.slots import check_layout, slots_of
 from quantexp.analysis.tensors.operands import DeclaredOperand, declared_operands
 from quantexp.analysis.tensors.place import Place
 from quantexp.analysis.tensors.rows import ROW_SEQUENCES
-from quantexp.analysis.tensors.statistics import Fidelity
 from quantexp.capture.reader import CapturedTensor
+from quantexp.capture.statistics.counts import from_json
+from quantexp.capture.statistics.errors import Fidelity
 from quantexp.capture.statistics.summary import statistics
 from quantexp.errors import CaptureError
 from quantexp.formats import finite_amax, get_format, resolve

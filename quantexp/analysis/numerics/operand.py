@@ -11,22 +11,21 @@ Blocks of zeros have no exponent and are counted apart, as are blocks with NaN o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
-from quantexp.analysis.numerics.counts import Counts, of_exponents
 from quantexp.analysis.numerics.hif8 import code_counts
 from quantexp.analysis.tensors.operands import DeclaredOperand
 from quantexp.analysis.tensors.rounded import Rounded, rounded_part
 from quantexp.analysis.tensors.rows import num_blocks_of_padding
-from quantexp.analysis.tensors.statistics import Fidelity, quantisation_error
-from quantexp.formats import Family, TwoLevelScales, scales_of
-from quantexp.formats.decoding import scale_values
-
-_E8M0_NAN, _E8M0_BIAS = 255, 127
+from quantexp.capture.statistics.counts import Counts, of_exponents
+from quantexp.capture.statistics.errors import Fidelity, quantisation_error
+from quantexp.capture.statistics.fidelity import E8M0_BIAS, blocks_by_exponent
+from quantexp.formats import Family, scales_of
 
 
 class Axis(StrEnum):
@@ -122,23 +121,11 @@ def _scale_exponents(part: Rounded, declared: DeclaredOperand) -> tuple[Counts, 
     if declared.format.family is Family.BF16 or part.x.numel() == 0:
         return Counts(), 0, 0
     scales = scales_of(part.x, declared.spec, axis=part.dim, amax=part.amax)
+    if isinstance(scales, Tensor) and scales.is_floating_point():
+        _, exponent = math.frexp(value := float(1 / scales.double()))
+        return Counts(exponent - 1, (1,)) if math.isfinite(value) else Counts(), 0, 0
     empty = 0
     if part.padding is not None and declared.format.block is not None:
         empty = num_blocks_of_padding(part.padding, part.dim, declared.spec.block)
-    if isinstance(scales, TwoLevelScales):
-        values = scale_values(scales.block, scales.tensor, declared.format).reshape(-1)
-        nan, zero = values.isnan(), values == 0
-        return _of_values(values[~nan & ~zero]), int(zero.sum()) - empty, int(nan.sum())
-    if scales.is_floating_point():
-        return _of_values(1 / scales.double().reshape(1)), 0, 0
-    bytes_ = torch.bincount(scales.reshape(-1).long(), minlength=_E8M0_NAN + 1).tolist()
-    return of_exponents(bytes_[1:_E8M0_NAN], 1 - _E8M0_BIAS), bytes_[0] - empty, bytes_[_E8M0_NAN]
-
-
-def _of_values(values: Tensor) -> Counts:
-    """floor(log2) of positive values, without values that are not finite."""
-    _, exponents = torch.frexp(values[values.isfinite()].double())
-    if exponents.numel() == 0:
-        return Counts()
-    first = int(exponents.min())
-    return of_exponents(torch.bincount((exponents - first).long()).tolist(), first - 1)
+    zero, *blocks, nan = blocks_by_exponent(scales, declared.format).tolist()
+    return of_exponents(blocks, 1 - E8M0_BIAS), zero - empty, nan

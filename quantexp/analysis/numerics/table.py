@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from quantexp.analysis.numerics.counts import Counts, from_json
 from quantexp.analysis.numerics.hif8 import tier_shares
 from quantexp.analysis.numerics.measured import Measured
 from quantexp.analysis.numerics.operand import Axis, UnderFormat
 from quantexp.analysis.numerics.outliers import Outliers
 from quantexp.analysis.tensors.place import Place
-from quantexp.analysis.tensors.statistics import Fidelity
+from quantexp.capture.statistics.counts import Counts, from_json
+from quantexp.capture.statistics.errors import Fidelity
 
 _PLACE = (
     *("module", "layer", "layer_type", "operation", "phase", "tensor"),

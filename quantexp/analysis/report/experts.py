@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quantexp.analysis.numerics.counts import Counts
 from quantexp.analysis.report.slots import SlotCell, State
+from quantexp.capture.statistics.counts import Counts
 
 _COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "count": sum,

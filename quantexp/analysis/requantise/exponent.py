@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quantexp.analysis.requantise.scoring import Looked
-from quantexp.analysis.tensors.rows import left_out
-from quantexp.analysis.tensors.statistics import Fidelity, fidelity, quantisation_error
+from quantexp.capture.statistics.errors import Fidelity, fidelity, quantisation_error
 from quantexp.formats import Family, Format, ScaleRule, Scaling, resolve
 from quantexp.formats.bits import (
     EXPONENT_MASK,
@@ -95,8 +94,7 @@ def _at_offset(looked: Looked, fmt: Format, offset: int) -> Fidelity:
     x = looked.x.movedim(looked.dim, -1)
     q, limit = quantise_at_offset(x, fmt, offset)
     padding = None if looked.padding is None else looked.padding.movedim(looked.dim, -1)
-    q = left_out(q, padding)
-    return fidelity(x, q, limit)
+    return fidelity(x, q, x.abs() > limit, padding)
 
 
 def quantise_at_offset(x: Tensor, fmt: Format, offset: int) -> tuple[Tensor, Tensor]:

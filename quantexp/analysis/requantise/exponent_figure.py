@@ -37,7 +37,7 @@ from quantexp.analysis.style import (
     new_figure,
     save_png,
 )
-from quantexp.analysis.tensors.statistics import Fidelity
+from quantexp.capture.statistics.errors import Fidelity
 from quantexp.formats import Family, Format
 from quantexp.quant.choosing import FORWARD_AMAX, GRADIENT_AMAX
 from quantexp.runs.status import write_whole

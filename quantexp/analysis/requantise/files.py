@@ -22,7 +22,7 @@ from quantexp.analysis.requantise.passing import FileScores
 from quantexp.analysis.requantise.recommend import Choice, in_order
 from quantexp.analysis.requantise.slots import module_of
 from quantexp.analysis.requantise.tally import Tally, Worst
-from quantexp.analysis.tensors.statistics import Fidelity
+from quantexp.capture.statistics.errors import Fidelity
 from quantexp.runs.status import write_whole
 
 _TENSOR = ("layer", "iteration", "micro_batch", "rank", "tensor", "file")

@@ -20,8 +20,8 @@ from quantexp.analysis.requantise.exponent import Point, study
 from quantexp.analysis.requantise.scoring import Looked, scores
 from quantexp.analysis.requantise.slots import check_layout, slots_of
 from quantexp.analysis.tensors.rows import laid_out, rows_of
-from quantexp.analysis.tensors.statistics import Fidelity
 from quantexp.capture.reader import Capture, CapturedTensor
+from quantexp.capture.statistics.errors import Fidelity
 from quantexp.errors import CaptureError
 from quantexp.formats import finite_amax
 from quantexp.formats.layout import INPUT_DTYPES
@@ -102,13 +102,7 @@ def score_file(entry: CapturedTensor, work: Work) -> FileScores:
 
 
 def _values(entry: CapturedTensor) -> Tensor:
-    try:
-        x = entry.torch()
-        intact = entry.is_intact()
-    except OSError as error:
-        raise CaptureError(f"{entry.path} cannot be read: {error.strerror}") from error
-    if intact is False:
-        raise CaptureError(f"{entry.path} holds other values than the manifest's hash says")
+    x = entry.verified()
     if not x.is_floating_point():
         raise CaptureError(f"{entry.path} holds no floating-point numbers, got {x.dtype}")
     return x

@@ -6,8 +6,8 @@ of the transform, as large in proportion as what is left after undoing it. Rando
 are random signs: a capture has no moment of its own. The amax of a tensor scale is that of the whole tensor, after a
 transform that of the blocks that were looked at.
 
-What is alike for several candidates is made once: transforms, the random numbers of stochastic rounding, and the limits
-of saturation, which do not depend on the rounding.
+What several candidates share is computed once: transforms, the random numbers of stochastic rounding, and the saturated
+elements, which do not depend on the rounding.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from quantexp.analysis.requantise.candidates import Candidate, Transform
-from quantexp.analysis.tensors.rows import left_out, padding_of_transform
-from quantexp.analysis.tensors.saturation import largest_representable
-from quantexp.analysis.tensors.statistics import Fidelity, fidelity
+from quantexp.analysis.tensors.rows import padding_of_transform
+from quantexp.capture.statistics.errors import Fidelity, fidelity
 from quantexp.formats import (
     Hadamard,
     QuantSpec,
@@ -29,6 +28,7 @@ from quantexp.formats import (
     finite_amax,
     hadamard,
     random_signs,
+    saturated,
 )
 from quantexp.formats.mx import PRE_SCALE
 from quantexp.formats.philox import random_numbers
@@ -71,7 +71,7 @@ class _Shared:
     def __init__(self, looked: Looked, slot: Slot) -> None:
         self._looked, self._slot = looked, slot
         self._transforms: dict[Transform, tuple[Tensor, Tensor | None]] = {}
-        self._limits: dict[Candidate, Tensor | None] = {}
+        self._saturated: dict[Candidate, Tensor] = {}
         self._random: Tensor | None = None
 
     def fidelity(self, candidate: Candidate) -> Fidelity:
@@ -80,11 +80,10 @@ class _Shared:
         spec = candidate.spec(self._slot)
         amax = amax if spec.is_scaled else None
         q = self._rounded(v, spec, amax).to(self._looked.x.dtype)
-        limit = self._limit(v, candidate, spec, amax)
         if candidate.pre_scale:
             q = q.float() / PRE_SCALE
-        q = left_out(q, self._padding(candidate))
-        return fidelity(v, q, None if limit is None else limit.expand_as(v))
+        beyond = self._beyond_largest(v, candidate, spec, amax)
+        return fidelity(v, q, beyond, self._padding(candidate))
 
     def _padding(self, candidate: Candidate) -> Tensor | None:
         padding, block = self._looked.padding, candidate.hadamard_block
@@ -118,13 +117,10 @@ class _Shared:
         quantise_dense(v, y, spec, self._looked.dim % v.ndim, scale, random)
         return y
 
-    def _limit(
+    def _beyond_largest(
         self, v: Tensor, candidate: Candidate, spec: QuantSpec, amax: Tensor | None
-    ) -> Tensor | None:
+    ) -> Tensor:
         usual = replace(candidate, rounding=candidate.format.rounding)
-        if usual not in self._limits:
-            limit = largest_representable(v, spec, self._looked.dim, amax)
-            if limit is not None and candidate.pre_scale:
-                limit = limit / PRE_SCALE
-            self._limits[usual] = limit
-        return self._limits[usual]
+        if usual not in self._saturated:
+            self._saturated[usual] = saturated(v, spec, axis=self._looked.dim, amax=amax)
+        return self._saturated[usual]

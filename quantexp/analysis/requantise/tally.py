@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from quantexp.analysis.requantise.passing import FileScores, SlotScores, Work
 from quantexp.analysis.requantise.slots import module_of
-from quantexp.analysis.tensors.statistics import Fidelity
+from quantexp.capture.statistics.errors import Fidelity
 from quantexp.quant.sites import Slot
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from quantexp.analysis.numerics.counts import Counts, from_json
 from quantexp.analysis.quick.first_look import FirstLook, Look
 from quantexp.analysis.tensors.inventory import Kind
+from quantexp.capture.statistics.counts import Counts, from_json
 from quantexp.formats import Family, get_format
 from quantexp.formats.codes import code_values
 

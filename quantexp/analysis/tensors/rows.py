@@ -70,8 +70,3 @@ def num_blocks_of_padding(padding: Tensor, dim: int, block: int) -> int:
     last = padding.movedim(dim, -1)
     parts = torch.split(last, block, dim=-1)
     return sum(int(part.all(-1).sum()) for part in parts)
-
-
-def left_out(q: Tensor, padding: Tensor | None) -> Tensor:
-    """A quantised tensor with NaN in its padding, so that padding is not judged."""
-    return q if padding is None else q.masked_fill(padding, torch.nan)

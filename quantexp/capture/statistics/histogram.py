@@ -10,10 +10,8 @@ The counts stay on the tensor's device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,12 +119,3 @@ def _kind(dtype: torch.dtype, device: torch.device) -> _Kind:
         values_V[index_V],  # patterns with the sign bit come first
     )
     return _Kind(*(part.to(device) for part in parts))
-
-
-def trimmed(counts: Sequence[int], first: int) -> dict[str, Any]:
-    """A histogram over consecutive integers, without empty bins at its ends."""
-    occurring = [index for index, count in enumerate(counts) if count]
-    if not occurring:
-        return {"first": None, "counts": []}
-    start, end = occurring[0], occurring[-1]
-    return {"first": first + start, "counts": list(counts[start : end + 1])}

@@ -5,7 +5,7 @@
 
 The results equal those of the torch code up to the order of float64 sums, and up to MX sums, for which a lane first
 adds up to 95 squares in float32: relative error below 95 * 2^-24, which is 2.5e-5 dB. Unsupported cases (a format of
-another family, fp16 under MX, blocks whose scale is at the ends of the range) use torch.
+another family, blocks whose scale is at the ends of the range) use torch.
 """
 
 from __future__ import annotations

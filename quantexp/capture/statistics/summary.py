@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from quantexp.capture.statistics import native
+from quantexp.capture.statistics.counts import of_exponents
 from quantexp.capture.statistics.fidelity import Chosen, fidelity, fidelity_record
-from quantexp.capture.statistics.histogram import Histogram, histogram, trimmed
+from quantexp.capture.statistics.histogram import Histogram, histogram
 from quantexp.capture.statistics.moments import central_moments, power_sums
 from quantexp.formats.layout import INPUT_DTYPES
 
@@ -27,6 +28,8 @@ QUANTILES = (0.0001, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 0.99
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -64, 31
 
 _WANTED = native.Described(QUANTILES, LOWEST_EXPONENT, HIGHEST_EXPONENT)
+#: A float16 up to this rounds to a float16 in every MX format; a larger one may round to 65536, which is infinite.
+_LARGEST_ROUNDED = 49152.0
 _NUM_BINS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 3
 _NUM_SUMS = 8
 _NO_MOMENTS = ("mean", "std", "min", "max", "abs_max", "skew", "kurtosis")
@@ -87,27 +90,32 @@ def summarise(x: Tensor, chosen: Chosen | None = None) -> Summary:
 def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary, Histogram]:
     """`summarise`, with the histogram."""
     x = as_input(x)
-    if (kernel := kernel_for(x)) is not None:
+    kernel, errors = kernel_for(x), None
+    if kernel is None:
+        counted = histogram(x)
+        numbers = described(x, counted)
+    else:
         result, counted = native.counted_values(kernel, _look(x, chosen), _WANTED)
-        numbers = result.numbers
-        if chosen is not None:
-            errors = result.errors
-            errors = fidelity(x, counted, chosen) if errors is None else errors
-            numbers = torch.cat([numbers, errors])
-        return Summary(x.numel(), numbers, chosen), counted
-    counted = histogram(x)
-    sums = power_sums(x, counted)
+        numbers, errors = result.numbers, result.errors
+        if chosen is not None and errors is None and x.dtype == torch.float16:
+            errors = _errors_in_float32(kernel, x, counted, chosen)
+    if chosen is not None:
+        errors = fidelity(x, counted, chosen) if errors is None else errors
+        numbers = torch.cat([numbers, errors])
+    return Summary(x.numel(), numbers, chosen), counted
+
+
+def described(x: Tensor, counted: Histogram) -> Tensor:
+    """The numbers of a `Summary` without a format, from a tensor and its histogram."""
     zeros = _zeros(x, counted)
     num_nan, num_inf = _nonfinite(x, counted)
     parts = [
         torch.stack([num_nan, num_inf, zeros]).to(torch.float64),
-        sums,
+        power_sums(x, counted),
         _quantiles_of(counted),
         _exponents_of(counted, zeros),
     ]
-    if chosen is not None:
-        parts.append(fidelity(x, counted, chosen))
-    return Summary(x.numel(), torch.cat(parts), chosen), counted
+    return torch.cat(parts)
 
 
 def summarise_all(
@@ -137,6 +145,18 @@ def as_input(x: Tensor) -> Tensor:
 def kernel_for(x: Tensor) -> native.Kernels | None:
     """The compiled code, if it supports the tensor."""
     return native.kernels() if x.device.type == "cpu" and x.numel() < 1 << 32 else None
+
+
+def _errors_in_float32(
+    kernel: native.Kernels, x: Tensor, counted: Histogram, chosen: Chosen
+) -> Tensor | None:
+    """The MX errors of a float16 tensor, which in float32 are the same; None if the compiled code has none."""
+    if bool((counted.values.abs() > _LARGEST_ROUNDED).any()):
+        return None
+    wide = x.to(torch.float32)
+    if not native.takes(wide, chosen.spec):
+        return None
+    return native.counted(kernel, [_look(wide, chosen)], _WANTED)[0].errors
 
 
 def _look(x: Tensor, chosen: Chosen | None) -> native.Look:
@@ -216,4 +236,5 @@ def _quantiles(count: float, quantiles: Sequence[float]) -> dict[str, float] | N
 def _magnitudes(bins: Sequence[float]) -> dict[str, Any]:
     """The bins from the first to the last exponent that occurs, and the counts outside the bins."""
     counts = [int(count) for count in bins]
-    return {"below": counts[0], "above": counts[-1], **trimmed(counts[1:-1], LOWEST_EXPONENT)}
+    inside = of_exponents(counts[1:-1], LOWEST_EXPONENT)
+    return {"below": counts[0], "above": counts[-1], **inside.json()}

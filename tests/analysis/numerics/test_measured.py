@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy import stats
 
-from quantexp.analysis.numerics.counts import Counts
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
 from quantexp.analysis.numerics.operand import Axis, UnderFormat
-from quantexp.analysis.tensors.statistics import quantisation_error
 from quantexp.capture.reader import open_capture
+from quantexp.capture.statistics.counts import Counts
+from quantexp.capture.statistics.errors import quantisation_error
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
 from quantexp.errors import CaptureError

@@ -12,8 +12,8 @@ import torch
 from quantexp.analysis import numerics
 from quantexp.analysis.numerics.measured import Asked, Measured, measure
 from quantexp.analysis.numerics.table import COLUMNS, csv_text, json_text
-from quantexp.analysis.tensors.statistics import Fidelity
 from quantexp.capture.reader import open_capture
+from quantexp.capture.statistics.errors import Fidelity
 from tests.analysis.captures import HIF8, MX4, Capture, linear_formats
 
 

@@ -7,12 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
-from quantexp.analysis.numerics.counts import Counts
 from quantexp.analysis.quick import panels
 from quantexp.analysis.scheme_style import scheme_style
 from quantexp.analysis.style import BLUE, VERMILLION, new_figure
 from quantexp.analysis.tensors.by_kind import OfKind, Range
 from quantexp.analysis.tensors.inventory import Kind
+from quantexp.capture.statistics.counts import Counts
 from quantexp.runs.metrics import LossCurve
 
 RANGE = Range(2.0**-10, 2.0**-7, 448.0, True)

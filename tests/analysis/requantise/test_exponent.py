@@ -15,7 +15,7 @@ from quantexp.analysis.requantise.exponent import (
     study_points,
 )
 from quantexp.analysis.requantise.scoring import Looked
-from quantexp.analysis.tensors.statistics import quantisation_error
+from quantexp.capture.statistics.errors import quantisation_error
 from quantexp.formats import finite_amax, get_format, quantise, resolve
 
 from .conftest import normal

@@ -10,7 +10,7 @@ from quantexp.analysis.requantise.exponent import study_points
 from quantexp.analysis.requantise.exponent_figure import draw_study, write_study
 from quantexp.analysis.requantise.passing import Work
 from quantexp.analysis.requantise.tally import Tally
-from quantexp.analysis.tensors.statistics import Fidelity
+from quantexp.capture.statistics.errors import Fidelity
 
 
 def tally(names: list[str] | None, sqnr_db: float = 20.0) -> Tally:

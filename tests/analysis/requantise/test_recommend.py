@@ -11,7 +11,7 @@ from quantexp.analysis.requantise.passing import Work
 from quantexp.analysis.requantise.recommend import Choice, recommend
 from quantexp.analysis.requantise.slots import slots_of
 from quantexp.analysis.requantise.tally import Place, Tally, Worst
-from quantexp.analysis.tensors.statistics import Fidelity
+from quantexp.capture.statistics.errors import Fidelity
 from quantexp.formats import Hadamard
 from quantexp.quant.sites import Product, Site
 from quantexp.quant.slots import resolve_site

@@ -10,7 +10,7 @@ import torch
 from quantexp.analysis.requantise.candidates import Candidate, candidates, formats_of
 from quantexp.analysis.requantise.scoring import Looked, scores
 from quantexp.analysis.requantise.slots import slots_of
-from quantexp.analysis.tensors.statistics import Fidelity, quantisation_error
+from quantexp.capture.statistics.errors import Fidelity, quantisation_error
 from quantexp.formats import (
     Hadamard,
     Rounding,

@@ -19,8 +19,8 @@ from quantexp.analysis.requantise.files import COLUMNS
 from quantexp.analysis.requantise.recommend import Choice
 from quantexp.analysis.requantise.table import _by_worth
 from quantexp.analysis.requantise.verb import Outcome, requantise
-from quantexp.analysis.tensors.statistics import quantisation_error
 from quantexp.capture import open_capture
+from quantexp.capture.statistics.errors import quantisation_error
 from quantexp.cli.main import main
 from quantexp.formats import resolve
 from quantexp.quant.sites import FPROP_X

@@ -100,6 +100,22 @@ def test_scales_at_the_ends_of_the_range_are_left_to_torch(
         assert compiled["fidelity"]["scale_exponents"] == by_torch["fidelity"]["scale_exponents"]
 
 
+@pytest.mark.parametrize("largest", [40_000.0, 65504.0])
+@pytest.mark.parametrize("format_name", ["mxfp8", "mxfp4", "mxfp6_e3m2"])
+def test_float16_is_judged_in_float32_unless_it_could_become_infinite(
+    largest: float, format_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A scale rounded up makes 65536 of 65504, which float16 does not have; 2^-24 is its smallest value.
+    x = torch.cat([torch.linspace(-largest, largest, 96), torch.arange(32) * 2.0**-24]).half()
+    compiled, by_torch = both(x, format_name, "input", monkeypatch)
+    is_infinite = largest > 65000 and format_name == "mxfp8"  # the others round scales down
+    assert (compiled["fidelity"]["mse"] is None) == is_infinite
+    if largest > 65000:
+        assert compiled["fidelity"] == by_torch["fidelity"]
+    else:
+        assert_alike(compiled, by_torch)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (33,), (32, 1)])
 def test_small_and_empty_tensors(

@@ -8,7 +8,8 @@ import pytest
 import torch
 from scipy.spatial.distance import cosine as cosine_distance
 
-from quantexp.analysis.tensors.statistics import quantisation_error
+from quantexp.capture.statistics import errors
+from quantexp.capture.statistics.errors import cosine, quantisation_error
 from quantexp.formats import resolve
 
 NAN, INF = float("nan"), float("inf")
@@ -191,3 +192,19 @@ def test_what_becomes_infinite_has_infinite_errors() -> None:
     q = quantisation_error(torch.tensor([50000.0, 1.0]), resolve("hifp8", saturate=False))
     assert (q.sqnr_db, q.mse, q.relative_error) == (-math.inf, math.inf, math.inf)
     assert math.isnan(q.cosine)
+
+
+@pytest.mark.parametrize("bad", [0.0, NAN, INF])
+def test_without_skipping_as_on_a_gpu_all_measures_are_the_same(
+    bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
+    x[3, 5], x[:, ::11] = bad, 0.0
+    on_host = [quantisation_error(x, name) for name in ("mxfp4", "nvfp4", "hifp8")]
+    monkeypatch.setattr(errors, "_can_skip", lambda x: False)
+    assert [quantisation_error(x, name) for name in ("mxfp4", "nvfp4", "hifp8")] == on_host
+
+
+def test_a_cosine_is_at_most_one() -> None:
+    assert cosine(1.0, 1.0, 1.0 + 2**-40) == 1.0
+    assert math.isnan(cosine(1.0, 0.0, 0.0))

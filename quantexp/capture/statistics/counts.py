@@ -37,6 +37,10 @@ class Counts:
         kept = [0 if v == value else count for v, count in self.items()]
         return of_exponents(kept, self.first), self.total - sum(kept)
 
+    def json(self) -> dict[str, Any]:
+        """The form in the capture's statistics, which `from_json` reads; without counts, `first` is None."""
+        return {"first": self.first if self.counts else None, "counts": list(self.counts)}
+
     def __add__(self, other: Counts) -> Counts:
         """The sum of both counts."""
         if not (self.counts and other.counts):
@@ -60,7 +64,7 @@ def of_exponents(counts: Sequence[int], first: int) -> Counts:
 
 
 def from_json(found: Mapping[str, Any] | None) -> Counts:
-    """Counts from the output of `quantexp.capture.statistics.histogram.trimmed`."""
+    """Counts from the output of `Counts.json`."""
     if not found or found.get("first") is None:
         return Counts()
     return of_exponents([int(count) for count in found["counts"]], int(found["first"]))

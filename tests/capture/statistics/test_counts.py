@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from quantexp.analysis.numerics.counts import Counts, from_json, of_exponents
+from quantexp.capture.statistics.counts import Counts, from_json, of_exponents
 
 
 def test_empty_ends_are_left_out() -> None:
@@ -33,3 +33,9 @@ def test_one_integer_can_be_taken_out() -> None:
 def test_a_captures_histogram_is_read() -> None:
     assert from_json({"first": -2, "counts": [1, 0, 4]}) == Counts(-2, (1, 0, 4))
     assert from_json({"first": None, "counts": []}) == from_json(None) == Counts()
+
+
+@pytest.mark.parametrize("counts", [Counts(-2, (1, 0, 4)), Counts()])
+def test_a_histogram_is_read_as_it_was_written(counts: Counts) -> None:
+    assert from_json(counts.json()) == counts
+    assert Counts().json() == {"first": None, "counts": []}

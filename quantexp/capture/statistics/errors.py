@@ -1,0 +1,150 @@
+"""The fidelity of a number format for a tensor: error, underflow, saturation, as sums and as the derived measures.
+
+Sums are accumulated in float64 over chunks, on the tensor's device; bf16 is treated as any other dtype. NaN and Inf,
+and blocks with one of them, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quantexp.formats import quantise, resolve, saturated
+from quantexp.formats.layout import INPUT_DTYPES
+from quantexp.formats.mx import PRE_SCALE
+from quantexp.formats.spec import AnySpec
+from quantexp.quant.step_state import Draw
+
+#: Elements of a chunk, whose three float64 copies fit in the cache.
+_CHUNK_ELEMENTS = 1 << 16
+#: The numbers of `error_sums`.
+NUM_SUMS = 8
+
+
+class Fidelity(NamedTuple):
+    """The fidelity of a quantised tensor."""
+
+    #: 10 log10(sum x^2 / sum (x - q)^2); inf if nothing changed, -inf if a finite value became
+    #: infinite, NaN if there is no finite non-zero element.
+    sqnr_db: float
+    #: Fraction of the non-zero elements that became zero.
+    underflow_share: float
+    #: Fraction of the finite elements beyond the largest value at their block's scale.
+    saturated_share: float
+    #: Mean of (x - q)^2, in the tensor's unit squared; NaN without finite elements.
+    mse: float = math.nan
+    #: sum x q / sqrt(sum x^2 sum q^2); NaN if x or q has no non-zero element, or if q is infinite.
+    cosine: float = math.nan
+    #: Mean of |x - q| / |x| over the non-zero elements; 1 for an element that became zero.
+    relative_error: float = math.nan
+
+
+def quantisation_error(
+    x: Tensor,
+    fmt: AnySpec,
+    axis: int = -1,
+    *,
+    amax: Tensor | None = None,
+    draw: Draw | None = None,
+    padding: Tensor | None = None,
+) -> Fidelity:
+    """The fidelity of `quantise(x, fmt, axis=axis, amax=amax, **draw)` over elements whose result is not NaN.
+
+    With `pre_scale` the result stands for 3/4 of x, and 4/3 of it is compared with x. A NaN or Inf makes its whole MX
+    block NaN: such a block is left out. Shares are NaN where there is nothing to take them of. Dtypes other than bf16,
+    fp16 and fp32 are judged as fp32. Elements that are `padding` (bool, of x's shape) are quantised with the others and
+    not judged.
+
+    Raises:
+        ValueError: an unknown format, as for `quantise`.
+    """
+    spec = resolve(fmt)
+    x = x.detach() if x.dtype in INPUT_DTYPES else x.detach().to(torch.float32)
+    q = quantise(x, spec, axis=axis, amax=amax, **(draw or Draw()))
+    if spec.pre_scale:
+        q = q.float() / PRE_SCALE
+    return fidelity(x, q, saturated(x, spec, axis=axis, amax=amax), padding)
+
+
+def fidelity(x: Tensor, q: Tensor, beyond: Tensor, padding: Tensor | None = None) -> Fidelity:
+    """The fidelity of `q` for `x`, over elements in which q is not NaN and that are no padding.
+
+    `beyond` marks the saturated elements. x and q are of any floating dtype, `beyond` and `padding` bool; all of one
+    shape.
+    """
+    q = q if padding is None else q.masked_fill(padding, torch.nan)
+    sums = error_sums(x, q, beyond).tolist()
+    signal, noise, cross, judged, nonzero, underflowed, num_beyond, relative = sums
+    return Fidelity(
+        decibel(signal, noise),
+        share(underflowed, nonzero),
+        share(num_beyond, judged),
+        share(noise, judged),
+        cosine(signal, signal + 2 * cross + noise, signal + cross),
+        share(relative, nonzero),
+    )
+
+
+def error_sums(x: Tensor, q: Tensor, beyond: Tensor) -> Tensor:
+    """Sums over the elements in which x is finite and q not NaN, e being q - x; float64, on x's device.
+
+    [x^2, e^2, x e, elements, non-zero elements, underflowed, saturated, |e / x|]
+    """
+    parts = [torch.split(t.reshape(-1), _CHUNK_ELEMENTS) for t in (x, q, beyond)]
+    sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=x.device)
+    for chunk in zip(*parts, strict=True):
+        sums += _chunk_sums(*chunk)
+    return sums
+
+
+def _chunk_sums(x_N: Tensor, q_N: Tensor, beyond_N: Tensor) -> Tensor:
+    """`error_sums` over one chunk."""
+    can_skip = _can_skip(x_N)
+    wide_N = x_N.double()
+    error_N = q_N.double().sub_(wide_N)
+    noise = torch.dot(error_N, error_N)
+    judged = torch.full_like(noise, x_N.numel())
+    if not can_skip or not noise.isfinite():
+        left_out_N = x_N.isfinite().logical_not_().logical_or_(q_N.isnan())
+        judged -= left_out_N.sum()
+        x_N, q_N, wide_N, error_N = (
+            t.masked_fill(left_out_N, 0.0) for t in (x_N, q_N, wide_N, error_N)
+        )
+        beyond_N = beyond_N & ~left_out_N
+        noise = torch.dot(error_N, error_N)
+    nonzero, kept = torch.count_nonzero(x_N), torch.count_nonzero(q_N)
+    signal, cross = torch.dot(wide_N, wide_N), torch.dot(wide_N, error_N)
+    if not can_skip or nonzero < x_N.numel():
+        wide_N = wide_N.masked_fill(wide_N == 0, math.inf)
+    relative = error_N.div_(wide_N).abs_().sum()
+    sums = [signal, noise, cross, judged, nonzero, nonzero - kept, beyond_N.sum(), relative]
+    return torch.stack(sums)
+
+
+def _can_skip(x: Tensor) -> bool:
+    """Whether looking whether a computation is needed costs less than it; on a GPU it is a synchronisation."""
+    return x.device.type == "cpu"
+
+
+def decibel(signal: float, noise: float) -> float:
+    """The signal-to-noise ratio: inf without noise, -inf with infinite noise, NaN without a signal."""
+    if signal == 0:
+        return math.nan
+    if noise == 0:
+        return math.inf
+    return -math.inf if math.isinf(noise) else 10 * math.log10(signal / noise)
+
+
+def cosine(signal: float, energy: float, product: float) -> float:
+    """The cosine from sum x^2, sum q^2 and sum x q, at most 1; NaN without a signal, or of an infinite or zero q."""
+    if not (signal > 0 and energy > 0 and math.isfinite(energy)):
+        return math.nan
+    return min(1.0, product / math.sqrt(signal * energy))
+
+
+def share(part: float, whole: float) -> float:
+    """part / whole; NaN of nothing."""
+    return part / whole if whole else math.nan
