@@ -21,6 +21,7 @@ from quantexp.runs.status import State, Status, write_status
 from quantexp.schema import TrackingConfig
 from quantexp.training.tracking import events, upload
 from quantexp.training.tracking.events import Point, TrackedRun
+from quantexp.training.tracking.trackers import BACKENDS
 from quantexp.training.tracking.upload import Delivery, Upload, error_line, tracked_run
 
 from .conftest import line
@@ -173,7 +174,7 @@ def test_trouble_at_the_end_is_on_record_and_the_exit_code(
 ) -> None:
     run = tracked()
     ended(run)
-    monkeypatch.setitem(upload.BACKENDS, "wandb", Server(refuses=ConnectionError("away")))
+    monkeypatch.setitem(BACKENDS, "wandb", Server(refuses=ConnectionError("away")))
     assert upload.main(["wandb", str(run.folder.root)]) == 1
     assert record(run).trouble == "ConnectionError: away"
     assert not record(run).ended
