@@ -25,17 +25,6 @@ from quantexp.runs.status import INTERRUPTED, State, Status, read_status
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp.schema.launcher import LOCAL, SLURM
 
-__all__ = [
-    "Job",
-    "LaunchPlan",
-    "Launcher",
-    "NoOptions",
-    "Point",
-    "Standing",
-    "launcher_of",
-    "options_of",
-]
-
 #: An experiment and its stage: runs of a stage start after all runs of the previous stage have completed.
 Point = tuple[Experiment, int]
 #: States in which a run's job or process may be alive.

@@ -17,9 +17,10 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
+from quantexp.config.launchers import options_of
 from quantexp.errors import ConfigError
 from quantexp.launch.attempt import open_run
-from quantexp.launch.backend import Job, Launcher, Point, Standing, ended, options_of
+from quantexp.launch.backend import Job, Launcher, Point, Standing, ended
 from quantexp.runs.device import device_class
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import command_line

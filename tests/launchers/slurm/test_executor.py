@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 from quantexp_launchers.slurm import executor
 from quantexp_launchers.slurm.batch import Batch
 from quantexp_launchers.slurm.executor import check, refusal, require_slurm, script, submit
-from quantexp_launchers.slurm.task import rendezvous_port
 
 from quantexp.errors import RunError
 from quantexp.runs.paths import Submission
@@ -277,18 +275,3 @@ def test_variables_cannot_change_what_is_asked_for(
         env = call["env"]
         assert {name for name in given if name in env} == {"SBATCH_ACCOUNT", "SLURM_CONF", "MY_OWN"}
     assert all(os.environ[name] == value for name, value in given.items())
-
-
-def test_ports_are_below_those_that_systems_give_out() -> None:
-    ports = {rendezvous_port(job) for job in range(100_000)}
-    assert min(ports) == 20000
-    assert max(ports) < 32768
-    assert rendezvous_port(5) != rendezvous_port(6)
-
-
-def test_importing_what_a_task_needs_imports_neither_hydra_nor_torch() -> None:
-    program = (
-        "import sys, quantexp_launchers.slurm.task\n"
-        "sys.exit(bool({'hydra', 'torch', 'submitit'} & set(sys.modules)))\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
