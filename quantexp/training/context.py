@@ -5,7 +5,6 @@ status.json is true from the first moment to the last; of several ranks, rank 0 
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import Rank
 from quantexp.runs.status import Phase, Status, now, read_status, write_status
 from quantexp.schema import Experiment
+from quantexp.training.log import LOG
 from quantexp.training.tracking.clients import Tracking
 
 if TYPE_CHECKING:
@@ -30,11 +30,6 @@ _LOGGED = (
 )
 #: Seconds between two updates of status.json while tensors are captured.
 STATUS_INTERVAL_S = 0.2
-
-
-def say(words: str) -> None:
-    """Write a line of the log, with the time in UTC."""
-    sys.stderr.write(f"{now()[:19].replace('T', ' ')} {words}\n")
 
 
 class RunContext:
@@ -61,7 +56,7 @@ class RunContext:
         if phase is not self.status.phase:
             self.status.phase, self.status.phase_since = phase, now()
             if self.rank.leads and phase in _LOGGED:
-                say(phase.value)
+                LOG.info(phase.value)
         self.write_status()
 
     def at(self, phase: Phase, iteration: int, micro_batch: int) -> None:

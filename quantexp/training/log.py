@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+#: The logger of everything that a run prints.
+LOG = logging.getLogger("quantexp")
 LIBRARIES = ("megatron", "torch", "transformer_engine")
 
 
@@ -30,17 +32,16 @@ def own_lines(process: str) -> Iterator[None]:
     )
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
-    logger = logging.getLogger("quantexp")
-    before = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False  # a library may have given the root logger a handler
+    level, propagates = LOG.level, LOG.propagate
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False  # a library may have given the root logger a handler
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        LOG.removeHandler(handler)
+        LOG.setLevel(level)
+        LOG.propagate = propagates
 
 
 @contextlib.contextmanager

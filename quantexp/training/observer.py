@@ -20,7 +20,8 @@ from quantexp.model.sizes import num_micro_batches_each
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.status import Phase, now, write_json
 from quantexp.schema import AttentionPath, CaptureLevel
-from quantexp.training.context import RunContext, say
+from quantexp.training.context import RunContext
+from quantexp.training.log import LOG
 
 if TYPE_CHECKING:
     import torch
@@ -219,7 +220,7 @@ class RunObserver:
         if metrics.iteration < last and seconds - self._logged < LOG_S:
             return
         self._logged = seconds
-        say(
+        LOG.info(
             f"iteration {metrics.iteration} of {last}, loss {metrics.loss:.4f}, gradient norm {metrics.grad_norm:.3f}, "
             f"{metrics.step_time_s:.2f} s, {metrics.tokens_per_s:,.0f} tokens/s"
         )

@@ -15,7 +15,6 @@ import os
 import platform
 import signal
 import sys
-import traceback
 from pathlib import Path
 
 from quantexp.analysis.after_run import REPORT_LOOK_S, draw_figures
@@ -43,7 +42,7 @@ from quantexp.runs.status import (
 )
 from quantexp.schema import AutoDraw, Experiment
 from quantexp.training.context import RunContext
-from quantexp.training.library_messages import library_messages_in
+from quantexp.training.log import LOG, library_messages_in, own_lines
 from quantexp.training.observer import RunObserver
 from quantexp.training.saver import saver_of
 
@@ -135,26 +134,25 @@ class Worker:
             finally:
                 self._interrupted()
         except Exception:  # noqa: BLE001
-            traceback.print_exc()
+            LOG.exception("the end of the run could not be recorded")
         finally:  # no later signal would end it
             leave_process(130)
 
     def warned(self, signum: int, frame: object) -> None:
         """The scheduler's signal that the job will soon be ended; training goes on until then."""
-        sys.stderr.write(
-            f"the scheduler will end this job soon, says {signal.Signals(signum).name}\n"
-        )
+        name = signal.Signals(signum).name
+        LOG.warning("the scheduler will end this job soon, as %s announces", name)
 
     def run(self) -> int:
         """Train to the end and say how it ended: 0 completed, 1 failed, 130 interrupted."""
         log = self.context.run.library_log(self.context.rank.rank)
         log.parent.mkdir(exist_ok=True)
-        try:
-            with library_messages_in(log):
+        with own_lines(f"rank {self.context.rank.rank}"), library_messages_in(log):
+            try:
                 return self._run_or_interrupted()
-        except TakenOverError:
-            sys.stderr.write("the job was started again elsewhere: this start of it ends\n")
-            return 1
+            except TakenOverError:
+                LOG.error("the job was started again elsewhere: this start of it ends")
+                return 1
 
     def _run_or_interrupted(self) -> int:
         try:
@@ -185,7 +183,7 @@ class Worker:
         except Exception as error:
             if self.context.interrupted:  # raised in the middle of torch's own bookkeeping
                 raise KeyboardInterrupt from error
-            traceback.print_exc()
+            LOG.exception("the run failed")
             first = (str(error).strip().splitlines() or [""])[0]
             where = self.context.run.rank_log(self.context.rank.rank)
             reason = f"{type(error).__name__}: {first}; traceback in {where}"
@@ -220,10 +218,7 @@ class Worker:
 
             write_report([self.context.run.root], self.context.run.root, REPORT_LOOK_S)
         except Exception:  # noqa: BLE001
-            traceback.print_exc()
-            sys.stderr.write(
-                f"report.html was not written; quantexp report {self.context.run.root}\n"
-            )
+            LOG.exception("report.html was not written; quantexp report %s", self.context.run.root)
 
     def _record(self, record: RankRecord) -> None:
         if not self.context.rank.alone:

@@ -143,7 +143,7 @@ def test_worker_whose_main_thread_is_stuck_writes_its_captures_and_its_end(
 def test_worker_whose_main_thread_is_stuck_ends_on_a_full_disk_too(
     second: Worker,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
     full: str,
 ) -> None:
     codes: list[int] = []
@@ -160,7 +160,7 @@ def test_worker_whose_main_thread_is_stuck_ends_on_a_full_disk_too(
     monkeypatch.setattr(worker, "leave_process", codes.append)
     second.leave()
     assert codes == [130]
-    assert "OSError: [Errno 28] No space left on device" in capfd.readouterr().err
+    assert "OSError: [Errno 28] No space left on device" in caplog.text
     record = read_record(second.context.run, 1)
     assert (record is not None) == (full == "captures"), "the end is written where it can be"
 
@@ -204,7 +204,7 @@ def test_start_that_is_no_longer_the_newest_ends_and_writes_nothing(
     monkeypatch.setattr(in_job, "_train", trains)
     assert in_job.run() == 1
     assert in_job.context.run.status.read_bytes() == written[0]
-    assert "the job was started again elsewhere" in capsys.readouterr().err
+    assert "ERROR rank 0: the job was started again elsewhere" in capsys.readouterr().err
 
 
 def test_error_of_a_start_that_is_no_longer_the_newest_is_not_the_run_s(
@@ -219,3 +219,10 @@ def test_error_of_a_start_that_is_no_longer_the_newest_is_not_the_run_s(
     status = read_status(in_job.context.run.status)
     assert status is not None
     assert status.state is State.RUNNING
+
+
+def test_warning_of_the_scheduler_is_in_the_log(
+    second: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    second.warned(signal.SIGUSR2, None)
+    assert caplog.messages == ["the scheduler will end this job soon, as SIGUSR2 announces"]

@@ -21,6 +21,7 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.redaction import redacted
 from quantexp.runs.status import State
 from quantexp.schema import Experiment
+from quantexp.training.log import LOG
 from quantexp.training.tracking.events import TrackedRun, Tracker, point
 from quantexp.training.tracking.trackers import Backend, enabled
 from quantexp.training.tracking.upload import Delivery, error_line
@@ -110,7 +111,7 @@ class Tracking:
         trouble = self._deliveries[name].trouble
         if trouble and name not in self._reported:
             self._reported.add(name)
-            sys.stderr.write(f"tracking.{name}: {trouble}; the run continues\n")
+            LOG.warning("tracking.%s: %s; the run continues", name, trouble)
 
     def _look(self) -> None:
         """Read the records of the uploads."""

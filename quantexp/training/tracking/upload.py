@@ -25,6 +25,7 @@ from quantexp.errors import QuantexpError, RunError
 from quantexp.runs.paths import RunDir
 from quantexp.runs.redaction import redacted
 from quantexp.runs.status import State, read_status, write_json
+from quantexp.training.log import LOG, own_lines
 from quantexp.training.tracking.events import TrackedRun, Tracker, read_points
 from quantexp.training.tracking.trackers import BACKENDS, Backend
 
@@ -109,7 +110,7 @@ class Upload:
         except Exception as error:  # noqa: BLE001  (a library's own errors; the run continues whatever they are)
             self.delivery.trouble = error_line(error)
             whole = redacted(f"{type(error).__name__}: {error}")
-            sys.stderr.write(f"{whole}\nnext attempt in {self._pause_s:.0f} s\n")
+            LOG.warning("%s\nnext attempt in %.0f s", whole, self._pause_s)
             self._not_before = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             self._write()
@@ -155,7 +156,7 @@ class Upload:
             if status is not None and status.created == self.run.created:
                 self.delivery.write(self.file)
         except (OSError, RunError) as error:
-            sys.stderr.write(f"{self.file} cannot be written: {error}\n")
+            LOG.warning("%s cannot be written: %s", self.file, error)
 
     def _end(self, is_worker_alive: bool) -> tuple[State, str] | None:
         """The state and reason with which the run has ended; None while it works."""
@@ -163,7 +164,7 @@ class Upload:
         try:
             status = read_status(self.run.folder.status)
         except RunError as error:
-            sys.stderr.write(f"{error}\n")
+            LOG.warning(error)
         is_ours = status is None or status.created == self.run.created
         if status is not None and is_ours and status.state in _ENDS:
             return status.state, status.reason
@@ -206,7 +207,9 @@ def main(argv: list[str] | None = None) -> int:
     except QuantexpError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    return 0 if upload.follow(lambda: parent is None or os.getppid() == parent) else 1
+    with own_lines(arguments.tracker):
+        is_sent = upload.follow(lambda: parent is None or os.getppid() == parent)
+    return 0 if is_sent else 1
 
 
 def _end_with(parent: int) -> None:

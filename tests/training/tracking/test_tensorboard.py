@@ -220,5 +220,5 @@ def test_event_file_that_cannot_be_written_does_not_end_the_run(
     told = status.tracking["tensorboard"]
     assert told["trouble"] == "OSError: [Errno 28] No space left on device"
     assert (told["iteration"], told["ended"]) == (0, False)
-    said = "tracking.tensorboard: OSError: [Errno 28] No space left on device; the run continues\n"
+    said = "WARNING rank 0: tracking.tensorboard: OSError: [Errno 28] No space left on device; the run continues\n"
     assert capfd.readouterr().err.count(said) == 1

@@ -1,14 +1,15 @@
-"""What libraries warn of is kept, in a file of its own."""
+"""The form of a rank's own lines; and what libraries warn of is kept, in a file of its own."""
 
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from pathlib import Path
 
 import pytest
 
-from quantexp.training.library_messages import is_of_library, library_messages_in
+from quantexp.training.log import LOG, is_of_library, library_messages_in, own_lines
 
 MEGATRON = "/venv/lib/python3.11/site-packages/megatron/core/backends.py"
 
@@ -64,3 +65,32 @@ def test_only_installed_libraries_count() -> None:
     assert is_of_library(MEGATRON)
     assert not is_of_library("/src/quantexp/megatron/trainer.py")
     assert not is_of_library("/venv/lib/site-packages/rich/table.py")
+
+
+def test_own_lines_have_time_level_and_process(capsys: pytest.CaptureFixture[str]) -> None:
+    before = LOG.level, LOG.propagate, list(LOG.handlers)
+    with own_lines("rank 3"):
+        LOG.info("building the model")
+        try:
+            raise ValueError("no such layer")
+        except ValueError:
+            LOG.exception("the run failed")
+    LOG.info("is not shown")
+    assert (LOG.level, LOG.propagate, LOG.handlers) == before
+    first, second, *traceback = capsys.readouterr().err.splitlines()
+    time = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.fullmatch(rf"{time} INFO rank 3: building the model", first)
+    assert re.fullmatch(rf"{time} ERROR rank 3: the run failed", second)
+    assert (traceback[0], traceback[-1]) == (
+        "Traceback (most recent call last):",
+        "ValueError: no such layer",
+    )
+
+
+def test_own_lines_have_the_time_in_utc(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1767323103.5)  # date -d 2026-01-02T03:05:03.5Z +%s.%N
+    with own_lines("wandb"):
+        LOG.warning("network away")
+    assert capsys.readouterr().err == "2026-01-02 03:05:03 WARNING wandb: network away\n"
