@@ -16,8 +16,8 @@ from torch import Tensor
 
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.record.operands import SCALE
-from quantexp.capture.statistics.histogram import Histogram
-from quantexp.capture.statistics.summary import QUANTILES, summarise_counted
+from quantexp.capture.statistics.histogram import QUANTILES, Histogram
+from quantexp.capture.statistics.summary import summarise_counted
 from quantexp.errors import CaptureError
 from quantexp.formats import get_format
 from quantexp.formats.decoding import scale_values

@@ -25,7 +25,7 @@ from quantexp.analysis.draw.tree import STATISTICS
 from quantexp.analysis.draw.work import Done
 from quantexp.analysis.tensors.inventory import experts_as_one
 from quantexp.capture.reader import CapturedTensor
-from quantexp.capture.statistics.summary import QUANTILES
+from quantexp.capture.statistics.histogram import QUANTILES
 from quantexp.terminal.units import human_bytes
 
 TABLE = "tensor_stats.txt"

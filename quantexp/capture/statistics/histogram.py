@@ -19,6 +19,11 @@ from torch import Tensor
 from quantexp.formats.layout import memory_order
 
 NUM_BINS = 1 << 16
+#: The quantiles, as fractions of the finite elements.
+QUANTILES = (0.0001, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999)
+#: Exponents floor(log2 |x|) of the first and last bin of magnitudes; two more bins count elements outside.
+LOWEST_EXPONENT, HIGHEST_EXPONENT = -64, 31
+NUM_EXPONENTS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 3
 #: The number of elements whose widened indices fit in the cache.
 _CHUNK = 1 << 18
 

@@ -23,7 +23,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quantexp.capture.statistics.histogram import NUM_BINS, Histogram, value_table
+from quantexp.capture.statistics.histogram import (
+    HIGHEST_EXPONENT,
+    LOWEST_EXPONENT,
+    NUM_BINS,
+    NUM_EXPONENTS,
+    QUANTILES,
+    Histogram,
+    value_table,
+)
 from quantexp.formats import Family, QuantSpec, encode
 from quantexp.formats.layout import memory_order
 from quantexp.processes.compiled import library
@@ -33,7 +41,8 @@ SOURCE = Path(__file__).with_name("statistics.c")
 SLOWER = "statistics are computed by torch, several times slower"
 #: Block size of the compiled MX code.
 _BLOCK = 32
-_NUM_SUMS, _NUM_HELD, _NUM_BYTES = 11, 7, 256
+_NUM_SUMS, _NUM_ERRORS, _NUM_BYTES = 11, 7, 256
+_SHARES = np.array(QUANTILES)
 
 # V the 65,536 bit patterns; N the elements of a tensor, in the order in which they lie in memory
 
@@ -102,15 +111,6 @@ def kernels() -> Kernels | None:
 
 
 @dataclass(frozen=True)
-class Described:
-    """The requested quantiles and exponents."""
-
-    shares: tuple[float, ...]
-    lowest: int
-    highest: int
-
-
-@dataclass(frozen=True)
 class Look:
     """A tensor to summarise, and the format and axis for the fidelity of its blocks, if any."""
 
@@ -132,15 +132,14 @@ class Counted:
     num_values: int
 
 
-def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[Counted]:
+def counted(kernel: Kernels, looks: Sequence[Look]) -> list[Counted]:
     """Summarise bfloat16, float16 or float32 tensors on a CPU, of any shape and layout, in one call.
 
     Each tensor must have fewer than 2^32 elements.
     """
-    num_shares, num_bins = len(wanted.shares), wanted.highest - wanted.lowest + 3
     # numpy, because the synchronisation of torch's threads takes longer than this small work.
-    numbers = np.empty((len(looks), _NUM_SUMS + num_shares + num_bins))
-    errors = np.zeros((len(looks), _NUM_HELD + _NUM_BYTES))
+    numbers = np.empty((len(looks), _NUM_SUMS + len(QUANTILES) + NUM_EXPONENTS))
+    errors = np.zeros((len(looks), _NUM_ERRORS + _NUM_BYTES))
     blocks = np.zeros((len(looks), _NUM_BYTES), np.int64)
     jobs = (_Job * len(looks))()
     inputs = [
@@ -153,16 +152,16 @@ def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[C
     kernel.summarise(
         ctypes.addressof(jobs),
         len(looks),
-        _doubles(wanted.shares).ctypes.data,
-        num_shares,
-        wanted.lowest,
-        wanted.highest,
+        _SHARES.ctypes.data,
+        len(QUANTILES),
+        LOWEST_EXPONENT,
+        HIGHEST_EXPONENT,
         num_threads,
         _scratch.tables.ctypes.data,
         _scratch.ordered.ctypes.data,
     )
     del inputs
-    errors[:, _NUM_HELD:] = blocks
+    errors[:, _NUM_ERRORS:] = blocks
     by_tensor = zip(jobs, torch.from_numpy(numbers), torch.from_numpy(errors), strict=True)
     return [
         Counted(of_tensor, of_blocks if job.format and not job.odd else None, job.found)
@@ -170,9 +169,9 @@ def counted(kernel: Kernels, looks: Sequence[Look], wanted: Described) -> list[C
     ]
 
 
-def counted_values(kernel: Kernels, look: Look, wanted: Described) -> tuple[Counted, Histogram]:
+def counted_values(kernel: Kernels, look: Look) -> tuple[Counted, Histogram]:
     """`counted` for one tensor, with its histogram; for float32, of the upper halves."""
-    result = counted(kernel, [look], wanted)[0]
+    result = counted(kernel, [look])[0]
     values, counts = _scratch.ordered[0, :, : result.num_values]
     copies = torch.from_numpy(values.copy()), torch.from_numpy(counts.astype(np.int64))
     is_exact = look.x.dtype != torch.float32
@@ -242,8 +241,3 @@ def _byte(amax: float, spec: QuantSpec) -> int:
     _, scales = encode(x, replace(spec, block=1))
     assert isinstance(scales, Tensor), "of one level: the MX family"
     return int(scales)
-
-
-@cache
-def _doubles(values: tuple[float, ...]) -> npt.NDArray[np.float64]:
-    return np.array(values)

@@ -18,19 +18,19 @@ from torch import Tensor
 from quantexp.capture.statistics import native
 from quantexp.capture.statistics.counts import of_exponents
 from quantexp.capture.statistics.fidelity import Chosen, fidelity, fidelity_record
-from quantexp.capture.statistics.histogram import Histogram, histogram
+from quantexp.capture.statistics.histogram import (
+    HIGHEST_EXPONENT,
+    LOWEST_EXPONENT,
+    NUM_EXPONENTS,
+    QUANTILES,
+    Histogram,
+    histogram,
+)
 from quantexp.capture.statistics.moments import central_moments, power_sums
 from quantexp.formats.layout import INPUT_DTYPES
 
-#: The quantiles, as fractions of the finite elements.
-QUANTILES = (0.0001, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999)
-#: Exponents floor(log2 |x|) of the first and last bin; two more bins count elements outside.
-LOWEST_EXPONENT, HIGHEST_EXPONENT = -64, 31
-
-_WANTED = native.Described(QUANTILES, LOWEST_EXPONENT, HIGHEST_EXPONENT)
 #: A float16 up to this rounds to a float16 in every MX format; a larger one may round to 65536, which is infinite.
 _LARGEST_ROUNDED = 49152.0
-_NUM_BINS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 3
 _NUM_SUMS = 8
 _NO_MOMENTS = ("mean", "std", "min", "max", "abs_max", "skew", "kurtosis")
 
@@ -50,7 +50,7 @@ class Summary:
         nan, inf, zeros, *rest = numbers
         sums, rest = rest[:_NUM_SUMS], rest[_NUM_SUMS:]
         quantiles, rest = rest[: len(QUANTILES)], rest[len(QUANTILES) :]
-        magnitudes, of_format = rest[:_NUM_BINS], rest[_NUM_BINS:]
+        magnitudes, of_format = rest[:NUM_EXPONENTS], rest[NUM_EXPONENTS:]
         record: dict[str, Any] = {
             "count": self.count,
             "zeros": int(zeros),
@@ -95,7 +95,7 @@ def summarise_counted(x: Tensor, chosen: Chosen | None = None) -> tuple[Summary,
         counted = histogram(x)
         numbers = described(x, counted)
     else:
-        result, counted = native.counted_values(kernel, _look(x, chosen), _WANTED)
+        result, counted = native.counted_values(kernel, _look(x, chosen))
         numbers, errors = result.numbers, result.errors
         if chosen is not None and errors is None and x.dtype == torch.float16:
             errors = _errors_in_float32(kernel, x, counted, chosen)
@@ -124,7 +124,7 @@ def summarise_all(
     """`summarise` for tensors with a compiled kernel, in one call that releases the GIL."""
     looks = [_look(x, chosen) for x, chosen in tensors]
     summaries = []
-    for (x, chosen), result in zip(tensors, native.counted(kernel, looks, _WANTED), strict=True):
+    for (x, chosen), result in zip(tensors, native.counted(kernel, looks), strict=True):
         numbers = result.numbers
         if chosen is not None:
             if result.errors is None:
@@ -156,7 +156,7 @@ def _errors_in_float32(
     wide = x.to(torch.float32)
     if not native.takes(wide, chosen.spec):
         return None
-    return native.counted(kernel, [_look(wide, chosen)], _WANTED)[0].errors
+    return native.counted(kernel, [_look(wide, chosen)])[0].errors
 
 
 def _look(x: Tensor, chosen: Chosen | None) -> native.Look:
@@ -203,7 +203,7 @@ def _exponents_of(counted: Histogram, zeros: Tensor) -> Tensor:
     bin_ = (exponent - 1).clamp(LOWEST_EXPONENT - 1, HIGHEST_EXPONENT + 1) - (LOWEST_EXPONENT - 1)
     bin_ = torch.where(counted.values == 0, 0, bin_).to(torch.int64)
     counts = counted.counts.to(torch.float64)
-    bins = torch.zeros(_NUM_BINS, dtype=torch.float64, device=counts.device)
+    bins = torch.zeros(NUM_EXPONENTS, dtype=torch.float64, device=counts.device)
     bins.index_add_(0, bin_, counts)
     bins[0] -= zeros
     return bins

@@ -9,7 +9,7 @@ import scipy.stats  # type: ignore[import-untyped, unused-ignore]
 import torch
 
 from quantexp.analysis.draw.look import look_at
-from quantexp.capture.statistics.summary import QUANTILES
+from quantexp.capture.statistics.histogram import QUANTILES
 from quantexp.capture.store.content import content_hash
 from quantexp.errors import CaptureError
 

@@ -12,7 +12,7 @@ import torch
 from quantexp.analysis.draw.captured import draw_captured
 from quantexp.analysis.draw.tables import Row, write_tables
 from quantexp.analysis.draw.work import Task, do
-from quantexp.capture.statistics.summary import QUANTILES
+from quantexp.capture.statistics.histogram import QUANTILES
 
 from .conftest import normal, stored
 

@@ -12,12 +12,8 @@ from torch import Tensor
 
 from quantexp.capture.statistics import native
 from quantexp.capture.statistics.fidelity import chosen_for
-from quantexp.capture.statistics.summary import (
-    HIGHEST_EXPONENT,
-    LOWEST_EXPONENT,
-    QUANTILES,
-    statistics,
-)
+from quantexp.capture.statistics.histogram import HIGHEST_EXPONENT, LOWEST_EXPONENT, QUANTILES
+from quantexp.capture.statistics.summary import statistics
 from quantexp.errors import ConfigError
 from quantexp.formats import TwoLevelScales, encode, quantise
 
