@@ -25,10 +25,10 @@ class Counts:
 
     def quantile(self, share: float) -> int | None:
         """The smallest integer that at least this fraction does not exceed; None without counts."""
-        needed, found = share * self.total, 0
+        needed, cumulative = share * self.total, 0
         for value, count in self.items():
-            found += count
-            if found >= needed and found:
+            cumulative += count
+            if cumulative >= needed and cumulative:
                 return value
         return None
 
@@ -63,8 +63,8 @@ def of_exponents(counts: Sequence[int], first: int) -> Counts:
     return Counts(first + start, tuple(counts[start:end]))
 
 
-def from_json(found: Mapping[str, Any] | None) -> Counts:
+def from_json(histogram: Mapping[str, Any] | None) -> Counts:
     """Counts from the output of `Counts.json`."""
-    if not found or found.get("first") is None:
+    if not histogram or histogram.get("first") is None:
         return Counts()
-    return of_exponents([int(count) for count in found["counts"]], int(found["first"]))
+    return of_exponents([int(count) for count in histogram["counts"]], int(histogram["first"]))

@@ -71,8 +71,8 @@ class _Job(ctypes.Structure):
         ("numbers", ctypes.c_void_p),
         ("blocks", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
-        ("odd", ctypes.c_int64),
-        ("found", ctypes.c_int64),
+        ("out_of_range", ctypes.c_int64),
+        ("num_values", ctypes.c_int64),
     )
 
 
@@ -164,7 +164,9 @@ def counted(kernel: Kernels, looks: Sequence[Look]) -> list[Counted]:
     errors[:, _NUM_ERRORS:] = blocks
     by_tensor = zip(jobs, torch.from_numpy(numbers), torch.from_numpy(errors), strict=True)
     return [
-        Counted(of_tensor, of_blocks if job.format and not job.odd else None, job.found)
+        Counted(
+            of_tensor, of_blocks if job.format and not job.out_of_range else None, job.num_values
+        )
         for job, of_tensor, of_blocks in by_tensor
     ]
 

@@ -1,8 +1,8 @@
 /* Statistics of captured tensors on a CPU: counts of 16-bit patterns, what follows from them, and MX block errors.
 
-   Vectors are those of GCC and Clang (vector_size): the compiler makes of them what the machine has. Nothing allocates,
-   nothing is shared between calls, and no call looks beyond the memory it is given. Threads take tensors, and of a large
-   one segments, from a counter; how many there are changes no bit of what is found. */
+   Vectors are those of GCC and Clang (vector_size), which compile to the machine's instructions. Nothing allocates, calls
+   share nothing, and no call reads beyond its arguments. Threads add_vector tensors, and segments of a large tensor, from a
+   counter; the number of threads changes no bit of the results. */
 
 #include <math.h>
 #include <stddef.h>
@@ -15,8 +15,8 @@
 /* Lanes of a sum. Element i of a block goes to lane i % LANES on every machine, so that the order of a sum does not
    depend on how many lanes its vectors have. */
 #define LANES 16
-/* Lanes of a vector. GCC takes comparisons and conversions of vectors that are wider than the machine's apart, element by
-   element. */
+/* Lanes of a vector. GCC splits comparisons and conversions of vectors that are wider than the machine's into single
+   elements. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define WIDTH 16
@@ -27,20 +27,20 @@
 #define WIDTH 4
 #endif
 #define PARTS (LANES / WIDTH)
-/* Elements of which the first half of a level-2 cache holds more than enough. */
+/* Elements that fit in half of a level-2 cache. */
 #define PART 32768
-/* 16-bit elements of a cache line, and how far ahead of the one that is counted lines are fetched. */
+/* 16-bit elements of a cache line, and the distance in elements at which lines are prefetched. */
 #define LINE 32
 #define AHEAD 2048
-/* Vectors whose float sums are added up before they join the double ones. */
+/* Vectors whose sums are accumulated in float before they are added to the double sums. */
 #define PENDING 64
-/* Elements from which on a tensor is shared out, and how many of it a thread gets at least. */
+/* The least elements of a tensor that several threads share, and the least elements of a thread. */
 #define SHARED (1 << 20)
 #define THREAD_SHARE (1 << 19)
-/* Parts of such a tensor whose sums are joined in order. */
+/* Segments of a shared tensor, whose sums are added in order. */
 #define SEGMENTS 64
-/* Numbers that `rows_of` sums up, that `float_sums` does, and bytes of scales. */
-#define NUM_HELD 7
+/* Sums of `errors_of_rows` and of `float_sums`, and bytes of scales. */
+#define NUM_ERRORS 7
 #define NUM_FLOAT_SUMS 10
 #define BYTES 256
 
@@ -51,17 +51,17 @@ typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
 typedef double doubles __attribute__((vector_size(4 * WIDTH)));
 typedef int64_t longs __attribute__((vector_size(4 * WIDTH)));
 typedef float narrow __attribute__((vector_size(2 * WIDTH)));
-/* Of doubles: half as many lanes, of the vector and of the sum. */
+/* Lanes of a vector of doubles, and of a sum. */
 #define DOUBLES (WIDTH / 2)
 #define DOUBLE_LANES (PARTS * DOUBLES)
 
-/* How often each pattern occurs among x[0], x[stride], ..., added to two tables; fewer than 2^32 in all. */
+/* Add the counts of the patterns of x[0], x[stride], ... to two tables; fewer than 2^32 in all. */
 static void count_patterns(const uint16_t *x, int64_t n, int64_t stride, uint32_t *tables) {
   uint32_t *even = tables, *odd = tables + PATTERNS;
   int64_t i = 0;
   if (stride == 1) {
     for (; i + 4 <= n; i += 4) {
-      /* The counters keep the processor from fetching ahead by itself. */
+      /* The writes to the tables prevent the processor's own prefetching. */
       if (i % LINE == 0) __builtin_prefetch(x + i + AHEAD);
       uint64_t four;
       memcpy(&four, x + i, 8);
@@ -82,11 +82,11 @@ static double value_of(int pattern, const double *values) {
   return value;
 }
 
-/* The patterns that occur in either table, by ascending value, -0 before 0; NaN and Inf are counted apart. Returns
-   how many there are. totals gets NaN, Inf, zeros, finite. The tables are left zeroed. */
+/* The values v and counts c of the patterns that occur in either table, by ascending value, -0 before 0, without NaN and
+   Inf. Returns their number. totals: NaN, Inf, zeros, finite. Zeroes the tables. */
 static int64_t ordered(uint32_t *tables, const double *values, double *v, double *c, double *totals) {
   uint32_t *even = tables, *odd = tables + PATTERNS;
-  int64_t found = 0;
+  int64_t num_values = 0;
   double nan = 0, inf = 0, zeros = 0, finite = 0;
   for (int group = 0; group < PATTERNS / LANES; group++) {
     int is_negative = group < PATTERNS / 2 / LANES;
@@ -111,58 +111,58 @@ static int64_t ordered(uint32_t *tables, const double *values, double *v, double
       } else {
         zeros += value == 0 ? count : 0;
         finite += count;
-        v[found] = value;
-        c[found++] = count;
+        v[num_values] = value;
+        c[num_values++] = count;
       }
     }
     memset(even + first, 0, LANES * sizeof *even);
     memset(odd + first, 0, LANES * sizeof *odd);
   }
   totals[0] = nan, totals[1] = inf, totals[2] = zeros, totals[3] = finite;
-  return found;
+  return num_values;
 }
 
-/* What follows from the counts of a dtype's patterns, and the tables zeroed. `values` has the value of each pattern; without it they
-   are bfloat16's. `scratch` holds 2 * 65536 doubles.
-   Returns how many values occur: their values and counts are then in the halves of `scratch`.
+/* Derive moments, quantiles and magnitudes from the counts of patterns, and zero the tables. `values` has the value of
+   each pattern; NULL means bfloat16. `scratch` has room for 2 * 65536 doubles.
+   Returns the number of values that occur; their values and counts are in the halves of `scratch`.
    out: NaN, Inf, zeros | n, pivot, S1 .. S4, min, max about the pivot | quantiles | magnitudes by exponent. */
 static int64_t describe_counts(uint32_t *tables, const double *values, const double *shares, int64_t num_shares, int64_t lowest,
                                int64_t highest, double *scratch, double *out) {
   double *v = scratch, *c = scratch + PATTERNS, totals[4], sum = 0;
-  int64_t found = ordered(tables, values, v, c, totals);
+  int64_t num_values = ordered(tables, values, v, c, totals);
   double n = totals[3], s[4] = {0, 0, 0, 0};
-  for (int64_t k = 0; k < found; k++) sum += v[k] * c[k];
+  for (int64_t k = 0; k < num_values; k++) sum += v[k] * c[k];
   double pivot = sum / (n > 0 ? n : 1);
-  for (int64_t k = 0; k < found; k++) {
+  for (int64_t k = 0; k < num_values; k++) {
     double d = v[k] - pivot, first = c[k] * d, second = first * d, third = second * d;
     s[0] += first, s[1] += second, s[2] += third, s[3] += third * d;
   }
   memcpy(out, totals, 3 * sizeof *out);
-  double sums[8] = {n, pivot, s[0], s[1], s[2], s[3], found ? v[0] : INFINITY, found ? v[found - 1] : -INFINITY};
+  double sums[8] = {n, pivot, s[0], s[1], s[2], s[3], num_values ? v[0] : INFINITY, num_values ? v[num_values - 1] : -INFINITY};
   memcpy(out + 3, sums, sizeof sums);
   double *quantile = out + 11, below = 0;
   for (int64_t q = 0, k = 0; q < num_shares; q++) {
     double position = shares[q] * (n > 1 ? n - 1 : 0), rank = floor(position);
-    if (found == 0) {
+    if (num_values == 0) {
       quantile[q] = NAN;
       continue;
     }
-    /* below elements lie before pattern k */
-    while (k + 1 < found && below + c[k] <= rank) below += c[k++];
-    double low = v[k], high = k + 1 < found && below + c[k] <= rank + 1 ? v[k + 1] : low;
+    /* `below` elements precede value k */
+    while (k + 1 < num_values && below + c[k] <= rank) below += c[k++];
+    double low = v[k], high = k + 1 < num_values && below + c[k] <= rank + 1 ? v[k + 1] : low;
     quantile[q] = low + (high - low) * (position - rank);
   }
   double *bins = quantile + num_shares;
   int64_t last = highest - lowest + 2;
   memset(bins, 0, (size_t)(last + 1) * sizeof *bins);
-  for (int64_t k = 0; k < found; k++) {
+  for (int64_t k = 0; k < num_values; k++) {
     if (v[k] == 0) continue;
     uint64_t bits;
     memcpy(&bits, v + k, 8);
     int64_t bin = (int64_t)(bits >> 52 & 0x7ff) - 1023 - lowest + 1;
     bins[bin < 0 ? 0 : bin > last ? last : bin] += c[k];
   }
-  return found;
+  return num_values;
 }
 
 /* Sums of the lanes of one vector. */
@@ -183,7 +183,7 @@ INLINE void add_moments(moments *m, narrow part, longs in, double pivot) {
   m->high = (doubles)(((longs)v & higher) | ((longs)m->high & ~higher));
 }
 
-/* Of floats about a pivot: n, S1 .. S4, min, max of the finite; NaN, Inf, zeros. */
+/* Sums of floats about a pivot: n, S1 .. S4, min, max of the finite ones; NaN, Inf, zeros. */
 static void float_sums(const float *x, int64_t n, double pivot, double *out) {
   moments m[PARTS];
   memset(m, 0, sizeof m);
@@ -219,13 +219,13 @@ static void float_sums(const float *x, int64_t n, double pivot, double *out) {
 }
 
 /* An element format, and the E8M0 byte of a block by its amax, a float a:
-   0 where a is 0, 255 where it is not finite, else the byte of 1 + floor(log2 a) + (the mantissa of a >= step). */
+   0 if a is 0, 255 if it is not finite, else the byte of 1 + floor(log2 a) + (the mantissa of a >= step). */
 typedef struct {
   int32_t mantissa_bits, emin;
   float max;
   int32_t zero, one;
   uint32_t step;
-} held_in;
+} element_format;
 
 /* Sums of the lanes of one vector; counts are of comparisons, whose true is -1. */
 typedef struct {
@@ -233,7 +233,7 @@ typedef struct {
   ints nonzero, kept, saturated;
 } tally;
 
-/* Signal, noise, energy, non-zero, kept (not made zero) and saturated join the sums. */
+/* Add signal, noise, energy, non-zero, kept (not rounded to zero) and saturated elements to the sums. */
 static __attribute__((noinline)) void join(const tally *t, double *sums) {
   for (int k = 0; k < LANES; k++) {
     const tally *of = t + k / WIDTH;
@@ -243,7 +243,7 @@ static __attribute__((noinline)) void join(const tally *t, double *sums) {
   }
 }
 
-/* GCC makes several instructions of what is one in intrinsics. */
+/* Intrinsics where GCC would use several instructions instead of one. */
 #if WIDTH == 16
 INLINE words larger(words a, words b) { return (words)_mm512_max_epu32((__m512i)a, (__m512i)b); }
 INLINE words lesser(words a, words b) { return (words)_mm512_min_epu32((__m512i)a, (__m512i)b); }
@@ -274,17 +274,17 @@ INLINE uint32_t largest_lane(words v) {
 }
 #endif
 
-/* Sums of blocks at their own scale, of the lanes of one vector. */
+/* Sums of blocks in units of their own scale, of the lanes of one vector. */
 typedef struct {
   floats signal, noise, energy;
 } at_scale;
 
-/* One vector of elements with 1 / the scales of their blocks. */
-INLINE void take(at_scale *s, tally *t, const held_in *f, floats x, floats inverse) {
+/* Add one vector of elements; `inverse` has 1 / the scales of their blocks. */
+INLINE void add_vector(at_scale *s, tally *t, const element_format *f, floats x, floats inverse) {
   floats a = (floats)((words)x & 0x7fffffffu) * inverse;
   words least = (words){0} + ((uint32_t)(127 + f->emin) << 23);
   words binade = larger((words)a & 0x7f800000u, least);
-  /* a + 2^(e + 23 - m) has no bit below the last that the format keeps: the sum rounds to nearest even. */
+  /* a + 2^(e + 23 - m) has no bit below the format's last one, so the sum rounds to nearest even. */
   floats magic = (floats)(binade + ((uint32_t)(23 - f->mantissa_bits) << 23));
   floats max = (floats){0} + f->max;
   floats q = (floats)lesser((words)((a + magic) - magic), (words)max); /* neither is negative */
@@ -304,8 +304,8 @@ INLINE void add(tally *t, at_scale s, floats square) {
   t->energy += s.energy * square;
 }
 
-/* Blocks whose byte is below the first, unless they are all zero, or above the second hold values where bfloat16 itself
-   has gaps or ends, and are left to torch. */
+/* Blocks with a byte below the first, unless they are all zero, or above the second, have values near the ends of
+   bfloat16's range, and are left to torch. */
 #define LEAST_BYTE 24
 #define MOST_BYTE 230
 #define NAN_BYTE 255
@@ -329,7 +329,7 @@ INLINE floats load32(const float *x) {
   return v;
 }
 
-/* Some elements from x[at] on, at most a vector, zeros after them. */
+/* The elements from x[at] on, at most a vector of them, followed by zeros. */
 INLINE floats load(const void *x, int wide, int64_t at, int64_t lanes) {
   if (lanes >= WIDTH) return wide ? load32((const float *)x + at) : load16((const uint16_t *)x + at);
   float full[WIDTH] = {0};
@@ -343,14 +343,14 @@ INLINE floats load(const void *x, int wide, int64_t at, int64_t lanes) {
   return load16(half);
 }
 
-INLINE int32_t byte_of(uint32_t amax, const held_in *f) {
+INLINE int32_t byte_of(uint32_t amax, const element_format *f) {
   if (amax == 0) return f->zero;
   if (amax >= 0x7f800000u) return NAN_BYTE;
   return f->one + (int32_t)(amax >> 23) - 127 + ((amax & 0x7fffffu) >= f->step);
 }
 
-/* Sums are relative to the largest scale so far, so that none of what counts is lost in float. */
-static void rise(int32_t byte, int32_t *top, tally *t, double *joined) {
+/* Express the sums in units of a larger scale, so that float does not lose the largest terms. */
+static void raise_scale(int32_t byte, int32_t *top, tally *t, double *joined) {
   join(t, joined);
   memset(t, 0, PARTS * sizeof *t);
   for (int k = 0; k < 3; k++) joined[k] = ldexp(joined[k], 2 * (*top - byte));
@@ -367,12 +367,12 @@ static int result(const tally *t, double *joined, int32_t top, double judged, do
   return 0;
 }
 
-/* MX along the last axis: x is [rows, extent] in memory, bfloat16 (wide = 0) or float (wide = 1). Blocks with a NaN or Inf
-   are left out.
-   blocks: how many blocks have each byte. sums: signal, noise, energy, judged, non-zero, underflowed, saturated. Both are
-   added to what is there.
-   Returns 0, or 1 where a block's scale is outside what is exact here, and nothing is to be used. */
-INLINE int rows_of(const void *x, int wide, int64_t rows, int64_t extent, const held_in *f, int64_t *blocks, double *sums) {
+/* MX errors along the last axis: x is [rows, extent] in memory, bfloat16 (wide = 0) or float (wide = 1). Blocks with NaN
+   or Inf are left out.
+   Adds to blocks the number of blocks of each byte, and to sums signal, noise, energy, and the judged, non-zero,
+   underflowed and saturated elements.
+   Returns 0, or 1 if a block's scale is outside the exact range; the results are then invalid. */
+INLINE int errors_of_rows(const void *x, int wide, int64_t rows, int64_t extent, const element_format *f, int64_t *blocks, double *sums) {
   tally t[PARTS];
   memset(t, 0, sizeof t);
   double judged = 0, joined[6] = {0};
@@ -392,11 +392,11 @@ INLINE int rows_of(const void *x, int wide, int64_t rows, int64_t extent, const 
       if (byte == NAN_BYTE) continue;
       judged += (double)n;
       if (amax == 0) continue;
-      if (byte > top) rise(byte, &top, t, joined), pending = 0;
+      if (byte > top) raise_scale(byte, &top, t, joined), pending = 0;
       floats inverse = (floats){0} + of_exponent(254 - byte), square = (floats){0} + of_exponent(127 + 2 * (byte - top));
       for (int part = 0; part < PARTS; part++) {
         at_scale s = {{0}, {0}, {0}};
-        for (int k = part; k < BLOCK / WIDTH; k += PARTS) take(&s, t + part, f, v[k], inverse);
+        for (int k = part; k < BLOCK / WIDTH; k += PARTS) add_vector(&s, t + part, f, v[k], inverse);
         add(t + part, s, square);
       }
       if ((pending += BLOCK / LANES) >= PENDING) join(t, joined), memset(t, 0, sizeof t), pending = 0;
@@ -406,10 +406,10 @@ INLINE int rows_of(const void *x, int wide, int64_t rows, int64_t extent, const 
 }
 
 /* Blocks along an axis. */
-INLINE int64_t deep(int64_t extent) { return (extent + BLOCK - 1) / BLOCK; }
+INLINE int64_t num_blocks(int64_t extent) { return (extent + BLOCK - 1) / BLOCK; }
 
-/* The same along an axis before the last: x is [outer, extent, inner], and of the blocks of its rows these are looked at. */
-INLINE int columns_of(const void *x, int wide, int64_t first, int64_t last, int64_t extent, int64_t inner, const held_in *f,
+/* The same along an axis before the last: x is [outer, extent, inner], for the rows of blocks from first to last. */
+INLINE int errors_of_columns(const void *x, int wide, int64_t first, int64_t last, int64_t extent, int64_t inner, const element_format *f,
                       int64_t *blocks, double *sums) {
   tally t[PARTS];
   memset(t, 0, sizeof t);
@@ -417,7 +417,7 @@ INLINE int columns_of(const void *x, int wide, int64_t first, int64_t last, int6
   int pending = 0;
   int32_t top = 0;
   for (int64_t unit = first; unit < last; unit++) {
-    int64_t o = unit / deep(extent), b = unit % deep(extent) * BLOCK;
+    int64_t o = unit / num_blocks(extent), b = unit % num_blocks(extent) * BLOCK;
     int64_t depth = extent - b < BLOCK ? extent - b : BLOCK;
     for (int64_t w = 0; w < inner; w += LANES) {
       int64_t lanes = inner - w < LANES ? inner - w : LANES, at = (o * extent + b) * inner + w;
@@ -431,7 +431,7 @@ INLINE int columns_of(const void *x, int wide, int64_t first, int64_t last, int6
       float inverse[LANES] = {0}, square[LANES] = {0};
       for (int64_t lane = 0; lane < lanes; lane++) {
         int32_t byte = byte_of(most[lane], f);
-        if (byte != NAN_BYTE && byte > top) rise(byte, &top, t, joined), pending = 0;
+        if (byte != NAN_BYTE && byte > top) raise_scale(byte, &top, t, joined), pending = 0;
       }
       for (int64_t lane = 0; lane < lanes; lane++) {
         int32_t byte = byte_of(most[lane], f);
@@ -450,7 +450,7 @@ INLINE int columns_of(const void *x, int wide, int64_t first, int64_t last, int6
         floats per_scale = load32(inverse + from);
         at_scale s = {{0}, {0}, {0}};
         for (int64_t row = 0; row < depth; row++)
-          take(&s, t + part, f, (floats)((words)load(x, wide, at + row * inner + from, lanes - from) & chosen), per_scale);
+          add_vector(&s, t + part, f, (floats)((words)load(x, wide, at + row * inner + from, lanes - from) & chosen), per_scale);
         add(t + part, s, load32(square + from));
       }
       if ((pending += BLOCK) >= PENDING) join(t, joined), memset(t, 0, sizeof t), pending = 0;
@@ -459,65 +459,67 @@ INLINE int columns_of(const void *x, int wide, int64_t first, int64_t last, int6
   return result(t, joined, top, judged, sums);
 }
 
-static int mx_columns(const void *x, int wide, int64_t first, int64_t last, int64_t extent, int64_t inner, const held_in *f,
+static int errors_along_columns(const void *x, int wide, int64_t first, int64_t last, int64_t extent, int64_t inner, const element_format *f,
                       int64_t *blocks, double *sums) {
-  return wide ? columns_of(x, 1, first, last, extent, inner, f, blocks, sums)
-              : columns_of(x, 0, first, last, extent, inner, f, blocks, sums);
+  return wide ? errors_of_columns(x, 1, first, last, extent, inner, f, blocks, sums)
+              : errors_of_columns(x, 0, first, last, extent, inner, f, blocks, sums);
 }
 
-static int mx_rows(const void *x, int wide, int64_t rows, int64_t extent, const held_in *f, int64_t *blocks, double *sums) {
-  return wide ? rows_of(x, 1, rows, extent, f, blocks, sums) : rows_of(x, 0, rows, extent, f, blocks, sums);
+static int errors_along_rows(const void *x, int wide, int64_t rows, int64_t extent, const element_format *f, int64_t *blocks, double *sums) {
+  return wide ? errors_of_rows(x, 1, rows, extent, f, blocks, sums) : errors_of_rows(x, 0, rows, extent, f, blocks, sums);
 }
 
-/* A tensor to look at: n elements, bfloat16 or float16 (wide = 0) or float (wide = 1). */
+/* A tensor of n elements, bfloat16 or float16 (wide = 0) or float (wide = 1). */
 typedef struct {
   const void *x;
   int64_t n, wide;
-  /* The value of each float16 pattern; none: bfloat16 or float. */
+  /* The value of each float16 pattern; NULL for bfloat16 and float. */
   const double *values;
-  /* The format its blocks are judged under, along the middle one of [outer, extent, inner]; none: they are not. */
-  const held_in *format;
+  /* The format of its blocks, along the middle axis of [outer, extent, inner]; NULL without errors. */
+  const element_format *format;
   int64_t outer, extent, inner;
-  /* What was found: the numbers of `describe_counts`, those of `rows_of`, and how many values occur. */
+  /* The results: the numbers of `describe_counts`, those of `errors_of_rows`, whether a scale was out of range, and the
+     number of values that occur. */
   double *numbers;
   int64_t *blocks;
   double *sums;
-  int64_t odd, found;
+  int64_t out_of_range, num_values;
 } job;
 
-/* What is looked at together: elements without a format, rows of blocks along the last axis, else blocks of rows. */
-static int64_t units_of(const job *j) {
+/* The number of units, which are not split: elements without a format, rows with blocks along the last axis, else rows
+   of blocks. */
+static int64_t num_units(const job *j) {
   if (!j->format) return j->n;
-  return j->inner == 1 ? j->outer : j->outer * deep(j->extent);
+  return j->inner == 1 ? j->outer : j->outer * num_blocks(j->extent);
 }
 
-/* The first element of a unit, or where the last one ends. */
-static int64_t place_of(const job *j, int64_t unit) {
+/* The first element of a unit, or the end of the last one. */
+static int64_t first_element(const job *j, int64_t unit) {
   if (!j->format) return unit;
   if (j->inner == 1) return unit * j->extent;
-  return (unit / deep(j->extent) * j->extent + unit % deep(j->extent) * BLOCK) * j->inner;
+  return (unit / num_blocks(j->extent) * j->extent + unit % num_blocks(j->extent) * BLOCK) * j->inner;
 }
 
 static const char *element(const job *j, int64_t at) { return (const char *)j->x + at * (j->wide ? 4 : 2); }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Count the elements of units and judge their blocks; part by part, so that the second look finds its part in the cache. */
-static void look(job *j, int64_t first, int64_t last, uint32_t *tables, int64_t *blocks, double *sums) {
-  int64_t of_unit = place_of(j, 1), part = PART / of_unit > 0 ? PART / of_unit : 1;
+/* Count the elements of units and judge their blocks, part by part, so that the second pass reads from the cache. */
+static void count_and_judge(job *j, int64_t first, int64_t last, uint32_t *tables, int64_t *blocks, double *sums) {
+  int64_t of_unit = first_element(j, 1), part = PART / of_unit > 0 ? PART / of_unit : 1;
   for (int64_t unit = first; unit < last; unit += part) {
-    int64_t end = least(unit + part, last), at = place_of(j, unit);
-    /* Of a float the upper half: every machine torch runs on is little-endian. */
-    count_patterns((const uint16_t *)element(j, at) + j->wide, place_of(j, end) - at, j->wide ? 2 : 1, tables);
-    if (!j->format || __atomic_load_n(&j->odd, __ATOMIC_RELAXED)) continue;
-    int is_odd = j->inner == 1
-                     ? mx_rows(element(j, at), (int)j->wide, end - unit, j->extent, j->format, blocks, sums)
-                     : mx_columns(j->x, (int)j->wide, unit, end, j->extent, j->inner, j->format, blocks, sums);
-    if (is_odd) __atomic_store_n(&j->odd, 1, __ATOMIC_RELAXED);
+    int64_t end = least(unit + part, last), at = first_element(j, unit);
+    /* The upper half of a float: every machine that torch runs on is little-endian. */
+    count_patterns((const uint16_t *)element(j, at) + j->wide, first_element(j, end) - at, j->wide ? 2 : 1, tables);
+    if (!j->format || __atomic_load_n(&j->out_of_range, __ATOMIC_RELAXED)) continue;
+    int is_out_of_range = j->inner == 1
+                     ? errors_along_rows(element(j, at), (int)j->wide, end - unit, j->extent, j->format, blocks, sums)
+                     : errors_along_columns(j->x, (int)j->wide, unit, end, j->extent, j->inner, j->format, blocks, sums);
+    if (is_out_of_range) __atomic_store_n(&j->out_of_range, 1, __ATOMIC_RELAXED);
   }
 }
 
-/* Put float's own counts and sums in the place of those of its upper halves. */
+/* Replace the counts and sums of the upper halves of floats by those of the floats. */
 static void replace_by_floats(const job *j, const double *sums, int64_t num_shares, int64_t num_bins) {
   double *out = j->numbers;
   out[0] = sums[7], out[1] = sums[8], out[2] = sums[9], out[3] = sums[0];
@@ -528,19 +530,19 @@ static void replace_by_floats(const job *j, const double *sums, int64_t num_shar
   bins[0] = out[3] - out[2] - above_zero;
 }
 
-/* torch's threads; absent where torch has another kind, and work is done by the caller alone. */
+/* torch's threads; if torch has another kind of threads, the caller does all the work. */
 extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
 
-/* What `summarise` was asked for, and what threads share. */
+/* The arguments of `summarise`, and what the threads share. */
 typedef struct call {
   job *jobs;
   const double *shares;
   int64_t num_jobs, num_shares, lowest, highest;
   uint32_t *tables;
   double *scratch;
-  /* The tensor that is shared out, and the sums of its segments. */
+  /* The shared tensor, and the sums of its segments. */
   job *shared;
-  double held[SEGMENTS][NUM_HELD], floats[SEGMENTS][NUM_FLOAT_SUMS];
+  double errors[SEGMENTS][NUM_ERRORS], floats[SEGMENTS][NUM_FLOAT_SUMS];
   void (*work)(struct call *, int64_t unit, int64_t thread);
   int64_t units, next, threads;
 } call;
@@ -564,16 +566,16 @@ static uint32_t *tables_of(const call *c, int64_t thread) { return c->tables + t
 
 static void describe(const call *c, job *j, int64_t thread) {
   double *scratch = c->scratch + thread * 2 * PATTERNS;
-  j->found = describe_counts(tables_of(c, thread), j->values, c->shares, c->num_shares, c->lowest, c->highest, scratch,
+  j->num_values = describe_counts(tables_of(c, thread), j->values, c->shares, c->num_shares, c->lowest, c->highest, scratch,
                              j->numbers);
 }
 
 static int is_shared(const job *j) { return j->n >= SHARED; }
 
-static void look_at_whole(call *c, int64_t unit, int64_t thread) {
+static void take_tensor(call *c, int64_t unit, int64_t thread) {
   job *j = c->jobs + unit;
   if (is_shared(j)) return;
-  look(j, 0, units_of(j), tables_of(c, thread), j->blocks, j->sums);
+  count_and_judge(j, 0, num_units(j), tables_of(c, thread), j->blocks, j->sums);
   describe(c, j, thread);
   if (!j->wide) return;
   double sums[NUM_FLOAT_SUMS];
@@ -581,11 +583,11 @@ static void look_at_whole(call *c, int64_t unit, int64_t thread) {
   replace_by_floats(j, sums, c->num_shares, c->highest - c->lowest + 3);
 }
 
-static void look_at_segment(call *c, int64_t segment, int64_t thread) {
+static void take_segment(call *c, int64_t segment, int64_t thread) {
   job *j = c->shared;
-  int64_t units = units_of(j), blocks[BYTES] = {0};
-  double *sums = memset(c->held[segment], 0, sizeof c->held[segment]);
-  look(j, units * segment / SEGMENTS, units * (segment + 1) / SEGMENTS, tables_of(c, thread), blocks, sums);
+  int64_t units = num_units(j), blocks[BYTES] = {0};
+  double *sums = memset(c->errors[segment], 0, sizeof c->errors[segment]);
+  count_and_judge(j, units * segment / SEGMENTS, units * (segment + 1) / SEGMENTS, tables_of(c, thread), blocks, sums);
   for (int k = 0; j->format && k < BYTES; k++) __atomic_fetch_add(j->blocks + k, blocks[k], __ATOMIC_RELAXED);
 }
 
@@ -596,17 +598,17 @@ static void sum_floats_of_segment(call *c, int64_t segment, int64_t thread) {
   float_sums((const float *)j->x + first, last - first, j->numbers[4], c->floats[segment]);
 }
 
-/* A large tensor, by all threads. */
-static void look_together(call *c, job *j, int64_t threads) {
+/* Summarise a large tensor with all threads. */
+static void take_shared(call *c, job *j, int64_t threads) {
   threads = least(threads, j->n / THREAD_SHARE);
   c->shared = j;
-  share(c, look_at_segment, SEGMENTS, threads);
+  share(c, take_segment, SEGMENTS, threads);
   for (int64_t thread = 1; thread < c->threads; thread++) {
     for (int64_t k = 0; k < 2 * PATTERNS; k++) c->tables[k] += tables_of(c, thread)[k];
     memset(tables_of(c, thread), 0, 2 * PATTERNS * sizeof *c->tables);
   }
   for (int segment = 0; segment < SEGMENTS; segment++)
-    for (int k = 0; k < NUM_HELD; k++) j->sums[k] += c->held[segment][k];
+    for (int k = 0; k < NUM_ERRORS; k++) j->sums[k] += c->errors[segment][k];
   describe(c, j, 0);
   if (!j->wide) return;
   share(c, sum_floats_of_segment, SEGMENTS, threads);
@@ -619,13 +621,13 @@ static void look_together(call *c, job *j, int64_t threads) {
   replace_by_floats(j, sums, c->num_shares, c->highest - c->lowest + 3);
 }
 
-/* Look at all of them. For each thread `tables` holds 2 * 65536 counts, zero before and after, and `scratch` what
-   `describe_counts` wants: the first thread's has the values of the only tensor, where there is one. */
+/* Summarise all tensors. For each thread, `tables` has 2 * 65536 counts, zero before and after, and `scratch` the room
+   of `describe_counts`: with one tensor, the first thread's then has the values of it. */
 void summarise(job *jobs, int64_t num_jobs, const double *shares, int64_t num_shares, int64_t lowest, int64_t highest,
                int64_t threads, uint32_t *tables, double *scratch) {
   call c = {.jobs = jobs, .num_jobs = num_jobs, .shares = shares, .num_shares = num_shares};
   c.lowest = lowest, c.highest = highest, c.tables = tables, c.scratch = scratch;
-  share(&c, look_at_whole, num_jobs, threads);
+  share(&c, take_tensor, num_jobs, threads);
   for (job *j = jobs; j < jobs + num_jobs; j++)
-    if (is_shared(j)) look_together(&c, j, threads);
+    if (is_shared(j)) take_shared(&c, j, threads);
 }

@@ -190,8 +190,8 @@ def _quantiles_of(counted: Histogram) -> Tensor:
     last = counted.values.numel() - 1
 
     def at(rank: Tensor) -> Tensor:
-        found = torch.searchsorted(cumulative, rank.clamp_max(n - 1), right=True)
-        return counted.values[found.clamp_max(last)]
+        index = torch.searchsorted(cumulative, rank.clamp_max(n - 1), right=True)
+        return counted.values[index.clamp_max(last)]
 
     low, high = at(below), at(below + 1)
     return torch.where(n > 0, low + (high - low) * (position - below), torch.nan)
