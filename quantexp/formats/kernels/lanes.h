@@ -1,5 +1,5 @@
-/* Vectors of floats on any processor, and 16-bit tensors in them. The types are those of GCC and Clang (vector_size);
-   intrinsics are used where the compiler would emit several instructions for one. */
+/* Vectors of floats on any processor, 16-bit tensors in them, and vectors of 16-bit integers. The types are those of GCC
+   and Clang (vector_size); intrinsics are used where the compiler would emit several instructions for one. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -123,6 +123,11 @@ INLINE void fetch(const void *x, enum dtype dtype, int64_t at) {
   for (int64_t byte = 0; byte < PAIR * bytes_of(dtype); byte += 64)
     __builtin_prefetch((const char *)x + at * bytes_of(dtype) + byte);
 }
+/* The same for what is read later: into the second cache, whose sets fewer rows share. */
+INLINE void fetch_far(const void *x, enum dtype dtype, int64_t at) {
+  for (int64_t byte = 0; byte < PAIR * bytes_of(dtype); byte += 64)
+    __builtin_prefetch((const char *)x + at * bytes_of(dtype) + byte, 0, 2);
+}
 
 /* The first n elements of a pair, followed by zeros. */
 INLINE pair load_some(const void *x, enum dtype dtype, int64_t at, int64_t n) {
@@ -167,3 +172,62 @@ INLINE void store_some(void *y, enum dtype dtype, int64_t at, int64_t n, pair v,
   store(full, dtype, 0, v, exact, 0);
   memcpy((char *)y + at * bytes_of(dtype), full, (size_t)(n * bytes_of(dtype)));
 }
+
+#if LANES > 4
+/* 16-bit integers, as many as a pair has elements. */
+typedef uint16_t halves __attribute__((vector_size(4 * LANES)));
+
+INLINE halves all_halves(uint32_t v) { return (halves){0} + (uint16_t)v; }
+
+/* above: a - b, at least 0, of 16-bit integers and of bytes.
+   looked_up_bytes: a lookup of each byte in a table of 16, from table_of; every index is below 16.
+   sum_or_zero: a + b, but 0 where a is 0; a is below 2^15. */
+#if LANES == 16
+#define V(name) _mm512_##name
+#define VECTOR __m512i
+#define SUM_OR_ZERO(a, b) _mm512_maskz_add_epi16(_mm512_test_epi16_mask(a, a), a, b)
+#define FOLDED(h) _mm256_max_epu16(_mm512_castsi512_si256((__m512i)h), _mm512_extracti64x4_epi64((__m512i)h, 1))
+#else
+#define V(name) _mm256_##name
+#define VECTOR __m256i
+#define SUM_OR_ZERO(a, b) _mm256_add_epi16(a, _mm256_sign_epi16(b, a))
+#define FOLDED(h) (__m256i) h
+#endif
+INLINE halves larger_half(halves a, halves b) { return (halves)V(max_epu16)((VECTOR)a, (VECTOR)b); }
+INLINE halves lesser_half(halves a, halves b) { return (halves)V(min_epu16)((VECTOR)a, (VECTOR)b); }
+INLINE halves above(halves a, halves b) { return (halves)V(subs_epu16)((VECTOR)a, (VECTOR)b); }
+INLINE halves above_bytes(halves a, halves b) { return (halves)V(subs_epu8)((VECTOR)a, (VECTOR)b); }
+INLINE halves looked_up_bytes(halves table, halves at) { return (halves)V(shuffle_epi8)((VECTOR)table, (VECTOR)at); }
+INLINE halves sum_or_zero(halves a, halves b) { return (halves)SUM_OR_ZERO((VECTOR)a, (VECTOR)b); }
+INLINE uint32_t largest_half(halves h) {
+  __m256i v = FOLDED(h);
+  __m128i m = _mm_max_epu16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  return 0xffff - (uint32_t)_mm_extract_epi16(_mm_minpos_epu16(~m), 0);
+}
+INLINE halves table_of(const uint8_t *bytes) {
+  halves v;
+  for (size_t part = 0; part < sizeof v; part += 16) memcpy((char *)&v + part, bytes, 16);
+  return v;
+}
+
+/* The first n integers at x[at], followed by zeros. */
+INLINE halves load_halves(const void *x, int64_t at, int64_t n) {
+  halves v = {0};
+  if (n >= PAIR)
+    memcpy(&v, (const char *)x + 2 * at, sizeof v);
+  else
+    memcpy(&v, (const char *)x + 2 * at, (size_t)(2 * n));
+  return v;
+}
+
+/* The first n of v. `past`: bypasses the caches, if n >= PAIR. */
+INLINE void store_halves(void *y, int64_t at, int64_t n, halves v, int past) {
+  char *to = (char *)y + 2 * at;
+  if (n < PAIR)
+    memcpy(to, &v, (size_t)(2 * n));
+  else if (past)
+    stream(to, (words)v);
+  else
+    memcpy(to, &v, sizeof v);
+}
+#endif

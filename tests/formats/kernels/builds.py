@@ -1,9 +1,10 @@
-"""Shared by the kernel tests: the torch code instead of a kernel, and comparison by bits."""
+"""Shared by the kernel tests: builds of the CPU kernel, the torch code instead of it, and comparison by bits."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,6 +12,10 @@ from quantexp.formats import quantise
 from quantexp.formats.kernels.choice import torch_alone
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+#: Flags that follow the usual ones and select an older processor's code on any x86.
+BUILDS = {"native": (), "avx2": ("-mno-avx512f",), "sse": ("-march=x86-64",)}
+
+every_build = pytest.mark.parametrize("build", BUILDS, indirect=True)
 
 
 def by_torch(x: Tensor, name: str, **options: Any) -> Tensor:

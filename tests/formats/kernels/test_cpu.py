@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import platform
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,9 +15,8 @@ from quantexp.formats.kernels import cpu
 from quantexp.formats.kernels.choice import torch_alone
 from quantexp.formats.spec import resolve
 from quantexp.formats.types import Family, ScaleRule
-from quantexp.processes import compiled
 
-from .builds import DTYPES, assert_same_bits, by_torch, seeded, wild
+from .builds import DTYPES, assert_same_bits, by_torch, every_build, seeded, wild
 
 MX = [name for name, fmt in FORMATS.items() if fmt.family is Family.MX]
 #: Options of each format that change its arithmetic.
@@ -34,26 +31,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         for rounding in ("even", "away")
     ),
 ]
-#: Flags that follow the usual ones and select an older processor's code on any x86.
-BUILDS = {"native": (), "avx2": ("-mno-avx512f",), "sse": ("-march=x86-64",)}
 #: Number of elements from which results bypass the caches, in bfloat16, and some more.
 STREAMED = 1 << 24
-
-every_build = pytest.mark.parametrize("build", BUILDS, indirect=True)
-
-
-@pytest.fixture
-def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The kernel compiled for one kind of processor."""
-    if request.param != "native" and platform.machine() != "x86_64":
-        pytest.skip("flags of x86")
-    monkeypatch.setattr(compiled, "FLAGS", (*compiled.FLAGS, *BUILDS[request.param]))
-    for cached in (cpu.functions, compiled.library):
-        cached.cache_clear()
-    assert cpu.functions() is not None, "these tests need a C compiler"
-    yield request.param
-    for cached in (cpu.functions, compiled.library):
-        cached.cache_clear()
 
 
 def all_patterns(dtype: torch.dtype) -> Tensor:
