@@ -111,6 +111,7 @@ INLINE void tile(const job *j, enum dtype dtype, int64_t unit) {
   for (int64_t k = 0; k < pitch; k += LANES) scales_of(words_at(amax + k), &g, inverse + k, scale + k);
   for (int64_t r = 0; r < p.depth; r++)
     for (int64_t k = 0; k < p.wide; k += PAIR) {
+      fetch_far(j->x, dtype, p.start + r * j->inner + p.wide + k); /* for the next tile */
       pair v = load(held, as, r * pitch + k);
       floats a = in_block(v.a, floats_at(inverse + k), floats_at(scale + k), &g);
       floats b = in_block(v.b, floats_at(inverse + k + LANES), floats_at(scale + k + LANES), &g);
