@@ -89,6 +89,7 @@ def start_again(
             f"nothing to start again in {where.about}; see quantexp status {where.about}"
         )
     for each in again:
+        check_launcher(each.experiment.launcher)
         _require_same(each)
     require_memory([Request(each.experiment) for each in again])
     begun = len(again)
@@ -141,7 +142,6 @@ def _changed(again: Again, overrides: list[str]) -> Again:
         raise ConfigError(f"{' '.join(overrides)}: {first}") from error
     assert isinstance(container, dict)
     experiment = from_plain({str(key): value for key, value in container.items()})
-    check_launcher(experiment.launcher)
     return Again(again.name, experiment, again.stage)
 
 

@@ -100,6 +100,7 @@ def test_run_is_the_same_but_for_how_it_is_launched(
         ("launcher.num_threads=x", r"launcher\.num_threads=x: Value 'x' .* could not be converted"),
         ("launcher.nothing=1", r"launcher\.nothing=1: Key 'nothing' not in 'LauncherConfig'"),
         ("launcher.num_threads=0", r"launcher\.num_threads must be at least 1, got 0"),
+        ("launcher.kind=pbs", r"launcher\.kind must be one of local, slurm, got 'pbs'"),
     ],
 )
 def test_other_changes_are_refused(

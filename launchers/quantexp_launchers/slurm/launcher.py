@@ -10,11 +10,17 @@ from rich.console import Console
 from quantexp.launch.backend import Launcher, LaunchPlan, Point, Standing
 from quantexp.runs.paths import RunDir, Submission
 from quantexp.runs.status import Status
-from quantexp.schema import Experiment
+from quantexp.schema import Experiment, LauncherConfig
+from quantexp_launchers.slurm.check import check_request
 
 
 class SlurmLauncher(Launcher):
     """Submits the points as job arrays, one for each distinct request; the schema has its keys (`SlurmConfig`)."""
+
+    def check(self, launcher: LauncherConfig) -> None:
+        """Refuse a request that contradicts itself, or that sets what quantexp sets."""
+        super().check(launcher)
+        check_request(launcher)
 
     def submit(self, points: Sequence[Point], console: Console, *, is_sweep: bool) -> int:
         """Submit the points and print how to follow and stop them."""

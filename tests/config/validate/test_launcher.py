@@ -1,4 +1,4 @@
-"""Every refusal of a layout or of a request to SLURM, by its words; and what quoting makes harmless."""
+"""Every refusal of a layout or of a line break, by its words; and what quoting makes harmless."""
 
 from __future__ import annotations
 
@@ -84,11 +84,6 @@ def test_local_run_refuses_what_only_slurm_would_do(
             "launcher.detach=true is for runs of this machine: a job is never waited for",
         ),
         ({"gpu_type": "h100"}, "launcher.gpu_type=h100 needs launcher.gpus_per_node of at least 1"),
-        ({"container_mounts": ["/a:/b"]}, "launcher.container_mounts needs launcher.container"),
-        (
-            {"container": "a.sif"},
-            "launcher.container needs launcher.python, what starts Python inside it (python3)",
-        ),
     ],
 )
 def test_combination_that_cannot_be_is_refused(
@@ -119,68 +114,6 @@ def test_layout_that_does_not_match_the_ranks_is_refused(four: Experiment) -> No
             "launcher.gpus_per_node must be 0 (CPU) or 2, a GPU for each of a node's processes "
             f"(launcher.num_processes=4 over launcher.nodes=2), got {gpus}"
         )
-
-
-@pytest.mark.parametrize("name", ["", "A B", "1A", "A-B", "A;id", "A$(id)", "A\n"])
-def test_variable_that_is_no_name_is_refused(slurm: Experiment, name: str) -> None:
-    assert refusal(slurm, environment={name: "x"}) == (
-        f"launcher.environment must have names of letters, digits and _, got {name!r}"
-    )
-
-
-def test_variable_that_every_rank_is_given_is_refused(slurm: Experiment) -> None:
-    assert refusal(slurm, environment={"MASTER_ADDR": "x"}) == (
-        "launcher.environment.MASTER_ADDR cannot be set: quantexp needs it itself"
-    )
-
-
-@pytest.mark.parametrize("name", ["", "--hold", "a b", "a=b", "HOLD", "h\n#SBATCH --uid=0"])
-def test_option_that_is_no_name_is_refused(slurm: Experiment, name: str) -> None:
-    words = refusal(slurm, sbatch={name: "true"})
-    assert words.startswith("launcher.sbatch must have sbatch's long option names without dashes")
-    assert words.endswith(f"got {name!r}")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "remedy"),
-    [
-        ("time", "5", "set launcher.time_min"),
-        ("array", "0-9", "set launcher.max_parallel"),
-        ("gpus-per-task", "1", "set launcher.gpus_per_node"),
-        ("wait", "true", "quantexp needs it itself"),
-        ("output", "x", "quantexp needs it itself"),
-    ],
-)
-def test_option_that_quantexp_sets_is_refused_with_the_key_that_decides_it(
-    slurm: Experiment, name: str, value: str, remedy: str
-) -> None:
-    words = refusal(slurm, sbatch={name: value})
-    assert words == f"launcher.sbatch.{name} cannot be set: {remedy}"
-
-
-def test_other_resources_may_be_asked_for_but_gpus_only_by_their_key(slurm: Experiment) -> None:
-    validate_launcher(changed(slurm, sbatch={"gres": "nvme:1", "exclusive": "true"}))
-    assert refusal(slurm, sbatch={"gres": "gpu:2"}) == (
-        "launcher.sbatch.gres=gpu:2 cannot be set: set launcher.gpus_per_node"
-    )
-
-
-@pytest.mark.parametrize(
-    ("argument", "remedy"),
-    [
-        ("--ntasks=1", "set launcher.num_processes"),
-        ("-n2", "set launcher.num_processes"),
-        ("--nodes=1", "set launcher.nodes"),
-        ("-c", "set launcher.cpus_per_process"),
-        ("--output=x", "quantexp needs it itself"),
-    ],
-)
-def test_argument_of_srun_that_changes_the_layout_is_refused(
-    slurm: Experiment, argument: str, remedy: str
-) -> None:
-    words = refusal(slurm, srun_args=[argument])
-    assert words == f"launcher.srun_args={argument} cannot be set: {remedy}"
-    validate_launcher(changed(slurm, srun_args=["--mpi=none", "--no-kill", "-v"]))
 
 
 LINES = (
