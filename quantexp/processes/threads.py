@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from quantexp.processes.cores import allowed_cores
-
 #: The nice increment of a background thread, on Linux.
 NICE = 10
 
@@ -29,17 +27,6 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def leaves_a_core() -> bool:
-    """Whether training on the CPU leaves a core free, counting the threads of all local processes of the run.
-
-    If it does not, a background thread displaces one of training's threads, and all others wait for that thread at the
-    end of every operation. The background work then delays training by its whole time; divided among training's own
-    threads, it delays training only by a fraction of it.
-    """
-    num_local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
-    return torch.get_num_threads() * num_local_processes < len(allowed_cores())
 
 
 def started_beside(work: Callable[[], object], name: str) -> threading.Thread:

@@ -47,7 +47,6 @@ class RunObserver:
         from quantexp.capture.select.choice import last_captured
         from quantexp.capture.select.schedule import captured_iterations
         from quantexp.capture.store.folder import CaptureStore
-        from quantexp.processes.threads import leaves_a_core
         from quantexp.training.megatron.collectives import gather
 
         self.context, self.run, self.experiment = context, context.run, context.experiment
@@ -59,7 +58,6 @@ class RunObserver:
                 context.rank.rank,
                 int(capture.queue_gb * 1e9),
                 capture.store,
-                works_beside=device.type != "cpu" or leaves_a_core(),
             )
             self.recorder = Recorder(
                 capture,

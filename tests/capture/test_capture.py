@@ -81,25 +81,6 @@ def quantised(run_tiny_once: RunTiny) -> RunDir:
     return run_tiny_once("quant=FA_linear_mxfp8")
 
 
-@pytest.mark.parametrize(
-    "words", [("capture=tensors",), ("capture=stats",)], ids=["tensors", "stats"]
-)
-def test_a_capture_is_the_same_where_training_leaves_it_no_core(
-    words: tuple[str, ...], run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for leaves in (True, False):
-        monkeypatch.setattr(
-            "quantexp.processes.threads.leaves_a_core", lambda leaves=leaves: leaves
-        )
-        run = run_tiny("quant=linear_mxfp8", f"paths.root={tmp_path / str(leaves)}", *words)
-        lines = manifest(run, "statistics.jsonl")
-        lines += manifest(run) if "capture=tensors" in words else []
-        found.append(sorted(json.dumps({**line, "file": None}) for line in lines))
-    assert found[0] == found[1]
-    assert len(found[0]) > 20
-
-
 def test_every_file_is_named_listed_and_whole(quantised: RunDir) -> None:
     run = quantised
     lines = manifest(run)

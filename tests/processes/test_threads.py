@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.processes import threads as module
-from quantexp.processes.threads import NICE, leaves_a_core, started_beside, threads
+from quantexp.processes.threads import NICE, started_beside, threads
 
 
 @pytest.fixture(autouse=True)
@@ -29,20 +28,6 @@ def test_threads_are_fewer_for_a_while_and_never_more() -> None:
         with threads(99):
             assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
-
-
-@pytest.mark.parametrize(
-    ("cores", "processes", "leaves"),
-    [(1, None, False), (2, None, False), (3, None, True), (4, "2", False), (5, "2", True)],
-)
-def test_a_core_is_left_where_two_threads_of_each_process_do_not_take_all(
-    cores: int, processes: str | None, leaves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "allowed_cores", lambda: list(range(cores)))
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    if processes is not None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
-    assert leaves_a_core() is leaves
 
 
 def test_a_thread_beside_training_works_alone_and_others_as_before() -> None:

@@ -44,24 +44,6 @@ def observer(tiny: Callable[..., Experiment], tmp_path: Path) -> Callable[..., R
     return make
 
 
-@pytest.mark.parametrize(
-    ("device", "leaves", "works_beside"),
-    [("cpu", True, True), ("cpu", False, False), ("cuda", True, True), ("cuda", False, True)],
-)
-def test_a_capture_computes_beside_training_where_that_leaves_a_core(
-    device: str,
-    leaves: bool,
-    works_beside: bool,
-    observer: Callable[..., RunObserver],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("quantexp.processes.threads.leaves_a_core", lambda: leaves)
-    monkeypatch.setattr("quantexp.training.megatron.collectives.gather", lambda one: [one])
-    told = observer("capture=tensors", device=device)
-    assert told.recorder is not None
-    assert told.recorder.store.works_beside is works_beside
-
-
 def test_iteration_is_a_line_of_metrics_and_the_statuss_last(
     observer: Callable[..., RunObserver], tmp_path: Path
 ) -> None:

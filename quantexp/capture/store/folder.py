@@ -60,10 +60,8 @@ class CaptureStore:
         rank: int = 0,
         queue_bytes: int = QUEUE_BYTES,
         kind: StoreKind = StoreKind.pt,
-        works_beside: bool = True,
     ) -> None:
-        """Without `works_beside`, the calling thread computes the statistics."""
-        self.folder, self.rank, self.works_beside = folder, rank, works_beside
+        self.folder, self.rank = folder, rank
         self._files = PtFiles(folder) if kind is StoreKind.pt else ShardFiles(folder, rank)
         #: Bytes of values added, and of those written.
         self.num_bytes = 0
@@ -72,7 +70,7 @@ class CaptureStore:
         self.last: Stored | None = None
         self.queue: WorkQueue[Sequence[_Line]] = WorkQueue(queue_bytes, self._write)
         self._batch_bytes = min(self._files.batch_bytes, queue_bytes // _SHARE)
-        #: The pending batch, its reserved bytes, and the number of its values.
+        #: The pending batch, and its reserved bytes.
         self._batch: list[_Line] = []
         self._reserved = 0
         self._writing_s = 0.0
@@ -120,8 +118,6 @@ class CaptureStore:
         self._batch, self._reserved = [], 0
         for line in batch:
             line.about.made()
-        if not self.works_beside:
-            _count(batch)
         self.queue.put(batch, num_bytes)
 
     def _reserve(self, num_bytes: int) -> None:
@@ -162,7 +158,7 @@ class CaptureStore:
 
     def _write(self, batch: Sequence[_Line]) -> None:
         """Write the values of a batch, and list what is written and its statistics."""
-        _count(batch)
+        count_all(line.about.deferred for line in batch if line.about.deferred is not None)
         for line in batch:
             line.about.finish()
         try:
@@ -219,11 +215,6 @@ class CaptureStore:
             raise _cannot_write(path, error) from error
         if written < len(content):
             raise _cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-
-
-def _count(batch: Iterable[_Line]) -> None:
-    """Compute all deferred statistics in one call."""
-    count_all(line.about.deferred for line in batch if line.about.deferred is not None)
 
 
 def _line(about: About, stored: Stored | None) -> bytes:

@@ -20,7 +20,6 @@ from quantexp.capture.store.files import Values
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.metadata import About
 from quantexp.schema import StoreKind
-from tests.capture.stalling import stalled
 
 #: Imports torch once, then forks writers and kills each at a random moment of its work.
 KILLER = """\
@@ -32,9 +31,9 @@ from quantexp.capture.store.metadata import About
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.schema import StoreKind
 
-def write(folder, in_pages, works_beside):
+def write(folder, in_pages):
     kind = StoreKind[sys.argv[2]]
-    store = CaptureStore(folder, queue_bytes=1 << 20, kind=kind, works_beside=works_beside)
+    store = CaptureStore(folder, queue_bytes=1 << 20, kind=kind)
     for i in range(10**9):
         x = torch.full((64, 256 * (1 + i % 7) if in_pages else 1 + i % 97), float(i))
         store.add(f"bf16/{i}.pt", x, About.of({"i": i, "shape": list(x.shape), "dtype": "float32"}))
@@ -43,7 +42,7 @@ generator = random.Random(0)
 for turn in range(25):
     child = os.fork()
     if not child:
-        write(Path(sys.argv[1]) / str(turn), turn % 2 == 0, turn % 4 < 2)
+        write(Path(sys.argv[1]) / str(turn), turn % 2 == 0)
     # The first five are killed at any moment from their start on, the others once they have listed something: the
     # thread that writes gives way to others, and on a busy machine its start can take longer than any fixed time.
     manifest = Path(sys.argv[1]) / str(turn) / "manifest.jsonl"
@@ -128,48 +127,27 @@ def test_values_are_those_of_the_moment_they_were_taken(tmp_path: Path, kind: St
 
 
 @pytest.mark.parametrize("kind", StoreKind)
-def test_whoever_computes_the_same_is_written(tmp_path: Path, kind: StoreKind) -> None:
-    for works_beside in (True, False):
-        folder = tmp_path / str(works_beside)
-        store = CaptureStore(folder, kind=kind, works_beside=works_beside)
-        for i in range(40):
-            x = torch.arange(i * 1000, dtype=torch.float32)
-            about = About.of({"shape": [1000 * i], "dtype": "float32", "statistics": deferred(x)})
-            store.add(f"bf16/{i}.pt", x, about)
-            store.add_statistics(about)
-            x.zero_()
-        assert store.last is not None
-        store.refer(store.last, about.with_more(again=True))
-        store.leave_out(About.of({"left_out": "why", "statistics": deferred(torch.ones(5))}))
-        store.flush()
-        store.close()
-    one, other = (
-        {
-            path.relative_to(folder): path.read_bytes()
-            for path in folder.rglob("*")
-            if path.is_file()
-        }
-        for folder in (tmp_path / "True", tmp_path / "False")
-    )
-    assert one == other
-    assert len(one[Path("manifest.jsonl")].splitlines()) == 42
-    assert len(one[Path("statistics.jsonl")].splitlines()) == 40
-
-
-@pytest.mark.parametrize("works_beside", [True, False])
-def test_statistics_are_computed_in_the_background_if_there_is_a_core(
-    tmp_path: Path, works_beside: bool
-) -> None:
-    store = CaptureStore(tmp_path, works_beside=works_beside)
-    gate = stalled(store)
-    held = Deferred(torch.ones(100))
-    store.add_statistics(About.of({"statistics": held}))
-    store.send()
-    assert held.is_counted is not works_beside
-    gate.set()
-    store.flush()
-    assert held.is_counted
+def test_each_tensor_has_its_line_and_its_statistics(tmp_path: Path, kind: StoreKind) -> None:
+    store = CaptureStore(tmp_path, kind=kind)
+    for i in range(40):
+        x = torch.arange(i * 1000, dtype=torch.float32)
+        about = About.of({"shape": [1000 * i], "dtype": "float32", "statistics": deferred(x)})
+        store.add(f"bf16/{i}.pt", x, about)
+        store.add_statistics(about)
+        x.zero_()
+    assert store.last is not None
+    store.refer(store.last, about.with_more(again=True))
+    store.leave_out(About.of({"left_out": "why", "statistics": deferred(torch.ones(5))}))
     store.close()
+    listed, statistics = (
+        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("manifest.jsonl", "statistics.jsonl")
+    )
+    assert [line["statistics"]["count"] for line in listed] == [*range(0, 40_000, 1000), 39_000, 5]
+    assert [line["statistics"] for line in statistics] == [
+        line["statistics"] for line in listed[:40]
+    ]
+    assert statistics[2]["statistics"]["max"] == 1999.0
 
 
 @pytest.mark.parametrize("kind", StoreKind)
