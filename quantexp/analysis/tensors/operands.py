@@ -16,6 +16,7 @@ from typing import Any
 
 from quantexp.analysis.tensors.place import Place
 from quantexp.analysis.tensors.rows import ROW_SEQUENCES
+from quantexp.capture.record.operands import SOURCES
 from quantexp.errors import CaptureError
 from quantexp.formats import Axis, Format, Hadamard, QuantSpec, Rounding, get_format, resolve
 from quantexp.quant.sites import Operand, Site, captured_dim, slots_of
@@ -24,16 +25,11 @@ from quantexp.quant.step_state import Draw
 #: The working precision and the reused forward copy, which are not quantisations.
 _UNQUANTISED = frozenset({"bf16", "fp16", "fp32", "reuse"})
 
+#: Layer type and captured tensor -> operand.
 _OPERANDS = {
-    ("linear", "input"): "x",
-    ("linear", "weight"): "w",
-    ("linear", "grad_output"): "g",
-    ("attention", "query"): "q",
-    ("attention", "key"): "k",
-    ("attention", "value"): "v",
-    ("attention", "attn_weights"): "P",
-    ("attention", "grad_output"): "dO",
-    ("attention", "grad_scores"): "dS",
+    ("linear" if site is Site.LINEAR else "attention", SOURCES[slot.operand]): slot.operand.value
+    for site in Site
+    for slot in slots_of(site)
 }
 
 
@@ -89,7 +85,7 @@ def operand_called(layer_type: str, tensor: str) -> str | None:
 
 def tensor_called(operand: str) -> str:
     """The captured tensor that an operand is: `input` of x; dO and g are grad_output. A name that is none is itself."""
-    return next((tensor for (_, tensor), name in _OPERANDS.items() if name == operand), operand)
+    return next((tensor for name, tensor in SOURCES.items() if name == operand), operand)
 
 
 def declared_operands(metadata: Mapping[str, Any]) -> list[DeclaredOperand]:
