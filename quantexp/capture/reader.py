@@ -8,7 +8,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quantexp.capture.lines import lists_of, unlisted
 from quantexp.capture.old_names import metadata_of
 from quantexp.capture.store.content import has_hash
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS, lines_of
@@ -220,27 +221,6 @@ def _statistics_only(folder: Path, lines: list[dict[str, Any]]) -> Iterator[dict
     """The lines of statistics without a line in the manifest."""
     statistics = (line for file in lists_of(folder, STATISTICS) for line in lines_of(file))
     yield from unlisted(statistics, lines)
-
-
-def lists_of(folder: Path, name: str) -> list[Path]:
-    """`MANIFEST` or `STATISTICS` of a folder: rank 0's list and, during a run, the lists of the other ranks."""
-    files = (folder / name, *sorted(folder.glob(f"{Path(name).stem}.rank*.jsonl")))
-    return [file for file in files if file.is_file()]
-
-
-def unlisted(
-    statistics: Iterable[Mapping[str, Any]], manifest: Iterable[Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """The lines of statistics without a line in the manifest, as lines of tensors without values."""
-    listed = {_which(line) for line in manifest}
-    for line in statistics:
-        if _which(line) not in listed:
-            yield {**line, "file": None, "bytes": 0, "hash": None}
-
-
-def _which(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    keys = ("module", "layer", "operation", "phase", "tensor", "iteration", "micro_batch", "rank")
-    return tuple(line.get(key) for key in keys)
 
 
 def _of_names(folder: Path) -> Iterator[dict[str, Any]]:

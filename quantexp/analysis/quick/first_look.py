@@ -30,8 +30,8 @@ from quantexp.analysis.numerics.table import measured_of_json, tensor_json
 from quantexp.analysis.tensors.inventory import Kind, kind_of
 from quantexp.analysis.tensors.operands import declared_operands
 from quantexp.analysis.tensors.place import Place
-from quantexp.capture.reader import Capture, CapturedTensor, lists_of, open_capture
-from quantexp.capture.store.manifest import MANIFEST, STATISTICS
+from quantexp.capture.lines import lists_of, torn_lines
+from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.errors import CaptureError
 from quantexp.runs.status import write_whole
 
@@ -111,7 +111,7 @@ def first_look(capture: Capture, keep: Path | None = None, *, force: bool = Fals
         looks = list(pool.map(partial(_look, is_declared), entries))
     torch.set_num_threads(num_threads)
     findings: dict[str, list[str]] = {}
-    if torn := list(_torn(capture.folder)):
+    if torn := list(torn_lines(capture.folder)):
         findings["lines that a crash tore, left out"] = torn
     for entry, look in zip(entries, looks, strict=True):
         if isinstance(look, str):
@@ -209,23 +209,9 @@ def _name(entry: CapturedTensor) -> str:
     return Path(str(file)).name if file else Place.of(entry.metadata).label
 
 
-def _torn(folder: Path) -> Iterator[str]:
-    """The incomplete lines of the lists."""
-    for file in _lists(folder):
-        with file.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                if (content := line.strip()) and not content.endswith(b"}"):
-                    yield f"{file.name}:{number}"
-
-
-def _lists(folder: Path) -> list[Path]:
-    """The manifest and the statistics, with the parts of ranks."""
-    return [*lists_of(folder, MANIFEST), *lists_of(folder, STATISTICS)]
-
-
 def _stamps(folder: Path) -> list[list[int]]:
     """Sizes and modification times of the lists."""
-    stats = (file.stat() for file in _lists(folder))
+    stats = (file.stat() for file in lists_of(folder))
     return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
 
 
