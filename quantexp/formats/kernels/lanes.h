@@ -186,11 +186,13 @@ INLINE halves all_halves(uint32_t v) { return (halves){0} + (uint16_t)v; }
 #define V(name) _mm512_##name
 #define VECTOR __m512i
 #define SUM_OR_ZERO(a, b) _mm512_maskz_add_epi16(_mm512_test_epi16_mask(a, a), a, b)
+#define REPEATED(v) _mm512_broadcast_i32x4(v)
 #define FOLDED(h) _mm256_max_epu16(_mm512_castsi512_si256((__m512i)h), _mm512_extracti64x4_epi64((__m512i)h, 1))
 #else
 #define V(name) _mm256_##name
 #define VECTOR __m256i
 #define SUM_OR_ZERO(a, b) _mm256_add_epi16(a, _mm256_sign_epi16(b, a))
+#define REPEATED(v) _mm256_broadcastsi128_si256(v)
 #define FOLDED(h) (__m256i) h
 #endif
 INLINE halves larger_half(halves a, halves b) { return (halves)V(max_epu16)((VECTOR)a, (VECTOR)b); }
@@ -204,11 +206,7 @@ INLINE uint32_t largest_half(halves h) {
   __m128i m = _mm_max_epu16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   return 0xffff - (uint32_t)_mm_extract_epi16(_mm_minpos_epu16(~m), 0);
 }
-INLINE halves table_of(const uint8_t *bytes) {
-  halves v;
-  for (size_t part = 0; part < sizeof v; part += 16) memcpy((char *)&v + part, bytes, 16);
-  return v;
-}
+INLINE halves table_of(const uint8_t *bytes) { return (halves)REPEATED(_mm_loadu_si128((const __m128i *)bytes)); }
 
 /* The first n integers at x[at], followed by zeros. */
 INLINE halves load_halves(const void *x, int64_t at, int64_t n) {
