@@ -44,7 +44,7 @@ def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
     from quantexp.quant.precision import precision_map
     from quantexp.quant.weight_cache.weights import WeightCopies
     from quantexp.training.megatron.model import build_model, set_precision, share_weight_copies
-    from quantexp.training.megatron.specs import injected, stock_spec
+    from quantexp.training.megatron.specs import inject, stock_spec
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     T, number = arguments.tokens, arguments.micro_batches
@@ -72,7 +72,7 @@ def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
     model = compose(["training=fast", *sizes]).model
     stock, ours, copies = (
         built(stock_spec(model)),
-        built(injected(stock_spec(model))),
+        built(inject(stock_spec(model))),
         WeightCopies(),
     )
     share_weight_copies(ours, copies)

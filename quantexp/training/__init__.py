@@ -1,1 +1,1 @@
-"""The process that trains: worker, observer, saver; Megatron and the trackers."""
+"""The training process: worker, observer, saver, the Megatron loop and the trackers."""

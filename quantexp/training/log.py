@@ -4,8 +4,8 @@ quantexp's own lines go to standard error, with the time in UTC and the name of 
 
     2026-01-02 03:04:05 INFO rank 0: iteration 1 of 8, loss 10.3742
 
-Warnings and log lines of Megatron, torch and Transformer Engine have a file of their own: they are about the libraries'
-options and say nothing about the run, but a developer may need them. Their errors go to standard error too.
+Warnings and log lines of Megatron, torch and Transformer Engine go to a separate file: they concern the libraries'
+options and help developers, not users. Errors that a library logs go to the file and to standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIBRARIES = ("megatron", "torch", "transformer_engine")
 
 
 @contextlib.contextmanager
-def own_lines(process: str) -> Iterator[None]:
+def log_to_stderr(process: str) -> Iterator[None]:
     """Write quantexp's log lines to standard error; `process` names this process in each."""
     handler = logging.StreamHandler()
     formatter = logging.Formatter(
@@ -35,7 +35,7 @@ def own_lines(process: str) -> Iterator[None]:
     level, propagates = LOG.level, LOG.propagate
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)
-    LOG.propagate = False  # a library may have given the root logger a handler
+    LOG.propagate = False  # a library may have added a handler to the root logger
     try:
         yield
     finally:
@@ -45,8 +45,8 @@ def own_lines(process: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def library_messages_in(log: Path) -> Iterator[None]:
-    """Append the libraries' messages to `log`, which is created with the first of them."""
+def redirect_library_messages(log: Path) -> Iterator[None]:
+    """Append the libraries' messages to `log`, which is created with the first one."""
     handler = logging.FileHandler(log, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     errors = logging.StreamHandler()
@@ -54,9 +54,9 @@ def library_messages_in(log: Path) -> Iterator[None]:
     errors.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     propagated = [logger.propagate for logger in loggers]
-    own = logging.Logger("warnings")
-    own.addHandler(handler)
-    shown = warnings.showwarning
+    logged_warnings = logging.Logger("warnings")
+    logged_warnings.addHandler(handler)
+    original_show = warnings.showwarning
 
     def show(
         message: Warning | str,
@@ -66,10 +66,11 @@ def library_messages_in(log: Path) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if file is None and is_of_library(filename):
-            own.warning(warnings.formatwarning(message, category, filename, lineno, line).strip())
+        if file is None and is_library_file(filename):
+            text = warnings.formatwarning(message, category, filename, lineno, line)
+            logged_warnings.warning(text.strip())
         else:
-            shown(message, category, filename, lineno, file, line)
+            original_show(message, category, filename, lineno, file, line)
 
     for logger in loggers:
         logger.addHandler(handler)
@@ -79,7 +80,7 @@ def library_messages_in(log: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        warnings.showwarning = shown
+        warnings.showwarning = original_show
         for logger, propagates in zip(loggers, propagated, strict=True):
             logger.removeHandler(handler)
             logger.removeHandler(errors)
@@ -87,7 +88,7 @@ def library_messages_in(log: Path) -> Iterator[None]:
         handler.close()
 
 
-def is_of_library(filename: str) -> bool:
-    """Whether a warning's file belongs to one of the libraries as installed."""
+def is_library_file(filename: str) -> bool:
+    """Whether a warning's file belongs to an installed copy of one of the libraries."""
     parts = Path(filename).parts
     return "site-packages" in parts and any(name in parts for name in LIBRARIES)

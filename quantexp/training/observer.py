@@ -1,6 +1,6 @@
-"""What the training loop tells, put into the run folder: proofs, captured tensors, a line an iteration.
+"""Writes the training loop's events to the run folder: proofs, captured tensors and a line of metrics per iteration.
 
-Of several ranks, rank 0 writes precision.json and metrics.jsonl.
+Only rank 0 writes precision.json and metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from quantexp.quant.precision import ModuleId, PrecisionMap
     from quantexp.quant.rows import Rows
 
-#: Seconds between two lines about iterations in the log.
+#: Minimum seconds between two log lines about iterations.
 LOG_S = 2.0
-#: Iterations watched in a row before a map that cannot be proved fails the run; fp16 needs one for each halving.
+#: Consecutive iterations without proof that fail the run; fp16 needs one for each halving of the loss scale.
 MAX_PROOFS = 64
 
 
 class RunObserver:
-    """What the training loop tells, put into the run folder."""
+    """The observer of one rank (see `quantexp.training.megatron.callbacks.Observer`)."""
 
     def __init__(self, context: RunContext, device: torch.device) -> None:
         from quantexp.capture.record.recorder import Recorder, start_timestamp
@@ -86,22 +86,22 @@ class RunObserver:
         from quantexp.training.megatron.model import scheme_modules
 
         if self.recorder is not None:
-            taker = OperandRecorder(self.recorder)
-            self._hooks.enter_context(hook_operands(taker, taker.wants))
+            operand_recorder = OperandRecorder(self.recorder)
+            self._hooks.enter_context(hook_operands(operand_recorder, operand_recorder.wants))
         self.decoder = {f"layer {layer.layer_number - 1}": layer for layer in model.decoder.layers}
         self.routers = {f"layer {n} router": moe.router for n, moe in moe_layers(model).items()}
         self.modules = scheme_modules(model)
         for name, module in self.modules.items():
             if self.recorder is not None:
-                about = partial(_about, module)
-                module.hook = self.recorder.hook(name, lambda m=module: m.precision, about)  # type: ignore[misc]
+                metadata = partial(_metadata, module)
+                module.hook = self.recorder.hook(name, lambda m=module: m.precision, metadata)  # type: ignore[misc]
                 if isinstance(module, SchemeAttention):
                     module.wants = partial(self.recorder.passes, name)
-        self._watch_what_is_not_quantised(model)
+        self._hook_unquantised_modules(model)
         self.context.status.micro_batches = num_micro_batches_each(self.experiment)
 
-    def _watch_what_is_not_quantised(self, model: GPTModel) -> None:
-        """Connect the capture to the residual stream and the routers, in the layers where any of it is asked for."""
+    def _hook_unquantised_modules(self, model: GPTModel) -> None:
+        """Connect the capture to the residual stream and the routers of the layers to be captured."""
         from quantexp.capture.names import RESIDUAL, ROUTER
         from quantexp.capture.select.choice import expected_tensors
         from quantexp.quant.precision import ModuleId
@@ -110,28 +110,28 @@ class RunObserver:
 
         if self.recorder is None:
             return
-        asked = {each.module for each in expected_tensors(self.experiment)}
+        expected = {each.module for each in expected_tensors(self.experiment)}
         for layer in model.decoder.layers:
             module = ModuleId(layer.layer_number - 1, RESIDUAL)
-            if module in asked:
+            if module in expected:
                 watch_residual(layer, module.layer == 0, self._plain_hook(module))
         for index, moe in moe_layers(model).items():
             module = ModuleId(index, ROUTER)
-            if module in asked:
+            if module in expected:
                 watch_router(moe, self._plain_hook(module))
 
     def _plain_hook(self, module: ModuleId) -> TensorHook:
-        """The hook of a module that is no part of any scheme."""
+        """The hook of a module that no scheme quantises."""
         from quantexp.quant.precision import ModulePrecision
 
         assert self.recorder is not None
         return self.recorder.hook(
-            module, lambda: ModulePrecision(module, {}), partial(_about, None)
+            module, lambda: ModulePrecision(module, {}), partial(_metadata, None)
         )
 
     @contextlib.contextmanager
     def proof(self, iteration: int, declared: PrecisionMap) -> Iterator[None]:
-        """Watch an iteration's matrix products and write what was proved; a mismatch ends the run."""
+        """Watch an iteration's matrix products and write the verdict; a mismatch ends the run."""
         from quantexp.proof.verdict import merged, require, verdict
         from quantexp.proof.watch import ProductWatch
         from quantexp.training.megatron.collectives import gather
@@ -151,20 +151,20 @@ class RunObserver:
         if self.context.rank.leads:
             write_json(self.run.precision, record)
         require(result)
-        self._watch_again(result)
+        self._repeat_if_unproved(result)
 
-    def _watch_again(self, result: Verdict) -> None:
-        """A proof with values that were not finite (an fp16 scale that overflows) is repeated, but not for ever."""
+    def _repeat_if_unproved(self, result: Verdict) -> None:
+        """Repeat a proof that met non-finite values (an fp16 loss scale overflowed), at most `MAX_PROOFS` times."""
         self.unproved = not result.proved
         self.attempts = self.attempts + 1 if self.unproved else 0
         if self.attempts >= MAX_PROOFS:
             raise EngagementError(
-                f"the precision map could not be proved in {MAX_PROOFS} iterations: operands hold NaN or Inf. See "
+                f"the precision map could not be proved in {MAX_PROOFS} iterations: operands contain NaN or Inf. See "
                 "precision.json"
             )
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
-        """Tell the capture, and status.json, where training is."""
+        """Pass the current iteration and micro-batch to the capture and to status.json."""
         phase = Phase.PROVING if self._is_proving else Phase.TRAINING
         if self.recorder is not None:
             self.recorder.begin(iteration, index, loss_scale)
@@ -173,7 +173,7 @@ class RunObserver:
         self.context.at(phase, iteration, index + 1)
 
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
-        """Capture the reduced main gradients where asked for."""
+        """Capture the requested main gradients, which have been reduced."""
         if self.recorder is None:
             return
         self.recorder.begin(iteration, None, loss_scale)
@@ -186,13 +186,13 @@ class RunObserver:
         self.recorder.settle()
 
     def evaluation(self) -> None:
-        """What passes the hooks now belongs to no iteration, and nothing of it is captured."""
+        """Capture nothing until the next micro-batch: evaluation belongs to no iteration."""
         self.context.tell(Phase.EVALUATING)
         if self.recorder is not None:
             self.recorder.begin(0, None)
 
     def iteration(self, metrics: Metrics) -> bool:
-        """A line of metrics.jsonl, and a point for trackers; False once the run is to end with its capture."""
+        """Write a line of metrics.jsonl and log to the trackers; False if the run ends with its capture."""
         line = {**asdict(metrics), "time": now()}
         if self.context.rank.leads:
             with self.run.metrics.open("a") as stream:
@@ -212,7 +212,7 @@ class RunObserver:
         return True
 
     def _log(self, metrics: Metrics) -> None:
-        """A line of the log for an iteration: the first, the last, and not more than one in `LOG_S` between."""
+        """Log the iteration, if it is the first or last, or the previous log line is `LOG_S` old."""
         last = self.experiment.training.iterations
         seconds = time.monotonic()
         if metrics.iteration < last and seconds - self._logged < LOG_S:
@@ -224,17 +224,17 @@ class RunObserver:
         )
 
     def _advance(self, iteration: int) -> None:
-        """An iteration is complete; where another follows, it begins now."""
+        """Record in status.json that an iteration is complete and that the next one, if any, has begun."""
         status = self.context.status
         status.iteration = iteration
-        self._say_what_waits()
+        self._update_queue_status()
         if iteration < self.experiment.training.iterations:
             status.current_iteration, status.micro_batch = iteration + 1, 1
             status.phase, status.phase_since = Phase.TRAINING, now()
         self.context.tell(Phase.TRAINING)
 
-    def _say_what_waits(self) -> None:
-        """What waits to be written now; the last tensor was captured when more did."""
+    def _update_queue_status(self) -> None:
+        """Update the capture queue's size and rate, which may have changed since the last captured tensor."""
         if self.recorder is not None and self.context.status.capture:
             store = self.recorder.store
             self.context.status.capture |= {
@@ -243,20 +243,20 @@ class RunObserver:
             }
 
     def finish(self) -> None:
-        """Every rank is done; what they captured becomes one capture."""
+        """Write all pending tensors and merge the ranks' captures into one; every rank calls this after training."""
         from quantexp.capture.store.report import write_report
 
         if self.recorder is not None:
-            self._say_what_waits()
+            self._update_queue_status()
             self.context.tell(Phase.WRITING)
             self.recorder.flush()
         if not self.context.rank.alone:
-            self._add_up()
+            self._sum_over_ranks()
         if self.recorder is not None and self.context.rank.leads:
             finish_capture(self.recorder.store.folder)
             write_report(self.recorder.store.folder)
 
-    def _add_up(self) -> None:
+    def _sum_over_ranks(self) -> None:
         from quantexp.training.megatron.collectives import gather
 
         captured = gather(self.context.status.capture)
@@ -267,39 +267,39 @@ class RunObserver:
             }
 
     def close(self) -> None:
-        """However training ended: what was captured by then is written."""
+        """Remove the hooks and write the tensors captured so far, however training ended."""
         self._hooks.close()
         if self.recorder is not None:
             self.recorder.store.close()
 
 
-#: A linear layer's tensors that have a row for each token.
+#: Tensors of a linear layer with one row per token.
 _BY_TOKEN = frozenset({"input", "output", "grad_output", "grad_input"})
-#: Attention's tensors to which the mask belongs.
-_OF_MASK = frozenset({"query", "attn_weights"})
+#: Attention tensors whose metadata includes the mask.
+_MASKED = frozenset({"query", "attn_weights"})
 
 
-def _about(module: object, tensor: str) -> dict[str, object]:
-    """What the metadata of a module's tensor says beside its formats."""
-    # Of its own: what a module does not have, torch looks for in three other places.
-    own: dict[str, Any] = getattr(module, "__dict__", {})
-    about: dict[str, object] = {"softmax_scale": own.get("softmax_scale")}
-    path = own.get("path", AttentionPath.plain)
+def _metadata(module: object, tensor: str) -> dict[str, object]:
+    """The metadata of a module's tensor, without its formats."""
+    # Not getattr for each: torch searches three more places for a missing attribute.
+    attributes: dict[str, Any] = getattr(module, "__dict__", {})
+    metadata: dict[str, object] = {"softmax_scale": attributes.get("softmax_scale")}
+    path = attributes.get("path", AttentionPath.plain)
     if path is not AttentionPath.plain:
-        about["attention"] = path.value
-    rows: Rows | None = own.get("rows")
+        metadata["attention"] = path.value
+    rows: Rows | None = attributes.get("rows")
     if rows is not None and tensor in _BY_TOKEN:
-        about["row_sequences"] = rows.sequence.tolist()
-    mask: Tensor | None = own.get("mask")
-    if mask is not None and tensor in _OF_MASK:
+        metadata["row_sequences"] = rows.sequence.tolist()
+    mask: Tensor | None = attributes.get("mask")
+    if mask is not None and tensor in _MASKED:
         from quantexp.quant.attention.documents import document_starts
 
-        about["document_starts"] = document_starts(mask)
-    return about
+        metadata["document_starts"] = document_starts(mask)
+    return metadata
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """The line with null for what is not finite: JSON has neither NaN nor Infinity."""
+    """The line with null for non-finite values: JSON has neither NaN nor Infinity."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in line.items()

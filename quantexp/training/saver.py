@@ -1,4 +1,4 @@
-"""What the training loop calls after every iteration: checkpoints, where the configuration asks for them."""
+"""Writes the configured checkpoints; the training loop calls the saver after every iteration."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from quantexp.training.megatron.callbacks import Saver
 
 
-def saver_of(context: RunContext) -> Saver:
-    """The saver of a rank; every rank has the same model, and rank 0 writes it."""
-    asked, training = context.experiment.checkpoint, context.experiment.training
+def make_saver(context: RunContext) -> Saver:
+    """The saver of a rank. All ranks have the same model; only rank 0 writes it."""
+    checkpoint, training = context.experiment.checkpoint, context.experiment.training
 
     def save(
         iteration: int, last: bool, gpt: GPTModel, state: Callable[[], dict[str, Any]]
     ) -> None:
-        on_the_way = asked.every is not None and iteration % asked.every == 0
-        if not context.rank.leads or not (on_the_way or (asked.at_end and last)):
+        is_due = checkpoint.every is not None and iteration % checkpoint.every == 0
+        if not context.rank.leads or not (is_due or (checkpoint.at_end and last)):
             return
         import torch
 
@@ -36,18 +36,18 @@ def saver_of(context: RunContext) -> Saver:
 
         context.tell(Phase.SAVING)
         folder = folder_of(context.run, iteration)
-        more: dict[str, Callable[[Path], object]] = {}
+        extra: dict[str, Callable[[Path], object]] = {}
         if padding := padding_rows(gpt, context.experiment.model):
-            more[PADDING] = lambda file: write_safetensors(file, padding, {})
-        if asked.optimizer:
-            more[STATE] = lambda file: torch.save(state(), file)
+            extra[PADDING] = lambda file: write_safetensors(file, padding, {})
+        if checkpoint.optimizer:
+            extra[STATE] = lambda file: torch.save(state(), file)
         try:
             save_published(
-                gpt, context.experiment.model, DTYPES[training.precision], folder, more=more
+                gpt, context.experiment.model, DTYPES[training.precision], folder, extra=extra
             )
         except OSError as error:
             raise RunError(
-                f"{folder} cannot be written ({error.strerror}); make room, or set paths.root to another disk"
+                f"{folder} cannot be written ({error.strerror}); free disk space, or set paths.root to another disk"
             ) from error
         context.tell(Phase.TRAINING)
 

@@ -1,10 +1,9 @@
 """One rank of one run: `python -m quantexp.training.worker RUN_DIR` trains, proves, captures and draws.
 
-All it knows comes from RUN_DIR/config.yaml. It tells about itself through the folder alone: status.json from here,
-metrics.jsonl, precision.json and tensors/ from its `observer`. Of several ranks (torchrun's environment says which one
-this is) rank 0 alone writes what a run has once; each has its own log, its record (`ranks`) and its share of the
-captured tensors. A user's error ends it with exit code 1 and the message in status.json; a bug also keeps its
-traceback, on standard error.
+Its only input is RUN_DIR/config.yaml, its only output the run folder: this module writes status.json, the observer
+writes metrics.jsonl, precision.json and tensors/. With several ranks (torchrun's environment numbers them), each writes
+its own log, record (`ranks`) and captured tensors; rank 0 writes everything else. A user's error ends the process with
+exit code 1 and the message in status.json; a bug also prints its traceback to standard error.
 """
 
 from __future__ import annotations
@@ -42,23 +41,23 @@ from quantexp.runs.status import (
 )
 from quantexp.schema import AutoDraw, Experiment
 from quantexp.training.context import RunContext
-from quantexp.training.log import LOG, library_messages_in, own_lines
+from quantexp.training.log import LOG, log_to_stderr, redirect_library_messages
 from quantexp.training.observer import RunObserver
-from quantexp.training.saver import saver_of
+from quantexp.training.saver import make_saver
 
-#: Seconds that the last step of a job's script, or of an earlier start, may hold the folder.
+#: Seconds to wait for the run lock while an earlier step of the job script, or an earlier attempt, still holds it.
 JOB_PATIENCE_S = 60.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one rank; the exit code says how it ended."""
+    """Run one rank and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m quantexp.training.worker", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument(
-        "--with-parent", action="store_true", help="end when the process that started this one ends"
+        "--with-parent", action="store_true", help="end when the parent process ends"
     )
     parser.add_argument(
-        "--in-job", action="store_true", help="hold the folder's lock, as no other process does"
+        "--in-job", action="store_true", help="take the run lock, which no parent process holds"
     )
     arguments = parser.parse_args(argv)
     run = RunDir(arguments.run_dir)
@@ -74,28 +73,28 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.in_job or not rank.alone:
         _log_to(run.rank_log(rank.rank))
     worker = Worker(run, experiment, rank, in_job=arguments.in_job)
-    ends = [signal.SIGTERM, signal.SIGINT]
+    signals = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        ends.append(signal.SIGHUP)
-    for number in ends:
+        signals.append(signal.SIGHUP)
+    for number in signals:
         signal.signal(number, worker.interrupt)
-    signal.signal(signal.SIGUSR2, worker.warned)
-    leave_if_stuck(ends, lambda: worker.context.interrupted or worker.ending, worker.leave)
+    signal.signal(signal.SIGUSR2, worker.log_end_warning)
+    leave_if_stuck(signals, lambda: worker.context.interrupted or worker.ending, worker.leave)
     if arguments.with_parent:
         end_with_parent(parent_from(os.environ))
     return worker.run()
 
 
 def _log_to(log: Path) -> None:
-    """Whatever this process prints from now on, a crash's last words included, goes to its own log."""
-    with log.open("ab") as stream:
-        for standard in (sys.stdout, sys.stderr):
-            standard.flush()
-            os.dup2(stream.fileno(), standard.fileno())
+    """Append all further output of this process, a crash's included, to its own log."""
+    with log.open("ab") as log_stream:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log_stream.fileno(), stream.fileno())
 
 
 class Worker:
-    """Runs one rank, and writes how it ended, whatever ended it."""
+    """Runs one rank and records its end, whatever the cause."""
 
     def __init__(
         self,
@@ -107,24 +106,24 @@ class Worker:
     ) -> None:
         self.context = RunContext(run, experiment, rank, in_job=in_job)
         self._observer: RunObserver | None = None
-        #: How the run ended is being written, or has been.
+        #: The final status is being written, or has been.
         self.ending = False
 
     def interrupt(self, signum: int, frame: object) -> None:
-        """The handler of signals that end a run.
+        """Handle a signal that ends a run.
 
-        What is writing its end is left to it, and so is what ends because of an earlier signal: of a Ctrl-C in a
-        terminal, and the signal of the process that started this one, one comes just after the other.
+        The signal has no effect if the run is already ending: a Ctrl-C in a terminal is often followed by a signal from
+        the parent process.
         """
         if not self.ending and not self.context.interrupted:
             self.context.interrupted = True
             raise KeyboardInterrupt
 
     def leave(self) -> None:
-        """End the process from another thread than the main one, which is in one long operation.
+        """End the process from another thread, while the main thread is stuck in one long operation.
 
-        What has been captured is written first, as far as the main thread has let go of it. The process ends even where
-        that, or how the run ended, cannot be written.
+        The tensors queued by the main thread are written first. The process ends even if these or the final status
+        cannot be written.
         """
         self.context.interrupted = True
         try:
@@ -132,36 +131,36 @@ class Worker:
                 if self._observer is not None and self._observer.recorder is not None:
                     self._observer.recorder.store.queue.close()
             finally:
-                self._interrupted()
+                self._end_interrupted()
         except Exception:  # noqa: BLE001
             LOG.exception("the end of the run could not be recorded")
-        finally:  # no later signal would end it
+        finally:  # no later signal would end the process
             leave_process(130)
 
-    def warned(self, signum: int, frame: object) -> None:
-        """The scheduler's signal that the job will soon be ended; training goes on until then."""
+    def log_end_warning(self, signum: int, frame: object) -> None:
+        """Log the scheduler's warning that the job will end soon; training continues until then."""
         name = signal.Signals(signum).name
-        LOG.warning("the scheduler will end this job soon, as %s announces", name)
+        LOG.warning("received %s: the scheduler will end this job soon", name)
 
     def run(self) -> int:
-        """Train to the end and say how it ended: 0 completed, 1 failed, 130 interrupted."""
+        """Run to the end and return the exit code: 0 completed, 1 failed, 130 interrupted."""
         log = self.context.run.library_log(self.context.rank.rank)
         log.parent.mkdir(exist_ok=True)
-        with own_lines(f"rank {self.context.rank.rank}"), library_messages_in(log):
+        with log_to_stderr(f"rank {self.context.rank.rank}"), redirect_library_messages(log):
             try:
-                return self._run_or_interrupted()
+                return self._run_until_interrupted()
             except TakenOverError:
-                LOG.error("the job was started again elsewhere: this start of it ends")
+                LOG.error("the job was started again elsewhere: this attempt ends")
                 return 1
 
-    def _run_or_interrupted(self) -> int:
+    def _run_until_interrupted(self) -> int:
         try:
             return self._run()
-        except KeyboardInterrupt:  # in the training, or just as its error was about to be told
-            return self._interrupted()
+        except KeyboardInterrupt:  # raised in training, or while an error was about to be recorded
+            return self._end_interrupted()
 
-    def _interrupted(self) -> int:
-        if self.context.in_job:  # the scheduler's doing; why, the end of the job's script finds out
+    def _end_interrupted(self) -> int:
+        if self.context.in_job:  # by the scheduler; the job script's last step determines the cause
             return self._end(State.PREEMPTED, ENDED_FROM_OUTSIDE, 130)
         return self._end(State.CANCELLED, INTERRUPTED, 130)
 
@@ -181,36 +180,35 @@ class Worker:
         except QuantexpError as error:
             return self._end(State.FAILED, str(error), 1)
         except Exception as error:
-            if self.context.interrupted:  # raised in the middle of torch's own bookkeeping
+            if self.context.interrupted:  # torch converted the KeyboardInterrupt
                 raise KeyboardInterrupt from error
             LOG.exception("the run failed")
             first = (str(error).strip().splitlines() or [""])[0]
-            where = self.context.run.rank_log(self.context.rank.rank)
-            reason = f"{type(error).__name__}: {first}; traceback in {where}"
-            lost = not self.context.rank.alone and _lost_peer(error)
-            return self._end(State.FAILED, reason, 1, lost_peer=lost)
+            log = self.context.run.rank_log(self.context.rank.rank)
+            reason = f"{type(error).__name__}: {first}; traceback in {log}"
+            lost_peer = not self.context.rank.alone and _is_lost_peer(error)
+            return self._end(State.FAILED, reason, 1, lost_peer=lost_peer)
         return self._end(State.COMPLETED, self.context.status.reason, 0)
 
     def _end(self, state: State, reason: str, code: int, *, lost_peer: bool = False) -> int:
         self.ending = True
         finish(self.context.status, state, reason)
         if self.context.rank.leads:
-            self.context.run.reserve.unlink(
-                missing_ok=True
-            )  # room for the last words on a full disk
+            # Frees space for the final status on a full disk.
+            self.context.run.reserve.unlink(missing_ok=True)
         self._record(end_record(state, reason, lost_peer=lost_peer))
         self.context.write_status()
         if self.context.tracking is not None:
             self.context.tracking.end(state, reason)
-            with contextlib.suppress(OSError):  # how the run ended has been told
+            with contextlib.suppress(OSError):  # the final state is already written
                 self.context.write_status()
-        wanted = self.context.experiment.analysis.drawing is not AutoDraw.nothing
-        if state in (State.COMPLETED, State.FAILED) and wanted:
+        reports = self.context.experiment.analysis.drawing is not AutoDraw.nothing
+        if state in (State.COMPLETED, State.FAILED) and reports:
             self._report()
         return code
 
     def _report(self) -> None:
-        """Write report.html, which shows how the run ended; that it cannot be written changes nothing about that."""
+        """Write report.html; a failure to write it does not change the run's state."""
         if not self.context.rank.leads:
             return
         try:
@@ -245,21 +243,21 @@ class Worker:
         process = session(training, context.rank, launcher.timeout_min)
         with process as device, contextlib.redirect_stdout(sys.stderr):
             if context.rank.leads:
-                known = standing(cache_dir(experiment.paths.cache), device.type)
+                certificate = standing(cache_dir(experiment.paths.cache), device.type)
                 products = products_of(training, device)
                 provenance = context.run.provenance
-                add_what_ran(provenance, device_name(device), known.record(), products)
-            own = rank_batches(experiment, context.rank, prefixes, tokenizer)
+                add_what_ran(provenance, device_name(device), certificate.record(), products)
+            batches = rank_batches(experiment, context.rank, prefixes, tokenizer)
             context.tell(Phase.BUILDING)
             self._observer = observer = RunObserver(context, device)
             with contextlib.closing(observer):
                 train(
                     experiment,
-                    own.train,
+                    batches.train,
                     observer,
                     device,
-                    saver=saver_of(context),
-                    held_out=own.held_out,
+                    saver=make_saver(context),
+                    held_out=batches.held_out,
                 )
                 observer.finish()
         if context.rank.leads and experiment.analysis.drawing is not AutoDraw.nothing:
@@ -270,10 +268,10 @@ class Worker:
         draw_figures(self.context.run, self.context.experiment.analysis.drawing)
 
 
-def _lost_peer(error: BaseException) -> bool:
-    from quantexp.training.megatron.collectives import lost_peer
+def _is_lost_peer(error: BaseException) -> bool:
+    from quantexp.training.megatron.collectives import is_lost_peer
 
-    return lost_peer(error)
+    return is_lost_peer(error)
 
 
 def _data(experiment: Experiment) -> tuple[dict[Path, float], Tokenizer]:
@@ -288,11 +286,11 @@ def _data(experiment: Experiment) -> tuple[dict[Path, float], Tokenizer]:
 
 
 def leave_process(code: int) -> None:
-    """End this process at once. Taking down torch and the model object by object lasts for seconds."""
+    """End this process at once; freeing torch and the model object by object would take seconds."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    finally:  # a full disk does not keep it
+    finally:  # also on a full disk
         os._exit(code)
 
 

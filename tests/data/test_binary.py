@@ -94,7 +94,7 @@ def test_a_missing_file_is_refused_naming_both(tmp_path: Path, missing: str, use
 def test_a_file_that_is_no_index_is_refused(tmp_path: Path, content: bytes) -> None:
     prefix = write(tmp_path / "a", "x")
     pair_paths(prefix)[1].write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.idx: not an index of Megatron's"):
+    with pytest.raises(DataError, match=r"a\.idx: not a Megatron index"):
         open_pair(prefix)
 
 

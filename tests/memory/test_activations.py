@@ -14,7 +14,7 @@ from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.schema import Experiment, Precision
 from quantexp.training.megatron.model import build_model, set_precision
 from quantexp.training.megatron.session import session
-from quantexp.training.megatron.specs import injected, stock_spec
+from quantexp.training.megatron.specs import inject, stock_spec
 
 Tiny = Callable[..., Experiment]
 Q_LORA = "model.mla.q_lora_rank=24"
@@ -25,7 +25,7 @@ def held_by_autograd(experiment: Experiment) -> int:
     training = experiment.training
     T, B = training.seq_length, training.micro_batch_size
     with session(training), use_step_state(StepState(1)):
-        spec = injected(stock_spec(experiment.model))
+        spec = inject(stock_spec(experiment.model))
         model, _ = build_model(experiment.model, training, spec)
         if training.precision is not Precision.fp32:
             model = model.bfloat16()

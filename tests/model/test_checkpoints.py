@@ -119,6 +119,7 @@ def test_disk_that_fills_up_fails_the_run_with_the_reason(
     assert status is not None
     assert status.state is State.FAILED
     assert (
-        "iteration_00000002 cannot be written (No space left on device); make room" in status.reason
+        "iteration_00000002 cannot be written (No space left on device); free disk space"
+        in status.reason
     )
     assert saved_iterations(run) == []

@@ -355,7 +355,7 @@ def test_a_start_that_never_becomes_finite_fails(
         "capture=off",
         expect=1,
     )
-    assert "could not be proved in 2 iterations: operands hold NaN or Inf" in failure(run)
+    assert "could not be proved in 2 iterations: operands contain NaN or Inf" in failure(run)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What an iteration leaves in the run folder, and when it ends the run."""
+"""The observer's output to the run folder, and the conditions under which it ends a run."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FIRST = Metrics(
 
 
 @pytest.fixture
-def observer(tiny: Callable[..., Experiment], tmp_path: Path) -> Callable[..., RunObserver]:
-    """The observer of a rank."""
+def make_observer(tiny: Callable[..., Experiment], tmp_path: Path) -> Callable[..., RunObserver]:
+    """A function that makes the observer of a rank."""
 
     def make(*overrides: str, rank: Rank | None = None, device: str = "cpu") -> RunObserver:
         context = RunContext(RunDir(tmp_path), tiny(*overrides), rank)
@@ -44,12 +44,12 @@ def observer(tiny: Callable[..., Experiment], tmp_path: Path) -> Callable[..., R
     return make
 
 
-def test_iteration_is_a_line_of_metrics_and_the_statuss_last(
-    observer: Callable[..., RunObserver], tmp_path: Path
+def test_iteration_writes_a_line_of_metrics_and_its_number_in_the_status(
+    make_observer: Callable[..., RunObserver], tmp_path: Path
 ) -> None:
-    told = observer("capture=off")
-    assert told.iteration(FIRST)
-    assert told.iteration(replace(FIRST, iteration=2, loss=math.nan, grad_norm=math.inf))
+    observer = make_observer("capture=off")
+    assert observer.iteration(FIRST)
+    assert observer.iteration(replace(FIRST, iteration=2, loss=math.nan, grad_norm=math.inf))
     lines = [json.loads(line) for line in RunDir(tmp_path).metrics.read_text().splitlines()]
     assert [(line["iteration"], line["loss"], line["grad_norm"]) for line in lines] == [
         (1, 5.5, 1.25),
@@ -63,79 +63,81 @@ def test_iteration_is_a_line_of_metrics_and_the_statuss_last(
     assert abs(times[1] - datetime.now(UTC)) < timedelta(minutes=1)
 
 
-def test_line_of_metrics_that_cannot_be_written_ends_the_run(
-    observer: Callable[..., RunObserver], tmp_path: Path
+def test_failure_to_write_metrics_ends_the_run(
+    make_observer: Callable[..., RunObserver], tmp_path: Path
 ) -> None:
-    told = observer("capture=off")
+    observer = make_observer("capture=off")
     RunDir(tmp_path).metrics.mkdir()
     with pytest.raises(IsADirectoryError):
-        told.iteration(FIRST)
+        observer.iteration(FIRST)
 
 
 def test_rank_that_does_not_lead_writes_no_metrics(
-    observer: Callable[..., RunObserver], tmp_path: Path
+    make_observer: Callable[..., RunObserver], tmp_path: Path
 ) -> None:
-    assert observer("capture=off", rank=Rank(1, 2, 1)).iteration(FIRST)
+    assert make_observer("capture=off", rank=Rank(1, 2, 1)).iteration(FIRST)
     assert not RunDir(tmp_path).metrics.exists()
 
 
-def test_signal_that_was_lost_on_the_way_ends_the_run_after_the_iteration(
-    observer: Callable[..., RunObserver], tmp_path: Path
+def test_lost_interrupt_ends_the_run_after_the_iteration(
+    make_observer: Callable[..., RunObserver], tmp_path: Path
 ) -> None:
-    told = observer("capture=off")
-    told.context.interrupted = True
+    observer = make_observer("capture=off")
+    observer.context.interrupted = True
     with pytest.raises(KeyboardInterrupt):
-        told.iteration(FIRST)
+        observer.iteration(FIRST)
     assert RunDir(tmp_path).metrics.exists()
 
 
-def test_run_ends_with_its_capture_where_asked_to(
-    observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
+def test_run_ends_with_its_capture_if_configured(
+    make_observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "quantexp.training.megatron.collectives.gather", lambda own: [own]
     )  # no process group
-    told = observer("capture=stats", "capture.control_iter=2", "capture.stop_after_capture=true")
-    assert told.iteration(FIRST)
-    assert not told.iteration(replace(FIRST, iteration=2))
-    assert told.context.status.reason == "stopped after capture, as configured"
+    observer = make_observer(
+        "capture=stats", "capture.control_iter=2", "capture.stop_after_capture=true"
+    )
+    assert observer.iteration(FIRST)
+    assert not observer.iteration(replace(FIRST, iteration=2))
+    assert observer.context.status.reason == "stopped after capture, as configured"
 
 
-def test_status_says_which_micro_batch_of_which_iteration_runs(
-    observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
+def test_status_has_the_current_iteration_and_micro_batch(
+    make_observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "quantexp.training.megatron.collectives.gather", lambda own: [own]
     )  # no process group
-    watched = observer("capture=stats")
-    status = watched.context.status
+    observer = make_observer("capture=stats")
+    status = observer.context.status
     seen = []
     for iteration in (1, 2):
-        watched._is_proving = iteration == 1
+        observer._is_proving = iteration == 1
         for index in (0, 1):
-            watched.micro_batch(iteration, index, None)
+            observer.micro_batch(iteration, index, None)
             seen.append((status.phase, status.current_iteration, status.micro_batch))
     assert [place[1:] for place in seen] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert seen[0][0] is Phase.CAPTURING
     assert {phase for phase, *_ in seen} <= {Phase.CAPTURING, Phase.PROVING, Phase.TRAINING}
     assert seen[-1][0] is Phase.TRAINING
-    written = read_status(watched.run.status)
+    written = read_status(observer.run.status)
     assert written is not None
     assert written.phase_since is not None
-    watched.evaluation()
-    assert read_status(watched.run.status).phase is Phase.EVALUATING
+    observer.evaluation()
+    assert read_status(observer.run.status).phase is Phase.EVALUATING
 
 
-def test_what_waits_to_be_written_is_brought_up_to_date_by_each_iteration(
-    observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
+def test_each_iteration_updates_the_capture_queue_in_the_status(
+    make_observer: Callable[..., RunObserver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "quantexp.training.megatron.collectives.gather", lambda own: [own]
     )  # no process group
-    watched = observer("capture=stats")
-    status = watched.context.status
+    observer = make_observer("capture=stats")
+    status = observer.context.status
     status.capture = {"tensors": 28, "num_bytes": 9_600_000, "queue_bytes": 9_600_000}
-    assert watched.iteration(FIRST)
-    written = read_status(watched.run.status)
+    assert observer.iteration(FIRST)
+    written = read_status(observer.run.status)
     assert written is not None
     assert written.capture["queue_bytes"] == 0

@@ -1,4 +1,4 @@
-"""A rank's word about its end, whatever signal comes when."""
+"""The final state that a rank records, also after signals at any time."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def test_rank_that_does_not_lead_writes_its_record_and_no_status(
     assert read_status(second.context.run.status) is None
 
 
-def test_signal_ends_the_training_as_cancelled(
-    second: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signal_cancels_the_run(second: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(second, "_train", lambda: second.interrupt(signal.SIGTERM, None))
     assert second.run() == 130
     record = read_record(second.context.run, 1)
@@ -48,7 +46,7 @@ def test_signal_ends_the_training_as_cancelled(
     assert (record.state, record.reason) == (State.CANCELLED, "interrupted")
 
 
-def test_signal_that_comes_while_an_error_is_told_does_not_silence_it(
+def test_signal_while_an_error_is_recorded_does_not_hide_the_error(
     second: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails() -> None:
@@ -56,20 +54,20 @@ def test_signal_that_comes_while_an_error_is_told_does_not_silence_it(
 
     write = worker.write_record  # type: ignore[attr-defined]
 
-    def interrupted(*words: object) -> None:
-        if words[-1].state is State.FAILED:  # type: ignore[attr-defined]
+    def interrupt_and_write(*arguments: object) -> None:
+        if arguments[-1].state is State.FAILED:  # type: ignore[attr-defined]
             second.interrupt(signal.SIGTERM, None)
-        write(*words)  # type: ignore[arg-type]
+        write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(second, "_train", fails)
-    monkeypatch.setattr(worker, "write_record", interrupted)
+    monkeypatch.setattr(worker, "write_record", interrupt_and_write)
     assert second.run() == 1
     record = read_record(second.context.run, 1)
     assert record is not None
     assert (record.state, record.lost_peer) == (State.FAILED, False)
 
 
-def test_worker_started_with_another_number_of_processes_says_so(
+def test_worker_with_another_number_of_processes_is_rejected(
     tiny: Callable[..., Experiment],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -89,7 +87,7 @@ def test_worker_started_with_another_number_of_processes_says_so(
     assert "this run is for launcher.num_processes=2" in capsys.readouterr().err
 
 
-def test_interrupt_that_torch_turned_into_another_error_is_an_interrupt(
+def test_interrupt_that_torch_converted_to_another_error_cancels_the_run(
     second: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def halfway() -> None:
@@ -105,7 +103,7 @@ def test_interrupt_that_torch_turned_into_another_error_is_an_interrupt(
     assert record.state is State.CANCELLED
 
 
-def test_signals_after_the_first_leave_its_end_alone(
+def test_signals_after_the_first_do_not_disturb_the_end(
     second: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = []
@@ -122,7 +120,7 @@ def test_signals_after_the_first_leave_its_end_alone(
     assert written == ["captures"]
 
 
-def test_worker_whose_main_thread_is_stuck_writes_its_captures_and_its_end(
+def test_worker_with_a_stuck_main_thread_writes_its_captures_and_final_state(
     second: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[object] = []
@@ -136,11 +134,11 @@ def test_worker_whose_main_thread_is_stuck_writes_its_captures_and_its_end(
     record = read_record(second.context.run, 1)
     assert record is not None
     assert (record.state, record.reason) == (State.CANCELLED, "interrupted")
-    second.interrupt(signal.SIGTERM, None)  # the end is written: nothing is raised
+    second.interrupt(signal.SIGTERM, None)  # raises nothing: the final state is written
 
 
 @pytest.mark.parametrize("full", ["captures", "end"])
-def test_worker_whose_main_thread_is_stuck_ends_on_a_full_disk_too(
+def test_worker_with_a_stuck_main_thread_ends_on_a_full_disk(
     second: Worker,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -162,7 +160,7 @@ def test_worker_whose_main_thread_is_stuck_ends_on_a_full_disk_too(
     assert codes == [130]
     assert "OSError: [Errno 28] No space left on device" in caplog.text
     record = read_record(second.context.run, 1)
-    assert (record is not None) == (full == "captures"), "the end is written where it can be"
+    assert (record is not None) == (full == "captures"), "the final state is written if possible"
 
 
 # In a job.
@@ -172,17 +170,15 @@ def test_worker_whose_main_thread_is_stuck_ends_on_a_full_disk_too(
 def in_job(
     tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Worker:
-    """A worker of a job's first start."""
+    """A worker of a job's first attempt."""
     monkeypatch.setenv("QUANTEXP_START", "12 0")
     run = RunDir(tmp_path)
     take_over(run)
     return Worker(run, tiny(), in_job=True)
 
 
-def test_signal_in_a_job_is_not_taken_for_a_cancellation(
-    in_job: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever reads this must not believe that the run is over: the scheduler may have put it back."""
+def test_signal_in_a_job_is_a_preemption(in_job: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is not over: the scheduler may have requeued the job."""
     monkeypatch.setattr(in_job, "_train", lambda: in_job.interrupt(signal.SIGTERM, None))
     assert in_job.run() == 130
     status = read_status(in_job.context.run.status)
@@ -190,7 +186,7 @@ def test_signal_in_a_job_is_not_taken_for_a_cancellation(
     assert (status.state, status.reason) == (State.PREEMPTED, "ended from outside")
 
 
-def test_start_that_is_no_longer_the_newest_ends_and_writes_nothing(
+def test_superseded_attempt_ends_and_writes_nothing(
     in_job: Worker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def trains() -> None:
@@ -204,10 +200,11 @@ def test_start_that_is_no_longer_the_newest_ends_and_writes_nothing(
     monkeypatch.setattr(in_job, "_train", trains)
     assert in_job.run() == 1
     assert in_job.context.run.status.read_bytes() == written[0]
-    assert "ERROR rank 0: the job was started again elsewhere" in capsys.readouterr().err
+    message = "ERROR rank 0: the job was started again elsewhere: this attempt ends"
+    assert message in capsys.readouterr().err
 
 
-def test_error_of_a_start_that_is_no_longer_the_newest_is_not_the_run_s(
+def test_error_of_a_superseded_attempt_does_not_fail_the_run(
     in_job: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails() -> None:
@@ -224,5 +221,5 @@ def test_error_of_a_start_that_is_no_longer_the_newest_is_not_the_run_s(
 def test_warning_of_the_scheduler_is_in_the_log(
     second: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    second.warned(signal.SIGUSR2, None)
-    assert caplog.messages == ["the scheduler will end this job soon, as SIGUSR2 announces"]
+    second.log_end_warning(signal.SIGUSR2, None)
+    assert caplog.messages == ["received SIGUSR2: the scheduler will end this job soon"]

@@ -1,1 +1,1 @@
-"""Everything that knows Megatron-Core: model, layer specs with the scheme injected, and the training loop."""
+"""All code that depends on Megatron-Core: the model, layer specs with the scheme injected, and the training loop."""

@@ -1,9 +1,9 @@
-"""Megatron's core attention with the scheme's products in place of the stock ones.
+"""Megatron's core attention with the scheme's matrix products instead of the stock ones.
 
-plain: softmax, mask, scale and dropout are the stock class's own modules; only the two matrix products and their
-       backward are ours. Scores and probabilities are held whole.
-fused: torch's fused kernel on quantised operands, where the scheme allows it (`quantexp.quant.attention.fused`).
-tiled: the plain path's products and the stock softmax, a tile of queries at a time (`quantexp.quant.attention.tiled`).
+plain: the stock class's softmax, mask, scale and dropout; the scheme's two matrix products and their backward. Stores
+       the full score and probability matrices.
+fused: torch's fused kernel on quantised operands, if the scheme allows it (`quantexp.quant.attention.fused`).
+tiled: the plain path's products and the stock softmax by tiles of queries (`quantexp.quant.attention.tiled`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from quantexp.schema import AttentionPath
 
 
 class LatentCoreAttention(DotProductAttention):  # type: ignore[misc]
-    """Megatron's own core attention as latent attention builds it, with the widths of key and value heads told apart.
+    """Megatron's core attention with the two arguments that latent attention passes: key and value head widths.
 
-    The stock class takes neither argument and has the value heads' width, all that it needs, from `kv_channels`.
+    The stock class lacks them; it needs only the width of value heads, which it reads from `kv_channels`.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class LatentCoreAttention(DotProductAttention):  # type: ignore[misc]
 
 
 class SchemeAttention(LatentCoreAttention):
-    """Scaled dot-product attention, multiplying as the scheme declares.
+    """Scaled dot-product attention with the scheme's products.
 
     # T tokens, B sequences, H query heads, G key-value heads, D head_dim, E head_dim of values
     """
 
     precision: ModulePrecision
     hook: TensorHook = staticmethod(no_hook)
-    #: Whether the hook needs what only the plain path stores whole.
+    #: Whether the hook needs a tensor that only the plain path stores in full.
     wants: TensorFilter = staticmethod(no_tensor_wanted)
     path: AttentionPath = AttentionPath.plain
-    #: While a forward pass lasts, its mask: True where a query does not see a key, [B, 1, T, T]; None is causal.
+    #: The mask of the current forward pass: True where a query must not see a key, [B, 1, T, T]; None means causal.
     mask: Tensor | None = None
 
     def forward(
@@ -70,10 +70,11 @@ class SchemeAttention(LatentCoreAttention):
         """The attention output [T, B, H*E] of query [T, B, H, D], key [T, B, G, D] and value [T, B, G, E].
 
         Raises:
-            ConfigError: packed sequences or an attention bias, which no path has; what tiles do not have.
+            ConfigError: packed sequences or an attention bias; on the tiled path also attention dropout, a softmax
+                offset or a sliding window.
         """
         if packed_seq_params is not None or attention_bias is not None:
-            raise ConfigError("attention here has no packed sequences and no bias")
+            raise ConfigError("attention supports neither packed sequences nor a bias here")
         self.mask = attention_mask
         try:
             return self._attention(query, key, value)
@@ -85,12 +86,12 @@ class SchemeAttention(LatentCoreAttention):
         self.hook(FORWARD, PRE, "key", key)
         self.hook(FORWARD, PRE, "value", value)
 
-        by_path = {
+        paths = {
             AttentionPath.plain: self._plain,
             AttentionPath.fused: self._fused,
             AttentionPath.tiled: self._tiled,
         }
-        o_TBHE = by_path[self.path](query, key, value, self.mask)
+        o_TBHE = paths[self.path](query, key, value, self.mask)
         output = o_TBHE.reshape(*query.shape[:2], -1)
         self.hook(FORWARD, POST, "output", output)
         return output
@@ -116,8 +117,8 @@ class SchemeAttention(LatentCoreAttention):
             or self.scale_mask_softmax.window_size is not None
         ):
             raise ConfigError(
-                "training.attention=tiled has no attention dropout, no softmax offset and no sliding window; use "
-                "training.attention=plain"
+                "training.attention=tiled does not support attention dropout, a softmax offset or a sliding window; "
+                "use training.attention=plain"
             )
         T, B, H, _ = q_TBHD.shape
         probabilities = partial(self._probabilities, mask)
@@ -128,7 +129,7 @@ class SchemeAttention(LatentCoreAttention):
         return AttentionCall(self.precision, self.softmax_scale, self.hook, self.wants, mask)
 
     def _probabilities(self, mask: Tensor | None, S_BHRK: Tensor, start: int) -> Tensor:
-        """The stock softmax of R rows of scores, the first of which is query `start`; without a mask causal."""
+        """The stock softmax of R rows of scores, starting at query `start`; causal without a mask."""
         R, K = S_BHRK.shape[2:]
         if mask is None:
             queries = torch.arange(start, start + R, device=S_BHRK.device)

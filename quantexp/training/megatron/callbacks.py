@@ -1,4 +1,4 @@
-"""What the training loop calls: an observer at every point of an iteration, and a saver after it."""
+"""Callbacks of the training loop: an observer for the events of an iteration, and a saver after each."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from quantexp.quant.precision import PrecisionMap
 from quantexp.runs.metrics import Metrics
 
-#: Iteration, whether it is the last, the model, and what else training goes on with.
+#: Arguments: the iteration, whether it is the last, the model, and a function that returns the resume state.
 Saver = Callable[[int, bool, GPTModel, Callable[[], dict[str, Any]]], None]
 
 
 class Observer(Protocol):
-    """What the loop tells about itself; every method may raise to end the run."""
+    """Receives the loop's events; every method may raise to end the run."""
 
-    #: Whether the last proof could not tell, so that the next iteration is watched again.
+    #: Whether the last proof was inconclusive and the next iteration must be watched, too.
     unproved: bool
 
     def built(self, model: GPTModel) -> None:
-        """The model is there, before the first iteration."""
+        """The model is built; the first iteration follows."""
 
     def proof(
         self, iteration: int, declared: PrecisionMap
@@ -30,13 +30,13 @@ class Observer(Protocol):
         """A context for the forward and backward passes of an iteration to be proved."""
 
     def micro_batch(self, iteration: int, index: int, loss_scale: float | None) -> None:
-        """The forward pass of a micro-batch (from 0) begins; its gradients will be larger by the scale (fp16)."""
+        """The forward pass of micro-batch `index` (from 0) begins; in fp16 its gradients are scaled by `loss_scale`."""
 
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
-        """Forward and backward are done, the optimizer has not stepped."""
+        """Forward and backward are complete; the optimizer has not stepped."""
 
     def evaluation(self) -> None:
-        """Forward passes follow that are no part of the training, until the next micro-batch begins."""
+        """All forward passes until the next micro-batch belong to an evaluation."""
 
     def iteration(self, metrics: Metrics) -> bool:
-        """An iteration is over; False ends the run here, as completed."""
+        """An iteration is complete; False ends the run as completed."""

@@ -1,7 +1,7 @@
-"""What the ranks of a run tell one another, apart from Megatron's own communication; inside `session`.
+"""Collectives between the ranks of a run, apart from Megatron's own communication; inside `session`.
 
-Every function is called by every rank at the same point. Where a rank is missing they raise once the session's time is
-over, or at once where its connection is gone: `lost_peer` recognises that.
+Every rank calls each function at the same point. If a rank is missing, the call raises after the session's timeout, or
+at once if the connection is closed; `is_lost_peer` recognises these errors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def gather(value: T) -> list[T]:
-    """Every rank's value, by rank, on every rank."""
+    """The values of all ranks, ordered by rank."""
     values: list[T] = [value] * torch.distributed.get_world_size()
     if len(values) > 1:
         torch.distributed.all_gather_object(values, value)
@@ -32,8 +32,8 @@ def mean_over_data_parallel(x: Tensor) -> Tensor:
     return mean
 
 
-def lost_peer(error: BaseException) -> bool:
-    """Whether an error says only that another rank did not answer, which is not this rank's fault."""
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error means that another rank did not respond, so that this rank is not the cause."""
     return isinstance(error, torch.distributed.DistError) or (
         isinstance(error, RuntimeError) and "gloo/" in str(error)
     )

@@ -1,16 +1,15 @@
-"""Megatron-Core on a machine without CUDA: what it takes, for as long as a run lasts.
+"""Runs Megatron-Core on a machine without CUDA.
 
-`cpu_device()` is a context manager. Where CUDA is available it does nothing at all. Elsewhere, inside the
-context and only there:
+`cpu_device()` is a context manager. With CUDA it does nothing. Without CUDA, inside the context:
 
-- `torch.cuda`'s device, stream and random-number functions answer for the CPU, since Megatron calls them without
-  asking (rotary embedding, DistributedDataParallel, `model_parallel_cuda_manual_seed`);
-- a `TorchFunctionMode` turns the literal device "cuda" into "cpu", `Tensor.cuda()` into the tensor itself, and lets
-  `Tensor.type()` answer `torch.cuda.*`, which Megatron's mixed-precision optimizer insists on. It holds in the
-  backward too, where recomputed forwards run;
-- the optimizer steps without fresh memory of a weight's size (`quantexp.training.megatron.optimizer`).
+- `torch.cuda`'s device, stream and random-number functions act on the CPU, since Megatron calls them unconditionally
+  (rotary embedding, DistributedDataParallel, `model_parallel_cuda_manual_seed`);
+- a `TorchFunctionMode` reads the device "cuda" as "cpu". `Tensor.cuda()` returns the tensor itself, and `Tensor.type()`
+  returns `torch.cuda.*`, which Megatron's mixed-precision optimizer requires. The mode also applies to the backward
+  pass, where forwards are recomputed;
+- the optimizer step allocates no temporary the size of a weight (`quantexp.training.megatron.optimizer`).
 
-Everything is put back on leaving, also after an error. It changes where tensors live, never what is computed.
+On exit everything is restored, also after an error. The context changes the location of tensors, never their values.
 """
 
 from __future__ import annotations
@@ -28,46 +27,46 @@ from quantexp.training.megatron.optimizer import adam_in_strips, scale_each
 
 
 class _Stream:
-    """A stream on a device that has none: everything is already in order."""
+    """A stand-in for a CUDA stream. The CPU executes in order, so waiting is a no-op."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         pass
 
     def wait_stream(self, stream: object) -> None:
-        """Nothing to wait for."""
+        """No-op."""
 
     def wait_event(self, event: object) -> None:
-        """Nothing to wait for."""
+        """No-op."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """No-op."""
 
     def record_event(self, event: object = None) -> _Event:
-        """An event that has already happened."""
+        """A completed event."""
         return _Event()
 
 
 class _Event:
-    """An event that has always just happened."""
+    """A stand-in for a CUDA event that is always complete."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         pass
 
     def record(self, stream: object = None) -> None:
-        """Nothing to record."""
+        """No-op."""
 
     def wait(self, stream: object = None) -> None:
-        """Nothing to wait for."""
+        """No-op."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """No-op."""
 
     def query(self) -> bool:
-        """Always done."""
+        """True: the event is complete."""
         return True
 
 
-#: Looked up once: the mode is asked at every call.
+#: Looked up once, since the mode runs at every torch call.
 _CUDA, _TYPE, _TO, _CPU = torch.Tensor.cuda, torch.Tensor.type, torch.Tensor.to, torch.device("cpu")
 
 
@@ -110,13 +109,13 @@ def _same_stream(stream: object) -> Iterator[None]:
 
 
 def _replacements() -> list[tuple[ModuleType, str, object]]:
-    """What each name means where there is no CUDA: (module, name, replacement)."""
+    """The replacements without CUDA: (module, name, replacement)."""
     from megatron.core.optimizer import clip_grads
     from megatron.core.optimizer import optimizer as megatron_optimizer
     from megatron.core.tensor_parallel import random as megatron_random
 
     def no_op(*args: object, **kwargs: object) -> None:
-        """There is nothing to do on a CPU."""
+        """A CUDA function without a counterpart on the CPU."""
 
     def get_rng_state(device: object = "cuda") -> torch.Tensor:
         return torch.get_rng_state()
@@ -141,12 +140,12 @@ def _replacements() -> list[tuple[ModuleType, str, object]]:
     ]
 
 
-#: What `torch.autograd.backward` calls for the work itself.
+#: The function that `torch.autograd.backward` calls to run the engine.
 _BACKWARD = "_engine_run_backward"
 
 
-def _under(mode: _CudaMeansCpu, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the mode on again: torch takes it off while it handles `backward`."""
+def _with_mode(mode: _CudaMeansCpu, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function to enable the mode, which torch disables while it handles `backward`."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with mode:
@@ -157,7 +156,7 @@ def _under(mode: _CudaMeansCpu, function: Callable[..., Any]) -> Callable[..., A
 
 @contextlib.contextmanager
 def cpu_device() -> Iterator[None]:
-    """Let Megatron-Core run on the CPU inside this context; does nothing where CUDA is available."""
+    """Let Megatron-Core run on the CPU inside this context; no-op if CUDA is available."""
     if torch.cuda.is_available():
         yield
         return
@@ -169,7 +168,7 @@ def cpu_device() -> Iterator[None]:
         mode = _CudaMeansCpu()
         run_backward = getattr(torch.autograd, _BACKWARD)
         before.append((torch.autograd, _BACKWARD, run_backward))
-        setattr(torch.autograd, _BACKWARD, _under(mode, run_backward))
+        setattr(torch.autograd, _BACKWARD, _with_mode(mode, run_backward))
         with mode:
             yield
     finally:

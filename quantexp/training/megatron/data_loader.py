@@ -1,10 +1,9 @@
-"""Training samples from .bin/.idx pairs, by Megatron's GPTDataset, and micro-batches of them.
+"""Builds training samples from .bin/.idx pairs with Megatron's GPTDataset, and micro-batches of them.
 
-A sample is `seq_length` consecutive tokens of the documents, which are shuffled and joined; its
-labels are the tokens one further on. The order follows from the seed, the pair's content and its
-part, and `seq_length` (see `order`): two runs that agree in these see the same samples, and a
-longer one begins with those of a shorter one. Several pairs are blended by weight: Megatron's
-BlendedDataset takes the next sample from whichever pair is furthest behind its share.
+A sample is `seq_length` consecutive tokens of the shuffled and joined documents; its labels are the tokens shifted by
+one. The order depends on the seed, the pair's content, its part of the split and `seq_length` (see `sample_order`):
+runs with the same values see the same samples, and a longer run begins with those of a shorter one. Several pairs are
+blended by weight: Megatron's BlendedDataset takes the next sample from the pair furthest behind its share.
 """
 
 # B micro-batch, T tokens of a sample
@@ -39,32 +38,32 @@ from quantexp.schema.dataset import DEFAULT_SPLIT
 from quantexp.training.megatron.pairs import open_pair
 from quantexp.training.megatron.sample_order import OrderedConfig, OrderedDataset, part_bounds
 
-#: How many ids are looked at to find a dataset that belongs to another tokenizer.
+#: Token ids that are read to detect a dataset of another tokenizer.
 _NUM_CHECKED_IDS = 1 << 20
-#: The samples wanted for training, validation and test; 0 for a part that is not built.
+#: The number of training, validation and test samples; 0 for a part that is not built.
 _Sizes = tuple[int, int, int]
-#: Where a part of the split begins and ends, from 0 to 1.
+#: Start and end of a part of the split, from 0 to 1.
 _Part = tuple[float, float] | None
 _KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 
 
 class Samples(Protocol):
-    """What `batches` asks of a dataset; a GPTDataset is one."""
+    """The interface of a dataset for `batches`; GPTDataset implements it."""
 
     def __len__(self) -> int:
-        """Returns how many samples there are."""
+        """The number of samples."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Returns tokens, labels, loss_mask and position_ids, each of shape T."""
+        """Tokens, labels, loss_mask and position_ids, each of shape [T]."""
 
 
 @dataclass(frozen=True)
 class Datasets:
     """The samples of one run."""
 
-    #: At least as many as were asked for.
+    #: At least `num_samples_train`.
     train: Samples
-    #: None where no validation sample was asked for.
+    #: At least `num_samples_valid`; None if that is 0.
     valid: Samples | None
 
 
@@ -81,38 +80,35 @@ def build_datasets(
     mask_documents: bool = False,
     mask_eod_loss: bool = False,
 ) -> Datasets:
-    """Returns the training samples, and the validation samples if any are asked for.
+    """Build the training samples and, if `num_samples_valid` is not 0, the validation samples.
 
-    Where torch.distributed is initialised every rank must call this, with the same arguments;
-    rank 0 writes the index into `cache_dir` first. Runs and hosts may share `cache_dir` or not.
-    The documents of a prepared pair are those that its card says; those of another pair go to
-    training and validation by number in file order, as `split` says, whether validation samples
-    are asked for or not.
+    If torch.distributed is initialised, every rank must call this with the same arguments; rank 0 writes the index to
+    `cache_dir` first. Runs and hosts may share `cache_dir`. The card of a prepared pair assigns its documents to
+    training and validation. Other pairs are divided in file order by `split`, even without validation samples.
 
     Args:
-        prefixes: a pair, or several with their weights: so many of the samples come from each.
-        tokenizer: the one that the ids are of.
+        prefixes: a pair, or several with the weights of their shares of the samples.
+        tokenizer: the tokenizer that produced the ids.
         seq_length: T.
-        seed: decides the order.
-        num_samples_train: at least so many.
-        num_samples_valid: at least so many; 0 is no validation.
-        cache_dir: where indices are kept.
+        seed: determines the order.
+        num_samples_train: minimum number of training samples.
+        num_samples_valid: minimum number of validation samples; 0 for none.
+        cache_dir: folder of the indices.
         split: the weights of training, validation and test.
-        mask_documents: whether batches have an `attention_mask`, [1, T, T], True where a token
-            must not attend: to later ones and to those of another document.
-        mask_eod_loss: whether the loss mask is 0 where the token is an end of document.
+        mask_documents: whether samples have an `attention_mask`, [1, T, T], True where a token must not attend: to
+            later tokens and to other documents.
+        mask_eod_loss: whether the loss mask is 0 at end-of-document tokens.
 
     Raises:
-        DataError: a pair is missing, damaged or of another tokenizer, `split` is no list of
-            weights, is not that of a prepared pair, or leaves a wanted part without documents, or
-            `cache_dir` cannot be written.
+        DataError: a pair is missing, damaged or of another tokenizer; `split` is not a list of weights, differs from a
+            prepared pair's split or leaves a required part without documents; `cache_dir` cannot be written.
     """
     assert num_samples_train > 0
     weights = {prefixes: 1.0} if isinstance(prefixes, Path) else prefixes
     weights = {prefix.absolute(): weight for prefix, weight in weights.items()}
     sizes = (num_samples_train, num_samples_valid, 0)
     _check_split(split)
-    parts = {str(p): _wanted_parts(p, tokenizer, split, sizes) for p in weights}
+    parts = {str(p): _parts(p, tokenizer, split, sizes) for p in weights}
     blend = ([*parts], list(weights.values()) if len(weights) > 1 else None)
     config = OrderedConfig(
         random_seed=seed,
@@ -133,7 +129,7 @@ def build_datasets(
 
 
 class _Builder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
-    """Megatron's builder, where each pair has parts of its own, and blends of them are not kept."""
+    """Megatron's builder with separate parts for each pair and no cached index of blends."""
 
     def __init__(self, sizes: _Sizes, config: OrderedConfig, parts: dict[str, list[_Part]]) -> None:
         self.parts = parts
@@ -142,10 +138,10 @@ class _Builder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
     def _build_megatron_dataset_splits(
         self, dataset_path: str, split: Any, sizes: Any, synchronize_ranks: bool = True
     ) -> list[Any]:
-        found: list[Any] = super()._build_megatron_dataset_splits(
+        datasets: list[Any] = super()._build_megatron_dataset_splits(
             dataset_path, self.parts[dataset_path], sizes, synchronize_ranks
         )
-        return found
+        return datasets
 
     @staticmethod
     def build_generic_dataset(
@@ -154,7 +150,7 @@ class _Builder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
         synchronize_ranks: bool,
         *args: Any,
     ) -> Any:
-        """Builds one dataset; the order in which a blend takes its samples is quickly found again."""
+        """Build one dataset. A blend's order is not cached, since recomputing it is fast."""
         if cls is BlendedDataset:
             *rest, config = args
             config = copy.copy(config)
@@ -173,15 +169,14 @@ def batches(
     data_parallel_size: int,
     start_sample: int = 0,
 ) -> Iterator[dict[str, Tensor]]:
-    """Yields this rank's micro-batches: tokens, labels, loss_mask, position_ids, shape BT.
+    """Yield this rank's micro-batches: tokens, labels, loss_mask and position_ids, each [B, T].
 
-    Where documents are masked there is an attention_mask too, shape [B, 1, T, T].
+    If documents are masked, there is also an attention_mask, [B, 1, T, T].
 
-    Samples are dealt in the dataset's order, `micro_batch_size` to each rank in turn, from
-    `start_sample` (the samples that all ranks together have consumed). So N consecutive
-    micro-batches of every rank hold the same samples for any `data_parallel_size` that divides
-    the work, whoever takes which. It ends when the samples left do not give every rank a full
-    micro-batch: all ranks end together.
+    The ranks take `micro_batch_size` samples each in turn, in the dataset's order, from `start_sample` (the number of
+    samples that all ranks together have consumed). A global batch therefore has the same samples for any
+    `data_parallel_size` that divides it. The iterator ends on all ranks together, when the remaining samples are too
+    few for a full micro-batch on each.
     """
     assert 0 <= data_parallel_rank < data_parallel_size
     stride = micro_batch_size * data_parallel_size
@@ -196,14 +191,14 @@ class RankBatches:
     """The micro-batches of one rank."""
 
     train: Iterator[dict[str, Tensor]]
-    #: Of the held-out samples, anew at each call.
+    #: Returns a new iterator over the held-out micro-batches.
     held_out: Callable[[], Iterator[dict[str, Tensor]]]
 
 
 def rank_batches(
     experiment: Experiment, rank: Rank, prefixes: Mapping[Path, float], tokenizer: Tokenizer
 ) -> RankBatches:
-    """Returns what a rank of an experiment trains on and is evaluated on; every rank calls this.
+    """The training and held-out micro-batches of a rank; every rank calls this.
 
     Raises:
         DataError: see `build_datasets`.
@@ -230,23 +225,20 @@ def rank_batches(
     num_held_out = num_samples(experiment) // (training.micro_batch_size * rank.world_size)
 
     def held_out() -> Iterator[dict[str, Tensor]]:
-        assert datasets.valid is not None, "asked for where anything is evaluated"
+        assert datasets.valid is not None, "built if the run evaluates"
         return itertools.islice(batches(datasets.valid, **share), num_held_out)
 
     return RankBatches(batches(datasets.train, **share, start_sample=start_sample), held_out)
 
 
 def _check_ids(pair: Any, prefix: Path, tokenizer: Tokenizer) -> None:
-    """Makes sure that the ids fit the tokenizer.
-
-    The first ones stand for all: to read a whole corpus takes hours.
-    """
+    """Check that the first ids are valid for the tokenizer; reading a whole corpus would take hours."""
     num_ids = min(_NUM_CHECKED_IDS, int(pair.sequence_lengths.sum()))
     largest = int(pair.bin_reader.read(pair.index.dtype, num_ids, 0).max())
     if largest >= tokenizer.vocab_size:
         raise DataError(
             f"{prefix}.bin has id {largest}, but the tokenizer has {tokenizer.vocab_size} ids: "
-            "set dataset.tokenizer to the one the dataset was prepared with"
+            "set dataset.tokenizer to the tokenizer of the dataset"
         )
 
 
@@ -259,10 +251,10 @@ def _check_split(split: str) -> None:
         )
 
 
-def _wanted_parts(prefix: Path, tokenizer: Tokenizer, split: str, sizes: _Sizes) -> list[_Part]:
-    """Returns where each part of a pair lies, with None for those of which no sample is wanted.
+def _parts(prefix: Path, tokenizer: Tokenizer, split: str, sizes: _Sizes) -> list[_Part]:
+    """The bounds of each part of a pair, None for a part without samples.
 
-    Megatron would never end where a part has no document.
+    A part without documents is an error, since Megatron would loop forever.
     """
     card = read_whole(prefix, tokenizer)
     pair = open_pair(prefix)

@@ -1,9 +1,8 @@
-"""The device of a rank: its name, the memory in use, and what it could do at most.
+"""The device of a rank: its name, memory in use and peak throughput.
 
-The peak is for the share of it that a training uses (model FLOPs utilisation, arXiv 2204.02311): dense matrix products
-of bfloat16 and float16 with float32 accumulation, TFLOP/s, from NVIDIA's data sheets. Emulated quantisation multiplies
-in the working dtype, so this is the peak that counts in every scheme. Other devices have none here, and neither has
-float32, whose peak depends on settings.
+The peak is the denominator of model FLOPs utilisation (MFU, arXiv 2204.02311): dense bfloat16 or float16 matrix
+products with float32 accumulation, TFLOP/s, from NVIDIA's data sheets. Emulated quantisation multiplies in the working
+dtype, so the same peak applies to every scheme. Other devices and float32, whose peak depends on settings, have none.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 
 from quantexp.schema import Precision
 
-#: Parts of `torch.cuda.get_device_name`, the more special first.
+#: Parts of `torch.cuda.get_device_name`, the most specific first.
 _PEAK_TFLOPS = (
     ("GB200", 2500.0),
     ("B200", 2250.0),
@@ -36,18 +35,18 @@ def device_name(device: torch.device) -> str:
 
 
 def memory_gb(device: torch.device) -> float:
-    """Units of 1e9 bytes: on a GPU the largest allocation since the start; on a CPU what the process holds now."""
+    """Memory in units of 1e9 bytes: on a GPU the peak allocation; on a CPU the current resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     return float(psutil.Process().memory_info().rss) / 1e9
 
 
 def peak_tflops(name: str, precision: Precision) -> float | None:
-    """The peak of a device by its name; None where it is not known."""
+    """The peak of a device by its name; None if unknown."""
     if precision is Precision.fp32:
         return None
-    words = f" {name.replace('-', ' ')} "
+    padded_name = f" {name.replace('-', ' ')} "
     for part, peak in _PEAK_TFLOPS:
-        if f" {part} " in words:
+        if f" {part} " in padded_name:
             return peak
     return None

@@ -1,7 +1,7 @@
-"""What Megatron's mixture of experts has to tell: which tokens each routed expert got, and the router's logits.
+"""Reads Megatron's mixture of experts: the tokens of each routed expert, the router's logits, the balancing loss.
 
-Megatron sorts the tokens of a micro-batch by expert; of which sequence a row is, only its token dispatcher knows. Hooks
-hand that to the experts' linear layers before each forward pass, a recomputed one too. They change nothing.
+Megatron sorts the tokens of a micro-batch by expert, and only its token dispatcher knows the sequence of each row.
+Hooks pass it to the experts' linear layers before each forward pass, also a recomputed one. They change no value.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from quantexp.quant.hooks import POST, TensorHook
 from quantexp.quant.rows import Rows
 from quantexp.training.megatron.linear import SchemeLinear
-from quantexp.training.megatron.residual import look_at
+from quantexp.training.megatron.residual import pass_to_hook
 
 
 def moe_layers(model: GPTModel) -> dict[int, MoELayer]:
-    """The mixtures of experts by layer, from 0."""
+    """The mixture-of-experts layers by layer index, from 0."""
     return {
         layer.layer_number - 1: layer.mlp
         for layer in model.decoder.layers
@@ -32,8 +32,8 @@ def moe_layers(model: GPTModel) -> dict[int, MoELayer]:
     }
 
 
-def tell_experts_their_rows(moe: MoELayer) -> None:
-    """Let the experts' linear layers know of which sequence each of their rows is."""
+def pass_rows_to_experts(moe: MoELayer) -> None:
+    """Set `rows`, the sequence of each row, on the experts' linear layers before every forward pass."""
     num_sequences = 1
 
     def before_layer(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -55,28 +55,27 @@ def tell_experts_their_rows(moe: MoELayer) -> None:
 
 
 def take_balancing_loss(device: torch.device) -> Tensor:
-    """The balancing losses without their coefficient that Megatron has kept since the last call, added up.
+    """The sum of the balancing losses, without coefficient, since the last call; resets Megatron's tracker to 0.
 
-    Over all layers and this rank's micro-batches; the kept ones are 0 from then on. A recomputed forward pass counts
-    once.
+    The sum covers all layers and this rank's micro-batches. A recomputed forward pass counts once.
     """
     total = torch.zeros((), device=device)
-    for kept in get_moe_layer_wise_logging_tracker().values():
-        total += kept["values"].sum()
+    for tracked in get_moe_layer_wise_logging_tracker().values():
+        total += tracked["values"].sum()
     clear_aux_losses_tracker()
     return total
 
 
 def watch_router(moe: MoELayer, hook: TensorHook) -> None:
-    """Hand a router's logits [T, B, experts], float32 and before softmax, to `hook`, and their gradients.
+    """Pass a router's logits [T, B, experts], float32 and before softmax, and their gradients to `hook`.
 
-    The gradient is that of the loss and of the balancing loss together.
+    The gradient is of the sum of the loss and the balancing loss.
     """
     gating = moe.router.gating
 
-    def looked_at(hidden_TBH: Tensor) -> Tensor:
+    def gate(hidden_TBH: Tensor) -> Tensor:
         logits: Tensor = gating(hidden_TBH)
-        look_at(hook, "router_logits", POST, logits)
+        pass_to_hook(hook, "router_logits", POST, logits)
         return logits
 
-    moe.router.gating = looked_at
+    moe.router.gating = gate

@@ -1,4 +1,4 @@
-"""What a model begins with, where that is not the random weights of the seed."""
+"""Loads initial weights from a checkpoint or a published model, instead of random initialisation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from quantexp.training.megatron.published_weights import load_padding, load_weig
 
 
 def load_first_weights(gpt: GPTModel, experiment: Experiment) -> StartPoint | None:
-    """Fill a model that was just built, if the configuration says with what; the checkpoint that it goes on from.
+    """Load the configured initial weights, if any, into a new model; returns the checkpoint to resume from, or None.
 
     Raises:
-        DataError: weights that are missing, damaged or another model's.
+        DataError: weights are missing, damaged or of another model.
     """
     model, start = experiment.model, start_point(experiment)
     if start is not None:

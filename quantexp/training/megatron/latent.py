@@ -1,7 +1,7 @@
 """Megatron's latent attention with the scheme's linear layers.
 
-Megatron builds the down projections of latent attention from no other class than its own, so they are built from that
-and turned into ours afterwards; the classes differ in how they multiply, not in what they hold.
+Megatron builds the down projections of latent attention only from its own class. This module builds them so and then
+changes their class to the scheme's: the two classes differ in how they multiply, not in their attributes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _DOWN = ("linear_q_down_proj", "linear_kv_down_proj")
 
 
 class SchemeMLASelfAttention(MLASelfAttention):  # type: ignore[misc]
-    """Latent attention whose down projections may be of a subclass of ColumnParallelLinear."""
+    """Latent attention whose down projections may use a subclass of ColumnParallelLinear."""
 
     def __init__(self, config: Any, submodules: Any, *args: Any, **kwargs: Any) -> None:
-        wanted = {name: getattr(submodules, name) for name in _DOWN}
+        scheme = {name: getattr(submodules, name) for name in _DOWN}
         stock = dict.fromkeys(_DOWN, ColumnParallelLinear)
         super().__init__(config, dataclasses.replace(submodules, **stock), *args, **kwargs)
-        for name, of_class in wanted.items():
+        for name, scheme_class in scheme.items():
             module = getattr(self, name, None)
             if module is not None:
-                module.__class__ = of_class
+                module.__class__ = scheme_class

@@ -1,10 +1,10 @@
-"""Megatron's parallel linear layers with the scheme's three matrix products in place of the stock ones.
+"""Megatron's parallel linear layers with the scheme's three matrix products instead of the stock ones.
 
-One method is overridden, `_forward_impl`, the one that multiplies; parameters, initialisation, gathering and
-checkpointing stay Megatron's. The autograd function keeps the weight and, as the stock function does, the input, or in
-its place the copy of it that wgrad multiplies (`quantexp.quant.linear`). It returns the weight gradient in the working
-dtype: that enters the fp32 main gradient through DistributedDataParallel's hook, by the same route in every scheme,
-bf16 included. Tensor parallelism is refused here.
+Only `_forward_impl`, which multiplies, is overridden; parameters, initialisation, gathering and checkpointing are
+Megatron's. The autograd function saves the weight and, like the stock function, the input, or instead the copy of it
+that wgrad multiplies (`quantexp.quant.linear`). It returns the weight gradient in the working dtype, which
+DistributedDataParallel's hook adds to the fp32 main gradient in every scheme, bf16 included. Tensor parallelism is not
+supported.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from quantexp.quant.weight_cache.weights import WeightCopies
 
 @dataclass(frozen=True)
 class _Call:
-    """What one forward of a layer has beside its tensors."""
+    """The arguments of one forward pass besides its tensors."""
 
     precision: ModulePrecision
     hook: TensorHook
     rows: Rows | None
     copies: WeightCopies
-    #: Whether a backward may follow: not in an evaluation, nor in a forward that is recomputed before its backward.
+    #: Whether a backward may follow: False in an evaluation and in a forward that will be recomputed.
     differentiated: bool
 
 
@@ -63,7 +63,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
         x, x_wgrad, w = ctx.saved_tensors
-        x = x_wgrad if x is None else x  # nobody asks for more
+        x = x_wgrad if x is None else x  # then only wgrad's copy is needed
         call: _Call = ctx.call
         precision = call.precision
         hook = call.hook if g.numel() else no_hook
@@ -86,13 +86,13 @@ class _Linear(torch.autograd.Function):
 
 
 class SchemeLinear:
-    """What both parallel linear layers share; `precision` is set once the model is built."""
+    """The common part of both parallel linear layers; `set_precision` sets `precision` after the model is built."""
 
     precision: ModulePrecision
     hook: TensorHook = staticmethod(no_hook)
-    #: A routed expert's tokens of this micro-batch; None where they are of one sequence, or all of the micro-batch.
+    #: A routed expert's tokens of this micro-batch; None if they are of one sequence or are the whole micro-batch.
     rows: Rows | None = None
-    #: The training's; this one is never in a step, and keeps nothing.
+    #: Replaced by `share_weight_copies`; this default stores nothing.
     copies: WeightCopies = WeightCopies()
 
     def _forward_impl(
@@ -107,13 +107,12 @@ class SchemeLinear:
     ) -> Tensor:
         if gradient_accumulation_fusion or allreduce_dgrad or sequence_parallel:
             raise ConfigError(
-                "this layer runs without gradient-accumulation fusion, tensor and sequence parallelism; got "
+                "linear layers do not support gradient-accumulation fusion, tensor or sequence parallelism here; got "
                 f"fusion={gradient_accumulation_fusion}, tensor parallel={allreduce_dgrad}, "
                 f"sequence parallel={sequence_parallel}"
             )
-        hook = (
-            self.hook if input.numel() else no_hook
-        )  # an expert without tokens shows its weight alone
+        # Of an expert without tokens only the weight is captured.
+        hook = self.hook if input.numel() else no_hook
         hook(FORWARD, PRE, "input", input)
         self.hook(FORWARD, PRE, "weight", weight)
         call = _Call(self.precision, self.hook, self.rows, self.copies, torch.is_grad_enabled())
@@ -123,8 +122,8 @@ class SchemeLinear:
 
 
 class SchemeColumnParallelLinear(SchemeLinear, ColumnParallelLinear):  # type: ignore[misc]
-    """Megatron's ColumnParallelLinear (qkv, fc1), multiplying as the scheme declares."""
+    """Megatron's ColumnParallelLinear (qkv, fc1) with the scheme's products."""
 
 
 class SchemeRowParallelLinear(SchemeLinear, RowParallelLinear):  # type: ignore[misc]
-    """Megatron's RowParallelLinear (proj, fc2), multiplying as the scheme declares."""
+    """Megatron's RowParallelLinear (proj, fc2) with the scheme's products."""

@@ -1,4 +1,4 @@
-"""The model of a configuration, built by Megatron-Core, and its modules by the precision map's names."""
+"""Builds a configured model with Megatron-Core and maps its modules to the names of the precision map."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from quantexp.schema import (
     TrainingConfig,
 )
 from quantexp.training.megatron.attention import SchemeAttention
-from quantexp.training.megatron.experts import moe_layers, tell_experts_their_rows
+from quantexp.training.megatron.experts import moe_layers, pass_rows_to_experts
 from quantexp.training.megatron.linear import SchemeLinear
 
 SchemeModule = SchemeLinear | SchemeAttention
 
-#: Where the decoder layer keeps each module of the precision map, but for routed experts.
+#: The path in a decoder layer of each module of the precision map, except routed experts.
 PATHS = {
     "qkv": "self_attention.linear_qkv",
     "q-proj": "self_attention.linear_q_proj",
@@ -49,7 +49,7 @@ PATHS = {
 
 
 def path_of(module: str) -> str:
-    """Where the decoder layer keeps a module of the precision map, as `get_submodule` takes it."""
+    """The path in a decoder layer of a module of the precision map, for `get_submodule`."""
     if not is_routed(module):
         return PATHS[module]
     expert, _, name = module.partition("-")
@@ -66,9 +66,8 @@ DTYPES = {
 def transformer_config(model: ModelConfig, training: TrainingConfig) -> TransformerConfig:
     """Megatron's configuration of the decoder.
 
-    Fusions are off: they need kernels that are not everywhere, and runs that are compared take one path. Weights are
-    initialised on the CPU, so that a seed gives the same weights on every device; not at all where others are to be
-    loaded.
+    Fusions are off: their kernels are not available everywhere, and compared runs must use the same path. Weights are
+    initialised on the CPU, so that a seed gives the same weights on every device, or not at all if they will be loaded.
     """
     dtype = DTYPES[training.precision]
     kind = TransformerConfig if model.mla is None else MLATransformerConfig
@@ -108,10 +107,10 @@ def transformer_config(model: ModelConfig, training: TrainingConfig) -> Transfor
 
 
 def _latent(model: ModelConfig, mla: MlaConfig | None) -> dict[str, object]:
-    """Megatron's numbers of latent attention; it has the rotary embedding to itself."""
+    """Megatron's latent attention settings, which include the rotary embedding."""
     if mla is None:
         return {}
-    numbers: dict[str, object] = {
+    settings: dict[str, object] = {
         "q_lora_rank": mla.q_lora_rank,
         "kv_lora_rank": mla.kv_lora_rank,
         "qk_head_dim": mla.qk_head_dim,
@@ -121,9 +120,9 @@ def _latent(model: ModelConfig, mla: MlaConfig | None) -> dict[str, object]:
         "rotary_base": model.rotary_base,
     }
     if mla.yarn is None:  # a factor of 1 leaves the softmax scale as it is
-        return {**numbers, "rope_type": "rope", "rotary_scaling_factor": 1.0}
+        return {**settings, "rope_type": "rope", "rotary_scaling_factor": 1.0}
     return {
-        **numbers,
+        **settings,
         "rope_type": "yarn",
         "rotary_scaling_factor": mla.yarn.factor,
         "original_max_position_embeddings": mla.yarn.original_length,
@@ -134,7 +133,7 @@ def _latent(model: ModelConfig, mla: MlaConfig | None) -> dict[str, object]:
     }
 
 
-#: Megatron's words; without a balancing loss the coefficient is 0.
+#: Megatron's names; without a balancing loss the coefficient is 0.
 _BALANCING = {
     AuxLoss.none: "none",
     AuxLoss.batch: "aux_loss",
@@ -143,7 +142,7 @@ _BALANCING = {
 
 
 def _experts(model: ModelConfig, moe: MoeConfig | None) -> dict[str, object]:
-    """Megatron's numbers of the experts: no token is dropped, and the router works in fp32, as published."""
+    """Megatron's settings of the experts: no token is dropped and the router computes in fp32, as published."""
     if moe is None:
         return {}
     num_moe_layers = model.num_layers - moe.num_dense_layers
@@ -180,7 +179,7 @@ def build_model(
 ) -> tuple[GPTModel, TransformerConfig]:
     """Megatron's GPTModel for a configuration and a layer spec, in the working dtype, on the CPU."""
     config = transformer_config(model, training)
-    built = GPTModel(
+    gpt = GPTModel(
         config,
         layer_spec,
         vocab_size=padded_vocab_size(model.vocab_size),
@@ -191,13 +190,13 @@ def build_model(
         rope_scaling=model.rope_scaling_factor is not None,
         rope_scaling_factor=model.rope_scaling_factor or 1.0,
     )
-    for moe in moe_layers(built).values():
-        tell_experts_their_rows(moe)
-    return built, config
+    for moe in moe_layers(gpt).values():
+        pass_rows_to_experts(moe)
+    return gpt, config
 
 
 def scheme_modules(model: GPTModel) -> dict[ModuleId, SchemeModule]:
-    """Every module of the decoder that multiplies as a scheme declares, by its name in the precision map."""
+    """The decoder's modules that use the scheme's products, by their names in the precision map."""
     modules: dict[ModuleId, SchemeModule] = {}
     for layer in model.decoder.layers:
         for name, module in _by_name(layer):
@@ -207,7 +206,7 @@ def scheme_modules(model: GPTModel) -> dict[ModuleId, SchemeModule]:
 
 
 def _by_name(layer: Any) -> Iterator[tuple[str, Any]]:
-    """The modules that a layer has, of those that the precision map may name."""
+    """The modules of a layer that the precision map may name."""
     names = {path: name for name, path in PATHS.items()}
     experts = getattr(getattr(layer.mlp, "experts", None), "local_experts", ())
     for index in range(len(experts)):
@@ -222,15 +221,15 @@ def _by_name(layer: Any) -> Iterator[tuple[str, Any]]:
 def set_precision(
     model: GPTModel, precision: PrecisionMap, path: AttentionPath = AttentionPath.plain
 ) -> None:
-    """Tell every module what the map declares for it; again whenever the map changes.
+    """Set every module's precision and attention path; call again whenever the map changes.
 
     Raises:
-        RuntimeError: the model and the map do not have the same modules.
+        RuntimeError: the model and the map have different modules.
     """
     modules = scheme_modules(model)
     if modules.keys() != precision.keys():
         raise RuntimeError(
-            f"the model has {len(modules)} modules of the scheme and the precision map {len(precision)}"
+            f"the model has {len(modules)} scheme modules, but the precision map has {len(precision)}"
         )
     for name, module in modules.items():
         module.precision = precision[name]
@@ -239,7 +238,7 @@ def set_precision(
 
 
 def share_weight_copies(model: GPTModel, copies: WeightCopies) -> None:
-    """Let every linear layer of the decoder take its quantised weights from `copies`, which loaded weights empty."""
+    """Share `copies` between the decoder's linear layers; loading a state dict clears it."""
     for module in scheme_modules(model).values():
         if isinstance(module, SchemeLinear):
             module.copies = copies

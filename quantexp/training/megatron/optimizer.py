@@ -1,9 +1,9 @@
-"""The optimizer's step on a CPU without fresh memory of a weight's size, to the same bits.
+"""The optimizer step on a CPU, bit-identical but without temporaries the size of a weight.
 
-torch's Adam works on one tensor at a time, operation by operation: each reads the whole tensor from memory, and two of
-them make another tensor of its size, whose pages the system hands out and takes back every step. `adam_in_strips` gives
-the same function of torch every tensor in parts that stay in the caches. Its operations are element by element.
-Megatron-Core's own multiplication of tensors by a number makes a third such tensor; `scale_each` does not.
+Each operation of torch's Adam reads a whole tensor from memory, and two of them allocate a temporary of its size, whose
+pages the system maps and unmaps in every step. Adam is elementwise, so `adam_in_strips` calls torch's function on parts
+that stay in the caches. Megatron-Core's multiplication of tensors by a scalar allocates a third temporary; `scale_each`
+allocates none unless the dtypes differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def adam_in_strips(
     state_steps: list[Tensor],
     **options: Any,
 ) -> None:
-    """What `torch.optim.adam.adam` does, which does it by itself where tensors are not contiguous and with amsgrad."""
+    """`torch.optim.adam.adam` in strips; with amsgrad or tensors that are not contiguous, torch's function itself."""
     rows = list(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True))
     if options["amsgrad"] or not all(x.is_contiguous() for row in rows for x in row):
         _adam(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, **options)
@@ -40,18 +40,18 @@ def adam_in_strips(
             parts = [torch.split(x.detach().view(-1), STRIP) for x in row]
             before = step.clone()
             for strips in zip(*parts, strict=True):
-                step.copy_(before)  # each call counts one step more
+                step.copy_(before)  # each call increments the step
                 _adam(*([strip] for strip in strips), [], [step], **options)
 
 
 def scale_each(
     chunk_size: int, overflow: Tensor, tensor_lists: list[list[Tensor]], scale: float
 ) -> None:
-    """What Megatron's `local_multi_tensor_scale` does: the second list is the first times a number."""
-    for source, goal in zip(*tensor_lists, strict=True):
+    """Megatron's `local_multi_tensor_scale`: sets each tensor of the second list to one of the first times `scale`."""
+    for source, target in zip(*tensor_lists, strict=True):
         if scale == 1.0:
-            goal.copy_(source)
-        elif source.dtype == goal.dtype:
-            torch.mul(source, scale, out=goal)
+            target.copy_(source)
+        elif source.dtype == target.dtype:
+            torch.mul(source, scale, out=target)
         else:
-            goal.copy_(source * scale)
+            target.copy_(source * scale)

@@ -11,14 +11,13 @@ from quantexp.errors import DataError
 
 
 def open_pair(prefix: Path) -> Any:
-    """Returns Megatron's IndexedDataset of the pair, which maps the files into memory.
+    """Open the pair as Megatron's IndexedDataset, which maps the files into memory.
 
-    Keep it as long as any array that came out of it: when it goes, Megatron unmaps the files, and
-    reading such an array kills the process.
+    Keep a reference to it as long as any array read from it: once it is freed, Megatron unmaps the files, and reading
+    such an array kills the process.
 
     Raises:
-        DataError: a file is missing, is none of Megatron's, or `.bin` is not as long as `.idx`
-            says.
+        DataError: a file is missing or not Megatron's, or the size of `.bin` does not match `.idx`.
     """
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
@@ -38,15 +37,14 @@ def open_pair(prefix: Path) -> Any:
 
 
 def _check_index(idx_path: Path) -> None:
-    """Makes sure that the index is Megatron's and whole.
+    """Check that the index is Megatron's and complete.
 
-    Megatron's reader asserts less, and what it leaves half built complains once more when it is
-    collected.
+    Megatron's reader checks less, and the object that it leaves half built raises again when garbage-collected.
     """
     with idx_path.open("rb") as stream:
         head = stream.read(INDEX_HEAD.size)
     if len(head) < INDEX_HEAD.size or not head.startswith(INDEX_MAGIC):
-        raise DataError(f"{idx_path}: not an index of Megatron's; give another dataset.path")
+        raise DataError(f"{idx_path}: not a Megatron index; set another dataset.path")
     _, _, num_sequences, num_documents = INDEX_HEAD.unpack(head)
     if idx_path.stat().st_size < INDEX_HEAD.size + 12 * num_sequences + 8 * num_documents:
         raise DataError(f"{idx_path}: cut short: copy or prepare the dataset again")

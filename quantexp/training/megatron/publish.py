@@ -1,6 +1,6 @@
-"""A model's weights written as they are published: safetensors of a bounded size, an index over several, config.json.
+"""Writes a model's weights in the published layout: safetensors files of limited size, an index, config.json.
 
-One published tensor is held at a time. The files are those that transformers writes: `model.safetensors`, or
+One published tensor is in memory at a time. The file names are those of transformers: `model.safetensors`, or
 `model-00001-of-00003.safetensors` and so on with `model.safetensors.index.json`.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt.gpt_model import GPTModel
 
-#: Bytes of one file; a larger tensor has one to itself.
+#: Maximum bytes of one file; a larger tensor gets its own file.
 SHARD_BYTES = 5_000_000_000
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -36,20 +36,20 @@ def save_published(
     dtype: torch.dtype,
     folder: Path,
     shard_bytes: int = SHARD_BYTES,
-    more: Mapping[str, Callable[[Path], object]] | None = None,
+    extra: Mapping[str, Callable[[Path], object]] | None = None,
 ) -> None:
-    """Write a model into a new folder, beside its place, then renamed.
+    """Write a model into a new folder, under a temporary name that is renamed at the end.
 
     Args:
         gpt: built for `model`.
-        model: its numbers.
-        dtype: the working dtype; what Megatron holds in fp32 meanwhile (norms) came from it and goes back to it.
+        model: its configuration.
+        dtype: the working dtype; Megatron's fp32 tensors (norms) came from it and are converted back.
         folder: must not exist.
-        shard_bytes: at most so many bytes in a file.
-        more: other files of the folder, and what writes them.
+        shard_bytes: maximum bytes of a file.
+        extra: further files of the folder, each with the function that writes it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     from quantexp.training.megatron.published_weights import published_tensors
 
@@ -64,25 +64,25 @@ def save_published(
         _write(part / name, shapes, str(dtype).removeprefix("torch."), dtype.itemsize, tensors)
     if len(names) > 1:
         _write_index(part / INDEX, names, shards, dtype.itemsize)
-    words = config_json(model, str(dtype).removeprefix("torch."))
-    (part / CONFIG).write_text(json.dumps(words, indent=2) + "\n")
-    for name, write in (more or {}).items():
+    config = config_json(model, str(dtype).removeprefix("torch."))
+    (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    for name, write in (extra or {}).items():
         write(part / name)
     record_hashes(part)
     part.rename(folder)
 
 
-def _shards(shapes: Shapes, itemsize: int, most: int) -> list[dict[str, tuple[int, ...]]]:
-    """The tensors in their order, file by file."""
+def _shards(shapes: Shapes, itemsize: int, max_bytes: int) -> list[dict[str, tuple[int, ...]]]:
+    """The tensors of each file, in order."""
     shards: list[dict[str, tuple[int, ...]]] = [{}]
-    taken = 0
+    num_bytes = 0
     for name, shape in shapes.items():
         size = math.prod(shape) * itemsize
-        if shards[-1] and taken + size > most:
+        if shards[-1] and num_bytes + size > max_bytes:
             shards.append({})
-            taken = 0
+            num_bytes = 0
         shards[-1][name] = shape
-        taken += size
+        num_bytes += size
     return shards
 
 
@@ -99,7 +99,7 @@ def _write(
     itemsize: int,
     tensors: Iterator[tuple[str, torch.Tensor]],
 ) -> None:
-    """The next tensors of the model, which are those of this file."""
+    """Write the file with the next tensors of the iterator, whose order is that of `shapes`."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():

@@ -1,8 +1,7 @@
-"""Published weights into a model of Megatron's, and out of it again.
+"""Converts between published weights and the parameters of a Megatron model.
 
-In: the parameters are filled in place, row by row from mapped files, converted to the working dtype (to nearest).
-Beside the model no more is held than the pages of one parameter. Out: each published tensor is gathered from its
-parameters by itself.
+Loading fills each parameter in place from memory-mapped files, rounded to nearest in the working dtype; besides the
+model, memory holds the pages of one parameter at a time. The reverse direction gathers one published tensor at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from quantexp.schema import ModelConfig
 
 
 def load_weights(gpt: GPTModel, model: ModelConfig, weights: Weights) -> None:
-    """Fill a model that was built for `model` with weights that fit it; Megatron's padding becomes zero."""
+    """Load matching weights into a model built for `model`; Megatron's vocabulary padding becomes zero."""
     parameters = dict(gpt.named_parameters())
     with torch.no_grad(), mapped() as files:
         for parameter in mapping(model):
@@ -36,26 +35,26 @@ def load_weights(gpt: GPTModel, model: ModelConfig, weights: Weights) -> None:
 
 
 def published_tensors(gpt: GPTModel, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Every published tensor of a model, by name, on the CPU and in the model's dtype; one at a time."""
+    """Every published tensor of a model with its name, on the CPU and in the model's dtype; one at a time."""
     named = {name: p.detach() for name, p in gpt.named_parameters()}
-    whereabouts: dict[str, list[tuple[Parameter, int, int, int]]] = {}
+    sources: dict[str, list[tuple[Parameter, int, int, int]]] = {}
     parameters = mapping(model)
     for parameter in parameters:
         row = 0
         for part in parameter.parts:
-            places = whereabouts.setdefault(part.tensor, [])
-            places.append((parameter, row, part.first, part.count))
+            parts = sources.setdefault(part.tensor, [])
+            parts.append((parameter, row, part.first, part.count))
             row += part.count
     for name, shape in published(parameters).items():
         tensor = torch.empty(shape, dtype=named[parameters[0].name].dtype)
-        for parameter, row, first, count in whereabouts[name]:
-            source = named[parameter.name][row : row + count]
-            tensor[first : first + count] = source.to(tensor.dtype).cpu()
+        for parameter, row, first, count in sources[name]:
+            rows = named[parameter.name][row : row + count]
+            tensor[first : first + count] = rows.to(tensor.dtype).cpu()
         yield name, tensor
 
 
 def padding_rows(gpt: GPTModel, model: ModelConfig) -> dict[str, Tensor]:
-    """The rows of Megatron's padding of the vocabulary, which are trained too and are no part of a published model."""
+    """The padding rows of the vocabulary, by Megatron's names: they are trained, but not part of a published model."""
     named = dict(gpt.named_parameters())
     return {
         each.name: named[each.name].detach()[-each.padding :].clone()
@@ -64,11 +63,11 @@ def padding_rows(gpt: GPTModel, model: ModelConfig) -> dict[str, Tensor]:
     }
 
 
-def load_padding(gpt: GPTModel, model: ModelConfig, kept: Weights) -> None:
-    """Put back the padding's rows, by Megatron's names, after weights were loaded."""
+def load_padding(gpt: GPTModel, model: ModelConfig, padding: Weights) -> None:
+    """Restore the vocabulary's padding rows, by Megatron's names; call after `load_weights`."""
     named = dict(gpt.named_parameters())
     with torch.no_grad(), mapped() as files:
         for each in mapping(model):
             if each.padding:
-                rows = files.rows(kept.tensors[each.name], 0, each.padding)
+                rows = files.rows(padding.tensors[each.name], 0, each.padding)
                 named[each.name][-each.padding :].copy_(rows)

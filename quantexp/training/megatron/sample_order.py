@@ -1,12 +1,11 @@
-"""Megatron's GPTDataset with an order that depends on the seed alone.
+"""Megatron's GPTDataset with a sample order that does not depend on the number of iterations.
 
-Megatron shuffles together as many epochs as a run asks for, so that a longer run begins with other
-samples. Here each epoch is shuffled by itself, by the seed and its number: documents first, then
-the samples that begin in it. A run that asks for more samples sees those of a shorter one, then
-further ones. Samples still join documents, and the last document of an epoch the first of the next.
+Megatron shuffles all epochs of a run together, so a longer run begins with other samples. Here each epoch is shuffled
+separately, by the seed and its number: first the documents, then the samples that begin in it. A longer run begins with
+the samples of a shorter one. Samples still span documents, also across epochs.
 
-The index (which sample begins where) is kept in a folder that is named after all that decides it
-and appears there whole, so that any number of ranks and runs may build it at once.
+The index (the start of each sample) is stored in a folder named after the hash of everything that determines it. The
+folder appears complete, by renaming, so any number of ranks and runs may build it at the same time.
 """
 
 # T tokens of a sample
@@ -36,11 +35,11 @@ class OrderedDataset(GPTDataset):  # type: ignore[misc]
     """Samples of one part of one pair."""
 
     def _build_document_sample_shuffle_indices(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns Megatron's three indices, from the cache if they are there."""
+        """Megatron's three indices, from the cache if present."""
         length = self.config.sequence_length
         num_tokens = int(self.dataset.sequence_lengths[self.indices].sum(dtype=np.int64))
         num_epochs = (self.num_samples - 1) * length // num_tokens + 1
-        decides = [
+        determinants = [
             ORDER_VERSION,
             self.config.fingerprints[self.dataset_path],
             [int(self.indices[0]), len(self.indices)],
@@ -49,7 +48,7 @@ class OrderedDataset(GPTDataset):  # type: ignore[misc]
             self.index_split.name,
             num_epochs,
         ]
-        name = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
+        name = hashlib.sha256(json.dumps(determinants).encode()).hexdigest()[:16]
         folder = Path(self.config.path_to_cache) / f"index-{name}"
         if not folder.is_dir():
             _write(folder, self._indices(num_epochs, num_tokens))
@@ -57,12 +56,12 @@ class OrderedDataset(GPTDataset):  # type: ignore[misc]
         return documents, samples, shuffle
 
     def _indices(self, num_epochs: int, num_tokens: int) -> list[np.ndarray]:
-        """Returns the indices of the samples that begin in the first epochs of so many tokens each."""
+        """The indices of the samples that begin in the first `num_epochs` epochs of `num_tokens` each."""
         from megatron.core.datasets import helpers
 
         length = self.config.sequence_length
         first = [-(-epoch * num_tokens // length) for epoch in range(num_epochs + 1)]
-        # The last samples end in a later epoch, and the label of the last token is one further on.
+        # The last sample ends in a later epoch, and its last label is one token further.
         num_read = -(-(first[-1] * length + 1) // num_tokens)
         documents = [self._shuffled(self.indices, "documents", epoch) for epoch in range(num_read)]
         joined = np.concatenate(documents).astype(np.int32)
@@ -76,14 +75,14 @@ class OrderedDataset(GPTDataset):  # type: ignore[misc]
         return [joined, samples[: first[-1] + 1], np.concatenate(shuffle).astype(np.int64)]
 
     def _shuffled(self, values: np.ndarray, what: str, epoch: int) -> np.ndarray:
-        """Returns the values in an order that the seed, their kind and the epoch decide."""
+        """The values in an order determined by the seed, their kind and the epoch."""
         key = f"{self.config.random_seed} {what} {self.index_split.name} {epoch}"
         words = np.frombuffer(hashlib.sha256(key.encode()).digest(), np.uint32)
         return np.random.RandomState(words).permutation(values)
 
 
 def _write(folder: Path, indices: list[np.ndarray]) -> None:
-    """Writes the folder beside, then renames it; another process's equal one may win."""
+    """Write the folder under a temporary name and rename it, unless another process was faster."""
     with folder_beside(folder) as beside:
         own = beside / "index"
         own.mkdir()
@@ -97,5 +96,5 @@ def _write(folder: Path, indices: list[np.ndarray]) -> None:
 
 
 def part_bounds(parts: list[tuple[float, float] | None], total: int) -> list[tuple[int, int]]:
-    """Returns the first document of each part and the one after its last; (0, 0) for none."""
+    """The first document of each part and the one after its last; (0, 0) for no part."""
     return [(round(part[0] * total), round(part[1] * total)) if part else (0, 0) for part in parts]

@@ -1,8 +1,8 @@
-"""The process-wide state that a Megatron-Core run needs, for exactly as long as it lasts.
+"""The process-wide state of a Megatron-Core run.
 
-Process group, model-parallel groups, random-number tracker, determinism and, without CUDA, the CPU stand-ins and the
-kernels that take 16-bit products through fp32 where a rank's processor needs them: set up on entering, taken down on
-leaving, so that the next run in the same process starts from nothing.
+It comprises process group, model-parallel groups, random-number tracker and determinism; without CUDA also the CPU
+stand-ins and, if a rank's processor needs them, 16-bit products computed through fp32. `session` sets everything up and
+tears it down, so that the next run in the same process starts from a clean state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quantexp.training.megatron.model import DTYPES
 
 
 def is_deterministic(training: TrainingConfig) -> bool:
-    """As configured; null means yes on a CPU, where it costs nothing, and no on a GPU."""
+    """Whether determinism is on; if not configured, on for a CPU, where it is free, and off for a GPU."""
     if training.deterministic is None:
         return not torch.cuda.is_available()
     return training.deterministic
@@ -39,11 +39,11 @@ def is_deterministic(training: TrainingConfig) -> bool:
 def session(
     training: TrainingConfig, rank: Rank | None = None, timeout_min: float = 10.0
 ) -> Iterator[torch.device]:
-    """Everything Megatron keeps globally, and the device to train on.
+    """Set up Megatron's global state and yield the device to train on.
 
     Args:
-        training: seed and determinism; the seed is the same on every rank, and so are the initial weights.
-        rank: which of several processes this is; None is the only one.
+        training: seed and determinism; all ranks have the same seed and therefore the same initial weights.
+        rank: this process's rank; None means the only one.
         timeout_min: minutes after which waiting for another rank is an error.
     """
     rank = rank or Rank()
@@ -57,21 +57,21 @@ def session(
             with through_fp32(_dtypes_without_kernels(training, device)):
                 yield device
         finally:
-            # Its cache holds the last 32 models' embeddings, and each of them a process group with its threads.
+            # Its cache keeps the embeddings of the last 32 models, each with a process group and its threads.
             RotaryEmbedding.forward.cache_clear()
             parallel_state.destroy_model_parallel()
             torch.distributed.destroy_process_group()
 
 
 def products_of(training: TrainingConfig, device: torch.device) -> str | None:
-    """Inside `session`, how the run's 16-bit products are made on a CPU: `fp32` or `native`; None for others."""
+    """How a CPU computes the run's 16-bit products inside `session`: `fp32` or `native`; None for other products."""
     if device.type != "cpu" or training.precision is Precision.fp32:
         return None
     return "fp32" if go_through_fp32(DTYPES[training.precision]) else "native"
 
 
 def _dtypes_without_kernels(training: TrainingConfig, device: torch.device) -> list[torch.dtype]:
-    """The working dtype, if it is of 16 bits and any rank's processor has no kernel for its products."""
+    """The working dtype, if it has 16 bits and any rank's processor lacks a kernel for its products."""
     if device.type != "cpu" or training.precision is Precision.fp32:
         return []
     everywhere = all(gather(multiplies_natively(training.precision)))
@@ -96,10 +96,10 @@ def _initialise_process_group(device: torch.device, rank: Rank, timeout: timedel
 
 
 def _shared_store(rank: Rank, timeout: timedelta) -> TCPStore:
-    """The ranks' store at MASTER_ADDR:MASTER_PORT.
+    """The ranks' rendezvous store at MASTER_ADDR:MASTER_PORT.
 
-    Rank 0 listens at that address alone; left to itself the store would listen at every address of the machine. Where
-    torchrun listens there already (as it does unless told not to), every rank only connects.
+    Rank 0 listens at that address only; by default the store would listen at every address of the machine. If torchrun
+    already listens there (its default), every rank only connects.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     hosts = rank.leads and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -108,19 +108,19 @@ def _shared_store(rank: Rank, timeout: timedelta) -> TCPStore:
 
 
 @contextlib.contextmanager
-def _determinism(wanted: bool) -> Iterator[None]:
-    if not wanted:
+def _determinism(enabled: bool) -> Iterator[None]:
+    if not enabled:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # Filling fresh memory is part of the deterministic mode; no code here reads memory it has not written.
+    # Deterministic mode also fills new memory, which is unnecessary: no code here reads uninitialised memory.
     deterministic: Any = torch.utils.deterministic
-    filling = deterministic.fill_uninitialized_memory
+    fills_memory = deterministic.fill_uninitialized_memory
     deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        deterministic.fill_uninitialized_memory = filling
+        deterministic.fill_uninitialized_memory = fills_memory
         torch.use_deterministic_algorithms(before)

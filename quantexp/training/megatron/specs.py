@@ -1,7 +1,7 @@
-"""The decoder layer's spec with our classes in place of Megatron's, and nothing else changed.
+"""Replaces Megatron's classes in a decoder's spec by the scheme's, and changes nothing else.
 
-Megatron describes a layer as a tree of `ModuleSpec` dataclasses. `injected` maps classes over that tree, so that it
-reaches every linear layer and the core attention wherever a spec puts them.
+Megatron describes a layer as a tree of `ModuleSpec` dataclasses. `inject` replaces classes anywhere in that tree, so it
+covers every linear layer and the core attention of any spec.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quantexp.training.megatron.latent import SchemeMLASelfAttention
 from quantexp.training.megatron.linear import SchemeColumnParallelLinear, SchemeRowParallelLinear
 from quantexp.training.megatron.without_te import complete_megatron
 
-#: Stock class -> the class that multiplies as the scheme declares.
+#: Stock class -> class with the scheme's products.
 CLASSES: dict[type, type] = {
     ColumnParallelLinear: SchemeColumnParallelLinear,
     RowParallelLinear: SchemeRowParallelLinear,
@@ -35,7 +35,7 @@ CLASSES: dict[type, type] = {
 
 
 def stock_spec(model: ModelConfig) -> TransformerBlockSubmodules:
-    """Megatron's own decoder for a model, without Transformer Engine, layer by layer."""
+    """Megatron's stock decoder for a model, without Transformer Engine."""
     layers = []
     for layer in range(model.num_layers):
         moe = moe_of(model, layer)
@@ -44,7 +44,7 @@ def stock_spec(model: ModelConfig) -> TransformerBlockSubmodules:
 
 
 def stock_layer_spec(latent_attention: bool = False, num_experts: int | None = None) -> ModuleSpec:
-    """Megatron's own layer: RMSNorm, grouped-query or latent attention, gated MLP or experts one after the other."""
+    """Megatron's stock layer: RMSNorm, grouped-query or latent attention, a gated MLP or sequential experts."""
     complete_megatron()
     spec = get_gpt_layer_local_spec(
         num_experts=num_experts,
@@ -52,20 +52,18 @@ def stock_layer_spec(latent_attention: bool = False, num_experts: int | None = N
         qk_layernorm=latent_attention,  # the latents' norms
         normalization="RMSNorm",
     )
-    return injected(spec, {DotProductAttention: LatentCoreAttention}) if latent_attention else spec
+    return inject(spec, {DotProductAttention: LatentCoreAttention}) if latent_attention else spec
 
 
-def injected(spec: Any, classes: dict[type, type] = CLASSES) -> Any:
-    """The same spec with every class of `classes` replaced; the given spec is left as it is."""
+def inject(spec: Any, classes: dict[type, type] = CLASSES) -> Any:
+    """A copy of a spec with every class in `classes` replaced."""
     if isinstance(spec, type):
         return classes.get(spec, spec)
     if isinstance(spec, dict):
-        return {key: injected(value, classes) for key, value in spec.items()}
+        return {key: inject(value, classes) for key, value in spec.items()}
     if isinstance(spec, list | tuple):
-        return type(spec)(injected(value, classes) for value in spec)
+        return type(spec)(inject(value, classes) for value in spec)
     if dataclasses.is_dataclass(spec):
-        changed = {
-            f.name: injected(getattr(spec, f.name), classes) for f in dataclasses.fields(spec)
-        }
+        changed = {f.name: inject(getattr(spec, f.name), classes) for f in dataclasses.fields(spec)}
         return dataclasses.replace(spec, **changed)  # type: ignore[type-var]
     return spec

@@ -1,7 +1,7 @@
 """One optimizer step of a Megatron-Core model over `global_batch_size` sequences in micro-batches.
 
-Several processes share the micro-batches: Megatron's DistributedDataParallel averages their gradients, and the loss is
-the mean over all of them.
+The ranks share the micro-batches. Megatron's DistributedDataParallel averages the gradients over the ranks; the loss is
+the mean over all ranks.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from quantexp.training.megatron.first_weights import load_first_weights
 from quantexp.training.megatron.model import DTYPES, build_model, share_weight_copies
 
 Batch = dict[str, Tensor]
-#: Megatron's name of a schedule, where it is another than ours.
+#: Megatron's names of schedules that differ from ours.
 _DECAY_STYLES = {LrSchedule.wsd: "WSD"}
-#: The loss from which on e to its power is more than a float64 holds.
-_MOST_LOSS = 709.0
-#: One layer for all, or the decoder's layers one by one.
+#: The largest whole loss whose exponential a float64 can represent.
+_MAX_EXP_LOSS = 709.0
+#: One spec for all layers, or one per layer.
 Spec: TypeAlias = ModuleSpec | TransformerBlockSubmodules
 
 
 class Stepper:
-    """The model with its optimizer and schedule, and one step of it."""
+    """The model with its optimizer and schedule; runs single steps and evaluations."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Stepper:
         training = experiment.training
         self.training, self.observer, self.device = training, observer, device
         self.step_state, self.moe = step_state, experiment.model.moe
-        take_balancing_loss(device)  # what an earlier run of this process left
+        take_balancing_loss(device)  # discards the values of an earlier run of this process
         self.gpt, config = build_model(experiment.model, training, layer_spec)
         self.copies = WeightCopies()
         share_weight_copies(self.gpt, self.copies)
@@ -83,36 +83,38 @@ class Stepper:
         self.optimizer = get_megatron_optimizer(_optimizer_config(training), [self.model])
         self.scheduler = _scheduler(training, self.optimizer)
         if start is not None:
-            self._go_on(start)
+            self._resume(start)
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self.optimizer.scale_loss
         self.forward_backward = get_forward_backward_func()
         self.num_micro_batches = num_micro_batches_each(experiment)
-        each = peak_tflops(device_name(device), training.precision)
-        self.peak = None if each is None else each * torch.distributed.get_world_size()
+        peak = peak_tflops(device_name(device), training.precision)
+        self.peak = None if peak is None else peak * torch.distributed.get_world_size()
         self.tokens = training.global_batch_size * training.seq_length
         self.flops = flops_per_iteration(
             experiment.model, training.seq_length, training.global_batch_size
         )
 
     def state(self) -> dict[str, Any]:
-        """What training goes on with, beside the weights as they are published: tensors and plain numbers."""
+        """The resume state besides the published weights: tensors and plain numbers."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "steps": self.scheduler.num_steps,
             "moment": self.step_state.state_dict(),
         }
 
-    def _go_on(self, start: StartPoint) -> None:
-        """From a checkpoint's iteration on: the schedule, and the optimizer where it is asked for."""
+    def _resume(self, start: StartPoint) -> None:
+        """Restore the schedule and, if configured, the optimizer state from a checkpoint."""
         if not self.training.start_optimizer:
             self.scheduler.step(start.iteration)
             return
         state = torch.load(start.state, map_location=self.device, weights_only=True)
-        ours = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        options = [
+            {k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups
+        ]
         self.optimizer.load_state_dict(state["optimizer"])
-        for group, configured in zip(self.optimizer.param_groups, ours, strict=True):
-            group |= configured  # rates, decay and betas are the configuration's
+        for group, configured in zip(self.optimizer.param_groups, options, strict=True):
+            group |= configured  # rates, decay and betas come from the configuration
         self.scheduler.step(state["steps"])
         self.step_state.load_state_dict(state["moment"], self.device)
 
@@ -122,13 +124,13 @@ class Stepper:
         batches: Iterator[Batch],
         proof: contextlib.AbstractContextManager[None],
     ) -> Metrics:
-        """One optimizer step."""
+        """Run one optimizer step, its forward and backward passes inside `proof`."""
         start = time.perf_counter()
         fp16 = self.training.precision is Precision.fp16
         scale = float(self.optimizer.get_loss_scale()) if fp16 else None
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        with proof, self._weights_stay(several=self.num_micro_batches > 1):
+        with proof, self._keep_weight_copies(several=self.num_micro_batches > 1):
             losses = self.forward_backward(
                 forward_step_func=self._forward_step(iteration, scale),
                 data_iterator=batches,
@@ -144,7 +146,7 @@ class Stepper:
         lr = float(self.optimizer.param_groups[0]["lr"])
         stepped, grad_norm, _ = self.optimizer.step()
         if not stepped:
-            self.scheduler.step(-1)  # a step that was left out does not move the schedule
+            self.scheduler.step(-1)  # a skipped step does not advance the schedule
         own_loss = torch.stack([part["loss"] for part in losses]).mean()
         loss = float(mean_over_data_parallel(own_loss))
         step_time_s = time.perf_counter() - start
@@ -165,13 +167,13 @@ class Stepper:
         )
 
     @torch.no_grad()
-    def evaluated(self, metrics: Metrics, held_out: Iterable[Batch]) -> Metrics:
-        """The metrics of a step with the loss of held-out samples: every token that counts weighs the same."""
+    def evaluate(self, metrics: Metrics, held_out: Iterable[Batch]) -> Metrics:
+        """Add the mean loss of all unmasked tokens of held-out samples, and their perplexity, to a step's metrics."""
         self.observer.evaluation()
         self.model.eval()
         self.step_state.updates_histories = False
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        with self._weights_stay(several=True):
+        with self._keep_weight_copies(several=True):
             for micro_batch in held_out:
                 batch = {key: value.to(self.device) for key, value in micro_batch.items()}
                 losses_BT = self._losses(self.model, batch).double()
@@ -181,24 +183,24 @@ class Stepper:
         self.model.train()
         total, count = mean_over_data_parallel(sums).tolist()
         loss = total / count if count else math.nan
-        perplexity = math.exp(loss) if loss < _MOST_LOSS else math.inf
+        perplexity = math.exp(loss) if loss < _MAX_EXP_LOSS else math.inf
         return dataclasses.replace(metrics, validation_loss=loss, perplexity=perplexity)
 
-    def _weights_stay(self, several: bool) -> contextlib.AbstractContextManager[None]:
-        """Around passes between which no weight changes: quantised copies serve again, unless that is switched off."""
+    def _keep_weight_copies(self, several: bool) -> contextlib.AbstractContextManager[None]:
+        """A context for passes with constant weights that reuses quantised copies, if `training.weight_cache` is on."""
         if not self.training.weight_cache:
             return contextlib.nullcontext()
         return self.copies.step(several, self.training.recompute is Recompute.full)
 
     def _losses(self, model: Any, batch: Batch) -> Tensor:
-        mask = batch.get("attention_mask")  # none: the model's own, causal
+        mask = batch.get("attention_mask")  # None means causal
         losses_BT: Tensor = model(
             batch["tokens"], batch["position_ids"], mask, labels=batch["labels"]
         )
         return losses_BT
 
     def _balancing_loss(self) -> float | None:
-        """Of this iteration, the mean over all micro-batches; None for a model that balances no experts."""
+        """The mean balancing loss of this iteration's micro-batches; None for a model without one."""
         if self.moe is None or self.moe.aux_loss is AuxLoss.none:
             return None
         own = take_balancing_loss(self.device) * self.moe.aux_loss_coefficient
@@ -220,7 +222,7 @@ class Stepper:
 
 
 def _mean_loss(losses_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean over the tokens that count."""
+    """The mean over unmasked tokens."""
     loss = (losses_BT.float() * mask_BT).sum() / mask_BT.sum()
     # A copy: Megatron divides the loss by the number of micro-batches in place.
     return loss, {"loss": loss.detach().clone()}

@@ -1,8 +1,7 @@
-"""The training loop on Megatron-Core: our loop over its model, optimizer, scheduler and schedule.
+"""The training loop, on Megatron-Core's model, optimizer, scheduler and pipeline schedule.
 
-In the first iteration, and wherever a rule changes the precision map, the forward and backward passes run under the
-proof of engagement, and the optimizer steps only if what ran is what was declared. What happens in an iteration is
-reported to `Observer`, which knows nothing of Megatron.
+In the first iteration, and whenever a rule changes the precision map, the proof of engagement watches the forward and
+backward passes; the optimizer steps only if they match the declaration. The loop reports its events to an `Observer`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from quantexp.quant.step_state import StepState, use_step_state
 from quantexp.schema import Experiment
 from quantexp.training.megatron.callbacks import Observer, Saver
 from quantexp.training.megatron.model import set_precision
-from quantexp.training.megatron.specs import injected, stock_spec
+from quantexp.training.megatron.specs import inject, stock_spec
 from quantexp.training.megatron.step import Batch, Spec, Stepper
 
 
@@ -34,20 +33,20 @@ def train(
     saver: Saver | None = None,
     held_out: Callable[[], Iterable[Batch]] | None = None,
 ) -> None:
-    """Train as configured; inside `session`.
+    """Train as configured; call inside `session`.
 
     Args:
-        experiment: the whole configuration.
-        batches: micro-batches as `quantexp.training.megatron.data_loader.batches` yields them.
-        observer: told what happens.
-        device: where the model goes.
-        layer_spec: another decoder than the stock one with the scheme injected (for tests and peers).
+        experiment: the complete configuration.
+        batches: micro-batches from `quantexp.training.megatron.data_loader.batches`.
+        observer: receives the loop's events.
+        device: the model's device.
+        layer_spec: replaces the stock decoder with the scheme injected (for tests and peers).
         saver: called after every iteration.
-        held_out: this rank's micro-batches of the evaluation, anew at each call.
+        held_out: returns a new iterator over this rank's evaluation micro-batches.
 
     Raises:
-        RunError: the loss or gradient was not finite for too many iterations in a row.
-        DataError: weights to begin with that are not this model's.
+        RunError: the loss or gradient was not finite in too many consecutive iterations.
+        DataError: the initial weights do not fit the model.
     """
     training = experiment.training
     with use_step_state(StepState(training.seed, weights_once=training.weight_cache)) as state:
@@ -64,7 +63,7 @@ def _train(
     saver: Saver | None,
     held_out: Callable[[], Iterable[Batch]] | None,
 ) -> None:
-    spec = layer_spec or injected(stock_spec(experiment.model))
+    spec = layer_spec or inject(stock_spec(experiment.model))
     stepper = Stepper(experiment, spec, device, observer, state)
     observer.built(stepper.gpt)
     starts = changes(experiment.quant)
@@ -81,18 +80,18 @@ def _train(
             proof = observer.proof(iteration, declared)
         metrics = stepper.step(iteration, batches, proof)
         if held_out is not None and is_evaluated(experiment, iteration):
-            metrics = stepper.evaluated(metrics, held_out())
+            metrics = stepper.evaluate(metrics, held_out())
         finite = math.isfinite(metrics.loss) and (
             metrics.skipped or math.isfinite(metrics.grad_norm)
         )
         nonfinite = 0 if finite else nonfinite + 1
-        goes_on = observer.iteration(metrics)
+        continues = observer.iteration(metrics)
         if nonfinite >= experiment.training.max_nonfinite_iterations:
             raise RunError(
                 f"stopped at iteration {iteration}: loss {metrics.loss}, gradient norm {metrics.grad_norm} in "
                 f"{nonfinite} iterations in a row (training.max_nonfinite_iterations)"
             )
         if saver is not None:
-            saver(iteration, iteration == last or not goes_on, stepper.gpt, stepper.state)
-        if not goes_on:
+            saver(iteration, iteration == last or not continues, stepper.gpt, stepper.state)
+        if not continues:
             return

@@ -1,13 +1,12 @@
-"""Importing Megatron-Core where Transformer Engine is installed but cannot work.
+"""Imports Megatron-Core without a working Transformer Engine.
 
-Megatron-Core catches `ImportError` alone, and Transformer Engine without its CUDA libraries raises `RuntimeError` or
-`OSError` on import, so that `import megatron.core` fails too. `hide_broken_te()` tries the import once; if it
-fails in that way the name is marked as absent in `sys.modules`, which Megatron-Core understands. Where Transformer
-Engine works, or is not installed, nothing changes. Call it before the first import of `megatron.core`.
+Transformer Engine without its CUDA libraries raises `RuntimeError` or `OSError` on import. Megatron-Core catches only
+`ImportError`, so `import megatron.core` fails, too. `hide_broken_te()` tries the import once; if it fails in that way,
+it marks the package as absent in `sys.modules`, which Megatron-Core handles. If Transformer Engine works or is not
+installed, nothing changes. Call it before the first import of `megatron.core`.
 
-Without Transformer Engine, Megatron-Core's latent attention and mixture of experts trip over names that only it brings:
-`complete_megatron()` gives them the values with which Megatron takes its own path. Where Megatron has the names (a
-Transformer Engine that works, or a version that needs none) it changes nothing.
+Without Transformer Engine, Megatron-Core's latent attention and mixture of experts fail on names that only it defines.
+`complete_megatron()` sets them to the values that select Megatron's own implementation, if Megatron lacks them.
 """
 
 from __future__ import annotations
@@ -19,21 +18,23 @@ import warnings
 
 
 def complete_megatron() -> None:
-    """Let latent attention and experts be built and run where there is no Transformer Engine."""
+    """Let latent attention and experts be built and run without Transformer Engine."""
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.moe import moe_utils
 
     if not isinstance(multi_latent_attention.TELinear, type):
-        multi_latent_attention.HAVE_TE = False  # or it asks isinstance of it
+        multi_latent_attention.HAVE_TE = (
+            False  # otherwise Megatron calls isinstance with TELinear, not a type
+        )
     if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None  # the router asks whether it is None
+        moe_utils.te_general_gemm = None  # the router tests whether it is None
 
 
 def hide_broken_te() -> str | None:
     """Mark a Transformer Engine that cannot be imported as absent.
 
     Returns:
-        Why it cannot be imported, in one line, or None where it works or is not installed.
+        The import error in one line, or None if Transformer Engine works or is not installed.
     """
     if sys.modules.get("transformer_engine", ...) is None:
         return "hidden earlier in this process"
@@ -42,7 +43,7 @@ def hide_broken_te() -> str | None:
     try:
         importlib.import_module("transformer_engine")
     except ImportError:
-        return None  # Megatron-Core handles this one itself.
+        return None  # Megatron-Core handles this error.
     except (RuntimeError, OSError) as error:
         for name in [n for n in sys.modules if n.split(".")[0] == "transformer_engine"]:
             del sys.modules[name]
@@ -52,10 +53,10 @@ def hide_broken_te() -> str | None:
 
 
 def megatron_version() -> str:
-    """The version of Megatron-Core, once its model has been imported.
+    """Import Megatron-Core's model and return the version.
 
     Raises:
-        ImportError, RuntimeError, OSError: it cannot be imported.
+        ImportError, RuntimeError, OSError: Megatron-Core cannot be imported.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -25,7 +25,7 @@ from quantexp.errors import QuantexpError, RunError
 from quantexp.runs.paths import RunDir
 from quantexp.runs.redaction import redacted
 from quantexp.runs.status import State, read_status, write_json
-from quantexp.training.log import LOG, own_lines
+from quantexp.training.log import LOG, log_to_stderr
 from quantexp.training.tracking.events import TrackedRun, Tracker, read_points
 from quantexp.training.tracking.trackers import BACKENDS, Backend
 
@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     except QuantexpError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    with own_lines(arguments.tracker):
+    with log_to_stderr(arguments.tracker):
         is_sent = upload.follow(lambda: parent is None or os.getppid() == parent)
     return 0 if is_sent else 1
 

@@ -20,7 +20,7 @@ from quantexp.schema import ModelConfig, QuantConfig
 from quantexp.training.megatron.model import build_model, set_precision
 from quantexp.training.megatron.published_weights import load_weights
 from quantexp.training.megatron.session import session
-from quantexp.training.megatron.specs import injected, stock_spec
+from quantexp.training.megatron.specs import inject, stock_spec
 from tests.model.huggingface.published import (
     DEEPSEEK,
     FAMILIES,
@@ -48,7 +48,7 @@ def ours(model: ModelConfig, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]
     """Logits and gradients, by Megatron's names, of the model as it trains."""
     weights = fitting_weights(model)
     with session(training()):
-        gpt, _ = build_model(model, training(), injected(stock_spec(model)))
+        gpt, _ = build_model(model, training(), inject(stock_spec(model)))
         set_precision(gpt, precision_map(model, QuantConfig()))
         load_weights(gpt, model, weights)
         positions = torch.arange(T).expand(B, T)

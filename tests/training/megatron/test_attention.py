@@ -1,4 +1,4 @@
-"""Attention in the model: the plain path, and the tiled path beside it with Megatron's own softmax."""
+"""Attention in the model: the tiled path gives the plain path's tensors."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def losses(run: RunDir) -> list[float]:
         ("deepseek2_lite", ()),
     ],
 )
-def test_tiles_make_the_plain_paths_tensors(
+def test_tiles_give_the_plain_paths_tensors(
     run_tiny: RunTiny,
     tiny_models: dict[str, list[str]],
     monkeypatch: pytest.MonkeyPatch,
     model: str,
     extra: tuple[str, ...],
 ) -> None:
-    """Forward to the bit, and so the last layer's gradients but those of keys and values.
+    """The forward pass is bit-identical, and so are the last layer's gradients except those of keys and values.
 
-    These and what follows from them differ where a sum of another order rounds the other way: by far less than one
-    rounding to bfloat16 of every element, 2^-9.
+    These, and all gradients that depend on them, are summed in another order. The differences are far below one
+    rounding of every element to bfloat16, 2^-9.
     """
     monkeypatch.setattr(tiles, "ROWS", 32)
-    found: list[dict[tuple[int, str, str], CapturedTensor]] = []
-    seen: list[list[float]] = []
+    captures: list[dict[tuple[int, str, str], CapturedTensor]] = []
+    run_losses: list[list[float]] = []
     for path in ("plain", "tiled"):
         run = run_tiny(
             *tiny_models[model],
@@ -71,11 +71,11 @@ def test_tiles_make_the_plain_paths_tensors(
             "capture.attn_weights=true",
             "capture.values=both",
         )
-        seen.append(losses(run))
+        run_losses.append(losses(run))
         capture = open_capture(run.tensors)
-        found.append({_which(e): e for e in capture.select(module="attention")})
-    theirs, ours = found
-    assert seen[0] == seen[1]
+        captures.append({_which(e): e for e in capture.select(module="attention")})
+    theirs, ours = captures
+    assert run_losses[0] == run_losses[1]
     assert ours.keys() == theirs.keys()
     names = {name for _, _, name in ours}
     assert {"attn_weights_fprop", "grad_scores_dgrad_q", "grad_attn_weights", "grad_query"} <= names
@@ -100,7 +100,7 @@ def test_tiles_make_the_plain_paths_tensors(
         ("scale_mask_softmax", SimpleNamespace(window_size=(8, 0))),
     ],
 )
-def test_what_tiles_do_not_have_is_refused(name: str, value: Any) -> None:
+def test_tiles_reject_unsupported_features(name: str, value: Any) -> None:
     module = SchemeAttention.__new__(SchemeAttention)
     nn.Module.__init__(module)
     module.path = AttentionPath.tiled
@@ -109,5 +109,7 @@ def test_what_tiles_do_not_have_is_refused(name: str, value: Any) -> None:
     module.scale_mask_softmax = SimpleNamespace(window_size=None)
     setattr(module, name, value)
     q = torch.zeros(4, 1, 2, 8)
-    with pytest.raises(ConfigError, match="no attention dropout, no softmax offset and no sliding"):
+    with pytest.raises(
+        ConfigError, match="does not support attention dropout, a softmax offset or a sliding"
+    ):
         module(q, q, q, None)

@@ -16,21 +16,21 @@ def cuda_functions() -> dict[str, object]:
     } | {cpu._BACKWARD: getattr(torch.autograd, cpu._BACKWARD)}
 
 
-def test_everything_is_put_back() -> None:
+def test_everything_is_restored() -> None:
     before = cuda_functions()
     with cpu_device():
         assert cuda_functions() != before
     assert cuda_functions() == before
 
 
-def test_everything_is_put_back_after_an_error() -> None:
+def test_everything_is_restored_after_an_error() -> None:
     before = cuda_functions()
     with pytest.raises(ZeroDivisionError), cpu_device():
         _ = 1 / 0
     assert cuda_functions() == before
 
 
-def test_it_is_inert_where_cuda_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_nothing_if_cuda_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     before = cuda_functions()
     modes = torch.overrides._len_torch_function_stack()  # type: ignore[attr-defined]
@@ -52,8 +52,8 @@ def test_the_device_cuda_means_the_cpu_inside() -> None:
         torch.zeros(2, device="cuda")
 
 
-def test_the_device_cuda_means_the_cpu_in_a_backward_too() -> None:
-    class Asks(torch.autograd.Function):
+def test_the_device_cuda_means_the_cpu_in_the_backward_pass() -> None:
+    class CreatesOnCuda(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             return x.clone()
@@ -64,7 +64,7 @@ def test_the_device_cuda_means_the_cpu_in_a_backward_too() -> None:
 
     x = torch.zeros(1, requires_grad=True)
     with cpu_device():
-        Asks.apply(x).backward()
+        CreatesOnCuda.apply(x).backward()
     assert x.grad is not None
     assert x.grad.item() == 2
 
@@ -78,7 +78,7 @@ def test_the_generators_state_is_the_cpus() -> None:
         assert torch.equal(torch.rand(4), first)
 
 
-def test_streams_and_events_are_already_done() -> None:
+def test_streams_and_events_are_always_complete() -> None:
     with cpu_device():
         stream, event = torch.cuda.Stream(), torch.cuda.Event()
         with torch.cuda.stream(stream):

@@ -32,7 +32,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Megatron's own: a pair without a card."""
+    """A pair as Megatron writes it, without a card."""
     prefix = tmp_path_factory.mktemp("plain") / "wikipedia_text_document"
     write_binary(read_sample("wikipedia"), prefix, ByteTokenizer())
     return prefix
@@ -99,7 +99,7 @@ def test_another_seed_gives_another_order(build: Callable[..., Datasets]) -> Non
     assert not torch.equal(tokens_of(first)[:8], tokens_of(second)[:8])
 
 
-def test_validation_leaves_the_training_samples_as_they_are(
+def test_validation_does_not_change_the_training_samples(
     build: Callable[..., Datasets],
 ) -> None:
     without, with_valid = build(), build(num_samples_valid=5)
@@ -109,7 +109,7 @@ def test_validation_leaves_the_training_samples_as_they_are(
     assert torch.equal(tokens_of(without.train), tokens_of(with_valid.train))
 
 
-def test_more_samples_than_an_epoch_has_are_drawn_from_further_epochs(
+def test_samples_beyond_an_epoch_come_from_further_epochs(
     build: Callable[..., Datasets],
 ) -> None:
     assert len(build(num_samples_train=3000).train) >= 3000
@@ -132,12 +132,12 @@ def test_the_global_batch_is_the_same_for_any_data_parallel_size(
         batches(train, micro_batch_size=micro, data_parallel_rank=rank, data_parallel_size=size)
         for rank in range(size)
     ]
-    for wanted in expected:
+    for global_samples in expected:
         own = [torch.cat([b["tokens"] for b in islice(it, steps)]) for it in iterators]
-        assert sorted(torch.cat(own).tolist()) == sorted(wanted.tolist())
+        assert sorted(torch.cat(own).tolist()) == sorted(global_samples.tolist())
 
 
-def test_a_start_goes_on_where_the_samples_before_ended(build: Callable[..., Datasets]) -> None:
+def test_start_sample_skips_the_samples_before_it(build: Callable[..., Datasets]) -> None:
     train = build().train
     assert torch.equal(tokens_of(train, start_sample=7), tokens_of(train)[7:])
     assert (
@@ -175,13 +175,13 @@ def test_a_dataset_that_is_replaced_in_place_gets_a_new_index(
         assert set(tokens_of(train).flatten().tolist()) <= {ord(text[0]), 256}
 
 
-def test_a_missing_pair_is_refused(build: Callable[..., Datasets], tmp_path: Path) -> None:
+def test_a_missing_pair_is_rejected(build: Callable[..., Datasets], tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"expected .*none\.bin and .*none\.idx"):
         build(tmp_path / "none")
 
 
 @pytest.mark.parametrize("split", ["", "a", "1,-1", "1;2", "0,0,0", "1,2,3,4", "nan"])
-def test_a_split_that_is_no_list_of_weights_is_refused(
+def test_a_split_that_is_not_a_list_of_weights_is_rejected(
     build: Callable[..., Datasets], split: str
 ) -> None:
     with pytest.raises(DataError, match=rf"dataset\.split must be the weights .*, got {split}$"):
@@ -191,7 +191,7 @@ def test_a_split_that_is_no_list_of_weights_is_refused(
 @pytest.mark.parametrize(
     ("split", "part"), [("0,1", "training"), ("999,1", "validation"), ("1", "validation")]
 )
-def test_a_split_that_leaves_a_wanted_part_empty_is_refused(
+def test_a_split_that_leaves_a_required_part_empty_is_rejected(
     build: Callable[..., Datasets], plain: Path, split: str, part: str
 ) -> None:
     words = rf"has 40 documents, of which dataset\.split={split} leaves none for {part}: give more"
@@ -199,7 +199,7 @@ def test_a_split_that_leaves_a_wanted_part_empty_is_refused(
         build(plain, split=split, num_samples_valid=1)
 
 
-def test_the_dataset_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_the_dataset_of_another_tokenizer_is_rejected(tmp_path: Path) -> None:
     class Small(ByteTokenizer):
         vocab_size = 100
 
@@ -210,7 +210,7 @@ def test_the_dataset_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_a_cache_that_cannot_be_written_is_refused(
+def test_a_cache_that_cannot_be_written_is_rejected(
     build: Callable[..., Datasets], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -222,13 +222,13 @@ def test_a_longer_run_begins_with_the_samples_of_a_shorter_one(
     build: Callable[..., Datasets],
 ) -> None:
     lengths = (1, N, 700, 2000)  # an epoch has some 540 samples
-    found = [tokens_of(build(num_samples_train=length).train) for length in lengths]
-    for tokens, length in zip(found, lengths, strict=True):
+    runs = [tokens_of(build(num_samples_train=length).train) for length in lengths]
+    for tokens, length in zip(runs, lengths, strict=True):
         assert len(tokens) >= length
-        assert torch.equal(found[-1][: len(tokens)], tokens)
+        assert torch.equal(runs[-1][: len(tokens)], tokens)
 
 
-def test_an_epoch_has_every_token_once_and_the_next_one_another_order(
+def test_an_epoch_has_every_token_once_and_the_next_another_order(
     build: Callable[..., Datasets], prefix: Path
 ) -> None:
     card = read_card(prefix)
@@ -238,14 +238,14 @@ def test_an_epoch_has_every_token_once_and_the_next_one_another_order(
     first, second = two[:per_epoch], two[per_epoch:]
     pair = open_pair(prefix)
     whole = torch.from_numpy(pair.bin_reader.read(np.uint16, card.num_tokens[0], 0).astype(int))
-    # The last sample of an epoch goes on into the next one.
+    # The last sample of an epoch extends into the next.
     surplus = per_epoch * T - card.num_tokens[0]
     counted = torch.bincount(first.flatten(), minlength=257)
     assert (counted - torch.bincount(whole, minlength=257)).clamp(min=0).sum() <= surplus
     assert not torch.equal(first[:8], second[:8])
 
 
-def test_training_and_validation_are_the_documents_that_the_card_says(
+def test_the_card_assigns_documents_to_training_and_validation(
     build: Callable[..., Datasets], prefix: Path
 ) -> None:
     data = build(num_samples_valid=20, num_samples_train=600)
@@ -266,14 +266,14 @@ def test_training_and_validation_are_the_documents_that_the_card_says(
             assert any(words in text for text in inside)
 
 
-def test_a_prepared_pair_has_its_own_split(build: Callable[..., Datasets]) -> None:
+def test_a_prepared_pair_rejects_another_split(build: Callable[..., Datasets]) -> None:
     with pytest.raises(
         DataError, match=r"was prepared with dataset\.split=95,5,0, got 90,10; drop"
     ):
         build(split="90,10")
 
 
-def test_a_pair_that_is_not_its_cards_is_refused(
+def test_a_pair_that_differs_from_its_card_is_rejected(
     build: Callable[..., Datasets], prefix: Path, tmp_path: Path
 ) -> None:
     for path in (*pair_paths(prefix), card_path(prefix)):
@@ -294,7 +294,7 @@ def test_a_pair_that_is_not_its_cards_is_refused(
         build(tmp_path / "own")
 
 
-def test_a_prepared_pair_is_refused_with_another_tokenizer(prefix: Path, tmp_path: Path) -> None:
+def test_a_prepared_pair_is_rejected_with_another_tokenizer(prefix: Path, tmp_path: Path) -> None:
     class Other(ByteTokenizer):
         def fingerprint(self) -> str:
             return "f" * 64
@@ -323,12 +323,12 @@ def test_a_blend_takes_from_each_pair_by_weight(
     assert len(rows) == 400
     from_b = (rows == ord("b")).any(dim=1)
     assert int(from_b.sum()) == 100
-    # Never far from its share: the next sample is of the pair that is furthest behind.
+    # The next sample comes from the pair furthest behind, so the shares never deviate by more than one sample.
     shares = from_b.cumsum(0) - torch.arange(1, 401) / 4
     assert shares.abs().max() <= 1
 
 
-def test_the_validation_samples_of_a_blend_are_of_other_documents(
+def test_a_blends_validation_samples_come_from_other_documents(
     build: Callable[..., Datasets], tmp_path: Path
 ) -> None:
     for letters in ("ab", "cd"):
@@ -392,8 +392,8 @@ def work(prefix, cache, rank=None, port=None):
 def test_four_runs_at_once_share_one_index(prefix: Path, tmp_path: Path) -> None:
     caches = [tmp_path / str(attempt) for attempt in range(5)]
     rounds = side_by_side(BUILD, [[[prefix, cache]] * 4 for cache in caches])
-    for cache, found in zip(caches, rounds, strict=True):
-        assert len(set(found)) == 1
+    for cache, hashes in zip(caches, rounds, strict=True):
+        assert len(set(hashes)) == 1
         assert [path.name[:6] for path in cache.iterdir()] == ["index-"]
 
 

@@ -1,4 +1,4 @@
-"""Peaks by the names that torch gives devices."""
+"""Peak throughput by torch's device names."""
 
 from __future__ import annotations
 

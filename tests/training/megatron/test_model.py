@@ -13,12 +13,12 @@ from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.schema import Experiment
 from quantexp.training.megatron.model import build_model, scheme_modules, set_precision
 from quantexp.training.megatron.session import is_deterministic, session
-from quantexp.training.megatron.specs import injected, stock_layer_spec, stock_spec
+from quantexp.training.megatron.specs import inject, stock_layer_spec, stock_spec
 
 Tiny = Callable[..., Experiment]
 
 
-def test_the_models_parameters_are_as_many_as_counted(tiny: Tiny) -> None:
+def test_parameter_count_equals_the_built_models(tiny: Tiny) -> None:
     for tie in ("true", "false"):
         experiment = tiny(f"model.tie_embeddings={tie}")
         with session(experiment.training):
@@ -29,11 +29,11 @@ def test_the_models_parameters_are_as_many_as_counted(tiny: Tiny) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama31-8b", "llama32-1b", "deepseek2_lite"])
-def test_the_shipped_models_are_the_published_ones_as_megatron_builds_them(name: str) -> None:
-    """Every tensor of the whole model, without memory for any."""
+def test_shipped_models_have_the_published_shapes(name: str) -> None:
+    """Builds the full model on the meta device, without memory for its tensors."""
     experiment = compose([f"model={name}"], None, {})
     with session(experiment.training), torch.device("meta"):
-        spec = injected(stock_spec(experiment.model))
+        spec = inject(stock_spec(experiment.model))
         model, _ = build_model(experiment.model, experiment.training, spec)
     assert sum(p.numel() for p in model.parameters()) == num_parameters(experiment.model)
     modules = scheme_modules(model)
@@ -53,12 +53,12 @@ def test_the_shipped_models_are_the_published_ones_as_megatron_builds_them(name:
     ],
     ids=str,
 )
-def test_other_numbers_of_that_family_are_counted_and_named_too(
+def test_other_configurations_of_deepseek2_are_counted_and_named(
     tiny: Tiny, tiny_models: dict[str, list[str]], words: list[str]
 ) -> None:
     experiment = tiny(*tiny_models["deepseek2_lite"], *words)
     with session(experiment.training):
-        spec = injected(stock_spec(experiment.model))
+        spec = inject(stock_spec(experiment.model))
         model, _ = build_model(experiment.model, experiment.training, spec)
     counted = num_parameters(experiment.model) + num_padding_parameters(experiment.model)
     assert sum(p.numel() for p in model.parameters()) == counted
@@ -66,11 +66,11 @@ def test_other_numbers_of_that_family_are_counted_and_named_too(
     assert scheme_modules(model).keys() == declared.keys()
 
 
-def test_every_module_of_the_map_is_found_and_told(tiny: Tiny) -> None:
+def test_set_precision_sets_every_module_of_the_map(tiny: Tiny) -> None:
     experiment = tiny("quant=FA_linear_mxfp8")
     declared = precision_map(experiment.model, experiment.quant)
     with session(experiment.training):
-        spec = injected(stock_layer_spec())
+        spec = inject(stock_layer_spec())
         model, _ = build_model(experiment.model, experiment.training, spec)
         set_precision(model, declared)
     modules = scheme_modules(model)
@@ -78,35 +78,35 @@ def test_every_module_of_the_map_is_found_and_told(tiny: Tiny) -> None:
     assert modules[ModuleId(1, "fc2")].precision is declared[ModuleId(1, "fc2")]
 
 
-def test_a_model_that_lacks_a_module_of_the_map_is_refused(tiny: Tiny) -> None:
+def test_a_model_without_the_maps_modules_is_rejected(tiny: Tiny) -> None:
     experiment = tiny()
     declared = precision_map(experiment.model, experiment.quant)
     with session(experiment.training):
         model, _ = build_model(experiment.model, experiment.training, stock_layer_spec())
         with pytest.raises(
-            RuntimeError, match="has 0 modules of the scheme and the precision map 10"
+            RuntimeError, match="has 0 scheme modules, but the precision map has 10"
         ):
             set_precision(model, declared)
 
 
-def test_the_linear_layer_refuses_what_it_does_not_do(tiny: Tiny) -> None:
+def test_the_linear_layer_rejects_unsupported_features(tiny: Tiny) -> None:
     experiment = tiny()
     with session(experiment.training):
-        model, _ = build_model(experiment.model, experiment.training, injected(stock_layer_spec()))
+        model, _ = build_model(experiment.model, experiment.training, inject(stock_layer_spec()))
         set_precision(model, precision_map(experiment.model, experiment.quant))
         layer = scheme_modules(model)[ModuleId(0, "qkv")]
         x = torch.zeros(4, 1, 128, dtype=torch.bfloat16)
-        with pytest.raises(ConfigError, match="without gradient-accumulation fusion"):
+        with pytest.raises(ConfigError, match="do not support gradient-accumulation fusion"):
             layer._forward_impl(x, layer.weight, gradient_accumulation_fusion=True)
 
 
-def test_attention_refuses_packed_sequences(tiny: Tiny) -> None:
+def test_attention_rejects_packed_sequences(tiny: Tiny) -> None:
     experiment = tiny()
     with session(experiment.training):
-        model, _ = build_model(experiment.model, experiment.training, injected(stock_layer_spec()))
+        model, _ = build_model(experiment.model, experiment.training, inject(stock_layer_spec()))
         attention = scheme_modules(model)[ModuleId(0, "attention")]
         x = torch.zeros(4, 1, 4, 32, dtype=torch.bfloat16)
-        with pytest.raises(ConfigError, match="no packed sequences and no bias"):
+        with pytest.raises(ConfigError, match="supports neither packed sequences nor a bias"):
             attention(x, x, x, None, packed_seq_params=object())  # type: ignore[operator]
 
 
@@ -119,7 +119,7 @@ def test_the_session_leaves_nothing_behind(tiny: Tiny) -> None:
     assert torch.are_deterministic_algorithms_enabled() == before
 
 
-def test_runs_are_deterministic_on_a_cpu_unless_told_otherwise(tiny: Tiny) -> None:
+def test_runs_are_deterministic_on_a_cpu_by_default(tiny: Tiny) -> None:
     assert is_deterministic(tiny().training) == (not torch.cuda.is_available())
     assert not is_deterministic(tiny("training.deterministic=false").training)
     assert is_deterministic(tiny("training.deterministic=true").training)

@@ -1,4 +1,4 @@
-"""The optimizer's step is torch's and Megatron's, in less memory."""
+"""The optimizer step equals torch's and Megatron's and needs less memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 3
 
 
 def trained(shapes: list[tuple[int, ...]], **options: Any) -> tuple[list[Tensor], list[Any]]:
-    """Weights after some steps, and the optimizer's state."""
+    """The weights and the optimizer's state after `STEPS` steps."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
     optimizer = torch.optim.AdamW(weights, lr=0.1, weight_decay=0.01, **options)
@@ -49,7 +49,7 @@ def test_weights_and_state_are_torchs_to_the_last_bit(
         assert one["step"] == STEPS
 
 
-def test_weights_that_are_not_contiguous_are_torchs_own_affair(
+def test_weights_that_are_not_contiguous_use_torchs_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stepped() -> Tensor:
@@ -65,7 +65,7 @@ def test_weights_that_are_not_contiguous_are_torchs_own_affair(
         assert torch.equal(stepped(), expected)
 
 
-def test_a_step_takes_no_memory_of_a_weights_size() -> None:
+def test_a_step_allocates_no_memory_of_a_weights_size() -> None:
     w = torch.zeros(1 << 24, requires_grad=True)
     w.grad = torch.ones_like(w)
     with cpu_device():
@@ -79,9 +79,7 @@ def test_a_step_takes_no_memory_of_a_weights_size() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1 / 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_tensors_times_a_number_are_megatrons_to_the_last_bit(
-    scale: float, dtype: torch.dtype
-) -> None:
+def test_scaled_tensors_are_megatrons_to_the_last_bit(scale: float, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randn(shape, generator=generator) for shape in ((64, 3), (5,))]
     theirs, ours = ([torch.empty_like(x, dtype=dtype) for x in sources] for _ in range(2))

@@ -1,4 +1,4 @@
-"""Which products a session sends through fp32, and what a run says of them."""
+"""The products that a session computes through fp32, and their record in a run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from quantexp.training.megatron.session import products_of, session
 
 Tiny = Callable[..., Experiment]
 RunTiny = Callable[..., RunDir]
-#: Where oneDNN and torch find no more than AVX2.
+#: Limits oneDNN and torch to AVX2.
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor that torch has no 16-bit products for."""
+    """Simulates a processor without 16-bit products in torch."""
     for user in ("training.megatron.session", "launch.identity"):
         monkeypatch.setattr(f"quantexp.{user}.multiplies_natively", lambda _: False)
 
 
 def routed(experiment: Experiment) -> tuple[list[torch.dtype], str | None]:
-    """Which dtypes go through fp32 in a session, and how the run says it."""
+    """The dtypes that go through fp32 in a session, and the name that the run records."""
     with session(experiment.training) as device:
         dtypes = [x for x in (torch.bfloat16, torch.float16) if go_through_fp32(x)]
         words = products_of(experiment.training, device)
@@ -58,7 +58,7 @@ def test_without_kernels_the_working_dtype_goes_through_fp32_while_the_session_l
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_with_kernels_a_session_touches_none(
+def test_with_kernels_a_session_changes_no_product(
     tiny: Tiny, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "multiplies_natively", lambda _: True)
@@ -91,7 +91,7 @@ def test_on_a_gpu_nothing_goes_through_fp32(tiny: Tiny) -> None:
     ],
     ids=str,
 )
-def test_run_through_fp32_is_proved_and_says_so(
+def test_run_through_fp32_is_proved_and_recorded(
     run_tiny: RunTiny, tiny_models: dict[str, list[str]], words: list[str]
 ) -> None:
     if "model=deepseek2_lite" in words:
@@ -114,7 +114,7 @@ def check_proved(run: RunDir) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86")
-def test_whole_command_under_avx2_is_proved_and_says_so(
+def test_command_limited_to_avx2_is_proved_and_recorded(
     tiny_words: list[str], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "quantexp", *tiny_words, "quant=FA_linear_mxfp8"]

@@ -1,4 +1,4 @@
-"""Weights into a model and out again: bit for bit, and without holding them twice."""
+"""Weights survive the round trip through a model bit for bit and are never in memory twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.model.huggingface.published import (
 )
 
 
-def loaded(model: ModelConfig, precision: Precision, use: Callable[[Any], None]) -> None:
+def load(model: ModelConfig, precision: Precision, use: Callable[[Any], None]) -> None:
     with session(training(precision)):
         gpt, _ = build_model(model, training(precision), stock_spec(model))
         load_weights(gpt, model, fitting_weights(model))
@@ -53,13 +53,13 @@ def test_round_trip_keeps_every_bit(family: str, precision: Precision, tmp_path:
         expected |= load_file(file)
 
     def use(gpt: Any) -> None:
-        found = dict(published_tensors(gpt, of_folder(tmp_path)))
-        assert found.keys() == expected.keys()
+        tensors = dict(published_tensors(gpt, of_folder(tmp_path)))
+        assert tensors.keys() == expected.keys()
         for name, tensor in expected.items():
             assert tensor.dtype == dtype
-            assert torch.equal(found[name], tensor), name
+            assert torch.equal(tensors[name], tensor), name
 
-    loaded(of_folder(tmp_path), precision, use)
+    load(of_folder(tmp_path), precision, use)
 
 
 def test_other_dtypes_are_rounded_to_the_nearest(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_other_dtypes_are_rounded_to_the_nearest(tmp_path: Path) -> None:
     def use(gpt: Any) -> None:
         assert torch.equal(gpt.embedding.word_embeddings.weight[:201], expected.bfloat16())
 
-    loaded(of_folder(tmp_path), Precision.bf16, use)
+    load(of_folder(tmp_path), Precision.bf16, use)
 
 
 def test_padding_of_the_vocabulary_is_zero(tmp_path: Path) -> None:
@@ -81,18 +81,18 @@ def test_padding_of_the_vocabulary_is_zero(tmp_path: Path) -> None:
             assert layer.weight[:201].count_nonzero() > 0
             assert layer.weight[201:].count_nonzero() == 0
 
-    loaded(of_folder(tmp_path), Precision.fp32, use)
+    load(of_folder(tmp_path), Precision.fp32, use)
 
 
 @pytest.mark.slow
-def test_weights_are_never_held_twice(tmp_path: Path) -> None:
-    """As the kernel counts it: the largest resident set, mapped pages of the files included.
+def test_weights_are_never_in_memory_twice(tmp_path: Path) -> None:
+    """Measures the peak resident set, which includes the files' mapped pages.
 
-    The largest parameter is 6% of the model, and its pages are held beside it; 20% is allowed in all. Loading has a
-    process of its own: in this one it would begin with what earlier tests let go.
+    The pages of the largest parameter, 6% of the model, are in memory besides it; the limit is 20%. Loading runs in its
+    own process, since this one may reuse memory that earlier tests freed.
     """
     if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("the kernel does not tell the largest resident set")
+        pytest.skip("the kernel does not reset the peak resident set")
     config = {
         **LLAMA31,
         "vocab_size": 128,

@@ -1,4 +1,4 @@
-"""Nothing of a run outlives its session."""
+"""A session frees everything of its run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quantexp.training.megatron.session import session
 def test_rotary_embedding_is_freed_with_its_process_group(
     tiny: Callable[..., Experiment],
 ) -> None:
-    """Megatron caches what the embedding returned, and the embedding with it."""
+    """Megatron's cache of embedding outputs also references the embedding."""
     with session(tiny().training):
         embedding = RotaryEmbedding(32, 1.0, use_cpu_initialization=True)
         assert isinstance(embedding(8), torch.Tensor)

@@ -5,11 +5,11 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 
 from quantexp.training.megatron.attention import SchemeAttention
 from quantexp.training.megatron.linear import SchemeColumnParallelLinear, SchemeRowParallelLinear
-from quantexp.training.megatron.specs import injected, stock_layer_spec
+from quantexp.training.megatron.specs import inject, stock_layer_spec
 
 
 def test_every_linear_layer_and_the_core_attention_are_replaced() -> None:
-    layer = injected(stock_layer_spec()).submodules
+    layer = inject(stock_layer_spec()).submodules
     attention, mlp = layer.self_attention.submodules, layer.mlp.submodules
     assert attention.linear_qkv is SchemeColumnParallelLinear
     assert attention.core_attention is SchemeAttention
@@ -18,28 +18,28 @@ def test_every_linear_layer_and_the_core_attention_are_replaced() -> None:
     assert mlp.linear_fc2 is SchemeRowParallelLinear
 
 
-def test_the_given_spec_is_left_as_it_is() -> None:
+def test_the_original_spec_is_unchanged() -> None:
     spec = stock_layer_spec()
-    injected(spec)
+    inject(spec)
     assert spec.submodules.self_attention.submodules.linear_qkv is ColumnParallelLinear
 
 
 def test_nothing_else_is_changed() -> None:
-    stock, ours = stock_layer_spec(), injected(stock_layer_spec())
+    stock, ours = stock_layer_spec(), inject(stock_layer_spec())
     assert ours.module is stock.module
     assert ours.submodules.input_layernorm is stock.submodules.input_layernorm
     assert ours.submodules.self_attention.params == stock.submodules.self_attention.params
 
 
-def test_classes_inside_dicts_and_lists_are_reached() -> None:
-    assert injected({"a": [ColumnParallelLinear], "b": (1, ColumnParallelLinear)}) == {
+def test_classes_inside_dicts_and_lists_are_replaced() -> None:
+    assert inject({"a": [ColumnParallelLinear], "b": (1, ColumnParallelLinear)}) == {
         "a": [SchemeColumnParallelLinear],
         "b": (1, SchemeColumnParallelLinear),
     }
 
 
-def test_experts_are_reached_too() -> None:
-    spec = injected(get_gpt_layer_local_spec(num_experts=4, normalization="RMSNorm"))
+def test_linear_layers_of_experts_are_replaced() -> None:
+    spec = inject(get_gpt_layer_local_spec(num_experts=4, normalization="RMSNorm"))
     experts = spec.submodules.mlp.submodules.experts
     assert experts.submodules.linear_fc1 is SchemeColumnParallelLinear
     assert experts.submodules.linear_fc2 is SchemeRowParallelLinear

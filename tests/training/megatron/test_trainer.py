@@ -26,8 +26,8 @@ Tiny = Callable[..., Experiment]
 RunTiny = Callable[..., RunDir]
 
 
-class Keeps:
-    """An observer that keeps the metrics and, after each backward, every main gradient."""
+class RecordingObserver:
+    """Records the metrics of each iteration and its main gradients after the backward pass."""
 
     unproved = False
 
@@ -69,12 +69,12 @@ def tokens(experiment: Experiment) -> Iterator[dict[str, Tensor]]:
         }
 
 
-def trained(experiment: Experiment, stock: bool = False) -> Keeps:
-    keeps = Keeps()
+def trained(experiment: Experiment, stock: bool = False) -> RecordingObserver:
+    observer = RecordingObserver()
     with session(experiment.training) as device:
         spec = stock_spec(experiment.model) if stock else None
-        train(experiment, tokens(experiment), keeps, device, spec)
-    return keeps
+        train(experiment, tokens(experiment), observer, device, spec)
+    return observer
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def test_injected_bf16_equals_the_stock_classes_to_the_last_bit(
     ],
     ids=str,
 )
-def test_latent_attention_and_experts_equal_the_stock_classes_too(
+def test_latent_attention_and_experts_equal_the_stock_classes(
     tiny: Tiny, tiny_models: dict[str, list[str]], words: list[str]
 ) -> None:
-    """Against Megatron's classes, its core attention told of the unlike widths of keys and values."""
+    """The stock core attention is `LatentCoreAttention`, which accepts different widths of keys and values."""
     experiment = tiny(*tiny_models["deepseek2_lite"], "training.global_batch_size=4", *words)
     stock, ours = trained(experiment, stock=True), trained(experiment)
     for a, b in zip(stock.metrics, ours.metrics, strict=True):
@@ -129,7 +129,7 @@ def test_latent_attention_and_experts_equal_the_stock_classes_too(
 
 
 @pytest.mark.slow
-def test_the_true_widths_equal_the_stock_classes_too(tiny: Tiny) -> None:
+def test_the_widths_of_a_real_model_equal_the_stock_classes(tiny: Tiny) -> None:
     experiment = tiny(
         "model.num_layers=1",
         "model.hidden_size=2048",
@@ -210,7 +210,7 @@ def test_runs_of_different_schemes_side_by_side_do_not_affect_each_other(
 
 
 @pytest.mark.slow
-def test_fp16_halves_its_scale_and_leaves_the_step_out_when_a_gradient_overflows(
+def test_fp16_halves_its_scale_and_skips_the_step_when_a_gradient_overflows(
     run_tiny: RunTiny,
 ) -> None:
     run = run_tiny(
@@ -224,7 +224,7 @@ def test_fp16_halves_its_scale_and_leaves_the_step_out_when_a_gradient_overflows
     assert scales[-1] < scales[0]
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(run_tiny: RunTiny) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_iteration(run_tiny: RunTiny) -> None:
     run = run_tiny(
         "training.lr=1e30",
         "training.iterations=9",
@@ -249,7 +249,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(run_tiny: RunTin
     ],
 )
 def test_the_loss_is_the_mean_over_all_micro_batches(tiny: Tiny, precision: str) -> None:
-    """However the same sequences are split: fp32 sums in another order, so to a relative 1e-3 in 16 bits."""
+    """The split of the same sequences changes the order of fp32 sums; 16-bit losses agree to a relative 1e-3."""
     reported = []
     for micro_batch_size in (1, 2, 8):
         experiment = tiny(
@@ -263,16 +263,16 @@ def test_the_loss_is_the_mean_over_all_micro_batches(tiny: Tiny, precision: str)
             {key: value[i : i + micro_batch_size] for key, value in batch.items()}
             for i in range(0, 8, micro_batch_size)
         )
-        keeps = Keeps()
-        keeps.iteration = lambda metrics, k=keeps: k.metrics.append(metrics)  # type: ignore[method-assign,misc]
+        observer = RecordingObserver()
+        observer.iteration = lambda metrics, o=observer: o.metrics.append(metrics)  # type: ignore[method-assign,misc]
         with session(experiment.training) as device:
-            train(experiment, parts, keeps, device)
-        reported.append(keeps.metrics[0].loss)
+            train(experiment, parts, observer, device)
+        reported.append(observer.metrics[0].loss)
     assert reported == pytest.approx([reported[-1]] * 3, rel=1e-3)
     assert 5.5 < reported[0] < 6.5  # about log(384) for fresh weights over the padded vocabulary
 
 
-def test_a_step_that_is_left_out_does_not_move_the_learning_rate(tiny: Tiny) -> None:
+def test_a_skipped_step_does_not_advance_the_learning_rate(tiny: Tiny) -> None:
     experiment = tiny(
         "training.precision=fp16",
         f"training.initial_loss_scale={2.0**40}",
@@ -300,23 +300,21 @@ def test_the_learning_rate_warms_up_from_the_first_iteration_and_ends_at_its_min
 
 
 def test_norms_have_no_weight_decay(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = step.get_megatron_optimizer  # type: ignore[attr-defined]
+    get_optimizer = step.get_megatron_optimizer  # type: ignore[attr-defined]
     groups: list[tuple[float, set[int]]] = []
 
-    def kept(*args: Any, **kwargs: Any) -> Any:
-        optimizer = made(*args, **kwargs)
+    def record(*args: Any, **kwargs: Any) -> Any:
+        optimizer = get_optimizer(*args, **kwargs)
         for group in optimizer.param_groups:
             groups.append((group["wd_mult"], {p.dim() for p in group["params"]}))
         return optimizer
 
-    monkeypatch.setattr(step, "get_megatron_optimizer", kept)
+    monkeypatch.setattr(step, "get_megatron_optimizer", record)
     trained(tiny("training.iterations=2"))
     assert sorted(groups) == [(0.0, {1}), (1.0, {2})]
 
 
-def test_mfu_is_the_share_of_what_the_gpus_could_do(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mfu_is_the_share_of_the_peak(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantexp.training.megatron.step.peak_tflops", lambda name, precision: 0.5)
     metrics = trained(tiny()).metrics[-1]
     assert metrics.mfu == pytest.approx(metrics.tflops / 0.5)
@@ -324,9 +322,9 @@ def test_mfu_is_the_share_of_what_the_gpus_could_do(
     assert trained(tiny()).metrics[-1].mfu is None or torch.cuda.is_available()
 
 
-def test_every_metric_of_the_contract_is_there(tiny: Tiny) -> None:
+def test_every_required_metric_is_positive(tiny: Tiny) -> None:
     metrics = asdict(trained(tiny()).metrics[-1])
-    wanted = [
+    required = [
         "iteration",
         "loss",
         "grad_norm",
@@ -337,5 +335,5 @@ def test_every_metric_of_the_contract_is_there(tiny: Tiny) -> None:
         "tflops",
         "memory_gb",
     ]
-    assert all(metrics[name] > 0 for name in wanted)
+    assert all(metrics[name] > 0 for name in required)
     assert metrics["tokens"] == 2 * 64

@@ -1,4 +1,4 @@
-"""Weights quantised once a step: the same training to the last bit, whatever a step consists of."""
+"""Quantising weights once per step leaves training bit-identical in every configuration."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from quantexp.training.megatron.model import (
     share_weight_copies,
 )
 from quantexp.training.megatron.session import session
-from quantexp.training.megatron.specs import injected, stock_spec
+from quantexp.training.megatron.specs import inject, stock_spec
 from quantexp.training.megatron.step import Stepper
 
-from .test_trainer import Keeps, tokens
+from .test_trainer import RecordingObserver, tokens
 
 Tiny = Callable[..., Experiment]
 STEPS = ("training.iterations=3", "training.global_batch_size=4", "training.micro_batch_size=1")
@@ -36,17 +36,17 @@ ONE_STEP = ("training.iterations=1", "training.warmup_iterations=0")
 
 
 def trained(experiment: Experiment) -> tuple[list[Any], list[dict[str, Tensor]]]:
-    """Loss, gradient norm and the loss of held-out samples of each step; and every gradient."""
-    keeps = Keeps()
+    """The loss, gradient norm and held-out loss of each step, and its gradients."""
+    observer = RecordingObserver()
 
     def held_out() -> Iterator[dict[str, Tensor]]:
         batches = tokens(experiment)
         return (next(batches) for _ in range(2))
 
     with session(experiment.training) as device:
-        trainer.train(experiment, tokens(experiment), keeps, device, held_out=held_out)
-    told = [(m.loss, m.grad_norm, m.validation_loss) for m in keeps.metrics]
-    return told, keeps.gradients_by_name
+        trainer.train(experiment, tokens(experiment), observer, device, held_out=held_out)
+    steps = [(m.loss, m.grad_norm, m.validation_loss) for m in observer.metrics]
+    return steps, observer.gradients_by_name
 
 
 @pytest.mark.slow
@@ -79,24 +79,24 @@ def trained(experiment: Experiment) -> tuple[list[Any], list[dict[str, Tensor]]]
 def test_training_is_the_same_to_the_last_bit(
     tiny: Tiny, tiny_models: dict[str, list[str]], model: str, words: list[str]
 ) -> None:
-    given = [*tiny_models[model], *STEPS, *words]
-    told, gradients = trained(tiny(*given))
-    plain, plain_gradients = trained(tiny(*given, "training.weight_cache=false"))
-    assert told == plain
-    assert len({loss for loss, _, _ in told}) == 3, "the weights change, and the copies with them"
+    overrides = [*tiny_models[model], *STEPS, *words]
+    cached, gradients = trained(tiny(*overrides))
+    plain, plain_gradients = trained(tiny(*overrides, "training.weight_cache=false"))
+    assert cached == plain
+    assert len({loss for loss, _, _ in cached}) == 3, "the weights change, and the copies with them"
     for one, other in zip(gradients, plain_gradients, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-def test_a_rule_that_changes_slots_between_steps_is_followed(tiny: Tiny) -> None:
+def test_a_rule_may_change_slots_between_steps(tiny: Tiny) -> None:
     rule = "quant.rules=[{iterations:[2,2],format:mxfp4,sites:[linear]}]"
     words = [*STEPS, "quant=linear_mxfp8"]
-    told, _ = trained(tiny(*words, rule))
+    cached, _ = trained(tiny(*words, rule))
     plain, _ = trained(tiny(*words, rule, "training.weight_cache=false"))
-    assert told == plain
+    assert cached == plain
     without, _ = trained(tiny(*words))
-    assert told[0] == without[0]
-    assert told[1] != without[1]
+    assert cached[0] == without[0]
+    assert cached[1] != without[1]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_each_weight_is_read_once_a_step(
     assert len(reads) == 2 * 4
 
 
-def test_an_optimizer_that_steps_while_copies_are_kept_ends_the_run(
+def test_an_optimizer_step_while_copies_are_kept_ends_the_run(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trainer in which a step's copies outlive it: the optimizer writes where torch counts no change."""
+    """The copies outlive the step; the optimizer writes to storage whose version torch does not increment."""
     step = Stepper.step
 
     def too_long(self: Any, *args: Any) -> Any:
@@ -132,7 +132,7 @@ def test_an_optimizer_that_steps_while_copies_are_kept_ends_the_run(
             return step(self, *args)
 
     monkeypatch.setattr(Stepper, "step", too_long)
-    monkeypatch.setattr(Stepper, "_weights_stay", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(Stepper, "_keep_weight_copies", lambda *_, **__: contextlib.nullcontext())
     words = "the weight of layer 0 (qkv|proj|fc1|fc2) changed within a step"
     with pytest.raises(RuntimeError, match=words):
         trained(tiny(*STEPS, "quant=linear_mxfp8", "training.lr=0.001"))
@@ -143,7 +143,7 @@ def test_loaded_weights_drop_the_copies(tiny: Tiny) -> None:
     copies = WeightCopies()
     with session(experiment.training):
         gpt, _ = build_model(
-            experiment.model, experiment.training, injected(stock_spec(experiment.model))
+            experiment.model, experiment.training, inject(stock_spec(experiment.model))
         )
         set_precision(gpt, precision_map(experiment.model, experiment.quant))
         share_weight_copies(gpt, copies)
@@ -172,23 +172,23 @@ def test_loaded_weights_drop_the_copies(tiny: Tiny) -> None:
     ],
     ids=str,
 )
-def test_the_plan_counts_what_is_kept(
+def test_the_plan_counts_the_kept_copies(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    """The most that is held at once in a step, as the copies themselves count it."""
-    most = [0]
+    """Compares with the peak size of the copies within a step."""
+    peak = [0]
     keep = WeightCopies._keep
 
     def counted(self: WeightCopies, *args: Any) -> None:
         keep(self, *args)
-        most[0] = max(most[0], self.num_bytes())
+        peak[0] = max(peak[0], self.num_bytes())
 
     monkeypatch.setattr(WeightCopies, "_keep", counted)
     experiment = tiny(*STEPS, *ONE_STEP, *words)
     trained(experiment)
-    assert memory_parts_gb(experiment)["weight_copies"] == pytest.approx(most[0] / 1e9, rel=1e-12)
+    assert memory_parts_gb(experiment)["weight_copies"] == pytest.approx(peak[0] / 1e9, rel=1e-12)
 
 
-def test_it_is_on_unless_switched_off() -> None:
+def test_the_weight_cache_is_on_by_default() -> None:
     assert compose([], None, {}).training.weight_cache
     assert not compose(["training.weight_cache=false"], None, {}).training.weight_cache

@@ -1,4 +1,4 @@
-"""Transformer Engine absent, broken or working, each in a process of its own with a stand-in package on the path."""
+"""Transformer Engine absent, broken or working: a stand-in package on the path of a separate process."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def stand_in(folder: Path, content: str) -> Path:
     return folder
 
 
-def test_where_it_is_absent_nothing_changes(tmp_path: Path) -> None:
+def test_an_absent_package_changes_nothing(tmp_path: Path) -> None:
     assert outcome(tmp_path) == ["None", "False"]
 
 
-def test_where_it_works_nothing_changes(tmp_path: Path) -> None:
+def test_a_working_package_is_kept(tmp_path: Path) -> None:
     assert outcome(stand_in(tmp_path, "")) == ["None", "True"]
 
 
 @pytest.mark.parametrize("error", ["RuntimeError", "OSError"])
-def test_where_it_is_broken_it_is_hidden(tmp_path: Path, error: str) -> None:
+def test_a_broken_package_is_hidden(tmp_path: Path, error: str) -> None:
     folder = stand_in(tmp_path, f"raise {error}('libcudnn is missing')")
     assert outcome(folder) == [f"{error}: libcudnn is missing", "False"]
 
 
 @pytest.mark.slow
-def test_megatron_core_imports_beside_a_broken_one(tmp_path: Path) -> None:
+def test_megatron_core_imports_with_a_broken_package(tmp_path: Path) -> None:
     folder = stand_in(tmp_path, "raise RuntimeError('no CUDA')")
     program = PROGRAM + "import megatron.core.models.gpt.gpt_model\nprint('imported')"
     assert outcome(folder, program)[-1] == "imported"
 
 
-def test_hiding_it_twice_says_so(tmp_path: Path) -> None:
+def test_a_second_call_returns_that_it_is_hidden(tmp_path: Path) -> None:
     folder = stand_in(tmp_path, "raise RuntimeError('no CUDA')")
     assert (
         outcome(folder, PROGRAM + "print(hide_broken_te())")[-1] == "hidden earlier in this process"
