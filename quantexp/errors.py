@@ -1,41 +1,41 @@
-"""The errors a user can meet, one tree.
+"""The errors that a user can meet.
 
-Every message says what is wrong, what was given, what is allowed and what to do. The command line prints
-a `QuantexpError` as one clean line and exits 1; anything else is a bug and keeps its traceback.
+A message names the problem, the value, the allowed values and a remedy. The command line prints a `QuantexpError` as one
+line and exits with 1; any other exception is a bug and keeps its traceback.
 """
 
 
 class QuantexpError(Exception):
-    """What the user can mend: printed as one line, exit code 1."""
+    """An error that the user can fix: the command prints it as one line and exits with 1."""
 
 
 class ConfigError(QuantexpError):
-    """A configuration that does not describe an experiment."""
+    """The configuration is not that of an experiment."""
 
 
 class DataError(QuantexpError):
-    """A dataset or tokenizer that is missing, unreadable or does not fit the model."""
+    """A dataset, tokenizer or file of weights is missing, damaged or does not fit the model."""
 
 
 class CaptureError(QuantexpError):
-    """Tensors that cannot be written or read."""
+    """Captured tensors cannot be written or read."""
 
 
 class EngagementError(QuantexpError):
-    """What ran is not what was declared."""
+    """The run did not execute its declared precision map."""
 
 
 class VerifyError(QuantexpError):
-    """A verification that cannot be done as asked, or whose certificate cannot be kept."""
+    """A verification cannot run, or its certificate cannot be saved."""
 
 
 class TooLargeError(QuantexpError):
-    """A run that needs more memory than it may have."""
+    """A run needs more memory than it may have."""
 
 
 class RunError(QuantexpError):
-    """A run folder that cannot be used, or a run that failed."""
+    """A run folder is unusable, or a run failed."""
 
 
 class RunInUseError(RunError):
-    """A run folder that another process starts or runs in."""
+    """Another process holds the run folder."""

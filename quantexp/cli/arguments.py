@@ -1,4 +1,4 @@
-"""From the command line's words to a verb and its arguments, and the messages about words that cannot be. No torch.
+"""Parses the command line into a verb and its arguments, and writes the messages about invalid words. No torch.
 
 The verb is the first word that is neither a flag nor a flag's value. Misuse is one line on standard error and exit
 code 2.
@@ -49,7 +49,7 @@ _MESSAGES = (
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one verb, or of the command line without one."""
+    """The parser of one verb, or of a command line without a verb."""
 
     def __init__(self, verb: str | None, **kwargs: object) -> None:
         super().__init__(
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help="show this help")
 
     def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong with the command line, and exit with 2."""
+        """Write one line about the mistake in the command line, and exit with 2."""
         words = self._in_our_words(message)
         about = "" if self.verb in (None, "train") else f" {self.verb}"
         end = "" if words.endswith("?") else ";"
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def split_verb(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The verb and the other words; None where there is none."""
+    """The verb and the other words; None if there is no verb."""
     is_value = False
     for i, word in enumerate(words):
         if is_value or word.startswith("-"):
@@ -126,7 +126,7 @@ def flags_with_value() -> frozenset[str]:
 
 @cache
 def parser_of(verb: str) -> Parser:
-    """The parser of what follows a verb."""
+    """The parser of the words after a verb."""
     described = VERBS[verb]
     parser = Parser(
         verb,
@@ -164,7 +164,7 @@ _VERSION = f"quantexp {__version__}"
 
 
 def _wrapped(command: str, usage: str) -> str:
-    """A usage line that fits the terminal; what is in brackets stays together."""
+    """A usage line that fits the terminal; text in brackets stays together."""
     whole = re.sub(r"\[[^\]]*\]+", lambda group: group[0].replace(" ", "\0"), usage)
     width = max(40, shutil.get_terminal_size().columns - len("usage: "))
     indent = " " * (len("usage: ") + len(command) + 1)
@@ -183,7 +183,7 @@ def _examples(examples: Sequence[str]) -> str:
 
 
 def neither_verb_nor_override(word: str) -> str:
-    """What to say of a word that is neither."""
+    """The message about a word that is neither."""
     if word in VERBS:
         return f"{word} is a verb: a command has one, before the overrides: quantexp {word} ..."
     chosen = [f"{group}={word}" for group in groups() if word in choice_files(group, None)]
@@ -192,14 +192,14 @@ def neither_verb_nor_override(word: str) -> str:
 
 
 def require_overrides(words: Sequence[str]) -> None:
-    """End as misuse where a word is neither a verb nor an override."""
+    """Exit with 2 if a word is neither a verb nor an override."""
     for word in words:
         if "=" not in word and not word.startswith("~"):
             parser_of("train").error(neither_verb_nor_override(word))
 
 
 def root_and_rest(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """The folder of runs, as `paths.root=` says or the default, and the other words."""
+    """The folder of runs, from `paths.root=` or the default, and the other words."""
     from quantexp.schema import PathsConfig
 
     roots = [word for word in words if word.startswith("paths.root=")]
@@ -208,7 +208,7 @@ def root_and_rest(words: Sequence[str]) -> tuple[Path, list[str]]:
 
 
 def ledger_scope(arguments: argparse.Namespace) -> tuple[Path, str | None]:
-    """The folder of runs, and the one DIR that a verb about runs takes; more words are misuse."""
+    """The folder of runs, and the one DIR that a verb about runs takes; exits with 2 if there are more words."""
     verb, words = arguments.verb, arguments.words
     root, rest = root_and_rest(words)
     if len(rest) > 1 or any("=" in word and not Path(word).exists() for word in rest):
@@ -217,6 +217,6 @@ def ledger_scope(arguments: argparse.Namespace) -> tuple[Path, str | None]:
 
 
 def name_folder(arguments: argparse.Namespace) -> None:
-    """DIR of a verb that takes one folder may be a part of a run's name, below `paths.root=`."""
+    """Resolve the DIR of a verb that takes one folder: it may be a part of a run's name below `paths.root=`."""
     root, arguments.words = root_and_rest(arguments.words)
     arguments.folder = existing_or_named(arguments.folder, root)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what the flags say; 0, or 1 where `--check` finds damage.
+    """Execute the verb; returns 0, or 1 if `--check` finds damage.
 
     Raises:
         CaptureError: nothing captured there, a selection that cannot be, or a file that cannot be read or written.
@@ -45,14 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def record(capture: Capture, *, each: bool) -> Any:
-    """What `captures --json` prints: counts, or a row for each tensor."""
+    """The output of `captures --json`: counts, or a row for each tensor."""
     from quantexp.capture.store.report import summary
 
     return capture.rows() if each else summary(capture)
 
 
 def show(capture: Capture, console: Console, *, each: bool) -> None:
-    """Print counts for a person, or a row for each tensor."""
+    """Print counts, or a row for each tensor."""
     from quantexp.capture.table import print_list, print_summary
 
     (print_list if each else print_summary)(capture, console)

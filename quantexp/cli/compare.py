@@ -19,7 +19,7 @@ from quantexp.terminal.console import output_console
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the comparison and draw its curves, with `--json` only where `out=` is given; 0.
+    """Print the comparison and draw its curves, with `--json` only if `out=` names a place; returns 0.
 
     Raises:
         RunError: a word that names no run, or runs that cannot be compared.
@@ -45,10 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def record(compared: Comparison) -> dict[str, Any]:
-    """What `compare --json` prints."""
+    """The output of `compare --json`."""
     return comparison.record(compared)
 
 
 def show(compared: Comparison, console: Console) -> None:
-    """Print the table for a person."""
+    """Print the table."""
     print_comparison(compared, console)

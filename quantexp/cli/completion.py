@@ -1,4 +1,4 @@
-"""What a shell completes after `quantexp`: verbs, groups and their choices, keys and their values, flags, runs.
+"""Shell completion after `quantexp`: verbs, groups and their choices, keys and their values, flags, runs.
 
 `quantexp completion SHELL` prints a script (`quantexp/completions/`) that calls `quantexp __complete LINE`, with the
 command line up to the cursor, at each press of the key. It prints the words that may stand there, each with a tab and
@@ -57,7 +57,7 @@ _LONGEST_ABOUT = 60
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script of a shell; 0."""
+    """Print the completion script of a shell; returns 0."""
     if len(arguments.words) != 1 or arguments.words[0] not in SHELLS:
         shells = f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}"
         words = " ".join(arguments.words) or "nothing"
@@ -67,12 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """The script that makes a shell complete."""
+    """The completion script of a shell."""
     return (Path(__file__).parent / "completions" / f"quantexp.{shell}").read_text(encoding="utf-8")
 
 
 def completions(line: str) -> Candidates:
-    """The words that may stand at the end of a command line, all of which begin with what is there of one.
+    """The candidates for the last word of a command line; all begin with its typed part.
 
     The exception is a part of a run's name, where a single run has it in its name.
     """
@@ -89,7 +89,7 @@ def completions(line: str) -> Candidates:
 
 
 def _split(line: str) -> list[str]:
-    """The words of a line, the last one unfinished, perhaps empty, perhaps with its quote still open."""
+    """The words of a line; the last one is unfinished, possibly empty, possibly with an open quote."""
     for end in ("", "'", '"'):
         try:
             words = shlex.split(line + end)
@@ -124,7 +124,7 @@ def _flags(verb: str) -> Candidates:
 
 
 def _values_of_flag(verb: str | None, flag: str, prefix: str) -> list[str]:
-    """The values of a flag that has a few; of lists (A,B) the next one."""
+    """The values of a flag with few values; for a list (A,B), its next element."""
     actions = (action for verb in VERBS for action in parser_of(verb)._actions)
     allowed = next((a.choices for a in actions if flag in a.option_strings and a.choices), ())
     if flag == "--formats":
@@ -134,7 +134,7 @@ def _values_of_flag(verb: str | None, flag: str, prefix: str) -> list[str]:
 
 
 def _listed(prefix: str) -> str:
-    """What of a list is there already: `a,b,` of `a,b,c`."""
+    """The complete part of a list: `a,b,` of `a,b,c`."""
     return prefix[: prefix.rfind(",") + 1]
 
 
@@ -155,7 +155,7 @@ def _runs(words: Sequence[str]) -> list[str]:
 
 
 def _overrides(prefix: str, config_dir: Path | None) -> Candidates:
-    """Groups and keys, or what may follow `key=`."""
+    """Groups and keys, or the values after `key=`."""
     key, equals, value = prefix.partition("=")
     name = key.lstrip("+~")
     mark = key[: len(key) - len(name)]
@@ -170,7 +170,7 @@ def _overrides(prefix: str, config_dir: Path | None) -> Candidates:
 
 
 def _names(prefix: str, mark: str) -> Candidates:
-    """Groups, and the keys of the section that is typed: `training.` has its keys, nothing has the sections."""
+    """Groups, and the keys of the typed section: `training.` yields its keys, an empty word the sections."""
     parent = prefix[: prefix.rfind(".") + 1]
     owner = _section(parent)
     if owner is None:
@@ -198,7 +198,7 @@ def _section(parent: str) -> Any:
 
 
 def _values(key: str) -> list[str]:
-    """The values that a key may have, where they are few; of a number its default."""
+    """The values of a key if they are few; the default of a number."""
     parent, _, name = key.rpartition(".")
     owner = _section(parent)
     if owner is None or name not in get_type_hints(owner):
@@ -222,7 +222,7 @@ def _shown(value: object) -> str:
 
 
 def candidate_lines(line: str) -> str:
-    """The candidates as a shell reads them: a line each, the word, a tab and what it is."""
+    """The candidates for a shell: on each line the word, a tab and its description."""
     return "".join(
         f"{word}\t{about if len(about) <= _LONGEST_ABOUT else about[: _LONGEST_ABOUT - 3] + '...'}\n"
         for word, about in completions(line).items()

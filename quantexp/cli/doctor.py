@@ -1,4 +1,4 @@
-"""`quantexp doctor`: what this machine can run, and what stands in the way."""
+"""`quantexp doctor`: what this machine can run, and what prevents the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quantexp.terminal.facts import Facts
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """The result of one check."""
 
     name: str
     #: None: a matter of taste or an extra; False: quantexp cannot run until it is mended.
@@ -32,7 +32,7 @@ class Check:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was looked at; 0, or 1 where quantexp cannot run."""
+    """Print the checks; returns 0, or 1 if quantexp cannot run."""
     looked_at = checks()
     if arguments.json:
         print_json(record(looked_at))
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def checks() -> list[Check]:
-    """Everything, in the order a person would ask."""
+    """All checks, the most basic first."""
     looks: list[Callable[[], Check]] = [
         _python,
         _torch,
@@ -210,12 +210,12 @@ def _disk() -> Check:
 
 
 def record(results: list[Check]) -> dict[str, object]:
-    """What `doctor --json` prints."""
+    """The output of `doctor --json`."""
     return {"ok": all(c.ok is not False for c in results), "checks": [asdict(c) for c in results]}
 
 
 def show(results: list[Check], console: Console) -> None:
-    """The checks for a person."""
+    """Print the checks as a table."""
     facts = Facts(console)
     marks = {True: "[green]ok[/]", None: "[dim]--[/]", False: "[red]no[/]"}
     for check in results:

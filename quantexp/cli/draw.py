@@ -16,7 +16,7 @@ from quantexp.runs.find import existing_or_named
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw and print where; 0, or 1 where a file could not be used.
+    """Draw and print the output folder; returns 0, or 1 if a file was unusable.
 
     Raises:
         CaptureError: nothing to draw, or a folder that cannot be written.

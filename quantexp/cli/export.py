@@ -33,7 +33,7 @@ _END_OF_DOCUMENT = "<|endoftext|>"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export a run's model and print its folder; 0.
+    """Export a run's model and print its folder; returns 0.
 
     Raises:
         QuantexpError: see `export`.
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def export(words: Sequence[str], root: Path) -> Path:
-    """Export as the words of the command line say; the folder that was written.
+    """Export as the words of the command line say; returns the new folder.
 
     Args:
         words: a run, `format=hf`, and perhaps `iteration=N` (else the last) and `out=FOLDER`.
@@ -111,7 +111,7 @@ def _iteration(run: RunDir, word: str | None) -> int:
 
 
 def _recorded(run: RunDir) -> str | None:
-    """The fingerprint of the tokenizer that the run had; the sample's is always the same."""
+    """The fingerprint of the run's tokenizer; that of the sample never changes."""
     try:
         data: dict[str, Any] = json.loads(run.provenance.read_bytes())["identity"]["data"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -120,7 +120,7 @@ def _recorded(run: RunDir) -> str | None:
 
 
 def _write_tokenizer(dataset: DatasetConfig, recorded: str | None, folder: Path) -> int:
-    """Write the run's tokenizer; the id that ends a document."""
+    """Write the run's tokenizer; returns the id of the end of a document."""
     if dataset.tokenizer is TokenizerKind.byte:
         words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END_OF_DOCUMENT}
         (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer_json()) + "\n")

@@ -10,7 +10,7 @@ from quantexp.terminal.close_matches import did_you_mean, near
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the help of each verb that is named; 0."""
+    """Print the help of each named verb; returns 0."""
     for word in arguments.words:
         if word not in VERBS:
             close = did_you_mean(near(word, VERBS))

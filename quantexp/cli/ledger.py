@@ -28,7 +28,7 @@ WATCH_S = 5.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what one of the three verbs says; 0.
+    """Execute one of the three verbs; returns 0.
 
     Raises:
         RunError: a DIR that is no run, or runs that could not be ended.
@@ -55,7 +55,7 @@ def record(word: str | None, root: Path) -> list[dict[str, object]]:
 
 
 def show(word: str | None, root: Path, console: Console) -> int:
-    """Print the table of a scope; 0."""
+    """Print the table of a scope; returns 0."""
     where = scope(word, root)
     rows = _settled(where)
     if not rows and not where.missing:

@@ -50,7 +50,7 @@ _SCALE = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the kinds that the words name, or all but the runs; 0.
+    """Print the named kinds, or all but the runs; returns 0.
 
     Raises:
         ConfigError: an unknown kind, or a user's folder that is not there.
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """One name the user may choose, and what it is."""
+    """The name of a choice, and its description."""
 
     name: str
     about: str
@@ -95,7 +95,7 @@ def choices(kind: str, config_dir: Path | None) -> list[Choice]:
 
 
 def _about(file: Path, is_scheme: bool) -> str:
-    """The comment at the head of a file; the sites of one of the ten schemes, which have none."""
+    """The comment at the head of a file; for the ten schemes, which have none, their sites."""
     about = comment(file)
     if about or not is_scheme or file.stem not in SCHEMES:
         return about
@@ -131,7 +131,7 @@ def run_rows(root: Path) -> list[dict[str, object]]:
 
 
 def _model(run: RunDir) -> str:
-    """The model's label; empty where the configuration is gone or cannot be read."""
+    """The model's label; empty if the configuration is missing or unreadable."""
     try:
         config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
         return short_model_label(config["model"])
@@ -140,7 +140,7 @@ def _model(run: RunDir) -> str:
 
 
 def record(kinds: list[str], config_dir: Path | None, root: Path) -> dict[str, object]:
-    """What `list --json` prints: every kind asked for, all but runs where none is named."""
+    """The output of `list --json`: the named kinds, or all but the runs."""
     return {
         kind: _rows(kind, config_dir, root) for kind in kinds or [k for k in KINDS if k != "runs"]
     }
@@ -155,7 +155,7 @@ def _rows(kind: str, config_dir: Path | None, root: Path) -> list[dict[str, obje
 
 
 def format_rows() -> list[dict[str, object]]:
-    """Each format, in the order of the table; largest and smallest are the element's, before any scale."""
+    """A row for each format, in the order of the table; largest and smallest are the element's, without a scale."""
     return [
         {
             "name": fmt.name,
@@ -173,14 +173,14 @@ def format_rows() -> list[dict[str, object]]:
 
 
 def smallest(fmt: Format) -> float:
-    """The smallest positive value: subnormal, but for HiF8, whose `emin` is the smallest value's exponent."""
+    """The smallest positive value, a subnormal; for HiF8, `emin` is already its exponent."""
     element = fmt.element
     subnormal_bits = 0 if fmt.family is Family.HIF8 else element.mantissa_bits
     return float(2.0 ** (element.emin - subnormal_bits))
 
 
 def show(content: dict[str, object], console: Console) -> None:
-    """The listing for a person."""
+    """Print the listing."""
     for kind, rows in content.items():
         assert isinstance(rows, list)
         if not rows:
@@ -201,7 +201,7 @@ def show(content: dict[str, object], console: Console) -> None:
 
 
 def _print_runs(rows: list[dict[str, Any]], console: Console) -> None:
-    """A line for each run; why it ended stands below the table where that does not fit beside it."""
+    """Print a line for each run; a reason that does not fit beside it stands below the table."""
     cells: list[list[str | Text]] = [
         [
             Text(row["run"]),

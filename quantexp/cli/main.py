@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _interrupt(signum: int, frame: object) -> None:
-    """Turn a signal other than Ctrl-C's into the same exception, so that the worker ends too."""
+    """Raise the exception of Ctrl-C for another signal, so that the worker ends too."""
     raise KeyboardInterrupt
 
 

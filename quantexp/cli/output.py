@@ -1,4 +1,4 @@
-"""The command's output: results on standard output, for a person or as JSON, and complaints on standard error."""
+"""The command's output: results on standard output, as text or JSON, and messages on standard error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def complain(message: str) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print a line as it is, however long."""
+    """Print a line without wrapping it."""
     from quantexp.terminal.console import output_console  # not needed for help
 
     output_console().print(text, soft_wrap=True, markup=False)
 
 
 def print_json(content: object) -> None:
-    """Print what `--json` promises."""
+    """Print the output of `--json`."""
     sys.stdout.write(json.dumps(content, indent=1) + "\n")

@@ -20,7 +20,7 @@ from quantexp.terminal.console import output_console
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan of an experiment or of a sweep; 0.
+    """Print the plan of an experiment or of a sweep; returns 0.
 
     Raises:
         ConfigError: an experiment that cannot be.
@@ -54,5 +54,5 @@ def plans_of(points: Sequence[Point], config_dir: Path | None) -> list[Plan]:
 
 
 def record(plan: Plan) -> dict[str, Any]:
-    """What `plan --json` prints."""
+    """The output of `plan --json`."""
     return asdict(plan)

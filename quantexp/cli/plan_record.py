@@ -1,4 +1,4 @@
-"""What would run, from the configuration alone: precision map, parameters, memory, bytes to capture, commands.
+"""Plans a run from the configuration alone: precision map, parameters, memory, bytes to capture, commands.
 
 Memory is as `quantexp.memory.footprint` counts it. Quantisation here is emulation: operands lie on the format's grid
 but are stored in the working dtype, so it saves neither memory nor time; what packed hardware formats would hold is
@@ -43,7 +43,7 @@ from quantexp.training.tracking.trackers import destinations
 
 @dataclass(frozen=True)
 class Plan:
-    """What `quantexp plan --json` prints."""
+    """The output of `quantexp plan --json`."""
 
     model: str
     dataset: str
@@ -105,7 +105,7 @@ class Plan:
 
 
 def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = never) -> Plan:
-    """The plan of an experiment; touches neither data nor devices beyond asking what is there and how fast it is.
+    """The plan of an experiment; reads no data, and uses devices only to find their size and speed.
 
     Args:
         experiment: what would run.
@@ -163,7 +163,7 @@ def make_plan(experiment: Experiment, fast: Callable[[], Experiment | None] = ne
 
 
 def _folder(experiment: Experiment) -> tuple[str | None, str]:
-    """What is missing, and the run's folder (its hash open while data is missing)."""
+    """What is missing, and the run's folder (without its hash if data is missing)."""
     root = root_of(experiment)
     try:
         content = identity(experiment, device_class(experiment.launcher))

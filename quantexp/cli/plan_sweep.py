@@ -1,4 +1,4 @@
-"""The plan of a sweep for a person: a row for each run, their sum, and last what keeps runs from starting."""
+"""Prints the plan of a sweep: a row for each run, their sum, and last the reasons why runs cannot start."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _print_total(
 
 
 def _total_time(plans: Sequence[Plan]) -> str:
-    """The time of all runs, one after the other, where it is known of each; and the rates that were measured."""
+    """The time of all runs in sequence, if it is known for each; and the measured rates."""
     seconds = [plan.time_s for plan in plans if plan.time_s is not None]
     if elsewhere := sum(plan.script is not None for plan in plans):
         some = f"{elsewhere} of them {'does' if elsewhere == 1 else 'do'}"
@@ -97,7 +97,7 @@ def _total_time(plans: Sequence[Plan]) -> str:
 
 
 def _print_blockers(names: Sequence[str], plans: Sequence[Plan], console: Console) -> None:
-    """Each reason once, below the runs that it is for."""
+    """Print each reason once, below its runs."""
     reasons = (
         (name, reason) for name, plan in zip(names, plans, strict=True) for reason in blockers(plan)
     )
@@ -109,7 +109,7 @@ def _print_blockers(names: Sequence[str], plans: Sequence[Plan], console: Consol
 
 
 def _print_maps(names: Sequence[str], plans: Sequence[Plan], console: Console) -> None:
-    """The precision maps, those that are the same once."""
+    """Print the precision maps, equal ones once."""
     by_map: dict[str, list[int]] = {}
     for index, plan in enumerate(plans):
         by_map.setdefault(repr((plan.precision_map, plan.map_changes_at)), []).append(index)

@@ -1,4 +1,4 @@
-"""The plan of one run for a person, with the precision map of one layer where all are alike."""
+"""Prints the plan of one run, with the precision map of one layer if all layers are alike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAP = (
 
 
 def show(plan: Plan, console: Console) -> None:
-    """Print the plan for a person."""
+    """Print the plan."""
     table = Facts(console)
     padding = f" and {plan.padding_parameters:,} of padding" if plan.padding_parameters else ""
     table.add_row("model", f"{escape(plan.model_label)} ({plan.parameters:,}{padding})")
@@ -100,20 +100,20 @@ def show(plan: Plan, console: Console) -> None:
 
 
 def blockers(plan: Plan) -> list[str]:
-    """Why the run would not start, each reason in a line."""
+    """The reasons why the run cannot start, one in a line."""
     refused = plan.to_fit if plan.memory == MemoryCheck.check.value else None
     return [reason for reason in (plan.missing, refused) if reason is not None]
 
 
 def tflop(number: float) -> str:
-    """Work in TFLOP, PFLOP from 10,000 of them on."""
+    """The work in TFLOP; in PFLOP from 10,000 TFLOP."""
     if number < 10_000:
         return f"{number:,.1f} TFLOP"
     return f"{number / 1000:,.0f} PFLOP"
 
 
 def time_in_words(plan: Plan) -> str:
-    """How long the training takes here, and what was measured for it."""
+    """The time of the training on this machine, and the measured rate it follows from."""
     if plan.time_s is None or plan.product_gflop_per_s is None:
         why = GPU_IS_FULL if plan.script is None else "it does not run on this machine"
         return f"not known: {why}"
@@ -124,7 +124,7 @@ def time_in_words(plan: Plan) -> str:
 
 
 def precision_table(plan: Plan, width: int) -> Table:
-    """The precision map, layers and modules with the same slots on one row."""
+    """The precision map; layers and modules with equal slots share a row."""
     rows: list[list[str | Text]] = []
     by_slot: dict[tuple[str, str], dict[str, list[int]]] = {}
     for entry in plan.precision_map:
@@ -189,7 +189,7 @@ def _scaling_words(entry: dict[str, object]) -> list[str]:
 
 
 def _ranges(layers: list[int]) -> str:
-    """`0-15` for neighbours, else the list."""
+    """`0-15` for consecutive numbers, otherwise the list."""
     if len(layers) > 1 and layers == list(range(layers[0], layers[-1] + 1)):
         return f"{layers[0]}-{layers[-1]}"
     return ",".join(map(str, layers))

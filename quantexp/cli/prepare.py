@@ -1,4 +1,4 @@
-"""`quantexp prepare dataset=NAME dataset.source=FILES`: raw text to a pair of files that runs read."""
+"""`quantexp prepare dataset=NAME dataset.source=FILES`: converts raw text to the pair of files that runs read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantexp.terminal.console import output_console
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare the dataset that the words compose, and print what it holds; 0.
+    """Prepare the dataset of the composed configuration and print its content; returns 0.
 
     Raises:
         ConfigError: no source.
@@ -53,7 +53,7 @@ def prepare_dataset(experiment: Experiment, console: Console) -> Prepared:
 
 
 def record(prepared: Prepared) -> dict[str, Any]:
-    """What `prepare --json` prints."""
+    """The output of `prepare --json`."""
     return report_json(prepared.prefix, prepared.card)
 
 

@@ -1,4 +1,4 @@
-"""`quantexp report DIR ... [out=PATH]`: one page about runs, which works offline."""
+"""`quantexp report DIR ... [out=PATH]`: writes one page about runs, which works offline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantexp.runs.paths import RunDir
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and print its path; 0.
+    """Write the page and print its path; returns 0.
 
     Raises:
         RunError: see `write_report`.

@@ -1,4 +1,4 @@
-"""`quantexp requantise DIR`: a capture scored under every format, and a scheme recommended from it."""
+"""`quantexp requantise DIR`: scores a capture under every format, and recommends a scheme."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantexp.terminal.console import output_console
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score, recommend, write and print; 0, or 1 where a file could not be used.
+    """Score, recommend, write and print; returns 0, or 1 if a file was unusable.
 
     Raises:
         CaptureError: nothing to score, or a folder that cannot be written.

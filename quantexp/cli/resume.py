@@ -1,4 +1,4 @@
-"""`quantexp resume` and `quantexp retry`: runs that exist, started again with the configuration they have.
+"""`quantexp resume` and `quantexp retry`: start existing runs again with their own configuration.
 
 resume takes what is missing or was interrupted: prepared and never started, cancelled, ended from outside, or listed by
 a sweep and gone. retry takes what failed. What waits, runs or has completed is left alone. The configuration is the
@@ -41,7 +41,7 @@ Wanted = Callable[[Standing], bool]
 
 @dataclass(frozen=True)
 class Again:
-    """A run that is to start again."""
+    """A run to start again."""
 
     name: str
     experiment: Experiment
@@ -50,7 +50,7 @@ class Again:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start again what resume or retry is for; the exit code of the launch.
+    """Start the runs of resume or retry again; returns the exit code of the launch.
 
     Raises:
         QuantexpError: see `start_again`.
@@ -63,20 +63,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def interrupted(found: Standing) -> bool:
-    """Whether a run did not come to an end of its own."""
+    """Whether a run was stopped from outside."""
     states = (State.PENDING, State.CANCELLED, State.PREEMPTED)
     return not found.alive and found.state in states
 
 
 def failed(found: Standing) -> bool:
-    """Whether a run ended by its own fault."""
+    """Whether a run failed."""
     return not found.alive and found.state is State.FAILED
 
 
 def start_again(
     given: str | None, root: Path, wanted: Wanted, overrides: list[str], console: Console
 ) -> int:
-    """Start the wanted runs of a scope again, as their configuration launches them; the exit code.
+    """Start the wanted runs of a scope again with their configured launchers; returns the exit code.
 
     Raises:
         RunError: nothing to start, a run that is no longer the same, or one whose folder and configuration are gone.
@@ -146,7 +146,7 @@ def _changed(again: Again, overrides: list[str]) -> Again:
 
 
 def _require_same(again: Again) -> None:
-    """Refuse a run whose data, device or numerics are others by now: it would get another folder."""
+    """Refuse a run whose data, device or numerics have changed: it would get another folder."""
     experiment = again.experiment
     name = folder_name(experiment, identity(experiment, device_class(experiment.launcher)))
     if again.name not in (name, UNNAMED):
@@ -157,7 +157,7 @@ def _require_same(again: Again) -> None:
 
 
 def _launch(again: list[Again], console: Console) -> int:
-    """Start the runs of each launcher; those of this machine last, because they are waited for."""
+    """Start the runs of each launcher; those of this machine last, because the command waits for them."""
     code = 0
     kinds = {each.experiment.launcher.kind for each in again}
     for kind in sorted(kinds, key=lambda kind: (kind == LOCAL, kind)):

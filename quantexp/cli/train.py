@@ -15,7 +15,7 @@ from quantexp.terminal.console import output_console
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train what the words compose; 0 completed or submitted, 1 failed, 130 interrupted.
+    """Train the composed experiment or sweep; returns 0 if completed or submitted, 1 if failed, 130 if interrupted.
 
     Raises:
         ConfigError: an experiment that cannot be, or a sweep over several launchers.

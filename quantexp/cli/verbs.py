@@ -1,4 +1,4 @@
-"""The verbs of the command line: what each is for, its arguments and flags, and examples. Needs no torch."""
+"""The verbs of the command line: purpose, arguments, flags and examples of each. Needs no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CHANGES = "[launcher.key=value ...] [memory=ignore]"
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb, as its help shows it."""
+    """The content of a verb's help."""
 
     #: One line in the list of verbs.
     about: str

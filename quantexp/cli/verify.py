@@ -1,4 +1,4 @@
-"""`quantexp verify`: the number formats of this machine against exact arithmetic and other libraries."""
+"""`quantexp verify`: compares the number formats on this machine with exact arithmetic and other libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Verify, print the table and keep the certificates; 0, or 1 where a value differs.
+    """Verify, print the table and save the certificates; returns 0, or 1 if a value differs.
 
     Raises:
         VerifyError: see `run_verify`.
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def record(outcome: Outcome) -> dict[str, Any]:
-    """What `verify --json` prints."""
+    """The output of `verify --json`."""
     return {
         "passed": not outcome.mismatches,
         "cases": outcome.cases,
@@ -60,7 +60,7 @@ def record(outcome: Outcome) -> dict[str, Any]:
 
 
 def show(outcome: Outcome, console: Console) -> None:
-    """Print the table, the first mismatches of each row, and which oracles were there and which were not."""
+    """Print the table, the first mismatches of each row, and the present and missing oracles."""
     from quantexp.formats.verify.gold_check import GOLD
 
     table = Table()
