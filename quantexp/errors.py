@@ -1,7 +1,7 @@
 """The errors that a user can meet.
 
-A message names the problem, the value, the allowed values and a remedy. The command line prints a `QuantexpError` as one
-line and exits with 1; any other exception is a bug and keeps its traceback.
+A message names the problem, the value, the allowed values and a remedy. The command line prints a `QuantexpError` as
+one line and exits with 1; any other exception is a bug and keeps its traceback.
 """
 
 
