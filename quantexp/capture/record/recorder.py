@@ -105,6 +105,7 @@ class Recorder:
         self._describer = Describer(rank)
         self._last_stored: Stored | None = None
         self._weights: dict[tuple[ModuleId, str], _Weight] = {}
+        self._last_iteration = max(iterations, default=0)
         self.seconds = 0.0
         #: Pending statistics of tensors that the optimizer changes.
         self._changing: list[Deferred] = []
@@ -120,6 +121,8 @@ class Recorder:
         self._is_captured = self.captures(iteration) and (
             micro_batch is None or takes_micro_batch(self.config, micro_batch)
         )
+        if iteration > self._last_iteration:
+            self.store.memory.let_go()
 
     def hook(
         self,

@@ -20,7 +20,7 @@ from pathlib import Path
 from torch import Tensor
 
 from quantexp.capture.record.deferred import Deferred, count_all
-from quantexp.capture.record.host import host_copy
+from quantexp.capture.record.host import HostMemory, host_copy
 from quantexp.capture.store.content import content_hash
 from quantexp.capture.store.files import PtFiles, Stored, Values
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS, part_of
@@ -69,6 +69,7 @@ class CaptureStore:
         #: The last added values.
         self.last: Stored | None = None
         self.queue: WorkQueue[Sequence[_Line]] = WorkQueue(queue_bytes, self._write)
+        self.memory = HostMemory(queue_bytes)
         self._batch_bytes = min(self._files.batch_bytes, queue_bytes // _SHARE)
         #: The pending batch, and its reserved bytes.
         self._batch: list[_Line] = []
@@ -89,7 +90,7 @@ class CaptureStore:
         """
         stored = Stored(tensor.numel() * tensor.element_size())
         self._reserve(stored.num_bytes)
-        copied = host_copy(tensor)
+        copied = host_copy(tensor, self.memory)
         if about.deferred is not None and about.deferred.is_of(tensor):
             about.deferred.look_at(copied)  # instead of the tensor, which may change
         self._add(_Line(about, MANIFEST, stored, name, copied))
@@ -185,6 +186,8 @@ class CaptureStore:
             path = self.folder / failed.name
             raise _cannot_write(path, error, failed.stored.num_bytes) from error
         finally:
+            for one in values:
+                self.memory.give_back(one.tensor)
             self._writing_s += time.perf_counter() - start
             self.written_bytes += sum(one.stored.num_bytes for one in values if one.stored.place)
 
