@@ -108,12 +108,12 @@ def _chunk_sums(x_N: Tensor, q_N: Tensor, beyond_N: Tensor) -> Tensor:
     noise = torch.dot(error_N, error_N)
     judged = torch.full_like(noise, x_N.numel())
     if not can_skip or not noise.isfinite():
-        left_out_N = x_N.isfinite().logical_not_().logical_or_(q_N.isnan())
-        judged -= left_out_N.sum()
-        x_N, q_N, wide_N, error_N = (
-            t.masked_fill(left_out_N, 0.0) for t in (x_N, q_N, wide_N, error_N)
+        kept_N = x_N.isfinite() & ~q_N.isnan()
+        judged = kept_N.sum()
+        x_N, q_N, wide_N, error_N, beyond_N = (
+            t[kept_N] if can_skip else t.masked_fill(~kept_N, 0)
+            for t in (x_N, q_N, wide_N, error_N, beyond_N)
         )
-        beyond_N = beyond_N & ~left_out_N
         noise = torch.dot(error_N, error_N)
     nonzero, kept = torch.count_nonzero(x_N), torch.count_nonzero(q_N)
     signal, cross = torch.dot(wide_N, wide_N), torch.dot(wide_N, error_N)
