@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quantexp.analysis.requantise.candidates import Candidate, Transform
 from quantexp.analysis.tensors.rows import padding_of_transform
-from quantexp.capture.statistics.errors import Fidelity, fidelity
+from quantexp.capture.statistics.errors import Fidelity, beyond_largest, fidelity
 from quantexp.formats import (
     Hadamard,
     QuantSpec,
@@ -28,7 +28,6 @@ from quantexp.formats import (
     finite_amax,
     hadamard,
     random_signs,
-    saturated,
 )
 from quantexp.formats.mx import PRE_SCALE
 from quantexp.formats.philox import random_numbers
@@ -122,5 +121,5 @@ class _Shared:
     ) -> Tensor:
         usual = replace(candidate, rounding=candidate.format.rounding)
         if usual not in self._saturated:
-            self._saturated[usual] = saturated(v, spec, axis=self._looked.dim, amax=amax)
+            self._saturated[usual] = beyond_largest(v, spec, self._looked.dim, amax)
         return self._saturated[usual]

@@ -7,12 +7,13 @@ and blocks with one of them, are left out.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quantexp.formats import quantise, resolve, saturated
+from quantexp.formats import Family, QuantSpec, finite_amax, quantise, resolve, saturated
 from quantexp.formats.layout import INPUT_DTYPES
 from quantexp.formats.mx import PRE_SCALE
 from quantexp.formats.spec import AnySpec
@@ -66,7 +67,22 @@ def quantisation_error(
     q = quantise(x, spec, axis=axis, amax=amax, **(draw or Draw()))
     if spec.pre_scale:
         q = q.float() / PRE_SCALE
-    return fidelity(x, q, saturated(x, spec, axis=axis, amax=amax), padding)
+    return fidelity(x, q, beyond_largest(x, spec, axis, amax), padding)
+
+
+def beyond_largest(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None = None) -> Tensor:
+    """Whether each element lies beyond the largest value at its scale, bool of x's shape.
+
+    For blocks that is `saturated`. A tensor's scale s need not be a power of two: x is compared with the rounded
+    max / s, where `saturated` compares the rounded x s, so that the two may differ for the element that decides s.
+    """
+    if spec.fmt.family not in (Family.HIF8, Family.FP8):
+        return saturated(x, spec, axis=axis, amax=amax)
+    if spec.is_scaled and amax is None:
+        amax = finite_amax(x)
+    saturating = replace(spec, saturate=True, rounding=spec.fmt.rounding)
+    limit = quantise(torch.tensor(math.inf, dtype=torch.float32), saturating, amax=amax)
+    return x.abs() > limit.expand_as(x)
 
 
 def fidelity(x: Tensor, q: Tensor, beyond: Tensor, padding: Tensor | None = None) -> Fidelity:

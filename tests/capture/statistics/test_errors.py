@@ -9,7 +9,7 @@ import torch
 from scipy.spatial.distance import cosine as cosine_distance
 
 from quantexp.capture.statistics import errors
-from quantexp.capture.statistics.errors import cosine, quantisation_error
+from quantexp.capture.statistics.errors import beyond_largest, cosine, quantisation_error
 from quantexp.formats import resolve
 
 NAN, INF = float("nan"), float("inf")
@@ -206,6 +206,15 @@ def test_without_skipping_as_on_a_gpu_all_measures_are_the_same(
     for name, expected in zip(names, on_host, strict=True):
         # 1e-12: float64 sums in another order.
         assert tuple(quantisation_error(x, name)) == pytest.approx(expected, rel=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize(("name", "largest"), [("fp8_e4m3", 448.0), ("fp8_e5m2", 57344.0)])
+def test_the_limit_of_fp8_is_the_largest_value_at_its_scale(name: str, largest: float) -> None:
+    x = torch.tensor([0.5, -7.0, 2 * largest])
+    in_scale = resolve(name, scaling="exact")
+    assert beyond_largest(x, in_scale, -1).tolist() == [False] * 3
+    assert beyond_largest(x, in_scale, -1, torch.tensor(6.0)).tolist() == [False, True, True]
+    assert beyond_largest(x, resolve(name, scaling="none"), -1).tolist() == [False, False, True]
 
 
 def test_a_cosine_is_at_most_one() -> None:
