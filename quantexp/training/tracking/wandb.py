@@ -42,26 +42,30 @@ class WandbTracker:
         import wandb
 
         config = run.experiment.tracking.wandb
-        self._run = wandb.init(
-            id=run.id,
-            name=run.name,
-            project=config.project,
-            entity=config.entity,
-            group=config.group,
-            tags=config.tags,
-            mode=None if config.mode is None else config.mode.value,
-            resume="allow",
-            dir=str(run.folder.wandb.parent),  # W&B creates the folder itself
-            config=dict(hyperparameters(run.experiment)),
-            settings=wandb.Settings(
-                console="off",
-                disable_code=True,
-                disable_git=True,
-                init_timeout=INIT_S,
-                silent=True,
-                x_save_requirements=False,
-            ),
-        )
+        try:
+            self._run = wandb.init(
+                id=run.id,
+                name=run.name,
+                project=config.project,
+                entity=config.entity,
+                group=config.group,
+                tags=config.tags,
+                mode=None if config.mode is None else config.mode.value,
+                resume="allow",
+                dir=str(run.folder.wandb.parent),  # W&B creates the folder itself
+                config=dict(hyperparameters(run.experiment)),
+                settings=wandb.Settings(
+                    console="off",
+                    disable_code=True,
+                    disable_git=True,
+                    init_timeout=INIT_S,
+                    silent=True,
+                    x_save_requirements=False,
+                ),
+            )
+        except Exception:
+            wandb.teardown()  # W&B's service would refuse the id of a failed start in this process
+            raise
         self.id = run.id
         local = Path(self._run.dir).parent
         self.where = self._run.url or str(local.relative_to(run.folder.root))

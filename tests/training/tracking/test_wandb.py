@@ -173,6 +173,36 @@ def test_what_its_server_did_not_get_is_sent_by_a_second_upload(
     assert (delivery["iteration"], delivery["ended"], delivery["trouble"]) == (1, True, "")
 
 
+RETRIES = """\
+import os, sys
+from pathlib import Path
+from quantexp.runs.paths import RunDir
+from quantexp.training.tracking import upload, wandb
+wandb.INIT_S = 2.0
+upload_ = upload.Upload(wandb, upload.tracked_run(RunDir(Path(sys.argv[1]))))
+print(upload_.send(), upload_.delivery.trouble)
+os.environ["WANDB_MODE"] = "offline"  # the network is back, for want of a real server
+print(upload_.send(), upload_.delivery.iteration)
+"""
+
+
+@pytest.mark.slow
+def test_start_that_failed_succeeds_later_in_the_same_process(
+    tracked: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B's service refuses the id of a failed start, unless it is ended."""
+    monkeypatch.setenv("WANDB_API_KEY", SECRETS["WANDB_API_KEY"])
+    monkeypatch.setenv("WANDB_BASE_URL", absent())
+    monkeypatch.setenv("WANDB_MODE", "online")
+    run = tracked("tracking.wandb.enabled=true").folder
+    run.metrics.write_text(json.dumps(line(1)) + "\n")
+    command = [sys.executable, "-c", RETRIES, str(run.root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("False CommError: ")
+    assert second == "True 1"
+
+
 @pytest.mark.slow
 def test_server_that_never_answers_neither_ends_a_run_nor_holds_it_up(
     run_tiny: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
