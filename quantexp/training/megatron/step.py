@@ -37,7 +37,7 @@ from quantexp.training.megatron.callbacks import Observer
 from quantexp.training.megatron.collectives import mean_over_data_parallel
 from quantexp.training.megatron.device import device_name, memory_gb, peak_tflops
 from quantexp.training.megatron.experts import take_balancing_loss
-from quantexp.training.megatron.first_weights import load_first_weights
+from quantexp.training.megatron.initial_weights import load_initial_weights
 from quantexp.training.megatron.model import DTYPES, build_model, share_weight_copies
 
 Batch = dict[str, Tensor]
@@ -67,7 +67,7 @@ class Stepper:
         self.gpt, config = build_model(experiment.model, training, layer_spec)
         self.copies = WeightCopies()
         share_weight_copies(self.gpt, self.copies)
-        start = load_first_weights(self.gpt, experiment)
+        start = load_initial_weights(self.gpt, experiment)
         model: Any = self.gpt.to(device)
         if training.precision is not Precision.fp32:
             model = Float16Module(config, model)

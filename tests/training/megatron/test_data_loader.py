@@ -194,8 +194,10 @@ def test_a_split_that_is_not_a_list_of_weights_is_rejected(
 def test_a_split_that_leaves_a_required_part_empty_is_rejected(
     build: Callable[..., Datasets], plain: Path, split: str, part: str
 ) -> None:
-    words = rf"has 40 documents, of which dataset\.split={split} leaves none for {part}: give more"
-    with pytest.raises(DataError, match=words):
+    message = (
+        rf"has 40 documents, of which dataset\.split={split} leaves none for {part}: give more"
+    )
+    with pytest.raises(DataError, match=message):
         build(plain, split=split, num_samples_valid=1)
 
 
@@ -262,8 +264,8 @@ def test_the_card_assigns_documents_to_training_and_validation(
         whole = [row for row in tokens_of(part).tolist() if 256 not in row]
         assert whole
         for row in whole:
-            words = ByteTokenizer().detokenize(row).strip("\ufffd")
-            assert any(words in text for text in inside)
+            text = ByteTokenizer().detokenize(row).strip("\ufffd")
+            assert any(text in document for document in inside)
 
 
 def test_a_prepared_pair_rejects_another_split(build: Callable[..., Datasets]) -> None:

@@ -45,7 +45,7 @@ def test_shipped_models_have_the_published_shapes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["model.mla.q_lora_rank=24"],
         ["model.moe.num_shared_experts=0", "model.moe.num_dense_layers=0"],
@@ -54,9 +54,9 @@ def test_shipped_models_have_the_published_shapes(name: str) -> None:
     ids=str,
 )
 def test_other_configurations_of_deepseek2_are_counted_and_named(
-    tiny: Tiny, tiny_models: dict[str, list[str]], words: list[str]
+    tiny: Tiny, tiny_models: dict[str, list[str]], overrides: list[str]
 ) -> None:
-    experiment = tiny(*tiny_models["deepseek2_lite"], *words)
+    experiment = tiny(*tiny_models["deepseek2_lite"], *overrides)
     with session(experiment.training):
         spec = inject(stock_spec(experiment.model))
         model, _ = build_model(experiment.model, experiment.training, spec)

@@ -18,7 +18,7 @@ from quantexp.training.megatron.optimizer import adam_in_strips, scale_each
 STEPS = 3
 
 
-def trained(shapes: list[tuple[int, ...]], **options: Any) -> tuple[list[Tensor], list[Any]]:
+def run_steps(shapes: list[tuple[int, ...]], **options: Any) -> tuple[list[Tensor], list[Any]]:
     """The weights and the optimizer's state after `STEPS` steps."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
@@ -35,11 +35,11 @@ def test_weights_and_state_are_torchs_to_the_last_bit(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes: list[tuple[int, ...]] = [(64, 64), (3, 5, 7), (1,), (), (2, 65)]
-    expected = trained(shapes, **options)
+    expected = run_steps(shapes, **options)
     monkeypatch.setattr(own, "STRIP", 64)
     with cpu_device():
         assert torch_adam.adam is adam_in_strips
-        result = trained(shapes, **options)
+        result = run_steps(shapes, **options)
     assert torch_adam.adam is not adam_in_strips
     for a, b in zip(result[0], expected[0], strict=True):
         assert torch.equal(a, b)
@@ -52,17 +52,17 @@ def test_weights_and_state_are_torchs_to_the_last_bit(
 def test_weights_that_are_not_contiguous_use_torchs_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def stepped() -> Tensor:
+    def run_step() -> Tensor:
         w = torch.ones(4, 6).t().requires_grad_()
         optimizer = torch.optim.AdamW([w], lr=0.1)
         w.grad = torch.arange(24.0).view(6, 4)
         optimizer.step()
         return w
 
-    expected = stepped()
+    expected = run_step()
     monkeypatch.setattr(own, "STRIP", 4)
     with cpu_device():
-        assert torch.equal(stepped(), expected)
+        assert torch.equal(run_step(), expected)
 
 
 def test_a_step_allocates_no_memory_of_a_weights_size() -> None:

@@ -33,18 +33,18 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"quantexp.{user}.multiplies_natively", lambda _: False)
 
 
-def routed(experiment: Experiment) -> tuple[list[torch.dtype], str | None]:
+def record_routes(experiment: Experiment) -> tuple[list[torch.dtype], str | None]:
     """The dtypes that go through fp32 in a session, and the name that the run records."""
     with session(experiment.training) as device:
         dtypes = [x for x in (torch.bfloat16, torch.float16) if go_through_fp32(x)]
-        words = products_of(experiment.training, device)
+        products = products_of(experiment.training, device)
     assert not any(go_through_fp32(x) for x in (torch.bfloat16, torch.float16))
-    return dtypes, words
+    return dtypes, products
 
 
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize(
-    ("precision", "dtypes", "words"),
+    ("precision", "dtypes", "products"),
     [
         ("bf16", [torch.bfloat16], "fp32"),
         ("fp16", [torch.float16], "fp32"),
@@ -52,9 +52,9 @@ def routed(experiment: Experiment) -> tuple[list[torch.dtype], str | None]:
     ],
 )
 def test_without_kernels_the_working_dtype_goes_through_fp32_while_the_session_lasts(
-    tiny: Tiny, precision: str, dtypes: list[torch.dtype], words: str | None
+    tiny: Tiny, precision: str, dtypes: list[torch.dtype], products: str | None
 ) -> None:
-    assert routed(tiny(f"training.precision={precision}")) == (dtypes, words)
+    assert record_routes(tiny(f"training.precision={precision}")) == (dtypes, products)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -62,7 +62,7 @@ def test_with_kernels_a_session_changes_no_product(
     tiny: Tiny, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "multiplies_natively", lambda _: True)
-    assert routed(tiny(f"training.precision={precision}")) == ([], "native")
+    assert record_routes(tiny(f"training.precision={precision}")) == ([], "native")
 
 
 def test_one_rank_without_kernels_is_enough_for_all(
@@ -70,7 +70,7 @@ def test_one_rank_without_kernels_is_enough_for_all(
 ) -> None:
     monkeypatch.setattr(sessions, "multiplies_natively", lambda _: True)
     monkeypatch.setattr(sessions, "gather", lambda own: [own, False])
-    assert routed(tiny()) == ([torch.bfloat16], "fp32")
+    assert record_routes(tiny()) == ([torch.bfloat16], "fp32")
 
 
 def test_on_a_gpu_nothing_goes_through_fp32(tiny: Tiny) -> None:
@@ -83,7 +83,7 @@ def test_on_a_gpu_nothing_goes_through_fp32(tiny: Tiny) -> None:
 
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["training.attention=fused", "training.precision=fp16", "training.recompute=full"],
         ["training.attention=tiled", "quant=more/FA_full_mxfp8"],
@@ -92,11 +92,11 @@ def test_on_a_gpu_nothing_goes_through_fp32(tiny: Tiny) -> None:
     ids=str,
 )
 def test_run_through_fp32_is_proved_and_recorded(
-    run_tiny: RunTiny, tiny_models: dict[str, list[str]], words: list[str]
+    run_tiny: RunTiny, tiny_models: dict[str, list[str]], overrides: list[str]
 ) -> None:
-    if "model=deepseek2_lite" in words:
-        words = tiny_models["deepseek2_lite"]
-    run = run_tiny("quant=FA_linear_mxfp8", "capture=off", *words)
+    if "model=deepseek2_lite" in overrides:
+        overrides = tiny_models["deepseek2_lite"]
+    run = run_tiny("quant=FA_linear_mxfp8", "capture=off", *overrides)
     check_proved(run)
 
 

@@ -69,7 +69,7 @@ def tokens(experiment: Experiment) -> Iterator[dict[str, Tensor]]:
         }
 
 
-def trained(experiment: Experiment, stock: bool = False) -> RecordingObserver:
+def record_training(experiment: Experiment, stock: bool = False) -> RecordingObserver:
     observer = RecordingObserver()
     with session(experiment.training) as device:
         spec = stock_spec(experiment.model) if stock else None
@@ -98,7 +98,7 @@ def test_injected_bf16_equals_the_stock_classes_to_the_last_bit(
         "training.global_batch_size=4",
         "training.initial_loss_scale=1024",
     )
-    stock, ours = trained(experiment, stock=True), trained(experiment)
+    stock, ours = record_training(experiment, stock=True), record_training(experiment)
     for a, b in zip(stock.metrics, ours.metrics, strict=True):
         assert (a.loss, a.grad_norm, a.lr) == (b.loss, b.grad_norm, b.lr)
     for theirs, own in zip(stock.gradients_by_name, ours.gradients_by_name, strict=True):
@@ -107,7 +107,7 @@ def test_injected_bf16_equals_the_stock_classes_to_the_last_bit(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         [],
         ["training.recompute=full"],
@@ -116,11 +116,11 @@ def test_injected_bf16_equals_the_stock_classes_to_the_last_bit(
     ids=str,
 )
 def test_latent_attention_and_experts_equal_the_stock_classes(
-    tiny: Tiny, tiny_models: dict[str, list[str]], words: list[str]
+    tiny: Tiny, tiny_models: dict[str, list[str]], overrides: list[str]
 ) -> None:
     """The stock core attention is `LatentCoreAttention`, which accepts different widths of keys and values."""
-    experiment = tiny(*tiny_models["deepseek2_lite"], "training.global_batch_size=4", *words)
-    stock, ours = trained(experiment, stock=True), trained(experiment)
+    experiment = tiny(*tiny_models["deepseek2_lite"], "training.global_batch_size=4", *overrides)
+    stock, ours = record_training(experiment, stock=True), record_training(experiment)
     for a, b in zip(stock.metrics, ours.metrics, strict=True):
         assert (a.loss, a.grad_norm) == (b.loss, b.grad_norm)
     for theirs, own in zip(stock.gradients_by_name, ours.gradients_by_name, strict=True):
@@ -138,7 +138,7 @@ def test_the_widths_of_a_real_model_equal_the_stock_classes(tiny: Tiny) -> None:
         "model.num_query_groups=8",
         "model.head_dim=64",
     )
-    stock, ours = trained(experiment, stock=True), trained(experiment)
+    stock, ours = record_training(experiment, stock=True), record_training(experiment)
     assert [(m.loss, m.grad_norm) for m in stock.metrics] == [
         (m.loss, m.grad_norm) for m in ours.metrics
     ]
@@ -280,7 +280,7 @@ def test_a_skipped_step_does_not_advance_the_learning_rate(tiny: Tiny) -> None:
         "training.warmup_iterations=0",
         "training.lr_schedule=linear",
     )
-    metrics = trained(experiment).metrics
+    metrics = record_training(experiment).metrics
     assert metrics[0].skipped
     assert metrics[1].lr == metrics[0].lr
 
@@ -295,7 +295,7 @@ def test_the_learning_rate_warms_up_from_the_first_iteration_and_ends_at_its_min
         "training.min_lr=1e-4",
         "training.lr_schedule=linear",
     )
-    rates = [m.lr for m in trained(experiment).metrics]
+    rates = [m.lr for m in record_training(experiment).metrics]
     assert rates == pytest.approx([5e-4, 1e-3, 5.5e-4, 1e-4])
 
 
@@ -310,20 +310,20 @@ def test_norms_have_no_weight_decay(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
         return optimizer
 
     monkeypatch.setattr(step, "get_megatron_optimizer", record)
-    trained(tiny("training.iterations=2"))
+    record_training(tiny("training.iterations=2"))
     assert sorted(groups) == [(0.0, {1}), (1.0, {2})]
 
 
 def test_mfu_is_the_share_of_the_peak(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantexp.training.megatron.step.peak_tflops", lambda name, precision: 0.5)
-    metrics = trained(tiny()).metrics[-1]
+    metrics = record_training(tiny()).metrics[-1]
     assert metrics.mfu == pytest.approx(metrics.tflops / 0.5)
     monkeypatch.undo()
-    assert trained(tiny()).metrics[-1].mfu is None or torch.cuda.is_available()
+    assert record_training(tiny()).metrics[-1].mfu is None or torch.cuda.is_available()
 
 
 def test_every_required_metric_is_positive(tiny: Tiny) -> None:
-    metrics = asdict(trained(tiny()).metrics[-1])
+    metrics = asdict(record_training(tiny()).metrics[-1])
     required = [
         "iteration",
         "loss",

@@ -35,7 +35,7 @@ STEPS = ("training.iterations=3", "training.global_batch_size=4", "training.micr
 ONE_STEP = ("training.iterations=1", "training.warmup_iterations=0")
 
 
-def trained(experiment: Experiment) -> tuple[list[Any], list[dict[str, Tensor]]]:
+def record_training(experiment: Experiment) -> tuple[list[Any], list[dict[str, Tensor]]]:
     """The loss, gradient norm and held-out loss of each step, and its gradients."""
     observer = RecordingObserver()
 
@@ -51,7 +51,7 @@ def trained(experiment: Experiment) -> tuple[list[Any], list[dict[str, Tensor]]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "overrides"),
     [
         ("llama32-1b", ["quant=FA_linear_mxfp8", "evaluation.every=1", "evaluation.samples=2"]),
         pytest.param(
@@ -77,11 +77,11 @@ def trained(experiment: Experiment) -> tuple[list[Any], list[dict[str, Tensor]]]
     ids=str,
 )
 def test_training_is_the_same_to_the_last_bit(
-    tiny: Tiny, tiny_models: dict[str, list[str]], model: str, words: list[str]
+    tiny: Tiny, tiny_models: dict[str, list[str]], model: str, overrides: list[str]
 ) -> None:
-    overrides = [*tiny_models[model], *STEPS, *words]
-    cached, gradients = trained(tiny(*overrides))
-    plain, plain_gradients = trained(tiny(*overrides, "training.weight_cache=false"))
+    common = [*tiny_models[model], *STEPS, *overrides]
+    cached, gradients = record_training(tiny(*common))
+    plain, plain_gradients = record_training(tiny(*common, "training.weight_cache=false"))
     assert cached == plain
     assert len({loss for loss, _, _ in cached}) == 3, "the weights change, and the copies with them"
     for one, other in zip(gradients, plain_gradients, strict=True):
@@ -90,24 +90,26 @@ def test_training_is_the_same_to_the_last_bit(
 
 def test_a_rule_may_change_slots_between_steps(tiny: Tiny) -> None:
     rule = "quant.rules=[{iterations:[2,2],format:mxfp4,sites:[linear]}]"
-    words = [*STEPS, "quant=linear_mxfp8"]
-    cached, _ = trained(tiny(*words, rule))
-    plain, _ = trained(tiny(*words, rule, "training.weight_cache=false"))
+    overrides = [*STEPS, "quant=linear_mxfp8"]
+    cached, _ = record_training(tiny(*overrides, rule))
+    plain, _ = record_training(tiny(*overrides, rule, "training.weight_cache=false"))
     assert cached == plain
-    without, _ = trained(tiny(*words))
+    without, _ = record_training(tiny(*overrides))
     assert cached[0] == without[0]
     assert cached[1] != without[1]
 
 
 @pytest.mark.parametrize(
-    ("words", "each"), [([], 1), (["training.weight_cache=false"], 8)], ids=["once", "each time"]
+    ("overrides", "each"),
+    [([], 1), (["training.weight_cache=false"], 8)],
+    ids=["once", "each time"],
 )
 def test_each_weight_is_read_once_a_step(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, words: list[str], each: int
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, overrides: list[str], each: int
 ) -> None:
     reads: dict[int, int] = {}
 
-    def counted(of: Callable[..., Any]) -> Callable[..., Any]:
+    def count_reads(of: Callable[..., Any]) -> Callable[..., Any]:
         def count(x: Tensor, *rest: Any, **out: Any) -> Any:
             reads[x.data_ptr()] = reads.get(x.data_ptr(), 0) + 1
             return of(x, *rest, **out)
@@ -115,8 +117,8 @@ def test_each_weight_is_read_once_a_step(
         return count
 
     for name in ("quantise_operand", "quantise_pair"):
-        monkeypatch.setattr(weights, name, counted(getattr(operand, name)))
-    trained(tiny(*STEPS, "quant=linear_mxfp8", *ONE_STEP, *words))
+        monkeypatch.setattr(weights, name, count_reads(getattr(operand, name)))
+    record_training(tiny(*STEPS, "quant=linear_mxfp8", *ONE_STEP, *overrides))
     assert set(reads.values()) == {each}, "two products of four micro-batches, or one read"
     assert len(reads) == 2 * 4
 
@@ -133,9 +135,9 @@ def test_an_optimizer_step_while_copies_are_kept_ends_the_run(
 
     monkeypatch.setattr(Stepper, "step", too_long)
     monkeypatch.setattr(Stepper, "_keep_weight_copies", lambda *_, **__: contextlib.nullcontext())
-    words = "the weight of layer 0 (qkv|proj|fc1|fc2) changed within a step"
-    with pytest.raises(RuntimeError, match=words):
-        trained(tiny(*STEPS, "quant=linear_mxfp8", "training.lr=0.001"))
+    message = "the weight of layer 0 (qkv|proj|fc1|fc2) changed within a step"
+    with pytest.raises(RuntimeError, match=message):
+        record_training(tiny(*STEPS, "quant=linear_mxfp8", "training.lr=0.001"))
 
 
 def test_loaded_weights_drop_the_copies(tiny: Tiny) -> None:
@@ -161,7 +163,7 @@ def test_loaded_weights_drop_the_copies(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["quant=linear_mxfp8"],
         ["quant=linear_hifp8"],
@@ -173,19 +175,19 @@ def test_loaded_weights_drop_the_copies(tiny: Tiny) -> None:
     ids=str,
 )
 def test_the_plan_counts_the_kept_copies(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
 ) -> None:
     """Compares with the peak size of the copies within a step."""
     peak = [0]
     keep = WeightCopies._keep
 
-    def counted(self: WeightCopies, *args: Any) -> None:
+    def keep_and_measure(self: WeightCopies, *args: Any) -> None:
         keep(self, *args)
         peak[0] = max(peak[0], self.num_bytes())
 
-    monkeypatch.setattr(WeightCopies, "_keep", counted)
-    experiment = tiny(*STEPS, *ONE_STEP, *words)
-    trained(experiment)
+    monkeypatch.setattr(WeightCopies, "_keep", keep_and_measure)
+    experiment = tiny(*STEPS, *ONE_STEP, *overrides)
+    record_training(experiment)
     assert memory_parts_gb(experiment)["weight_copies"] == pytest.approx(peak[0] / 1e9, rel=1e-12)
 
 

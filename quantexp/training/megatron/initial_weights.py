@@ -15,7 +15,7 @@ from quantexp.schema import Experiment
 from quantexp.training.megatron.published_weights import load_padding, load_weights
 
 
-def load_first_weights(gpt: GPTModel, experiment: Experiment) -> StartPoint | None:
+def load_initial_weights(gpt: GPTModel, experiment: Experiment) -> StartPoint | None:
     """Load the configured initial weights, if any, into a new model; returns the checkpoint to resume from, or None.
 
     Raises:
