@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from quantexp.capture.lines import lists_of, unlisted
 from quantexp.capture.old_names import metadata_of
 from quantexp.capture.store.content import has_hash
-from quantexp.capture.store.manifest import MANIFEST, STATISTICS, lines_of
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS, ManifestLine, lines_of
 from quantexp.capture.store.values import identity, load_values, name_of, path_of
 from quantexp.errors import CaptureError
 
@@ -34,7 +34,12 @@ class CapturedTensor:
     """One captured tensor: its metadata, and its values on request."""
 
     folder: Path
-    metadata: Mapping[str, Any]
+    metadata: ManifestLine
+
+    @classmethod
+    def of(cls, folder: Path, line: Mapping[str, Any]) -> CapturedTensor:
+        """The tensor of a parsed line, whose values nobody has checked."""
+        return cls(folder, cast(ManifestLine, line))
 
     @property
     def path(self) -> Path:
@@ -61,7 +66,7 @@ class CapturedTensor:
     def label(self) -> str:
         """`L3 fc1 backward grad_output`, from the known parts."""
         layer = self.metadata.get("layer")
-        words = [None if layer is None else f"L{layer}"]
+        words: list[object] = [None if layer is None else f"L{layer}"]
         words += [self.metadata.get(key) for key in ("module", "operation", "tensor")]
         return " ".join(str(word) for word in words if word is not None)
 
@@ -214,7 +219,7 @@ def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
             f"{folder} holds no captured tensors: neither a {MANIFEST} nor files with their names; run with "
             "capture=tensors"
         )
-    return Capture(folder, [CapturedTensor(folder, entry) for entry in entries])
+    return Capture(folder, [CapturedTensor.of(folder, entry) for entry in entries])
 
 
 def _statistics_only(folder: Path, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -115,7 +115,7 @@ def print_list(capture: Capture, console: Console) -> None:
 
 
 def _cells(entry: CapturedTensor) -> list[str]:
-    metadata = entry.metadata
+    metadata: Mapping[str, Any] = entry.metadata
     statistics = metadata.get("statistics")
     numbers: Mapping[str, Any] = statistics if isinstance(statistics, dict) else {}
     cells = ["" if metadata.get(name) is None else _text(metadata[name]) for name in _COLUMNS]

@@ -16,6 +16,7 @@ import xxhash
 from quantexp.capture.record.recorder import Recorder
 from quantexp.capture.select.budget import price
 from quantexp.capture.select.choice import expected_tensors
+from quantexp.capture.store.manifest import ManifestLine
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
@@ -89,6 +90,7 @@ def test_every_file_is_named_listed_and_whole(quantised: RunDir) -> None:
     assert not list(run.tensors.rglob("*.part"))
     for line in lines:
         assert line.keys() >= MANIFEST_KEYS
+        assert line.keys() <= ManifestLine.__annotations__.keys()
         folder, name = line["file"].split("/")
         assert folder == line["quant_type"]
         assert NAME.fullmatch(name), name

@@ -54,4 +54,4 @@ def _with(entry: CapturedTensor, name: str, say: Callable[[str], None]) -> Captu
         value = int(str(value)) if str(value).isdecimal() else None
     if not isinstance(value, int | str):
         return entry
-    return CapturedTensor(entry.folder, {**entry.metadata, name: value})
+    return CapturedTensor.of(entry.folder, {**entry.metadata, name: value})

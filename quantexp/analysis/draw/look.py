@@ -90,7 +90,7 @@ def _numbers(entry: CapturedTensor, raw: Tensor) -> Tensor:
     metadata = entry.metadata
     if not str(metadata.get("tensor")).endswith(SCALE) or raw.dtype != torch.uint8:
         return raw
-    declared = (metadata.get("formats") or {}).get(metadata.get("slot"), {})
+    declared = (metadata.get("formats") or {}).get(metadata.get("slot", ""), {})
     try:
         fmt = get_format(str(declared.get("format")))
         return scale_values(raw, torch.ones(()), fmt)

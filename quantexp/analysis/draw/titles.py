@@ -18,7 +18,7 @@ def write_titles(figure: Figure, looked: Looked | StatisticsOnly, source: str) -
     words = [source]
     for key, name in (("iteration", "iteration"), ("micro_batch", "micro-batch"), ("rank", "rank")):
         if metadata.get(key) is not None:
-            words.append(f"{name} {metadata[key]}")
+            words.append(f"{name} {metadata.get(key)}")
     words.append(f"{record['dtype']} {' x '.join(map(str, record['shape'])) or 'scalar'}")
     if metadata.get("quant_type"):
         words.append(describe_format(str(metadata["quant_type"]), None))

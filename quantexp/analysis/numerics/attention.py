@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from quantexp.quant.attention.documents import hidden
 #: Maximum queries and keys of a map; larger maps are pooled.
 MOST_PIXELS = 256
 PROBABILITIES, GRADIENT = "attn_weights", "grad_attn_weights"
-STARTS = "document_starts"
+STARTS: Final = "document_starts"
 
 
 @dataclass(frozen=True)

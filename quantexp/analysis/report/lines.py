@@ -43,5 +43,5 @@ def lines_with_room(folder: Path, max_lines: int, deadline: Deadline) -> Lines:
     shown = milestones(numbers, count) if count > 1 else [numbers[0]]
     of_values, of_statistics = listed.read(shown), described.read(shown)
     lines = [*of_values, *unlisted(of_statistics, of_values)]
-    entries = [CapturedTensor(folder, line) for line in lines]
+    entries = [CapturedTensor.of(folder, line) for line in lines]
     return Lines(entries, shown, list(numbers), listed.is_cut or described.is_cut)

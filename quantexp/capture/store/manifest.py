@@ -10,10 +10,53 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 MANIFEST = "manifest.jsonl"
 STATISTICS = "statistics.jsonl"
+
+
+class ManifestLine(TypedDict, total=False):
+    """A line of the manifest, or of the statistics; a tensor of an old collection has fewer keys."""
+
+    module: str
+    layer: int
+    layer_type: str
+    operation: str
+    phase: str
+    component: str
+    quant_type: str
+    tensor: str
+    iteration: int
+    #: None for a tensor of the whole iteration.
+    micro_batch: int | None
+    rank: int
+    loss_scale: float | None
+    shape: list[int]
+    dtype: str
+    #: Slot -> format and options.
+    formats: dict[str, dict[str, Any]]
+    statistics: dict[str, Any]
+    #: before, after or scale: which of an operand's values these are; the slot, and what determined them.
+    values: str
+    slot: str
+    source: str
+    dim: int
+    tensor_scale: float | None
+    #: The attention's path and scale, the first token of each document, the sequence of each of an expert's rows.
+    attention: str
+    softmax_scale: float | None
+    document_starts: list[list[int]]
+    row_sequences: list[int]
+    sample: dict[str, Any]
+    #: The file with the values, and in a shard the key and the bytes from the shard's start; None without values.
+    file: str | None
+    key: str
+    offsets: list[int]
+    bytes: int
+    hash: str | None
+    #: Why there are no values.
+    left_out: str
 
 
 def part_of(listing: Path, rank: int) -> Path:

@@ -83,7 +83,7 @@ def stored(folder: Path, x: object, **metadata: Any) -> CapturedTensor:
     file = f"{len(list(folder.glob('*.pt')))}.pt"
     torch.save({"tensor": x, "metadata": {}}, folder / file)
     about = {"file": file, "tensor": "input", "layer_type": "linear", "quant_type": "mxfp8"}
-    return CapturedTensor(folder, {**about, **metadata})
+    return CapturedTensor.of(folder, {**about, **metadata})
 
 
 def old_name(counter: int, tensor: str, layer: int = 0) -> str:

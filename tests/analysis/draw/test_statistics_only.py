@@ -29,7 +29,7 @@ def told(x: torch.Tensor, fmt: str | None = None, **more: Any) -> StatisticsOnly
         **{"iteration": 7, "micro_batch": 0, "rank": 0, "shape": list(x.shape)},
         **{"dtype": "float32", "formats": linear_formats(MX4), "statistics": statistics(x, chosen)},
     }
-    return StatisticsOnly.of(CapturedTensor(Path(), metadata | more))
+    return StatisticsOnly.of(CapturedTensor.of(Path(), metadata | more))
 
 
 def words(figure: Figure) -> str:

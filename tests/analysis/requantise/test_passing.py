@@ -167,7 +167,7 @@ def test_closed_early_nothing_more_is_begun(write: Write, monkeypatch: pytest.Mo
     begun: list[str] = []
 
     def counted(entry: CapturedTensor, work: Work) -> FileScores:
-        begun.append(entry.metadata["file"])
+        begun.append(str(entry.metadata["file"]))
         time.sleep(0.05)
         return FileScores(entry)
 

@@ -128,7 +128,7 @@ def test_every_score_of_blocks_along_tokens_is_that_of_the_runs_own_operand(
         (looked,) = first_look(Capture(folder, [entry])).tensors
         (bounded,) = (o for o in looked.measured.operands if o.slot.startswith("wgrad"))
         assert bounded.fidelity.sqnr_db == pytest.approx(expected, abs=1e-6)
-        as_neighbours = CapturedTensor(
+        as_neighbours = CapturedTensor.of(
             entry.folder, {k: v for k, v in entry.metadata.items() if k != "row_sequences"}
         )
         plain = {o.slot: o.fidelity.sqnr_db for o in measure(as_neighbours, Asked()).operands}
