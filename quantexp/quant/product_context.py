@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quantexp.quant.precision import ModuleId
-from quantexp.quant.sites import Product, Site, Slot
+from quantexp.quant.sites import Operand, Product, Site, Slot
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FusedContext:
 
     module: ModuleId
     #: q, k and v before quantisation, in the kernel's layout; None if nothing needs them.
-    sources: Callable[[], dict[str, Tensor]] | None = field(default=None, compare=False)
+    sources: Callable[[], dict[Operand, Tensor]] | None = field(default=None, compare=False)
 
 
 class _Untracked:

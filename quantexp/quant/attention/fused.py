@@ -29,7 +29,7 @@ from quantexp.quant.multiply import quantised_operand
 from quantexp.quant.operand import clipped
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import FusedContext, product_context, untracked
-from quantexp.quant.sites import FPROP_K, FPROP_Q, FPROP_V, dim_of
+from quantexp.quant.sites import FPROP_K, FPROP_Q, FPROP_V, Operand, dim_of
 
 #: The kernels that never store T x T; torch uses the first one that applies.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
@@ -126,13 +126,14 @@ def _keeps_originals(precision: ModulePrecision) -> bool:
     return any(spec.clip_gradient or spec.needs_step_state for spec in specs)
 
 
-def _by_head(tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def _by_head(tensors: tuple[Tensor, ...]) -> dict[Operand, Tensor]:
     """Queries, keys and values in the kernel's layout, [B, H, T, D]."""
     q, k, v = tensors
     H, D = q.shape[2:]
     v = functional.pad(v, (0, D - v.shape[3]))
     heads = (q, expanded(k, H), expanded(v, H))
-    return {name: x.permute(1, 2, 0, 3) for name, x in zip(("q", "k", "v"), heads, strict=True)}
+    operands = (Operand.Q, Operand.K, Operand.V)
+    return {operand: x.permute(1, 2, 0, 3) for operand, x in zip(operands, heads, strict=True)}
 
 
 @torch.no_grad()

@@ -48,6 +48,7 @@ from quantexp.quant.sites import (
     FPROP_P,
     FPROP_Q,
     FPROP_V,
+    Operand,
     Product,
     Site,
     dim_of,
@@ -99,7 +100,7 @@ class Forward:
         q = work.whole(FPROP_Q)
         k = work.whole(FPROP_K)
         v = work.whole(FPROP_V)
-        names = ["P"] if self.is_observed else []
+        names = [Operand.P] if self.is_observed else []
         gathered = _Gathered(work, [*names, *((FPROP_P,) if self.is_hooked else ())])
         spans = work.tiles(whole_rows=bool(gathered))
         if follows_own_amax(work.spec(FPROP_P)):
@@ -110,7 +111,7 @@ class Forward:
         for tile in spans:
             P = work.softmax(work.scores(tile, q, k), tile)
             P_quantised = work.quantised_tile(FPROP_P, tile, P)
-            gathered.put("P", tile, P)
+            gathered.put(Operand.P, tile, P)
             gathered.put(FPROP_P, tile, P_quantised)
             o[:, tile.rows] = work.product(
                 Site.PV, Product.FPROP, tile, P_quantised, v[:, tile.keys], P
@@ -121,10 +122,10 @@ class Forward:
     def _hand_over(self, gathered: _Gathered) -> None:
         work, by_sequence = self.work, by_sequence_layout(self.work.B)
         if self.is_hooked:
-            whole = (gathered.take("P"), gathered.take(FPROP_P))
+            whole = (gathered.take(Operand.P), gathered.take(FPROP_P))
             call_operand_hooks(work.precision, FPROP_P, *whole, by_sequence)
         if self.is_wanted:
-            self.hook(FORWARD, POST, "attn_weights", by_sequence(gathered.take("P")))
+            self.hook(FORWARD, POST, "attn_weights", by_sequence(gathered.take(Operand.P)))
 
 
 class Backward:
@@ -137,7 +138,7 @@ class Backward:
         ]
         slots = (DGRAD_V_P, DGRAD_Q_DS, DGRAD_K_DS)
         self.hooked_slots = [slot for slot in slots if is_operand_hooked(work.precision, slot)]
-        names = {"grad_scores": "dS", "grad_attn_weights": "dP"}
+        names: dict[str, object] = {"grad_scores": Operand.DS, "grad_attn_weights": "dP"}
         kept = {slot.operand for slot in self.hooked_slots} | {names[name] for name in self.wanted}
         self.gathered = _Gathered(work, [*kept, *self.hooked_slots])
 
@@ -174,10 +175,10 @@ class Backward:
         dv[:, tile.keys] += work.product(
             *DGRAD_V_P[:2], tile, P_quantised, self.dO_v[:, tile.rows], P
         )
-        self._keep(tile, {"P": P, "dP": dP, DGRAD_V_P: P_quantised})
+        self._keep(tile, {Operand.P: P, "dP": dP, DGRAD_V_P: P_quantised})
         del P, dP, P_quantised
         dS_q, dS_k = work.quantised_tile_pair(DGRAD_Q_DS, DGRAD_K_DS, tile, dS)
-        self._keep(tile, {"dS": dS, DGRAD_Q_DS: dS_q, DGRAD_K_DS: dS_k})
+        self._keep(tile, {Operand.DS: dS, DGRAD_Q_DS: dS_q, DGRAD_K_DS: dS_k})
         dq[:, tile.rows] = work.product(*DGRAD_Q_DS[:2], tile, dS_q, self.k_q[:, tile.keys], dS)
         del dS_q
         dk[:, tile.keys] += work.product(*DGRAD_K_DS[:2], tile, dS_k, self.q_k[:, tile.rows], dS)
@@ -232,7 +233,9 @@ class Backward:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients in the layout of q, k and v, clipped where declared; calls the hooks."""
         work, by_sequence = self.work, by_sequence_layout(self.work.B)
-        q_TBHD, k_TBGD, v_TBGE = (work.tensors[name] for name in "qkv")
+        q_TBHD, k_TBGD, v_TBGE = (
+            work.tensors[operand] for operand in (Operand.Q, Operand.K, Operand.V)
+        )
         groups = k_TBGD.shape[2]
         dq = by_token(dq_NTD * work.call.softmax_scale, work.B)
         dk = summed_over_group(dk_NTD * work.call.softmax_scale, work.B, groups)
@@ -243,9 +246,9 @@ class Backward:
         for slot in self.hooked_slots:
             whole = (self.gathered.take(slot.operand), self.gathered.take(slot))
             call_operand_hooks(work.precision, slot, *whole, by_sequence)
-        self.hook(BACKWARD, PRE, "grad_output", by_token(work.tensors["dO"], work.B))
+        self.hook(BACKWARD, PRE, "grad_output", by_token(work.tensors[Operand.DO], work.B))
         if "grad_scores" in self.wanted:
-            self.hook(BACKWARD, PRE, "grad_scores", by_sequence(self.gathered.take("dS")))
+            self.hook(BACKWARD, PRE, "grad_scores", by_sequence(self.gathered.take(Operand.DS)))
         if "grad_attn_weights" in self.wanted:
             self.hook(BACKWARD, POST, "grad_attn_weights", by_sequence(self.gathered.take("dP")))
         for name, x in (("query", dq), ("key", dk), ("value", dv)):

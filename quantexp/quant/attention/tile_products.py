@@ -64,7 +64,7 @@ class TileProducts:
         #: Whether keys after a tile's last query may be skipped.
         self.can_shorten = call.mask is None and self.dtype != torch.float32
         #: The operands of T x D before quantisation, set only during a pass: the graph already keeps q, k and v.
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[Operand, Tensor] = {}
         self._quantised: dict[Slot, Tensor] = {}
         #: Amax of P and dS over all tiles, for slots whose scale depends on it.
         self.amaxes: dict[Slot, Tensor] = {}
@@ -80,9 +80,11 @@ class TileProducts:
         return tiles(self.T, specs, to_last_query=self.can_shorten and not whole_rows)
 
     @contextlib.contextmanager
-    def inputs(self, **tensors: Tensor) -> Iterator[None]:
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, dO: Tensor | None = None) -> Iterator[None]:
         """One pass with these operands of T x D, before quantisation."""
-        self.tensors = tensors
+        self.tensors = {Operand.Q: q, Operand.K: k, Operand.V: v}
+        if dO is not None:
+            self.tensors[Operand.DO] = dO
         try:
             yield
         finally:

@@ -14,7 +14,7 @@ from quantexp.quant.attention.plain import by_head, expanded
 from quantexp.quant.attention.tile_products import TileProducts
 from quantexp.quant.kernels.agreement import BOUND, require_gradients, require_output
 from quantexp.quant.kernels.gpu import Amaxes, Kernels, Quantised
-from quantexp.quant.sites import DGRAD_Q_DS, FPROP_P
+from quantexp.quant.sites import DGRAD_Q_DS, FPROP_P, Operand
 from quantexp.quant.step_state import StepState, use_step_state
 
 from .tiled_cases import FULL_HIFP8, declared, operands
@@ -88,7 +88,7 @@ def test_nothing_but_rounding_in_dq_and_dk_is_let_pass_and_in_dv_is_not(
     work: TileProducts,
 ) -> None:
     """dS is zero except for rounding: a part in 2^20 of |dO| |v|."""
-    q, k, v = (by_head(expanded(work.tensors[name], 6)) for name in "qkv")
+    q, k, v = (by_head(expanded(work.tensors[Operand(name)], 6)) for name in "qkv")
     largest = min(float(x.float().norm(dim=2).max()) for x in (q, k))
     noise = some() * 2.0**-20 * float(v.float().norm(dim=2).max()) * largest
     zeros = torch.zeros_like(noise)
