@@ -1,6 +1,6 @@
-"""What the parts of one rank share: the run, its experiment, the rank, and the status that they tell.
+"""The state that the parts of one rank share: the run, its experiment, the rank, and the run status.
 
-status.json is true from the first moment to the last; of several ranks, rank 0 writes it.
+status.json is current from the start of the process to its end; rank 0 writes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quantexp.training.tracking.clients import Tracking
 if TYPE_CHECKING:
     from quantexp.capture.record.recorder import Progress
 
-#: Phases that have a line in the log when they begin; iterations have lines of their own.
+#: Phases whose start is logged; each iteration has its own line.
 _LOGGED = (
     Phase.IMPORTING,
     Phase.READING_DATA,
@@ -47,20 +47,20 @@ class RunContext:
         self.in_job = in_job
         self.status = read_status(run.status) or Status(created=now())
         self.tracking = Tracking(run, experiment) if self.rank.leads else None
-        #: A signal asked for the end; what it interrupted may have turned it into another error, or dropped it.
+        #: Whether a signal requested the end; the interrupted code may replace or drop the signal's exception.
         self.interrupted = False
         self._written = 0.0
 
-    def tell(self, phase: Phase) -> None:
-        """Say what the run does now."""
+    def set_phase(self, phase: Phase) -> None:
+        """Record the current activity of the run."""
         if phase is not self.status.phase:
             self.status.phase, self.status.phase_since = phase, now()
             if self.rank.leads and phase in _LOGGED:
                 LOG.info(phase.value)
         self.write_status()
 
-    def at(self, phase: Phase, iteration: int, micro_batch: int) -> None:
-        """Say which micro-batch, from 1, of which iteration begins now, and what is done with it."""
+    def set_micro_batch(self, phase: Phase, iteration: int, micro_batch: int) -> None:
+        """Record the micro-batch (from 1) that begins, its iteration, and the activity."""
         status = self.status
         place = (phase, iteration, micro_batch)
         if place == (status.phase, status.current_iteration, status.micro_batch):
@@ -71,12 +71,12 @@ class RunContext:
         if is_new:
             self.write_status()
         else:
-            self._write_status_seldom()
+            self._write_status_at_intervals()
 
-    def captured(self, progress: Progress) -> None:
-        """Say how many tensors were captured or written."""
+    def set_captured(self, progress: Progress) -> None:
+        """Record the number of captured and written tensors."""
         self.status.capture = dict(vars(progress))
-        self._write_status_seldom()
+        self._write_status_at_intervals()
 
     def write_status(self) -> None:
         """Write status.json, with the trackers' state."""
@@ -89,6 +89,6 @@ class RunContext:
         write_status(self.run.status, self.status)
         self._written = time.monotonic()
 
-    def _write_status_seldom(self) -> None:
+    def _write_status_at_intervals(self) -> None:
         if time.monotonic() - self._written > STATUS_INTERVAL_S:
             self.write_status()

@@ -63,7 +63,7 @@ class RunObserver:
                 capture,
                 store,
                 rank=context.rank.rank,
-                on_progress=context.captured,
+                on_progress=context.set_captured,
                 world_size=context.rank.world_size,
                 timestamp=gather(start_timestamp())[0],
                 iterations=captured_iterations(capture, self.experiment.training.iterations),
@@ -170,7 +170,7 @@ class RunObserver:
             self.recorder.begin(iteration, index, loss_scale)
             if self.recorder.is_capturing:
                 phase = Phase.CAPTURING
-        self.context.at(phase, iteration, index + 1)
+        self.context.set_micro_batch(phase, iteration, index + 1)
 
     def gradients(self, iteration: int, loss_scale: float | None) -> None:
         """Capture the requested main gradients, which have been reduced."""
@@ -187,7 +187,7 @@ class RunObserver:
 
     def evaluation(self) -> None:
         """Capture nothing until the next micro-batch: evaluation belongs to no iteration."""
-        self.context.tell(Phase.EVALUATING)
+        self.context.set_phase(Phase.EVALUATING)
         if self.recorder is not None:
             self.recorder.begin(0, None)
 
@@ -231,7 +231,7 @@ class RunObserver:
         if iteration < self.experiment.training.iterations:
             status.current_iteration, status.micro_batch = iteration + 1, 1
             status.phase, status.phase_since = Phase.TRAINING, now()
-        self.context.tell(Phase.TRAINING)
+        self.context.set_phase(Phase.TRAINING)
 
     def _update_queue_status(self) -> None:
         """Update the capture queue's size and rate, which may have changed since the last captured tensor."""
@@ -248,7 +248,7 @@ class RunObserver:
 
         if self.recorder is not None:
             self._update_queue_status()
-            self.context.tell(Phase.WRITING)
+            self.context.set_phase(Phase.WRITING)
             self.recorder.flush()
         if not self.context.rank.alone:
             self._sum_over_ranks()

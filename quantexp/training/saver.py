@@ -34,7 +34,7 @@ def make_saver(context: RunContext) -> Saver:
         from quantexp.training.megatron.publish import save_published
         from quantexp.training.megatron.published_weights import padding_rows
 
-        context.tell(Phase.SAVING)
+        context.set_phase(Phase.SAVING)
         folder = folder_of(context.run, iteration)
         extra: dict[str, Callable[[Path], object]] = {}
         if padding := padding_rows(gpt, context.experiment.model):
@@ -49,6 +49,6 @@ def make_saver(context: RunContext) -> Saver:
             raise RunError(
                 f"{folder} cannot be written ({error.strerror}); free disk space, or set paths.root to another disk"
             ) from error
-        context.tell(Phase.TRAINING)
+        context.set_phase(Phase.TRAINING)
 
     return save

@@ -169,7 +169,7 @@ class Worker:
         self.context.status.host, self.context.status.pid = platform.node(), os.getpid()
         self.context.status.state = State.RUNNING
         self.context.status.current_iteration = self.context.status.micro_batch = None
-        self.context.tell(Phase.IMPORTING)
+        self.context.set_phase(Phase.IMPORTING)
         self._record(RankRecord(os.getpid()))
         if self.context.tracking is not None:
             self.context.tracking.start(self.context.status.created)
@@ -236,7 +236,7 @@ class Worker:
         context, experiment = self.context, self.context.experiment
         training, launcher = experiment.training, experiment.launcher
         require_memory_here(experiment)
-        context.tell(Phase.READING_DATA)
+        context.set_phase(Phase.READING_DATA)
         if launcher.num_threads is not None:
             torch.set_num_threads(launcher.num_threads)
         prefixes, tokenizer = _data(experiment)
@@ -248,7 +248,7 @@ class Worker:
                 provenance = context.run.provenance
                 add_what_ran(provenance, device_name(device), certificate.record(), products)
             batches = rank_batches(experiment, context.rank, prefixes, tokenizer)
-            context.tell(Phase.BUILDING)
+            context.set_phase(Phase.BUILDING)
             self._observer = observer = RunObserver(context, device)
             with contextlib.closing(observer):
                 train(
@@ -264,7 +264,7 @@ class Worker:
             self._draw()
 
     def _draw(self) -> None:
-        self.context.tell(Phase.DRAWING)
+        self.context.set_phase(Phase.DRAWING)
         draw_figures(self.context.run, self.context.experiment.analysis.drawing)
 
 

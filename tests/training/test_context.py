@@ -39,10 +39,10 @@ def test_a_phase_is_written_at_once_and_logged_when_it_begins(
 ) -> None:
     caplog.set_level(logging.INFO, "quantexp")
     one = context()
-    one.tell(Phase.BUILDING)
+    one.set_phase(Phase.BUILDING)
     assert written(one).phase is Phase.BUILDING
-    one.tell(Phase.BUILDING)
-    one.tell(Phase.TRAINING)
+    one.set_phase(Phase.BUILDING)
+    one.set_phase(Phase.TRAINING)
     assert written(one).phase is Phase.TRAINING
     assert caplog.messages == [Phase.BUILDING.value]
 
@@ -52,22 +52,22 @@ def test_a_micro_batch_of_the_same_phase_waits_for_the_interval(
 ) -> None:
     one = context()
     monkeypatch.setattr(module, "STATUS_INTERVAL_S", 3600.0)
-    one.at(Phase.TRAINING, 1, 1)
+    one.set_micro_batch(Phase.TRAINING, 1, 1)
     assert (written(one).current_iteration, written(one).micro_batch) == (1, 1)
-    one.at(Phase.TRAINING, 1, 2)
+    one.set_micro_batch(Phase.TRAINING, 1, 2)
     assert written(one).micro_batch == 1, "not written yet"
     assert one.status.micro_batch == 2
-    one.at(Phase.CAPTURING, 2, 1)
+    one.set_micro_batch(Phase.CAPTURING, 2, 1)
     assert written(one).current_iteration == 2, "a new phase does not wait"
     monkeypatch.setattr(module, "STATUS_INTERVAL_S", -1.0)
-    one.at(Phase.CAPTURING, 2, 2)
+    one.set_micro_batch(Phase.CAPTURING, 2, 2)
     assert written(one).micro_batch == 2
 
 
 def test_rank_that_does_not_lead_writes_no_status_and_has_no_trackers(context: Make) -> None:
     second = context(Rank(1, 2, 1))
-    second.tell(Phase.BUILDING)
-    second.at(Phase.TRAINING, 1, 1)
+    second.set_phase(Phase.BUILDING)
+    second.set_micro_batch(Phase.TRAINING, 1, 1)
     assert not second.run.status.exists()
     assert second.tracking is None
     assert context(Rank(0, 2, 0)).tracking is not None

@@ -194,7 +194,7 @@ def test_superseded_attempt_ends_and_writes_nothing(
             later.setenv("QUANTEXP_START", "12 1")
             take_over(in_job.context.run)
         written.append(in_job.context.run.status.read_bytes())
-        in_job.context.tell(Phase.TRAINING)
+        in_job.context.set_phase(Phase.TRAINING)
 
     written: list[bytes] = []
     monkeypatch.setattr(in_job, "_train", trains)
