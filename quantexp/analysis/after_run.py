@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from quantexp.analysis.tree import QUICK
 from quantexp.errors import QuantexpError
 from quantexp.folders import short_path
 from quantexp.runs.paths import RunDir
@@ -51,7 +52,7 @@ def draw_skipped(run: RunDir, drawing: AutoDraw, console: Console) -> None:
     )
     if not lacks_picture and run.report.exists():
         return
-    with _told(f"{run.root.name} was not drawn", console):
+    with _report_failure(f"{run.root.name} was not drawn", console):
         from quantexp.analysis.report.write import write_report
 
         if drawing is AutoDraw.everything:
@@ -66,21 +67,38 @@ def report_sweep(listing: Path, drawings: Sequence[AutoDraw], console: Console) 
     if len(drawings) < 2 or set(drawings) == {AutoDraw.nothing}:
         return
     page = listing.with_suffix(".html")
-    with _told(f"{page.name} was not written; quantexp report {listing}", console):
+    with _report_failure(f"{page.name} was not written; quantexp report {listing}", console):
         from quantexp.analysis.report.write import write_report
 
         write_report([listing], page, REPORT_LOOK_S * len(drawings))
         console.print(f"[bold]report[/]  {escape(str(short_path(page)))}", soft_wrap=True)
     picture = listing.with_suffix(".png")
-    with _told(f"{picture.name} was not drawn; quantexp draw {listing}", console):
-        from quantexp.analysis.quick.overview import draw_sweep
-
+    with _report_failure(f"{picture.name} was not drawn; quantexp draw {listing}", console):
         draw_sweep(listing, picture)
         console.print(f"[bold]picture[/] {escape(str(short_path(picture)))}", soft_wrap=True)
 
 
+def draw_sweep(listing: Path, out: Path) -> Path:
+    """Draw the runs of a sweep's list to a PNG, from the stored results of each run.
+
+    Raises:
+        CaptureError: none of its runs has a folder yet.
+        RunError: a list, or a run's configuration, that cannot be read.
+    """
+    from quantexp.analysis.draw.source import open_sources
+    from quantexp.analysis.quick.first_look import first_look
+    from quantexp.analysis.quick.overview import draw_overview
+    from quantexp.analysis.quick.schemes import schemes_of
+    from quantexp.analysis.style import save_png
+
+    sources = open_sources([str(listing)], {})
+    keeps = [source.run.figures / f"{QUICK}.json" for source in sources if source.run is not None]
+    looks = [first_look(s.capture, keep) for s, keep in zip(sources, keeps, strict=True)]
+    return save_png(draw_overview(*schemes_of(sources, looks)).figure, out)
+
+
 @contextmanager
-def _told(words: str, console: Console) -> Iterator[None]:
+def _report_failure(words: str, console: Console) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001  (whatever it is, the runs are over)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quantexp.capture.record.operands import slot_key
+from quantexp.capture.operands import slot_key
 from quantexp.formats.spec import QuantSpec
 from quantexp.formats.table import get_format
 from quantexp.model.decoder import ATTENTION

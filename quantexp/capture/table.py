@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from quantexp.capture.reader import Capture, CapturedTensor
-from quantexp.capture.store.report import KEYS, summary
+from quantexp.capture.report import KEYS, summary
 from quantexp.quant.slots import WORKING
 from quantexp.terminal.fitted_table import ALWAYS, Column, fitted_table
 from quantexp.terminal.units import human_bytes

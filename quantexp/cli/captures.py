@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def record(capture: Capture, *, each: bool) -> Any:
     """The output of `captures --json`: counts, or a row for each tensor."""
-    from quantexp.capture.store.report import summary
+    from quantexp.capture.report import summary
 
     return capture.rows() if each else summary(capture)
 

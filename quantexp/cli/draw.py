@@ -8,8 +8,8 @@ from dataclasses import replace
 from rich.console import Console
 
 from quantexp.analysis.draw.arguments import asked
-from quantexp.analysis.draw.pool import start_server
-from quantexp.analysis.draw.tree import STATISTICS
+from quantexp.analysis.pool import start_server
+from quantexp.analysis.tree import STATISTICS
 from quantexp.cli.arguments import root_and_rest
 from quantexp.cli.output import complain, print_line
 from quantexp.runs.find import existing_or_named

@@ -17,8 +17,8 @@ from quantexp.formats import (
     saturated,
     scales_of,
 )
+from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.step_state import current_state
-from quantexp.quant.weight_cache.policy import is_one_tensor, shares_read
 
 
 def quantise_operand(

@@ -244,7 +244,7 @@ class RunObserver:
 
     def finish(self) -> None:
         """Write all pending tensors and merge the ranks' captures into one; every rank calls this after training."""
-        from quantexp.capture.store.report import write_report
+        from quantexp.capture.report import write_report
 
         if self.recorder is not None:
             self._update_queue_status()

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from quantexp.capture import open_capture
 from quantexp.quant.attention import tile_passes, tile_products, tiled
 from quantexp.quant.attention.call import AttentionCall
-from quantexp.quant.kernels.gpu import Amaxes, Quantised
+from quantexp.quant.attention.kernels.gpu import Amaxes, Quantised
 from quantexp.quant.sites import Slot
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quantexp.analysis.draw.chapter import Chapter
+from quantexp.analysis.chapter import Chapter
 from quantexp.analysis.numerics.attention_chapter import CHAPTER as ATTENTION_MAPS
 from quantexp.analysis.numerics.chapter import CHAPTER as NUMERICS
 from quantexp.analysis.numerics.comparison_chapter import CHAPTER as COMPARISONS

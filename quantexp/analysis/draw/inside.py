@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from quantexp.analysis.chapter import Source
 from quantexp.analysis.draw.arguments import NUMBERS
-from quantexp.analysis.draw.chapter import Source
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.capture.store.values import metadata_in
 from quantexp.errors import CaptureError

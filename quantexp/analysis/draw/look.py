@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantexp.capture.operands import SCALE
 from quantexp.capture.reader import CapturedTensor
-from quantexp.capture.record.operands import SCALE
 from quantexp.capture.statistics.histogram import QUANTILES, Histogram
 from quantexp.capture.statistics.summary import summarise_counted
 from quantexp.errors import CaptureError

@@ -15,8 +15,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from quantexp.analysis.chapter import Source
 from quantexp.analysis.draw.arguments import NUMBERS, numbers, require_folders
-from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.draw.inside import completed, values_of
 from quantexp.analysis.requantise.source import foreign_files
 from quantexp.analysis.tensors.run_record import RunNames, read_names

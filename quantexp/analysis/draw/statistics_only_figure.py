@@ -28,6 +28,7 @@ from quantexp.analysis.draw.distribution import (
 from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.draw.titles import write_titles
 from quantexp.analysis.numerics.operand import largest_scale_exponent
+from quantexp.analysis.quick.by_kind import representable
 from quantexp.analysis.style import (
     BLACK,
     INK,
@@ -38,7 +39,6 @@ from quantexp.analysis.style import (
     quant_colour,
     say_instead,
 )
-from quantexp.analysis.tensors.by_kind import representable
 from quantexp.analysis.tensors.operands import declared_operands
 from quantexp.capture.statistics.counts import from_json
 from quantexp.errors import CaptureError

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from quantexp.analysis.draw.tree import STATISTICS
 from quantexp.analysis.draw.work import Done
 from quantexp.analysis.tensors.inventory import experts_as_one
+from quantexp.analysis.tree import STATISTICS
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.histogram import QUANTILES
 from quantexp.terminal.units import human_bytes

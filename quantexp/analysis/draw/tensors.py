@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from quantexp.analysis.draw.chapter import Problems, Source, place_of, progress_bar
+from quantexp.analysis.chapter import Problems, Source, place_of, progress_bar
 from quantexp.analysis.draw.drawn import Drawn, key_of
-from quantexp.analysis.draw.pool import Pool
 from quantexp.analysis.draw.statistics_only import key_of_told, name_of_told
 from quantexp.analysis.draw.tables import Row
-from quantexp.analysis.draw.tree import DISTRIBUTIONS, FIGURES
 from quantexp.analysis.draw.work import Done, Task, do
+from quantexp.analysis.pool import Pool
+from quantexp.analysis.tree import DISTRIBUTIONS, FIGURES
 from quantexp.capture.reader import CapturedTensor
 from quantexp.errors import CaptureError
 

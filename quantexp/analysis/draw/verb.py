@@ -24,21 +24,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from quantexp.analysis.chapter import Chapter, Desk, Problems, Source
 from quantexp.analysis.draw.arguments import Asked
-from quantexp.analysis.draw.chapter import Chapter, Desk, Problems, Source
 from quantexp.analysis.draw.drawn import VERSION, Drawn
-from quantexp.analysis.draw.pool import Pool
 from quantexp.analysis.draw.source import default_out, foreign, open_sources
 from quantexp.analysis.draw.tables import write_tables
 from quantexp.analysis.draw.tensors import draw_tensors, pieces_of
-from quantexp.analysis.draw.tree import (
-    CHAPTER_FOLDERS,
-    FIGURES,
-    FILTERED,
-    PARTS,
-    QUICK,
-    STATISTICS,
-)
+from quantexp.analysis.pool import Pool
+from quantexp.analysis.tree import CHAPTER_FOLDERS, FIGURES, FILTERED, PARTS, QUICK, STATISTICS
 from quantexp.errors import CaptureError, ConfigError
 from quantexp.folders import short_path
 from quantexp.processes.cores import allowed_cores

@@ -9,7 +9,7 @@ from typing import Any
 
 from quantexp.analysis.draw.look import Looked, look_at
 from quantexp.analysis.draw.statistics_only import StatisticsOnly
-from quantexp.analysis.draw.tree import DISTRIBUTIONS, HEATMAPS
+from quantexp.analysis.tree import DISTRIBUTIONS, HEATMAPS
 from quantexp.capture.reader import CapturedTensor
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quantexp.analysis.draw.chapter import Chapter, Desk, Source
+from quantexp.analysis.chapter import Chapter, Desk, Source
 from quantexp.analysis.numerics.attention import Layer, layers_of, maps_of
 from quantexp.analysis.numerics.attention_figure import draw_maps
 from quantexp.analysis.numerics.series import slug

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from quantexp.analysis.draw.chapter import Chapter, Desk, Source
+from quantexp.analysis.chapter import Chapter, Desk, Source
 from quantexp.analysis.numerics.by_layer import (
     between_ranks,
     operand_heat,

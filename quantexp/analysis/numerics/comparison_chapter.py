@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from quantexp.analysis.draw.chapter import Chapter, Desk, Source
+from quantexp.analysis.chapter import Chapter, Desk, Source
 from quantexp.analysis.numerics.comparison import (
     contestants,
     fidelity_by_scheme,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from quantexp.analysis.draw.chapter import Desk, Source
+from quantexp.analysis.chapter import Desk, Source
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
 from quantexp.capture.reader import CapturedTensor
 

@@ -22,7 +22,7 @@ from quantexp.analysis.style import (
     YELLOW,
 )
 from quantexp.analysis.tensors.operands import tensor_called
-from quantexp.capture.record.operands import SCALE, source_of
+from quantexp.capture.operands import SCALE, source_of
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from quantexp.analysis.chapter import Source
 from quantexp.analysis.compare.curves import draw_band
 from quantexp.analysis.compare.lines import Band
-from quantexp.analysis.draw.chapter import Source
-from quantexp.analysis.draw.source import open_sources
-from quantexp.analysis.draw.tree import QUICK
-from quantexp.analysis.quick.first_look import FirstLook, first_look
+from quantexp.analysis.quick.first_look import FirstLook
 from quantexp.analysis.quick.scheme_table import TABLES, draw_table
 from quantexp.analysis.quick.schemes import Scheme, schemes_of
 from quantexp.analysis.style import (
@@ -31,7 +29,6 @@ from quantexp.analysis.style import (
     name_lines,
     new_figure,
     save_figure,
-    save_png,
 )
 from quantexp.analysis.tensors.inventory import Kind
 
@@ -57,19 +54,6 @@ def save_overview(
 ) -> list[Path]:
     """Draw several sources together."""
     return save_figure(draw_overview(*schemes_of(sources, looks)).figure, stem, formats)
-
-
-def draw_sweep(listing: Path, out: Path) -> Path:
-    """Draw the runs of a sweep's list to a PNG, from the stored results of each run.
-
-    Raises:
-        CaptureError: none of its runs has a folder yet.
-        RunError: a list, or a run's configuration, that cannot be read.
-    """
-    sources = open_sources([str(listing)], {})
-    keeps = [source.run.figures / f"{QUICK}.json" for source in sources if source.run is not None]
-    looks = [first_look(s.capture, keep) for s, keep in zip(sources, keeps, strict=True)]
-    return save_png(draw_overview(*schemes_of(sources, looks)).figure, out)
 
 
 def draw_overview(schemes: Sequence[Scheme], notes: Sequence[str] = ()) -> Page:

@@ -14,6 +14,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from quantexp.analysis.numerics.lines import set_scale
 from quantexp.analysis.numerics.series import Scale
+from quantexp.analysis.quick.by_kind import OfKind
 from quantexp.analysis.scheme_style import BASELINE, scheme_style
 from quantexp.analysis.style import (
     BLUE,
@@ -25,7 +26,6 @@ from quantexp.analysis.style import (
     quant_colour,
     say_instead,
 )
-from quantexp.analysis.tensors.by_kind import OfKind
 from quantexp.runs.metrics import LossCurve
 
 #: Heights of a kind's histogram and of its format's range, in rows.

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from quantexp.analysis.chapter import Source
 from quantexp.analysis.compare.matched import mismatches
 from quantexp.analysis.compare.side import read_side
-from quantexp.analysis.draw.chapter import Source
-from quantexp.analysis.draw.tree import QUICK
+from quantexp.analysis.quick.by_kind import OfKind, by_kind
 from quantexp.analysis.quick.fidelity_panel import Grid, crest_grid, draw_grid, sqnr_grid
 from quantexp.analysis.quick.first_look import FirstLook, captured_in, first_look
 from quantexp.analysis.quick.panels import draw_loss, draw_magnitudes, draw_shares
@@ -33,8 +33,8 @@ from quantexp.analysis.style import (
     save_figure,
     save_png,
 )
-from quantexp.analysis.tensors.by_kind import OfKind, by_kind
 from quantexp.analysis.tensors.run_record import RunNames, read_names
+from quantexp.analysis.tree import QUICK
 from quantexp.errors import QuantexpError
 from quantexp.quant.label import describe_scheme
 from quantexp.runs.find import is_run

@@ -16,9 +16,9 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from quantexp.analysis.numerics.lines import percent
+from quantexp.analysis.quick.by_kind import OfKind
 from quantexp.analysis.quick.schemes import Scheme
 from quantexp.analysis.style import INK, NOTE_PT, TICK_PT, dress
-from quantexp.analysis.tensors.by_kind import OfKind
 from quantexp.analysis.tensors.inventory import Kind
 
 _SHORT = {

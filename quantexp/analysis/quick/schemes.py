@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from quantexp.analysis.chapter import Source
 from quantexp.analysis.compare.comparison import compare
 from quantexp.analysis.compare.lines import NOTHING, Band, Line, lines_of
 from quantexp.analysis.compare.side import read_side
-from quantexp.analysis.draw.chapter import Source
+from quantexp.analysis.quick.by_kind import OfKind, by_kind
 from quantexp.analysis.quick.first_look import FirstLook, Look
 from quantexp.analysis.scheme_style import SchemeStyle, scheme_styles
-from quantexp.analysis.tensors.by_kind import OfKind, by_kind
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quantexp.analysis.draw.tree import QUICK
 from quantexp.analysis.numerics.gather import is_quantised
 from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
 from quantexp.analysis.quick.first_look import ASSUMED, kept_look
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.slots import SlotCell, State, number, slots_of_tensor
+from quantexp.analysis.tree import QUICK
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.counts import from_json
 from quantexp.errors import CaptureError

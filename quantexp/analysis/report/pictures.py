@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quantexp.analysis.draw.tree import FILTERED, QUICK
+from quantexp.analysis.tree import FILTERED, QUICK
 from quantexp.runs.paths import RunDir
 
 #: Maximum bytes of the PNG files of all runs of a report; base64 adds a third.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from enum import Enum
 
-from quantexp.capture.record.operands import SCALE, source_of
+from quantexp.capture.operands import SCALE, source_of
 
 
 class Kind(Enum):

@@ -16,7 +16,7 @@ from typing import Any
 
 from quantexp.analysis.tensors.place import Place
 from quantexp.analysis.tensors.rows import ROW_SEQUENCES
-from quantexp.capture.record.operands import SOURCES
+from quantexp.capture.operands import SOURCES
 from quantexp.errors import CaptureError
 from quantexp.formats import Axis, Format, Hadamard, QuantSpec, Rounding, get_format, resolve
 from quantexp.quant.sites import Operand, Site, captured_dim, slots_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from quantexp.analysis.tensors.inventory import experts_as_one
-from quantexp.capture.record.operands import SCALE, source_of
+from quantexp.capture.operands import SCALE, source_of
 
 FORWARD, BACKWARD = "forward", "backward"
 

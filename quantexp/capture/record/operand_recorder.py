@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from quantexp.capture.names import TensorName, quant_type
-from quantexp.capture.record.operands import (
-    SCALE,
-    QuantisedOperand,
-    quantised_operand,
-    scale_sample,
-)
+from quantexp.capture.operands import SCALE, QuantisedOperand, quantised_operand, scale_sample
 from quantexp.capture.select.sample import sample_of
 from quantexp.capture.statistics.summary import summarise
 from quantexp.formats import Scales, TwoLevelScales

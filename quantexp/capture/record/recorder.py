@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from quantexp.capture.names import TensorName, quant_type
-from quantexp.capture.record.deferred import Deferred, deferred
-from quantexp.capture.record.operands import is_replaced
+from quantexp.capture.operands import is_replaced
 from quantexp.capture.select.choice import takes_micro_batch
 from quantexp.capture.select.rules import Take, take
 from quantexp.capture.select.sample import sample_of
 from quantexp.capture.statistics.fidelity import Chosen, chosen_for
 from quantexp.capture.statistics.summary import Summary, summarise
+from quantexp.capture.store.deferred import Deferred, deferred
 from quantexp.capture.store.files import Stored
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.metadata import BEFORE, About, Describer

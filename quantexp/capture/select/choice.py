@@ -14,7 +14,7 @@ from functools import partial
 from math import prod
 
 from quantexp.capture.names import RESIDUAL, ROUTER
-from quantexp.capture.record.operands import (
+from quantexp.capture.operands import (
     SCALE,
     QuantisedOperand,
     is_replaced,

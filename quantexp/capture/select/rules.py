@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from quantexp.capture.record.operands import OPERAND_TENSORS, source_of
+from quantexp.capture.operands import OPERAND_TENSORS, source_of
 from quantexp.errors import ConfigError
 from quantexp.model.decoder import in_words
 from quantexp.quant.precision import ModuleId

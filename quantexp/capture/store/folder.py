@@ -19,10 +19,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from quantexp.capture.record.deferred import Deferred, count_all
-from quantexp.capture.record.host import HostMemory, host_copy
 from quantexp.capture.store.content import content_hash
+from quantexp.capture.store.deferred import Deferred, count_all
 from quantexp.capture.store.files import PtFiles, Stored, Values
+from quantexp.capture.store.host import HostMemory, host_copy
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS, part_of
 from quantexp.capture.store.metadata import About
 from quantexp.capture.store.queue import WorkQueue

@@ -14,8 +14,8 @@ import orjson
 from torch import Tensor
 
 from quantexp.capture.names import TensorName, formats_record
-from quantexp.capture.record.deferred import Deferred
 from quantexp.capture.statistics.summary import Summary
+from quantexp.capture.store.deferred import Deferred
 from quantexp.formats.spec import QuantSpec
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.step_state import current_state

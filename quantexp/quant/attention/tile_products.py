@@ -23,6 +23,7 @@ from quantexp.quant.hooks import same_layout
 from quantexp.quant.multiply import multiply, product_scale, quantised_operand
 from quantexp.quant.operand import follows_own_amax, own_amax, quantise_operand, quantise_pair
 from quantexp.quant.product_context import Part, ProductContext
+from quantexp.quant.sharing import shares_read
 from quantexp.quant.sites import (
     DGRAD_K_DS,
     DGRAD_P_V,
@@ -35,7 +36,6 @@ from quantexp.quant.sites import (
     dim_of,
     operands_of,
 )
-from quantexp.quant.weight_cache.policy import shares_read
 
 #: Maps the scores of a tile, [B, H, R, K], and its first query to probabilities, row by row; differentiable.
 Probabilities = Callable[[Tensor, int], Tensor]

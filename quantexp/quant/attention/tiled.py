@@ -18,9 +18,9 @@ computes it first. Differences from the plain path (`quantexp.quant.attention.pl
   that a query may see is near the -10000 that masks hidden keys. In float32 a shorter sum has another order, so
   all keys are multiplied.
 
-On a CUDA device Triton kernels (`quantexp.quant.kernels`) multiply what they support. If the proof of engagement or a
-hook of P, dP or dS is active, the torch tiles run as well: proof and hooks observe every product and operand of the
-tiles. Training continues with the kernels' o, dq, dk and dv, which must agree with those of the tiles.
+On a CUDA device Triton kernels (`quantexp.quant.attention.kernels`) multiply what they support. If the proof of
+engagement or a hook of P, dP or dS is active, the torch tiles run as well: proof and hooks observe every product and
+operand of the tiles. Training continues with the kernels' o, dq, dk and dv, which must agree with those of the tiles.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 
 from quantexp.quant.attention.call import AttentionCall
+from quantexp.quant.attention.kernels.agreement import require_gradients, require_output
+from quantexp.quant.attention.kernels.choice import kernels_for
+from quantexp.quant.attention.kernels.gpu import Kernels
 from quantexp.quant.attention.tile_passes import Backward, Forward
 from quantexp.quant.attention.tile_products import Probabilities, TileProducts
-from quantexp.quant.kernels.agreement import require_gradients, require_output
-from quantexp.quant.kernels.choice import kernels_for
-from quantexp.quant.kernels.gpu import Kernels
 from quantexp.quant.product_context import is_watched
 
 

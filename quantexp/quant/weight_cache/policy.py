@@ -15,24 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from quantexp.formats.spec import QuantSpec
-
-
-def shares_read(first: QuantSpec, second: QuantSpec) -> bool:
-    """Whether one read of a tensor produces both products' copies: they differ at most in the axis of their blocks.
-
-    Operands that need the step state have a copy per product, unless the second reuses the forward copy.
-    """
-    if not first.quantised:
-        return False
-    if second.reuse:
-        return True
-    depend = first.needs_step_state or second.needs_step_state
-    return not depend and first.along_any_axis == second.along_any_axis
-
-
-def is_one_tensor(first: QuantSpec, second: QuantSpec) -> bool:
-    """Whether two products that share a read multiply one copy."""
-    return second.reuse or not first.has_blocks
+from quantexp.quant.sharing import shares_read
 
 
 @lru_cache(maxsize=4096)

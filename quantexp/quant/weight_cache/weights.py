@@ -30,9 +30,10 @@ from quantexp.formats.spec import QuantSpec
 from quantexp.quant.hooks import is_operand_hooked
 from quantexp.quant.operand import quantise_operand, quantise_pair
 from quantexp.quant.precision import ModuleId, ModulePrecision
+from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import DGRAD_W, FPROP_W, Operand, Product, dim_of
 from quantexp.quant.weight_cache.buffers import Buffers
-from quantexp.quant.weight_cache.policy import copy_key, is_one_tensor, shares_read
+from quantexp.quant.weight_cache.policy import copy_key
 
 #: Elements of a weight compared at the end of a step; the actual number is at most twice this.
 SAMPLE = 1024

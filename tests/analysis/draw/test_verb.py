@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from quantexp.analysis.chapter import Chapter, Desk, Source
 from quantexp.analysis.draw import chapters
-from quantexp.analysis.draw.chapter import Chapter, Desk, Source
-from quantexp.analysis.draw.tree import CHAPTER_FOLDERS, PARTS
 from quantexp.analysis.draw.work import Done, Task, do
 from quantexp.analysis.style import new_figure
+from quantexp.analysis.tree import CHAPTER_FOLDERS, PARTS
 from quantexp.capture.reader import CapturedTensor
 from quantexp.cli.main import main
 from quantexp.errors import CaptureError, ConfigError

@@ -11,10 +11,10 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from quantexp.analysis.draw.chapter import Desk, Problems, Source
-from quantexp.analysis.draw.pool import Pool
+from quantexp.analysis.chapter import Desk, Problems, Source
 from quantexp.analysis.numerics.gather import Run
 from quantexp.analysis.numerics.measured import Asked, measure
+from quantexp.analysis.pool import Pool
 from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture as Opened
 from quantexp.capture.reader import CapturedTensor, open_capture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantexp.analysis.draw.chapter import Source
+from quantexp.analysis.chapter import Source
 from quantexp.analysis.numerics.attention_chapter import CHAPTER
 from tests.analysis.captures import Capture
 

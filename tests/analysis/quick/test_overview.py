@@ -11,10 +11,11 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from quantexp.analysis.after_run import draw_sweep
+from quantexp.analysis.chapter import Source
 from quantexp.analysis.compare.lines import Band
-from quantexp.analysis.draw.chapter import Source
 from quantexp.analysis.quick.first_look import captured_in, first_look
-from quantexp.analysis.quick.overview import draw_overview, draw_sweep
+from quantexp.analysis.quick.overview import draw_overview
 from quantexp.analysis.quick.schemes import Scheme, schemes_of
 from quantexp.analysis.scheme_style import scheme_styles
 from quantexp.analysis.tensors.run_record import RunNames

@@ -8,9 +8,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
 from quantexp.analysis.quick import panels
+from quantexp.analysis.quick.by_kind import OfKind, Range
 from quantexp.analysis.scheme_style import scheme_style
 from quantexp.analysis.style import BLUE, VERMILLION, new_figure
-from quantexp.analysis.tensors.by_kind import OfKind, Range
 from quantexp.analysis.tensors.inventory import Kind
 from quantexp.capture.statistics.counts import Counts
 from quantexp.runs.metrics import LossCurve

@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from quantexp.capture import open_capture
-from quantexp.capture.record.deferred import Deferred, deferred
+from quantexp.capture.store.deferred import Deferred, deferred
 from quantexp.capture.store.ending import finish_capture
 from quantexp.capture.store.files import Values
 from quantexp.capture.store.folder import CaptureStore

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from quantexp.capture.names import TensorName
-from quantexp.capture.record.deferred import Deferred
 from quantexp.capture.statistics.summary import summarise
+from quantexp.capture.store.deferred import Deferred
 from quantexp.capture.store.metadata import About, Describer
 from quantexp.quant.precision import ModuleId, ModulePrecision
 

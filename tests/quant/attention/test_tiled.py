@@ -25,7 +25,7 @@ from quantexp.quant.hooks import hook_operands, no_hook
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.step_state import StepState, use_step_state
 
-from ..kernels.tiled_cases import (  # noqa: TID252
+from .kernels.tiled_cases import (
     FULL_HIFP8,
     FULL_MXFP8,
     SCHEMES,

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from quantexp.formats import QuantSpec
+from quantexp.quant.sharing import shares_read
 from quantexp.quant.sites import DGRAD_W, FPROP_W, Site
 from quantexp.quant.slots import resolve_site
-from quantexp.quant.weight_cache.policy import copy_key, num_kept, shares_read
+from quantexp.quant.weight_cache.policy import copy_key, num_kept
 from quantexp.schema import LinearDgrad, LinearSite, Slot
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quantexp.quant import sites
 from quantexp.quant.attention import tile_products, tiles
-from quantexp.quant.kernels.agreement import BOUND
+from quantexp.quant.attention.kernels.agreement import BOUND
 from quantexp.quant.step_state import StepState, use_step_state
 
 from .tiled_cases import (

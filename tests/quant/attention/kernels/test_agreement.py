@@ -10,10 +10,10 @@ from torch import Tensor
 
 from quantexp.errors import EngagementError
 from quantexp.quant.attention.call import AttentionCall
+from quantexp.quant.attention.kernels.agreement import BOUND, require_gradients, require_output
+from quantexp.quant.attention.kernels.gpu import Amaxes, Kernels, Quantised
 from quantexp.quant.attention.plain import by_head, expanded
 from quantexp.quant.attention.tile_products import TileProducts
-from quantexp.quant.kernels.agreement import BOUND, require_gradients, require_output
-from quantexp.quant.kernels.gpu import Amaxes, Kernels, Quantised
 from quantexp.quant.sites import DGRAD_Q_DS, FPROP_P, Operand
 from quantexp.quant.step_state import StepState, use_step_state
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.capture.record.deferred import Deferred, count_all, deferred
 from quantexp.capture.statistics import native
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import Summary, statistics, summarise
+from quantexp.capture.store.deferred import Deferred, count_all, deferred
 from quantexp.capture.store.folder import CaptureStore
 from quantexp.capture.store.metadata import About
 from tests.capture.stalling import stalled

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 import pytest
 import torch
 
-from quantexp.analysis.draw.pool import Pool
+from quantexp.analysis.pool import Pool
 from quantexp.errors import CaptureError
 
 PROCESS = "(__import__('os').getpid(), __import__('torch').get_num_threads())"

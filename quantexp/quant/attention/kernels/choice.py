@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quantexp.quant.attention.call import AttentionCall
-from quantexp.quant.kernels import gpu
+from quantexp.quant.attention.kernels import gpu
 
 
 def kernels_for(call: AttentionCall, q_TBHD: Tensor, v_TBGE: Tensor) -> gpu.Kernels | None:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from quantexp.analysis.draw.pool import Pool
+from quantexp.analysis.pool import Pool
 from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.errors import CaptureError

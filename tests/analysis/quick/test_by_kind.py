@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from quantexp.analysis.quick.by_kind import OfKind, by_kind, representable
 from quantexp.analysis.quick.first_look import captured_in, first_look
-from quantexp.analysis.tensors.by_kind import OfKind, by_kind, representable
 from quantexp.analysis.tensors.inventory import Kind
 
 from .. import mxfp4  # noqa: TID252
 from ..captures import BF16, MX4, MX8, Capture, attention_formats, linear_formats  # noqa: TID252
-from ..quick.test_first_look import as_statistics  # noqa: TID252
+from .test_first_look import as_statistics
 
 
 def kinds(capture: Capture) -> dict[Kind, OfKind]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quantexp.quant.kernels.triton_tiles import multiplied, rounded
+from quantexp.quant.attention.kernels.triton_tiles import multiplied, rounded
 
 #: Megatron's score of a hidden key.
 UNSEEN = tl.constexpr(-10000.0)

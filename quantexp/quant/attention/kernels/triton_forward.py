@@ -16,8 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quantexp.quant.kernels.triton_softmax import hidden_tile, probabilities, scores
-from quantexp.quant.kernels.triton_tiles import (
+from quantexp.quant.attention.kernels.triton_softmax import hidden_tile, probabilities, scores
+from quantexp.quant.attention.kernels.triton_tiles import (
     multiplied,
     of_row,
     quantised_tile,

@@ -11,7 +11,7 @@ from torch import Tensor
 from quantexp.errors import EngagementError
 from quantexp.formats.kernels import gpu as quantising
 from quantexp.quant.attention import tiled, tiles
-from quantexp.quant.kernels import gpu, launches
+from quantexp.quant.attention.kernels import gpu, launches
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import watch_products
 from quantexp.quant.sites import Slot

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantexp.capture.record.host import HostMemory, host_copy
 from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.host import HostMemory, host_copy
 from quantexp.capture.store.metadata import About
 
 

@@ -15,9 +15,9 @@ import pytest
 from quantexp.formats.kernels.gpu import mx_constants
 from quantexp.formats.table import get_format
 from quantexp.formats.types import Rounding, ScaleRule
-from quantexp.quant.kernels.arguments import Constants, OfDS, OfP
-from quantexp.quant.kernels.gpu import padded
-from quantexp.quant.kernels.launches import launch_for
+from quantexp.quant.attention.kernels.arguments import Constants, OfDS, OfP
+from quantexp.quant.attention.kernels.gpu import padded
+from quantexp.quant.attention.kernels.launches import launch_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -76,7 +76,7 @@ def compiled(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from quantexp.quant.kernels import triton_backward, triton_forward
+    from quantexp.quant.attention.kernels import triton_backward, triton_forward
 
     kernel = getattr(triton_forward, name, None) or getattr(triton_backward, name)
     D, E = widths

@@ -20,15 +20,15 @@ import triton.language as tl
 
 from quantexp.formats.kernels.triton_amax import finite_magnitude
 from quantexp.formats.kernels.triton_words import as_bits
-from quantexp.quant.kernels.triton_forward import last_key, of_program
-from quantexp.quant.kernels.triton_softmax import (
+from quantexp.quant.attention.kernels.triton_forward import last_key, of_program
+from quantexp.quant.attention.kernels.triton_softmax import (
     gradient_of_p,
     gradient_of_s,
     hidden_tile,
     probabilities,
     scores,
 )
-from quantexp.quant.kernels.triton_tiles import (
+from quantexp.quant.attention.kernels.triton_tiles import (
     multiplied,
     of_row,
     quantised_tile,

@@ -32,10 +32,10 @@ from quantexp.formats.kernels import gpu
 from quantexp.formats.kernels.choice import is_torch_alone
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.quant.attention.call import AttentionCall
+from quantexp.quant.attention.kernels.arguments import Constants, Heads, OfDS, OfP
+from quantexp.quant.attention.kernels.launches import LAUNCHES, Launch, launch_for
 from quantexp.quant.attention.plain import by_token
 from quantexp.quant.attention.tile_products import TILE_OPERANDS
-from quantexp.quant.kernels.arguments import Constants, Heads, OfDS, OfP
-from quantexp.quant.kernels.launches import LAUNCHES, Launch, launch_for
 from quantexp.quant.multiply import product_scale
 from quantexp.quant.operand import follows_own_amax
 from quantexp.quant.precision import Entry, ModulePrecision
@@ -109,7 +109,7 @@ class Kernels:
 
     def forward(self, quantised: Quantised, amaxes: Amaxes | None = None) -> Tensor:
         """The output o, [N, T, E], of q, k and v; under scales of these amaxes, by default their own."""
-        from quantexp.quant.kernels import triton_forward as kernels
+        from quantexp.quant.attention.kernels import triton_forward as kernels
 
         q, k, v = (quantised(slot) for slot in (FPROP_Q, FPROP_K, FPROP_V))
         T, B, H, _ = q.shape
@@ -141,7 +141,7 @@ class Kernels:
             quantised: q and k as in the scores, and all operands of the backward pass except P and dS.
             amaxes: determine the scales of P and dS; by default their own.
         """
-        from quantexp.quant.kernels import triton_backward as kernels
+        from quantexp.quant.attention.kernels import triton_backward as kernels
 
         q, k, v = quantised(FPROP_Q), quantised(FPROP_K), quantised(DGRAD_P_V)
         T, B, H, _ = q.shape

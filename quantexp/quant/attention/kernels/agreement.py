@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from quantexp.errors import EngagementError
+from quantexp.quant.attention.kernels.gpu import Kernels
 from quantexp.quant.attention.tile_products import TileProducts
-from quantexp.quant.kernels.gpu import Kernels
 from quantexp.quant.sites import DGRAD_P_DO, DGRAD_P_V, FPROP_K, FPROP_Q, Slot
 
 #: Relative to the norm of a head's result.
