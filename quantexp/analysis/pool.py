@@ -11,17 +11,19 @@ flight. Each of them is repeated in a process of its own, so that only the piece
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
 from typing import TypeVar
 
 from quantexp.errors import CaptureError
-from quantexp.processes.with_parent import end_with_parent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -101,8 +103,16 @@ def _begin() -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(None)
+    threading.Thread(target=_end_with_creator, daemon=True).start()
     torch.set_num_threads(1)
+
+
+def _end_with_creator() -> None:
+    """End this worker with the process that created the pool; its parent, the fork server, would outlive that one."""
+    creator = multiprocessing.parent_process()
+    assert creator is not None
+    wait([creator.sentinel])
+    os._exit(1)
 
 
 def _in_this_process(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Generator, Iterator
 
+import psutil
 import pytest
 import torch
 
@@ -74,3 +77,22 @@ def test_with_one_job_this_process_does_the_work_and_keeps_its_threads() -> None
     assert found[0][1] == (os.getpid(), 1)
     assert isinstance(found[1][1], OSError)
     assert torch.get_num_threads() == before
+
+
+KILLED = """\
+import os
+from quantexp.analysis.draw.pool import Pool
+if __name__ == "__main__":
+    (_, pid), = Pool(2).each(eval, ["__import__('os').getpid()"])
+    print(pid, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_workers_end_with_a_killed_process() -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, check=False)
+    assert done.returncode == -9, "the pipe is closed: no worker holds it"
+    _, alive = psutil.wait_procs(
+        [psutil.Process(pid) for pid in [int(done.stdout)] if psutil.pid_exists(pid)], 10
+    )
+    assert not alive
