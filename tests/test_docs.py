@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quantexp.analysis.draw.arguments import asked as asked_to_draw
+from quantexp.analysis.draw.arguments import request_of as asked_to_draw
 from quantexp.analysis.requantise.arguments import request_of as asked_to_requantise
 from quantexp.cli.arguments import parser_of
 from quantexp.cli.main import main

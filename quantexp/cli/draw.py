@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from quantexp.analysis.draw.arguments import asked
+from quantexp.analysis.draw.arguments import request_of
 from quantexp.analysis.pool import start_server
 from quantexp.analysis.tree import STATISTICS
 from quantexp.cli.arguments import root_and_rest
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
         RunError: a run's configuration or a sweep's list that cannot be read.
     """
     root, arguments.words = root_and_rest(arguments.words)
-    wanted = asked(arguments)
+    wanted = request_of(arguments)
     wanted = replace(wanted, folders=[existing_or_named(each, root) for each in wanted.folders])
     if wanted.jobs != 1:
         start_server(draws=wanted.only != (STATISTICS,))  # it imports while this process does

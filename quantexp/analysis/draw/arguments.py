@@ -38,7 +38,7 @@ _ABOUT = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The request of a `draw` command."""
 
     folders: list[str]
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help=about)
 
 
-def asked(arguments: argparse.Namespace) -> Asked:
+def request_of(arguments: argparse.Namespace) -> Request:
     """The request of the parsed arguments.
 
     Raises:
@@ -96,7 +96,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
     filters = {name: value for name, value in given.items() if value is not None}
     for name in filters.keys() & NUMBERS:
         numbers(name, filters[name])
-    return Asked(
+    return Request(
         folders,
         filters,
         None if out is None else Path(out).expanduser(),

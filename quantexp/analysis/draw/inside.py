@@ -30,10 +30,10 @@ def completed(source: Source, filters: Iterable[str], say: Callable[[str], None]
     """The source with the metadata for the filters completed from its files; reports values that stay unknown."""
     entries = list(source.capture)
     for name in filters:
-        asked = [i for i, entry in enumerate(entries) if not values_of(entry.metadata, name)]
-        for i in asked:
+        absent = [i for i, entry in enumerate(entries) if not values_of(entry.metadata, name)]
+        for i in absent:
             entries[i] = _with(entries[i], name, say)
-        unknown = sum(not values_of(entries[i].metadata, name) for i in asked)
+        unknown = sum(not values_of(entries[i].metadata, name) for i in absent)
         if unknown:
             say(
                 f"{source.label}: {unknown} of {len(entries)} tensors do not say their {name}: they are left out"

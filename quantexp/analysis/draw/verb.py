@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 
 from quantexp.analysis.chapter import Chapter, Desk, Problems, Source
-from quantexp.analysis.draw.arguments import Asked
+from quantexp.analysis.draw.arguments import Request
 from quantexp.analysis.draw.drawn import VERSION, Drawn
 from quantexp.analysis.draw.source import default_out, foreign, open_sources
 from quantexp.analysis.draw.tables import write_tables
@@ -59,7 +59,7 @@ class Outcome:
         return f"{tensors}{self.num_files} files in {short_path(self.out)}"
 
 
-def draw(asked: Asked, console: Console, complain: Callable[[str], None]) -> Outcome:
+def draw(request: Request, console: Console, complain: Callable[[str], None]) -> Outcome:
     """Draw the request; reports each unusable file.
 
     Raises:
@@ -67,39 +67,39 @@ def draw(asked: Asked, console: Console, complain: Callable[[str], None]) -> Out
         ConfigError: an unknown part, or a filter's value that no tensor has.
         RunError: a run's configuration or a sweep's list that cannot be read.
     """
-    wanted = _wanted(asked)
+    wanted = _wanted(request)
     sources = open_sources(
-        asked.folders,
-        asked.filters,
+        request.folders,
+        request.filters,
         lambda line: console.print(line, soft_wrap=True, markup=False),
     )
-    out = asked.out if asked.out is not None else default_out(asked.folders, sources)
+    out = request.out if request.out is not None else default_out(request.folders, sources)
     problems = Problems(complain)
     for file, why in foreign(sources):
         problems.add(file, why)
     for source in sources:
         _say_what_is_missing(source, console)
-    jobs = asked.jobs or len(allowed_cores())
+    jobs = request.jobs or len(allowed_cores())
     with contextlib.closing(Pool(jobs)) as pool, _writing(out):
-        return _drawn(asked, wanted, sources, out, pool, problems, console)
+        return _drawn(request, wanted, sources, out, pool, problems, console)
 
 
 def draw_run(run: RunDir) -> Outcome:
     """Draw everything as PNG for `analysis.auto=true` at the end of a run, with messages in the run's log."""
-    asked = Asked([str(run.root)], out=run.figures, formats=("png",))
+    request = Request([str(run.root)], out=run.figures, formats=("png",))
     log = Console(file=sys.stderr, highlight=False)
-    return draw(asked, log, lambda line: log.print(line, soft_wrap=True, markup=False))
+    return draw(request, log, lambda line: log.print(line, soft_wrap=True, markup=False))
 
 
-def _wanted(asked: Asked) -> tuple[str, ...]:
-    if asked.only is None:
+def _wanted(request: Request) -> tuple[str, ...]:
+    if request.only is None:
         return PARTS
-    unknown = [name for name in asked.only if name not in PARTS]
-    if unknown or not asked.only:
+    unknown = [name for name in request.only if name not in PARTS]
+    if unknown or not request.only:
         raise ConfigError(
             f"--only must be of {', '.join(PARTS)}, got {', '.join(unknown) or 'nothing'}"
         )
-    return asked.only
+    return request.only
 
 
 def _say_what_is_missing(source: Source, console: Console) -> None:
@@ -116,7 +116,7 @@ def _say_what_is_missing(source: Source, console: Console) -> None:
 
 
 def _drawn(
-    asked: Asked,
+    request: Request,
     wanted: Sequence[str],
     sources: list[Source],
     out: Path,
@@ -125,35 +125,35 @@ def _drawn(
     console: Console,
 ) -> Outcome:
     pieces = list(
-        pieces_of(sources, problems, every_iteration=bool(asked.filters.keys() & {"iteration"}))
+        pieces_of(sources, problems, every_iteration=bool(request.filters.keys() & {"iteration"}))
     )
     statistics = [_size_and_time(s.capture.folder / "statistics.jsonl") for s in sources]
-    about = [VERSION, asked.formats, [[piece.name, piece.key] for piece in pieces], statistics]
-    drawn = Drawn(out, force=asked.force)
+    about = [VERSION, request.formats, [[piece.name, piece.key] for piece in pieces], statistics]
+    drawn = Drawn(out, force=request.force)
     num_files = num_tensors = num_known = 0
-    chosen = [sorted(asked.filters.items()), [source.label for source in sources]]
+    chosen = [sorted(request.filters.items()), [source.label for source in sources]]
     if QUICK in wanted:
         from quantexp.analysis.quick.picture import save_quick_analysis
 
-        some = FILTERED if asked.filters else ""
+        some = FILTERED if request.filters else ""
         quick = f"{QUICK}{some}"
         for source in sources:
             name = quick if len(sources) == 1 else f"{QUICK}/{source.label}{some}"
             loss = None if source.run is None else _size_and_time(source.run.metrics)
             keep = out / f"{name}.json"
             make = partial(
-                save_quick_analysis, source, out / name, keep, asked.formats, force=asked.force
+                save_quick_analysis, source, out / name, keep, request.formats, force=request.force
             )
             num_files += drawn.once(name, [about, chosen, loss], make)
         if len(sources) > 1:
             losses = [_size_and_time(s.run.metrics) for s in sources if s.run is not None]
             keeps = [out / QUICK / f"{s.label}{some}.json" for s in sources]
-            make = partial(_save_overview, sources, keeps, out / quick, asked.formats)
+            make = partial(_save_overview, sources, keeps, out / quick, request.formats)
             num_files += drawn.once(quick, [about, chosen, losses], make)
     if not set(wanted).isdisjoint((*FIGURES, STATISTICS)):
         figures = [folder for folder in FIGURES if folder in wanted]
         rows, num_known, num_drawn = draw_tensors(
-            pieces, figures, asked.formats, drawn, pool, problems, console
+            pieces, figures, request.formats, drawn, pool, problems, console
         )
         num_tensors = len(rows)
         details = STATISTICS in wanted
@@ -162,10 +162,10 @@ def _drawn(
             from quantexp.analysis.draw.captured import FILE_NAME, save_captured
 
             stem = out / STATISTICS / FILE_NAME
-            num_files += len(save_captured(rows, stem, asked.formats))
+            num_files += len(save_captured(rows, stem, request.formats))
         num_files += num_drawn
     for chapter in _chapters(wanted):
-        desk = Desk(out / chapter.folder, asked.formats, pool, problems, console)
+        desk = Desk(out / chapter.folder, request.formats, pool, problems, console)
         make = partial(chapter.draw, sources, desk)
         num_files += drawn.once(
             chapter.folder, [about, chosen], make, is_complete=lambda: not problems.reasons

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from quantexp.analysis.chapter import Desk, Source
-from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
+from quantexp.analysis.numerics.measured import Measured, Request, measure, of_statistics
 from quantexp.capture.reader import CapturedTensor
 
 #: The formats for judging a run without quantised operands.
@@ -48,8 +48,8 @@ def gather(sources: Sequence[Source], desk: Desk) -> Sequence[Run]:
 
 def _run(source: Source, desk: Desk) -> Run:
     stored = source.entries
-    asked = () if any(map(is_quantised, source.capture)) else USUAL_FORMATS
-    look = partial(measure, asked=Asked(asked))
+    formats = () if any(map(is_quantised, source.capture)) else USUAL_FORMATS
+    look = partial(measure, request=Request(formats))
     found = [one for _, one in desk.each(look, stored)]
     bare = [of_statistics(entry.metadata) for entry in source.capture.described()]
     return Run(source.label, source.scheme, tuple(found + bare))

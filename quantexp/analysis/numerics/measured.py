@@ -1,8 +1,8 @@
 """All measures of one captured tensor, from its values or from its captured statistics.
 
 Moments are those of the whole tensor: the capture's, or else computed here. Operands are judged by at most about
-`Asked.num_elements` elements in whole blocks, spread over the tensor, under the formats that the run declared, and
-where it declared none under those that are asked for. Formats with blocks are judged along both dimensions of the
+`Request.num_elements` elements in whole blocks, spread over the tensor, under the formats that the run declared, and
+where it declared none under the requested formats. Formats with blocks are judged along both dimensions of the
 matrix. Of statistics alone there is what the capture judged while the tensor passed (`capture.format`).
 """
 
@@ -39,7 +39,7 @@ _MOMENTS = ("mean", "std", "abs_max", "skew", "kurtosis", "zero_share")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The requested measures of every tensor."""
 
     #: Formats for operands in the working precision, with the options of the schemes.
@@ -77,7 +77,7 @@ class Measured:
     notes: tuple[str, ...] = ()
 
 
-def measure(entry: CapturedTensor, asked: Asked) -> Measured:
+def measure(entry: CapturedTensor, request: Request) -> Measured:
     """The measures of a tensor from its values.
 
     Raises:
@@ -98,13 +98,13 @@ def measure(entry: CapturedTensor, asked: Asked) -> Measured:
         return whole
     source = place.source
     channels, heads = (
-        None if dims is None or asked.operands_only else outliers(x, dims)
+        None if dims is None or request.operands_only else outliers(x, dims)
         for dims in (
             channel_dims(place.layer_type, source, x.ndim),
             head_dims(place.layer_type, source, x.ndim),
         )
     )
-    operands, notes = _operands(x, metadata, whole, asked)
+    operands, notes = _operands(x, metadata, whole, request)
     return replace(
         whole, channels=channels, heads=heads, operands=operands, notes=whole.notes + notes
     )
@@ -161,7 +161,7 @@ def _oddities(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _operands(
-    x: Tensor, metadata: Mapping[str, Any], whole: Measured, asked: Asked
+    x: Tensor, metadata: Mapping[str, Any], whole: Measured, request: Request
 ) -> tuple[tuple[UnderFormat, ...], tuple[str, ...]]:
     """Judge every slot under its format, then the axis without a slot; returns also the reasons for missing results."""
     usable = x if x.dtype in INPUT_DTYPES else x.float()
@@ -170,7 +170,7 @@ def _operands(
         slots = slots_of(metadata)
         if slots:
             check_layout(tuple(x.shape), slots[0])
-        wanted = list(_wanted(metadata, slots, asked))
+        wanted = list(_wanted(metadata, slots, request))
     except CaptureError as error:
         return (), (f"not judged: {error}",)
     sampled = bool(metadata.get("sample"))
@@ -192,7 +192,7 @@ def _operands(
                     amax,
                     slot=slot,
                     is_declared=is_declared,
-                    limit=asked.num_elements,
+                    limit=request.num_elements,
                 )
             except (
                 ValueError,
@@ -206,7 +206,7 @@ def _operands(
 
 
 def _wanted(
-    metadata: Mapping[str, Any], slots: list[Slot], asked: Asked
+    metadata: Mapping[str, Any], slots: list[Slot], request: Request
 ) -> Iterator[tuple[str, DeclaredOperand, bool]]:
     """Slot, operand, and whether the run declares it."""
     declared = declared_operands(metadata)
@@ -220,10 +220,10 @@ def _wanted(
                     replace(as_schemes_hold(slot, name), rows=metadata.get(ROW_SEQUENCES)),
                     False,
                 )
-                for name in asked.formats
+                for name in request.formats
             ]
     yield from found
-    if slots and slots[0].operand and not asked.operands_only:
+    if slots and slots[0].operand and not request.operands_only:
         yield from (("", one, False) for one in _other_axes(slots[0].operand, found))
 
 

@@ -1,6 +1,6 @@
 """Groups numbers into series: a line, a row of a heat map or a bar.
 
-Operands are judged as the run declared them, under formats that were asked for, or, of statistics alone, under
+Operands are judged as the run declared them, under requested formats, or, of statistics alone, under
 `capture.format`; each of these is a group with figures of its own. Within a group a series is one operand of one
 product (`fprop.x`) of one module; of statistics, whose operands are judged along one axis alone, one tensor.
 """

@@ -24,7 +24,7 @@ import torch
 
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.numerics.gather import USUAL_FORMATS, is_quantised
-from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
+from quantexp.analysis.numerics.measured import Measured, Request, measure, of_statistics
 from quantexp.analysis.numerics.operand import largest_scale_exponent
 from quantexp.analysis.numerics.table import measured_of_json, tensor_json
 from quantexp.analysis.tensors.inventory import Kind, kind_of
@@ -155,7 +155,7 @@ def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
     metadata = entry.metadata
     named = metadata.get("quant_type")
     assumed = named if named in USUAL_FORMATS else ASSUMED
-    asked = Asked(() if is_declared else (assumed,), operands_only=True)
+    request = Request(() if is_declared else (assumed,), operands_only=True)
     if not metadata.get("file"):
         try:
             measured = of_statistics(metadata)
@@ -163,7 +163,7 @@ def _look(is_declared: bool, entry: CapturedTensor) -> Look | str:
             return "statistics that cannot be read"
     else:
         try:
-            measured = measure(entry, asked)
+            measured = measure(entry, request)
         except CaptureError:
             return _why_unreadable(entry)
         except OSError:

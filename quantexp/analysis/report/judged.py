@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.analysis.numerics.gather import is_quantised
-from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
+from quantexp.analysis.numerics.measured import Measured, Request, measure, of_statistics
 from quantexp.analysis.quick.first_look import ASSUMED, kept_look
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.slots import SlotCell, State, number, slots_of_tensor
@@ -46,7 +46,7 @@ class Judge:
         self._deadline = deadline
         #: Whether the run quantises nothing, so that its operands are judged in the format `ASSUMED`.
         self.is_assumed = not any(map(is_quantised, entries))
-        self._asked = Asked((ASSUMED,) if self.is_assumed else (), operands_only=True)
+        self._request = Request((ASSUMED,) if self.is_assumed else (), operands_only=True)
         kept = kept_look(run.figures / f"{QUICK}.json", folder)
         # Stored results of tensors that are not shown may use other formats.
         if kept is not None and kept.is_judged and kept.is_assumed != self.is_assumed:
@@ -93,7 +93,7 @@ class Judge:
             self.num_late += 1
             return State.LATE
         try:
-            return of_statistics(known) if is_bare else measure(entry, self._asked)
+            return of_statistics(known) if is_bare else measure(entry, self._request)
         except (CaptureError, OSError):
             return State.FAILED
 

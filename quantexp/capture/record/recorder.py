@@ -9,7 +9,7 @@ interleave.
 from __future__ import annotations
 
 import contextlib
-import sys
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +36,8 @@ from quantexp.quant.hooks import FORWARD, TensorHook
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.torch_internals import in_backward, without_torch_function
 from quantexp.schema import CaptureConfig, CaptureLevel
+
+LOG = logging.getLogger(__name__)
 
 #: Minimum seconds between two progress reports.
 _REPORT_S = 0.05
@@ -232,7 +234,7 @@ class Recorder:
             self.stopped = (
                 f"capture stopped in iteration {self.iteration}, training continues: {error}"
             )
-            sys.stderr.write(f"{self.stopped}\n")
+            LOG.warning(self.stopped)
             self._latest = None
             self._report()
 

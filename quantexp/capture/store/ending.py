@@ -5,11 +5,13 @@ It needs no torch, because the end of a SLURM job has only seconds.
 
 from __future__ import annotations
 
-import sys
+import logging
 from pathlib import Path
 
 from quantexp.capture.store.manifest import MANIFEST, join_parts, lines_of
 from quantexp.runs.status import write_json
+
+LOG = logging.getLogger(__name__)
 
 #: The shards' index, in the usual form of safetensors.
 INDEX = "capture.safetensors.index.json"
@@ -24,7 +26,7 @@ def finish_capture(folder: Path) -> None:
         join_parts(folder)
         _write_index(folder)
     except OSError as error:
-        sys.stderr.write(f"the lists of {folder} are left in parts: {error.strerror}\n")
+        LOG.warning("the lists of %s are left in parts: %s", folder, error.strerror)
 
 
 def _write_index(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from quantexp.analysis.draw.arguments import Asked
+from quantexp.analysis.draw.arguments import Request
 from quantexp.analysis.draw.look import Looked, look_at
 from quantexp.analysis.draw.verb import Outcome, draw
 from quantexp.capture.reader import CapturedTensor
@@ -57,11 +57,11 @@ def run(tmp_path: Path) -> Unhashed:
 def draws(tmp_path: Path) -> Draw:
     """`draw` in this process: the outcome, what it complained of, and what it said."""
 
-    def do(*folders: Path | str, **asked: Any) -> tuple[Outcome, list[str], str]:
+    def do(*folders: Path | str, **request: Any) -> tuple[Outcome, list[str], str]:
         complaints: list[str] = []
         console = Console(file=io.StringIO(), width=200)
-        given = {"out": tmp_path / "draw", "formats": ("png",), "jobs": 1, **asked}
-        outcome = draw(Asked([str(f) for f in folders], **given), console, complaints.append)
+        given = {"out": tmp_path / "draw", "formats": ("png",), "jobs": 1, **request}
+        outcome = draw(Request([str(f) for f in folders], **given), console, complaints.append)
         assert isinstance(console.file, io.StringIO)
         return outcome, complaints, console.file.getvalue()
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from quantexp.analysis.draw.arguments import Asked, asked, numbers
+from quantexp.analysis.draw.arguments import Request, numbers, request_of
 from quantexp.cli.arguments import parser_of
 from quantexp.errors import ConfigError
 
 
-def parsed(*words: str) -> Asked:
-    return asked(parser_of("draw").parse_intermixed_args(list(words)))
+def parsed(*words: str) -> Request:
+    return request_of(parser_of("draw").parse_intermixed_args(list(words)))
 
 
 def test_flags_and_words_say_the_same() -> None:

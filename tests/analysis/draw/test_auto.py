@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quantexp.analysis.draw import verb
-from quantexp.analysis.draw.arguments import Asked
+from quantexp.analysis.draw.arguments import Request
 from quantexp.config.compose import compose
 from quantexp.config.load import plain, read, save
 from quantexp.errors import ConfigError
@@ -39,7 +39,7 @@ def test_auto_true_draws_the_whole_tree(
     whole = {"quick_analysis.png", "tensor_stats.txt", "distributions", "heatmaps", "statistics"}
     assert whole <= found
     assert not list(worker.context.run.figures.rglob("*.pdf"))
-    outcome = verb.draw(Asked([str(run.run_dir)], formats=("png",), jobs=1), *_nowhere())
+    outcome = verb.draw(Request([str(run.run_dir)], formats=("png",), jobs=1), *_nowhere())
     assert outcome.num_known == outcome.num_tensors == 6
 
 

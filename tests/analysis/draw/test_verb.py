@@ -70,9 +70,9 @@ def test_the_whole_tree_is_drawn(run: Unhashed, draws: Draw, tmp_path: Path) -> 
 def test_worker_processes_draw_the_same_as_this_one(
     run: Unhashed, draws: Draw, tmp_path: Path
 ) -> None:
-    asked = {"only": ("heatmaps", "statistics"), "formats": ("png", "pdf", "svg")}
-    draws(run.run_dir, out=tmp_path / "one", filters={"layer": "0"}, **asked)
-    draws(run.run_dir, out=tmp_path / "two", filters={"layer": "0"}, jobs=2, **asked)
+    request = {"only": ("heatmaps", "statistics"), "formats": ("png", "pdf", "svg")}
+    draws(run.run_dir, out=tmp_path / "one", filters={"layer": "0"}, **request)
+    draws(run.run_dir, out=tmp_path / "two", filters={"layer": "0"}, jobs=2, **request)
     assert files(tmp_path / "one") == files(tmp_path / "two")
     for name in files(tmp_path / "one"):
         if not name.endswith(".svg"):  # its identifiers are random

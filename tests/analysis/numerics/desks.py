@@ -13,7 +13,7 @@ from rich.console import Console
 
 from quantexp.analysis.chapter import Desk, Problems, Source
 from quantexp.analysis.numerics.gather import Run
-from quantexp.analysis.numerics.measured import Asked, measure
+from quantexp.analysis.numerics.measured import Request, measure
 from quantexp.analysis.pool import Pool
 from quantexp.analysis.tensors.run_record import RunNames
 from quantexp.capture.reader import Capture as Opened
@@ -79,7 +79,7 @@ def of_entries(source: Source, entries: list[CapturedTensor]) -> Source:
 def run_of(capture: Capture, *formats: str, scheme: str = "FA_linear_mxfp4") -> Run:
     """The measures of a capture."""
     entries = open_capture(capture.dir).with_values()
-    found = tuple(measure(entry, Asked(tuple(formats))) for entry in entries)
+    found = tuple(measure(entry, Request(tuple(formats))) for entry in entries)
     return Run("a run", scheme, found)
 
 

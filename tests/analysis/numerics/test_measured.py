@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from quantexp.analysis.numerics.measured import Asked, Measured, measure, of_statistics
+from quantexp.analysis.numerics.measured import Measured, Request, measure, of_statistics
 from quantexp.analysis.numerics.operand import Axis, UnderFormat
 from quantexp.capture.reader import open_capture
 from quantexp.capture.statistics.counts import Counts
@@ -20,13 +20,13 @@ from quantexp.errors import CaptureError
 from quantexp.formats import FORMATS, get_format, resolve
 from tests.analysis.captures import HIF8, MX4, Capture, attention_formats, linear_formats
 
-NONE = Asked()
+NONE = Request()
 
 
-def only(capture: Capture, asked: Asked = NONE) -> Measured:
+def only(capture: Capture, request: Request = NONE) -> Measured:
     """The measures of the one tensor that was written."""
     (entry,) = open_capture(capture.dir)
-    return measure(entry, asked)
+    return measure(entry, request)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -112,7 +112,7 @@ def test_a_tensor_scale_has_the_exponent_of_what_its_values_are_multiplied_with(
 def test_a_run_without_formats_is_judged_under_those_that_are_asked_for(capture: Capture) -> None:
     x = normal(64, 1, 64)
     capture.add(x, "grad_output", quant_type="bf16")
-    judged = by_slot(only(capture, Asked(("mxfp8", "mxfp4", "hifp8"))))
+    judged = by_slot(only(capture, Request(("mxfp8", "mxfp4", "hifp8"))))
     assert {(slot, axis) for slot, _, axis in judged} == {
         ("dgrad.g", "rows"),
         ("wgrad.g", "columns"),
@@ -133,7 +133,7 @@ def test_a_run_without_formats_is_judged_under_those_that_are_asked_for(capture:
 def test_few_elements_are_looked_at_where_few_are_asked_for(capture: Capture) -> None:
     x = normal(256, 1, 256)
     capture.add(x, "input", formats=linear_formats(MX4), quant_type="mxfp4")
-    for found in only(capture, Asked(num_elements=4096)).operands:
+    for found in only(capture, Request(num_elements=4096)).operands:
         assert found.num_elements <= 2 * 4096  # a strip of whole blocks may have more
         # 0.5 dB: 4096 of 65536 normally distributed elements stand for all of them to about 0.1 dB.
         dim = -1 if found.axis is Axis.ROWS else 0
@@ -255,7 +255,7 @@ def test_every_format_can_be_asked_for(capture: Capture, name: str) -> None:
     x = normal(64, 1, 64)
     x[:, :, 0] *= 2.0**-30
     capture.add(x, "input", quant_type="bf16")
-    found = only(capture, Asked((name,)))
+    found = only(capture, Request((name,)))
     assert found.notes == ()
     fmt = get_format(name)
     assert len(found.operands) == 2
@@ -269,7 +269,7 @@ def test_every_format_can_be_asked_for(capture: Capture, name: str) -> None:
 def test_nvfp4s_exponents_are_those_of_both_scales_together(capture: Capture) -> None:
     x = normal(32, 1, 64)
     capture.add(x, "input", quant_type="bf16")
-    found = only(capture, Asked(("nvfp4",))).operands[0]
+    found = only(capture, Request(("nvfp4",))).operands[0]
     # The scale of the tensor brings amax to 6 x 448, that of a block its amax to 6, rounded to E4M3.
     tensor = np.float32(float(x.abs().max())) / np.float32(6 * 448)
     amax = np.abs(x.float().numpy()).reshape(-1, 16).max(1)

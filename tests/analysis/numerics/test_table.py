@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from quantexp.analysis import numerics
-from quantexp.analysis.numerics.measured import Asked, Measured, measure
+from quantexp.analysis.numerics.measured import Measured, Request, measure
 from quantexp.analysis.numerics.table import COLUMNS, csv_text, json_text
 from quantexp.capture.reader import open_capture
 from quantexp.capture.statistics.errors import Fidelity
@@ -22,7 +22,7 @@ def measured(capture: Capture) -> list[Measured]:
     capture.add(x, "input", layer=3, formats=linear_formats(MX4), quant_type="mxfp4")
     capture.add(x, "output", layer=3, quant_type="mxfp4")
     capture.add(x * 0, "grad_output", layer=3, formats=linear_formats(HIF8), quant_type="hifp8")
-    return [measure(entry, Asked()) for entry in open_capture(capture.dir)]
+    return [measure(entry, Request()) for entry in open_capture(capture.dir)]
 
 
 def test_every_operand_of_a_tensor_is_a_row_and_a_tensor_without_any_is_one(
@@ -73,7 +73,7 @@ def test_the_json_is_strict_and_holds_each_tensor_once(capture: Capture) -> None
 def test_an_infinite_number_is_a_text_in_the_json(capture: Capture) -> None:
     capture.add(torch.ones(32, 1, 32), "input", formats=linear_formats(MX4), quant_type="mxfp4")
     (entry,) = open_capture(capture.dir)
-    content = json.loads(json_text({"a": [measure(entry, Asked())]}))
+    content = json.loads(json_text({"a": [measure(entry, Request())]}))
     assert content["a"][0]["operands"][0]["sqnr_db"] == "inf"
     assert math.isinf(float(content["a"][0]["operands"][0]["sqnr_db"]))
 

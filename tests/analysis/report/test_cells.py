@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from quantexp.analysis.draw.arguments import Asked
+from quantexp.analysis.draw.arguments import Request
 from quantexp.analysis.draw.verb import draw
 from quantexp.analysis.quick.first_look import captured_in, first_look
 from quantexp.analysis.report.cells import Numerics, Row, numerics
@@ -183,8 +183,8 @@ def test_what_a_picture_of_some_tensors_assumed_is_not_taken(capture: Capture) -
     capture.add(x, "input", "fc1", quant_type="bf16", formats=linear_formats(BF16))
     capture.add(x, "input", "fc2", formats=linear_formats(MX8))
     run = RunDir(capture.run_dir)
-    asked = Asked([str(run.root)], {"type": "bf16"}, run.figures, ("png",), ("quick_analysis",))
-    draw(asked, Console(quiet=True), print)
+    request = Request([str(run.root)], {"type": "bf16"}, run.figures, ("png",), ("quick_analysis",))
+    draw(request, Console(quiet=True), print)
     kept = run.figures / "quick_analysis.filtered.json"
     assert {path.name for path in run.figures.iterdir() if path.name[0] != "."} == {
         "quick_analysis.filtered.png",

@@ -13,7 +13,7 @@ import torch
 from scipy.linalg import hadamard as scipy_hadamard
 
 from quantexp.analysis.draw.grids import grids_of
-from quantexp.analysis.numerics.measured import Asked, measure
+from quantexp.analysis.numerics.measured import Request, measure
 from quantexp.analysis.quick.first_look import first_look
 from quantexp.analysis.requantise.blocks import keeps_blocks
 from quantexp.analysis.requantise.candidates import candidates, formats_of
@@ -99,7 +99,7 @@ def test_every_score_of_blocks_along_tokens_is_that_of_the_runs_own_operand(
     apart = 0
     for entry, x, q in several:
         expected = decibel(x, q)
-        judged = {o.slot: o for o in measure(entry, Asked()).operands if o.slot}
+        judged = {o.slot: o for o in measure(entry, Request()).operands if o.slot}
         found = next(o for slot, o in judged.items() if slot.startswith("wgrad"))
         # 1e-6 dB: float64 sums in another order.
         assert found.fidelity.sqnr_db == pytest.approx(expected, abs=1e-6)
@@ -131,7 +131,7 @@ def test_every_score_of_blocks_along_tokens_is_that_of_the_runs_own_operand(
         as_neighbours = CapturedTensor.of(
             entry.folder, {k: v for k, v in entry.metadata.items() if k != "row_sequences"}
         )
-        plain = {o.slot: o.fidelity.sqnr_db for o in measure(as_neighbours, Asked()).operands}
+        plain = {o.slot: o.fidelity.sqnr_db for o in measure(as_neighbours, Request()).operands}
         apart += abs(plain[found.slot] - expected) > 0.01
     assert apart > len(several) / 2, "blocks of neighbouring rows would give other numbers"
     check_median_block(*max(several, key=lambda pair: pair[1].size)[:2])
@@ -143,7 +143,9 @@ def test_a_transform_along_tokens_is_that_of_each_sequences_rows(
     looked = 0
     for entry, x, q in pairs(captured("more/linear_mxfp4_hadamard")):
         found = next(
-            o for o in measure(entry, Asked()).operands if o.slot.startswith("wgrad") and o.declared
+            o
+            for o in measure(entry, Request()).operands
+            if o.slot.startswith("wgrad") and o.declared
         )
         expected = decibel(transformed(x, entry.metadata["tensor"] == "grad_output"), q)
         # Sums of the transform are rounded to float32 in another order: 2^-24 against errors of 2^-3.
