@@ -84,7 +84,7 @@ def call(
     triton_interpreter: Callable[[str], AbstractContextManager[Call]],
 ) -> Iterator[Call]:
     """Call a function of `interpreted` in the interpreter."""
-    with triton_interpreter("quant.kernels.interpreted") as request:
+    with triton_interpreter("tests.quant.attention.kernels.interpreted") as request:
         yield request
 
 
