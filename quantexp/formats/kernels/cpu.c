@@ -6,7 +6,7 @@
    into units, which threads take from a counter. A unit is read from memory once, and blocks that do not lie along
    memory are gathered in a tile that stays in the L1 cache. Nothing is allocated, and nothing outlives a call. */
 
-#include "mx_bf16.h"
+#include "hif8_bf16.h"
 
 /* A unit of blocks along memory: at most a span of a row. */
 INLINE int64_t span_of(const job *j) { return SHARE / j->block * j->block; }
@@ -75,6 +75,9 @@ INLINE floats on_flat(floats v, const grid *g, int hif8) {
 INLINE void flat(const job *j, enum dtype dtype, int hif8, int exact, int64_t unit) {
   const grid g = *j->g;
   int64_t end = least((unit + 1) * SHARE, j->inner);
+#if LANES > 4
+  if (dtype == BF16 && hif8 && exact && hif8_bits(j, unit * SHARE, end)) return;
+#endif
   floats scale = every(g.scale), inverse = every(1 / g.scale);
   for (int64_t at = unit * SHARE; at < end; at += PAIR) {
     fetch(j->x, dtype, at + AHEAD);
@@ -87,15 +90,24 @@ INLINE void flat(const job *j, enum dtype dtype, int hif8, int exact, int64_t un
 
 INLINE words if_finite(floats v) { return magnitude(v) & (words)(magnitude(v) < EXPONENT); }
 
-INLINE void find_largest(job *j, enum dtype dtype, int64_t unit) {
-  int64_t end = least((unit + 1) * SHARE, j->inner);
+/* The bits of the largest finite magnitude from `at` to `end`. Nothing is prefetched: the processor predicts the reads. */
+INLINE uint32_t largest(const void *x, enum dtype dtype, int64_t at, int64_t end) {
   words most = {0};
-  for (int64_t at = unit * SHARE; at < end; at += PAIR) {
-    fetch(j->x, dtype, at + AHEAD);
-    pair v = load_some(j->x, dtype, at, end - at);
+  for (; at < end; at += PAIR) {
+    pair v = load_some(x, dtype, at, end - at);
     most = larger(most, larger(if_finite(v.a), if_finite(v.b)));
   }
-  uint32_t here = largest_lane(most), before = __atomic_load_n(&j->amax, __ATOMIC_RELAXED);
+  return largest_lane(most);
+}
+
+INLINE void find_largest(job *j, enum dtype dtype, int64_t unit) {
+  int64_t first = unit * SHARE, end = least(first + SHARE, j->inner);
+#if LANES > 4
+  uint32_t here = dtype == BF16 ? largest_bits(j->x, first, end) : largest(j->x, dtype, first, end);
+#else
+  uint32_t here = largest(j->x, dtype, first, end);
+#endif
+  uint32_t before = __atomic_load_n(&j->amax, __ATOMIC_RELAXED);
   while (before < here && !__atomic_compare_exchange_n(&j->amax, &before, here, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }

@@ -176,10 +176,13 @@ INLINE void store_some(void *y, enum dtype dtype, int64_t at, int64_t n, pair v,
 #if LANES > 4
 /* 16-bit integers, as many as a pair has elements. */
 typedef uint16_t halves __attribute__((vector_size(4 * LANES)));
+typedef int16_t shorts __attribute__((vector_size(4 * LANES)));
 
 INLINE halves all_halves(uint32_t v) { return (halves){0} + (uint16_t)v; }
 
 /* above: a - b, at least 0, of 16-bit integers and of bytes.
+   distance: |a - b|, which is at most 2^15.
+   exceeds: all bits where a > b, else none; both are below 2^15.
    looked_up_bytes: a lookup of each byte in a table of 16, from table_of; every index is below 16.
    sum_or_zero: a + b, but 0 where a is 0; a is below 2^15. */
 #if LANES == 16
@@ -199,6 +202,8 @@ INLINE halves larger_half(halves a, halves b) { return (halves)V(max_epu16)((VEC
 INLINE halves lesser_half(halves a, halves b) { return (halves)V(min_epu16)((VECTOR)a, (VECTOR)b); }
 INLINE halves above(halves a, halves b) { return (halves)V(subs_epu16)((VECTOR)a, (VECTOR)b); }
 INLINE halves above_bytes(halves a, halves b) { return (halves)V(subs_epu8)((VECTOR)a, (VECTOR)b); }
+INLINE halves distance(halves a, halves b) { return (halves)V(abs_epi16)((VECTOR)(a - b)); }
+INLINE halves exceeds(halves a, halves b) { return (halves)((shorts)a > (shorts)b); }
 INLINE halves looked_up_bytes(halves table, halves at) { return (halves)V(shuffle_epi8)((VECTOR)table, (VECTOR)at); }
 INLINE halves sum_or_zero(halves a, halves b) { return (halves)SUM_OR_ZERO((VECTOR)a, (VECTOR)b); }
 INLINE uint32_t largest_half(halves h) {

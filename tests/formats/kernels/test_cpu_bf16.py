@@ -1,4 +1,4 @@
-"""MX of bfloat16 by the compiled kernel, which computes in integers, against the exact results of `quantexp verify`."""
+"""bfloat16 by the compiled kernel, which computes in integers, against the exact results of `quantexp verify`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantexp.formats import FORMATS, quantise, quantise_both, resolve
+from quantexp.formats import FORMATS, finite_amax, quantise, quantise_both, resolve
 from quantexp.formats.types import Family, ScaleRule
 from quantexp.formats.verify.exact import Case, answer
 
@@ -97,3 +97,55 @@ def test_a_block_that_needs_floats_leaves_its_neighbours_exact(build: str, block
     for axis in (0, 1):
         options: dict[str, Any] = {"axis": axis, "block": block}
         assert_same_bits(quantise(x, "mxfp8", **options), by_torch(x, "mxfp8", **options))
+
+
+@cache
+def exact_hifp8(**options: Any) -> np.ndarray:
+    x = as_numpy(every_value(torch.bfloat16))
+    return answer(Case("hifp8", x, "bfloat16", options=options)).values
+
+
+def assert_hifp8_is_exact(**options: Any) -> None:
+    """In place, and in a tensor that does not fill its last vector."""
+    expected = exact_hifp8(**options)
+    if "amax" in options:
+        options["amax"] = torch.tensor(options["amax"])
+    for first in (0, 7):
+        y = every_value(torch.bfloat16)[first:].clone()
+        quantise(y, "hifp8", out=y, **options)
+        assert_same(y, expected[first:])
+
+
+@every_build
+def test_every_value_under_every_power_of_two_is_exact_in_hifp8(build: str) -> None:
+    """Integers are used for 2^-112 to 2^103."""
+    for exponent in range(-126, 128):
+        assert_hifp8_is_exact(scaling="current", amax=1.0, amax_target=2.0**exponent)
+
+
+@every_build
+@pytest.mark.parametrize("rounding", ["even", "away"])
+@pytest.mark.parametrize("saturate", [True, False])
+def test_every_value_under_every_option_is_exact_in_hifp8(
+    build: str, rounding: str, saturate: bool
+) -> None:
+    options: dict[str, Any] = {"rounding": rounding, "saturate": saturate}
+    assert_hifp8_is_exact(**options)
+    for scaling in ("current", "delayed", "exact"):
+        for amax in (2.0**-120, 2.0**-100, 0.7, 15.0, 2.0**115, 2.0**120):
+            assert_hifp8_is_exact(scaling=scaling, amax=amax, **options)
+    for scaling in ("current", "exact"):
+        assert_hifp8_is_exact(scaling=scaling, **options)
+
+
+@every_build
+def test_the_amax_is_the_largest_finite_magnitude(build: str) -> None:
+    """Of either sign, first and last among smaller ones, NaN and Inf."""
+    sign = 1 << 15
+    others = [0, sign, 1, 0x7F80, 0xFF80, 0x7F81, 0xFFFF, 0x7FC0] * 12
+    for amax in (amax for amax in [*AMAXES, 0x7F7F] if amax < 0x7F80):
+        for bits in ([amax, *others], [*others, max(amax - 1, 0), amax | sign]):
+            x = torch.tensor(bits).to(torch.int16).view(torch.bfloat16)
+            expected = torch.tensor([max(amax, 1)]).to(torch.int16).view(torch.bfloat16)
+            assert finite_amax(x) == expected.float()
+    assert finite_amax(torch.full((64,), torch.nan, dtype=torch.bfloat16)) == 0
