@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.kernels import gpu
-from quantexp.formats.kernels.launches import CANDIDATES, LAUNCHES
+from quantexp.formats.kernels.gpu import CANDIDATES, LAUNCHES
 from quantexp.formats.layout import outer_axis_inner
 from quantexp.formats.mx import quantise_mx
 from quantexp.formats.per_tensor import quantise_flat

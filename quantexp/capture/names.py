@@ -6,13 +6,16 @@
 linear layer and `L3` for attention, the residual stream and the router. `quant_type`, also the folder, is for a linear
 layer the format of fprop's input; for attention QK's format, or PV's where QK has none; the residual stream and the
 router are never quantised.
-No program needs to parse a name, because the manifest has all parts.
+No program needs to parse a name, because the manifest has all parts. Collections without a manifest are an exception:
+`metadata_of` parses their names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from quantexp.capture.operands import slot_key
 from quantexp.formats.spec import QuantSpec
@@ -90,3 +93,26 @@ def formats_record(
     return {
         slot_key(slot): spec_record(spec) | moment(spec) for slot, spec in precision.slots.items()
     }
+
+
+_NAME = re.compile(
+    r"(?P<timestamp>\d{8}_\d{6})_(?P<counter>\d+)_(?P<layer_type>attention|linear)_"
+    r"(?:L(?P<layer>\d+)(?:-(?P<module>[^_]+))?_)?"
+    r"(?P<operation>forward|backward)_"
+    r"(?:(?P<phase>pre|post)_(?P<component>[^_]+)_|(?!pre_|post_))"
+    r"(?P<quant_type>[^_]+)_(?P<tensor>\w+)\.pt"
+)
+
+
+def metadata_of(name: str) -> dict[str, Any] | None:
+    """The metadata in a file's name; None if it is not the name of a captured tensor."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    parts: dict[str, Any] = match.groupdict()
+    parts["counter"] = int(parts["counter"])
+    if parts["layer"] is not None:
+        parts["layer"] = int(parts["layer"])
+    if parts["module"] is None and parts["layer_type"] == "attention":
+        parts["module"] = "attention"
+    return parts

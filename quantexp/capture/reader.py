@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from quantexp.capture.lines import lists_of, unlisted
-from quantexp.capture.old_names import metadata_of
+from quantexp.capture.names import metadata_of
 from quantexp.capture.store.content import has_hash
 from quantexp.capture.store.manifest import MANIFEST, STATISTICS, ManifestLine, lines_of
 from quantexp.capture.store.values import identity, load_values, name_of, path_of

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quantexp.capture.store.ending import finish_capture
+from quantexp.capture.store.manifest import finish_capture
 from quantexp.errors import EngagementError
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.runs.metrics import Metrics

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from rich.console import Console
 
 from quantexp.analysis.after_run import draw_skipped
-from quantexp.capture.store.ending import finish_capture
+from quantexp.capture.store.manifest import finish_capture
 from quantexp.launch.attempt import Opened, open_run
 from quantexp.launch.outcome import Outcome, in_use_elsewhere, outcome, stopping_words
 from quantexp.launch.progress import live_line

@@ -5,6 +5,7 @@ On disks without visible locks it is alive while its process exists. A pending r
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,13 +14,13 @@ from pathlib import Path
 
 import psutil
 
+from quantexp.errors import RunError
 from quantexp.launch.backend import Standing, ended
 from quantexp.launch.ledger.settle import mark_cancelled
-from quantexp.runs.lock import is_locked
-from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, Status
+from quantexp.runs.lock import is_held, is_locked
+from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
+from quantexp.runs.status import State, Status, read_json
 from quantexp_launchers.local.owner import is_worker, workers
-from quantexp_launchers.local.waiting import waiting_in
 
 #: How old the status of a live run on another machine, whose locks may be invisible here, may be.
 SILENCE = timedelta(minutes=15)
@@ -91,3 +92,15 @@ def cancel(standings: Sequence[Standing]) -> dict[Path, str | None]:
                 continue
             answers[standing.run.root] = None
     return answers
+
+
+def waiting_in(root: Path) -> dict[str, str]:
+    """Run name -> sweep name, for the unfinished runs of live sweeps."""
+    sweeps = {}
+    for file in sorted(RunsRoot(root).sweeps.glob("*.json")):
+        if is_held(SweepFiles(file).lock):
+            with contextlib.suppress(RunError, KeyError, TypeError):  # written by another version
+                for row in read_json(file)["runs"]:
+                    if row["run"] is not None and row["state"] in (State.PENDING, State.RUNNING):
+                        sweeps[row["run"]] = file.stem
+    return sweeps

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantexp.capture.store.ending import finish_capture
+from quantexp.capture.store.manifest import finish_capture
 from quantexp.config.load import read
 from quantexp.errors import QuantexpError, RunError, RunInUseError
 from quantexp.runs.fencing import is_ours, take_over

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,17 @@ from markupsafe import Markup
 
 from quantexp import __version__
 from quantexp.analysis.compare.arguments import Runs, named_runs
-from quantexp.analysis.compare.comparison import Comparison, compare
+from quantexp.analysis.compare.comparison import Comparison, Row, compare
 from quantexp.analysis.compare.lines import Line, lines_of
 from quantexp.analysis.compare.side import read_side
-from quantexp.analysis.report.cells import MAX_CELLS, numerics
+from quantexp.analysis.report.cells import MAX_CELLS, Numerics, numerics
 from quantexp.analysis.report.deadline import Deadline
-from quantexp.analysis.report.facts import shared
-from quantexp.analysis.report.parts import Part, part
-from quantexp.analysis.report.pictures import pictures
+from quantexp.analysis.report.facts import Facts, facts, shared
+from quantexp.analysis.report.origin import Origin, origin
+from quantexp.analysis.report.pictures import Pictures, pictures
+from quantexp.analysis.report.proof import Proof, proof
 from quantexp.analysis.report.series import series
+from quantexp.analysis.scheme_style import SchemeStyle
 from quantexp.errors import RunError
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
@@ -156,3 +158,42 @@ def _hash(text: str) -> str:
 
 def _text(name: str) -> str:
     return (files("quantexp.analysis.report") / "page" / name).read_text(encoding="utf-8")
+
+
+#: Maximum shown characters of config.yaml.
+MAX_CONFIG = 60_000
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run in the report."""
+
+    row: Row
+    style: SchemeStyle
+    #: Heading -> value of the overview.
+    facts: Facts
+    proof: Proof
+    origin: Origin
+    config: str
+    numerics: Numerics
+    pictures: Pictures
+
+
+def part(row: Row, style: SchemeStyle, cells: Numerics, pictures: Pictures) -> Part:
+    """A run's part of the report."""
+    side = row.side
+    maps = side.maps
+    shown = proof(side.precision, maps[min(maps)] if maps else [], side.names.precision)
+    came_from = origin(side.provenance)
+    config = side.run.config
+    text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
+    return Part(
+        row,
+        style,
+        facts(side, shown, came_from),
+        shown,
+        came_from,
+        text if len(text) <= MAX_CONFIG else text[:MAX_CONFIG] + "\n# cut here",
+        cells,
+        pictures,
+    )

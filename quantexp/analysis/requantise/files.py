@@ -16,12 +16,11 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from quantexp.analysis.requantise.best import best_of_formats
 from quantexp.analysis.requantise.candidates import Candidate
 from quantexp.analysis.requantise.passing import FileScores
 from quantexp.analysis.requantise.recommend import Choice, in_order
 from quantexp.analysis.requantise.slots import module_of
-from quantexp.analysis.requantise.tally import Tally, Worst
+from quantexp.analysis.requantise.tally import Tally, Worst, best_of_formats
 from quantexp.capture.statistics.errors import Fidelity
 from quantexp.runs.status import write_whole
 

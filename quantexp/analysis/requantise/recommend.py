@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quantexp.analysis.requantise.best import best_of
 from quantexp.analysis.requantise.candidates import WORKING_BITS, Candidate, Transform
-from quantexp.analysis.requantise.tally import Place, Tally, Worst
+from quantexp.analysis.requantise.tally import Place, Tally, Worst, best_of
 from quantexp.analysis.tensors.inventory import in_flow
 from quantexp.formats import Hadamard
 from quantexp.quant.sites import PRODUCTS, Site, Slot, operands_of

@@ -6,13 +6,15 @@ Memory does not grow with the collection but for the study, of which three numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from quantexp.analysis.requantise.candidates import Candidate
 from quantexp.analysis.requantise.passing import FileScores, SlotScores, Work
 from quantexp.analysis.requantise.slots import module_of
 from quantexp.capture.statistics.errors import Fidelity
+from quantexp.formats import Format
 from quantexp.quant.sites import Slot
 
 
@@ -84,3 +86,30 @@ class Tally:
 
 def _larger(a: float, b: float) -> float:
     return b if math.isnan(a) or b > a else a
+
+
+#: Smaller differences do not count, because the sampled blocks and random numbers cause as much.
+NO_DIFFERENCE_DB = 0.1
+
+
+def best_of(indices: Iterable[int], worst: Sequence[Worst]) -> int | None:
+    """The first candidate whose worst SQNR is within 0.1 dB of the highest; None without candidates.
+
+    An SQNR that is not a number (tensors of zeros) is below every other.
+    """
+    known = {i: -math.inf if math.isnan(worst[i].sqnr_db) else worst[i].sqnr_db for i in indices}
+    if not known:
+        return None
+    enough = max(known.values()) - NO_DIFFERENCE_DB
+    return next(i for i, sqnr_db in known.items() if sqnr_db >= enough)
+
+
+def best_of_formats(
+    candidates: Sequence[Candidate], worst: Sequence[Worst]
+) -> dict[Format, tuple[Candidate, Worst]]:
+    """The best candidate of each format."""
+    by_format: dict[Format, list[int]] = {}
+    for index, candidate in enumerate(candidates):
+        by_format.setdefault(candidate.format, []).append(index)
+    best = {fmt: best_of(indices, worst) for fmt, indices in by_format.items()}
+    return {fmt: (candidates[i], worst[i]) for fmt, i in best.items() if i is not None}

@@ -1,16 +1,20 @@
-"""The lists of a capture folder, and the merge of the lists of several ranks.
+"""The lists of a capture folder: their lines, the merge of the ranks' lists, and the shards' index.
 
 Rank 0 appends to `manifest.jsonl` and `statistics.jsonl`, rank N to `manifest.rankN.jsonl` and so on, so the ranks need
-no lock. The lists are joined after any end of the run.
+no lock. The lists are joined after any end of the run. It needs no torch, because the end of a SLURM job has only
+seconds.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
+
+from quantexp.runs.status import write_json
 
 MANIFEST = "manifest.jsonl"
 STATISTICS = "statistics.jsonl"
@@ -105,3 +109,33 @@ def _whole_lines(file: Path) -> list[bytes]:
     if not file.exists():
         return []
     return [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+LOG = logging.getLogger(__name__)
+
+#: The shards' index, in the usual form of safetensors.
+INDEX = "capture.safetensors.index.json"
+
+
+def finish_capture(folder: Path) -> None:
+    """Join the ranks' lists, and write the shards' index.
+
+    The operation is idempotent. A full disk only prints a message, because the captures can be read without it.
+    """
+    try:
+        join_parts(folder)
+        _write_index(folder)
+    except OSError as error:
+        LOG.warning("the lists of %s are left in parts: %s", folder, error.strerror)
+
+
+def _write_index(folder: Path) -> None:
+    lines = {
+        str(line["key"]): line
+        for line in lines_of(folder / MANIFEST)
+        if line.get("key") is not None
+    }
+    if lines:
+        total = sum(int(line["bytes"]) for line in lines.values())
+        weight_map = {key: str(line["file"]) for key, line in lines.items()}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})

@@ -14,6 +14,7 @@ CUDA builds.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache
 from subprocess import SubprocessError
 from typing import Any
@@ -21,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantexp.formats.kernels.launches import LAUNCHES
 from quantexp.formats.layout import INPUT_DTYPES, outer_axis_inner
 from quantexp.formats.mx_scale import can_saturate, rule_offset
 from quantexp.formats.spec import QuantSpec, resolve
@@ -287,3 +287,33 @@ def on(x: Tensor) -> Any:
 def _power_of_two_from(n: int) -> int:
     """The least power of two of at least n >= 1."""
     return 1 << (n - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The launch parameters of one program."""
+
+    #: Blocks of 32 elements; for `mx_tile`, blocks per row, of which a program has 32.
+    blocks: int
+    num_warps: int
+
+
+#: By kernel, and by whether it processes pairs of bfloat16 or single elements.
+LAUNCHES: dict[tuple[str, bool], Launch] = {
+    ("mx_flat", True): Launch(64, 4),
+    ("mx_flat", False): Launch(64, 4),
+    ("mx_tile", True): Launch(8, 4),
+    ("mx_tile", False): Launch(4, 4),
+    ("hif8_flat", True): Launch(64, 4),
+    ("hif8_flat", False): Launch(64, 4),
+    ("amax_flat", True): Launch(128, 4),
+    ("amax_flat", False): Launch(128, 4),
+}
+
+#: Launches to measure for each kernel.
+CANDIDATES: dict[str, tuple[Launch, ...]] = {
+    "mx_flat": (Launch(32, 4), Launch(64, 4), Launch(128, 4), Launch(128, 8), Launch(256, 8)),
+    "mx_tile": (Launch(2, 1), Launch(4, 2), Launch(4, 4), Launch(8, 4), Launch(8, 8)),
+    "hif8_flat": (Launch(32, 4), Launch(64, 4), Launch(128, 4), Launch(128, 8), Launch(256, 8)),
+    "amax_flat": (Launch(64, 4), Launch(128, 4), Launch(256, 4), Launch(256, 8), Launch(512, 8)),
+}

@@ -7,15 +7,20 @@ model, memory holds the pages of one parameter at a time. The reverse direction 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
+from quantexp.config.start_point import StartPoint, start_point
+from quantexp.model.checkpoint_hashes import require_intact
+from quantexp.model.checkpoints import PADDING, STATE
+from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.parameters import Parameter
-from quantexp.model.huggingface.weights import Weights, mapped
-from quantexp.schema import ModelConfig
+from quantexp.model.huggingface.weights import Weights, mapped, open_weights
+from quantexp.schema import Experiment, ModelConfig
 
 
 def load_weights(gpt: GPTModel, model: ModelConfig, weights: Weights) -> None:
@@ -71,3 +76,21 @@ def load_padding(gpt: GPTModel, model: ModelConfig, padding: Weights) -> None:
             if each.padding:
                 rows = files.rows(padding.tensors[each.name], 0, each.padding)
                 named[each.name][-each.padding :].copy_(rows)
+
+
+def load_initial_weights(gpt: GPTModel, experiment: Experiment) -> StartPoint | None:
+    """Load the configured initial weights, if any, into a new model; returns the checkpoint to resume from, or None.
+
+    Raises:
+        DataError: weights are missing, damaged or of another model.
+    """
+    model, start = experiment.model, start_point(experiment)
+    if start is not None:
+        require_intact(start.weights, () if experiment.training.start_optimizer else (STATE,))
+        load_weights(gpt, model, fitting_weights(model, start.weights))
+        if start.padding.is_file():
+            load_padding(gpt, model, open_weights(start.padding))
+    elif model.init_from is not None:
+        require_intact(Path(model.init_from).expanduser(), (STATE, PADDING))
+        load_weights(gpt, model, fitting_weights(model))
+    return start

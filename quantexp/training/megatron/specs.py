@@ -19,8 +19,11 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from quantexp.model.decoder import moe_of
 from quantexp.schema import ModelConfig
-from quantexp.training.megatron.attention import LatentCoreAttention, SchemeAttention
-from quantexp.training.megatron.latent import SchemeMLASelfAttention
+from quantexp.training.megatron.attention import (
+    LatentCoreAttention,
+    SchemeAttention,
+    SchemeMLASelfAttention,
+)
 from quantexp.training.megatron.linear import SchemeColumnParallelLinear, SchemeRowParallelLinear
 from quantexp.training.megatron.without_te import complete_megatron
 

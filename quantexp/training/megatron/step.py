@@ -37,8 +37,8 @@ from quantexp.training.megatron.callbacks import Observer
 from quantexp.training.megatron.collectives import mean_over_data_parallel
 from quantexp.training.megatron.device import device_name, memory_gb, peak_tflops
 from quantexp.training.megatron.experts import take_balancing_loss
-from quantexp.training.megatron.initial_weights import load_initial_weights
 from quantexp.training.megatron.model import DTYPES, build_model, share_weight_copies
+from quantexp.training.megatron.published_weights import load_initial_weights
 
 Batch = dict[str, Tensor]
 #: Megatron's names of schedules that differ from ours.

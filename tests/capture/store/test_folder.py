@@ -15,9 +15,9 @@ import xxhash
 
 from quantexp.capture import open_capture
 from quantexp.capture.store.deferred import Deferred, deferred
-from quantexp.capture.store.ending import finish_capture
 from quantexp.capture.store.files import Values
 from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.manifest import finish_capture
 from quantexp.capture.store.metadata import About
 from quantexp.schema import StoreKind
 

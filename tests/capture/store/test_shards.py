@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 
 from quantexp.capture import open_capture
-from quantexp.capture.store.ending import INDEX, finish_capture
 from quantexp.capture.store.folder import CaptureStore
+from quantexp.capture.store.manifest import INDEX, finish_capture
 from quantexp.capture.store.metadata import About
 from quantexp.capture.store.shards import ShardFiles
 from quantexp.cli.main import main

@@ -9,7 +9,7 @@ import torch
 
 from quantexp.formats import FORMATS
 from quantexp.formats.kernels import gpu
-from quantexp.formats.kernels.launches import CANDIDATES, LAUNCHES
+from quantexp.formats.kernels.gpu import CANDIDATES, LAUNCHES
 from quantexp.formats.spec import QuantSpec, resolve
 from quantexp.formats.types import Family
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from quantexp.formats.kernels.gpu import mx_constants
-from quantexp.formats.kernels.launches import CANDIDATES, LAUNCHES, Launch
+from quantexp.formats.kernels.gpu import CANDIDATES, LAUNCHES, Launch, mx_constants
 from quantexp.formats.table import get_format
 from quantexp.formats.types import Rounding, ScaleRule
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from quantexp_launchers.local.prepare import prepare_sheet
 from quantexp_launchers.local.sheet import Item, Place, Sheet, read_sheet
-from quantexp_launchers.local.waiting import waiting_in
+from quantexp_launchers.local.standing import waiting_in
 from rich.console import Console
 
 from quantexp.config.load import from_plain, read

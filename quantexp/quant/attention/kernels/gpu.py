@@ -32,8 +32,15 @@ from quantexp.formats.kernels import gpu
 from quantexp.formats.kernels.choice import is_torch_alone
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.quant.attention.call import AttentionCall
-from quantexp.quant.attention.kernels.arguments import Constants, Heads, OfDS, OfP
-from quantexp.quant.attention.kernels.launches import LAUNCHES, Launch, launch_for
+from quantexp.quant.attention.kernels.launches import (
+    LAUNCHES,
+    Constants,
+    Heads,
+    Launch,
+    OfDS,
+    OfP,
+    launch_for,
+)
 from quantexp.quant.attention.plain import by_token
 from quantexp.quant.attention.tile_products import TILE_OPERANDS
 from quantexp.quant.multiply import product_scale

@@ -15,9 +15,8 @@ import pytest
 from quantexp.formats.kernels.gpu import mx_constants
 from quantexp.formats.table import get_format
 from quantexp.formats.types import Rounding, ScaleRule
-from quantexp.quant.attention.kernels.arguments import Constants, OfDS, OfP
 from quantexp.quant.attention.kernels.gpu import padded
-from quantexp.quant.attention.kernels.launches import launch_for
+from quantexp.quant.attention.kernels.launches import Constants, OfDS, OfP, launch_for
 
 pytestmark = [
     pytest.mark.slow,
