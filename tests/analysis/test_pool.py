@@ -81,7 +81,7 @@ def test_with_one_job_this_process_does_the_work_and_keeps_its_threads() -> None
 
 KILLED = """\
 import os
-from quantexp.analysis.draw.pool import Pool
+from quantexp.analysis.pool import Pool
 if __name__ == "__main__":
     (_, pid), = Pool(2).each(eval, ["__import__('os').getpid()"])
     print(pid, flush=True)
