@@ -30,6 +30,11 @@ def load_launcher(kind: str) -> Any:
         ConfigError: no installed package has such an entry point, or its class cannot be imported.
     """
     kinds = {point.name: point for point in entry_points(group=GROUP)}
+    if "local" not in kinds:
+        raise ConfigError(
+            "this quantexp was installed before its source was updated, and its launchers are not registered; "
+            "install it again (pip install -e .)"
+        )
     if kind not in kinds:
         close = did_you_mean(near(kind, dict.fromkeys(kinds)))
         raise ConfigError(
