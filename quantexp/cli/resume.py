@@ -62,19 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
     return start_again(named, root, wanted, overrides, output_console())
 
 
-def interrupted(found: Standing) -> bool:
+def interrupted(standing: Standing) -> bool:
     """Whether a run was stopped from outside."""
     states = (State.PENDING, State.CANCELLED, State.PREEMPTED)
-    return not found.alive and found.state in states
+    return not standing.alive and standing.state in states
 
 
-def failed(found: Standing) -> bool:
+def failed(standing: Standing) -> bool:
     """Whether a run failed."""
-    return not found.alive and found.state is State.FAILED
+    return not standing.alive and standing.state is State.FAILED
 
 
 def start_again(
-    given: str | None, root: Path, wanted: Wanted, overrides: list[str], console: Console
+    word: str | None, root: Path, wanted: Wanted, overrides: list[str], console: Console
 ) -> int:
     """Start the wanted runs of a scope again with their configured launchers; returns the exit code.
 
@@ -82,7 +82,7 @@ def start_again(
         RunError: nothing to start, a run that is no longer the same, or one whose folder and configuration are gone.
         ConfigError: an override that is not the launcher's.
     """
-    where = scope(given, root)
+    where = scope(word, root)
     again = [_changed(each, overrides) for each in _chosen(where, wanted)]
     if not again:
         raise RunError(
@@ -101,10 +101,10 @@ def start_again(
 
 
 def _chosen(where: Scope, wanted: Wanted) -> list[Again]:
-    found = [settle(each) for each in standings(where.runs)]
+    settled = [settle(each) for each in standings(where.runs)]
     again = [
         Again(each.run.root.name, read(each.run.config), where.stages.get(each.run.root.name, 0))
-        for each in found
+        for each in settled
         if wanted(each)
     ]
     if wanted is interrupted:

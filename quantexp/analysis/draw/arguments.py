@@ -76,24 +76,24 @@ def request_of(arguments: argparse.Namespace) -> Request:
     Raises:
         ConfigError: no folder, an unknown key or format, a number that is none, or the same thing said twice.
     """
-    given = {name: getattr(arguments, name) for name in (*_ABOUT, "out")}
+    values = {name: getattr(arguments, name) for name in (*_ABOUT, "out")}
     folders = []
     for word in arguments.words:
         key, equals, value = word.partition("=")
         if not equals or Path(word).exists():
             folders.append(word)
-        elif key not in given:
-            raise ConfigError(f"{key} must be one of {', '.join(given)}, got {word}")
-        elif given[key] is not None:
-            raise ConfigError(f"{key} is given twice: {given[key]} and {value}")
+        elif key not in values:
+            raise ConfigError(f"{key} must be one of {', '.join(values)}, got {word}")
+        elif values[key] is not None:
+            raise ConfigError(f"{key} is given twice: {values[key]} and {value}")
         else:
-            given[key] = value
+            values[key] = value
     if not folders:
         raise ConfigError("draw takes a DIR: a run, a capture folder, or a folder of runs")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
-    out = given.pop("out")
-    filters = {name: value for name, value in given.items() if value is not None}
+    out = values.pop("out")
+    filters = {name: value for name, value in values.items() if value is not None}
     for name in filters.keys() & NUMBERS:
         numbers(name, filters[name])
     return Request(
@@ -127,14 +127,14 @@ def numbers(name: str, text: str) -> list[range]:
     Raises:
         ConfigError: anything else.
     """
-    found = []
+    parsed = []
     for part in _parts(text):
         match = re.fullmatch(r"(\d+)(?:\s*[-:]\s*(\d+))?", part)
         first, last = (None, None) if match is None else (match[1], match[2] or match[1])
         if first is None or last is None or int(last) < int(first):
             raise ConfigError(f"{name} must be numbers and ranges such as 0,4-7, got {text!r}")
-        found.append(range(int(first), int(last) + 1))
-    return found
+        parsed.append(range(int(first), int(last) + 1))
+    return parsed
 
 
 def _parts(text: str) -> tuple[str, ...]:

@@ -80,22 +80,25 @@ def _draw_magnitudes(
 ) -> None:
     bars, rows, box = axes
     dress(bars, "a  Magnitudes", "", "share of elements per octave")
-    found = magnitude_bars(looked.counted)
-    if found is None or len(found.edges) == 2:
+    magnitudes = magnitude_bars(looked.counted)
+    if magnitudes is None or len(magnitudes.edges) == 2:
         say_instead(bars, _instead_of_bars(looked))
         for ax in (rows, box):
             ax.set_axis_off()
         return
-    total = [p + n for p, n in zip(found.positive, found.negative, strict=True)]
-    if any(found.positive):
-        _fill(bars, found.edges, total, colour, 0.55)
-    if any(found.negative):
-        _fill(bars, found.edges, found.negative, colour, 1.0)
-    limits = _limits(looked, found.edges, grids)
+    total = [p + n for p, n in zip(magnitudes.positive, magnitudes.negative, strict=True)]
+    if any(magnitudes.positive):
+        _fill(bars, magnitudes.edges, total, colour, 0.55)
+    if any(magnitudes.negative):
+        _fill(bars, magnitudes.edges, magnitudes.negative, colour, 1.0)
+    limits = _limits(looked, magnitudes.edges, grids)
     bars.set_ylim(0, 1.22 * max(total))
     bars.yaxis.set_major_formatter(PercentFormatter(1, 0 if max(total) > 0.05 else 1))
     bars.yaxis.set_major_locator(MaxNLocator(5))
-    signs = {"positive": (any(found.positive), 0.55), "negative": (any(found.negative), 1.0)}
+    signs = {
+        "positive": (any(magnitudes.positive), 0.55),
+        "negative": (any(magnitudes.negative), 1.0),
+    }
     named = [(sign, alpha) for sign, (is_there, alpha) in signs.items() if is_there]
     for row, (sign, alpha) in enumerate(named):
         y = 0.95 - 0.07 * row

@@ -118,8 +118,8 @@ def exact_quantiles(x: Tensor, counted: Histogram, shares: Sequence[float]) -> l
     place = torch.searchsorted(chosen_bins, bins)
     values = sorted_[ranks - below[place] + starts[place]].to(torch.float64)
     low, high = values.chunk(2)
-    found: list[float] = (low + (high - low) * (position - position.floor())).tolist()
-    return found
+    quantiles: list[float] = (low + (high - low) * (position - position.floor())).tolist()
+    return quantiles
 
 
 def _upper(values_N: Tensor) -> Tensor:

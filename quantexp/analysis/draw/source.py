@@ -43,12 +43,12 @@ def open_sources(
         RunError: a sweep's list, or a configuration, that cannot be read.
     """
     require_folders(folders)
-    found: dict[Path, Source] = {}
-    for given in folders:
-        for source in _opened(given, say):
+    by_place: dict[Path, Source] = {}
+    for folder_word in folders:
+        for source in _opened(folder_word, say):
             place = (source.run.root if source.run else source.capture.folder).resolve()
-            found.setdefault(place, source)
-    sources = _told_apart(list(found.values()))
+            by_place.setdefault(place, source)
+    sources = _with_distinct_labels(list(by_place.values()))
     if not filters:
         return sources
     return _filtered([completed(source, filters, say) for source in sources], filters)
@@ -58,20 +58,20 @@ def default_out(folders: Sequence[str], sources: Sequence[Source]) -> Path:
     """The default output folder: in the run or the given folder; for several, `figures` in the working directory."""
     if len(folders) > 1:
         return Path("figures")
-    given = Path(folders[0]).expanduser()
+    first = Path(folders[0]).expanduser()
     if len(sources) == 1 and sources[0].run is not None:
         return sources[0].run.figures
-    return given.with_suffix("") / "figures" if given.is_file() else given / "figures"
+    return first.with_suffix("") / "figures" if first.is_file() else first / "figures"
 
 
-def _opened(given: str, say: Callable[[str], None]) -> list[Source]:
-    path = Path(given).expanduser()
+def _opened(word: str, say: Callable[[str], None]) -> list[Source]:
+    path = Path(word).expanduser()
     if path.is_dir() and is_run(RunDir(path)):
         return [_of_run(RunDir(path))]
     if path.is_file() or _holds_runs(path):
-        scoped = scope(given, path.parent if path.is_file() else path)
+        scoped = scope(word, path.parent if path.is_file() else path)
         if not scoped.runs:
-            raise CaptureError(f"{given}: none of its runs has a folder yet")
+            raise CaptureError(f"{word}: none of its runs has a folder yet")
         for missing in scoped.missing:
             say(f"{missing.name}: {missing.reason}")
         return [_of_run(run) for run in scoped.runs]
@@ -104,7 +104,7 @@ def _of_folder(path: Path) -> Source:
     return Source(name, capture, RunNames(name))
 
 
-def _told_apart(sources: list[Source]) -> list[Source]:
+def _with_distinct_labels(sources: list[Source]) -> list[Source]:
     """Unique labels: a shared label gets its parent folder as a prefix, and a number if that is not enough."""
     seen: Counter[str] = Counter(source.label for source in sources)
     labels = [
@@ -114,13 +114,13 @@ def _told_apart(sources: list[Source]) -> list[Source]:
         for source in sources
     ]
     again: Counter[str] = Counter()
-    told = []
+    labelled = []
     for source, label in zip(sources, labels, strict=True):
         again[label] += 1
-        told.append(
+        labelled.append(
             replace(source, label=label if again[label] == 1 else f"{label}-{again[label]}")
         )
-    return told
+    return labelled
 
 
 def _filtered(sources: list[Source], filters: Mapping[str, str]) -> list[Source]:
@@ -172,12 +172,12 @@ def _require_known(name: str, text: str, rows: Sequence[Mapping[str, Any]]) -> N
         listed = [str(value) for value in sorted(present, key=lambda v: (str(type(v)), v))]
         more = f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
         there = ", ".join(listed[:_MOST_LISTED]) + more
-        said = (
+        choices = (
             f"there are: {there}"
             if listed
             else "neither a manifest, nor the files' names, nor the files say it: no tensor can be chosen by it"
         )
-        raise ConfigError(f"no {_called(name)} {part.strip()!r}; {said}")
+        raise ConfigError(f"no {_called(name)} {part.strip()!r}; {choices}")
 
 
 def _called(name: str) -> str:
@@ -188,11 +188,11 @@ def _called(name: str) -> str:
 
 def foreign(sources: Sequence[Source]) -> list[tuple[str, str]]:
     """The .pt files in a source's folder that are not among its tensors, each with a reason."""
-    found = []
+    strangers = []
     for folder in (source.capture.folder for source in sources):
         with contextlib.suppress(CaptureError):  # nothing captured
-            found += foreign_files(str(folder), folder)
-    return found
+            strangers += foreign_files(str(folder), folder)
+    return strangers
 
 
 #: Filter -> key of the metadata, if its name differs.
@@ -201,8 +201,8 @@ _KEYS = {"type": ("quant_type", "layer_type")}
 
 def values_of(metadata: Mapping[str, Any], name: str) -> list[Any]:
     """The value of a filter's key in a tensor's metadata."""
-    found = (metadata.get(key) for key in _KEYS.get(name, (name,)))
-    return [value for value in found if value is not None]
+    values = (metadata.get(key) for key in _KEYS.get(name, (name,)))
+    return [value for value in values if value is not None]
 
 
 def completed(source: Source, filters: Iterable[str], say: Callable[[str], None]) -> Source:

@@ -48,11 +48,11 @@ _BOX = ("0.001", "0.01", "0.25", "0.5", "0.75", "0.99", "0.999")
 _ZERO_BLOCK = -127
 
 
-def draw_told(told: StatisticsOnly, source: str) -> Figure:
+def draw_statistics_only(content: StatisticsOnly, source: str) -> Figure:
     """The figure; `source` names the run or folder."""
     figure = new_figure(WIDTH_INCH, HEIGHT_INCH)
-    write_titles(figure, told, source)
-    ranges = dict(ranges_of(told))
+    write_titles(figure, content, source)
+    ranges = dict(ranges_of(content))
     left = figure.add_gridspec(
         2,
         1,
@@ -66,29 +66,29 @@ def draw_told(told: StatisticsOnly, source: str) -> Figure:
     right = figure.add_gridspec(
         2, 1, left=0.655, right=0.985, top=0.82, bottom=0.12, height_ratios=[1, 4.2], hspace=0.6
     )
-    colour = quant_colour(str(told.entry.metadata.get("quant_type")))
+    colour = quant_colour(str(content.entry.metadata.get("quant_type")))
     bars, strip = (figure.add_subplot(left[row]) for row in range(2))
-    _draw_octaves(bars, strip, told, ranges, colour)
-    _draw_box(figure.add_subplot(right[0]), told, colour)
-    _draw_normal(figure.add_subplot(right[1]), told, colour)
+    _draw_octaves(bars, strip, content, ranges, colour)
+    _draw_box(figure.add_subplot(right[0]), content, colour)
+    _draw_normal(figure.add_subplot(right[1]), content, colour)
     figure.text(0.02, 0.012, "from captured statistics, no values", fontsize=NOTE_PT, color=INK)
     return figure
 
 
-def ranges_of(told: StatisticsOnly) -> Iterator[tuple[str, tuple[str, float]]]:
+def ranges_of(statistics: StatisticsOnly) -> Iterator[tuple[str, tuple[str, float]]]:
     """Label -> format and scale."""
-    abs_max = told.record["abs_max"]
+    abs_max = statistics.record["abs_max"]
     if not abs_max:
         return
     try:
-        declared = declared_operands(told.entry.metadata)
+        declared = declared_operands(statistics.entry.metadata)
     except CaptureError:
         declared = []
     for one in declared:
         exponent = largest_scale_exponent(one, abs_max)
         label = f"{one.format.name} at the scale of the largest element"
         yield label, (one.format.name, 2.0**exponent)
-    judged: Mapping[str, Any] = told.record.get("fidelity") or {}
+    judged: Mapping[str, Any] = statistics.record.get("fidelity") or {}
     blocks, _ = from_json(judged.get("scale_exponents")).without(_ZERO_BLOCK)
     if (middle := blocks.quantile(0.5)) is not None:
         name = str(judged["format"])
@@ -98,21 +98,21 @@ def ranges_of(told: StatisticsOnly) -> Iterator[tuple[str, tuple[str, float]]]:
 def _draw_octaves(
     bars: Axes,
     strip: Axes,
-    told: StatisticsOnly,
+    statistics: StatisticsOnly,
     ranges: Mapping[str, tuple[str, float]],
     colour: str,
 ) -> None:
     dress(bars, "a  Magnitudes", "", "share of elements per octave")
-    octaves = from_json(told.record.get("log2_magnitude"))
+    octaves = from_json(statistics.record.get("log2_magnitude"))
     strip.set_yticks([])
     strip.tick_params(labelsize=TICK_PT, colors=INK)
     for side in ("top", "right", "left"):
         strip.spines[side].set_visible(False)
     if not octaves.counts:
-        say_instead(bars, told.finding or "no element to draw")
+        say_instead(bars, statistics.finding or "no element to draw")
         strip.set_axis_off()
         return
-    finite = told.record["count"] - told.record["nonfinite"]
+    finite = statistics.record["count"] - statistics.record["nonfinite"]
     for exponent, count in octaves.items():
         low = 2.0**exponent
         bars.fill_between([low, 2 * low], count / finite, color=colour, alpha=0.75, lw=0)
@@ -136,29 +136,33 @@ def _draw_octaves(
         log2_axis(ax, (min(ends) / 2, max(ends) * 2))
     bars.tick_params(axis="x", length=0, labelbottom=False)
     strip.set_xlabel("|x|   (pale: subnormal)", fontsize=9, color=INK)
-    note_what_has_no_place(bars, told.record)
+    note_what_has_no_place(bars, statistics.record)
 
 
-def _draw_box(ax: Axes, told: StatisticsOnly, colour: str) -> None:
+def _draw_box(ax: Axes, statistics: StatisticsOnly, colour: str) -> None:
     dress(ax, "b  Values", "x", "", grid="x")
     ax.set_xlabel(f"x   ({BOX_WORDS})", fontsize=6, color=INK)
-    quantiles = told.record.get("quantiles")
+    quantiles = statistics.record.get("quantiles")
     if not quantiles:
-        say_instead(ax, told.finding or "no element to draw")
+        say_instead(ax, statistics.finding or "no element to draw")
         return
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
-    marks = [told.record["min"], *(quantiles[share] for share in _BOX), told.record["max"]]
+    marks = [
+        statistics.record["min"],
+        *(quantiles[share] for share in _BOX),
+        statistics.record["max"],
+    ]
     draw_box(ax, marks, colour)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
 
 
-def _draw_normal(ax: Axes, told: StatisticsOnly, colour: str) -> None:
+def _draw_normal(ax: Axes, statistics: StatisticsOnly, colour: str) -> None:
     dress(ax, "c  Against a normal", "standard normal quantile", "(x - mean) / std", grid="both")
-    record = told.record
+    record = statistics.record
     if not record.get("std") or not record.get("quantiles"):
-        say_instead(ax, told.finding or "one value alone: no spread")
+        say_instead(ax, statistics.finding or "one value alone: no spread")
         return
     zs = [NormalDist().inv_cdf(float(share)) for share in record["quantiles"]]
     values = [(value - record["mean"]) / record["std"] for value in record["quantiles"].values()]

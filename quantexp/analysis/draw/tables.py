@@ -160,12 +160,12 @@ CLASSES: Mapping[str, Callable[[Row], str]] = {
 
 def _findings(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Anomaly -> its tensors, without the numbers in it."""
-    found: dict[str, list[str]] = {}
+    findings: dict[str, list[str]] = {}
     for row in rows:
         if row.done.finding is not None:
             kind = _kind(row.record)
-            found.setdefault(kind, []).append(f"{row.label}: {row.done.finding}")
-    return found
+            findings.setdefault(kind, []).append(f"{row.label}: {row.done.finding}")
+    return findings
 
 
 def _kind(record: Mapping[str, Any]) -> str:

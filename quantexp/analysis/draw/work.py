@@ -51,14 +51,14 @@ def do(task: Task) -> Done:
 
 
 def _of_statistics(task: Task) -> Done:
-    told = StatisticsOnly.of(task.entry)
+    statistics = StatisticsOnly.of(task.entry)
     if DISTRIBUTIONS in task.stems:
-        from quantexp.analysis.draw.statistics_only_figure import draw_told
+        from quantexp.analysis.draw.statistics_only_figure import draw_statistics_only
         from quantexp.analysis.style import save_figure
 
-        figure = draw_told(told, task.source)
+        figure = draw_statistics_only(statistics, task.source)
         save_figure(figure, task.stems[DISTRIBUTIONS], task.formats, one_of_many=True)
-    return Done(told.record, told.finding)
+    return Done(statistics.record, statistics.finding)
 
 
 def _draw(task: Task, looked: Looked) -> None:

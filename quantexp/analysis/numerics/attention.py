@@ -68,15 +68,15 @@ class Layer:
 
 def layers_of(entries: Iterable[CapturedTensor]) -> list[Layer]:
     """The captures of every attention module, iteration, micro-batch and rank, in order."""
-    found: dict[tuple[Any, ...], dict[str, CapturedTensor]] = {}
+    tensors_of: dict[tuple[Any, ...], dict[str, CapturedTensor]] = {}
     places: dict[tuple[Any, ...], Place] = {}
     for entry in entries:
         place = Place.of(entry.metadata)
         if place.layer_type == "attention":
             key = (place.iteration, place.layer, place.micro_batch or 0, place.rank)
-            found.setdefault(key, {})[place.tensor] = entry
+            tensors_of.setdefault(key, {})[place.tensor] = entry
             places.setdefault(key, place)
-    return [Layer(places[key], found[key]) for key in sorted(found)]
+    return [Layer(places[key], tensors_of[key]) for key in sorted(tensors_of)]
 
 
 def maps_of(layer: Layer, sequence: int = 0) -> Maps:
@@ -125,8 +125,8 @@ def recomputed(query: CapturedTensor, key: CapturedTensor, sequence: int) -> Ite
             f"{query.label}: query and key must be [tokens, sequences, heads, head_dim] of one width, the heads a "
             f"multiple of the key's, got {list(q.shape)} and {list(k.shape)}"
         )
-    told = query.metadata.get("softmax_scale")
-    scale = 1 / math.sqrt(q.shape[3]) if told is None else float(told)
+    recorded = query.metadata.get("softmax_scale")
+    scale = 1 / math.sqrt(q.shape[3]) if recorded is None else float(recorded)
     starts = _starts(query, sequence)
     for head in range(q.shape[2]):
         group = head * k.shape[2] // q.shape[2]

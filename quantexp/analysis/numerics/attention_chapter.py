@@ -16,8 +16,8 @@ def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
     """Draw a figure for each layer, and report omitted layers."""
     written: list[Path] = []
     for source in sources:
-        found = layers_of(source.entries)
-        drawable = [layer for layer in found if layer.can_be_drawn]
+        attentions = layers_of(source.entries)
+        drawable = [layer for layer in attentions if layer.can_be_drawn]
         if source.names.mask_documents and any(layer.lacks_mask for layer in drawable):
             desk.say(
                 f"{source.label}: attention of {sum(layer.lacks_mask for layer in drawable)} modules not drawn: "
@@ -31,7 +31,7 @@ def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
                 f"{source.label}: attention of the first and the last captured iteration, first micro-batch, rank 0, "
                 f"is drawn: {len(chosen)} of {len(drawable)}"
             )
-        if bare := sum(not layer.can_be_drawn for layer in found):
+        if bare := sum(not layer.can_be_drawn for layer in attentions):
             desk.say(
                 f"{source.label}: {bare} attention modules without maps: neither attn_weights "
                 "nor query and key were captured"

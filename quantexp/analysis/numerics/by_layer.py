@@ -95,12 +95,12 @@ def _of_the_mean(members: Sequence[Member]) -> list[Member]:
     together: dict[object, list[Member]] = {}
     for member in members:
         together.setdefault(replace(member.place, rank=0, quant_type=""), []).append(member)
-    found = []
+    relative = []
     for same in together.values():
         average = mean(member.value for member in same)
         if len(same) > 1 and average:
-            found += [replace(member, value=member.value / average) for member in same]
-    return found
+            relative += [replace(member, value=member.value / average) for member in same]
+    return relative
 
 
 def about_group(run: Run, group: str) -> str:

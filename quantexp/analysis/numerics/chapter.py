@@ -94,13 +94,13 @@ def _draw_hif8(
     entries = {Place.of(entry.metadata): entry for entry in source.entries}
     shown = {one.judged.place: one for one in chosen(judged)}
     looked = desk.each(fine_magnitudes, [entries[place] for place in shown])
-    found = {
+    counted = {
         place.label: (shown[place], counts)
         for entry, counts in looked
         for place in [Place.of(entry.metadata)]
     }
-    if found:
-        written += desk.save(hif8_values(run, group, found), f"{folder}hif8_values{_end(group)}")
+    if counted:
+        written += desk.save(hif8_values(run, group, counted), f"{folder}hif8_values{_end(group)}")
     return written
 
 

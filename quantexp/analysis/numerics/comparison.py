@@ -56,13 +56,13 @@ def contestants(runs: Sequence[Run]) -> list[Contestant]:
     names = labels_of(runs)
     groups = [(run, group, judged) for run in runs for group, judged in groups_of(run).items()]
     styles = scheme_styles([run.scheme if g == AS_DECLARED else g for run, g, _ in groups])
-    found = []
+    schemes = []
     for (run, group, judged), style in zip(groups, styles, strict=True):
         label = names[run.label] if group == AS_DECLARED else group
         if group != AS_DECLARED and len(runs) > 1:
             label = f"{group} ({names[run.label]})"
-        found.append(Contestant(label, style, judged))
-    return found
+        schemes.append(Contestant(label, style, judged))
+    return schemes
 
 
 def labels_of(runs: Sequence[Run]) -> dict[str, str]:
@@ -72,16 +72,16 @@ def labels_of(runs: Sequence[Run]) -> dict[str, str]:
     return {run.label: run.scheme if apart else run.label for run in runs}
 
 
-def fidelity_by_scheme(found: Sequence[Contestant]) -> Figure:
+def fidelity_by_scheme(schemes: Sequence[Contestant]) -> Figure:
     """A row for each operand of each module, with a mark for each contestant at the median of its tensors."""
-    everyone = [one for contestant in found for one in contestant.judged]
+    everyone = [one for contestant in schemes for one in contestant.judged]
     names = [
         (module, series)
         for module in modules_of(everyone)
         for series in in_order(j.series for j in everyone if j.module == module)
     ]
     width = 11.5
-    top = _TOP_INCH + legend_inch(width, [c.label for c in found], _ENTRY_INCH)
+    top = _TOP_INCH + legend_inch(width, [c.label for c in schemes], _ENTRY_INCH)
     height = top + _ROW_INCH * len(names) + _BOTTOM_INCH
     figure = new_figure(width, height)
     axes = figure.subplots(1, 3, sharey=True, width_ratios=[1.5, 1, 1])
@@ -97,7 +97,7 @@ def fidelity_by_scheme(found: Sequence[Contestant]) -> Figure:
         dress(ax, "", measure.label, "", grid="both")
         set_scale(ax, measure.scale, "x")
         missing += sum(
-            _draw_marks(ax, names, c, measure, i, len(found)) for i, c in enumerate(found)
+            _draw_marks(ax, names, c, measure, i, len(schemes)) for i, c in enumerate(schemes)
         )
         for y in range(1, len(names)):
             if names[y][0] != names[y - 1][0]:
@@ -105,7 +105,7 @@ def fidelity_by_scheme(found: Sequence[Contestant]) -> Figure:
     axes[0].set_yticks(range(len(names)), [f"{m} {s}" for m, s in names], fontsize=TICK_PT)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     write_title(figure, "Quantisation error by scheme", "each operand as each scheme holds it")
-    _add_legend(figure, found)
+    _add_legend(figure, schemes)
     words = "mark: median over tensors, line: least to largest"
     more = f"; {missing} tensors without a finite number are not drawn" if missing else ""
     write_note(figure, words + more)
@@ -128,9 +128,9 @@ def _draw_marks(
         key = (one.module, one.series)
         values.setdefault(key, []).append(getattr(one.operand.fidelity, measure.name))
     style = contestant.style
-    for key, found in values.items():
-        kept = finite(found)
-        missing += len(found) - len(kept)
+    for key, numbers in values.items():
+        kept = finite(numbers)
+        missing += len(numbers) - len(kept)
         if kept:
             y = names.index(key) + offset
             ax.hlines(y, min(kept), max(kept), color=style.colour, lw=1.0, alpha=0.5)
@@ -210,8 +210,8 @@ def _draw_histograms(
     ax.tick_params(labelsize=NOTE_PT)
 
 
-def _add_legend(figure: Figure, found: Sequence[Contestant]) -> None:
-    _legend(figure, {c.label: Mark(c.style.colour, c.style.marker, "") for c in found})
+def _add_legend(figure: Figure, schemes: Sequence[Contestant]) -> None:
+    _legend(figure, {c.label: Mark(c.style.colour, c.style.marker, "") for c in schemes})
 
 
 def _legend(figure: Figure, marks: Mapping[str, Mark]) -> None:

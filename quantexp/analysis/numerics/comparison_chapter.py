@@ -28,9 +28,9 @@ def draw(sources: Sequence[Source], desk: Desk) -> list[Path]:
     """Compare the fidelity of several schemes or formats for the same operands; nothing for a single one."""
     runs = [run for run in gather(sources, desk) if run.tensors]
     written: list[Path] = []
-    found = contestants(runs)
-    if len(found) > 1:
-        written += desk.save(fidelity_by_scheme(found), "error_by_scheme")
+    compared = contestants(runs)
+    if len(compared) > 1:
+        written += desk.save(fidelity_by_scheme(compared), "error_by_scheme")
     if len(runs) > 1:
         figure = magnitudes_by_scheme(runs)
         written += desk.save(figure, "magnitudes_by_scheme") if figure is not None else []

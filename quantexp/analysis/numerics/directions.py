@@ -37,7 +37,7 @@ class BothAxes:
 
 def both_axes(run: Run) -> list[BothAxes]:
     """Every tensor and block format that was judged along both dimensions."""
-    found = []
+    pairs = []
     for one in run.tensors:
         by_format: dict[str, dict[Axis, float]] = {}
         for operand in one.operands:
@@ -45,12 +45,12 @@ def both_axes(run: Run) -> list[BothAxes]:
                 sqnr_db = operand.fidelity.sqnr_db
                 by_format.setdefault(operand.format, {}).setdefault(operand.axis, sqnr_db)
         module, _, tensor = one.place.kind.partition(" ")
-        found += [
+        pairs += [
             BothAxes(module, tensor, name, axes[Axis.ROWS], axes[Axis.COLUMNS])
             for name, axes in by_format.items()
             if len(axes) == 2
         ]
-    return found
+    return pairs
 
 
 def rows_and_columns(run: Run) -> Figure | None:

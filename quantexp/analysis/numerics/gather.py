@@ -50,9 +50,9 @@ def _run(source: Source, desk: Desk) -> Run:
     stored = source.entries
     formats = () if any(map(is_quantised, source.capture)) else USUAL_FORMATS
     look = partial(measure, request=Request(formats))
-    found = [one for _, one in desk.each(look, stored)]
+    measured = [one for _, one in desk.each(look, stored)]
     bare = [of_statistics(entry.metadata) for entry in source.capture.described()]
-    return Run(source.label, source.scheme, tuple(found + bare))
+    return Run(source.label, source.scheme, tuple(measured + bare))
 
 
 def is_quantised(entry: CapturedTensor) -> bool:

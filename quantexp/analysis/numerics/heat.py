@@ -78,8 +78,8 @@ def _cells(
         where = (names.index((member.module, member.series)), layers.index(member.place.layer))
         values.setdefault(where, []).append(member.value)
     cells = np.full((len(names), len(layers)), np.nan)
-    for where, found in values.items():
-        if kept := finite(found):
+    for where, numbers in values.items():
+        if kept := finite(numbers):
             cells[where] = median(kept)
     return cells
 

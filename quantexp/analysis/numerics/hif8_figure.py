@@ -175,16 +175,16 @@ def fine_magnitudes(entry: CapturedTensor) -> Counts:
     return total
 
 
-def hif8_values(run: Run, group: str, found: Mapping[str, tuple[Shown, Counts]]) -> Figure:
+def hif8_values(run: Run, group: str, counted: Mapping[str, tuple[Shown, Counts]]) -> Figure:
     """A panel for each tensor with its histogram and all values of HiF8 at the tensor's scale."""
-    height = 0.95 + 1.75 * len(found) + 0.7
+    height = 0.95 + 1.75 * len(counted) + 0.7
     width = 10.0
     figure = new_figure(width, height)
-    axes = figure.subplots(len(found), 1, squeeze=False)
+    axes = figure.subplots(len(counted), 1, squeeze=False)
     figure.subplots_adjust(
         left=0.085, right=0.985, top=1 - 1.15 / height, bottom=0.75 / height, hspace=0.62
     )
-    for (label, (shown, counts)), ax in zip(found.items(), axes[:, 0], strict=True):
+    for (label, (shown, counts)), ax in zip(counted.items(), axes[:, 0], strict=True):
         _draw_values(ax, label, shown, counts)
     axes[-1, 0].set_xlabel("magnitude |x|", fontsize=TICK_PT + 1, color=INK)
     write_title(figure, f"HiF8, its values over the data: {run.label}", about_group(run, group))

@@ -89,11 +89,11 @@ def measure(entry: CapturedTensor, request: Request) -> Measured:
     captured = metadata.get("statistics")
     if place.is_scale or not x.is_floating_point():
         bare = Measured(place, tuple(x.shape), _dtype(x), True, x.numel(), 0)
-        told = captured if isinstance(captured, Mapping) else {}
-        return _with_moments(bare, told, "codes of block scales, not judged")
-    found = captured if isinstance(captured, Mapping) else statistics(x)
+        recorded = captured if isinstance(captured, Mapping) else {}
+        return _with_moments(bare, recorded, "codes of block scales, not judged")
+    record = captured if isinstance(captured, Mapping) else statistics(x)
     whole = Measured(place, tuple(x.shape), _dtype(x), True, 0, 0)
-    whole = _with_moments(whole, found, *_oddities(found))
+    whole = _with_moments(whole, record, *_oddities(record))
     if x.numel() == 0 or whole.count == whole.nonfinite:
         return whole
     source = place.source
@@ -116,25 +116,25 @@ def of_statistics(metadata: Mapping[str, Any]) -> Measured:
     Raises:
         CaptureError: its statistics are of a format that is not known, or damaged.
     """
-    found = metadata.get("statistics") or {}
+    record = metadata.get("statistics") or {}
     place = Place.of(metadata)
     shape = tuple(metadata.get("shape") or ())
     bare = Measured(place, shape, str(metadata.get("dtype", "")), False, 0, 0)
-    whole = _with_moments(bare, found, *_oddities(found))
-    judged = found.get("fidelity")
+    whole = _with_moments(bare, record, *_oddities(record))
+    judged = record.get("fidelity")
     try:
         return whole if judged is None else replace(whole, operands=(_of_record(judged),))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CaptureError(f"{place.label}: statistics that cannot be read: {error}") from error
 
 
-def _with_moments(bare: Measured, found: Mapping[str, Any], *notes: str) -> Measured:
-    mean, std, abs_max, skew, kurtosis, zero_share = (_number(found.get(n)) for n in _MOMENTS)
+def _with_moments(bare: Measured, record: Mapping[str, Any], *notes: str) -> Measured:
+    mean, std, abs_max, skew, kurtosis, zero_share = (_number(record.get(n)) for n in _MOMENTS)
     return replace(
         bare,
-        count=int(found.get("count", bare.count)),
-        nonfinite=int(found.get("nonfinite", 0)),
-        log2_magnitude=found.get("log2_magnitude"),
+        count=int(record.get("count", bare.count)),
+        nonfinite=int(record.get("nonfinite", 0)),
+        log2_magnitude=record.get("log2_magnitude"),
         mean=mean,
         std=std,
         abs_max=abs_max,
@@ -145,8 +145,8 @@ def _with_moments(bare: Measured, found: Mapping[str, Any], *notes: str) -> Meas
     )
 
 
-def _oddities(found: Mapping[str, Any]) -> Iterator[str]:
-    count, nonfinite = int(found.get("count", 0)), int(found.get("nonfinite", 0))
+def _oddities(record: Mapping[str, Any]) -> Iterator[str]:
+    count, nonfinite = int(record.get("count", 0)), int(record.get("nonfinite", 0))
     if count == 0:
         yield "empty"
     elif nonfinite == count:
@@ -154,9 +154,9 @@ def _oddities(found: Mapping[str, Any]) -> Iterator[str]:
     else:
         if nonfinite:
             yield f"{nonfinite} NaN or Inf"
-        if found.get("zeros") == count:
+        if record.get("zeros") == count:
             yield "all zero"
-        elif found.get("min") == found.get("max") and count > 1:
+        elif record.get("min") == record.get("max") and count > 1:
             yield "constant"
 
 
@@ -211,10 +211,10 @@ def _wanted(
     """Slot, operand, and whether the run declares it."""
     declared = declared_operands(metadata)
     taken = {(one.product, one.operand) for one in declared}
-    found = [(f"{one.product}.{one.operand}", one, True) for one in declared]
+    wanted = [(f"{one.product}.{one.operand}", one, True) for one in declared]
     for slot in slots:
         if (slot.product.value, slot.operand) not in taken and not _reuses(metadata, slot):
-            found += [
+            wanted += [
                 (
                     f"{slot.product.value}.{slot.operand}",
                     replace(as_schemes_hold(slot, name), rows=metadata.get(ROW_SEQUENCES)),
@@ -222,9 +222,9 @@ def _wanted(
                 )
                 for name in request.formats
             ]
-    yield from found
+    yield from wanted
     if slots and slots[0].operand and not request.operands_only:
-        yield from (("", one, False) for one in _other_axes(slots[0].operand, found))
+        yield from (("", one, False) for one in _other_axes(slots[0].operand, wanted))
 
 
 def _reuses(metadata: Mapping[str, Any], slot: Slot) -> bool:
@@ -246,12 +246,12 @@ def as_schemes_hold(slot: Slot, format_name: str) -> DeclaredOperand:
 
 
 def _other_axes(
-    operand: Operand, found: list[tuple[str, DeclaredOperand, bool]]
+    operand: Operand, wanted: list[tuple[str, DeclaredOperand, bool]]
 ) -> Iterator[DeclaredOperand]:
     """For each block format, the dimension of the matrix that no slot has as its block axis."""
     columns = -2 if operand in (Operand.P, Operand.DS) else 0
     by_format: dict[str, list[DeclaredOperand]] = {}
-    for _, declared, _ in found:
+    for _, declared, _ in wanted:
         if declared.format.block is not None:
             by_format.setdefault(declared.name, []).append(declared)
     for same in by_format.values():

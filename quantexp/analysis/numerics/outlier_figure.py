@@ -32,7 +32,8 @@ def outliers_by_layer(run: Run) -> Figure | None:
         return None
     rows = {
         measure: [
-            Member(place, place.tensor, getattr(found, measure.name)) for place, found in channels
+            Member(place, place.tensor, getattr(outliers, measure.name))
+            for place, outliers in channels
         ]
         for measure in _ROWS
     }
@@ -46,8 +47,8 @@ def channel_profile(run: Run) -> Figure | None:
     members = [
         Member(one.place, one.place.tensor, value, at=rank)
         for one in run.tensors
-        if (found := one.channels) is not None
-        for rank, value in zip(profile_ranks(found.num_groups), found.profile, strict=True)
+        if (measured := one.channels) is not None
+        for rank, value in zip(profile_ranks(measured.num_groups), measured.profile, strict=True)
     ]
     if not members:
         return None
@@ -64,17 +65,17 @@ def channel_profile(run: Run) -> Figure | None:
 
 def heads(run: Run) -> Figure | None:
     """Every head of every layer, with a panel for each tensor; None without heads."""
-    found: dict[str, dict[int, list[tuple[float, ...]]]] = {}
+    by_tensor: dict[str, dict[int, list[tuple[float, ...]]]] = {}
     for one in run.tensors:
         if one.heads is not None and one.heads.ratios:
-            by_layer = found.setdefault(one.place.tensor, {})
+            by_layer = by_tensor.setdefault(one.place.tensor, {})
             by_layer.setdefault(one.place.layer, []).append(one.heads.ratios)
-    if not found:
+    if not by_tensor:
         return None
-    names = in_order(found)
+    names = in_order(by_tensor)
     columns = min(_COLUMNS, len(names))
     rows = -(-len(names) // columns)
-    most = max(len(layers) for layers in found.values())
+    most = max(len(layers) for layers in by_tensor.values())
     panel = max(0.7, min(4.0, 0.16 * most))
     width, height = 12.0, _TOP_INCH + rows * (panel + _GAP_INCH) + 0.25
     figure = new_figure(width, height)
@@ -87,7 +88,7 @@ def heads(run: Run) -> Figure | None:
         hspace=_GAP_INCH / panel,
         wspace=0.14,
     )
-    cells = {name: _head_cells(found[name]) for name in names}
+    cells = {name: _head_cells(by_tensor[name]) for name in names}
     norm = LogNorm(*_reach(cells.values()))
     for ax, name in zip_longest(axes.flat, names):
         if name is None:
@@ -98,7 +99,7 @@ def heads(run: Run) -> Figure | None:
         ax.grid(visible=False)
         hatch(ax)
         image = ax.imshow(cells[name], aspect="auto", cmap=COLOUR_MAP, norm=norm)
-        layers = sorted(found[name])
+        layers = sorted(by_tensor[name])
         step = -(-len(layers) // 12)
         ax.set_yticks(range(0, len(layers), step), [str(v) for v in layers[::step]])
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))

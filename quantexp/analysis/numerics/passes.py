@@ -63,14 +63,14 @@ class Pair:
 
 def pairs(tensors: Iterable[Measured]) -> list[Pair]:
     """Every tensor with a captured gradient; a weight occurs once."""
-    found: dict[tuple[object, ...], Measured] = {}
+    first: dict[tuple[object, ...], Measured] = {}
     for one in tensors:
-        found.setdefault(_key(one, one.place.tensor), one)
+        first.setdefault(_key(one, one.place.tensor), one)
     return [
         Pair(partner, one)
-        for one in found.values()
+        for one in first.values()
         if one.place.tensor.startswith(_GRADIENT)
-        and (partner := found.get(_key(one, one.place.tensor.removeprefix(_GRADIENT))))
+        and (partner := first.get(_key(one, one.place.tensor.removeprefix(_GRADIENT))))
     ]
 
 

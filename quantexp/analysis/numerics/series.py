@@ -142,10 +142,10 @@ def by_key(
     members: Iterable[Member], key: Callable[[Member], int]
 ) -> dict[str, dict[int, list[float]]]:
     """Series -> layer, iteration or rank -> numbers."""
-    found: dict[str, dict[int, list[float]]] = {}
+    grouped: dict[str, dict[int, list[float]]] = {}
     for member in members:
-        found.setdefault(member.series, {}).setdefault(key(member), []).append(member.value)
-    return found
+        grouped.setdefault(member.series, {}).setdefault(key(member), []).append(member.value)
+    return grouped
 
 
 def slug(words: str) -> str:

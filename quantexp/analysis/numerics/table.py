@@ -44,12 +44,12 @@ COLUMNS = (
 )
 
 
-def csv_text(found: Mapping[str, Iterable[Measured]]) -> str:
+def csv_text(measured_of: Mapping[str, Iterable[Measured]]) -> str:
     """Write `numerics.csv` for several runs by their labels."""
     stream = io.StringIO()
     rows = csv.DictWriter(stream, COLUMNS, restval="", lineterminator="\n")
     rows.writeheader()
-    for run, tensors in found.items():
+    for run, tensors in measured_of.items():
         for one in tensors:
             rows.writerows({"run": run, **row} for row in rows_of(one))
     return stream.getvalue()
@@ -72,10 +72,10 @@ def rows_of(one: Measured) -> Iterator[dict[str, object]]:
         yield {**tensor, **_operand_cells(operand)}
 
 
-def json_text(found: Mapping[str, Iterable[Measured]]) -> str:
+def json_text(measured_of: Mapping[str, Iterable[Measured]]) -> str:
     """Write `numerics.json` for several runs by their labels, with a line for each tensor."""
     runs = []
-    for run, tensors in found.items():
+    for run, tensors in measured_of.items():
         lines = ",\n  ".join(json.dumps(tensor_json(one)) for one in tensors)
         runs.append(f"{json.dumps(run)}: [\n  {lines}\n]")
     return "{" + ",\n".join(runs) + "}\n"
@@ -138,10 +138,10 @@ def _source(one: Measured) -> str:
     return "values" if one.from_values else "statistics"
 
 
-def _outlier_cells(kind: str, found: Outliers | None) -> dict[str, object]:
-    if found is None:
+def _outlier_cells(kind: str, outliers: Outliers | None) -> dict[str, object]:
+    if outliers is None:
         return {}
-    return {f"{kind}_{name}": _cell(getattr(found, name)) for name in _OUTLIERS}
+    return {f"{kind}_{name}": _cell(getattr(outliers, name)) for name in _OUTLIERS}
 
 
 def _operand_cells(operand: UnderFormat) -> dict[str, object]:
@@ -159,11 +159,11 @@ def _operand_cells(operand: UnderFormat) -> dict[str, object]:
     return cells
 
 
-def _outliers_json(found: Outliers | None) -> dict[str, Any] | None:
-    if found is None:
+def _outliers_json(outliers: Outliers | None) -> dict[str, Any] | None:
+    if outliers is None:
         return None
-    lists = {name: [_plain(v) for v in getattr(found, name)] for name in ("profile", "ratios")}
-    return {**{name: _plain(getattr(found, name)) for name in _OUTLIERS}, **lists}
+    lists = {name: [_plain(v) for v in getattr(outliers, name)] for name in ("profile", "ratios")}
+    return {**{name: _plain(getattr(outliers, name)) for name in _OUTLIERS}, **lists}
 
 
 def _operand_json(operand: UnderFormat) -> dict[str, Any]:

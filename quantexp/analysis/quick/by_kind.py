@@ -54,13 +54,13 @@ class OfKind:
 
 def by_kind(look: FirstLook) -> list[OfKind]:
     """The kinds of tensor in a capture, without block scales, which are codes."""
-    found = []
+    result = []
     is_quantised = any(one.scales for one in look.tensors)
     for kind in Kind:
         looks = [one for one in look.tensors if one.kind is kind]
         if looks and kind is not Kind.SCALE:
-            found.append(_of_kind(kind, looks, is_quantised=is_quantised))
-    return found
+            result.append(_of_kind(kind, looks, is_quantised=is_quantised))
+    return result
 
 
 def _of_kind(kind: Kind, looks: Sequence[Look], *, is_quantised: bool) -> OfKind:

@@ -138,14 +138,16 @@ def _of_format(fmt: Format) -> list[Candidate]:
     if "scaling" in fmt.options:
         scalings = [s for s in _first(Scaling, usual.scaling) if s is not Scaling.DELAYED]
     roundings = _first(Rounding, usual.rounding)
-    found = []
+    candidates = []
     for hadamard in Hadamard:
         for rule in rules:
             for scaling in scalings:
-                found += [Candidate(fmt, rule, scaling, r, False, hadamard) for r in roundings]
+                candidates += [Candidate(fmt, rule, scaling, r, False, hadamard) for r in roundings]
                 if "pre_scale" in fmt.options:
-                    found.append(Candidate(fmt, rule, scaling, Rounding.STOCHASTIC, True, hadamard))
-    return found
+                    candidates.append(
+                        Candidate(fmt, rule, scaling, Rounding.STOCHASTIC, True, hadamard)
+                    )
+    return candidates
 
 
 def _first(choices: Iterable[_Choice], usual: _Choice) -> list[_Choice]:

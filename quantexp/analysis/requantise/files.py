@@ -51,11 +51,11 @@ class ScoresFile:
         self._rows.writerow(COLUMNS)
         return self
 
-    def add(self, found: FileScores) -> None:
+    def add(self, file_scores: FileScores) -> None:
         """Write the rows of one file."""
-        metadata = found.entry.metadata
+        metadata = file_scores.entry.metadata
         tensor = [metadata.get(key) for key in _TENSOR]
-        for scores in found.slots:
+        for scores in file_scores.slots:
             slot = scores.slot
             place = [
                 module_of(metadata),

@@ -36,8 +36,8 @@ class LaidOut:
 
 def rows_of(metadata: Mapping[str, Any], dim: int) -> Sequence[int] | None:
     """The sequence of each row, if blocks along a dimension of the tensor depend on it."""
-    found = metadata.get(ROW_SEQUENCES)
-    return None if found is None or dim != 0 else tuple(found)
+    sequences = metadata.get(ROW_SEQUENCES)
+    return None if sequences is None or dim != 0 else tuple(sequences)
 
 
 def laid_out(x: Tensor, sequences: Sequence[int]) -> LaidOut:

@@ -40,8 +40,8 @@ def destination(tracking: TrackingConfig, run: RunDir) -> str:
 
 def tracking_uri(tracking: TrackingConfig, run: RunDir) -> str:
     """The server or database: as configured, from MLFLOW_TRACKING_URI, or beside the run folder."""
-    given = tracking.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return given or f"sqlite:///{run.root.parent / 'mlflow.db'}"
+    uri = tracking.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return uri or f"sqlite:///{run.root.parent / 'mlflow.db'}"
 
 
 class MlflowTracker:

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from quantexp.analysis.draw.statistics_only import StatisticsOnly, name_of_told
-from quantexp.analysis.draw.statistics_only_figure import draw_told, ranges_of
+from quantexp.analysis.draw.statistics_only_figure import draw_statistics_only, ranges_of
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.fidelity import chosen_for
 from quantexp.capture.statistics.summary import statistics
@@ -44,7 +44,7 @@ def normal(*shape: int) -> torch.Tensor:
 def test_octaves_have_the_share_of_the_elements_in_them() -> None:
     x = normal(64, 64)
     x[0, :8] = 0
-    bars = draw_told(told(x), "run").axes[0]
+    bars = draw_statistics_only(told(x), "run").axes[0]
     heights = {
         round(math.log2(c.get_paths()[0].get_extents().x0)): c.get_paths()[0].get_extents().y1
         for c in bars.collections
@@ -53,7 +53,7 @@ def test_octaves_have_the_share_of_the_elements_in_them() -> None:
     exponents, counts = np.unique(np.floor(np.log2(wide[wide > 0])), return_counts=True)
     expected = dict(zip(exponents, counts / wide.size, strict=True))
     assert {e: h for e, h in heights.items() if h} == pytest.approx(expected)
-    assert "zero: 0.20%" in words(draw_told(told(x), "run"))
+    assert "zero: 0.20%" in words(draw_statistics_only(told(x), "run"))
 
 
 def test_ranges_are_those_of_the_largest_element_and_of_the_median_block() -> None:
@@ -68,7 +68,7 @@ def test_ranges_are_those_of_the_largest_element_and_of_the_median_block() -> No
 
 def test_quantiles_stand_against_those_of_a_normal_distribution() -> None:
     x = normal(64, 64)
-    line = draw_told(told(x), "run").axes[3].lines[1]
+    line = draw_statistics_only(told(x), "run").axes[3].lines[1]
     wide = x.double().numpy().ravel()
     shares = np.array([float(share) for share in told(x).record["quantiles"]])
     expected = (np.quantile(wide, shares) - wide.mean()) / wide.std()
@@ -86,7 +86,7 @@ def test_quantiles_stand_against_those_of_a_normal_distribution() -> None:
     ],
 )
 def test_a_tensor_with_nothing_to_see_is_drawn_and_says_so(x: torch.Tensor, said: str) -> None:
-    assert said in words(draw_told(told(x), "run"))
+    assert said in words(draw_statistics_only(told(x), "run"))
 
 
 def test_a_name_is_like_a_files_and_says_when() -> None:
