@@ -1,20 +1,15 @@
 """Megatron's tokenised form of a corpus: `PREFIX.bin` (ids) and `PREFIX.idx` (positions of documents).
 
 By Megatron's rule the ids are uint16 for a vocabulary below 65,500 and int32 otherwise. A pair is complete when its
-`.idx` exists: the `.idx` is renamed into place last, and removed first when a pair is replaced. The `.idx` is written
-from files of lengths, in bounded memory.
+`.idx` exists: the `.idx` is renamed into place last, and removed first when a pair is replaced.
 """
 
 import hashlib
-import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.protocol import Tokenizer
@@ -139,7 +134,7 @@ def _build(
     """Writes both files in place; returns the numbers of documents and tokens."""
     import numpy as np
 
-    from quantexp.data.binary import id_type, write_index
+    from quantexp.data.index import id_type, write_index
 
     dtype = id_type(tokenizer.vocab_size)
     lengths_path = bin_path.with_suffix(".lengths")
@@ -153,47 +148,3 @@ def _build(
             num_tokens += len(ids)
     write_index(idx_path, [lengths_path], dtype)
     return num_documents, num_tokens
-
-
-#: The first bytes of an index of version 1.
-INDEX_MAGIC = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1)
-#: The magic, the code of the ids' type, the number of sequences and of document ends. Then follow each sequence's
-#: length (int32) and offset (int64), and the end of each document (int64).
-INDEX_HEAD = struct.Struct("<17sBQQ")
-#: Megatron's codes of the types.
-_CODES = {"<u2": 8, "<i4": 4}
-#: Lengths in memory at a time.
-_BLOCK = 1 << 20
-
-
-def id_type(vocab_size: int) -> np.dtype[Any]:
-    """Returns the type of the ids in a `.bin` by Megatron's rule: uint16 below 65,500, else int32."""
-    return np.dtype("<u2" if vocab_size < 65_500 else "<i4")
-
-
-def write_index(path: Path, lengths: Sequence[Path], dtype: np.dtype[Any]) -> None:
-    """Writes the index of the documents whose lengths (int32) are in these files, in order."""
-    total = sum(file.stat().st_size for file in lengths) // 4
-    with path.open("wb") as out:
-        out.write(
-            INDEX_HEAD.pack(INDEX_MAGIC, _CODES[dtype.newbyteorder("<").str], total, total + 1)
-        )
-        for block in blocks(lengths):
-            out.write(block.tobytes())
-        offset = 0
-        for block in blocks(lengths):
-            ends = offset + np.cumsum(block, dtype="<i8") * dtype.itemsize
-            out.write(
-                np.concatenate([np.array([offset], "<i8"), ends[:-1]]).astype("<i8").tobytes()
-            )
-            offset = int(ends[-1])
-        for start in range(0, total + 1, _BLOCK):
-            out.write(np.arange(start, min(start + _BLOCK, total + 1), dtype="<i8").tobytes())
-
-
-def blocks(lengths: Sequence[Path]) -> Iterator[np.ndarray]:
-    """Yields the lengths in blocks."""
-    for file in lengths:
-        with file.open("rb") as stream:
-            while data := stream.read(4 * _BLOCK):
-                yield np.frombuffer(data, "<i4")

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from quantexp.data.binary import blocks, id_type, pair_paths, write_index
+from quantexp.data.binary import pair_paths
+from quantexp.data.index import blocks, id_type, write_index
 from quantexp.data.prepare.job import Job
 from quantexp.data.prepare.outputs import (
     Outputs,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quantexp.data.binary import id_type
+from quantexp.data.index import id_type
 from quantexp.data.prepare.shards import Shard, records
 from quantexp.data.sources import Document, LeftOut, Rejected
 from quantexp.data.tokenizers.protocol import Tokenizer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.binary import INDEX_HEAD, INDEX_MAGIC, check_pair, pair_paths
+from quantexp.data.binary import check_pair, pair_paths
+from quantexp.data.index import INDEX_HEAD, INDEX_MAGIC
 from quantexp.errors import DataError
 
 
