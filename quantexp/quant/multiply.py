@@ -56,7 +56,7 @@ def multiply_operands(
 
     def source(factor: Factor) -> Tensor:
         matrix = factor.matrix(factor.x)
-        return matrix.reshape(-1, matrix.shape[-1]) if is_one else matrix
+        return matrix.flatten(0, -2) if is_one else matrix  # also of an expert without tokens
 
     a, b = (
         factor.matrix(
