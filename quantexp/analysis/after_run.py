@@ -2,7 +2,7 @@
 
 A run draws itself in its worker. One that is skipped, since it has completed before, gets from the process that skips
 it what its folder does not have yet. A sweep's report is written by the process that worked through it, beside its
-list. What cannot be drawn is told and changes nothing about how anything ended.
+list. A failure to draw is printed and changes no run's state.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 FORMAT_COLOURS = {
@@ -99,12 +99,6 @@ def scheme_styles(schemes: Sequence[str]) -> list[SchemeStyle]:
         styles[i] = _variant(usual, taken[usual])
         taken[usual] += 1
     return [styles[i] for i in range(len(schemes))]
-
-
-def styles_by_name(names: Iterable[str]) -> dict[str, SchemeStyle]:
-    """The style of each distinct scheme of a figure."""
-    different = list(dict.fromkeys(names))
-    return dict(zip(different, scheme_styles(different), strict=True))
 
 
 def _variant(usual: SchemeStyle, number: int) -> SchemeStyle:

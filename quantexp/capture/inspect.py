@@ -54,7 +54,7 @@ class Checked:
     #: An error message for each other tensor.
     damaged: Sequence[str]
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """The result in one line."""
         line = (
             f"{self.num_intact} of {self._num_all} tensors have the values of the manifest's hash"

@@ -30,10 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
         for line in checked.damaged:
             complain(line)
         if checked.damaged:
-            complain(checked.told())
+            complain(checked.summary())
             return 1
         if not arguments.json:
-            print_line(checked.told())
+            print_line(checked.summary())
     if arguments.export is not None:
         count = inspect.export(capture, arguments.export, arguments.to)
         print_line(f"{count} files in {arguments.export}")

@@ -14,7 +14,6 @@ from quantexp.analysis.scheme_style import (
     scheme_style,
     scheme_styles,
     shaded,
-    styles_by_name,
 )
 from quantexp.folders import conf_dir
 
@@ -58,7 +57,7 @@ def test_no_two_shipped_schemes_look_alike_on_one_page() -> None:
 
 
 def test_the_ten_schemes_look_the_same_on_every_page() -> None:
-    among_all = styles_by_name(MORE + TEN)
+    among_all = dict(zip(MORE + TEN, scheme_styles(MORE + TEN), strict=True))
     assert all(among_all[name] == scheme_style(name) for name in TEN)
 
 
@@ -66,8 +65,8 @@ def test_bf16_is_neutral_and_nothing_else_is() -> None:
     def is_grey(colour: str) -> bool:
         return colour[1:3] == colour[3:5] == colour[5:7]
 
-    styles = styles_by_name(TEN + MORE)
-    assert [name for name, style in styles.items() if is_grey(style.colour)] == ["bf16"]
+    styles = zip(TEN + MORE, scheme_styles(TEN + MORE), strict=True)
+    assert [name for name, style in styles if is_grey(style.colour)] == ["bf16"]
 
 
 def test_fifteen_lines_of_one_name_are_told_apart() -> None:

@@ -29,7 +29,7 @@ _LEFT_INCH, _RIGHT_INCH, _TOP_INCH, _BOTTOM_INCH = 1.5, 1.7, 0.75, 0.5
 
 
 def save_captured(rows: Sequence[Row], stem: Path, formats: Sequence[str]) -> list[Path]:
-    """The figure; None without tensors."""
+    """Save the figure and return its files; none without tensors."""
     return save_figure(draw_captured(rows).figure, stem, formats) if rows else []
 
 

@@ -83,7 +83,7 @@ class Drawn:
             name: unique among pictures and chapters.
             inputs: everything that the files depend on, as JSON has it.
             draw: writes the files and returns their paths.
-            is_complete: whether the result may be kept, asked after `draw`.
+            is_complete: whether the result may be kept, called after `draw`.
 
         Raises:
             OSError: the folder cannot be written.

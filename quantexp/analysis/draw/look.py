@@ -70,7 +70,7 @@ def look_at(entry: CapturedTensor) -> Looked:
     """Read a tensor and count it.
 
     Raises:
-        CaptureError: it is missing, damaged, other than its hash says, or holds no plain numbers.
+        CaptureError: it is missing, damaged, differs from its hash, or holds no plain numbers.
     """
     raw = entry.verified()
     values = _numbers(entry, raw)
@@ -101,8 +101,8 @@ def _numbers(entry: CapturedTensor, raw: Tensor) -> Tensor:
 def exact_quantiles(x: Tensor, counted: Histogram, shares: Sequence[float]) -> list[float]:
     """Quantiles of float32 values, with linear interpolation, as numpy's default.
 
-    `counted` tells in which of its bins each lies, and how many elements lie below the bin; the elements of those few
-    bins are then sorted.
+    `counted` has the bin of each quantile and the number of elements below it; the elements of those few bins are then
+    sorted.
     """
     cumulative = counted.counts.cumsum(0)
     n = int(cumulative[-1])

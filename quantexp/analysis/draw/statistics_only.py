@@ -34,7 +34,7 @@ class StatisticsOnly:
         return finding_of(self.record)
 
 
-def name_of_told(metadata: Mapping[str, Any]) -> str:
+def statistics_name(metadata: Mapping[str, Any]) -> str:
     """A name like that of a captured file, without timestamp, and with iteration, micro-batch and rank at the end."""
     words = ("module", "operation", "phase", "tensor", "quant_type")
     name = TensorName(int(metadata.get("layer", -1)), **{w: str(metadata.get(w)) for w in words})
@@ -49,7 +49,7 @@ def name_of_told(metadata: Mapping[str, Any]) -> str:
     )
 
 
-def key_of_told(metadata: Mapping[str, Any]) -> list[Any]:
+def statistics_key(metadata: Mapping[str, Any]) -> list[Any]:
     """The inputs of the figures."""
     content = json.dumps([metadata.get("statistics"), metadata.get("formats")], sort_keys=True)
     return ["statistics", hashlib.blake2b(content.encode(), digest_size=12).hexdigest()]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from quantexp.analysis.chapter import Problems, Source, place_of, progress_bar
 from quantexp.analysis.draw.drawn import Drawn, key_of
-from quantexp.analysis.draw.statistics_only import key_of_told, name_of_told
+from quantexp.analysis.draw.statistics_only import statistics_key, statistics_name
 from quantexp.analysis.draw.tables import Row
 from quantexp.analysis.draw.work import Done, Task, do
 from quantexp.analysis.pool import Pool
@@ -50,18 +50,20 @@ def pieces_of(
                 continue
             whole = name if len(sources) == 1 else f"{source.label}/{name}"
             yield Piece(source.label, entry, whole, key)
-        yield from _told(source, len(sources) > 1, every_iteration)
+        yield from _statistics_pieces(source, len(sources) > 1, every_iteration)
 
 
-def _told(source: Source, is_one_of_many: bool, every_iteration: bool) -> Iterator[Piece]:
+def _statistics_pieces(
+    source: Source, is_one_of_many: bool, every_iteration: bool
+) -> Iterator[Piece]:
     entries = source.capture.described()
     last = max((entry.metadata.get("iteration") or 0 for entry in entries), default=0)
     for entry in entries:
         is_drawn = every_iteration or (entry.metadata.get("iteration") or 0) == last
-        name = name_of_told(entry.metadata)
+        name = statistics_name(entry.metadata)
         whole = f"{source.label}/{name}" if is_one_of_many else name
         folders = (DISTRIBUTIONS,) if is_drawn else ()
-        yield Piece(source.label, entry, whole, key_of_told(entry.metadata), folders)
+        yield Piece(source.label, entry, whole, statistics_key(entry.metadata), folders)
 
 
 def draw_tensors(

@@ -32,6 +32,8 @@ from quantexp.analysis.draw.tables import write_tables
 from quantexp.analysis.draw.tensors import draw_tensors, pieces_of
 from quantexp.analysis.pool import Pool
 from quantexp.analysis.tree import CHAPTER_FOLDERS, FIGURES, FILTERED, PARTS, QUICK, STATISTICS
+from quantexp.capture.lines import lists_of
+from quantexp.capture.store import manifest
 from quantexp.errors import CaptureError, ConfigError
 from quantexp.folders import short_path
 from quantexp.processes.cores import allowed_cores
@@ -127,7 +129,11 @@ def _drawn(
     pieces = list(
         pieces_of(sources, problems, every_iteration=bool(request.filters.keys() & {"iteration"}))
     )
-    statistics = [_size_and_time(s.capture.folder / "statistics.jsonl") for s in sources]
+    statistics = [
+        _size_and_time(file)
+        for source in sources
+        for file in lists_of(source.capture.folder, manifest.STATISTICS)
+    ]
     about = [VERSION, request.formats, [[piece.name, piece.key] for piece in pieces], statistics]
     drawn = Drawn(out, force=request.force)
     num_files = num_tensors = num_known = 0

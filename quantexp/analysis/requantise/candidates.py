@@ -2,7 +2,7 @@
 
 Of every format that quantises all scale rules (MX) or scalings of the tensor (nvfp4, fp8, hifp8), all roundings and all
 transforms are combined; FP4 is rounded stochastically after 3/4 as well, the recipe of arXiv 2502.20586. A format's
-first candidate is what the schemes do where nothing else is said. Delayed scaling is none: it needs the iterations
+first candidate is what the schemes do by default. Delayed scaling is none: it needs the iterations
 before. Blocks have the format's own size.
 
 An element costs its code and its share of its block's scale; one scale a tensor counts for nothing:
@@ -80,7 +80,7 @@ class Candidate:
 
     def settings(self) -> dict[str, Any]:
         """The complete keys of a scheme's slot for this candidate."""
-        said: dict[str, Any] = {
+        values: dict[str, Any] = {
             "format": self.format.name,
             "block": self.format.block,
             "scale_rule": self.scale_rule,
@@ -90,7 +90,7 @@ class Candidate:
             "hadamard": None if self.hadamard is Hadamard.NONE else self.hadamard,
             "hadamard_block": self.hadamard_block,
         }
-        plain = {k: str(v) if isinstance(v, str) else v for k, v in said.items()}
+        plain = {k: str(v) if isinstance(v, str) else v for k, v in values.items()}
         return {key: value for key, value in plain.items() if value is not None}
 
     def spec(self, slot: Slot) -> QuantSpec:

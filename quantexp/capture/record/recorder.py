@@ -108,11 +108,10 @@ class Recorder:
         self._last_stored: Stored | None = None
         self._weights: dict[tuple[ModuleId, str], _Weight] = {}
         self._last_iteration = max(iterations, default=0)
-        self.seconds = 0.0
         #: Pending statistics of tensors that the optimizer changes.
         self._changing: list[Deferred] = []
         self._latest: TensorName | None = None
-        self._told = 0.0
+        self._reported_s = 0.0
 
     def begin(
         self, iteration: int, micro_batch: int | None, loss_scale: float | None = None
@@ -199,19 +198,17 @@ class Recorder:
         changing, self._changing = self._changing, []
         if not self.stopped:
             with self.recording():
-                self.store.send()
                 self.store.settle(changing)
+                self.store.send()
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """The context of every recording: measures its time, and handles a full disk.
+        """The context of every recording: handles a full disk.
 
         It disables torch function modes, because the mode that makes a CPU stand in for a GPU would run at every call.
         """
-        start = time.perf_counter()
         with self._stops_where_full(), without_torch_function():
             yield
-        self.seconds += time.perf_counter() - start
 
     def flush(self) -> None:
         """Wait until all captured tensors are on disk.
@@ -236,6 +233,7 @@ class Recorder:
             )
             LOG.warning(self.stopped)
             self._latest = None
+            self.store.memory.let_go()
             self._report()
 
     def wants(
@@ -325,11 +323,11 @@ class Recorder:
     def _progress(self, name: TensorName) -> None:
         self.tensors += 1
         self._latest = name
-        if time.perf_counter() - self._told >= _REPORT_S:
+        if time.perf_counter() - self._reported_s >= _REPORT_S:
             self._report()
 
     def _report(self) -> None:
-        self._told = time.perf_counter()
+        self._reported_s = time.perf_counter()
         queue, name = self.store.queue, self._latest
         current = "" if name is None else f"{name.layer_idx} {name.operation} {name.tensor}"
         self.on_progress(

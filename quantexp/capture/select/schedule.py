@@ -91,9 +91,9 @@ def _item(item: str) -> tuple[int, int]:
 
 
 def _keys(capture: CaptureConfig) -> str:
-    is_set = {
+    uses = {
         "iterations": bool(capture.iterations),
         "every": capture.every is not None,
         "powers_of_two": capture.powers_of_two,
     }
-    return ", capture.".join(name for name, is_given in is_set.items() if is_given)
+    return ", capture.".join(name for name, is_used in uses.items() if is_used)

@@ -22,7 +22,7 @@ from quantexp.quant.step_state import Draw
 #: Elements of a chunk, whose three float64 copies fit in the cache.
 _CHUNK_ELEMENTS = 1 << 16
 #: The numbers of `error_sums`.
-NUM_SUMS = 8
+_NUM_SUMS = 8
 
 
 class Fidelity(NamedTuple):
@@ -110,7 +110,7 @@ def error_sums(x: Tensor, q: Tensor, beyond: Tensor) -> Tensor:
     [x^2, e^2, x e, elements, non-zero elements, underflowed, saturated, |e / x|]
     """
     parts = [torch.split(t.reshape(-1), _CHUNK_ELEMENTS) for t in (x, q, beyond)]
-    sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=x.device)
+    sums = torch.zeros(_NUM_SUMS, dtype=torch.float64, device=x.device)
     for chunk in zip(*parts, strict=True):
         sums += _chunk_sums(*chunk)
     return sums
@@ -141,7 +141,7 @@ def _chunk_sums(x_N: Tensor, q_N: Tensor, beyond_N: Tensor) -> Tensor:
 
 
 def _can_skip(x: Tensor) -> bool:
-    """Whether looking whether a computation is needed costs less than it; on a GPU it is a synchronisation."""
+    """Whether a test costs less than the computation that it may skip; on a GPU it synchronises."""
     return x.device.type == "cpu"
 
 

@@ -1,7 +1,7 @@
 /* Statistics of captured tensors on a CPU: counts of 16-bit patterns, what follows from them, and MX block errors.
 
    Vectors are those of GCC and Clang (vector_size), which compile to the machine's instructions. Nothing allocates, calls
-   share nothing, and no call reads beyond its arguments. Threads add_vector tensors, and segments of a large tensor, from a
+   share nothing, and no call reads beyond its arguments. Threads take tensors, and segments of a large tensor, from a
    counter; the number of threads changes no bit of the results. */
 
 #include <math.h>

@@ -40,11 +40,6 @@ class Deferred:
         self._record: dict[str, Any] | None = None
 
     @property
-    def is_counted(self) -> bool:
-        """Whether the statistics are computed and the tensor is released."""
-        return self._tensor is None
-
-    @property
     def is_settled(self) -> bool:
         """Whether the tensor may change, because its statistics are computed or use a copy."""
         return not isinstance(self._tensor, Tensor)

@@ -133,9 +133,9 @@ class CaptureStore:
         if self._reserved >= self._batch_bytes or len(self._batch) >= self._files.batch_lines:
             self.send()
 
-    def settle(self, held: Sequence[Deferred]) -> None:
+    def settle(self, pending: Sequence[Deferred]) -> None:
         """Compute now what is left of these statistics, whose tensors are about to change."""
-        count_all(deferred for deferred in held if not deferred.is_settled)
+        count_all(deferred for deferred in pending if not deferred.is_settled)
 
     def flush(self) -> None:
         """Wait until all added tensors are on disk, in complete files.

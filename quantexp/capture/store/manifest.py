@@ -18,6 +18,10 @@ from quantexp.runs.status import write_json
 
 MANIFEST = "manifest.jsonl"
 STATISTICS = "statistics.jsonl"
+#: The shards' index, in the usual form of safetensors.
+INDEX = "capture.safetensors.index.json"
+
+LOG = logging.getLogger(__name__)
 
 
 class ManifestLine(TypedDict, total=False):
@@ -61,6 +65,18 @@ class ManifestLine(TypedDict, total=False):
     hash: str | None
     #: Why there are no values.
     left_out: str
+
+
+def finish_capture(folder: Path) -> None:
+    """Join the ranks' lists, and write the shards' index.
+
+    The operation is idempotent. A full disk only prints a message, because the captures can be read without it.
+    """
+    try:
+        join_parts(folder)
+        _write_index(folder)
+    except OSError as error:
+        LOG.warning("the lists of %s are left in parts: %s", folder, error.strerror)
 
 
 def part_of(listing: Path, rank: int) -> Path:
@@ -109,24 +125,6 @@ def _whole_lines(file: Path) -> list[bytes]:
     if not file.exists():
         return []
     return [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
-LOG = logging.getLogger(__name__)
-
-#: The shards' index, in the usual form of safetensors.
-INDEX = "capture.safetensors.index.json"
-
-
-def finish_capture(folder: Path) -> None:
-    """Join the ranks' lists, and write the shards' index.
-
-    The operation is idempotent. A full disk only prints a message, because the captures can be read without it.
-    """
-    try:
-        join_parts(folder)
-        _write_index(folder)
-    except OSError as error:
-        LOG.warning("the lists of %s are left in parts: %s", folder, error.strerror)
 
 
 def _write_index(folder: Path) -> None:

@@ -106,6 +106,9 @@ class WorkQueue(Generic[Batch]):
                 self._batches.popleft()
                 self.num_bytes -= num_bytes
                 self._error = error
+                if error is not None:
+                    self.num_bytes -= sum(dropped for _, dropped in self._batches)
+                    self._batches.clear()
                 self._changed.notify_all()
 
     def _has_more(self) -> bool:

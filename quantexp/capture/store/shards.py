@@ -22,7 +22,7 @@ SHARDS = "shards"
 class ShardFiles:
     """Writes one rank's tensors into shards."""
 
-    #: Maximum lines and bytes of a batch, unless one tensor alone is larger.
+    #: A batch with so many lines or bytes is written.
     batch_lines, batch_bytes = 1 << 12, 1 << 28
 
     def __init__(self, folder: Path, rank: int) -> None:

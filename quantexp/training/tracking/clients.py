@@ -135,6 +135,8 @@ class Tracking:
             limit_s = min(patience_s, TROUBLED_PATIENCE_S) if delivery.trouble else patience_s
             if time.monotonic() - started > limit_s:
                 _kill(process)
+                # It may have recorded more since the last look.
+                delivery = self._deliveries[name] = Delivery.read(self._folder.delivery(name))
                 delivery.trouble = delivery.trouble or f"not everything sent within {limit_s:.0f} s"
                 self._report(name)
                 with contextlib.suppress(OSError):  # status.json has it too

@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from quantexp.analysis.draw.statistics_only import StatisticsOnly, name_of_told
+from quantexp.analysis.draw.statistics_only import StatisticsOnly, statistics_name
 from quantexp.analysis.draw.statistics_only_figure import draw_statistics_only, ranges_of
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.fidelity import chosen_for
@@ -90,7 +90,7 @@ def test_a_tensor_with_nothing_to_see_is_drawn_and_says_so(x: torch.Tensor, said
 
 
 def test_a_name_is_like_a_files_and_says_when() -> None:
-    assert name_of_told(told(normal(4, 4)).entry.metadata) == (
+    assert statistics_name(told(normal(4, 4)).entry.metadata) == (
         "mxfp4/linear_L3-fc1_forward_pre_linear_mxfp4_input_i7_m0_r0"
     )
 

@@ -97,8 +97,8 @@ def test_an_error_ends_the_work_and_reaches_whoever_comes_next() -> None:
         gate.wait()
         raise ValueError("full")
 
-    put(queue, fail)
-    put(queue, lambda: done.append(1))
+    put(queue, fail, 10)
+    put(queue, lambda: done.append(1), 20)
     gate.set()
     for call in (
         queue.flush,
@@ -110,6 +110,7 @@ def test_an_error_ends_the_work_and_reaches_whoever_comes_next() -> None:
             call()
     queue.close()
     assert not done
+    assert queue.num_bytes == 0, "later batches are dropped"
 
 
 def test_an_error_reaches_a_caller_that_waits_for_room() -> None:
