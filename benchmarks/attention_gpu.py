@@ -65,7 +65,7 @@ class Case:
 
     def run(self, leaves: list[Tensor], dO_TBHE: Tensor) -> None:
         """Forward and backward."""
-        choice = tiled.kernels_for if self.with_kernels else lambda *given: None  # type: ignore[attr-defined]
+        choice = tiled.kernels_for if self.with_kernels else lambda *arguments: None  # type: ignore[attr-defined]
         with patch.object(tiled, "kernels_for", choice):
             o = self.attention(*leaves)
             torch.autograd.grad(o, leaves, dO_TBHE)
@@ -94,11 +94,11 @@ def cases_of(precision: ModulePrecision, scale: float) -> list[Case]:
     def by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _by_token(tiled.attention(call, q, k, v, softmax), q)
 
-    found = [Case("plain", plainly, False), Case("fused", fusedly, False)]
-    found += [Case("tiles", by_tiles, False), Case("triton", by_tiles, True)]
+    cases = [Case("plain", plainly, False), Case("fused", fusedly, False)]
+    cases += [Case("tiles", by_tiles, False), Case("triton", by_tiles, True)]
     if any(fusable.obstacles(precision)):
-        del found[1]
-    return found
+        del cases[1]
+    return cases
 
 
 def _by_token(o_NTE: Tensor, q_TBHD: Tensor) -> Tensor:

@@ -55,11 +55,11 @@ def run_here(words: list[str]) -> None:
     from quantexp.training.worker import Worker
 
     ends = [(time.perf_counter(), time.process_time())]
-    told = RunObserver.iteration
+    original = RunObserver.iteration
 
     def iteration(self: RunObserver, metrics: Any) -> bool:
         ends.append((time.perf_counter(), time.process_time()))
-        return told(self, metrics)
+        return original(self, metrics)
 
     RunObserver.iteration = iteration  # type: ignore[method-assign]
     experiment = compose(words)
@@ -67,8 +67,8 @@ def run_here(words: list[str]) -> None:
         code = Worker(folder.run, experiment).run()
     status = json.loads(folder.run.status.read_text())["capture"]
     wall, processor = ([b[i] - a[i] for a, b in itertools.pairwise(ends)] for i in (0, 1))
-    found = {"code": code, "wall": wall, "processor": processor, **status}
-    sys.stdout.write(json.dumps(found) + "\n")
+    result = {"code": code, "wall": wall, "processor": processor, **status}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 def run(script: str, *words: str) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def run(script: str, *words: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as root:
         command = [sys.executable, "-W", "ignore", script, "--run", *words, f"paths.root={root}"]
         out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
 
 
 def blocks(times: list[float]) -> tuple[list[float], list[float]]:
@@ -118,12 +118,12 @@ def main() -> None:
         for name, words in cases.items():
             more = [f"training.iterations={arguments.blocks * BLOCK}", captured(arguments.blocks)]
             more += ["capture.collect_micro_batches=0", *words]
-            found = run(__file__, *MODEL, *more)
-            without, with_ = (min(times) for times in blocks(found["wall"]))
+            result = run(__file__, *MODEL, *more)
+            without, with_ = (min(times) for times in blocks(result["wall"]))
             out(
                 f"{turn + 1}: {name}: {without:.3f} s without, {with_:.3f} s with, ratio {with_ / without:.2f} of the "
-                f"quickest, {median_ratio(found['wall']):.2f} of neighbours, "
-                f"{median_ratio(found['processor']):.2f} in processor time; load {os.getloadavg()[0]:.1f}\n"
+                f"quickest, {median_ratio(result['wall']):.2f} of neighbours, "
+                f"{median_ratio(result['processor']):.2f} in processor time; load {os.getloadavg()[0]:.1f}\n"
             )
             sys.stdout.flush()
 

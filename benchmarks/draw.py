@@ -75,12 +75,12 @@ def command(folder: Path, out: Path, jobs: int, *more: str) -> tuple[float, floa
 
 def per_tensor(folder: Path, out: Path, layers: tuple[str, str], *more: str) -> float:
     """Processor seconds of one more tensor: between two choices of layers of 16."""
-    found = []
+    result = []
     for layer in layers:
         _, processor = command(folder, out / layer, 1, f"layer={layer}", *more)
         number = (out / layer / "tensor_stats.txt").read_text().split(maxsplit=1)[0]
-        found.append((int(number), processor))
-    (few, less), (many, more_s) = found
+        result.append((int(number), processor))
+    (few, less), (many, more_s) = result
     return (more_s - less) / (many - few)
 
 

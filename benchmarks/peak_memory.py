@@ -123,10 +123,10 @@ def main() -> None:
         command += ["--quick-disk"] if arguments.quick_disk else []
         environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
-        found = json.loads(done.stdout.splitlines()[-1])
-        off = found["predicted"] / found["measured"] - 1
+        result = json.loads(done.stdout.splitlines()[-1])
+        off = result["predicted"] / result["measured"] - 1
         sys.stdout.write(
-            f"{line:100} predicted {found['predicted']:6.2f} GB, measured {found['measured']:6.2f} GB, {off:+.1%}\n"
+            f"{line:100} predicted {result['predicted']:6.2f} GB, measured {result['measured']:6.2f} GB, {off:+.1%}\n"
         )
         sys.stdout.flush()
 

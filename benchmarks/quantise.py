@@ -188,7 +188,7 @@ def in_one_chunk(run: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
 
     def whole(x: Tensor) -> object:
         with ExitStack() as stack:
-            for module in ("mx", "flat", "tensor_scale"):
+            for module in ("mx", "per_tensor", "tensor_scale"):
                 limit = f"quantexp.formats.{module}.chunk_limit"
                 stack.enter_context(patch(limit, lambda device: 1 << 40))
             return run(x)

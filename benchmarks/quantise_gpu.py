@@ -74,28 +74,28 @@ def cases_of(tensors: Tensors, eager: bool) -> list[Case]:
     """All that is timed on tensors of one size and dtype, the copy first."""
     first, second = tensors.outputs
     cases = [Case("copy_", lambda turn: _copy(first, tensors.input(turn)), 2)]
-    for name, options in FORMATS.items():
-        if options.fmt.family is Family.MX:
+    for name, spec in FORMATS.items():
+        if spec.fmt.family is Family.MX:
             for axis, where in ((1, "last axis"), (0, "first axis")):
-                cases.append(_alone(f"{name}, {where}", tensors, options, axis))
+                cases.append(_alone(f"{name}, {where}", tensors, spec, axis))
                 if eager:
-                    cases.append(_eager(f"{name}, {where}, torch", tensors, options, axis))
+                    cases.append(_eager(f"{name}, {where}, torch", tensors, spec, axis))
             cases.append(
                 Case(
                     f"{name}, both axes",
-                    lambda turn, options=options: gpu.quantise_both(  # type: ignore[misc]
-                        tensors.input(turn), first, second, options, 0
+                    lambda turn, spec=spec: gpu.quantise_both(  # type: ignore[misc]
+                        tensors.input(turn), first, second, spec, 0
                     ),
                     3,
                     "mx_tile",
                 )
             )
         else:
-            cases.append(_alone(name, tensors, options, 1))
+            cases.append(_alone(name, tensors, spec, 1))
             if eager:
-                cases.append(_eager(f"{name}, torch", tensors, options, 1))
-            if options.scaling.value != "none":
-                cases.append(_with_amax(f"{name}, with its amax", tensors, options))
+                cases.append(_eager(f"{name}, torch", tensors, spec, 1))
+            if spec.scaling.value != "none":
+                cases.append(_with_amax(f"{name}, with its amax", tensors, spec))
     cases.append(
         Case("amax", lambda turn: _discard(gpu.finite_amax(tensors.input(turn))), 1, "amax_flat")
     )
@@ -110,41 +110,41 @@ def _copy(to: Tensor, source: Tensor) -> None:
     to.copy_(source)
 
 
-def _alone(name: str, tensors: Tensors, options: QuantSpec, axis: int) -> Case:
-    scales = [tensor_scale(x, options, None) for x in tensors.inputs]
-    is_mx = options.fmt.family is Family.MX
+def _alone(name: str, tensors: Tensors, spec: QuantSpec, axis: int) -> Case:
+    scales = [tensor_scale(x, spec, None) for x in tensors.inputs]
+    is_mx = spec.fmt.family is Family.MX
     kernel = ("mx_tile" if axis == 0 else "mx_flat") if is_mx else "hif8_flat"
 
     def run(turn: int) -> None:
-        gpu.quantise(tensors.input(turn), tensors.outputs[0], options, axis, scales[turn % 2])
+        gpu.quantise(tensors.input(turn), tensors.outputs[0], spec, axis, scales[turn % 2])
 
     return Case(name, run, 2, kernel)
 
 
-def _eager(name: str, tensors: Tensors, options: QuantSpec, axis: int) -> Case:
-    scales = [tensor_scale(x, options, None) for x in tensors.inputs]
+def _eager(name: str, tensors: Tensors, spec: QuantSpec, axis: int) -> Case:
+    scales = [tensor_scale(x, spec, None) for x in tensors.inputs]
 
     def run(turn: int) -> None:
         x, y = tensors.input(turn), tensors.outputs[0]
-        _by_torch(x, y, options, axis, scales[turn % 2])
+        _by_torch(x, y, spec, axis, scales[turn % 2])
 
     return Case(name, run, 2)
 
 
-def _by_torch(x: Tensor, y: Tensor, options: QuantSpec, axis: int, scale: Tensor | None) -> None:
+def _by_torch(x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | None) -> None:
     """Torch's own code, whichever kernels there are."""
-    if options.fmt.family is Family.MX:
+    if spec.fmt.family is Family.MX:
         extents = outer_axis_inner(x.shape, axis)
-        quantise_mx(x.view(extents), y.view(extents), options)
+        quantise_mx(x.view(extents), y.view(extents), spec)
     else:
-        quantise_flat(x.view(-1), y.view(-1), options, scale)
+        quantise_flat(x.view(-1), y.view(-1), spec, scale)
 
 
-def _with_amax(name: str, tensors: Tensors, options: QuantSpec) -> Case:
+def _with_amax(name: str, tensors: Tensors, spec: QuantSpec) -> Case:
     def run(turn: int) -> None:
         x = tensors.input(turn)
-        scale = tensor_scale(x, options, gpu.finite_amax(x))
-        gpu.quantise(x, tensors.outputs[0], options, 1, scale)
+        scale = tensor_scale(x, spec, gpu.finite_amax(x))
+        gpu.quantise(x, tensors.outputs[0], spec, 1, scale)
 
     return Case(name, run, 3)
 
@@ -155,18 +155,18 @@ def compare(tensors: Tensors) -> None:
     if not torch.equal(gpu.finite_amax(x), x.abs().amax().float()):
         raise SystemExit("amax is not what torch gives")
     expected = torch.empty_like(x)
-    for name, options in FORMATS.items():
-        scale = tensor_scale(x, options, None)
-        is_mx = options.fmt.family is Family.MX
+    for name, spec in FORMATS.items():
+        scale = tensor_scale(x, spec, None)
+        is_mx = spec.fmt.family is Family.MX
         if is_mx:
             for output in tensors.outputs:
                 output.fill_(3.0)
-            gpu.quantise_both(x, *tensors.outputs, options, 0)  # type: ignore[arg-type,call-arg]
+            gpu.quantise_both(x, tensors.outputs[0], tensors.outputs[1], spec, 0)
             both = [output.clone() for output in tensors.outputs]
         for axis in (0, 1) if is_mx else (1,):
-            _by_torch(x, expected, options, axis, scale)
+            _by_torch(x, expected, spec, axis, scale)
             tensors.outputs[0].fill_(3.0)
-            gpu.quantise(x, tensors.outputs[0], options, axis, scale)
+            gpu.quantise(x, tensors.outputs[0], spec, axis, scale)
             for y in [tensors.outputs[0], *([both[axis]] if is_mx else [])]:
                 if not torch.equal(y, expected):
                     raise SystemExit(f"{name} along axis {axis} is not what torch's code gives")
@@ -225,16 +225,16 @@ def tune(cases: list[Case], tensors: Tensors, arguments: argparse.Namespace) -> 
         mine = [cases[0]]
         mine += [case for case in cases if case.kernel == kernel]
         chosen = LAUNCHES[kernel, is_pairs]
-        found = []
+        results = []
         for launch in candidates:
             LAUNCHES[kernel, is_pairs] = launch
             times = timed(mine, arguments.repeats, arguments.device)
             copied = times["copy_"] / 2
             ratios = {case.name: copied * case.transfers / times[case.name] for case in mine[1:]}
-            found.append((statistics.mean(ratios.values()), launch, ratios))
+            results.append((statistics.mean(ratios.values()), launch, ratios))
         LAUNCHES[kernel, is_pairs] = chosen
         words = f"{size:6} {str(dtype).removeprefix('torch.'):9} {kernel:9}"
-        for mean, launch, ratios in sorted(found, key=lambda one: -one[0]):
+        for mean, launch, ratios in sorted(results, key=lambda one: -one[0]):
             mark = "chosen" if launch == chosen else ""
             each = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
             sys.stdout.write(

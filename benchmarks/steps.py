@@ -78,10 +78,10 @@ def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
     share_weight_copies(ours, copies)
 
     def scheme(word: str) -> Step:
-        given = word.split()
-        if not any(each.startswith("training.attention=") for each in given):
-            given.append(f"training.attention={arguments.attention}")
-        experiment = compose(["training=fast", *sizes, *given])
+        overrides = word.split()
+        if not any(each.startswith("training.attention=") for each in overrides):
+            overrides.append(f"training.attention={arguments.attention}")
+        experiment = compose(["training=fast", *sizes, *overrides])
         declared = precision_map(experiment.model, experiment.quant)
 
         def step() -> None:
@@ -94,8 +94,8 @@ def cases(arguments: argparse.Namespace, words: list[str]) -> dict[str, Step]:
 
         return lambda: prepared()()
 
-    found: dict[str, Step] = {STOCK: lambda: passes(stock)}
-    return found | {word.removeprefix("quant="): scheme(word) for word in words}
+    steps: dict[str, Step] = {STOCK: lambda: passes(stock)}
+    return steps | {word.removeprefix("quant="): scheme(word) for word in words}
 
 
 def peak_bytes(step: Step) -> int:
@@ -118,15 +118,15 @@ def _resident(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
 
 
-def measured(found: dict[str, Step], repeats: int) -> tuple[Times, Times]:
+def measured(steps: dict[str, Step], repeats: int) -> tuple[Times, Times]:
     """Seconds of each case, turn by turn: by the clock, and of processor time. Ctrl-C ends with the last whole turn."""
-    names = list(found)
-    clock: Times = {name: [] for name in found}
-    processor: Times = {name: [] for name in found}
+    names = list(steps)
+    clock: Times = {name: [] for name in steps}
+    processor: Times = {name: [] for name in steps}
     with contextlib.suppress(KeyboardInterrupt):
         for turn in range(repeats + WARM_UP):
             first = turn % len(names)
-            taken = {name: _timed(found[name]) for name in names[first:] + names[:first]}
+            taken = {name: _timed(steps[name]) for name in names[first:] + names[:first]}
             if turn >= WARM_UP:
                 for name, (by_clock, by_processor) in taken.items():
                     clock[name].append(by_clock)
@@ -181,9 +181,9 @@ def main() -> None:
     names = list(TEN) if arguments.all else SCHEMES
     words = arguments.words or [f"quant={name}" for name in names]
     with session(compose(["training=fast"]).training) as device, use_step_state(StepState(1)):
-        found = cases(arguments, words)
-        clock, processor = measured(found, arguments.repeats)
-        peaks = {name: peak_bytes(step) for name, step in found.items()}
+        steps = cases(arguments, words)
+        clock, processor = measured(steps, arguments.repeats)
+        peaks = {name: peak_bytes(step) for name, step in steps.items()}
         on = device_name(device)
     sys.stdout.write(
         f"{platform.machine()}, {on}, {len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} threads, load "

@@ -199,6 +199,10 @@ def _section(parent: str) -> Any:
 
 def _values(key: str) -> list[str]:
     """The values of a key if they are few; the default of a number."""
+    if key == "launcher.kind":
+        from importlib.metadata import entry_points
+
+        return sorted(point.name for point in entry_points(group="quantexp.launchers"))
     parent, _, name = key.rpartition(".")
     owner = _section(parent)
     if owner is None or name not in get_type_hints(owner):

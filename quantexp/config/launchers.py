@@ -10,10 +10,6 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
-
-from quantexp.config.load import wrong_type
 from quantexp.errors import ConfigError
 from quantexp.schema import LauncherConfig
 from quantexp.terminal.close_matches import did_you_mean, near
@@ -64,6 +60,12 @@ def options_of(launcher: LauncherConfig, kind: type[_Options]) -> _Options:
     Raises:
         ConfigError: an option that the dataclass does not have, or a value of the wrong type.
     """
+    # Imported late: the ledger needs `load_launcher` alone.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+    from quantexp.config.load import wrong_type
+
     try:
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), launcher.options))
     except OmegaConfBaseException as error:

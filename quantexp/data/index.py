@@ -1,4 +1,6 @@
-"""Writes Megatron's `.idx` from a file of lengths, in bounded memory; apart from `binary`, which needs no numpy.
+"""Writes Megatron's `.idx` from a file of lengths, in bounded memory.
+
+It is a separate module because `binary` needs no numpy.
 
 Megatron's own builder keeps every length, offset and end as a Python number, some 100 bytes per document. The layout
 (version 1): magic, type of the ids, number of sequences and of ends; then each sequence's length (int32) and offset in

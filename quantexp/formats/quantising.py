@@ -117,7 +117,7 @@ def quantise_dense(
     """Write the quantised contiguous x to the contiguous y, which may be x itself.
 
     `scale` is the tensor scale (see `tensor_scale`), `random` is for stochastic rounding (see `philox`), contiguous and
-    of x's shape; None if the options need none.
+    of x's shape; None if the specification needs none.
     """
     kernel = kernel_for(x, spec)
     if kernel is not None:

@@ -20,14 +20,11 @@ from quantexp.formats.layout import (
     positive_axis,
 )
 from quantexp.formats.mx import PRE_SCALE, block_amax_bits
-from quantexp.formats.mx_scale import scale_field
+from quantexp.formats.mx_scale import can_saturate, scale_field
 from quantexp.formats.nv import block_scales, total_scale
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
-from quantexp.formats.types import Family, ScaleRule
-
-#: Scale rules with amax <= max 2^s by definition.
-_NEVER_SATURATES = frozenset({ScaleRule.RCEIL, ScaleRule.CEIL})
+from quantexp.formats.types import Family
 
 
 @torch.no_grad()
@@ -41,9 +38,9 @@ def saturated(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = 
     check_input(x)
     axis = positive_axis(axis, x.ndim)
     x = x.detach()
-    if spec.scale_rule in _NEVER_SATURATES:
-        return torch.zeros(x.shape, dtype=torch.bool, device=x.device)
     scale = tensor_scale(x, spec, amax)
+    if spec.scale_rule is not None and not can_saturate(spec.scale_rule):
+        return torch.zeros(x.shape, dtype=torch.bool, device=x.device)
     if spec.fmt.family in (Family.MX, Family.NV):
         return _in_blocks(x.contiguous(), axis, spec, scale)
     v = x.float() if scale is None else x.float() * scale

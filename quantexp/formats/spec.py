@@ -131,6 +131,7 @@ def resolve(
         "pre_scale": pre_scale is not False,
     }
     if isinstance(fmt, QuantSpec):
+        is_set["scaling"] = scaling is not None
         if any(is_set.values()):
             names = ", ".join(name for name in is_set if is_set[name])
             raise ValueError(

@@ -37,7 +37,7 @@ _FLOAT64_MANTISSA_BITS = 52
 
 
 def tensor_scale(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | None:
-    """The scale as a 0-dim float32 tensor on x's device; None if the options have none.
+    """The scale as a 0-dim float32 tensor on x's device; None if the specification has none.
 
     For a sharded tensor, pass the amax of all shards: `finite_amax`, MAX-reduced.
 

@@ -89,7 +89,7 @@ def open_run(
         experiment: the experiment to run.
         device_class: the device class, part of the identity.
         command: the command line, for the record.
-        job_lookup: asks the scheduler about a run that was submitted.
+        job_lookup: asks the launcher of an open run about its job.
         patience_s: how long to wait while another process holds the lock.
         source: as for `provenance`.
         since: when several processes began to share a sweep; if one of them ended this run for good after that time,

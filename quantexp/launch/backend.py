@@ -92,7 +92,7 @@ class NoOptions:
 
 
 class Launcher(ABC):
-    """Starts runs on one kind of machine, and knows what becomes of them."""
+    """Starts runs on one kind of machine, and reports their state."""
 
     #: The dataclass of `launcher.options`; `options_of` converts them to it.
     options: type[Any] = NoOptions

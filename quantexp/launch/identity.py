@@ -225,14 +225,14 @@ def _start(experiment: Experiment, data: dict[str, str]) -> dict[str, Any]:
 
 
 def weights_fingerprint(
-    model: ModelConfig, path: Path | None = None, given: str | None = None
+    model: ModelConfig, path: Path | None = None, option: str | None = None
 ) -> str:
     """The fingerprint of published weights that fit the model; the arguments are those of `fitting_weights`.
 
     Raises:
         DataError: the weights are missing, damaged or another model's.
     """
-    weights = fitting_weights(model, path, given)
+    weights = fitting_weights(model, path, option)
     stamps = tuple(stamp for file in weights.files for stamp in _stamps(file))
     return _weights(weights.path, stamps)
 

@@ -63,13 +63,13 @@ class Grid:
         """Whether the tensor scale is found by trying several and keeping the one that fits most elements."""
         return self.spec.is_scaled
 
-    def contains(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
+    def contains(self, x: Tensor, amax: Tensor, axis: int) -> Tensor:
         """Whether each element lies on this grid."""
         return lies_on_grid(x, self.spec, axis=self._axis(axis), amax=self._amax(amax))
 
-    def step(self, x: Tensor, amax: Tensor, axis: int = -1) -> Tensor:
-        """The grid's spacing around each element, 0 around 0."""
-        return local_step(x, self.spec, axis=self._axis(axis), amax=self._amax(amax))
+    def step(self, x: Tensor, amax: Tensor) -> Tensor:
+        """The grid's spacing around each element, 0 around 0, along the last axis."""
+        return local_step(x, self.spec, axis=self._axis(-1), amax=self._amax(amax))
 
     def both(self, x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
         """`contains` and `step`, along the last axis."""

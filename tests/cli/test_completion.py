@@ -52,6 +52,7 @@ def words(line: str) -> list[str]:
         ("training.prec", ["training.precision="]),
         ("training.precision=fp", ["training.precision=fp16", "training.precision=fp32"]),
         ("force=", ["force=true", "force=false"]),
+        ("launcher.kind=", ["launcher.kind=local", "launcher.kind=slurm"]),
         ("training.seed=", ["training.seed=1234"]),
         ("quant.linear.fp", ["quant.linear.fprop."]),
         ("quant.linear.fprop.x.fo", ["quant.linear.fprop.x.format="]),

@@ -84,3 +84,5 @@ def test_the_errors_are_those_of_quantise() -> None:
         saturated(torch.ones(3), "mxfp4", axis=1)
     with pytest.raises(ValueError, match="mxfp4_e2m1 has no option amax"):
         saturated(torch.ones(3), "mxfp4", amax=torch.ones(()))
+    with pytest.raises(ValueError, match="mxfp8_e4m3 has no option amax"):
+        saturated(torch.ones(3), resolve("mxfp8", scale_rule="rceil"), amax=torch.ones(()))

@@ -168,3 +168,8 @@ def test_options_beside_a_specification_are_refused() -> None:
     words = "a QuantSpec has all its options: leave out block, scale_rule, or change them in it"
     with pytest.raises(ValueError, match=words):
         quantise(torch.ones(3), resolve("mxfp4"), block=16, scale_rule="ceil")
+
+
+def test_even_the_default_scaling_beside_a_specification_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave out scaling, or change them in it"):
+        quantise(torch.ones(3), resolve("hifp8", scaling="current"), scaling="none")

@@ -136,3 +136,9 @@ def test_shipped_launchers_have_no_options(kind: str) -> None:
         match=f"unknown key launcher.options.a; allowed with launcher.kind={kind}: none",
     ):
         compose(["training=fast", f"launcher={kind}", "+launcher.options.a=1"], None, {})
+
+
+def test_it_refuses_stages_which_it_does_not_have(capsys: Captured) -> None:
+    words = [*WORDS, "-m", "quant=bf16,linear_mxfp8", "sweep.first=[{quant: bf16}]"]
+    assert main(words) == 1
+    assert "launcher.kind=example has no stages; drop sweep.first" in capsys.readouterr().err

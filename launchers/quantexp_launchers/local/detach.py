@@ -11,12 +11,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from quantexp.errors import RunError
+from quantexp.folders import short_path
 from quantexp.runs.lock import is_held
 from quantexp.runs.ranks import log_end
 from quantexp.runs.snapshot import environment, take_snapshot
@@ -43,15 +43,15 @@ def go_on_in_background(sheet: Sheet, console: Console) -> None:
     run = unfinished[0].run
     assert run is not None
     alone = len(sheet.items) == 1
-    scope = _short(run.root if alone else sheet.files.listing)
+    scope = short_path(run.root if alone else sheet.files.listing)
     for label, text in (
-        ("runs", _short(run.root if alone else sheet.root)),
+        ("runs", short_path(run.root if alone else sheet.root)),
         ("follow", f"quantexp status {scope}"),
-        ("", f"quantexp logs {_short(run.root)} -f"),
+        ("", f"quantexp logs {short_path(run.root)} -f"),
         ("stop", f"quantexp cancel {scope}"),
-        ("log", _short(sheet.files.log)),
+        ("log", short_path(sheet.files.log)),
     ):
-        console.print(f"[bold]{label:8}[/]{escape(text)}", soft_wrap=True)
+        console.print(f"[bold]{label:8}[/]{escape(str(text))}", soft_wrap=True)
 
 
 def _start(sheet: Sheet) -> int:
@@ -93,7 +93,3 @@ def _is_finished(sheet: Sheet) -> bool:
     with contextlib.suppress(RunError):
         return read_json(sheet.files.listing)["finished"] is not None
     return False
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from quantexp.errors import RunError
-from quantexp.launch.backend import Standing, ended
+from quantexp.launch.backend import Standing, reread
 from quantexp.launch.ledger.settle import mark_cancelled
 from quantexp.runs.lock import is_held, is_locked
 from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
@@ -46,14 +46,20 @@ def standings(runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:
 
 
 def _standing(run: RunDir, status: Status) -> Standing:
-    is_open = status.state in (State.PENDING, State.RUNNING)
-    if is_open and (is_locked(run) or _may_live(status)):
-        return Standing(run, status.state, True, status.reason, _process(status), status=status)
-    if status.state is State.PENDING:
+    while status.state in (State.PENDING, State.RUNNING):
+        if is_locked(run) or _may_live(status):
+            return Standing(run, status.state, True, status.reason, _process(status), status=status)
+        current = reread(run, status)  # the run may have started, ended or been prepared again
+        if current == status:
+            break
+        status = current
+    if status.state is not State.RUNNING:
         return Standing(run, status.state, False, status.reason, status=status)
-    process = f"process {status.pid} on {status.host}"
-    why = f"died without recording why: {process} is gone (killed, or machine failure)"
-    return ended(run, status, why)
+    why = (
+        f"died without recording why: process {status.pid} on {status.host} is gone (killed, or machine failure), "
+        f"at iteration {status.iteration} of {status.iterations}"
+    )
+    return Standing(run, State.PREEMPTED, False, why, status=status)
 
 
 def _may_live(status: Status) -> bool:

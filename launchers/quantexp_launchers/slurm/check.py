@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from quantexp.errors import ConfigError
+from quantexp.runs.fencing import START
 from quantexp.schema import LauncherConfig
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -71,7 +72,7 @@ _OWN_SRUN = {
 #: Variables that quantexp sets for every rank.
 _OWN_VARIABLES = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("PYTHONSAFEPATH", "SUBMITIT_EXECUTOR"),
+    *("PYTHONSAFEPATH", "SUBMITIT_EXECUTOR", START),
 }
 
 

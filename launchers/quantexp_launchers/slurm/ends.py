@@ -44,7 +44,7 @@ ENDS = {
     #: Ended by SLURM for a reason that this table does not know.
     JobState.UNKNOWN: End(State.PREEMPTED, "ended by the scheduler{reason}{at}"),
     JobState.CANCELLED: End(State.CANCELLED, "cancelled in the scheduler{reason}{at}"),
-    # The run's own doing: the job's script reads it from the ranks instead.
+    # Ends caused by the run itself; the job's script takes them from the ranks' records.
     JobState.OUT_OF_MEMORY: End(
         State.FAILED, "job {job.id} ran out of memory{at}", "give launcher.mem_gb more"
     ),
@@ -95,12 +95,14 @@ def end_in_job(
 
 def cause_of(job: SlurmJob, at: str = "") -> str:
     """The cause of a job's end in words."""
+    # A job cancelled while it waited keeps its last waiting reason (Priority), which is not the cause.
+    is_cause = job.state is not JobState.CANCELLED or (job.reason or "").startswith("Dependency")
     return ENDS[job.state].cause.format(
         job=job,
         at=at,
         limit=f" of {job.time_limit_min} min" if job.time_limit_min else "",
         node=f"node {job.nodes}" if job.nodes else "a node",
-        reason=f" ({job.reason})" if job.reason else "",
+        reason=f" ({job.reason})" if job.reason and is_cause else "",
         exit=_exit(job),
     )
 

@@ -17,12 +17,10 @@ from quantexp.errors import RunError
 from quantexp.runs.paths import Submission
 from quantexp.schema import LauncherConfig
 from quantexp_launchers.slurm.batch import Batch
-from quantexp_launchers.slurm.clients import ClientError, run_client
+from quantexp_launchers.slurm.clients import CLIENT_S, ClientError, run_client
 from quantexp_launchers.slurm.script import command, parameters
 from quantexp_launchers.slurm.states import minutes
 
-#: Time limit of SLURM's clients, seconds; without a controller they wait for minutes.
-CLIENT_TIMEOUT_S = 30
 #: Prefixes of variables that sbatch reads as options (SBATCH_), or that describe an enclosing job.
 _CONFUSING = ("SBATCH_", "SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_")
 #: Variables with these prefixes that select the cluster, which stay.
@@ -36,7 +34,7 @@ _DEFAULTS = {
     "SBATCH_RESERVATION": "reservation",
 }
 _NO_ANSWER = (
-    f"the SLURM controller does not answer within {CLIENT_TIMEOUT_S} s; see `scontrol ping` and whether munge runs, "
+    f"the SLURM controller does not answer within {CLIENT_S:.0f} s; see `scontrol ping` and whether munge runs, "
     "and try again"
 )
 
@@ -162,7 +160,7 @@ def _sbatch(arguments: list[str], text: str, launcher: LauncherConfig) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=CLIENT_TIMEOUT_S,
+            timeout=CLIENT_S,
             env=_environment(launcher),
             umask=0o077,
             check=False,

@@ -36,6 +36,7 @@ from quantexp_launchers.slurm.ends import (
     cause_printed,
     end_in_job,
     ending_job,
+    progress,
     reasons,
     record_of,
     too_many_requeues,
@@ -200,7 +201,7 @@ def _restart(task: Task, experiment: Experiment, before: Status) -> Status | Non
 
 def _restart_reason(task: Task, before: Status) -> str:
     """Why the scheduler restarts a run."""
-    at = f"at iteration {before.iteration} of {before.iterations}"
+    at = f"at {progress(before)}"
     recorded = before.reason.partition("; ")[0]
     if before.state is State.FAILED:
         return f"requeued after a failure ({recorded})"
@@ -238,8 +239,8 @@ def end(task: Task, code: int, job: Mapping[str, str]) -> int:
         if ending is None:
             return _end_by_itself(task, launcher, code, has_record=bool(job))
         record_end(task.run, *end_in_job(ending, status, launcher.max_requeue, printed))
-    must_ask = ending.state is JobState.PREEMPTED  # SLURM requeues in the other cases
-    return REQUEUE if must_ask and len(status.restarts) < launcher.max_requeue else 1
+    needs_request = ending.state is JobState.PREEMPTED  # SLURM requeues in the other cases
+    return REQUEUE if needs_request and len(status.restarts) < launcher.max_requeue else 1
 
 
 def _end_by_itself(task: Task, launcher: LauncherConfig, code: int, *, has_record: bool) -> int:

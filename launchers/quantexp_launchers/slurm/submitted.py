@@ -32,9 +32,7 @@ def print_submitted(sent: list[Sent], arrays: list[Array], console: Console, sco
             table.add_row("not sent", escape(f"{short_path(point.run.root)}: {point.reason}"))
     if arrays:
         if not any(array.batch.launcher.gpus_per_node for array in arrays):
-            table.add_row(
-                "", "[yellow]no GPU was asked for (launcher.gpus_per_node=0): CPU cores[/]"
-            )
+            table.add_row("", "[yellow]no GPU requested (launcher.gpus_per_node=0): CPU cores[/]")
         for array in arrays:
             table.add_path("script", Submission(array.batch.folder).script)
     where = shlex.quote(str(short_path(scope)))

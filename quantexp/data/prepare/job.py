@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from quantexp.data.prepare.work import Filters
 from quantexp.data.prepared import TokenizerRecord
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
+from quantexp.processes.cores import allowed_cores
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 #: Incremented whenever the same input and configuration give other bytes.
@@ -118,4 +118,4 @@ def _num_workers(configured: int | None, inputs: list[Input]) -> int:
     size = sum(item.num_bytes for item in inputs)
     if size and size < SHARD_BYTES:
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(allowed_cores())

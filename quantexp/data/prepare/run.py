@@ -1,8 +1,8 @@
 """Runs a preparation, or resumes it: every shard gets its output, then they are joined.
 
-This process reads the input and cuts it into shards; others, as many as configured, work on them. The number of shards
-in memory just keeps every process busy, so memory does not grow with the input. A worker process ends when this process
-does, for any reason.
+This process reads the input and cuts it into shards; others, as many as configured, work on them. Two shards for
+each process are in memory, its current one and the next, so memory does not grow with the input. A worker process ends
+when this process does, for any reason.
 """
 
 from __future__ import annotations

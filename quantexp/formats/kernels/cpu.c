@@ -1,10 +1,11 @@
 /* Quantises tensors to MX, FP8 and HiF8 on a CPU, bit for bit like the torch code of the package.
 
-   Elements are float in registers, whatever their type in memory, and rounding is done by addition: numbers from 2^k to
-   2^(k+1) are 2^(k-23) apart, so (v + 2^k) - 2^k is v rounded to nearest even at that spacing. No product is an operand
-   of an addition, so nothing can be contracted. Only MX of bfloat16 is computed in integers (mx_bf16.h). Work is split
-   into units, which threads take from a counter. A unit is read from memory once, and blocks that do not lie along
-   memory are gathered in a tile that stays in the L1 cache. Nothing is allocated, and nothing outlives a call. */
+   Elements are float in registers, whatever their type in memory, except most of bfloat16: MX (mx_bf16.h), HiF8 and the
+   amax (hif8_bf16.h) are computed in 16-bit integers. Floats are rounded by addition: numbers from 2^k to 2^(k+1) are
+   2^(k-23) apart, so (v + 2^k) - 2^k is v rounded to nearest even at that spacing. No product is an operand of an
+   addition, so nothing can be contracted. Work is split into units, which threads take from a counter. A unit is read
+   from memory once, and blocks that do not lie along memory are gathered in a tile that stays in the L1 cache. Nothing
+   is allocated, and nothing outlives a call. */
 
 #include "hif8_bf16.h"
 

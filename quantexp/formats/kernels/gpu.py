@@ -46,7 +46,7 @@ def reads(x: Tensor) -> bool:
 
 def claims(x: Tensor, spec: QuantSpec) -> bool:
     """Whether `quantise` is exact for such a tensor."""
-    return claims_options(spec) and reads(x)
+    return claims_spec(spec) and reads(x)
 
 
 def claims_both(x: Tensor, spec: QuantSpec) -> bool:
@@ -54,7 +54,7 @@ def claims_both(x: Tensor, spec: QuantSpec) -> bool:
     return spec.fmt.family is Family.MX and claims(x, spec)
 
 
-def claims_options(spec: QuantSpec) -> bool:
+def claims_spec(spec: QuantSpec) -> bool:
     """Whether a kernel exists for this specification, on a supported device."""
     if spec.rounding is Rounding.STOCHASTIC or spec.pre_scale:
         return False
@@ -94,7 +94,7 @@ def quantise(x: Tensor, y: Tensor, spec: QuantSpec, axis: int, scale: Tensor | N
     """Write the quantised x to y, which may be x itself.
 
     Both are contiguous, of one shape, dtype and device; blocks lie along `axis`, counted from the front. `scale` is the
-    tensor scale (see `tensor_scale`), on the same device, or None if the options have none.
+    tensor scale (see `tensor_scale`), on the same device, or None if the specification has none.
     """
     if x.numel() == 0:
         return

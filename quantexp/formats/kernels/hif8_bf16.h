@@ -24,10 +24,10 @@ INLINE hif8_grid hif8_grid_of(const grid *g) {
   static const uint8_t masks[16] = {0x80, 0x80, 0xc0, 0xc0, 0xe0, 0xf0, [15] = 255};
   uint32_t scale;
   memcpy(&scale, &g->scale, sizeof scale);
-  uint32_t one = (2 * ONE - scale) >> 16, min = one + (uint32_t)(g->emin << FRACTION_BITS);
+  uint32_t one = (2 * ONE - scale) >> 16, min = one + ((uint32_t)g->emin << FRACTION_BITS);
   return (hif8_grid){.one = one,
                      .min = min,
-                     .max = one + (uint32_t)(g->emax << FRACTION_BITS),
+                     .max = one + ((uint32_t)g->emax << FRACTION_BITS),
                      .zero = min - (1 << FRACTION_BITS) - 1,
                      .steps = table_of(steps),
                      .masks = table_of(masks)};

@@ -89,7 +89,7 @@ INLINE int64_t ahead_of(const job *j, const patch *p, int64_t r) {
 INLINE void tile(const job *j, enum dtype dtype, int64_t unit) {
   const grid g = *j->g;
   const patch p = patch_of(j, unit);
-  _Alignas(64) float held[TILE], inverse[COLUMNS], scale[COLUMNS];
+  _Alignas(64) float gathered[TILE], inverse[COLUMNS], scale[COLUMNS];
   enum dtype as = dtype == BF16 ? BF16 : FP32; /* half of the tile is enough for bfloat16 */
   _Alignas(64) uint32_t amax[COLUMNS] = {0};
   int64_t pitch = parts_of(p.wide, PAIR) * PAIR;
@@ -101,7 +101,7 @@ INLINE void tile(const job *j, enum dtype dtype, int64_t unit) {
       words a = larger(words_at(amax + k), magnitude(v.a)), b = larger(words_at(amax + k + LANES), magnitude(v.b));
       memcpy(amax + k, &a, sizeof a);
       memcpy(amax + k + LANES, &b, sizeof b);
-      store(held, as, r * pitch + k, v, 1, 0);
+      store(gathered, as, r * pitch + k, v, 1, 0);
     }
     if (j->rows && dtype == BF16)
       along_bf16(j, j->rows, at, p.wide);
@@ -112,7 +112,7 @@ INLINE void tile(const job *j, enum dtype dtype, int64_t unit) {
   for (int64_t r = 0; r < p.depth; r++)
     for (int64_t k = 0; k < p.wide; k += PAIR) {
       fetch_far(j->x, dtype, p.start + r * j->inner + p.wide + k); /* for the next tile */
-      pair v = load(held, as, r * pitch + k);
+      pair v = load(gathered, as, r * pitch + k);
       floats a = in_block(v.a, floats_at(inverse + k), floats_at(scale + k), &g);
       floats b = in_block(v.b, floats_at(inverse + k + LANES), floats_at(scale + k + LANES), &g);
       store_some(j->y, dtype, p.start + r * j->inner + k, p.wide - k, (pair){a, b}, 1, (int)j->past);

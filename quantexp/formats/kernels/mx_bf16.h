@@ -90,7 +90,7 @@ static __attribute__((noinline)) void along_bits(const job *j, const uint16_t *x
 INLINE int tile_bits(const job *j, int64_t unit) {
   const bits_grid g = bits_grid_of(j->g);
   const patch p = patch_of(j, unit);
-  _Alignas(64) uint16_t held[TILE], zero[COLUMNS] = {0}; /* zero: first the amax */
+  _Alignas(64) uint16_t gathered[TILE], zero[COLUMNS] = {0}; /* zero: first the amax */
   int64_t pitch = parts_of(p.wide, PAIR) * PAIR;
   const void *x = j->x;
   for (int64_t r = 0; r < p.depth; r++) {
@@ -99,10 +99,10 @@ INLINE int tile_bits(const job *j, int64_t unit) {
       fetch(x, BF16, at + ahead + k);
       halves v = load_halves(x, at + k, p.wide - k);
       store_halves(zero, k, PAIR, larger_half(load_halves(zero, k, PAIR), v & 0x7fff), 0);
-      store_halves(held, r * pitch + k, PAIR, v, 0);
+      store_halves(gathered, r * pitch + k, PAIR, v, 0);
     }
   }
-  if (j->rows) along_bits(j, held, pitch, j->rows, p.start, p.depth, p.wide, &g, 1);
+  if (j->rows) along_bits(j, gathered, pitch, j->rows, p.start, p.depth, p.wide, &g, 1);
   halves unfit = {0};
   for (int64_t k = 0; k < pitch; k += PAIR) {
     halves amax = load_halves(zero, k, PAIR), top = (amax + (uint16_t)g.offset) & FIELD;
@@ -116,7 +116,7 @@ INLINE int tile_bits(const job *j, int64_t unit) {
     int64_t at = p.start + r * j->inner;
     for (int64_t k = 0; k < p.wide; k += PAIR) {
       fetch_far(x, BF16, at + p.wide + k); /* for the next tile */
-      halves v = rounded_bits(load_halves(held, r * pitch + k, PAIR), load_halves(zero, k, PAIR), &g);
+      halves v = rounded_bits(load_halves(gathered, r * pitch + k, PAIR), load_halves(zero, k, PAIR), &g);
       store_halves(y, at + k, p.wide - k, v, past);
     }
   }

@@ -1,7 +1,7 @@
 """The standing of a run: its actual state now, from its folder and its launcher.
 
 status.json holds what a run recorded last. A run that was killed, or whose job was ended, could not record that, so its
-launcher, which sees the process or the job, has the last word. This module only reads; `settle` writes.
+launcher's report, which sees the process or the job, takes precedence. This module only reads; `settle` writes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from quantexp.errors import ConfigError, RunError
+from quantexp.errors import QuantexpError, RunError
 from quantexp.launch.backend import Standing, kind_of, launcher_of
 from quantexp.launch.pace import pace
 from quantexp.runs.paths import RunDir
@@ -25,7 +25,7 @@ def standing(run: RunDir) -> Standing:
 
 
 def standings(runs: Sequence[RunDir]) -> list[Standing]:
-    """The standing of each run, with one question to each launcher; if it does not answer, `note` has the error."""
+    """The standing of each run, with one query for each launcher; if it does not answer, `note` has the error."""
     of_kind: dict[str, list[tuple[RunDir, Status]]] = {}
     standing_of: dict[int, Standing] = {}
     for run in runs:
@@ -45,7 +45,7 @@ def standings(runs: Sequence[RunDir]) -> list[Standing]:
 def _of_kind(kind: str, recorded: Sequence[tuple[RunDir, Status]]) -> Iterator[Standing]:
     try:
         yield from launcher_of(kind).standings(recorded)
-    except ConfigError as error:
+    except QuantexpError as error:
         for run, status in recorded:
             alive = status.state in (State.PENDING, State.RUNNING)
             note = f"its launcher was not queried: {error}" if alive else None

@@ -24,7 +24,7 @@ class AttentionCall:
     """One call of an attention module."""
 
     precision: ModulePrecision
-    #: a.
+    #: The factor of the scores, a in the docstrings of the paths.
     softmax_scale: float
     #: Receives the gradients, and the tensors that `wants` selects.
     hook: TensorHook = no_hook

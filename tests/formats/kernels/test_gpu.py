@@ -26,7 +26,7 @@ class Marked(torch.Tensor):
 @pytest.mark.parametrize("rounding", ["even", "away"])
 @pytest.mark.parametrize("fmt", [*MX, "hifp8"])
 def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt: str, rounding: str) -> None:
-    assert gpu.claims_options(resolve(fmt, rounding=rounding))
+    assert gpu.claims_spec(resolve(fmt, rounding=rounding))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_mx_and_hifloat8_rounded_to_nearest_are_claimed(fmt: str, rounding: str)
     ids=lambda options: f"{options.fmt.name}-{options.rounding}-{options.block}",
 )
 def test_what_has_no_kernel_is_not_claimed(options: QuantSpec) -> None:
-    assert not gpu.claims_options(options)
+    assert not gpu.claims_spec(options)
 
 
 def test_plain_tensors_of_the_three_dtypes_on_a_gpu_are_read(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import platform
+from typing import NoReturn
 
+import pytest
+
+from quantexp.errors import RunError
 from quantexp.launch.ledger.standing import standing, standings
 from quantexp.runs.status import State
 from tests.launchers.slurm.conftest import SUBMISSION, FakeSlurm, MakeRun
@@ -48,3 +52,16 @@ def test_run_of_a_launcher_that_is_not_installed_here_keeps_its_recorded_state(
     assert found.note.startswith(
         "its launcher was not queried: launcher.kind must be one of local, slurm, got 'pbs'"
     )
+
+
+def test_launcher_that_fails_stops_no_other(
+    slurm: FakeSlurm, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise RunError("the scheduler is down")
+
+    monkeypatch.setattr("quantexp_launchers.slurm.launcher.SlurmLauncher.standings", fail)
+    submitted, whole = make_run("a-1", launcher="slurm"), make_run("b-2", State.COMPLETED)
+    found = standings([submitted, whole])
+    assert found[0].note == "its launcher was not queried: the scheduler is down"
+    assert [each.state for each in found] == [State.RUNNING, State.COMPLETED]

@@ -49,6 +49,8 @@ class ExampleLauncher(Launcher):
             raise ConfigError("launcher.kind=example runs one process, got more")
 
     def submit(self, points: Sequence[Point], console: Console, *, is_sweep: bool) -> int:
+        if len({stage for _, stage in points}) > 1:
+            raise ConfigError("launcher.kind=example has no stages; drop sweep.first")
         for experiment, _ in points:
             device = device_class(experiment.launcher)
             with open_run(experiment, device, command_line()) as (folder, _):

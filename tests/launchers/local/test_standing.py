@@ -9,6 +9,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from quantexp_launchers.local import standing as local
 
 from quantexp.launch.ledger.standing import standing, standings
 from quantexp.runs.lock import hold, take_lock
@@ -47,6 +48,15 @@ def test_run_whose_process_is_gone_was_preempted(make_run: MakeRun) -> None:
         "of 8"
     )
     assert found.is_unrecorded_end
+
+
+def test_run_that_is_prepared_again_meanwhile_is_not_dead(make_run: MakeRun) -> None:
+    run = make_run(host=HERE, pid=NO_PID, iteration=3)
+    read_before = read_status(run.status)
+    assert read_before is not None
+    write_status(run.status, Status(State.PENDING, host=HERE, created="2026-01-01T00:00:00+00:00"))
+    (found,) = local.standings([(run, read_before)])
+    assert (found.state, found.alive, found.reason) == (State.PENDING, False, local.NOT_SCHEDULED)
 
 
 def test_number_that_another_process_has_now_is_not_the_run(make_run: MakeRun) -> None:

@@ -16,7 +16,7 @@ from quantexp_launchers.slurm.ends import (
     record_of,
     run_end,
 )
-from quantexp_launchers.slurm.states import JobState
+from quantexp_launchers.slurm.states import JobState, SlurmJob
 
 from quantexp.runs.status import State, Status
 
@@ -193,6 +193,13 @@ def test_cancelled_run_does_not_come_back() -> None:
         State.CANCELLED,
         "cancelled in the scheduler at iteration 4 of 9",
     )
+
+
+def test_waiting_reason_of_a_cancelled_job_is_not_its_cause() -> None:
+    waited = SlurmJob("7", "q", JobState.CANCELLED, reason="Priority")
+    assert cause_of(waited) == "cancelled in the scheduler"
+    never = SlurmJob("7", "q", JobState.CANCELLED, reason="DependencyNeverSatisfied")
+    assert cause_of(never) == "cancelled in the scheduler (DependencyNeverSatisfied)"
 
 
 def test_start_too_many_fails_with_every_reason() -> None:

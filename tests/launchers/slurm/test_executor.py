@@ -150,7 +150,7 @@ def test_controller_that_does_not_answer_is_given_up(
     client: Client, batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client("sbatch", "import time; time.sleep(60)")
-    monkeypatch.setattr(executor, "CLIENT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(executor, "CLIENT_S", 0.5)
     for ask in (check, submit):
         with pytest.raises(RunError, match=r"the SLURM controller does not answer within 30 s"):
             ask(batch())

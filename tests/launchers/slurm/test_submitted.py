@@ -82,7 +82,7 @@ def test_of_many_runs_a_few_are_named(show: Show) -> None:
 
 
 def test_run_without_a_gpu_is_pointed_out(show: Show) -> None:
-    words = "no GPU was asked for (launcher.gpus_per_node=0): CPU cores"
+    words = "no GPU requested (launcher.gpus_per_node=0): CPU cores"
     assert words in lines(show())
     assert words not in lines(show(gpus_per_node=1))
 

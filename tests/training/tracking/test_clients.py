@@ -189,6 +189,27 @@ def test_upload_that_hangs_is_ended_with_all_it_started(
     assert Delivery.read(run.folder.delivery("wandb")).trouble == told["trouble"]
 
 
+def test_last_record_of_an_upload_that_is_killed_is_kept(
+    tracked: Make,
+    stand_in: Callable[[str], list[subprocess.Popen[bytes]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clients, "PATIENCE_S", 0.3)
+    stand_in(HANGS)
+    run = tracked(*WANDB)
+    file, kill = run.folder.delivery("wandb"), clients._kill
+
+    def record_and_kill(process: subprocess.Popen[bytes]) -> None:
+        Delivery(iteration=7, offset=70).write(file)
+        kill(process)
+
+    monkeypatch.setattr(clients, "_kill", record_and_kill)
+    begun(run).end(State.COMPLETED, "")
+    recorded = Delivery.read(file)
+    assert (recorded.iteration, recorded.offset) == (7, 70)
+    assert recorded.trouble == "not everything sent within 0 s"
+
+
 def test_tracker_in_trouble_is_not_waited_for_long(
     tracked: Make,
     stand_in: Callable[[str], list[subprocess.Popen[bytes]]],

@@ -96,7 +96,7 @@ def _claims_operand(spec: QuantSpec) -> bool:
         return True
     if spec.needs_step_state or spec.clip_gradient or spec.pre_scale:
         return False
-    return spec.fmt.family in gpu.FAMILIES and gpu.claims_options(spec)
+    return spec.fmt.family in gpu.FAMILIES and gpu.claims_spec(spec)
 
 
 class Kernels:

@@ -77,7 +77,6 @@ class OfDS(NamedTuple):
     #: The sum of dP p over each row, float32.
     d_NT: Tensor
     #: The factor of dP.
-    #: What dP is multiplied with.
     scale_dP: float
 
 
