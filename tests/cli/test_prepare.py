@@ -117,7 +117,7 @@ def test_killed_at_any_moment_it_goes_on_and_no_worker_stays(
     )
     (tmp_path / "run.py").write_text(program)
     prefix = tmp_path / "own" / "x"
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     environment = {
         **os.environ,
         "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",

@@ -13,7 +13,7 @@ from quantexp.config.compose import compose
 from quantexp.memory.footprint import HEAP_GB, memory_parts_gb
 from quantexp.quant.products import SCRATCH_BYTES
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "peak_memory.py"
 FAST = ["training=fast", "capture=off"]
 
 

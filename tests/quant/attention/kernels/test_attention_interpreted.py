@@ -274,7 +274,7 @@ def test_looked_at_a_kernel_that_leaves_an_operand_in_the_working_dtype_fails(
 
 @pytest.mark.slow
 def test_the_benchmark_runs() -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     sizes = {"tokens": 64, "heads": 2, "groups": 1, "repeats": 1, "widths": "48/32"}
     words = ["--device=cpu", *(f"--{name}={size}" for name, size in sizes.items())]
     command = [sys.executable, "-W", "ignore", str(root / "benchmarks/attention_gpu.py"), *words]
