@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,3 +112,13 @@ def queue_line(
         "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
         + "\n"
     )
+
+
+@pytest.fixture
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SLURM writes times in the zone of the machine, which is UTC here."""
+    with monkeypatch.context() as own:
+        own.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()

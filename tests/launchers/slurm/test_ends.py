@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,17 +17,6 @@ from quantexp_launchers.slurm.ends import (
 from quantexp_launchers.slurm.states import JobState, SlurmJob
 
 from quantexp.runs.status import State, Status
-
-
-@pytest.fixture
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What SLURM writes is in the machine's own time."""
-    with monkeypatch.context() as own:
-        own.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()
-
 
 #: Recorded at the last line of a job's script.
 RECORD = (

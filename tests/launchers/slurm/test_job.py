@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -285,16 +285,6 @@ def test_why_a_run_starts_again(
     back.told(state, reason, host="n1")
     assert begin(back.started(1)) == 0
     assert back.status.restarts[0]["reason"] == (why or "requeued at iteration 3 of 8")
-
-
-@pytest.fixture
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What SLURM writes is in the machine's own time."""
-    with monkeypatch.context() as own:
-        own.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()
 
 
 @pytest.mark.usefixtures("_utc")
