@@ -65,7 +65,7 @@ class Case:
 
     def run(self, leaves: list[Tensor], dO_TBHE: Tensor) -> None:
         """Forward and backward."""
-        choice = tiled.kernels_for if self.with_kernels else lambda *arguments: None  # type: ignore[attr-defined]
+        choice = tiled.kernels_for if self.with_kernels else lambda *arguments: None
         with patch.object(tiled, "kernels_for", choice):
             o = self.attention(*leaves)
             torch.autograd.grad(o, leaves, dO_TBHE)
@@ -117,12 +117,12 @@ def timed(
             if on_gpu:
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
-                held = torch.cuda.memory_allocated()
+                before = torch.cuda.memory_allocated()
             start = time.perf_counter()
             case.run(leaves, dO_TBHE)
             if on_gpu:
                 torch.cuda.synchronize()
-                case.peak = torch.cuda.max_memory_allocated() - held
+                case.peak = torch.cuda.max_memory_allocated() - before
             if turn >= WARMUP * on_gpu:
                 taken[case.name].append(time.perf_counter() - start)
     return {name: statistics.median(times) for name, times in taken.items()}

@@ -138,8 +138,8 @@ def _saved_in_the_hooks() -> _Swap:
 
     from quantexp.capture.record import recorder
     from quantexp.capture.statistics.summary import Summary
-    from quantexp.capture.store.files import Stored
     from quantexp.capture.store.folder import CaptureStore
+    from quantexp.capture.store.writers import Stored
 
     def add(self: Any, name: str, tensor: Any, about: Any) -> None:
         path = self.folder / name
@@ -175,16 +175,16 @@ def added(times: list[float], ways: Sequence[str]) -> tuple[dict[str, list[float
     captures = range(2 * PERIOD - 1, len(times) - PERIOD + 1, PERIOD)
     # Iteration 2 PERIOD is captured (index 2 PERIOD - 1); the one before the next capture rests.
     rest = statistics.median(times[i + PERIOD - 1] for i in captures)
-    found: dict[str, list[float]] = {way: [] for way in ways}
+    ratios: dict[str, list[float]] = {way: [] for way in ways}
     for i in captures:
         extra = sum(times[i : i + COUNTED]) - COUNTED * rest
-        found[way_of((i + 1) // PERIOD, ways)].append(extra)
-    return found, rest
+        ratios[way_of((i + 1) // PERIOD, ways)].append(extra)
+    return ratios, rest
 
 
 def steps(repeats: int, periods: int, model: Sequence[str]) -> None:
     """What capturing adds, each case in a process of its own, by turns."""
-    found: dict[tuple[str, str, str], list[float]] = {}
+    ratios: dict[tuple[str, str, str], list[float]] = {}
     for turn in range(repeats):
         for name, (more, ways) in CASES.items():
             captures = periods * len(ways)
@@ -200,9 +200,9 @@ def steps(repeats: int, periods: int, model: Sequence[str]) -> None:
                     _say(
                         f"    {way}: {_summary(values)}, {_middle(values)[0] / rest:+.0%} of a step"
                     )
-                    found.setdefault((name, clock, way), []).extend(values)
-    for (name, clock, way), values in found.items():
-        saved = found.get((name, clock, SAVED))
+                    ratios.setdefault((name, clock, way), []).extend(values)
+    for (name, clock, way), values in ratios.items():
+        saved = ratios.get((name, clock, SAVED))
         of_saved = f", {_middle(values)[0] / _middle(saved)[0]:.2f} of torch.save" if saved else ""
         _say(f"{name}: {clock}: {way}: {_summary(values)}{of_saved}")
 
@@ -225,18 +225,18 @@ def sustained(repeats: int, num_bytes: float, root: Path, shapes: Shapes) -> Non
     """Bytes a second into each store, beside the disk's own."""
     from quantexp.schema import StoreKind
 
-    found: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
     for turn in range(repeats):
         for kind in StoreKind:
             disk = _disk_rate(num_bytes, root)
             rate, peak = _store_rate(kind, num_bytes, root, shapes)
-            found.setdefault(kind.value, []).append(rate / disk)
+            ratios.setdefault(kind.value, []).append(rate / disk)
             _say(
                 f"{turn + 1}: {kind.value}: {rate / 1e9:.3f} GB/s, the disk {disk / 1e9:.3f} GB/s, ratio "
                 f"{rate / disk:.2f}; "
                 f"at most {peak / 1e9:.2f} GB waited; load {os.getloadavg()[0]:.1f}"
             )
-    for name, values in found.items():
+    for name, values in ratios.items():
         _say(f"{name}: median ratio {statistics.median(values):.2f}")
 
 

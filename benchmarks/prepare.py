@@ -107,8 +107,8 @@ class Encoder:
     def encode(self, line: str) -> tuple[dict[str, list[int]], dict[str, list[int]], int]:
         """The ids of a line's text, its lengths, and how long the line was."""
         text = json.loads(line)["text"]
-        found = Encoder.tokenizer.encode(text) if self.bare else Encoder.tokenizer(text)
-        ids = [*(found.ids if self.bare else found["input_ids"]), Encoder.eod]
+        encoded = Encoder.tokenizer.encode(text) if self.bare else Encoder.tokenizer(text)
+        ids = [*(encoded.ids if self.bare else encoded["input_ids"]), Encoder.eod]
         return {"text": ids}, {"text": [len(ids)]}, len(line)
 
 
@@ -121,8 +121,8 @@ def timed(do: Callable[[], Any]) -> tuple[Any, float, float]:
         return sum(one.ru_utime + one.ru_stime for one in used)
 
     start, before = time.perf_counter(), processor()
-    found = do()
-    return found, time.perf_counter() - start, processor() - before
+    result = do()
+    return result, time.perf_counter() - start, processor() - before
 
 
 def baseline(source: Path, tokenizer: Path, prefix: Path, workers: int, bare: bool) -> None:
@@ -169,9 +169,9 @@ def share_in_tokenizer(source: Path, tokenizer: Path) -> float:
         def tokenize_all(self, texts: list[str]) -> Any:
             nonlocal inside
             start = time.perf_counter()
-            found = super().tokenize_all(texts)
+            ids = super().tokenize_all(texts)
             inside += time.perf_counter() - start
-            return found
+            return ids
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     timed = Timed(tokenizer)
@@ -203,14 +203,14 @@ def main() -> None:
                 record = {"id": str(number), "text": text, "source": "python"}
                 stream.write(json.dumps(record) + "\n")
         kinds = ("quantexp", "baseline", "baseline, bare")
-        found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+        rates_of: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
         import transformers  # noqa: F401  (imported before the clock starts; the pool is forked)
 
         for turn in range(arguments.rounds):
             prefix = folder / f"own{turn}"
             call = functools.partial(own, source, tokenizer, prefix, arguments.workers)
             num_tokens, *seconds = timed(call)
-            found["quantexp"].append((num_tokens / seconds[0], num_tokens / seconds[1]))
+            rates_of["quantexp"].append((num_tokens / seconds[0], num_tokens / seconds[1]))
             for kind in kinds[1:]:
                 other = folder / "other"
                 bare = kind.endswith("bare")
@@ -218,7 +218,7 @@ def main() -> None:
                     baseline, source, tokenizer, other, arguments.workers, bare
                 )
                 _, *seconds = timed(theirs)
-                found[kind].append((num_tokens / seconds[0], num_tokens / seconds[1]))
+                rates_of[kind].append((num_tokens / seconds[0], num_tokens / seconds[1]))
                 same = all(
                     Path(f"{prefix}{end}").read_bytes() == Path(f"{other}{end}").read_bytes()
                     for end in (".bin", ".idx")
@@ -228,8 +228,8 @@ def main() -> None:
         size = source.stat().st_size / 1e6
         _say(f"{size:.0f} MB of JSON lines, {num_tokens:,} tokens, {arguments.workers} workers")
         for i, what in enumerate(("by the clock", "by processor time")):
-            ours = statistics.median(rate[i] for rate in found["quantexp"])
-            for kind, rates in found.items():
+            ours = statistics.median(rate[i] for rate in rates_of["quantexp"])
+            for kind, rates in rates_of.items():
                 median = statistics.median(rate[i] for rate in rates)
                 each = ", ".join(f"{rate[i] / 1e3:.0f}" for rate in rates)
                 _say(

@@ -1,6 +1,6 @@
 """How close quantisation on a CPU comes to the memory: against copy_ of the same tensors, by turns in one run.
 
-    python benchmarks/quantise.py [--size 8192] [--threads 2] [--turns 12] [--slow-turns 1] [--compile]
+    python benchmarks/quantise.py [--size 8192] [--threads 2] [--turns 12] [--slow-turns 1]
                                   [--flags=-mno-avx512f]
 
 A square tensor is quantised along its last axis, along its first, and along both from one read; outputs are reused,
@@ -9,8 +9,7 @@ and one written, two written for both axes. `of copy` is that bandwidth over cop
 with its current scale reads the tensor twice, which is not counted.
 
 Slow cases run in the first `--slow-turns` turns: the torch code (what runs without a compiler), and torchao's eager
-code, to_mx and back (`of torchao`: how many times its time). `--compile` adds torch.compile of the torch code along the
-last axis: along the first, what it compiles to takes minutes. `--flags` are added to those that the C is compiled with:
+code, to_mx and back (`of torchao`: how many times its time). `--flags` are added to those that the C is compiled with:
 -mno-avx512f for older processors.
 
 On CUDA devices: benchmarks/quantise_gpu.py.
@@ -25,10 +24,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -73,35 +70,32 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--slow-turns", type=int, default=1)
     parser.add_argument("--flags", default="")
-    parser.add_argument("--compile", action="store_true")
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    compiled.FLAGS = (*compiled.FLAGS, *asked.flags.split())
-    found = cpu.functions()
-    how = "no compiled kernel" if found is None else found.words
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    compiled.FLAGS = (*compiled.FLAGS, *arguments.flags.split())
+    kernels = cpu.functions()
+    how = "no compiled kernel" if kernels is None else kernels.words
     out = sys.stdout.write
-    out(f"{platform.machine()}, {asked.threads} threads, torch {torch.__version__}, {how}, ")
-    out(f"{asked.size} x {asked.size}, load {os.getloadavg()[0]:.1f}\n")
+    out(f"{platform.machine()}, {arguments.threads} threads, torch {torch.__version__}, {how}, ")
+    out(f"{arguments.size} x {arguments.size}, load {os.getloadavg()[0]:.1f}\n")
     out(
         "| kernel | format | dtype | axis | ms | GB/s | of copy | of torchao |\n|---|---|---|---|---|---|---|---|\n"
     )
     for dtype in (torch.bfloat16, torch.float32):
-        measure(dtype, asked)
+        measure(dtype, arguments)
     out(f"load {os.getloadavg()[0]:.1f}\n")
 
 
-def measure(dtype: torch.dtype, asked: argparse.Namespace) -> None:
+def measure(dtype: torch.dtype, arguments: argparse.Namespace) -> None:
     """Print a row for each case of a dtype."""
-    inputs = [torch.randn(asked.size, asked.size).to(dtype) for _ in range(2)]
+    inputs = [torch.randn(arguments.size, arguments.size).to(dtype) for _ in range(2)]
     outs = torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
     every = [Case("copy_", "", "", outs[0].copy_), *cases(outs)]
-    if asked.slow_turns:
+    if arguments.slow_turns:
         every += [*torch_cases(outs), *torchao_cases()]
-    if asked.compile:
-        every += traced_cases(outs, inputs[0])
-    for turn in range(asked.turns):
+    for turn in range(arguments.turns):
         for case in every:
-            if case.slow and turn >= asked.slow_turns:
+            if case.slow and turn >= arguments.slow_turns:
                 continue
             start = time.perf_counter()
             case.run(inputs[turn % 2])
@@ -170,30 +164,6 @@ def torchao_cases() -> Iterator[Case]:
             return mx_tensor.to_dtype(codes, scales, element, 32, x.dtype)
 
         yield Case("torchao", name, "last", there_and_back, slow=True)
-
-
-def traced_cases(outs: tuple[Tensor, Tensor], x: Tensor) -> Iterator[Case]:
-    """Give the torch code to torch.compile as one chunk, which it cuts by itself."""
-    torch._dynamo.config.recompile_limit = 64  # one function, compiled for every case
-    for name, options in FORMATS.items():
-        run = in_one_chunk(torch.compile(quantising(name.split()[0], "last", outs[0], options)))
-        start = time.perf_counter()
-        run(x)  # compiles
-        sys.stderr.write(f"{name} compiled in {time.perf_counter() - start:.0f} s\n")
-        yield Case("torch.compile", name, "last", run, slow=True)
-
-
-def in_one_chunk(run: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
-    """With the whole tensor as one chunk."""
-
-    def whole(x: Tensor) -> object:
-        with ExitStack() as stack:
-            for module in ("mx", "per_tensor", "tensor_scale"):
-                limit = f"quantexp.formats.{module}.chunk_limit"
-                stack.enter_context(patch(limit, lambda device: 1 << 40))
-            return run(x)
-
-    return whole
 
 
 def quantising(

@@ -1,12 +1,23 @@
 """The errors that a user can meet.
 
 A message names the problem, the value, the allowed values and a remedy. The command line prints a `QuantexpError` as
-one line and exits with 1; any other exception is a bug and keeps its traceback.
+one line and exits with 1; any other exception is a bug, and its traceback goes into a file.
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class QuantexpError(Exception):
-    """An error that the user can fix: the command prints it as one line and exits with 1."""
+    """An error that the user can fix: the command prints it and exits with 1.
+
+    The message is one line; `listed` are names or reasons that follow it, each on an indented line.
+    """
+
+    def __init__(self, message: str = "", listed: Sequence[str] = ()) -> None:
+        super().__init__("\n  ".join([message, *listed]))
+        self.message, self.listed = message, tuple(listed)
 
 
 class ConfigError(QuantexpError):
@@ -35,6 +46,10 @@ class TooLargeError(QuantexpError):
 
 class RunError(QuantexpError):
     """A run folder is unusable, or a run failed."""
+
+
+class UnreadableError(RunError):
+    """A file is damaged, or is not what it must be: `FILE, line N: what is wrong`."""
 
 
 class RunInUseError(RunError):

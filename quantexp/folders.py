@@ -11,6 +11,14 @@ from pathlib import Path
 PART = ".part"
 
 
+def user_path(path: str | Path) -> Path:
+    """A path with the user's home for `~`; an unknown `~name` stays as it is, and is not a file then."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def conf_dir() -> Path:
     """The shipped configuration: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).parent
@@ -21,7 +29,7 @@ def conf_dir() -> Path:
 def cache_dir(configured: str | None) -> Path:
     """Prepared samples and index caches: as configured, else `$XDG_CACHE_HOME/quantexp`."""
     if configured is not None:
-        return Path(configured).expanduser().absolute()
+        return user_path(configured).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "quantexp"
 
@@ -34,6 +42,19 @@ def short_path(path: Path) -> Path:
 def beside(path: Path) -> Path:
     """Where a file is written before it has its name."""
     return path.with_name(path.name + PART)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, so that a power failure cannot lose them.
+
+    Raises:
+        OSError: the disk fails, or has no room.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

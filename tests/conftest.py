@@ -61,7 +61,7 @@ TINY_MODELS = {
 }
 
 
-pytest_plugins = ["slow_tests"]
+pytest_plugins = ["slow_tests", "attacks"]
 
 TESTS = Path(__file__).parent
 #: Folders whose tests share what is expensive: the SLURM clusters, the run with every tracker.

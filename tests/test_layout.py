@@ -13,7 +13,9 @@ import quantexp
 
 PACKAGE = Path(quantexp.__file__).parent
 #: Rooms whose modules the command line imports before it knows whether it needs torch.
-WITHOUT_TORCH = ("cli", "config", "launch", "memory", "model", "runs", "schema", "terminal")
+WITHOUT_TORCH = (
+    *("cli", "config", "launch", "memory", "model", "reading", "runs", "schema", "terminal"),
+)
 _IMPORT = """\
 import importlib, sys
 for name in sys.argv[1:]:
@@ -72,7 +74,7 @@ def test_no_file_grows_past_350_lines() -> None:
 
 @pytest.mark.parametrize(
     ("private", "wrapper"),
-    [("hydra._internal", "config/hydra_internals.py"), ("torch._C", "quant/torch_internals.py")],
+    [("hydra._internal", "config/hydra_internals.py"), ("torch._C", "formats/torch_internals.py")],
 )
 def test_private_modules_of_a_library_are_used_in_one_file(private: str, wrapper: str) -> None:
     files = (file for file in PACKAGE.rglob("*.py") if private in file.read_text())

@@ -49,6 +49,8 @@ class Source:
     names: RunNames
     #: The run folder; None for a bare capture folder.
     run: RunDir | None = None
+    #: What is wrong with files of the run, which are used as far as they can be read.
+    damage: tuple[str, ...] = ()
 
     @property
     def scheme(self) -> str:

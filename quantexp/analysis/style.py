@@ -15,9 +15,11 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from quantexp.analysis.scheme_style import SchemeStyle, format_colour
 from quantexp.analysis.tensors.inventory import Kind
+from quantexp.terminal.escaping import printable
 
 BLACK = "#000000"
 ORANGE = "#E69F00"
@@ -215,6 +217,9 @@ def save_png(figure: Figure, path: Path) -> Path:
 
 
 def _save(figure: Figure, path: Path, kind: str) -> Path:
+    for text in figure.findobj(Text):
+        if not (words := text.get_text()).isprintable():
+            text.set_text(printable(words))
     beside = path.with_name(f".{path.name}.part")
     figure.savefig(beside, format=kind, dpi=DPI, **_SAVING[kind])
     return beside.replace(path)

@@ -1,22 +1,18 @@
-"""`quantexp captures DIR [key=pattern ...]`: lists, checks and exports the tensors of a capture folder.
+"""`quantexp captures DIR [key=pattern ...]`: selects and exports the tensors of a capture folder.
 
-Arguments after the folder select by metadata (`layer=0 tensor=grad_*`). `--check` compares every file with its hash;
-`--export FOLDER --to pt|safetensors|npz` writes each selected tensor with its metadata into its own file.
+Arguments after the folder select by metadata (`layer=0 tensor=grad_*`). `--export FOLDER --to pt|safetensors|npz`
+writes each selected tensor with its metadata into its own file.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
-from quantexp.capture.store.values import identity
 from quantexp.errors import CaptureError
 from quantexp.folders import written_beside
 from quantexp.model.safetensors import write_safetensors
@@ -33,6 +29,15 @@ def selected(folder: str, words: list[str]) -> Capture:
     Raises:
         CaptureError: the folder has no captures, an argument is not key=pattern, or no tensor has the key.
     """
+    return open_capture(folder, statistics=True).select(**patterns_of(words))
+
+
+def patterns_of(words: list[str]) -> dict[str, object]:
+    """The selection of `key=pattern` arguments.
+
+    Raises:
+        CaptureError: an argument is not key=pattern.
+    """
     patterns: dict[str, object] = {}
     for word in words:
         key, equals, pattern = word.partition("=")
@@ -41,51 +46,7 @@ def selected(folder: str, words: list[str]) -> Capture:
                 f"a selection must be key=pattern, such as tensor=grad_*, got {word!r}"
             )
         patterns[key] = pattern
-    return open_capture(folder, statistics=True).select(**patterns)
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The result of checking the values of a capture."""
-
-    #: The number of tensors with the manifest's hash, and of tensors without a hash.
-    num_intact: int
-    num_without_hash: int
-    #: An error message for each other tensor.
-    damaged: Sequence[str]
-
-    def summary(self) -> str:
-        """The result in one line."""
-        line = (
-            f"{self.num_intact} of {self._num_all} tensors have the values of the manifest's hash"
-        )
-        if self.num_without_hash:
-            line += f", {self.num_without_hash} have no hash to be checked by"
-        return line
-
-    @property
-    def _num_all(self) -> int:
-        return self.num_intact + self.num_without_hash + len(self.damaged)
-
-
-def checked(capture: Capture) -> Checked:
-    """Compare every stored tensor with its hash.
-
-    Raises:
-        CaptureError: there are no values.
-    """
-    results: Counter[bool | None] = Counter()
-    damaged = []
-    for entry in _stored(capture):
-        try:
-            is_intact = entry.is_intact()
-        except CaptureError as error:
-            damaged.append(str(error))
-            continue
-        results[is_intact] += 1
-        if is_intact is False:
-            damaged.append(f"{_where(entry)}: other values than the manifest's hash")
-    return Checked(results[True], results[None], damaged)
+    return patterns
 
 
 def _stored(capture: Capture) -> Capture:
@@ -95,11 +56,6 @@ def _stored(capture: Capture) -> Capture:
             f"{capture.folder} has statistics of what is selected and no values: run with capture=tensors to keep them"
         )
     return files
-
-
-def _where(entry: CapturedTensor) -> str:
-    file, key = identity(entry.metadata)
-    return file if key is None else f"{file}, {key}"
 
 
 def export(capture: Capture, to: Path, kind: str) -> int:

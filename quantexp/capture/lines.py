@@ -6,18 +6,29 @@ list of statistics. An `IterationIndex` searches each for its iteration alone, a
 
 from __future__ import annotations
 
-import json
+import logging
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from quantexp.capture.store.manifest import MANIFEST, STATISTICS
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS, ManifestLine, lines_of
+from quantexp.errors import UnreadableError
+from quantexp.reading import json_files
+from quantexp.reading.files import open_file
+from quantexp.terminal.escaping import printable
+
+LOG = logging.getLogger(__name__)
 
 #: Matches the iteration, which the writer puts before any nested value.
-_ITERATION = re.compile(rb'"iteration": ?(\d+)')
+_ITERATION = re.compile(rb'"iteration": ?(\d{1,18})(?!\d)')
+#: The metadata that identifies a tensor within a capture.
+_WHICH = ("module", "layer", "operation", "phase", "tensor", "iteration", "micro_batch", "rank")
 #: Lines between two checks of the time.
 _STRIDE = 2_000
+#: Lists and numbers of unreadable lines that this process has warned of.
+_WARNED: set[tuple[Path, int]] = set()
 
 
 def lists_of(folder: Path, *names: str) -> list[Path]:
@@ -27,16 +38,48 @@ def lists_of(folder: Path, *names: str) -> list[Path]:
         for name in names or (MANIFEST, STATISTICS)
         for file in (folder / name, *sorted(folder.glob(f"{Path(name).stem}.rank*.jsonl")))
     )
-    return [file for file in files if file.is_file()]
+    return [file for file in files if os.path.lexists(file)]
 
 
 def torn_lines(folder: Path) -> Iterator[str]:
     """The places of incomplete lines in the lists, which a killed process leaves: `manifest.jsonl:7`."""
     for file in lists_of(folder):
-        with file.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                if (content := line.strip()) and not content.endswith(b"}"):
-                    yield f"{file.name}:{number}"
+        for line in json_files.lines_of(file, lambda error: None):
+            if not line.text.rstrip().endswith(b"}"):
+                yield f"{file.name}:{line.number}"
+
+
+class _Place(NamedTuple):
+    """Where a line is: its file, its first byte, and its number from 1."""
+
+    file: Path
+    offset: int
+    number: int
+
+
+def readable_lines(
+    file: Path, report: Callable[[UnreadableError], None] = lambda error: None
+) -> Iterator[dict[str, Any]]:
+    """The readable lines of a list, in order; reports the others, and warns once of them."""
+    unreadable: list[UnreadableError] = []
+    yield from lines_of(file, unreadable.append)
+    warn_of_unreadable(file, unreadable)
+    for error in unreadable:
+        report(error)
+
+
+def warn_of_unreadable(file: Path, unreadable: Sequence[UnreadableError]) -> None:
+    """Log a warning of the unreadable lines of a list, once in this process for each number of them."""
+    if unreadable and (file, len(unreadable)) not in _WARNED:
+        _WARNED.add((file, len(unreadable)))
+        LOG.warning(
+            "%s: %d of its lines cannot be read and are left out, the first: %s; "
+            "quantexp captures %s --check shows the damage",
+            printable(str(file)),
+            len(unreadable),
+            printable(str(unreadable[0]).removeprefix(str(file)).lstrip(" ,:")),
+            printable(str(file.parent)),
+        )
 
 
 class IterationIndex:
@@ -44,36 +87,35 @@ class IterationIndex:
 
     def __init__(self, folder: Path, name: str, is_late: Callable[[], bool]) -> None:
         #: Iteration -> files and offsets of its lines.
-        self.places: dict[int, list[tuple[Path, int]]] = {}
+        self.places: dict[int, list[_Place]] = {}
         #: Whether the lists have more lines.
         self.is_cut = False
+        #: What is wrong with lines that were read, which are left out.
+        self.damage: list[UnreadableError] = []
         number = 0
         for file in lists_of(folder, name):
-            offset = 0
-            with file.open("rb") as stream:
-                for line in stream:
-                    number += 1
-                    if number % _STRIDE == 0 and is_late():
-                        self.is_cut = True
-                        return
-                    if match := _ITERATION.search(line):
-                        self.places.setdefault(int(match[1]), []).append((file, offset))
-                    offset += len(line)
+            for line in json_files.lines_of(file, self.damage.append):
+                number += 1
+                if number % _STRIDE == 0 and is_late():
+                    self.is_cut = True
+                    return
+                if match := _ITERATION.search(line.text):
+                    place = _Place(file, line.offset, line.number)
+                    self.places.setdefault(int(match[1]), []).append(place)
 
     def read(self, iterations: Iterable[int]) -> list[dict[str, Any]]:
         """The complete lines of these iterations, in the order of the lists."""
         places = sorted(place for one in iterations for place in self.places.get(one, ()))
         lines: list[dict[str, Any]] = []
-        for file in dict.fromkeys(file for file, _ in places):
-            with file.open("rb") as stream:
-                for offset in (offset for named, offset in places if named == file):
-                    stream.seek(offset)
-                    try:
-                        content = json.loads(stream.readline())
-                    except ValueError:
-                        continue
-                    if isinstance(content, dict):
-                        lines.append(content)
+        for file in dict.fromkeys(place.file for place in places):
+            with open_file(file) as stream:
+                for place in (place for place in places if place.file == file):
+                    stream.seek(place.offset)
+                    line = json_files.Line(place.number, place.offset, stream.readline())
+                    value = json_files.value_of(line, file, ManifestLine, self.damage.append)
+                    if value is not None:
+                        lines.append(dict(value))
+            warn_of_unreadable(file, [e for e in self.damage if str(e).startswith(str(file))])
         return lines
 
 
@@ -81,12 +123,13 @@ def unlisted(
     statistics: Iterable[Mapping[str, Any]], manifest: Iterable[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """The lines of statistics without a line in the manifest, as lines of tensors without values."""
-    listed = {_which(line) for line in manifest}
+    listed = {tensor_key(line) for line in manifest}
     for line in statistics:
-        if _which(line) not in listed:
+        if tensor_key(line) not in listed:
             yield {**line, "file": None, "bytes": 0, "hash": None}
 
 
-def _which(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    keys = ("module", "layer", "operation", "phase", "tensor", "iteration", "micro_batch", "rank")
-    return tuple(line.get(key) for key in keys)
+def tensor_key(line: Mapping[str, Any]) -> tuple[str | int | None, ...]:
+    """The identity of a line's tensor within a capture; hashable whatever a damaged line says."""
+    values = [line.get(key) for key in _WHICH]
+    return tuple(v if v is None or isinstance(v, str | int) else repr(v) for v in values)

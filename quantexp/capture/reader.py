@@ -8,7 +8,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quantexp.capture.lines import lists_of, unlisted
+from quantexp.capture.lines import lists_of, readable_lines, unlisted
 from quantexp.capture.names import metadata_of
+from quantexp.capture.place import place_of_captures
 from quantexp.capture.store.content import has_hash
-from quantexp.capture.store.manifest import MANIFEST, STATISTICS, ManifestLine, lines_of
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS, ManifestLine
 from quantexp.capture.store.values import identity, load_values, name_of, path_of
-from quantexp.errors import CaptureError
+from quantexp.errors import CaptureError, UnreadableError
+from quantexp.folders import user_path
 
 #: The criterion for a key: a value, a shell pattern, several of them, or a function of the value.
 Criterion = object
@@ -120,8 +122,12 @@ class CapturedTensor:
 class Capture(Collection[CapturedTensor]):
     """The tensors of a capture folder, or some of them."""
 
-    def __init__(self, folder: Path, entries: list[CapturedTensor]) -> None:
+    def __init__(
+        self, folder: Path, entries: list[CapturedTensor], damage: Sequence[str] = ()
+    ) -> None:
         self.folder, self._entries = folder, entries
+        #: What is wrong with lines of the lists, which are left out.
+        self.damage = tuple(damage)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -155,13 +161,13 @@ class Capture(Collection[CapturedTensor]):
             for entry in self._entries
             if all(_fits(entry.metadata.get(key), value) for key, value in criteria.items())
         ]
-        return Capture(self.folder, fitting)
+        return Capture(self.folder, fitting, self.damage)
 
     def with_values(self) -> Capture:
         """The tensors with values, without repeats: a weight is listed for forward and backward."""
         stored = [entry for entry in self._entries if entry.metadata.get("file")]
         first = {identity(entry.metadata): entry for entry in reversed(stored)}
-        return Capture(self.folder, list(first.values())[::-1])
+        return Capture(self.folder, list(first.values())[::-1], self.damage)
 
     def described(self) -> list[CapturedTensor]:
         """The tensors with statistics and without values."""
@@ -193,24 +199,40 @@ class Capture(Collection[CapturedTensor]):
         return pandas.DataFrame(self.rows())
 
 
+def capture_folder(folder: str | Path) -> Path:
+    """The folder of captured tensors that a path names: itself, or that of a run.
+
+    Raises:
+        CaptureError: the folder does not exist.
+    """
+    folder = place_of_captures(user_path(folder))
+    if not folder.is_dir():
+        raise CaptureError(f"there is no folder {folder}; give the tensors folder of a run")
+    return folder
+
+
 def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
     """The captured tensors of a folder: a run's `tensors/`, the run itself, or an old collection without a manifest.
+
+    Those of a run with `capture.dir` are read from there.
 
     With `statistics`, tensors with statistics only, which have no values, follow the others.
 
     Raises:
         CaptureError: the folder does not exist, or has no captured tensors.
     """
-    folder = Path(folder).expanduser()
-    if not (folder / MANIFEST).is_file() and (folder / "tensors").is_dir():
-        folder = folder / "tensors"
-    if not folder.is_dir():
-        raise CaptureError(f"there is no folder {folder}; give the tensors folder of a run")
-    lines = [line for file in lists_of(folder, MANIFEST) for line in lines_of(file)]
-    entries = lines or list(_of_names(folder))
+    folder = capture_folder(folder)
+    wrong: list[UnreadableError] = []
+    listings = lists_of(folder, MANIFEST)
+    lines = [line for file in listings for line in readable_lines(file, wrong.append)]
+    entries = lines or list(old_collection(folder))
     if statistics:
-        entries = entries + list(_statistics_only(folder, lines))
-    if not entries and next(_statistics_only(folder, []), None) is not None:
+        entries = entries + list(_statistics_only(folder, lines, wrong.append))
+    if wrong and not entries:
+        raise CaptureError(
+            f"{folder} holds no captured tensors that can be read: {wrong[0]}"
+        ) from wrong[0]
+    if not entries and next(_statistics_only(folder, [], wrong.append), None) is not None:
         raise CaptureError(
             f"{folder} holds no captured tensors: statistics alone were kept; run with capture=tensors"
         )
@@ -219,16 +241,21 @@ def open_capture(folder: str | Path, *, statistics: bool = False) -> Capture:
             f"{folder} holds no captured tensors: neither a {MANIFEST} nor files with their names; run with "
             "capture=tensors"
         )
-    return Capture(folder, [CapturedTensor.of(folder, entry) for entry in entries])
+    tensors = [CapturedTensor.of(folder, entry) for entry in entries]
+    return Capture(folder, tensors, [str(error) for error in wrong])
 
 
-def _statistics_only(folder: Path, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _statistics_only(
+    folder: Path, lines: list[dict[str, Any]], report: Callable[[UnreadableError], None]
+) -> Iterator[dict[str, Any]]:
     """The lines of statistics without a line in the manifest."""
-    statistics = (line for file in lists_of(folder, STATISTICS) for line in lines_of(file))
+    listings = lists_of(folder, STATISTICS)
+    statistics = (line for file in listings for line in readable_lines(file, report))
     yield from unlisted(statistics, lines)
 
 
-def _of_names(folder: Path) -> Iterator[dict[str, Any]]:
+def old_collection(folder: Path) -> Iterator[dict[str, Any]]:
+    """The tensors of a folder without a manifest, by the names of their files."""
     for path in sorted(folder.rglob("*.pt")):
         metadata = metadata_of(path.name)
         if metadata is not None:

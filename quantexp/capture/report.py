@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
-from quantexp.capture.store.manifest import MANIFEST
+from quantexp.capture.store.manifest import HASHES, MANIFEST
 from quantexp.capture.store.values import identity
 from quantexp.model.safetensors import DTYPES
 from quantexp.runs.status import write_json
@@ -24,7 +24,7 @@ def write_report(folder: Path) -> None:
     """Write the report of a capture folder, if it lists any tensor."""
     manifest = folder / MANIFEST
     if manifest.is_file() and manifest.stat().st_size:
-        write_json(folder / REPORT, summary(open_capture(folder)))
+        write_json(folder / REPORT, {**summary(open_capture(folder)), "hashes": HASHES})
 
 
 def summary(capture: Capture) -> dict[str, Any]:

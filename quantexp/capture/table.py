@@ -12,6 +12,7 @@ from rich.text import Text
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.capture.report import KEYS, summary
 from quantexp.quant.slots import WORKING
+from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import ALWAYS, Column, fitted_table
 from quantexp.terminal.units import human_bytes
 
@@ -110,7 +111,7 @@ def print_list(capture: Capture, console: Console) -> None:
         )
         for i in kept
     ]
-    shown = [[Text(row[i]) for i in kept] for row in rows]
+    shown = [[plain(row[i]) for i in kept] for row in rows]
     console.print(fitted_table(columns, shown, console.width).table)
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from quantexp import __version__
+from quantexp.cli.output import complain
 from quantexp.cli.verbs import GROUPS, VERBS
 from quantexp.config.choices import choice_files, groups
-from quantexp.runs.find import existing_or_named
+from quantexp.folders import user_path
 from quantexp.terminal.close_matches import did_you_mean, near
 
 #: argparse's messages about an argument -> ours; `{flag}` is its longest name.
@@ -68,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         words = self._in_our_words(message)
         about = "" if self.verb in (None, "train") else f" {self.verb}"
         end = "" if words.endswith("?") else ";"
-        sys.stderr.write(f"quantexp: {words}{end} see quantexp help{about}\n")
+        complain(f"{words}{end} see quantexp help{about}")
         sys.exit(2)
 
     def _in_our_words(self, message: str) -> str:
@@ -204,7 +205,7 @@ def root_and_rest(words: Sequence[str]) -> tuple[Path, list[str]]:
 
     roots = [word for word in words if word.startswith("paths.root=")]
     root = Path(roots[-1].split("=", 1)[1] if roots else PathsConfig().root)
-    return root.expanduser().absolute(), [word for word in words if word not in roots]
+    return user_path(root).absolute(), [word for word in words if word not in roots]
 
 
 def ledger_scope(arguments: argparse.Namespace) -> tuple[Path, str | None]:
@@ -218,5 +219,7 @@ def ledger_scope(arguments: argparse.Namespace) -> tuple[Path, str | None]:
 
 def name_folder(arguments: argparse.Namespace) -> None:
     """Resolve the DIR of a verb that takes one folder: it may be a part of a run's name below `paths.root=`."""
+    from quantexp.runs.find import existing_or_named
+
     root, arguments.words = root_and_rest(arguments.words)
     arguments.folder = existing_or_named(arguments.folder, root)

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from quantexp.cli.arguments import name_folder
 from quantexp.cli.output import complain, print_json, print_line
+from quantexp.errors import QuantexpError
+from quantexp.folders import user_path
+from quantexp.runs.find import is_run
+from quantexp.runs.lock import is_locked
+from quantexp.runs.paths import RunDir
+from quantexp.runs.status import State, read_status
 from quantexp.terminal.console import output_console
+from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
 if TYPE_CHECKING:
+    from quantexp.capture.check.problem import Checked, Problem
     from quantexp.capture.reader import Capture
 
 
@@ -24,16 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
     from quantexp.capture import inspect
 
     name_folder(arguments)
-    capture = inspect.selected(arguments.folder, arguments.words)
     if arguments.check:
-        checked = inspect.checked(capture)
-        for line in checked.damaged:
-            complain(line)
-        if checked.damaged:
-            complain(checked.summary())
-            return 1
-        if not arguments.json:
-            print_line(checked.summary())
+        checked = check(arguments.folder, inspect.patterns_of(arguments.words))
+        show_check(checked, output_console(), as_json=arguments.json)
+        if checked.problems or (arguments.json and arguments.export is None):
+            return 1 if checked.problems else 0
+    capture = inspect.selected(arguments.folder, arguments.words)
     if arguments.export is not None:
         count = inspect.export(capture, arguments.export, arguments.to)
         print_line(f"{count} files in {arguments.export}")
@@ -42,6 +49,75 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         show(capture, output_console(), each=arguments.list)
     return 0
+
+
+def check(folder: str, patterns: dict[str, object]) -> Checked:
+    """Check a capture folder with what its run says of it: whether it still writes there, and its processes.
+
+    Raises:
+        CaptureError: there is nothing to check.
+    """
+    from quantexp.capture.check.folder import check as check_folder
+    from quantexp.config.load import read
+
+    path = user_path(folder).absolute()
+    runs = [run for run in (RunDir(path), RunDir(path.parent)) if is_run(run)]
+    if not runs:
+        return check_folder(folder, patterns)
+    state, num_ranks = None, None
+    try:
+        status = read_status(runs[0].status)
+        state = None if status is None else status.state
+        num_ranks = read(runs[0].config).launcher.num_processes
+    except QuantexpError as error:  # the tensors can be checked all the same
+        complain(error.message, error.listed)
+    return check_folder(
+        folder,
+        patterns,
+        is_live=state is State.RUNNING and is_locked(runs[0]),
+        is_complete=state is State.COMPLETED,
+        num_ranks=num_ranks,
+    )
+
+
+def show_check(checked: Checked, console: Console, *, as_json: bool) -> None:
+    """Print the problems and the summary."""
+    if as_json:
+        print_json(record_check(checked))
+        return
+    if checked.problems:
+        console.print(_problem_table(checked.problems, console.width))
+        complain(checked.summary())
+    else:
+        print_line(checked.summary())
+
+
+def record_check(checked: Checked) -> dict[str, Any]:
+    """The output of `captures --check --json`."""
+    return {
+        "tensors": checked.num_tensors,
+        "intact": checked.num_intact,
+        "without_hash": checked.num_without_hash,
+        "lines": checked.num_lines,
+        "files": checked.num_files,
+        "notes": list(checked.notes),
+        "problems": [
+            {"file": each.file, "line": each.line, "what": each.what} for each in checked.problems
+        ],
+    }
+
+
+def _problem_table(problems: Sequence[Problem], width: int) -> Table:
+    columns = [
+        Column("file", shrink=Shrink.CUT_START),
+        Column("line", is_number=True),
+        Column("what is wrong", shrink=Shrink.WRAP),
+    ]
+    rows: list[list[str | Text]] = [
+        [Text(each.file), "" if each.line is None else str(each.line), Text(each.what)]
+        for each in problems
+    ]
+    return fitted_table(columns, rows, width).table
 
 
 def record(capture: Capture, *, each: bool) -> Any:

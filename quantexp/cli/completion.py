@@ -25,6 +25,7 @@ from quantexp.analysis.draw.arguments import FORMATS as FIGURE_FORMATS
 from quantexp.cli.arguments import flags_with_value, parser_of, split_verb
 from quantexp.cli.verbs import KINDS, SHELLS, VERBS
 from quantexp.config.choices import choice_files, comment, groups
+from quantexp.folders import user_path
 from quantexp.formats.table import FORMATS
 from quantexp.schema import Composition, PathsConfig
 from quantexp.schema.keys import section_of
@@ -142,14 +143,14 @@ def _config_dir(words: Sequence[str]) -> Path | None:
     for i, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in ("-cd", "--config-dir"):
-            return Path(value if equals else [*words, ""][i + 1]).expanduser()
+            return user_path(value if equals else [*words, ""][i + 1])
     return None
 
 
 def _runs(words: Sequence[str]) -> list[str]:
     """The names of runs and of sweeps."""
     roots = [word.partition("=")[2] for word in words if word.startswith("paths.root=")]
-    root = Path([PathsConfig().root, *roots][-1]).expanduser()
+    root = user_path([PathsConfig().root, *roots][-1])
     runs = [file.parent.name for file in sorted(root.glob("*-*/status.json"))]
     return [*runs, *(file.stem for file in sorted((root / "sweeps").glob("*.json")))]
 
@@ -200,9 +201,9 @@ def _section(parent: str) -> Any:
 def _values(key: str) -> list[str]:
     """The values of a key if they are few; the default of a number."""
     if key == "launcher.kind":
-        from importlib.metadata import entry_points
+        from quantexp.config.launchers import kinds
 
-        return sorted(point.name for point in entry_points(group="quantexp.launchers"))
+        return sorted(kinds())
     parent, _, name = key.rpartition(".")
     owner = _section(parent)
     if owner is None or name not in get_type_hints(owner):
@@ -230,4 +231,5 @@ def candidate_lines(line: str) -> str:
     return "".join(
         f"{word}\t{about if len(about) <= _LONGEST_ABOUT else about[: _LONGEST_ABOUT - 3] + '...'}\n"
         for word, about in completions(line).items()
+        if word.isprintable()  # the name of a run may be anything
     )

@@ -28,7 +28,7 @@ class Check:
     name: str
     #: None: a matter of taste or an extra; False: quantexp cannot run until it is mended.
     ok: bool | None
-    found: str
+    result: str
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -219,5 +219,5 @@ def show(results: list[Check], console: Console) -> None:
     facts = Facts(console)
     marks = {True: "[green]ok[/]", None: "[dim]--[/]", False: "[red]no[/]"}
     for check in results:
-        facts.add_row(f"{marks[check.ok]}  {check.name}", escape(check.found))
+        facts.add_row(f"{marks[check.ok]}  {check.name}", escape(check.result))
     facts.print()

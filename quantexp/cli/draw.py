@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from rich.console import Console
-
 from quantexp.analysis.draw.arguments import request_of
 from quantexp.analysis.pool import start_server
 from quantexp.analysis.tree import STATISTICS
 from quantexp.cli.arguments import root_and_rest
 from quantexp.cli.output import complain, print_line
 from quantexp.runs.find import existing_or_named
+from quantexp.terminal.console import error_console
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         start_server(draws=wanted.only != (STATISTICS,))  # it imports while this process does
     from quantexp.analysis.draw.verb import draw
 
-    outcome = draw(wanted, Console(stderr=True, highlight=False), complain)
+    outcome = draw(wanted, error_console(), complain)
     print_line(outcome.words)
     if problems := len(outcome.problems):
         several = problems > 1

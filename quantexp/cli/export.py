@@ -20,11 +20,14 @@ from quantexp.cli.output import print_line
 from quantexp.config.load import read
 from quantexp.data.completed import tokenizer_of
 from quantexp.data.tokenizers.load import ByteTokenizer
-from quantexp.errors import ConfigError, DataError, RunError
-from quantexp.model.checkpoint_hashes import HASHES, require_intact
+from quantexp.errors import ConfigError, DataError, RunError, UnreadableError
+from quantexp.folders import user_path
+from quantexp.model.checkpoint_hashes import HASHES, require_intact, saved_files
 from quantexp.model.checkpoints import PADDING, STATE, folder_of, saved_iterations
 from quantexp.model.huggingface.weights import CONFIG
+from quantexp.reading.json_files import require_json
 from quantexp.runs.paths import RunDir
+from quantexp.runs.provenance import read_provenance
 from quantexp.schema import DatasetConfig, TokenizerKind
 
 #: What a tokenizer's folder may hold besides tokenizer.json that belongs to it.
@@ -71,10 +74,10 @@ def export(words: Sequence[str], root: Path) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         end = _write_tokenizer(experiment.dataset, _recorded(run), part)
-        for file in sorted(folder_of(run, iteration).iterdir()):
+        for file in saved_files(folder_of(run, iteration)):
             if file.name not in (PADDING, STATE, HASHES):
                 shutil.copyfile(file, part / file.name)
-        content = json.loads((part / CONFIG).read_bytes())
+        content = require_json(part / CONFIG, dict[str, Any])
         (part / CONFIG).write_text(json.dumps({**content, "eos_token_id": end}, indent=2) + "\n")
         part.rename(target)
     except OSError as error:
@@ -113,8 +116,8 @@ def _iteration(run: RunDir, word: str | None) -> int:
 def _recorded(run: RunDir) -> str | None:
     """The fingerprint of the run's tokenizer; that of the sample never changes."""
     try:
-        data: dict[str, Any] = json.loads(run.provenance.read_bytes())["identity"]["data"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        data = read_provenance(run.provenance)["identity"]["data"]
+    except (UnreadableError, KeyError) as error:
         raise RunError(f"{run.provenance} does not say what data the run had: {error}") from error
     return data.get("tokenizer")
 
@@ -131,7 +134,7 @@ def _write_tokenizer(dataset: DatasetConfig, recorded: str | None, folder: Path)
         raise DataError(
             f"{dataset.tokenizer_path} is another tokenizer than the run had; put that one back to export it"
         )
-    path = Path(str(dataset.tokenizer_path)).expanduser()
+    path = user_path(str(dataset.tokenizer_path))
     if dataset.tokenizer is not TokenizerKind.huggingface and path.is_file():
         shutil.copyfile(path, folder / path.name)
         return tokenizer.eod

@@ -15,13 +15,14 @@ from quantexp.cli.arguments import ledger_scope, parser_of
 from quantexp.cli.output import print_json
 from quantexp.errors import RunError
 from quantexp.launch.backend import Standing
-from quantexp.launch.ledger.cancel import PATIENCE_S, cancel
+from quantexp.launch.ledger.cancel import KILL_AFTER_S, cancel
 from quantexp.launch.ledger.rows import status_rows
 from quantexp.launch.ledger.settle import settle
 from quantexp.launch.ledger.standing import standings
 from quantexp.launch.ledger.view import view
 from quantexp.runs.find import Scope, find_run, scope
 from quantexp.terminal.console import output_console
+from quantexp.terminal.escaping import printable
 
 #: Seconds between two refreshes of `status --watch`.
 WATCH_S = 5.0
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Execute one of the three verbs; returns 0.
 
     Raises:
-        RunError: a DIR that is no run, or runs that could not be ended.
+        RunError: a DIR that is not a run, or runs that could not be ended.
     """
     root, named = ledger_scope(arguments)
     if arguments.verb == "logs":
@@ -93,7 +94,10 @@ def cancel_runs(name: str | None, root: Path, console: Console) -> int:
     rows = _settled(where)
     if alive := sum(each.alive for each in rows):
         runs = "1 run" if alive == 1 else f"{alive} runs"
-        console.print(f"stopping {runs}, {PATIENCE_S:.0f} s at most")
+        console.print(
+            f"stopping {runs}; what has not ended after {KILL_AFTER_S:.0f} s is killed",
+            soft_wrap=True,
+        )
     outcomes = cancel(rows)
     for each in outcomes:
         word = "[yellow]cancelled[/]" if each.done else "[red]not cancelled[/]"
@@ -111,5 +115,5 @@ def _settled(where: Scope) -> list[Standing]:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(printable(text))
     sys.stdout.flush()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,16 +17,17 @@ from quantexp.cli.arguments import root_and_rest
 from quantexp.cli.output import print_json
 from quantexp.cli.verbs import KINDS
 from quantexp.config.choices import choice_files, comment
-from quantexp.errors import ConfigError, RunError
+from quantexp.errors import ConfigError, UnreadableError
 from quantexp.formats.table import FORMATS
 from quantexp.formats.types import Family, Format
 from quantexp.model.label import short_model_label
 from quantexp.quant.scheme import SCHEMES
 from quantexp.runs.metrics import last_metrics
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import read_status
+from quantexp.runs.recorded_config import read_config
+from quantexp.runs.status import UNREADABLE, read_status
 from quantexp.terminal.close_matches import did_you_mean, near
-from quantexp.terminal.console import output_console
+from quantexp.terminal.console import output_console, plain
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
 _REASON = "reason"
@@ -109,34 +109,35 @@ def run_rows(root: Path) -> list[dict[str, object]]:
     for folder in sorted(root.glob("*-*")):
         run = RunDir(folder)
         try:
-            status = read_status(run.status)
-        except RunError:
-            continue
-        if status is None:
-            continue
-        metrics = last_metrics(run)
-        rows.append(
-            {
-                "run": folder.name,
-                "state": status.state.value,
-                "iteration": status.iteration,
-                "iterations": status.iterations,
-                "loss": metrics["loss"] if metrics and math.isfinite(metrics["loss"]) else None,
-                "created": status.created,
-                "reason": status.reason,
-                "model": _model(run),
-            }
-        )
-    return sorted(rows, key=lambda row: str(row["created"]), reverse=True)
+            if (row := _run_row(run)) is not None:
+                rows.append(row)
+        except UnreadableError as error:
+            nulls = dict.fromkeys(("iteration", "iterations", "loss", "created", "model"))
+            why = str(error).replace(f"{run.root}/", "")
+            rows.append({"run": folder.name, "state": UNREADABLE, **nulls, "reason": why})
+    return sorted(rows, key=lambda row: str(row["created"] or ""), reverse=True)
 
 
-def _model(run: RunDir) -> str:
-    """The model's label; empty if the configuration is missing or unreadable."""
-    try:
-        config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-        return short_model_label(config["model"])
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
-        return ""
+def _run_row(run: RunDir) -> dict[str, object] | None:
+    """The row of one run; None for a folder without a status.
+
+    Raises:
+        UnreadableError: a file of the run is damaged.
+    """
+    status = read_status(run.status)
+    if status is None:
+        return None
+    metrics, config = last_metrics(run), read_config(run)
+    return {
+        "run": run.root.name,
+        "state": status.state.value,
+        "iteration": status.iteration,
+        "iterations": status.iterations,
+        "loss": metrics["loss"] if metrics and math.isfinite(metrics["loss"]) else None,
+        "created": status.created,
+        "reason": status.reason,
+        "model": short_model_label(config.get("model") or {}),
+    }
 
 
 def record(kinds: list[str], config_dir: Path | None, root: Path) -> dict[str, object]:
@@ -204,12 +205,12 @@ def _print_runs(rows: list[dict[str, Any]], console: Console) -> None:
     """Print a line for each run; a reason that does not fit beside it stands below the table."""
     cells: list[list[str | Text]] = [
         [
-            Text(row["run"]),
+            plain(row["run"]),
             row["state"],
-            f"{row['iteration']}/{row['iterations']}",
+            "-" if row["iterations"] is None else f"{row['iteration']}/{row['iterations']}",
             "-" if row["loss"] is None else f"{row['loss']:.4f}",
-            Text(row["reason"]),
-            Text(row["model"]),
+            plain(row["reason"]),
+            plain(row["model"] or ""),
         ]
         for row in rows
     ]

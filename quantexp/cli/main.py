@@ -6,11 +6,14 @@ same names: `run(arguments)` returns the exit code, `record(...)` returns what `
 that for a person.
 
 Exit codes: 0 done, 1 the user's error or a failed run (one line on standard error), 2 misuse of the command line, 130
-interrupted. No module of this package imports torch before its verb needs it.
+interrupted. An unexpected exception gives one line with the file of its traceback, and 1. No module of this package
+imports torch before its verb needs it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from importlib import import_module
@@ -26,6 +29,34 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == [COMPLETE]:
         return _complete(words[1:])
+    try:
+        return _run(words)
+    except QuantexpError as error:
+        complain(error.message, error.listed)
+        return 1
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return 130
+    except Exception as error:  # noqa: BLE001  (a bug: its traceback goes into a file)
+        if isinstance(error, BrokenPipeError) and _is_output_closed():
+            return 1
+        from quantexp.cli.unexpected import refused_name, reported
+
+        complain(refused_name(error) or reported(error))
+        return 1
+
+
+def _is_output_closed() -> bool:
+    """Whether the reader of the output has ended, such as head; the rest of the output is dropped."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+def _run(words: list[str]) -> int:
     verb, words = split_verb(words)
     if verb is None and set(words) <= {"-h", "--help"}:
         top_parser().parse_args(["--help"])
@@ -34,14 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _interrupt)
-    try:
-        code: int = import_module(f"quantexp.cli.{VERBS[verb].module or verb}").run(arguments)
-    except QuantexpError as error:
-        complain(str(error))
-        return 1
-    except KeyboardInterrupt:
-        complain("interrupted")
-        return 130
+    code: int = import_module(f"quantexp.cli.{VERBS[verb].module or verb}").run(arguments)
     return code
 
 
@@ -53,7 +77,10 @@ def _interrupt(signum: int, frame: object) -> None:
 def _complete(words: list[str]) -> int:
     from quantexp.cli.completion import candidate_lines
 
-    sys.stdout.write(candidate_lines(" ".join(words)))
+    with contextlib.suppress(
+        Exception
+    ):  # a shell would show the traceback in the line that is typed
+        sys.stdout.write(candidate_lines(" ".join(words)))
     return 0
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-
-def complain(message: str) -> None:
-    """Write one line to standard error."""
-    sys.stderr.write(f"quantexp: {message}\n")
+from quantexp.terminal.messages import complain as complain
 
 
 def print_line(text: str) -> None:
@@ -19,5 +16,5 @@ def print_line(text: str) -> None:
 
 
 def print_json(content: object) -> None:
-    """Print the output of `--json`."""
-    sys.stdout.write(json.dumps(content, indent=1) + "\n")
+    """Print the output of `--json`: ASCII without control characters, with the true values."""
+    sys.stdout.write(json.dumps(content, indent=1).replace("\x7f", "\\u007f") + "\n")

@@ -62,8 +62,8 @@ class Plan:
     memory_gb_per_gpu: float
     #: The parts of it, in units of 1e9 bytes.
     memory_parts_gb: dict[str, float]
-    #: What a process may have here, or of what SLURM is asked for, None where the request does not say; and what would
-    #: make the run fit if it does not.
+    #: The memory available to a process, here or in the requested job, None if the request does not state it; and the
+    #: changes that make the run fit if it does not.
     room_gb: float | None
     to_fit: str | None
     #: Whether the run is refused where it does not fit: check, or ignore.
@@ -85,22 +85,21 @@ class Plan:
     iterations: int
     tokens: int
     tflop: float
-    #: How long the training takes on this machine, without start and figures, and the measured rate of products in the
-    #: working precision that says so; None of a job that runs elsewhere, or on
-    #: a GPU without free memory.
+    #: The estimated training time on this machine, without start and figures, and the measured rate of products in the
+    #: working precision that it follows from; None for a job that runs elsewhere, or on a GPU without free memory.
     time_s: float | None
     product_gflop_per_s: float | None
     precision_map: list[dict[str, object]]
     #: Iterations at which rules change the map; the map above is the first one's.
     map_changes_at: list[int]
-    #: What each of the runs that go on at once has of this machine; empty where there is one alone, or SLURM decides.
+    #: Each concurrent run's share of this machine; empty for a single run, or if a cluster decides.
     slots: list[str]
     #: What the dataset still lacks, or the machine, if anything.
     missing: str | None
-    #: Who is told about the run: tracker -> what is written where.
+    #: tracker -> what it receives.
     tracking: dict[str, str]
     commands: list[list[str]]
-    #: The batch script that is submitted, under SLURM.
+    #: The batch script of a job; None on this machine.
     script: str | None
 
 

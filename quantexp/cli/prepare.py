@@ -15,7 +15,7 @@ from quantexp.data.prepare.report import print_report, report_json
 from quantexp.data.prepare.run import Prepared, prepare
 from quantexp.errors import ConfigError
 from quantexp.schema import Experiment
-from quantexp.terminal.console import output_console
+from quantexp.terminal.console import error_console, output_console
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
         DataError: see `prepare`.
     """
     require_overrides(arguments.words)
-    prepared = prepare_dataset(compose(arguments.words, arguments.config_dir), Console(stderr=True))
+    prepared = prepare_dataset(compose(arguments.words, arguments.config_dir), error_console())
     if arguments.json:
         print_json(record(prepared))
     else:

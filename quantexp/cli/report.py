@@ -9,6 +9,7 @@ from pathlib import Path
 from quantexp.analysis.compare.arguments import named_runs, out_and_rest
 from quantexp.cli.arguments import parser_of, root_and_rest
 from quantexp.cli.output import print_line
+from quantexp.folders import user_path
 from quantexp.runs.paths import RunDir
 
 
@@ -45,7 +46,7 @@ def write_report(words: Sequence[str], root: Path, out: Path | None) -> Path:
 def _place(words: Sequence[str], runs: Sequence[RunDir]) -> Path:
     from quantexp.analysis.report.write import FILE_NAME
 
-    path = Path(words[0]).expanduser()
+    path = user_path(words[0])
     if len(words) == 1 and path.is_file():
         return path.with_suffix(".html")
     if len(runs) == 1:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
-
 from quantexp.analysis.requantise.arguments import request_of
 from quantexp.cli.arguments import name_folder
 from quantexp.cli.output import complain, print_json
-from quantexp.terminal.console import output_console
+from quantexp.terminal.console import error_console, output_console
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     from quantexp.analysis.requantise.verb import requantise
 
     name_folder(arguments)
-    outcome = requantise(request_of(arguments), Console(stderr=True), complain)
+    outcome = requantise(request_of(arguments), error_console(), complain)
     if arguments.json:
         print_json(outcome.content)
     else:

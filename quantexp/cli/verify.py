@@ -77,7 +77,7 @@ def show(outcome: Outcome, console: Console) -> None:
         for one in row.examples:
             where = f" of {one.input}" if one.input else ""
             console.print(
-                f"{row.format}, {row.kernel}, {one.what}{where} at {one.at} ({one.asked}): {row.oracle} says "
+                f"{row.format}, {row.kernel}, {one.what}{where} at {one.at} ({one.request}): {row.oracle} says "
                 f"{one.expected}, got {one.got}",
                 soft_wrap=True,
                 markup=False,

@@ -16,8 +16,12 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
 
+from quantexp.config.choices import groups
 from quantexp.config.hydra_internals import ConfigLoaderImpl, ConfigRepository
+from quantexp.config.values import check_values
+from quantexp.config.yaml_files import check_yaml
 from quantexp.errors import ConfigError
 
 #: Search path and file name -> the pickle of the file's content, or of None if the file does not exist.
@@ -33,29 +37,51 @@ class CachedRepository(ConfigRepository):
         """A copy of a file's content; None if the file does not exist.
 
         Raises:
-            ConfigError: the file is not UTF-8.
+            ConfigError: the file cannot be read, or is not a configuration.
         """
         key = (repr(self.sources), config_path)
         if key not in self.cache:
             try:
-                content = super().load_config(config_path)
-            except UnicodeDecodeError as error:
-                raise ConfigError(
-                    f"{self._file(config_path)} is not UTF-8; save it as UTF-8"
-                ) from error
+                content = self._checked(config_path)
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+                raise ConfigError(f"{self._file(config_path)} cannot be read: {reason}") from error
             self.cache[key] = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
         read: ConfigResult | None = pickle.loads(self.cache[key])
         return read
 
-    def _file(self, config_path: str) -> Path:
+    def _checked(self, config_path: str) -> ConfigResult | None:
+        file = self._file(config_path)
+        if file is not None:
+            check_yaml(file)
+        content = super().load_config(config_path)
+        if file is not None and content is not None and isinstance(content.config, DictConfig):
+            try:
+                check_values(OmegaConf.to_container(content.config), _package(config_path, content))
+            except ConfigError as error:
+                raise ConfigError(f"{file}: {error}") from error
+        return content
+
+    def _file(self, config_path: str) -> Path | None:
+        """The file of a configuration; None for one of a package or of the store, and for one that does not exist."""
         source = self._find_object_source(config_path, ObjectType.CONFIG)
-        assert source is not None
+        if source is None or source.scheme() != "file":
+            return None
         return Path(source.path) / source._normalize_file_name(config_path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedRepository:
         copied = copy.copy(self)
         copied.sources = list(self.sources)
         return copied
+
+
+def _package(config_path: str, content: ConfigResult) -> str:
+    """The section that a file fills: its `@package`, or its group."""
+    package = content.header.get("package")
+    if package is not None:
+        return "" if package == "_global_" else package
+    holding = [group for group in groups() if config_path.startswith(f"{group}/")]
+    return max(holding, key=len, default="").replace("/", ".")
 
 
 def cache_files(loader: ConfigLoader) -> None:

@@ -10,7 +10,7 @@ from quantexp.folders import conf_dir
 #: Groups inside another group; any other folder in a group holds more choices of it (`quant=more/NAME`).
 _SUBGROUPS = ("quant/linear", "quant/qk", "quant/pv")
 #: The reduction of a model by a preset: selected by model and preset, never by name.
-_NOT_CHOSEN = "model/cut"
+NOT_CHOSEN = "model/cut"
 
 
 @cache
@@ -25,21 +25,25 @@ def choice_files(group: str, config_dir: Path | None) -> dict[str, Path]:
 
     The name of a choice in a folder includes the folder: `more/linear_nvfp4`.
     """
-    apart = {Path(folder) for folder in (*_SUBGROUPS, _NOT_CHOSEN)} - {Path(group)}
+    apart = {Path(folder) for folder in (*_SUBGROUPS, NOT_CHOSEN)} - {Path(group)}
     files: dict[str, Path] = {}
     for base in filter(None, (conf_dir(), config_dir)):
         for pattern in ("*.yaml", "*/**/*.yaml"):
             for file in sorted((base / group).glob(pattern)):
-                if not apart.intersection(file.relative_to(base).parents):
+                if not apart.intersection(file.relative_to(base).parents) and file.is_file():
                     choice = file.relative_to(base / group).with_suffix("")
                     files.setdefault(choice.as_posix(), file)
     return files
 
 
 def comment(file: Path) -> str:
-    """The comment at the head of a file, in one line."""
+    """The comment at the head of a file, in one line; empty if the file cannot be read."""
     lines = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    for line in text.splitlines():
         if not line.startswith("#"):
             break
         if "@package" not in line:

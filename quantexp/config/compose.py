@@ -9,53 +9,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
-import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ValueType
-from hydra.errors import (
-    ConfigCompositionException,
-    HydraException,
-    MissingConfigException,
-    OverrideParseException,
-)
+from hydra.core.override_parser.types import Override, ValueType
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from quantexp.config.cached_loader import cache_files
-from quantexp.config.choices import choice_files, groups, hidden_files, is_shipped
+from quantexp.config.choices import hidden_files, is_shipped
+from quantexp.config.composition_errors import NULL_SECTION, clean_errors
 from quantexp.config.environment import environment_overrides
 from quantexp.config.launchers import check_launcher
-from quantexp.config.load import load, load_sweep, located, unknown_key, wrong_type
-from quantexp.config.overrides import numbers_as_typed, quoted, readable, unreadable
+from quantexp.config.load import load, load_sweep
+from quantexp.config.overrides import numbers_as_typed, quoted, readable
 from quantexp.config.published_choice import with_published_choice, words_to_choose_by
-from quantexp.config.trackers import check_installed
+from quantexp.config.validate.tracking import check_installed
+from quantexp.config.values import check_number
+from quantexp.config.words import check_meaning, check_text
 from quantexp.errors import ConfigError
 from quantexp.folders import conf_dir
 from quantexp.quant.scheme import SCHEMES, content_hash, derived_name
 from quantexp.runs.redaction import refuse_secrets
 from quantexp.schema import Composition, Experiment, QuantConfig
-from quantexp.terminal.close_matches import did_you_mean, near, one_of
 
-#: Hydra's message for a group without a choice.
-_APPEND = re.compile(r"To append to your default list use (\+([^=\s]+)\S*)")
-#: OmegaConf's message for a deleted group whose choice `config.yaml` uses to name another one.
-_NO_CHOICE = re.compile(r"Interpolation key '(\w+)' not found")
-_NULL_SECTION = (
-    "the chosen model has no such part: model.mla, model.mla.yarn and model.moe are null where a model has none, and "
-    "keys below them cannot be set; choose another model, or give the whole part in a YAML file (model/NAME.yaml in a "
-    "--config-dir)"
-)
 #: The name of the data classes in config.yaml.
 _SCHEMA = "schema"
 
@@ -180,12 +163,32 @@ def composed(words: list[str]) -> DictConfig:
     Raises:
         ConfigError: the published configuration cannot be read, or another model is chosen too.
     """
+    for override in map(_parsed, words):
+        check_meaning(override)
+        if isinstance(number := override.value(), int | float):
+            check_number(override.key_or_group, number)
     first = words_to_choose_by(words)
     config = hydra_compose("config", first, return_hydra_config=True)
-    if config.model.get("from_hf") is None:
-        return config
-    chosen = with_published_choice(words, config)
-    return hydra_compose("config", chosen, return_hydra_config=True)
+    if config.model.get("from_hf") is not None:
+        chosen = with_published_choice(words, config)
+        config = hydra_compose("config", chosen, return_hydra_config=True)
+    _refuse_lost_mappings(words, config)
+    return config
+
+
+def _refuse_lost_mappings(words: list[str], config: DictConfig) -> None:
+    """Refuse keys for a section that is null: OmegaConf merges an empty mapping into it without an effect."""
+    for override in map(_parsed, words):
+        key = override.key_or_group
+        if isinstance(override.value(), dict) and OmegaConf.select(config, key) is None:
+            raise ConfigError(f"{override.input_line}: {NULL_SECTION}")
+
+
+@lru_cache(maxsize=4096)
+def _parsed(word: str) -> Override:
+    """The parsed override; the points of a sweep share most of theirs."""
+    check_text(word)
+    return OverridesParser.create().parse_override(word)
 
 
 def scheme_name(quant: QuantConfig, hydra: DictConfig) -> str:
@@ -230,117 +233,3 @@ def _plain_scheme(choice: str, searchpath: tuple[str, ...]) -> QuantConfig:
 
 def _searchpath(folders: list[str]) -> str:
     return f"hydra.searchpath=[{','.join(map(quoted, folders))}]"
-
-
-@contextlib.contextmanager
-def clean_errors(config_dir: Path | None) -> Iterator[None]:
-    """Convert errors of Hydra, OmegaConf and YAML to `ConfigError` with one line."""
-    try:
-        yield
-    except MissingConfigException as error:
-        raise ConfigError(_missing_choice(error, config_dir)) from error
-    except OverrideParseException as error:
-        raise ConfigError(unreadable(str(error.override))) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{' '.join(str(error).split())}; mend the YAML") from error
-    except (ConfigCompositionException, HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_composition(error, config_dir)) from error
-    except (
-        AssertionError,
-        AttributeError,
-    ) as error:  # raised by OmegaConf for a key below a null section
-        if "NoneType" not in str(error) or not _raised_by("omegaconf", error):
-            raise
-        raise ConfigError(_NULL_SECTION) from error
-
-
-def _raised_by(package: str, error: BaseException) -> bool:
-    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
-    return str(frame.f_globals.get("__name__")).split(".")[0] == package
-
-
-def _missing_choice(error: MissingConfigException, config_dir: Path | None) -> str:
-    missing = str(error.missing_cfg_file)
-    if not error.options:
-        return _first_line(error)
-    reason = missing_choice(missing, error.options, config_dir)
-    file = _file_of(str(error), config_dir)
-    own = file is not None and config_dir is not None and Path(file).is_relative_to(config_dir)
-    return f"{file}: {reason}" if own else reason
-
-
-def missing_choice(missing: str, options: Sequence[str], config_dir: Path | None) -> str:
-    """The message for a choice that does not exist, with similar choices.
-
-    Args:
-        missing: the group and the choice, `quant/FA_mxfp9`.
-        options: the choices directly in the group's folder; choices in subfolders are suggested too.
-        config_dir: the user's folder.
-    """
-    group = max((g for g in groups() if missing.startswith(f"{g}/")), key=len, default="")
-    if not group:
-        group, _, choice = missing.rpartition("/")
-    else:
-        choice = missing.removeprefix(f"{group}/")
-    names = [*choice_files(group, config_dir)] or [*options]
-    holding = [name for name in names if name.endswith(f"_{choice}")]
-    holding = [name for name in holding if "/" not in name] or holding
-    if len(holding) > 1:
-        order = [*SCHEMES, *holding]
-        meanings = one_of(sorted(holding, key=order.index))
-        return f"{group}={choice} may mean {meanings}; choose one (quantexp list schemes)"
-    close = did_you_mean(holding or near(choice, names))
-    return (
-        f"{group}={choice}: no such choice; {close and f'{close} '}available: {', '.join(sorted(options))}"
-        f"{_nested(group, names)}"
-    )
-
-
-def _nested(group: str, names: Sequence[str]) -> str:
-    nested = sum("/" in name for name in names)
-    return (
-        f" and {nested} more in folders: quantexp list schemes"
-        if group == "quant" and nested
-        else ""
-    )
-
-
-def _composition(error: Exception, config_dir: Path | None) -> str:
-    """One line from a chain of exceptions: the innermost names the key, the outermost the file."""
-    inner: BaseException = error
-    while inner.__cause__ is not None:
-        inner = inner.__cause__
-    if isinstance(inner, ConfigCompositionException) and inner.__context__ is not None:
-        inner = inner.__context__  # errors in a file have a context but no cause
-    owner = getattr(inner, "object_type", None)
-    key = located(str(getattr(inner, "full_key", None) or ""), owner)
-    reason = _first_line(inner)
-    if "does not support deletion" in reason:
-        return f"~{key} cannot be deleted: every key has a value; set another one, or drop the word"
-    if key == "_dummy_" and (group := _NO_CHOICE.search(reason)):
-        reason = f"{group[1]} has no choice; give {group[1]}=NAME, or drop ~{group[1]}"
-        key = ""
-    if append := _APPEND.search(str(inner)):
-        reason = f"{append[2]}: there is no choice to replace; to add one, write {append[1]}"
-    if key and ("not in" in reason):
-        reason = unknown_key(key, owner)
-    elif key and (wrong := wrong_type(key, reason)):
-        reason = wrong
-    elif key and key not in reason:
-        reason = f"{key}: {reason}"
-    file = _file_of(str(error), config_dir)
-    return f"{file}: {reason}" if file else reason
-
-
-def _file_of(message: str, config_dir: Path | None) -> str | None:
-    """The YAML file that a message of the form `In 'quant/mine': ...` names."""
-    if not message.startswith("In '"):
-        return None
-    name = message.split("'")[1]
-    folders = [f for f in (config_dir, conf_dir()) if f is not None]
-    return next((str(f / f"{name}.yaml") for f in folders if (f / f"{name}.yaml").is_file()), name)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

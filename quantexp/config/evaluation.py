@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-import yaml
-
-from quantexp.errors import ConfigError, RunError
+from quantexp.errors import ConfigError
 from quantexp.runs.paths import RunDir
+from quantexp.runs.recorded_config import read_config
 from quantexp.schema import Experiment
 from quantexp.schema.limits import check_limits
 
@@ -60,8 +59,4 @@ def was_evaluated(experiment: Experiment, run: RunDir) -> bool:
     requested = asdict(experiment.evaluation)
     if requested["every"] is None:
         return True
-    try:
-        content = yaml.safe_load(run.config.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RunError(f"{run.config} cannot be read: {error}") from error
-    return isinstance(content, dict) and content.get("evaluation") == requested
+    return read_config(run).get("evaluation") == requested

@@ -7,7 +7,7 @@ an experiment is composed, not when a rank reads it: a container need not have t
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from quantexp.errors import ConfigError
@@ -18,6 +18,11 @@ GROUP = "quantexp.launchers"
 _Options = TypeVar("_Options")
 
 
+def kinds() -> dict[str, EntryPoint]:
+    """The entry points of the launchers by their kinds."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
 @cache
 def load_launcher(kind: str) -> Any:
     """The launcher of a kind: an instance of the class that its entry point names.
@@ -25,23 +30,23 @@ def load_launcher(kind: str) -> Any:
     Raises:
         ConfigError: no installed package has such an entry point, or its class cannot be imported.
     """
-    kinds = {point.name: point for point in entry_points(group=GROUP)}
-    if "local" not in kinds:
+    points = kinds()
+    if "local" not in points:
         raise ConfigError(
             "this quantexp was installed before its source was updated, and its launchers are not registered; "
             "install it again (pip install -e .)"
         )
-    if kind not in kinds:
-        close = did_you_mean(near(kind, dict.fromkeys(kinds)))
+    if kind not in points:
+        close = did_you_mean(near(kind, dict.fromkeys(points)))
         raise ConfigError(
-            f"launcher.kind must be one of {', '.join(sorted(kinds))}, got {kind!r}"
+            f"launcher.kind must be one of {', '.join(sorted(points))}, got {kind!r}"
             f"{close and f'; {close}'} (a package adds a kind by an entry point in the group {GROUP})"
         )
     try:
-        return kinds[kind].load()()
+        return points[kind].load()()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"launcher.kind={kind} cannot be loaded from {kinds[kind].value}: {error}"
+            f"launcher.kind={kind} cannot be loaded from {points[kind].value}: {error}"
         ) from error
 
 

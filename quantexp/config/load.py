@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -24,9 +24,11 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from quantexp.config.choices import groups
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.experiment import validate
+from quantexp.config.values import check_values
 from quantexp.data.completed import complete
-from quantexp.errors import ConfigError
+from quantexp.errors import ConfigError, UnreadableError
 from quantexp.model.checkpoints import first_iteration
+from quantexp.reading.yaml_files import read_yaml, read_yaml_text
 from quantexp.runs.status import write_whole
 from quantexp.schema import (
     CaptureConfig,
@@ -64,7 +66,9 @@ def load(config: DictConfig) -> Experiment:
     Raises:
         ConfigError: names the full key of an unknown key, or of a value of the wrong type or out of range.
     """
-    composition = _structured(_plain(config), Composition)
+    content = _plain(config)
+    check_values(content)
+    composition = _structured(content, Composition)
     validate_data(composition.dataset)
     _complete_dataset(composition)
     _complete_start(composition)
@@ -150,11 +154,13 @@ def read(file: Path) -> Experiment:
         ConfigError: the file is not a complete configuration of this version.
     """
     try:
-        config = OmegaConf.load(file)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        config = OmegaConf.create(read_yaml_text(file))
+    except UnreadableError as error:
+        raise ConfigError(str(error)) from error
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not isinstance(config, DictConfig):
-        raise ConfigError(f"{file} is no configuration; run the experiment again")
+        raise ConfigError(f"{file} is not a configuration; run the experiment again")
     return from_plain(_plain(config))
 
 
@@ -165,11 +171,12 @@ def read_capture(file: Path) -> CaptureConfig:
         ConfigError: the file is not a configuration, or its capture section is not of this version.
     """
     try:
-        section = yaml.safe_load(file.read_text(encoding="utf-8"))["capture"]
+        section = read_yaml(file)["capture"]
         capture = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CaptureConfig), section))
+    except UnreadableError as error:
+        raise ConfigError(str(error)) from error
     except (
         OSError,
-        yaml.YAMLError,
         KeyError,
         TypeError,
         ValueError,
@@ -287,15 +294,12 @@ def _section(kind: type, section: _Section) -> Any:
 @cache
 def _schema(kind: type) -> DictConfig:
     """The structured configuration of a dataclass; merging copies it."""
-    schema = OmegaConf.structured(kind)
-    assert isinstance(schema, DictConfig)
-    return schema
+    return cast(DictConfig, OmegaConf.structured(kind))
 
 
 def _whole(plain: dict[str, Any], kind: type[_Kind]) -> _Kind:
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(kind), plain)
-        experiment = OmegaConf.to_object(merged)
+        experiment = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), plain))
     except OmegaConfBaseException as error:
         raise ConfigError(_message(error)) from error
     assert isinstance(experiment, kind)
@@ -329,9 +333,9 @@ def _complete_dataset(experiment: Experiment) -> None:
     dataset.sample = dataset.sample and dataset.path is None and not dataset.blend
     if dataset.sample:
         for key in ("tokenizer_path", "tokenizer_pattern", "eod"):
-            if (given := getattr(dataset, key)) is not None:
+            if (value := getattr(dataset, key)) is not None:
                 raise ConfigError(
-                    f"dataset.{key}={given} cannot hold with the built-in sample, which has a "
+                    f"dataset.{key}={value} cannot hold with the built-in sample, which has a "
                     "byte tokenizer; give dataset.path too, or drop it"
                 )
         if experiment.model.init_from is not None:

@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException
 
+from quantexp.config.words import check_text
 from quantexp.errors import ConfigError
+from quantexp.schema.keys import kind_of
 from quantexp.terminal.close_matches import did_you_mean, near, one_of
 
 _KEY = re.compile(r"(?:\+{1,2}|~)?[A-Za-z_$][\w$./:@-]*", re.ASCII)
@@ -50,14 +53,41 @@ def readable(words: list[str]) -> list[str]:
 
 
 def _readable(parser: OverridesParser, word: str) -> str:
+    check_text(word)
     try:
-        parser.parse_override(word)
+        override = parser.parse_override(word)
     except HydraException as error:
         key, _, value = word.partition("=")
         if not _KEY.fullmatch(key) or not _is_plain_text(value):
             raise ConfigError(unreadable(word)) from error
         return f"{key}={quoted(value.strip())}"
-    return word
+    return text_as_typed(word, override)
+
+
+def text_as_typed(word: str, override: Override) -> str:
+    """The override with quotes around values that Hydra reads as numbers or truth values for a key that holds text.
+
+    Without them 1.50 would be the text 1.5, 1e3 the text 1000.0 and true the text True.
+    """
+    key, _, value = word.partition("=")
+    is_text = kind_of(override.key_or_group) is str
+    if override.is_delete() or not is_text or override.package is not None:
+        return word
+    parsed = override.value()
+    typed: list[str] = [value]
+    values: list[object] = [parsed]
+    if isinstance(parsed, ChoiceSweep) and parsed.simple_form:
+        typed, values = value.split(","), [*parsed.list]
+    if len(typed) != len(values):
+        return word
+    pairs = zip(typed, values, strict=True)
+    return f"{key}={','.join(_text_as_typed(*pair) for pair in pairs)}"
+
+
+def _text_as_typed(typed: str, value: object) -> str:
+    # A bracket makes it a part of shuffle(...), int(...).
+    is_number = isinstance(value, int | float) and not set("()") & set(typed)
+    return quoted(typed.strip()) if is_number and str(value) != typed.strip() else typed
 
 
 def quoted(value: str) -> str:

@@ -18,7 +18,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
 from quantexp.errors import ConfigError
-from quantexp.folders import conf_dir
+from quantexp.folders import conf_dir, user_path
+from quantexp.model.checkpoint_hashes import require_intact
 from quantexp.model.huggingface.configuration import numbers, read_config
 
 _KEY = "model.from_hf"
@@ -44,9 +45,13 @@ def with_published_choice(words: list[str], config: DictConfig) -> list[str]:
 
     Raises:
         ConfigError: the published configuration cannot be read, or another model is chosen too.
+        DataError: it is that of a checkpoint, and damaged.
     """
-    file = Path(str(config.model.from_hf)).expanduser()
-    choice = _stored(file / "config.json" if file.is_dir() else file, _file_keys(config, words))
+    path = user_path(str(config.model.from_hf))
+    file = path / "config.json" if path.is_dir() else path
+    if file.is_file():
+        require_intact(file, only=(file.name,))
+    choice = _stored(file, _file_keys(config, words))
     return [*(word for word in words if _key(word) != "model"), f"model={choice}"]
 
 

@@ -9,15 +9,16 @@ that determine the order must be equal. This module does not import torch.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from quantexp.config.load import read
-from quantexp.errors import DataError, RunError
+from quantexp.errors import DataError, RunError, UnreadableError
+from quantexp.folders import user_path
 from quantexp.model.checkpoints import PADDING, STATE, folder_of, named, saved_iterations
 from quantexp.runs.find import scope
 from quantexp.runs.paths import RunDir
+from quantexp.runs.provenance import read_provenance
 from quantexp.schema import Experiment
 
 #: The options that, with the data, determine the tokens of an iteration.
@@ -68,7 +69,7 @@ def start_point(experiment: Experiment) -> StartPoint | None:
     option = f"training.start_from={training.start_from}"
     name, iteration = named(training.start_from)
     try:
-        runs = scope(name, Path(experiment.paths.root).expanduser().absolute()).runs
+        runs = scope(name, user_path(experiment.paths.root).absolute()).runs
     except RunError as error:
         raise DataError(f"{option}: {error}") from error
     if len(runs) != 1:
@@ -110,6 +111,6 @@ def recorded_data(point: StartPoint) -> object:
         DataError: provenance.json has none.
     """
     try:
-        return json.loads(point.run.provenance.read_bytes())["identity"]["data"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return read_provenance(point.run.provenance)["identity"]["data"]
+    except (UnreadableError, KeyError) as error:
         raise DataError(f"{point.run.provenance} does not say what data the run had") from error

@@ -5,6 +5,7 @@ from pathlib import Path
 from quantexp.data.prepared import read_card, tokenizer_folder
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
+from quantexp.folders import user_path
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
 
@@ -31,8 +32,8 @@ def complete(dataset: DatasetConfig) -> None:
 def paths(dataset: DatasetConfig) -> dict[Path, float]:
     """Returns the prefixes of a dataset with their weights; empty for the sample."""
     if dataset.path is not None:
-        return {Path(dataset.path).expanduser(): 1.0}
-    return {Path(path).expanduser(): weight for path, weight in (dataset.blend or {}).items()}
+        return {user_path(dataset.path): 1.0}
+    return {user_path(path): weight for path, weight in (dataset.blend or {}).items()}
 
 
 def tokenizer_of(dataset: DatasetConfig) -> Tokenizer:

@@ -5,14 +5,15 @@ for training, validation and test, and the report. The card is written last: a p
 card exists. A pair without a card is Megatron's own and is used unchanged. Imports neither numpy nor torch.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from quantexp.data.binary import pair_paths
-from quantexp.data.tokenizers.protocol import Tokenizer
-from quantexp.errors import DataError
+from quantexp.data.tokenizers.protocol import Tokenizer, id_bytes
+from quantexp.errors import DataError, UnreadableError
+from quantexp.reading.json_files import read_json
+from quantexp.schema.dataset import TokenizerKind
 
 #: Incremented whenever older cards become unreadable.
 CARD_VERSION = 1
@@ -52,6 +53,8 @@ class Card:
     num_bytes: tuple[int, int]
     #: The counts of the preparation.
     report: dict[str, Any]
+    #: The XXH3 hashes of `.bin` and of `.idx`; None on cards of earlier versions.
+    hashes: tuple[str, str] | None = None
 
     def parts(self) -> list[tuple[float, float] | None]:
         """The ranges of training, validation and test in the pair, from 0 to 1; None for an empty part."""
@@ -80,21 +83,55 @@ def read_card(prefix: Path) -> Card | None:
     """
     path = card_path(prefix)
     try:
-        content = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
+        content = read_json(path, dict[str, Any])
+    except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); prepare the dataset again") from error
+    except UnreadableError as error:
+        raise DataError(f"{error}; prepare the dataset again") from error
     try:
-        if content["version"] != CARD_VERSION:
-            raise ValueError(f"version {content['version']}")
-        for key in ("num_documents", "num_tokens", "num_bytes"):
-            content[key] = tuple(content[key])
-        return Card(**{**content, "tokenizer": TokenizerRecord(**content["tokenizer"])})
+        return _card(content)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{path}: no card of this version of quantexp ({error}); prepare the dataset again"
         ) from error
+
+
+def _card(content: dict[str, Any]) -> Card:
+    """Returns the card of a JSON document.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    if content["version"] != CARD_VERSION:
+        raise ValueError(f"version {content['version']}")
+    for key, number in (("num_documents", 3), ("num_tokens", 3), ("num_bytes", 2)):
+        content[key] = _sizes(key, content[key], number)
+    if (hashes := content.get("hashes")) is not None:
+        bin_hash, idx_hash = hashes
+        content["hashes"] = (str(bin_hash), str(idx_hash))
+    tokenizer = TokenizerRecord(**content["tokenizer"])
+    if tokenizer.file is not None and tokenizer.file != Path(tokenizer.file).name:
+        raise ValueError(f"tokenizer.file must be the name of a file, got {tokenizer.file}")
+    kind = TokenizerKind(tokenizer.kind).value
+    names = (tokenizer.fingerprint, tokenizer.eod_name or "", tokenizer.pattern or "")
+    texts = (content["dataset"], content["job"], content["split"], kind, *names)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a text is of another type")
+    _sizes("tokenizer", [tokenizer.vocab_size, tokenizer.eod], 2)
+    num_documents, num_tokens = sum(content["num_documents"]), sum(content["num_tokens"])
+    if not num_documents or content["num_bytes"] != (
+        num_tokens * id_bytes(tokenizer.vocab_size),
+        42 + 20 * num_documents,
+    ):
+        raise ValueError("its numbers of documents, tokens and bytes contradict each other")
+    return Card(**{**content, "tokenizer": tokenizer})
+
+
+def _sizes(key: str, numbers: Any, number: int) -> tuple[int, ...]:
+    sizes = tuple(numbers)
+    if len(sizes) != number or not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(f"{key} must be {number} sizes, got {sizes!s:.80}")
+    return sizes
 
 
 def card_json(card: Card) -> dict[str, Any]:

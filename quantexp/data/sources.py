@@ -70,6 +70,8 @@ def read_pages(data: bytes, first_line: int) -> Iterator[Record]:
             yield Rejected(line + error.position[0] - 1, reason)
         except RecursionError:
             yield Rejected(line, "wikitext nested too deeply")
+        except ValueError as error:
+            yield Rejected(line, f"wikitext: {error}")
         line += data.count(b"\n", start, end)
         begin = end
 
@@ -123,7 +125,10 @@ def _json_record(line: bytes, number: int, name: str) -> Record:
         return Rejected(number, "malformed JSON: nested too deeply")
     if not isinstance(row, dict):
         return Rejected(number, f"must be a JSON object, got {type(row).__name__}")
-    return row_record(row, number, name)
+    try:
+        return row_record(row, number, name)
+    except RecursionError:
+        return Rejected(number, "a field is nested too deeply")
 
 
 def _title(metadata: object) -> object:

@@ -4,18 +4,20 @@ Dropped: comments, `<ref>`, `<gallery>`, `<math>`, `<timeline>` and similar tags
 (nested ones too), tables `{|...|}`, files, images and categories, behaviour switches such as `__NOTOC__`. Reduced to
 their text: links, external links with a label, bold and italic, headings, list items, other HTML tags.
 
-It refuses nothing: unclosed markup stays in the text. Templates are never expanded, so a sentence whose words come
-from one (`{{convert|5|km}}`) loses them.
+Unclosed markup stays in the text. Templates are never expanded, so a sentence whose words come from one
+(`{{convert|5|km}}`) loses them. The time is linear in the text (see `unclosed`).
 """
 
 import re
 from functools import cache
 from typing import Any
 
+from quantexp.data.unclosed import restored, without_costly_marks
+
 _SWITCH = re.compile(r"__[A-Z]+__")
 _BLANKS = re.compile(r"[ \t\u00a0]+")
-_GAP = re.compile(r"\s*\n\s*\n\s*")
-_HEADING = re.compile(r"^(={1,6})([ \t]*[^\n]+?[ \t]*)\1[ \t]*$", re.MULTILINE)
+_GAP = re.compile(r"\n{2,}")
+_HEADING = re.compile(r"^(=[^\n]+=)[ \t]*$", re.MULTILINE)
 
 #: Tags that are dropped with their content, in addition to those that the library calls invisible.
 _NOT_TEXT_TAGS = frozenset({"ref", "references", "table", "ce", "chem", "hiero", "syntaxhighlight"})
@@ -29,12 +31,22 @@ def to_plain_text(wikitext: str) -> str:
     """Returns the article's text, with one empty line between paragraphs and headings.
 
     Text without markup is unchanged except for white space; the empty string stays empty.
+
+    Raises:
+        ValueError: mwparserfromhell fails on the text.
+        RecursionError: its constructs are nested too deeply.
     """
     if not any(mark in f"\n{wikitext}" for mark in _MARKS):
         return _tidy(wikitext)
-    code = _library().parse(_HEADING.sub(r"\n\n\1\2\1\n\n", wikitext))
-    kept = [_text(node) for node in code.nodes]
-    return _tidy(_SWITCH.sub("", "".join(kept)))
+    text = without_costly_marks(_HEADING.sub(r"\n\n\1\n\n", wikitext))
+    try:
+        nodes = _library().parse(text).nodes
+    except RecursionError:
+        raise
+    except Exception as error:  # for some markup it raises errors of its own or of Python
+        raise ValueError(f"mwparserfromhell fails on it: {error}") from error
+    kept = [_text(node) for node in nodes]
+    return _tidy(_SWITCH.sub("", restored("".join(kept))))
 
 
 @cache

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from quantexp.formats.bits import MANTISSA_BITS, power_of_two
 from quantexp.formats.codes import value_table
-from quantexp.formats.encoding import Scales, TwoLevelScales, check_has_codes
+from quantexp.formats.encoding import (
+    Scales,
+    check_has_codes,
+)
+from quantexp.formats.exact_mode import exact_in_pool
 from quantexp.formats.layout import (
     INPUT_DTYPES,
-    allowed_dtypes,
     blocked_shape,
     chunk_limit,
     chunks,
@@ -18,12 +23,13 @@ from quantexp.formats.layout import (
     positive_axis,
 )
 from quantexp.formats.nv import total_scale
-from quantexp.formats.packing import check_packable, unpack
+from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
+from quantexp.formats.packing import check_packable, unpack, unpacked_shape
+from quantexp.formats.plain import allowed_dtypes, check_constant, check_dense, is_plain
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.types import Element, Family, Format
 
 
-@torch.no_grad()
 def decode(
     codes: Tensor,
     scales: Scales,
@@ -54,24 +60,73 @@ def decode(
         dtype: bfloat16, float16 or float32.
 
     Raises:
-        ValueError: codes or scales of another dtype or shape, codes that the element does not have, an unknown format
-            or bf16, an option the format does not have, or an extent that does not match the codes.
+        TypeError: codes or scales that are not dense tensors, or have another dtype; or another `dtype`.
+        ValueError: scales of another shape, codes that the element does not have, an unknown format or bf16, an option
+            the format does not have, or an extent that does not match the codes.
+        RuntimeError: a derivative is needed with respect to the scale of the tensor.
     """
-    spec = resolve(fmt, block=block)
-    check_has_codes(spec.fmt)
+    check_dense(codes, "codes")
     axis = positive_axis(axis, codes.ndim)
-    codes = _unpacked(codes, spec.fmt, axis, packed, extent)
-    block_scales, tensor_scale = _checked_scales(scales, codes, axis, spec)
     if dtype not in INPUT_DTYPES:
-        raise ValueError(f"cannot decode to {dtype}: must be one of {allowed_dtypes()}")
+        raise TypeError(f"cannot decode to {dtype}: must be one of {allowed_dtypes()}")
+    every = list(scales) if isinstance(scales, tuple | list) else [scales]
+    for part in every:
+        check_dense(part, "scales")
+        check_constant(part, "scales")
+    of_call = axis, every, packed, extent, dtype
+    if is_plain(codes, *every):
+        return _decoded(codes, resolve(fmt, block=block), *of_call)
+    values: Tensor = _operator(codes, text_of(fmt, block=block), *of_call)
+    return values
+
+
+@exact_in_pool
+def _decoded(
+    codes: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    scales: list[Tensor],
+    packed: bool,
+    extent: int | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    _checked_shape(codes, spec, axis, scales, packed, extent)
+    codes = unpack(codes, axis, extent) if packed else codes
+    _check_bits(codes, spec.fmt)
     values = torch.empty(codes.shape, dtype=dtype, device=codes.device)
     codes = codes.contiguous()
-    if block_scales is None:
-        assert tensor_scale is not None
-        _decode_flat(codes, tensor_scale, values, spec.fmt.element)
+    if spec.fmt.family in (Family.MX, Family.NV):
+        blocks, of_tensor = scales[0].contiguous(), scales[1] if len(scales) > 1 else None
+        _decode_blocks(codes, blocks, of_tensor, values, axis, spec)
     else:
-        _decode_blocks(codes, block_scales.contiguous(), tensor_scale, values, axis, spec)
+        _decode_flat(codes, scales[0], values, spec.fmt.element)
     return values
+
+
+def _of_operator(codes: Tensor, spec: str, *of_call: Any) -> Tensor:
+    return _decoded(codes, spec_of(spec), *of_call)
+
+
+def _shape_of_operator(
+    codes: Tensor,
+    spec: str,
+    axis: int,
+    scales: list[Tensor],
+    packed: bool,
+    extent: int | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    shape = _checked_shape(codes, spec_of(spec), axis, scales, packed, extent)
+    return codes.new_empty(shape, dtype=dtype)
+
+
+_operator = operator(
+    "decode",
+    "(Tensor codes, str spec, int axis, Tensor[] scales, bool packed, SymInt? extent, ScalarType dtype) -> Tensor",
+    _of_operator,
+    _shape_of_operator,
+    with_blocks_of_examples,
+)
 
 
 def _decode_flat(codes: Tensor, scale: Tensor, values: Tensor, element: Element) -> None:
@@ -112,48 +167,53 @@ def _elements(codes: Tensor, element: Element) -> Tensor:
     return value_table(element, codes.device).index_select(0, index).view(codes.shape)
 
 
-def _unpacked(codes: Tensor, fmt: Format, axis: int, packed: bool, extent: int | None) -> Tensor:
-    """Validated codes, one per byte."""
+def _checked_shape(
+    codes: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    scales: list[Tensor],
+    packed: bool,
+    extent: int | None,
+) -> tuple[int, ...]:
+    """The shape of the values; codes and scales fit each other and the specification."""
+    check_has_codes(spec.fmt)
     if codes.dtype != torch.uint8:
-        raise ValueError(f"codes must be uint8, got {codes.dtype}")
+        raise TypeError(f"codes must be uint8, got {codes.dtype}")
+    shape = tuple(codes.shape)
     if packed:
-        check_packable(fmt)
-        return unpack(codes, axis, extent)
-    if extent is not None:
+        check_packable(spec.fmt)
+        shape = unpacked_shape(shape, axis, extent)
+    elif extent is not None:
         raise ValueError(f"extent is for packed codes alone, got {extent}: leave it out")
+    blocked = blocked_shape(shape, axis, spec.block)
+    match spec.fmt.family:
+        case Family.MX:
+            _check_scale(scales, torch.uint8, blocked)
+        case Family.NV:
+            if len(scales) != 2:
+                raise TypeError(
+                    f"scales of {spec.fmt.name} must be a pair, block scales and the tensor's scale, "
+                    f"got {'Tensor' if len(scales) == 1 else f'{len(scales)} tensors'}"
+                )
+            _check_scale(scales[:1], torch.uint8, blocked)
+            _check_scale(scales[1:], torch.float32, ())
+        case _:
+            _check_scale(scales, torch.float32, ())
+    return shape
+
+
+def _check_bits(codes: Tensor, fmt: Format) -> None:
     bits = fmt.element.bits
     if bits < 8 and codes.numel() and (largest := int(codes.max())) >= 1 << bits:
         raise ValueError(f"{fmt.name} has codes of {bits} bits, got {largest:#04x}")
-    return codes
 
 
-def _checked_scales(
-    scales: Scales, codes: Tensor, axis: int, spec: QuantSpec
-) -> tuple[Tensor | None, Tensor | None]:
-    """Validated block scales and tensor scale; None if the format has none."""
-    blocked = blocked_shape(codes.shape, axis, spec.block)
-    match spec.fmt.family:
-        case Family.MX:
-            return _checked_scale(scales, torch.uint8, blocked), None
-        case Family.NV:
-            if not isinstance(scales, tuple) or len(scales) != 2:
-                raise ValueError(
-                    f"scales of {spec.fmt.name} must be a pair, block scales and the tensor's scale, got "
-                    f"{type(scales).__name__}"
-                )
-            block, tensor = TwoLevelScales(*scales)
-            return _checked_scale(block, torch.uint8, blocked), _checked_scale(
-                tensor, torch.float32, ()
-            )
-        case _:
-            return None, _checked_scale(scales, torch.float32, ())
-
-
-def _checked_scale(scales: Scales, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    if not isinstance(scales, Tensor):
-        raise ValueError(f"scales must be {dtype} of shape {shape}, got a {type(scales).__name__}")
-    if scales.dtype != dtype or tuple(scales.shape) != shape:
-        raise ValueError(
-            f"scales must be {dtype} of shape {shape}, got {scales.dtype} of shape {tuple(scales.shape)}"
-        )
-    return scales
+def _check_scale(scales: list[Tensor], dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    wanted = f"scales must be {dtype} of shape {shape}, got"
+    if len(scales) != 1:
+        raise TypeError(f"{wanted} a tuple")
+    (scale,) = scales
+    if scale.dtype != dtype:
+        raise TypeError(f"{wanted} {scale.dtype} of shape {tuple(scale.shape)}")
+    if tuple(scale.shape) != shape:
+        raise ValueError(f"{wanted} {scale.dtype} of shape {tuple(scale.shape)}")

@@ -9,7 +9,7 @@ scale is the float32 factor of the tensor. `decode` returns the values of `quant
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,19 +17,26 @@ from torch import Tensor
 from quantexp.formats import nv
 from quantexp.formats.bits import MAGNITUDE_MASK, MANTISSA_BITS, as_bits
 from quantexp.formats.codes import hif8_code_table, value_key
+from quantexp.formats.exact_mode import exact_in_pool
 from quantexp.formats.layout import (
     Scratch,
     blocked_shape,
-    check_input,
     chunk_limit,
     chunks,
     outer_axis_inner,
-    positive_axis,
 )
 from quantexp.formats.mx import scaled_magnitudes, scratch_size
-from quantexp.formats.packing import check_packable, pack
+from quantexp.formats.operators import (
+    operator,
+    operator_arguments,
+    spec_of,
+    unsigned,
+    with_blocks_of_examples,
+)
+from quantexp.formats.packing import check_packable, pack, packed_shape
 from quantexp.formats.per_tensor import SCALED_VALUES
 from quantexp.formats.philox import random_numbers
+from quantexp.formats.plain import checked_axis, constant, is_plain
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.table import BF16
 from quantexp.formats.tensor_scale import tensor_scale
@@ -50,7 +57,6 @@ class TwoLevelScales(NamedTuple):
 Scales = Tensor | TwoLevelScales
 
 
-@torch.no_grad()
 def encode(
     x: Tensor,
     fmt: AnySpec,
@@ -75,31 +81,104 @@ def encode(
 
     MX scales are uint8, of x's shape with the extent n of `axis` replaced by ceil(n / block); the codes of a block with
     a NaN scale are 0. NVFP4 has `TwoLevelScales`, with such block scales. An FP8 or HiF8 scale is a 0-dim float32
-    tensor, 1 without scaling.
+    tensor, 1 without scaling. Codes and scales have no derivative.
 
     Raises:
+        TypeError: as for `quantise`.
         ValueError: as for `quantise`, for bf16, which has no 8-bit code, and for `packed` if codes do not have four
             bits.
     """
-    spec = resolve(
-        fmt,
-        block=block,
-        scale_rule=scale_rule,
-        rounding=rounding,
-        saturate=saturate,
-        scaling=scaling,
-        amax_target=amax_target,
-        pre_scale=pre_scale,
-    )
+    options: dict[str, Any] = {
+        "block": block,
+        "scale_rule": scale_rule,
+        "rounding": rounding,
+        "saturate": saturate,
+        "scaling": scaling,
+        "amax_target": amax_target,
+        "pre_scale": pre_scale,
+    }
+    axis = checked_axis(x, axis, amax)
+    if is_plain(x, amax):
+        spec = _checked(resolve(fmt, **options), packed)
+        return _encoded(constant(x), spec, axis, amax, seed, offset, packed)
+    of_call = operator_arguments(fmt, axis, amax, seed, offset, **options)
+    codes, scales = _operator(x.detach(), *of_call, packed)
+    return codes, of_operator(scales)
+
+
+def _checked(spec: QuantSpec, packed: bool) -> QuantSpec:
     check_has_codes(spec.fmt)
     if packed:
         check_packable(spec.fmt)
-    check_input(x)
-    axis = positive_axis(axis, x.ndim)
-    x = x.detach().contiguous()
+    return spec
+
+
+@exact_in_pool
+def _encoded(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    amax: Tensor | None,
+    seed: int | None,
+    offset: int | None,
+    packed: bool,
+) -> tuple[Tensor, Scales]:
+    x = x.contiguous()
     random = random_numbers(x, spec, seed, offset)
     codes, scales = _encode(x, axis, spec, tensor_scale(x, spec, amax), random)
     return (pack(codes, axis) if packed else codes), scales
+
+
+def _of_operator(
+    x: Tensor,
+    spec: str,
+    axis: int,
+    amax: Tensor | None,
+    seed: int | None,
+    offset: int | None,
+    packed: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    codes, scales = _encoded(
+        x, _checked(spec_of(spec), packed), axis, amax, unsigned(seed), unsigned(offset), packed
+    )
+    return codes, for_operator(scales)
+
+
+def _shapes_of_operator(
+    x: Tensor, spec: str, axis: int, amax: object, seed: object, offset: object, packed: bool
+) -> tuple[Tensor, list[Tensor]]:
+    _checked(spec_of(spec), packed)
+    shape = packed_shape(tuple(x.shape), axis) if packed else tuple(x.shape)
+    return x.new_empty(shape, dtype=torch.uint8), shapes_of_scales(x, spec, axis)
+
+
+def for_operator(scales: Scales) -> list[Tensor]:
+    """Scales as the results or arguments of an operator: a list of one or two tensors."""
+    return list(scales) if isinstance(scales, tuple) else [scales]
+
+
+def of_operator(scales: list[Tensor]) -> Scales:
+    """The inverse of `for_operator`."""
+    return TwoLevelScales(*scales) if len(scales) > 1 else scales[0]
+
+
+def shapes_of_scales(x: Tensor, spec: str, axis: int) -> list[Tensor]:
+    """The scales of x without values, for `operator`."""
+    options = spec_of(spec)
+    of_tensor = x.new_empty((), dtype=torch.float32)
+    if options.fmt.family not in (Family.MX, Family.NV):
+        return [of_tensor]
+    blocks = x.new_empty(blocked_shape(tuple(x.shape), axis, options.block), dtype=torch.uint8)
+    return [blocks] if options.fmt.family is Family.MX else [blocks, of_tensor]
+
+
+_operator = operator(
+    "encode",
+    "(Tensor x, str spec, int axis, Tensor? amax, SymInt? seed, SymInt? offset, bool packed) -> (Tensor, Tensor[])",
+    _of_operator,
+    _shapes_of_operator,
+    with_blocks_of_examples,
+)
 
 
 def _encode(

@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.bits import inverse_power_of_two, power_of_two
+from quantexp.formats.exact_mode import exact_in_pool
 from quantexp.formats.layout import (
     Scratch,
-    check_input,
     chunk_limit,
     chunks,
     outer_axis_inner,
-    positive_axis,
 )
 from quantexp.formats.mx import block_amax_bits, scratch_size
 from quantexp.formats.mx_scale import scale_field
+from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
+from quantexp.formats.plain import checked_axis, constant, is_plain
 from quantexp.formats.quantising import quantise
 from quantexp.formats.scale_search import binade_steps, fit_blocks, fit_flat, flat_steps, same
 from quantexp.formats.spec import AnySpec, QuantSpec, check_amax, resolve
 from quantexp.formats.types import Family
 
 
-@torch.no_grad()
 def lies_on_grid(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Tensor:
     """Whether each element is a possible result of quantisation, bool of x's shape.
 
@@ -43,65 +43,107 @@ def lies_on_grid(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None
     from a product beyond the dtype's range. No other element of a block with NaN or Inf is on the grid.
 
     Raises:
+        TypeError: as for `quantise`.
         ValueError: as for `quantise`.
     """
-    spec = _of_grid(fmt, amax)
-    check_input(x)
-    x = x.detach()
-    match spec.fmt.family:
-        case Family.HIF8 | Family.FP8:
-            return fit_flat(x, spec, amax).on_grid
-        case Family.NV:
-            return fit_blocks(x, positive_axis(axis, x.ndim), spec, amax).on_grid
-        case Family.MX | Family.BF16:
-            return same(x, quantise(x, spec, axis=axis))
+    axis = checked_axis(x, axis, amax)
+    if is_plain(x, amax):
+        return _lies_on_grid(constant(x), _of_grid(resolve(fmt), amax), axis, amax)
+    on_grid: Tensor = _operator(x.detach(), text_of(fmt, has_amax=amax is not None), axis, amax)[0]
+    return on_grid
 
 
-@torch.no_grad()
 def local_step(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Tensor:
     """The spacing of the grid around each element, at its block's scale, float32 of x's shape.
 
     0 if the element is 0; NaN if it, or anything in its MX or NVFP4 block, is NaN or Inf. The spacing is that of the
-    element's binade; a power of two belongs to the binade above it.
+    element's binade; a power of two belongs to the binade above it. The derivative is 0.
 
     Raises:
+        TypeError: as for `quantise`.
         ValueError: as for `quantise`.
     """
-    spec = _of_grid(fmt, amax)
-    check_input(x)
-    axis = positive_axis(axis, x.ndim)
-    match spec.fmt.family:
-        case Family.MX:
-            x32 = _float32_copy(x)
-            _mx_steps(x32, axis, spec)
-            return x32
-        case Family.NV:
-            return fit_blocks(x.detach(), axis, spec, amax).steps
-        case Family.HIF8 | Family.FP8:
-            return _flat_steps(x, fit_flat(x.detach(), spec, amax).scale, spec)
-        case Family.BF16:
-            x32 = _float32_copy(x)
-            return _of_finite_elements(binade_steps(x32.abs(), spec.fmt.element), x32)
+    axis = checked_axis(x, axis, amax)
+    if is_plain(x, amax):
+        return _local_step(constant(x), _of_grid(resolve(fmt), amax), axis, amax)
+    steps: Tensor = _operator(x.detach(), text_of(fmt, has_amax=amax is not None), axis, amax)[1]
+    return steps
 
 
-@torch.no_grad()
 def grid_and_step(
     x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Both `lies_on_grid` and `local_step`, with one search for the scale instead of two.
 
     Raises:
+        TypeError: as for `quantise`.
         ValueError: as for `quantise`.
     """
-    spec = _of_grid(fmt, amax)
-    if spec.fmt.family in (Family.MX, Family.BF16):
-        return lies_on_grid(x, spec, axis=axis), local_step(x, spec, axis=axis)
-    check_input(x)
-    if spec.fmt.family is Family.NV:
-        blocks = fit_blocks(x.detach(), positive_axis(axis, x.ndim), spec, amax)
-        return blocks.on_grid, blocks.steps
-    flat = fit_flat(x.detach(), spec, amax)
-    return flat.on_grid, _flat_steps(x, flat.scale, spec)
+    axis = checked_axis(x, axis, amax)
+    if is_plain(x, amax):
+        return _grid_and_step(constant(x), _of_grid(resolve(fmt), amax), axis, amax)
+    on_grid, steps = _operator(x.detach(), text_of(fmt, has_amax=amax is not None), axis, amax)
+    return on_grid, steps
+
+
+@exact_in_pool
+def _lies_on_grid(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Tensor:
+    match spec.fmt.family:
+        case Family.HIF8 | Family.FP8:
+            return fit_flat(x, spec, amax).on_grid
+        case Family.NV:
+            return fit_blocks(x, axis, spec, amax).on_grid
+        case Family.MX | Family.BF16:
+            return same(x, quantise(x, spec, axis=axis))
+
+
+@exact_in_pool
+def _local_step(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Tensor:
+    match spec.fmt.family:
+        case Family.MX:
+            x32 = _float32_copy(x)
+            _mx_steps(x32, axis, spec)
+            return x32
+        case Family.NV:
+            return fit_blocks(x, axis, spec, amax).steps
+        case Family.HIF8 | Family.FP8:
+            return _flat_steps(x, fit_flat(x, spec, amax).scale, spec)
+        case Family.BF16:
+            x32 = _float32_copy(x)
+            return _of_finite_elements(binade_steps(x32.abs(), spec.fmt.element), x32)
+
+
+@exact_in_pool
+def _grid_and_step(
+    x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    match spec.fmt.family:
+        case Family.MX | Family.BF16:
+            return _lies_on_grid(x, spec, axis, amax), _local_step(x, spec, axis, amax)
+        case Family.NV:
+            blocks = fit_blocks(x, axis, spec, amax)
+            return blocks.on_grid, blocks.steps
+        case Family.HIF8 | Family.FP8:
+            flat = fit_flat(x, spec, amax)
+            return flat.on_grid, _flat_steps(x, flat.scale, spec)
+
+
+def _of_operator(x: Tensor, spec: str, axis: int, amax: Tensor | None) -> tuple[Tensor, Tensor]:
+    on_grid, steps = _grid_and_step(x, _of_grid(spec_of(spec), amax), axis, amax)
+    return on_grid.contiguous(), steps.contiguous()
+
+
+def _shapes_of_operator(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=torch.bool), x.new_empty(x.shape, dtype=torch.float32)
+
+
+_operator = operator(
+    "grid_and_step",
+    "(Tensor x, str spec, int axis, Tensor? amax) -> (Tensor, Tensor)",
+    _of_operator,
+    _shapes_of_operator,
+    with_blocks_of_examples,
+)
 
 
 def _float32_copy(x: Tensor) -> Tensor:
@@ -117,9 +159,8 @@ def _of_finite_elements(step: Tensor, x32: Tensor) -> Tensor:
     return step.masked_fill_(x32 == 0, 0.0).masked_fill_(~x32.isfinite(), torch.nan)
 
 
-def _of_grid(fmt: AnySpec, amax: Tensor | None) -> QuantSpec:
+def _of_grid(spec: QuantSpec, amax: Tensor | None) -> QuantSpec:
     """The specification by which a tensor on the grid stays as it is: rounded to nearest, and infinity kept."""
-    spec = resolve(fmt)
     check_amax(spec, amax is not None)
     keeps_infinity = "saturate" in spec.fmt.options
     return replace(spec, rounding=spec.fmt.rounding, pre_scale=False, saturate=not keeps_infinity)

@@ -52,9 +52,9 @@ class AmaxHistory:
         amax = finite_amax(x)
         self._running = amax if self._running is None else torch.maximum(self._running, amax)
 
-    def advance(self) -> None:
-        """End the step. A step without observations is not recorded."""
-        if self._running is not None:
+    def advance(self, keep: bool = True) -> None:
+        """End the step. A step without observations, or that is not kept, is not recorded."""
+        if keep and self._running is not None:
             self._steps.append(self._running)
         self._running = None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import index
 
 import torch
 from torch import Tensor
@@ -43,30 +44,18 @@ class Chunk:
         return scale_OBI[self.o, self.b, self.i].unsqueeze(2)
 
 
-def check_input(x: Tensor) -> None:
-    """Refuse a dtype that cannot be quantised.
+def check_out(x: Tensor, out: object) -> None:
+    """Refuse an `out` that does not match x; None passes.
 
     Raises:
-        ValueError: the dtype is none of bfloat16, float16 and float32.
-    """
-    if x.dtype not in INPUT_DTYPES:
-        raise ValueError(f"cannot quantise {x.dtype}: must be one of {allowed_dtypes()}")
-
-
-def allowed_dtypes() -> str:
-    """The dtypes that can be quantised, for messages."""
-    return ", ".join(str(dtype) for dtype in INPUT_DTYPES)
-
-
-def check_out(x: Tensor, out: Tensor | None) -> None:
-    """Refuse an `out` that does not match x.
-
-    Raises:
+        TypeError: it is not a dense tensor.
         ValueError: its shape, dtype or device is not x's.
     """
     if out is None:
         return
-    for name in ("shape", "dtype", "device"):
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out must be a torch.Tensor, got a {type(out).__name__}")
+    for name in ("layout", "shape", "dtype", "device"):
         expected, got = getattr(x, name), getattr(out, name)
         if expected != got:
             raise ValueError(f"out must have x's {name} {expected}, got {got}")
@@ -76,12 +65,17 @@ def positive_axis(axis: int, ndim: int) -> int:
     """The axis counted from the front; a 0-dim tensor counts as a tensor of one element.
 
     Raises:
+        TypeError: it is not an integer.
         ValueError: there is no such axis.
     """
     ndim = max(ndim, 1)
-    if not -ndim <= axis < ndim:
+    try:
+        is_axis = -ndim <= index(axis) < ndim
+    except TypeError:
+        raise TypeError(f"axis must be an integer, got {axis!r}") from None
+    if not is_axis:
         raise ValueError(f"axis must lie in [{-ndim}, {ndim - 1}], got {axis}")
-    return axis % ndim
+    return index(axis) % ndim
 
 
 def memory_order(x: Tensor) -> list[int]:
@@ -91,28 +85,48 @@ def memory_order(x: Tensor) -> list[int]:
     return sorted(range(x.ndim), key=lambda axis: (-x.stride()[axis], axis))
 
 
+def in_memory_order(x: Tensor, order: Sequence[int]) -> Tensor:
+    """x.permute(order) as a contiguous tensor, without a copy if it is one; `order` is `memory_order(x)`."""
+    return x if x.is_contiguous() else x.permute(list(order)).contiguous()
+
+
 class Target:
     """The destination of a result computed in the memory order of x: `out`, or a new tensor."""
 
     def __init__(self, x_dense: Tensor, order: Sequence[int], out: Tensor | None) -> None:
         """`x_dense` is x.permute(order), contiguous; `out` has x's shape and dtype."""
         self._order, self._out = order, out
-        permuted = None if out is None else out.detach().permute(list(order))
-        self._is_direct = permuted is not None and permuted.is_contiguous()
+        self._is_permuted = any(axis != position for position, axis in enumerate(order))
+        direct = None if out is None else self._direct(out, x_dense)
+        self._is_direct = direct is not None
         #: Contiguous, of `x_dense`'s shape: the tensor to write.
-        self.dense = (
-            permuted if permuted is not None and self._is_direct else torch.empty_like(x_dense)
-        )
+        self.dense = torch.empty_like(x_dense) if direct is None else direct
+
+    def _direct(self, out: Tensor, x_dense: Tensor) -> Tensor | None:
+        """`out` as the tensor to write, if it can be.
+
+        A kernel may write x's own memory, but not memory that is shifted against it.
+        """
+        y = out.detach()
+        y = y.permute(list(self._order)) if self._is_permuted else y
+        if not y.is_contiguous():
+            return None
+        start, x_start = y.data_ptr(), x_dense.data_ptr()
+        is_apart = start >= x_start + x_dense.nbytes or x_start >= start + y.nbytes
+        return y if is_apart or start == x_start else None
 
     def filled(self) -> Tensor:
         """The result, in x's order of axes; `out` itself if there is one."""
-        if self._out is None:
-            return self.dense.permute(inverse(self._order))
         if self._is_direct:
-            # A kernel wrote without autograd noticing.
-            torch.autograd.graph.increment_version(self._out)
-        else:
-            self._out.detach().copy_(self.dense.permute(inverse(self._order)))
+            assert self._out is not None
+            # A kernel wrote without autograd noticing. An inference tensor has no version.
+            if not self._out.is_inference():
+                torch.autograd.graph.increment_version(self._out)
+            return self._out
+        y = self.dense.permute(inverse(self._order)) if self._is_permuted else self.dense
+        if self._out is None:
+            return y
+        self._out.detach().copy_(y)
         return self._out
 
 

@@ -27,6 +27,28 @@ def check_packable(fmt: Format) -> None:
         )
 
 
+def packed_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """The shape of `pack`'s result."""
+    return (*shape[:axis], -(-shape[axis] // 2), *shape[axis + 1 :]) if shape else ()
+
+
+def unpacked_shape(shape: tuple[int, ...], axis: int, extent: int | None) -> tuple[int, ...]:
+    """The shape of `unpack`'s result.
+
+    Raises:
+        ValueError: the extent does not match the number of bytes.
+    """
+    if not shape:
+        return ()
+    num_bytes = shape[axis]
+    extent = 2 * num_bytes if extent is None else extent
+    if -(-extent // 2) != num_bytes or extent < 0:
+        raise ValueError(
+            f"extent must be {2 * num_bytes} or one less for {num_bytes} bytes of two codes, got {extent}"
+        )
+    return (*shape[:axis], extent, *shape[axis + 1 :])
+
+
 def pack(codes: Tensor, axis: int) -> Tensor:
     """Bytes of two codes each (uint8), ceil(n / 2) of them for an extent n of `axis`; a scalar is unchanged."""
     if codes.ndim == 0:
@@ -45,12 +67,7 @@ def unpack(packed: Tensor, axis: int, extent: int | None) -> Tensor:
     """
     if packed.ndim == 0:
         return packed & 0xF
-    num_bytes = packed.shape[axis]
-    extent = 2 * num_bytes if extent is None else extent
-    if -(-extent // 2) != num_bytes or extent < 0:
-        raise ValueError(
-            f"extent must be {2 * num_bytes} or one less for {num_bytes} bytes of two codes, got {extent}"
-        )
+    extent = unpacked_shape(tuple(packed.shape), axis, extent)[axis]
     bytes_ = packed.movedim(axis, -1)
     codes = torch.stack([bytes_ & 0xF, bytes_ >> _HALF_BITS], dim=-1).flatten(-2)
     return codes[..., :extent].movedim(-1, axis).contiguous()

@@ -2,34 +2,52 @@
 
 All arithmetic is float32 and exact except for the rounding to the grid. The product of a grid value and its scale is
 rounded once more to the tensor's dtype. This changes only values beyond the dtype's largest finite value (they become
-Inf): where the grid is finer than the dtype, so was the input. Subnormals are never flushed, unless torch is configured
-to (`torch.set_flush_denormal`). This module does not handle gradients (see `quantexp.quant`).
+Inf): where the grid is finer than the dtype, so was the input. Subnormals are never flushed, even if torch is
+configured to flush them (see `exact_mode`).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from quantexp.formats.exact_mode import exact, exact_in_pool
 from quantexp.formats.kernels.choice import kernel_for
 from quantexp.formats.layout import (
     Target,
-    check_input,
     check_out,
+    in_memory_order,
+    inverse,
     memory_order,
     outer_axis_inner,
     positive_axis,
 )
 from quantexp.formats.mx import quantise_mx
 from quantexp.formats.nv import quantise_nv
+from quantexp.formats.operators import (
+    operator,
+    operator_arguments,
+    spec_of,
+    unsigned,
+    with_blocks_of_examples,
+    with_derivative_of,
+)
 from quantexp.formats.per_tensor import quantise_flat
 from quantexp.formats.philox import Place, random_numbers
+from quantexp.formats.plain import (
+    check_amax_tensor,
+    check_derivative,
+    check_input,
+    constant,
+    is_plain,
+)
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family, Rounding, ScaleRule, Scaling
 
 
-@torch.no_grad()
 def quantise(
     x: Tensor,
     fmt: AnySpec,
@@ -47,6 +65,7 @@ def quantise(
     pre_scale: bool = False,
     out: Tensor | None = None,
     place: Place | None = None,
+    straight_through: bool = False,
 ) -> Tensor:
     """The tensor x with its values on the format's grid, in its own shape and dtype.
 
@@ -55,6 +74,9 @@ def quantise(
     the largest value / s when saturating, else Inf in E5M2 and NaN in E4M3; signed zeros keep their sign. HiF8: NaN
     stays; Inf stays, or becomes 32768 / s when saturating; there is no negative zero. bf16: nearest even. `axis` has no
     effect for FP8, HiF8 and bf16.
+
+    Quantising twice equals quantising once, except for NVFP4, stochastic rounding, `pre_scale`, and FP8 and HiF8 whose
+    scale follows amax (see docs/formats).
 
     Args:
         x: bfloat16, float16 or float32, of any shape and strides.
@@ -77,33 +99,94 @@ def quantise(
         out: where to write the result, of x's shape and dtype; may be x itself.
         place: stochastic rounding: the position of x in a larger tensor; its elements then use their random numbers in
             the larger tensor.
+        straight_through: the derivative, forward and backward, is the identity, saturated elements included. Without
+            it, a tensor that requires a gradient is an error. It has no effect if no derivative is needed.
 
     Raises:
-        ValueError: an unknown format, an option the format does not have, a value that is not allowed, or a dtype,
-            axis, `out` or place that does not fit.
+        TypeError: x or `out` is not a dense tensor of one of the three dtypes.
+        ValueError: an unknown format, an option the format does not have, a value that is not allowed, or an axis,
+            `out` or place that does not fit.
+        RuntimeError: a derivative is needed of x without `straight_through`, of x with `out`, or of amax.
     """
-    spec = resolve(
-        fmt,
-        block=block,
-        scale_rule=scale_rule,
-        rounding=rounding,
-        saturate=saturate,
-        scaling=scaling,
-        amax_target=amax_target,
-        pre_scale=pre_scale,
-    )
+    options: dict[str, Any] = {
+        "block": block,
+        "scale_rule": scale_rule,
+        "rounding": rounding,
+        "saturate": saturate,
+        "scaling": scaling,
+        "amax_target": amax_target,
+        "pre_scale": pre_scale,
+    }
     check_input(x)
     axis = positive_axis(axis, x.ndim)
     check_out(x, out)
-    x = x.detach()
+    check_amax_tensor(amax)
+    needs_derivative = check_derivative(x, straight_through, out)
+    if is_plain(x, amax, out):
+        spec = resolve(fmt, **options)
+        if not needs_derivative:
+            return _quantised(constant(x), spec, axis, amax, seed, offset, place, out)
+        result = x.clone()
+        values = result.detach()
+        _quantised(values, spec, axis, amax, seed, offset, place, values)
+        return result
+    parts = (None, None) if place is None else (list(place.whole), list(place.start))
+    of_call = *operator_arguments(fmt, axis, amax, seed, offset, **options), *parts
+    if needs_derivative or (straight_through and out is None and torch.compiler.is_compiling()):
+        return with_derivative_of(x, _operator(x.detach(), *of_call))
+    y: Tensor = _operator(x, *of_call)
+    return y if out is None else out.copy_(y)
+
+
+@exact
+def _quantised(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    amax: Tensor | None,
+    seed: int | None,
+    offset: int | None,
+    place: Place | None,
+    out: Tensor | None,
+) -> Tensor:
     scale = tensor_scale(x, spec, amax)
     order = memory_order(x)
-    dense = x.permute(order).contiguous()
+    dense = in_memory_order(x, order)
     target = Target(dense, order, out)
     random = random_numbers(x, spec, seed, offset, place)
     random = None if random is None else random.permute(order).contiguous()
     quantise_dense(dense, target.dense, spec, order.index(axis) if order else 0, scale, random)
     return target.filled()
+
+
+def _of_operator(
+    x: Tensor,
+    spec: str,
+    axis: int,
+    amax: Tensor | None,
+    seed: int | None,
+    offset: int | None,
+    whole: list[int] | None,
+    start: list[int] | None,
+) -> Tensor:
+    place = None if whole is None or start is None else Place(tuple(whole), tuple(start))
+    return _quantised(x, spec_of(spec), axis, amax, unsigned(seed), unsigned(offset), place, None)
+
+
+def _shape_of_operator(x: Tensor, *_: object) -> Tensor:
+    order = memory_order(x)
+    dense = torch.empty([x.shape[axis] for axis in order], dtype=x.dtype, device=x.device)
+    return dense.permute(inverse(order))
+
+
+_operator = operator(
+    "quantise",
+    "(Tensor x, str spec, int axis, Tensor? amax, SymInt? seed, SymInt? offset, SymInt[]? whole, SymInt[]? start)"
+    " -> Tensor",
+    _of_operator,
+    _shape_of_operator,
+    with_blocks_of_examples,
+)
 
 
 def quantise_dense(
@@ -126,6 +209,7 @@ def quantise_dense(
         quantise_by_torch(x, y, spec, axis, scale, random)
 
 
+@exact_in_pool
 def quantise_by_torch(
     x: Tensor,
     y: Tensor,

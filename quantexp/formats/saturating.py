@@ -12,32 +12,37 @@ import torch
 from torch import Tensor
 
 from quantexp.formats.bits import EXPONENT_MASK, power_of_two
+from quantexp.formats.exact_mode import exact_in_pool
 from quantexp.formats.layout import (
-    check_input,
     chunk_limit,
     chunks,
     outer_axis_inner,
-    positive_axis,
 )
 from quantexp.formats.mx import PRE_SCALE, block_amax_bits
 from quantexp.formats.mx_scale import can_saturate, scale_field
 from quantexp.formats.nv import block_scales, total_scale
+from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
+from quantexp.formats.plain import checked_axis, constant, is_plain
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family
 
 
-@torch.no_grad()
 def saturated(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Tensor:
     """Whether each element of x lies beyond the largest value of its grid, bool of x's shape.
 
     Raises:
         ValueError: as for `quantise`.
     """
-    spec = resolve(fmt)
-    check_input(x)
-    axis = positive_axis(axis, x.ndim)
-    x = x.detach()
+    axis = checked_axis(x, axis, amax)
+    if is_plain(x, amax):
+        return _saturated(constant(x), resolve(fmt), axis, amax)
+    beyond: Tensor = _operator(x.detach(), text_of(fmt, has_amax=amax is not None), axis, amax)
+    return beyond
+
+
+@exact_in_pool
+def _saturated(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Tensor:
     scale = tensor_scale(x, spec, amax)
     if spec.scale_rule is not None and not can_saturate(spec.scale_rule):
         return torch.zeros(x.shape, dtype=torch.bool, device=x.device)
@@ -45,6 +50,23 @@ def saturated(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = 
         return _in_blocks(x.contiguous(), axis, spec, scale)
     v = x.float() if scale is None else x.float() * scale
     return v.abs() > spec.fmt.element.max
+
+
+def _of_operator(x: Tensor, spec: str, axis: int, amax: Tensor | None) -> Tensor:
+    return _saturated(x, spec_of(spec), axis, amax).contiguous()
+
+
+def _shape_of_operator(x: Tensor, *_: object) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.bool)
+
+
+_operator = operator(
+    "saturated",
+    "(Tensor x, str spec, int axis, Tensor? amax) -> Tensor",
+    _of_operator,
+    _shape_of_operator,
+    with_blocks_of_examples,
+)
 
 
 def _in_blocks(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Tensor:

@@ -14,18 +14,23 @@ from quantexp.formats.encoding import (
     Scales,
     TwoLevelScales,
     check_has_codes,
+    for_operator,
     magnitude_code,
+    of_operator,
     or_one,
+    shapes_of_scales,
 )
-from quantexp.formats.layout import blocked_shape, check_input, positive_axis
+from quantexp.formats.exact_mode import exact_in_pool
+from quantexp.formats.layout import blocked_shape
 from quantexp.formats.mx_scale import scale_field
 from quantexp.formats.nv import block_scales
+from quantexp.formats.operators import operator, spec_of, text_of, with_blocks_of_examples
+from quantexp.formats.plain import checked_axis, constant, is_plain
 from quantexp.formats.spec import AnySpec, QuantSpec, resolve
 from quantexp.formats.tensor_scale import tensor_scale
 from quantexp.formats.types import Family
 
 
-@torch.no_grad()
 def scales_of(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = None) -> Scales:
     """The scales that `encode` returns: uint8 for MX, `TwoLevelScales` for NVFP4, else 0-dim float32.
 
@@ -35,11 +40,15 @@ def scales_of(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = 
     Raises:
         ValueError: as for `encode`.
     """
-    spec = resolve(fmt)
+    axis = checked_axis(x, axis, amax)
+    if is_plain(x, amax):
+        return _scales(constant(x), resolve(fmt), axis, amax)
+    return of_operator(_operator(x.detach(), text_of(fmt, has_amax=amax is not None), axis, amax))
+
+
+@exact_in_pool
+def _scales(x: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None) -> Scales:
     check_has_codes(spec.fmt)
-    check_input(x)
-    axis = positive_axis(axis, x.ndim)
-    x = x.detach()
     scale = tensor_scale(x, spec, amax)
     if spec.fmt.family is Family.MX:
         return _of_blocks(x, axis, spec, None)
@@ -48,21 +57,40 @@ def scales_of(x: Tensor, fmt: AnySpec, *, axis: int = -1, amax: Tensor | None = 
     return or_one(scale, x)
 
 
+def _of_operator(x: Tensor, spec: str, axis: int, amax: Tensor | None) -> list[Tensor]:
+    return for_operator(_scales(x, spec_of(spec), axis, amax))
+
+
+def _shapes_of_operator(x: Tensor, spec: str, axis: int, amax: object) -> list[Tensor]:
+    check_has_codes(spec_of(spec).fmt)
+    return shapes_of_scales(x, spec, axis)
+
+
+_operator = operator(
+    "scales_of",
+    "(Tensor x, str spec, int axis, Tensor? amax) -> Tensor[]",
+    _of_operator,
+    _shapes_of_operator,
+    with_blocks_of_examples,
+)
+
+
 def _of_blocks(x: Tensor, axis: int, spec: QuantSpec, scale: Tensor | None) -> Tensor:
-    amax = _block_amax(x if x.ndim else x.reshape(1), axis, spec.block).to(torch.float32)
+    amax = _block_amax(x if x.ndim else x.reshape(1), axis, spec.block)
     codes = _codes(as_bits(amax).bitwise_and_(MAGNITUDE_MASK), spec, scale)
     return codes.to(torch.uint8).reshape(blocked_shape(x.shape, axis, spec.block))
 
 
 def _block_amax(x: Tensor, axis: int, block: int) -> Tensor:
-    """The largest magnitude of each block; NaN of either sign if it contains NaN."""
+    """The largest magnitude of each block, float32; NaN of either sign if it contains NaN."""
     extent = x.shape[axis]
     whole = extent // block * block
     blocks = torch.unflatten(x.narrow(axis, 0, whole), axis, (whole // block, block))
-    parts = [blocks.abs().amax(axis + 1)]
+    parts = [blocks.abs().amax(axis + 1).to(torch.float32)]
     if whole < extent:
-        parts.append(x.narrow(axis, whole, extent - whole).abs().amax(axis, keepdim=True))
-    return torch.cat(parts, axis)
+        rest = x.narrow(axis, whole, extent - whole)
+        parts.append(rest.abs().amax(axis, keepdim=True).to(torch.float32))
+    return torch.cat(parts, axis)  # in float32: autocast refuses to join float16
 
 
 def _codes(amax_bits: Tensor, spec: QuantSpec, scale: Tensor | None) -> Tensor:

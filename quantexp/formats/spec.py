@@ -7,6 +7,7 @@ long before there is a tensor.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -16,6 +17,7 @@ from quantexp.formats.table import get_format
 from quantexp.formats.types import Axis, Family, Format, Hadamard, Rounding, ScaleRule, Scaling
 
 _Choice = TypeVar("_Choice", bound=Enum)
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,16 @@ class QuantSpec:
 AnySpec = str | Format | QuantSpec
 
 
+def constant_for_dynamo(function: _Function) -> _Function:
+    """Let torch.compile call the function instead of tracing it, as torch.compiler.assume_constant_result does.
+
+    That function would import torch's compiler. Its arguments must be constants; a changed one compiles anew.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_for_dynamo
 def resolve(
     fmt: AnySpec,
     *,
@@ -190,8 +202,17 @@ def check_draw(spec: QuantSpec, seed: int | None, offset: int | None) -> None:
             raise ValueError(
                 f"{name} has no meaning with rounding {spec.rounding.value!r}: leave it out, or round stochastically"
             )
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
-            raise ValueError(f"{name} must be an integer in [0, 2^64), got {value!r}")
+        check_number(name, value)
+
+
+def check_number(name: str, value: int) -> None:
+    """Refuse an invalid seed or offset.
+
+    Raises:
+        ValueError: unless it is an integer in [0, 2^64).
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
+        raise ValueError(f"{name} must be an integer in [0, 2^64), got {value!r}")
 
 
 def _refuse_foreign(fmt: Format, name: str) -> None:

@@ -21,8 +21,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quantexp.formats.exact_mode import exact
 from quantexp.formats.kernels.choice import kernel_for_amax
-from quantexp.formats.layout import chunk_limit, memory_order
+from quantexp.formats.layout import chunk_limit, in_memory_order, memory_order
+from quantexp.formats.operators import operator
+from quantexp.formats.plain import check_input, constant, is_plain
 from quantexp.formats.spec import QuantSpec, check_amax
 from quantexp.formats.types import Family, Scaling
 
@@ -36,21 +39,20 @@ _MAX_SCALE = 2.0**127
 _FLOAT64_MANTISSA_BITS = 52
 
 
+@exact
 def tensor_scale(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> Tensor | None:
     """The scale as a 0-dim float32 tensor on x's device; None if the specification has none.
 
     For a sharded tensor, pass the amax of all shards: `finite_amax`, MAX-reduced.
 
     Raises:
-        ValueError: amax is as in `check_amax`, or not a 0-dim tensor.
+        ValueError: as `check_amax`.
     """
     check_amax(spec, amax is not None)
     if spec.scaling is Scaling.NONE:
         return None
     if amax is None:
-        amax = finite_amax(x)
-    elif amax.ndim != 0:
-        raise ValueError(f"amax must be a 0-dim tensor, got shape {tuple(amax.shape)}")
+        amax = _finite_amax(x)
     amax = amax.to(device=x.device, dtype=torch.float64)
     inverse = spec.fmt.family is Family.NV
     if spec.scaling in POWERS_OF_TWO:
@@ -77,12 +79,25 @@ def _power_of_two_below(target: float, amax: Tensor) -> Tensor:
 
 
 def finite_amax(x: Tensor) -> Tensor:
-    """The largest magnitude among x's finite elements, 0-dim float32; 0 if there are none."""
+    """The largest magnitude among x's finite elements, 0-dim float32; 0 if there are none. It has no derivative.
+
+    Raises:
+        TypeError: x is not a dense tensor of one of the dtypes that can be quantised.
+    """
+    check_input(x)
+    if is_plain(x):
+        return _finite_amax(constant(x))
+    amax: Tensor = _operator(x.detach())
+    return amax
+
+
+@exact
+def _finite_amax(x: Tensor) -> Tensor:
     kernel = kernel_for_amax(x)
     if kernel is not None:
-        return kernel.finite_amax(x.detach().permute(memory_order(x)).contiguous())
+        return kernel.finite_amax(in_memory_order(x, memory_order(x)))
     bits_dtype = torch.int32 if x.dtype == torch.float32 else torch.int16
-    bits_N = x.detach().permute(memory_order(x)).reshape(-1).view(bits_dtype)
+    bits_N = in_memory_order(x, memory_order(x)).view(-1).view(bits_dtype)
     bound = torch.tensor(torch.inf, dtype=x.dtype, device="cpu").view(bits_dtype).item()
     limit = chunk_limit(x.device)
     largest = [
@@ -92,6 +107,13 @@ def finite_amax(x: Tensor) -> Tensor:
     if not largest:
         return torch.zeros((), dtype=torch.float32, device=x.device)
     return torch.stack(largest).amax().view(x.dtype).to(torch.float32)
+
+
+def _shape_of_operator(x: Tensor) -> Tensor:
+    return x.new_empty((), dtype=torch.float32)
+
+
+_operator = operator("finite_amax", "(Tensor x) -> Tensor", _finite_amax, _shape_of_operator)
 
 
 def _largest_below(bits_N: Tensor, bound: int) -> Tensor:

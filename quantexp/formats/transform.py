@@ -21,17 +21,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quantexp.formats.exact_mode import exact_in_pool
 from quantexp.formats.layout import (
-    check_input,
     chunk_limit,
     chunks,
     outer_axis_inner,
     positive_axis,
 )
+from quantexp.formats.operators import operator
 from quantexp.formats.philox import RANDOM_BITS, random_integers
+from quantexp.formats.plain import check_constant, check_dense, check_input, is_plain
 
 
-@torch.no_grad()
 def hadamard(
     x: Tensor,
     *,
@@ -52,16 +53,39 @@ def hadamard(
         inverse: whether to undo the transform, up to rounding.
 
     Raises:
-        ValueError: a dtype, axis, block or shape of signs that is not allowed.
+        TypeError: x or the signs are no dense tensor, or of a dtype that is not allowed.
+        ValueError: an axis, block or shape of signs that is not allowed.
+        RuntimeError: a derivative is needed: it is not implemented.
     """
     check_input(x)
+    check_constant(x, "x")
     axis = positive_axis(axis, x.ndim)
     check_hadamard_block(block)
-    if signs is not None and signs.shape != (block,):
+    _check_signs(signs, block)
+    if is_plain(x, signs):
+        return _transformed(x.detach(), axis, block, signs, left, inverse)
+    y: Tensor = _operator(x, axis, block, signs, left, inverse)
+    return y
+
+
+def _check_signs(signs: Tensor | None, block: int) -> None:
+    if signs is None:
+        return
+    check_dense(signs, "signs")
+    if signs.shape != (block,):
         raise ValueError(
             f"signs must have one entry for each of a block's {block}, got shape {tuple(signs.shape)}"
         )
-    y = x.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    if signs.dtype != torch.float32:
+        raise TypeError(f"signs must be torch.float32, got {signs.dtype}: pass signs.float()")
+    check_constant(signs, "signs")
+
+
+@exact_in_pool
+def _transformed(
+    x: Tensor, axis: int, block: int, signs: Tensor | None, left: bool, inverse: bool
+) -> Tensor:
+    y = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     y_ONI = y.view(outer_axis_inner(y.shape, axis))
     signs_N = None if signs is None else _repeated(signs, y_ONI.shape[1])
     if signs_N is not None and not inverse:
@@ -71,6 +95,18 @@ def hadamard(
     if signs_N is not None and inverse:
         y_ONI.mul_(signs_N)
     return y
+
+
+def _shape_of_operator(x: Tensor, *_: object) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.float32)
+
+
+_operator = operator(
+    "hadamard",
+    "(Tensor x, int axis, int block, Tensor? signs, bool left, bool inverse) -> Tensor",
+    _transformed,
+    _shape_of_operator,
+)
 
 
 def check_hadamard_block(block: int) -> None:

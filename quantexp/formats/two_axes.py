@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
 
-import torch
 from torch import Tensor
 
+from quantexp.formats.exact_mode import exact
 from quantexp.formats.kernels.choice import kernel_for_both
-from quantexp.formats.layout import Target, check_input, check_out, memory_order, positive_axis
+from quantexp.formats.layout import (
+    Target,
+    check_out,
+    in_memory_order,
+    memory_order,
+    positive_axis,
+)
+from quantexp.formats.plain import (
+    check_amax_tensor,
+    check_derivative,
+    check_input,
+    constant,
+    is_plain,
+)
 from quantexp.formats.quantising import quantise
-from quantexp.formats.spec import AnySpec, check_amax, check_draw, resolve
+from quantexp.formats.spec import (
+    AnySpec,
+    QuantSpec,
+    check_amax,
+    check_draw,
+    constant_for_dynamo,
+    resolve,
+)
 from quantexp.formats.types import Family
 
 _WITH_AXIS = (Family.MX, Family.NV)
 
 
-@torch.no_grad()
 def quantise_both(
     x: Tensor,
     fmt: AnySpec,
@@ -26,6 +45,7 @@ def quantise_both(
     amax: Tensor | None = None,
     seed: int | None = None,
     offset: int | None = None,
+    straight_through: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`quantise(x, fmt, axis=axes[0])` and the same along `axes[1]`, from one read of x if a kernel supports it.
 
@@ -41,33 +61,103 @@ def quantise_both(
         amax: as in `quantise`.
         seed: as in `quantise`.
         offset: as in `quantise`.
+        straight_through: as in `quantise`, for both copies.
 
     Raises:
-        ValueError: as for `quantise`.
+        TypeError: as for `quantise`.
+        ValueError: as for `quantise`; or the copies share memory with x or with each other.
+        RuntimeError: as for `quantise`.
     """
-    spec = resolve(fmt)
-    check_amax(spec, amax is not None)
-    check_draw(spec, seed, offset)
     check_input(x)
-    first, second = (positive_axis(axis, x.ndim) for axis in axes)
-    targets = out or (None, None)
-    of_call: dict[str, Any] = {"amax": amax, "seed": seed, "offset": offset}
-    for target in targets:
+    if not isinstance(axes, tuple | list) or len(axes) != 2:
+        raise TypeError(f"axes must be a pair of integers, got {axes!r}")
+    first, second = positive_axis(axes[0], x.ndim), positive_axis(axes[1], x.ndim)
+    targets = _checked_targets(x, out)
+    check_amax_tensor(amax)
+    needs_derivative = check_derivative(x, straight_through, out)
+    if not needs_derivative and is_plain(x, amax, *targets):
+        spec = resolve(fmt)
+        check_amax(spec, amax is not None)
+        check_draw(spec, seed, offset)
+        both = _from_one_read(constant(x), spec, (first, second), targets)
+        if both is not None:
+            return both
+    elif out is not None:
+        targets = None, None  # written at the end: their memory cannot be compared with x's
+
+    def copy(axis: int, target: Tensor | None) -> Tensor:
+        return quantise(
+            x,
+            fmt,
+            axis=axis,
+            amax=amax,
+            seed=seed,
+            offset=offset,
+            out=target,
+            straight_through=straight_through,
+        )
+
+    y = copy(first, targets[0])
+    z = copy(second, targets[1]) if first != second and _has_axis(fmt) else y
+    if out is None:
+        return y, z
+    return y if y is out[0] else out[0].copy_(y), z if z is out[1] else out[1].copy_(z)
+
+
+@constant_for_dynamo
+def _has_axis(fmt: AnySpec) -> bool:
+    """Whether the result depends on the axis."""
+    return resolve(fmt).fmt.family in _WITH_AXIS
+
+
+def _checked_targets(
+    x: Tensor, out: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Validated destinations."""
+    if out is None:
+        return None, None
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        raise TypeError(f"out must be a pair of tensors, got {type(out).__name__}")
+    for target in out:
         check_out(x, target)
-    if first == second or spec.fmt.family not in _WITH_AXIS:
-        y = quantise(x, spec, axis=first, out=targets[0], **of_call)
-        return y, y if targets[1] is None else targets[1].copy_(y)
-    x = x.detach()
+    if out[0] is out[1]:
+        raise ValueError("out must not share memory with x, nor the copies with each other")
+    return out[0], out[1]
+
+
+def _check_apart(*tensors: Tensor | None) -> None:
+    """Refuse tensors that share memory: the spans from the first to the last element of two overlap."""
+    spans = sorted([_span(x) for x in tensors if x is not None])
+    if any(end > start for (_, end), (start, _) in pairwise(spans)):
+        raise ValueError("out must not share memory with x, nor the copies with each other")
+
+
+def _span(x: Tensor) -> tuple[int, int]:
+    start = x.data_ptr()
+    if x.is_contiguous() or not x.numel():
+        return start, start + x.nbytes
+    last = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride(), strict=True))
+    return start, start + (last + 1) * x.element_size()
+
+
+@exact
+def _from_one_read(
+    x: Tensor,
+    spec: QuantSpec,
+    axes: tuple[int, int],
+    targets: tuple[Tensor | None, Tensor | None],
+) -> tuple[Tensor, Tensor] | None:
+    """Both copies; None if no kernel writes them from one read."""
+    _check_apart(x, *targets)
+    if axes[0] == axes[1] or spec.fmt.family not in _WITH_AXIS:
+        return None
     order = memory_order(x)
-    place = {order.index(first): 0, order.index(second): 1}
+    place = {order.index(axis): index for index, axis in enumerate(axes)}
     last = x.ndim - 1
     kernel = kernel_for_both(x, spec) if last in place else None
     if kernel is None:
-        return (
-            quantise(x, spec, axis=first, out=targets[0], **of_call),
-            quantise(x, spec, axis=second, out=targets[1], **of_call),
-        )
-    dense = x.permute(order).contiguous()
+        return None
+    dense = in_memory_order(x, order)
     results = [Target(dense, order, target) for target in targets]
     (axis,) = place.keys() - {last}
     columns, rows = results[place[axis]], results[place[last]]

@@ -14,17 +14,19 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quantexp.capture.select.budget import require_affordable
 from quantexp.config.load import save
 from quantexp.errors import RunError, RunInUseError
+from quantexp.folders import user_path
 from quantexp.launch.backend import OPEN, live_job
 from quantexp.launch.identity import folder_name, identity
 from quantexp.launch.reuse import ended_for_good, skip_or_rerun_reason
 from quantexp.model.checkpoints import named, require_room
+from quantexp.runs.claim import Claim, take_claim
 from quantexp.runs.lock import PROBE_S, cannot_write, take_lock
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import Provenance, Source, provenance
@@ -52,6 +54,8 @@ class Opened:
     notice: str | None = None
     #: The job in which the run is pending or running ("job 12 is waiting"); None if a new attempt is ready.
     elsewhere: str | None = None
+    #: This process's claim on the folder, if a new attempt is ready.
+    claim: Claim | None = None
     #: Another process of the same sweep has ended the run for good; no new attempt is ready.
     settled: bool = False
 
@@ -67,7 +71,7 @@ JobLookup = Callable[[RunDir, Status], str | None]
 
 def root_of(experiment: Experiment) -> Path:
     """The folder that holds the run folders."""
-    return Path(experiment.paths.root).expanduser().absolute()
+    return user_path(experiment.paths.root).absolute()
 
 
 @contextlib.contextmanager
@@ -113,23 +117,36 @@ def open_run(
         return
     try:
         snapshot = take_snapshot(root_of(experiment))
-        elsewhere = _elsewhere(run, job_lookup)
-        skipped, notice = skip_or_rerun_reason(experiment, run, since)
-        folder = Opened(
-            run,
-            snapshot,
-            skipped,
-            notice,
-            elsewhere,
-            since is not None and ended_for_good(run, since),
-        )
-        if folder.ready:
-            require_affordable(experiment, run.root)
-            require_room(experiment, run.root)
-            _prepare(experiment, run, provenance(content, command, snapshot, source))
-        yield folder, lock
+
+        def look() -> Opened:
+            elsewhere = _elsewhere(run, job_lookup)
+            skipped, notice = skip_or_rerun_reason(experiment, run, since)
+            settled = since is not None and ended_for_good(run, since)
+            return Opened(run, snapshot, skipped, notice, elsewhere, settled=settled)
+
+        folder = look()
+        if not folder.ready:
+            yield folder, lock
+            return
+        claim = _claim(run)
+        with claim.touching():
+            folder = replace(
+                look(), claim=claim
+            )  # another machine may have ended the run meanwhile
+            if folder.ready:
+                require_affordable(experiment, run.root)
+                require_room(experiment, run.root)
+                _prepare(experiment, run, provenance(content, command, snapshot, source))
+            yield folder, lock
     finally:
         os.close(lock)
+
+
+def _claim(run: RunDir) -> Claim:
+    try:
+        return take_claim(run)
+    except OSError as error:
+        raise cannot_write(run, error) from error
 
 
 def run_folder(experiment: Experiment, device_class: str) -> RunDir:
@@ -198,11 +215,15 @@ def set_aside(run: RunDir, capture_dir: str | None, keep: tuple[Path, ...] = ())
     captured = RunDir(run.captured(capture_dir).absolute())
     folders = [run] if captured.root == run.tensors else [run, captured]
     contents = {
-        folder: [p for p in folder.root.iterdir() if p not in (folder.attempts, folder.lock)]
+        folder: [
+            p
+            for p in folder.root.iterdir()
+            if p not in (folder.attempts, folder.lock, folder.claims)
+        ]
         for folder in folders
         if folder.root.is_dir()
     }
-    numbers = [int(p.name) for folder in contents for p in folder.attempts.glob("[0-9]*")]
+    numbers = [number for folder in contents for number in folder.attempt_numbers()]
     number = str(max(numbers, default=0) + 1)
     for folder, paths in contents.items():
         for path in paths:
@@ -215,7 +236,8 @@ def set_aside(run: RunDir, capture_dir: str | None, keep: tuple[Path, ...] = ())
 
 
 def _write_new(experiment: Experiment, run: RunDir, started_with: Provenance) -> None:
-    run.logs.mkdir(exist_ok=True)
+    run.logs.mkdir(exist_ok=True, mode=0o700)
+    run.kill.unlink(missing_ok=True)
     run.reserve.write_bytes(bytes(RESERVE_BYTES))
     save(with_absolute_paths(experiment), run.config)
     write_json(run.provenance, redacted(started_with))
@@ -239,9 +261,9 @@ def with_absolute_paths(experiment: Experiment) -> Experiment:
     ):
         for key in keys:
             if getattr(node, key) is not None:
-                setattr(node, key, str(Path(getattr(node, key)).expanduser().absolute()))
+                setattr(node, key, str(user_path(getattr(node, key)).absolute()))
     if copied.training.start_from is not None:
         name, iteration = named(copied.training.start_from)
-        if (run := Path(name).expanduser()).exists():
+        if (run := user_path(name)).exists():
             copied.training.start_from = f"{run.absolute()}@{iteration}"
     return copied

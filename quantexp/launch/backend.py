@@ -21,7 +21,7 @@ from quantexp.config.launchers import load_launcher, options_of
 from quantexp.errors import RunError
 from quantexp.launch.pace import Pace
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import INTERRUPTED, State, Status, read_status
+from quantexp.runs.status import INTERRUPTED, State, Status, end_of, read_status
 from quantexp.schema import Experiment, LauncherConfig
 from quantexp.schema.launcher import LOCAL, SLURM
 
@@ -64,6 +64,8 @@ class Standing:
     pace: Pace = field(default_factory=Pace)
     #: False if the run may still be alive: this cluster does not know the jobs of another one.
     sure: bool = True
+    #: What is wrong with a file of the run besides status.json.
+    damage: str = ""
 
     @property
     def is_unrecorded_end(self) -> bool:
@@ -126,6 +128,9 @@ class Launcher(ABC):
         Returns:
             For each run folder None, or why its run cannot be cancelled. A run that is left out is tried again soon.
         """
+
+    def kill(self, standings: Sequence[Standing], reason: str) -> None:  # noqa: B027
+        """Kill runs that did not end in time after `cancel`; here nothing: clusters do it themselves."""
 
     def logs(self, standing: Standing) -> list[Path]:
         """The files that hold a run's output before its ranks open their own logs."""
@@ -193,5 +198,6 @@ def ended(run: RunDir, status: Status, reason: str) -> Standing:
     status = reread(run, status)
     if status.state in (State.PENDING, State.RUNNING):
         where = f"{reason}, at iteration {status.iteration} of {status.iterations}"
-        return Standing(run, State.PREEMPTED, False, where, status=status)
+        state, words = end_of(status, State.PREEMPTED, where)
+        return Standing(run, state, False, words, status=status)
     return Standing(run, status.state, False, status.reason, status=status)

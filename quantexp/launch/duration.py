@@ -63,7 +63,7 @@ def work(experiment: Experiment) -> Work:
 
 
 def duration(experiment: Experiment) -> Duration | None:
-    """The estimated training time on this machine; None if the run goes to SLURM, or if the GPU is full.
+    """The estimated training time on this machine; None if the run goes to another machine, or if the GPU is full.
 
     The processes of a run share this machine's CPU; each process has its own GPU.
     """

@@ -24,12 +24,13 @@ from quantexp.data.prepared import check_split, read_whole
 from quantexp.data.sample import sample_fingerprint
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
+from quantexp.folders import user_path
 from quantexp.formats.types import Rounding
 from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.weights import open_weights
 from quantexp.quant.precision import changes, entry_record, precision_map
 from quantexp.runs.device import multiplies_natively
-from quantexp.schema import DatasetConfig, Experiment, ModelConfig
+from quantexp.schema import DatasetConfig, Experiment, ModelConfig, Nonfinite
 
 #: Incremented whenever the values of a format or product change.
 NUMERICS_VERSION = 1
@@ -47,6 +48,8 @@ def identity(experiment: Experiment, device_class: str) -> dict[str, Any]:
     training.pop("attention")
     if experiment.training.decay_iterations is None:
         training.pop("decay_iterations")
+    if experiment.training.nonfinite is Nonfinite.skip:
+        training.pop("nonfinite")
     if not _shares_draws(experiment):
         training.pop("weight_cache")
     data = data_identity(experiment.dataset, experiment.model.vocab_size)
@@ -187,7 +190,7 @@ class _TokenizerKey:
         path = dataset.tokenizer_path
         assert dataset.tokenizer is not None
         named = (dataset.tokenizer.value, path, dataset.eod, dataset.tokenizer_pattern)
-        return cls(_stamps(Path(path).expanduser()) if path else (), dataset, named)
+        return cls(_stamps(user_path(path)) if path else (), dataset, named)
 
 
 @lru_cache(maxsize=16)

@@ -8,7 +8,9 @@ from typing import Any
 from quantexp.errors import RunError, RunInUseError
 from quantexp.runs.metrics import Speed, recent_metrics, speed_of
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, read_json, read_status
+from quantexp.runs.precision import Precision, read_precision
+from quantexp.runs.provenance import read_provenance
+from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment
 
 
@@ -19,7 +21,7 @@ class Outcome:
     experiment: Experiment
     run: RunDir
     state: State
-    #: Why it failed, or was skipped.
+    #: Why it failed or was skipped, or what failed after its training.
     reason: str = ""
     skipped: bool = False
     #: The last line of metrics.jsonl.
@@ -29,7 +31,7 @@ class Outcome:
     tensors: int = 0
     num_bytes: int = 0
     #: The content of precision.json; None if the run ended before its proof.
-    precision: dict[str, Any] | None = None
+    precision: Precision | None = None
     #: `Status.tracking`.
     tracking: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: The verdict of the certificates of `quantexp verify` on the numerics of the run.
@@ -60,7 +62,9 @@ def outcome(
     """
     status, metrics = read_status(run.status), recent_metrics(run)
     if status is None:
-        raise RunError(f"{run.root} has no status.json: it is no run folder, or was never started")
+        raise RunError(
+            f"{run.root} has no status.json: it is not a run folder, or was never started"
+        )
     return Outcome(
         experiment,
         run,
@@ -71,7 +75,7 @@ def outcome(
         speed_of(metrics),
         status.capture.get("tensors", 0),
         status.capture.get("num_bytes", 0),
-        read_json(run.precision) if run.precision.exists() else None,
+        read_precision(run.precision) if run.precision.exists() else None,
         status.tracking,
         _verified(run),
     )
@@ -81,5 +85,5 @@ def _verified(run: RunDir) -> str | None:
     """The verdict of `quantexp verify` in provenance.json; None if there is none."""
     if not run.provenance.exists():
         return None
-    verified = read_json(run.provenance).get("verified")
-    return None if verified is None else str(verified["words"])
+    verified = read_provenance(run.provenance).get("verified") or {}
+    return verified.get("words")

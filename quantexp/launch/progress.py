@@ -20,10 +20,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from quantexp.errors import RunError
+from quantexp.errors import RunError, UnreadableError
 from quantexp.runs.metrics import Speed, recent_metrics, speed_of
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import Phase, Status, read_status
+from quantexp.runs.status import Phase, Status, instant, read_status
+from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 from quantexp.terminal.units import clock, duration, human_bytes
 
@@ -66,7 +67,7 @@ class RunLine:
             return
         with contextlib.suppress(RunError):  # another version of quantexp may have written the file
             self.status = read_status(self.run.status) or self.status
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnreadableError):
             size = self.run.metrics.stat().st_size
             if size != self._size:
                 metrics, self._size = recent_metrics(self.run), size
@@ -99,11 +100,11 @@ class RunLine:
         """The cells of the run's line on a terminal."""
         tokens = tokens_words(self.speed) if self.speed.tokens_per_s is not None else ""
         return [
-            Text(self.name),
+            plain(self.name),
             self.iteration,
             self.loss_words,
             self.left_words,
-            Text(self.doing, style="cyan"),
+            plain(self.doing, "cyan"),
             tokens,
             captured_words(self.status.capture),
             clock(time.monotonic() - self.began),
@@ -188,13 +189,16 @@ def activity(status: Status) -> str:
 def _seconds_since(time_: str | None) -> float | None:
     if time_ is None:
         return None
-    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time_)).total_seconds())
+    return max(0.0, (datetime.now(UTC) - instant(time_)).total_seconds())
 
 
 def time_left_s(status: Status, speed: Speed) -> float | None:
     """Seconds until the last iteration ends, at the median step time; None if that is unknown, and at the end."""
     left = status.iterations - status.iteration
-    return left * speed.step_time_s if left > 0 and speed.step_time_s is not None else None
+    if left <= 0 or speed.step_time_s is None:
+        return None
+    seconds = left * speed.step_time_s
+    return seconds if math.isfinite(seconds) else None
 
 
 def tokens_words(speed: Speed) -> str:
@@ -208,7 +212,7 @@ def captured_words(captured: Mapping[str, Any]) -> str:
         return "capture stopped"
     if not captured.get("tensors"):
         return ""
-    words = captured_size(captured["tensors"], captured["num_bytes"])
+    words = captured_size(captured["tensors"], captured.get("num_bytes", 0))
     if not captured.get("queue_bytes"):
         return words
     words += f", {human_bytes(captured['queue_bytes'])} wait"

@@ -42,24 +42,24 @@ def require_memory(runs: Sequence[Request]) -> None:
         and _starts(run.experiment)
     ]
     if too_large:
-        raise TooLargeError(_refused(too_large, len(runs)))
+        raise _refused(too_large, len(runs))
     if together := too_large_together([run.experiment for run in runs]):
         raise TooLargeError(f"{together}; {STARTED_ANYWAY.format('them')}")
 
 
-def _refused(too_large: Sequence[tuple[str, Request]], number: int) -> str:
-    """The message: one line for a single run, or one line for each run of a sweep that does not fit."""
+def _refused(too_large: Sequence[tuple[str, Request]], number: int) -> TooLargeError:
+    """The error: one line for a single run, or one line for each run of a sweep that does not fit."""
     misfits = [
         (name, misfit(run.experiment, room_of(run.experiment), fast=run.fast))
         for name, run in too_large
     ]
     if number == 1:
-        return f"{misfits[0][1]}; {STARTED_ANYWAY.format('it')}"
+        return TooLargeError(f"{misfits[0][1]}; {STARTED_ANYWAY.format('it')}")
     grouped = by_reason((name, str(fit)) for name, fit in misfits)
-    lines = [f"  {'; '.join(names)}: {reason}" for reason, names in grouped.items()]
+    lines = [f"{'; '.join(names)}: {reason}" for reason, names in grouped.items()]
     which = "none of them was started" if len(misfits) == number else "no run was started"
     first = f"{len(misfits)} of {number} runs do not fit in memory, and {which}; "
-    return "\n".join([first + STARTED_ANYWAY.format("them"), *lines])
+    return TooLargeError(first + STARTED_ANYWAY.format("them"), lines)
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

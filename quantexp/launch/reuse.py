@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from quantexp import __version__
-from quantexp.capture.select.schedule import captured_iterations
+from quantexp.capture.select.rules import captured_iterations
+from quantexp.capture.store.manifest import MANIFEST, ManifestLine
 from quantexp.config.evaluation import was_evaluated
 from quantexp.config.load import read_capture
-from quantexp.errors import ConfigError, RunError
+from quantexp.errors import ConfigError, RunError, UnreadableError
+from quantexp.folders import user_path
 from quantexp.model.checkpoints import iterations_saved, saved_iterations
+from quantexp.reading.json_files import json_lines
 from quantexp.runs.paths import RunDir
-from quantexp.runs.provenance import versions
-from quantexp.runs.status import INTERRUPTED, State, read_json, read_status
+from quantexp.runs.provenance import read_provenance, versions
+from quantexp.runs.status import INTERRUPTED, State, read_status
 from quantexp.schema import CaptureConfig, CaptureLevel, CaptureValues, Experiment
 
 _LEVELS = (CaptureLevel.off, CaptureLevel.stats, CaptureLevel.tensors)
@@ -78,7 +80,7 @@ def _why_skipped(experiment: Experiment, run: RunDir, since: str | None) -> str 
 
 def _other_versions(run: RunDir) -> str | None:
     """The packages whose version has changed since an earlier attempt, in words; None if none has."""
-    recorded = read_json(run.provenance)
+    recorded = read_provenance(run.provenance)
     earlier = {"quantexp": recorded["quantexp"], **recorded["packages"]}
     current = {"quantexp": __version__, **versions()}
     changed = [
@@ -128,7 +130,7 @@ def _holds_values(capture: CaptureConfig) -> bool:
 
 
 def _folder(capture: CaptureConfig) -> Path | None:
-    return None if capture.dir is None else Path(capture.dir).expanduser().absolute()
+    return None if capture.dir is None else user_path(capture.dir).absolute()
 
 
 def _captures_exist(tensors: Path, requested: CaptureLevel) -> bool:
@@ -137,9 +139,9 @@ def _captures_exist(tensors: Path, requested: CaptureLevel) -> bool:
         return True
     if requested is CaptureLevel.stats:
         return (tensors / "statistics.jsonl").is_file()
-    try:
-        lines = (tensors / "manifest.jsonl").read_bytes().splitlines()
-        files = [json.loads(line)["file"] for line in lines]  # null: exceeded the budget
-        return all(file is not None and (tensors / file).is_file() for file in files)
-    except (OSError, ValueError, KeyError):
+    wrong: list[UnreadableError] = []
+    lines = list(json_lines(tensors / MANIFEST, ManifestLine, wrong.append))
+    if wrong or not (tensors / MANIFEST).is_file():
         return False
+    files = [line.get("file") for line in lines]  # null: exceeded the budget
+    return all(file is not None and (tensors / file).is_file() for file in files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     experiment, metrics = outcome.experiment, outcome.metrics
     table = Facts(console)
     table.add_row("state", _state(outcome))
-    if outcome.skipped:
+    if outcome.reason:
         table.add_row("", escape(outcome.reason))
     table.add_row("model", escape(describe_model(experiment.model)))
     table.add_row("data", escape(str(experiment.dataset.label)))
@@ -104,18 +105,18 @@ def _print_command(command: str, console: Console) -> None:
     console.print(f"  [bold]{escape(command)}[/]", soft_wrap=True)
 
 
-def proof_line(proof: dict[str, Any] | None, precision: Precision) -> str:
+def proof_line(proof: Mapping[str, Any] | None, precision: Precision) -> str:
     """The proof of engagement in one line."""
     if proof is None:
         return "none"
     entries = proof["entries"]
     quantised = [e for e in entries if e["format"] != WORKING]
-    engaged = sum(e["status"] == "engaged" for e in quantised)
-    inconclusive = sum(e["status"] == "inconclusive" for e in entries)
+    engaged = sum(e.get("status") == "engaged" for e in quantised)
+    inconclusive = sum(e.get("status") == "inconclusive" for e in entries)
     parts = [
         f"{engaged} of {len(quantised)} quantised slots engaged, "
         f"{len(entries) - len(quantised)} slots {describe_format(WORKING, precision)}, "
-        f"{proof['quantised_calls']} quantised operands seen"
+        f"{proof.get('quantised_calls', 0)} quantised operands seen"
     ]
     if inconclusive:
         parts.append(f"{inconclusive} inconclusive")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quantexp.capture.select.budget import price_of_iteration
-from quantexp.capture.select.schedule import captured_iterations
+from quantexp.capture.select.rules import captured_iterations
 from quantexp.memory.activations import activation_bytes, largest_linear, passing_bytes
 from quantexp.model.decoder import alike_layers, is_routed, linear_shapes, shapes_by_layer
 from quantexp.model.sizes import (

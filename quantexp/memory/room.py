@@ -78,7 +78,7 @@ def never() -> None:
 
 
 def room_of(experiment: Experiment) -> Room | None:
-    """The memory of each process: this machine's, or the SLURM request's; None if the request does not state it.
+    """The memory of each process: this machine's, or the job request's; None if the request does not state it.
 
     Without GPUs it is an equal share of a machine's memory.
     """
@@ -131,7 +131,7 @@ def misfit(
     Candidates are a shorter queue of captured tensors, no weight cache, fused attention (or tiled, where the scheme
     forbids that), recomputation, a micro-batch of one sequence and bf16, each alone, then cumulatively, then with a
     shorter sequence, or fewer layers, in addition to all of them. Further candidates are fewer processes, a larger
-    SLURM request, and the quick test.
+    request of memory, and the quick test.
 
     Args:
         experiment: the run.
@@ -235,7 +235,7 @@ def _changes(experiment: Experiment, maps: Sequence[PrecisionMap]) -> Iterator[_
 def _launches_that_fit(
     experiment: Experiment, room: float, needed: float, maps: Sequence[PrecisionMap]
 ) -> Iterator[str]:
-    """Fewer processes on this machine, or a larger request to SLURM."""
+    """Fewer processes on this machine, or a larger request of a job."""
     launcher = experiment.launcher
     if device_class(launcher) != "cpu":
         return

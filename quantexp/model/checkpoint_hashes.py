@@ -1,21 +1,27 @@
 """hashes.json of a checkpoint: the XXH3 hash of each file and each tensor, recorded before the folder is published.
 
-Every reader of a checkpoint (a start from it, `model.init_from`, `export`) checks its files first. The hash detects
-damage; it does not protect against forgery (XXH3, 128 bits: Collet, xxHash's documentation, "XXH3 algorithm overview").
+Every reader of a checkpoint (a start from it, `model.init_from`, `model.from_hf`, `export`) checks its files first. The
+list has a hash of itself and the checkpoint's iteration. The hashes detect damage; they do not protect against forgery
+(XXH3, 128 bits: Collet, xxHash's documentation, "XXH3 algorithm overview").
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import xxhash
 
-from quantexp.errors import DataError
-from quantexp.model.checkpoints import iteration_of
-from quantexp.model.huggingface.weights import open_weights
+from quantexp.errors import DataError, UnreadableError
+from quantexp.model.checkpoints import STATE, iteration_of
+from quantexp.model.huggingface.weights import CONFIG, INDEX, open_weights
+from quantexp.reading.json_files import require_json
+from quantexp.reading.typed import typed
+
+LOG = logging.getLogger(__name__)
 
 HASHES = "hashes.json"
 _PIECE = 1 << 22
@@ -29,47 +35,113 @@ class FileHash(TypedDict):
     tensors: dict[str, str]
 
 
-def record_hashes(folder: Path) -> None:
+def record_hashes(folder: Path, iteration: int | None = None) -> None:
     """Write the hashes of all files of a folder.
+
+    Args:
+        folder: the folder.
+        iteration: that of the checkpoint, which its folder's name must have when it is read.
 
     Raises:
         OSError: a file cannot be read, or the hashes cannot be written.
     """
     files = sorted(path for path in folder.iterdir() if path.name != HASHES)
-    hashes = {path.name: _hash_of(path) for path in files}
-    (folder / HASHES).write_text(json.dumps({"files": hashes}, indent=1) + "\n")
+    content: dict[str, Any] = {
+        "iteration": iteration,
+        "files": {path.name: _hash_of(path) for path in files},
+    }
+    content["xxh3_128"] = _own_hash(content)
+    (folder / HASHES).write_text(json.dumps(content, indent=1) + "\n")
 
 
-def require_intact(path: Path, leave_out: Collection[str] = ()) -> None:
-    """Refuse a checkpoint with a file that differs from what was saved.
+def require_intact(
+    path: Path, leave_out: Collection[str] = (), only: Collection[str] | None = None
+) -> None:
+    """Refuse a checkpoint with a file that differs from what was saved, or that was added for a reader to read.
 
-    A folder without hashes.json, as earlier versions and other programs write it, is not checked.
+    A folder without hashes.json, as earlier versions and other programs write it, is not checked; if it is a
+    checkpoint, a warning says so.
 
     Args:
         path: a checkpoint, or any other folder of weights, or one file in it.
         leave_out: names of files that the caller does not read.
+        only: names of the files that the caller reads, if they are few.
 
     Raises:
         DataError: names the file, the tensor if there is one, and the checkpoint before it.
     """
     folder = path if path.is_dir() else path.parent
-    if not (folder / HASHES).is_file():
+    files = _recorded(folder)
+    if files is None:
+        if iteration_of(folder) is not None:
+            LOG.warning("%s is missing: the checkpoint is used without a check", folder / HASHES)
         return
+    names = [name for name in files if name not in leave_out and (only is None or name in only)]
     try:
-        files: dict[str, FileHash] = json.loads((folder / HASHES).read_bytes())["files"]
-        damage = [_damage(folder / n, h) for n, h in files.items() if n not in leave_out]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{folder / HASHES} cannot be read ({error!r}); {_earlier(folder)}"
-        ) from error
-    if words := next(filter(None, damage), None):
+        damage = (_damage(folder / name, files[name]) for name in names)
+        words = next(filter(None, [_added(folder, files), *damage]), None)
+    except OSError as error:
+        words = f"{error.filename} cannot be read: {error.strerror}"
+    if words is not None:
         raise DataError(f"{words}; {_earlier(folder)}")
+
+
+def saved_files(folder: Path) -> list[Path]:
+    """The files that were saved in a checkpoint, without those that were added since."""
+    files = _recorded(folder)
+    names = files if files is not None else (path.name for path in folder.iterdir())
+    return sorted(folder / name for name in names)
+
+
+def _recorded(folder: Path) -> dict[str, FileHash] | None:
+    """The recorded files by name; None without hashes.json."""
+    file = folder / HASHES
+    if not (file.exists() or file.is_symlink()):
+        return None
+    try:
+        content = require_json(file, dict[str, Any])
+        files = typed(content["files"], dict[str, FileHash])
+        if content.keys() != {"files"}:  # all that earlier versions wrote
+            if content["xxh3_128"] != _own_hash(content):
+                raise ValueError("its content does not match its own hash")
+            _require_place(folder, content["iteration"])
+        for name in files:
+            if Path(name).name != name or not name:
+                raise ValueError(f"{name!r} is not the name of a saved file")
+    except UnreadableError as error:
+        raise DataError(f"{error}; {_earlier(folder)}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise DataError(f"{file} cannot be read ({why}); {_earlier(folder)}") from error
+    return files
+
+
+def _require_place(folder: Path, recorded: int | None) -> None:
+    iteration = iteration_of(folder)
+    if None not in (recorded, iteration) and recorded != iteration:
+        raise DataError(
+            f"{folder} holds the checkpoint of iteration {recorded}: it was renamed or copied; {_earlier(folder)}"
+        )
+
+
+def _own_hash(content: dict[str, Any]) -> str:
+    kept = {key: value for key, value in content.items() if key != "xxh3_128"}
+    return xxhash.xxh3_128_hexdigest(json.dumps(kept, sort_keys=True).encode())
+
+
+def _added(folder: Path, files: dict[str, FileHash]) -> str | None:
+    """What was added for a reader to read, in words: an index would lead it to other weights."""
+    for path in sorted(folder.iterdir()):
+        is_read = path.suffix == ".safetensors" or path.name in (INDEX, CONFIG, STATE)
+        if is_read and path.name not in files:
+            return f"{path} was not saved with the checkpoint: remove it"
+    return None
 
 
 def _damage(path: Path, recorded: FileHash) -> str | None:
     """What is wrong with a file, in words; None if nothing is."""
     if not path.is_file():
-        return f"{path} is missing"
+        return f"{path} is {'not a regular file' if path.exists() else 'missing'}"
     if (size := path.stat().st_size) != recorded["bytes"]:
         return f"{path} is damaged: it has {size:,} bytes, {recorded['bytes']:,} were saved"
     if _digest(path, 0, size) == recorded["xxh3_128"]:

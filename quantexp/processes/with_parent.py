@@ -12,10 +12,15 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 
 #: The environment variable with the process id of the parent.
 PARENT = "QUANTEXP_PARENT"
+#: The environment variable with the process id of the `quantexp` that started a run, above torchrun if there is one.
+COMMAND = "QUANTEXP_COMMAND"
+#: Seconds until a killed process has ended.
+DEATH_S = 0.5
 #: prctl(2): sets the signal that this process gets when its parent dies.
 _PR_SET_PDEATHSIG = 1
 
@@ -33,6 +38,22 @@ def parent_from(environment: Mapping[str, str]) -> int | None:
     """The process id in QUANTEXP_PARENT."""
     value = environment.get(PARENT)
     return int(value) if value else None
+
+
+def ended_command(environment: Mapping[str, str]) -> int | None:
+    """The process id in QUANTEXP_COMMAND if that process has ended; None if it is running, or not known.
+
+    The kernel reports the death of the thread that started this process, a moment before the other threads have ended.
+    """
+    value = environment.get(COMMAND)
+    if sys.platform != "linux" or value is None:
+        return None
+    until = time.monotonic() + DEATH_S
+    while _lives(int(value)):
+        if time.monotonic() > until:
+            return None
+        time.sleep(DEATH_S / 20)
+    return int(value)
 
 
 def _lives(pid: int) -> bool:

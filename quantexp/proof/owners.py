@@ -14,7 +14,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from quantexp.quant.torch_internals import current_autograd_node
+from quantexp.formats.torch_internals import current_autograd_node
 
 _TAG = "quantexp.owner"
 

@@ -1,4 +1,8 @@
-"""The verdict: the precision map with the calls and status of each entry, and whether the run may continue."""
+"""Judges each operand of a matrix product, and from all operands whether the run may continue.
+
+An operand must lie on the grid of its slot's format, and no other format may have produced it (see `grids`). The
+verdict is the precision map with the calls and status of each entry.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,155 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from quantexp.errors import EngagementError
-from quantexp.proof.judge import NOT_FINITE, Status
-from quantexp.proof.watch import NO_TOKENS, ProductWatch, status_of
-from quantexp.quant.precision import entry_record
+from quantexp.formats import QuantSpec
+from quantexp.processes.threads import threads
+from quantexp.proof.grids import Finding, Grid, Status, which_grid, windows_of
+from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
+from quantexp.quant.precision import ModuleId, PrecisionMap, entry_record
+from quantexp.quant.sites import Slot
+
+#: The reason why an operand with NaN or Inf cannot be judged; the next iteration is then watched instead.
+NOT_FINITE = "not finite"
+#: Why a slot was not reached: its product never ran, which fails the run, or it had nothing to multiply.
+NOT_CALLED = "no such product was called"
+NO_TOKENS = "no token was routed to this expert"
+
+
+def judge(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    source: Tensor | None = None,
+    whole_amax: Tensor | None = None,
+) -> Finding:
+    """Compare one operand with its declaration.
+
+    Args:
+        x: the operand that reached the product.
+        spec: its declaration.
+        axis: the dimension of x that the declared blocks run along.
+        source: the operand before quantisation, in x's shape; required if `needs_origin` (see `origin`).
+        whole_amax: if x is part of a tensor whose scale depends on its amax, the amax of the whole tensor.
+    """
+    amax = _amax(x) if x.numel() else None
+    if amax is None or amax == 0:
+        return Finding(Status.INCONCLUSIVE, "all zero")
+    if not torch.isfinite(amax):
+        return Finding(Status.INCONCLUSIVE, NOT_FINITE)
+    if needs_origin(spec) and source is None:
+        return Finding(
+            Status.MISMATCH,
+            "its source before quantisation is missing, and it cannot be judged without",
+        )
+    declared = Grid(spec) if spec.quantised else None
+    declared_amax = amax
+    if declared is not None:
+        if whole_amax is not None:
+            declared_amax = whole_amax
+        elif source is not None and (known := scale_amax(spec, source, axis)) is not None:
+            declared_amax = known
+        off = x.numel() - int(declared.contains(x, declared_amax, axis).sum())
+        if off:
+            return Finding(
+                Status.MISMATCH,
+                f"{off} of {x.numel()} elements are not on the grid of {spec.fmt.name}",
+            )
+    if spec.is_transformed and source is not None:
+        far = distance(x, spec, source, axis)
+        if not far < FAR:
+            return Finding(
+                Status.MISMATCH,
+                f"it is not the {spec.hadamard.value} Hadamard transform of its source: their relative distance is "
+                f"{far:.2f}",
+                quantised=True,
+            )
+    windows = windows_of(x, axis, spec.block)
+    with threads(1):
+        return which_grid(windows, amax, spec.fmt.name, declared, declared_amax)
+
+
+def _amax(x: Tensor) -> Tensor:
+    """The largest magnitude, float32; NaN if there is NaN. `torch.linalg.vector_norm` takes 20 times as long."""
+    low, high = torch.aminmax(x)
+    return torch.maximum(high, -low).to(torch.float32)
+
+
+@dataclass
+class Parts:
+    """The parts of one operand whose product takes several calls.
+
+    A scale of the whole tensor follows from no single part, so the code that multiplies states the tensor's amax with
+    every part. That statement is verified: the largest amax of the parts' sources must equal the stated one.
+    """
+
+    quantised: bool = False
+    #: Whether more parts are to come.
+    is_open: bool = False
+    #: The largest amax of the parts' sources, 0-dim float32.
+    amax: Tensor | None = None
+
+    def observe(self, amax: Tensor) -> None:
+        """Include the amax of a part."""
+        self.amax = amax if self.amax is None else torch.maximum(self.amax, amax)
+
+    def mismatch(self, stated: Tensor) -> Finding | None:
+        """After the last part: a mismatch if the stated amax is not that of all parts."""
+        assert self.amax is not None
+        if torch.equal(self.amax, stated.to(self.amax)):
+            return None
+        return Finding(
+            Status.MISMATCH,
+            f"its scale is that of an amax of {float(stated):.4g}, and its parts have one of {float(self.amax):.4g}",
+            quantised=True,
+        )
+
+
+#: The result for a product whose last part never ran, so that the stated amax could not be verified.
+CUT_SHORT = Finding(Status.MISMATCH, "the last part of its product was never multiplied")
+
+
+@dataclass
+class SlotCalls:
+    """The results of one slot over all calls."""
+
+    calls: int = 0
+    #: Calls with an empty operand: an expert without tokens.
+    empty_calls: int = 0
+    recomputed_calls: int = 0
+    quantised_calls: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    #: Progress of the product that is being computed in parts.
+    parts: Parts = field(default_factory=Parts)
+
+
+def status_of(slot: SlotCalls | None) -> tuple[Status, str]:
+    """The status of a slot from all its calls: one mismatch decides; otherwise one engaged call suffices."""
+    if slot is None:
+        return Status.NOT_REACHED, NOT_CALLED
+    if slot.parts.is_open:
+        return CUT_SHORT.status, CUT_SHORT.reason
+    for status in (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE):
+        for finding in slot.findings:
+            if finding.status is status:
+                return status, finding.reason
+    return Status.NOT_REACHED, NO_TOKENS if slot.empty_calls else NOT_CALLED
+
+
+@dataclass
+class Observed:
+    """The matrix products of one watched iteration."""
+
+    #: The declaration of every slot.
+    declared: PrecisionMap
+    #: Results of the routers' products, by router.
+    routers: dict[str, SlotCalls]
+    slots: dict[tuple[ModuleId, Slot], SlotCalls] = field(default_factory=dict)
+    #: Products without a context: (owner, operator) -> calls.
+    undeclared: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -47,12 +196,12 @@ class Verdict:
         }
 
 
-def verdict(iteration: int, watch: ProductWatch) -> Verdict:
+def verdict(iteration: int, observed: Observed) -> Verdict:
     """Compare observed with declared slots, in both directions."""
     entries, failures = [], []
-    for module in watch.declared.values():
+    for module in observed.declared.values():
         for entry in module.entries():
-            slot = watch.slots.get((entry.module, entry.slot))
+            slot = observed.slots.get((entry.module, entry.slot))
             status, reason = status_of(slot)
             entries.append(
                 {
@@ -66,15 +215,15 @@ def verdict(iteration: int, watch: ProductWatch) -> Verdict:
             )
             if status in (Status.MISMATCH, Status.NOT_REACHED) and reason != NO_TOKENS:
                 failures.append(f"{entry.label}: declared {entry.spec.fmt.name}, {reason}")
-    for (owner, operator), calls in watch.undeclared.items():
+    for (owner, operator), calls in observed.undeclared.items():
         failures.append(
             f"{owner}: {calls} matrix products (aten.{operator}) that the precision map does not list"
         )
-    for router, slot in watch.routers.items():
+    for router, slot in observed.routers.items():
         status, reason = status_of(slot if slot.calls else None)
         if status in (Status.MISMATCH, Status.NOT_REACHED):
             failures.append(f"{router}: must be in high precision, {reason}")
-    router_calls = {router: slot.calls for router, slot in watch.routers.items()}
+    router_calls = {router: slot.calls for router, slot in observed.routers.items()}
     return Verdict(iteration, entries, failures, router_calls)
 
 

@@ -9,22 +9,23 @@ fails the run. Products outside the decoder (the output layer, the loss) are not
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.formats import Axis, resolve
+from quantexp.formats.torch_internals import in_backward
 from quantexp.model.decoder import is_routed
-from quantexp.proof.judge import Finding, Status, judge
+from quantexp.proof.grids import Finding, Status
 from quantexp.proof.origin import needs_origin
 from quantexp.proof.owners import Owners
-from quantexp.proof.parts import CUT_SHORT, Parts, narrowed
-from quantexp.quant.operand import own_amax
-from quantexp.quant.precision import Entry, ModuleId, PrecisionMap
+from quantexp.proof.verdict import CUT_SHORT, Observed, Parts, SlotCalls, judge
+from quantexp.quant.multiply import own_amax
+from quantexp.quant.precision import Entry, PrecisionMap
 from quantexp.quant.product_context import (
     UNTRACKED,
     FusedContext,
@@ -33,9 +34,8 @@ from quantexp.quant.product_context import (
     current_product,
     watch_products,
 )
-from quantexp.quant.sites import Operand, Product, Slot, operands_of
+from quantexp.quant.sites import Operand, Product, operands_of
 from quantexp.quant.slots import WORKING
-from quantexp.quant.torch_internals import in_backward
 
 #: Operators that multiply two matrices (or stacks of them), with the positions of left and right operand.
 PAIRED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2)}
@@ -52,9 +52,7 @@ OTHER = (
 )
 FUSED_ATTENTION = "_scaled_dot_product"
 
-#: Why a slot was not reached: its product never ran, which fails the run, or it had nothing to multiply.
-NOT_CALLED = "no such product was called"
-NO_TOKENS = "no token was routed to this expert"
+
 #: The declaration of a tensor in high precision.
 _HIGH = resolve(WORKING)
 
@@ -67,22 +65,6 @@ _FUSED_ARGUMENTS = {
 }
 #: The result for tensors that only exist inside a fused kernel.
 IN_KERNEL = Finding(Status.INCONCLUSIVE, "within the fused kernel, in high precision")
-
-SlotKey = tuple[ModuleId, Slot]
-
-
-@dataclass
-class SlotCalls:
-    """The results of one slot over all calls."""
-
-    calls: int = 0
-    #: Calls with an empty operand: an expert without tokens.
-    empty_calls: int = 0
-    recomputed_calls: int = 0
-    quantised_calls: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    #: Progress of the product that is being computed in parts.
-    parts: Parts = field(default_factory=Parts)
 
 
 class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -101,12 +83,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         routers: Mapping[str, nn.Module] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        #: Results of the routers' products, by router.
-        self.routers: dict[str, SlotCalls] = {name: SlotCalls() for name in routers or {}}
-        self.declared = declared
-        self.slots: dict[SlotKey, SlotCalls] = {}
-        #: Products without a context: (owner, operator) -> calls.
-        self.undeclared: Counter[tuple[str, str]] = Counter()
+        self.observed = Observed(declared, {name: SlotCalls() for name in routers or {}})
         self._owners = Owners({**decoder, **(routers or {})})
 
     @contextlib.contextmanager
@@ -138,10 +115,10 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._in_context(context, left, right)
             return
         owner = self._owners.current()
-        if owner in self.routers and name in PAIRED:
-            self._high(self.routers[owner], [args[position] for position in PAIRED[name]])
+        if owner in self.observed.routers and name in PAIRED:
+            self._high(self.observed.routers[owner], [args[position] for position in PAIRED[name]])
         elif owner is not None:
-            self.undeclared[owner, name] += 1
+            self.observed.undeclared[owner, name] += 1
 
     def _fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The products of one fused attention call: its inputs are judged, tensors internal to the kernel cannot be."""
@@ -149,7 +126,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(context, FusedContext):
             owner = self._owners.current()
             if owner is not None:
-                self.undeclared[owner, name] += 1
+                self.observed.undeclared[owner, name] += 1
             return
         tensors = {
             argument.name.removesuffix("_"): value
@@ -157,7 +134,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         } | kwargs
         is_backward = name.endswith("_backward")
         recomputed = not is_backward and in_backward()
-        for entry in self.declared[context.module].entries():
+        for entry in self.observed.declared[context.module].entries():
             if is_backward == (entry.slot.product is Product.FPROP):
                 continue
             source = _FUSED_ARGUMENTS.get(entry.slot.operand)
@@ -172,7 +149,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note(entry, finding, recomputed)
 
     def _slot(self, entry: Entry) -> SlotCalls:
-        return self.slots.setdefault((entry.module, entry.slot), SlotCalls())
+        return self.observed.slots.setdefault((entry.module, entry.slot), SlotCalls())
 
     def _note(
         self, entry: Entry, finding: Finding, recomputed: bool, part: Part | None = None
@@ -203,7 +180,7 @@ class ProductWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         empty = left.numel() == 0 or right.numel() == 0
         slots = operands_of(context.site, context.product)
         for side, (slot, x, reduced) in enumerate(zip(slots, (left, right), (-1, -2), strict=True)):
-            entry = Entry(context.module, slot, self.declared[context.module].spec(slot))
+            entry = Entry(context.module, slot, self.observed.declared[context.module].spec(slot))
             amax = part.amax(slot) if part else None
             needs_source = needs_origin(entry.spec) or amax is not None
             source = sources()[side] if sources and needs_source else None
@@ -264,14 +241,7 @@ def _along_blocks(entry: Entry, x: Tensor, reduced: int, sequences: int) -> tupl
     return x.reshape(*x.shape[:-1], T, sequences), -2
 
 
-def status_of(slot: SlotCalls | None) -> tuple[Status, str]:
-    """The status of a slot from all its calls: one mismatch decides; otherwise one engaged call suffices."""
-    if slot is None:
-        return Status.NOT_REACHED, NOT_CALLED
-    if slot.parts.is_open:
-        return CUT_SHORT.status, CUT_SHORT.reason
-    for status in (Status.MISMATCH, Status.ENGAGED, Status.INCONCLUSIVE):
-        for finding in slot.findings:
-            if finding.status is status:
-                return status, finding.reason
-    return Status.NOT_REACHED, NO_TOKENS if slot.empty_calls else NOT_CALLED
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """An operand in the working precision, if widening it from there was lossless; otherwise unchanged."""
+    narrow = x.to(dtype)
+    return narrow if torch.equal(narrow.to(x.dtype), x) else x

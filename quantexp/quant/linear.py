@@ -32,8 +32,7 @@ from torch import Tensor
 
 from quantexp.formats import Axis, QuantSpec
 from quantexp.quant.hooks import is_operand_hooked
-from quantexp.quant.multiply import Factor, multiply_operands
-from quantexp.quant.operand import quantise_operand, quantise_pair
+from quantexp.quant.multiply import Factor, multiply_operands, quantise_operand, quantise_pair
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import DGRAD_G, DGRAD_W, FPROP_W, FPROP_X, WGRAD_G, WGRAD_X, Slot, dim_of

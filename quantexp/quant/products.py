@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.library import Library, get_kernel
 
-from quantexp.quant.torch_internals import without_torch_function
+from quantexp.formats.torch_internals import without_torch_function
 
 #: Bytes of a strip in fp32, of an operand or of the result.
 STRIP_BYTES = 8 << 20

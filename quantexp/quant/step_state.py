@@ -66,10 +66,10 @@ class StepState:
         """Start a micro-batch."""
         self.iteration, self.micro_batch = iteration, micro_batch
 
-    def finish(self) -> None:
-        """End the iteration: every history advances."""
+    def finish(self, keep: bool = True) -> None:
+        """End the iteration: every history advances, or forgets the iteration if it is not kept."""
         for history in self.histories.values():
-            history.advance()
+            history.advance(keep)
 
     def amax(self, spec: QuantSpec) -> Tensor | None:
         """The amax that scales an operand under delayed scaling; None means its own amax."""

@@ -16,7 +16,7 @@ _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 
 def device_class(launcher: LauncherConfig) -> str:
-    """`cpu`, or the GPU's name; for a SLURM job, `cuda` with the requested GPU type."""
+    """`cpu`, or the GPU's name; for a job of a cluster, `cuda` with the requested GPU type."""
     if not launcher.is_local:
         if not launcher.gpus_per_node:
             return "cpu"

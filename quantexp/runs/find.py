@@ -6,15 +6,16 @@ enough if it is unique: `FA_mxfp8-1a2b3c4d`, or `FA_mxfp8`.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quantexp.errors import RunError
-from quantexp.folders import short_path
+from quantexp.errors import RunError, UnreadableError
+from quantexp.folders import short_path, user_path
 from quantexp.runs.paths import RunDir, RunsRoot, Submission
+from quantexp.runs.sweep_list import read_sweep, read_tasks
 from quantexp.terminal.close_matches import did_you_mean, near
 
 #: The name of a run that never had a folder.
@@ -72,7 +73,7 @@ def scope(name: str | None, root: Path) -> Scope:
 
 def is_run(run: RunDir) -> bool:
     """Whether this is a run's folder."""
-    return run.status.is_file() or run.config.is_file()
+    return os.path.lexists(run.status) or os.path.lexists(run.config)
 
 
 def runs_below(root: Path) -> list[RunDir]:
@@ -86,7 +87,7 @@ def find_run(name: str, root: Path) -> RunDir:
     Raises:
         RunError: no run matches, or several do.
     """
-    path = Path(name).expanduser().absolute()
+    path = user_path(name).absolute()
     if path.is_dir() and is_run(RunDir(path)):
         return RunDir(path)
     run = _named(name, root)
@@ -104,7 +105,7 @@ def existing_or_named(name: str, root: Path) -> str:
     Raises:
         RunError: nothing has this name, or it is a part of several runs' names.
     """
-    return name if Path(name).expanduser().exists() else str(_resolve(name, root))
+    return name if user_path(name).exists() else str(_resolve(name, root))
 
 
 def _named(name: str, root: Path) -> RunDir | None:
@@ -121,8 +122,7 @@ def _named(name: str, root: Path) -> RunDir | None:
         lines = [run.root.name for run in matches[:_MOST_NAMES]]
         if more := len(matches) - len(lines):
             lines.append(f"and {more} more")
-        listed = "".join(f"\n  {line}" for line in lines)
-        raise RunError(f"RUN must be a part of one run's name, got {name!r}, which fits{listed}")
+        raise RunError(f"RUN must be a part of one run's name, got {name!r}, which fits", lines)
     return matches[0] if matches else None
 
 
@@ -156,7 +156,7 @@ def _suggestion(name: str, root: Path) -> str:
 def _existing_path(name: str, root: Path) -> Path | None:
     shared = RunsRoot(root)
     for base in (Path.cwd(), root, shared.sweeps, shared.submissions):
-        path = base / Path(name).expanduser()
+        path = base / user_path(name)
         candidates = [path, *([path.with_name(f"{path.name}.json")] if path.name else [])]
         for candidate in candidates:
             if candidate.exists():
@@ -166,29 +166,38 @@ def _existing_path(name: str, root: Path) -> Path | None:
 
 
 def _sweep(file: Path) -> Scope:
-    entries = _read_runs(file, "a sweep's list of runs; give one of runs/sweeps/")
-    if not all(isinstance(entry, dict) for entry in entries):
-        raise RunError(f"{file} is not a sweep's list of runs; give one of runs/sweeps/")
+    try:
+        entries = read_sweep(file)["runs"]
+    except UnreadableError as error:
+        what = "a sweep's list of runs; give one of runs/sweeps/"
+        raise RunError(f"{file} is not {what} ({error})") from error
     root = file.parent.parent
-    unstarted = [e for e in entries if e.get("run") is None]
+    unstarted = [e for e in entries if e["run"] is None]
     missing = [
         Missing(UNNAMED, f"did not start: {e.get('reason')}", e.get("config")) for e in unstarted
     ]
-    listed = {str(e["run"]): e for e in entries if e not in unstarted}
+    listed = {e["run"]: e for e in entries if e["run"] is not None}
     scope = _scope(file, [root / name for name in listed], missing)
     return replace(
         scope,
         missing=tuple(
-            replace(m, config=listed.get(m.name, {}).get("config")) for m in scope.missing
+            replace(m, config=listed[m.name].get("config")) if m.name in listed else m
+            for m in scope.missing
         ),
-        stages={name: int(e.get("stage", 0)) for name, e in listed.items()},
+        stages={name: e.get("stage", 0) for name, e in listed.items()},
     )
 
 
 def _submission(folder: Path) -> Scope:
-    tasks = Submission(folder).tasks
-    runs = _read_runs(tasks, "a submission's list of runs; give one of runs/submissions/")
-    return _scope(folder, [Path(str(run)) for run in runs], [])
+    submission = Submission(folder)
+    what = "a submission's list of runs; give one of runs/submissions/"
+    if not os.path.lexists(submission.tasks):
+        raise RunError(f"{submission.tasks} is gone: {folder} is not {what}")
+    try:
+        runs = read_tasks(submission)["runs"]
+    except UnreadableError as error:
+        raise RunError(f"{submission.tasks} is not {what} ({error})") from error
+    return _scope(folder, [Path(run) for run in runs], [])
 
 
 def _scope(about: Path, folders: list[Path], missing: list[Missing]) -> Scope:
@@ -200,15 +209,3 @@ def _scope(about: Path, folders: list[Path], missing: list[Missing]) -> Scope:
     return Scope(
         str(about), tuple(run for run in runs if is_run(run)), (*missing_folders, *missing)
     )
-
-
-def _read_runs(file: Path, what: str) -> list[Any]:
-    try:
-        runs = json.loads(file.read_text())["runs"]
-    except FileNotFoundError as error:
-        raise RunError(f"{file} is gone: {file.parent} is not {what}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is not {what}") from error
-    if not isinstance(runs, list):
-        raise RunError(f"{file} is not {what}")
-    return runs

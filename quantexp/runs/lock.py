@@ -64,7 +64,7 @@ def hold(file: Path) -> int:
 def is_held(file: Path) -> bool:
     """Whether a process holds the lock on this file."""
     try:
-        lock = os.open(file, os.O_RDONLY)
+        lock = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -8,14 +8,17 @@ or saved. A line of metrics.jsonl has the value of its own iteration.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Required, TypedDict
 
+from quantexp.errors import UnreadableError
+from quantexp.reading.files import open_file
+from quantexp.reading.json_files import json_lines, lines_from, value_of
+from quantexp.reading.typed import Count
 from quantexp.runs.paths import RunDir
 
 #: Bytes read from the end of metrics.jsonl; a line has some 300 bytes.
@@ -24,36 +27,74 @@ TAIL_BYTES = 1 << 16
 WINDOW = 100
 
 
+class MetricsLine(TypedDict, total=False):
+    """A line of metrics.jsonl as any version may have written it; a value that was not finite is None."""
+
+    iteration: Required[Count]
+    loss: float | None
+    grad_norm: float | None
+    lr: float | None
+    tokens: Count | None
+    step_time_s: float | None
+    tokens_per_s: float | None
+    tflops: float | None
+    memory_gb: float | None
+    skipped: bool
+    loss_scale: float | None
+    aux_loss: float | None
+    mfu: float | None
+    validation_loss: float | None
+    perplexity: float | None
+    time: str
+
+
 def read_metrics(run: RunDir) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl, newest last; a loss or grad_norm that was not finite is None."""
-    return _whole_lines(run)
+    """The lines of metrics.jsonl, newest last; a loss or grad_norm that was not finite is None.
+
+    The last line may be unfinished, and is then left out.
+
+    Raises:
+        UnreadableError: names the first wrong line.
+    """
+    return [dict(line) for line in json_lines(run.metrics, MetricsLine, _refuse)]
 
 
 def recent_metrics(run: RunDir) -> list[dict[str, Any]]:
-    """The last whole lines of metrics.jsonl, newest last; a loss or grad_norm that was not finite is NaN."""
-    recent = _whole_lines(run, TAIL_BYTES)
+    """The last lines of metrics.jsonl, newest last; a loss or grad_norm that was not finite is NaN.
+
+    Raises:
+        UnreadableError: names a wrong line among them.
+    """
+    try:
+        recent = [dict(line) for line in _last_lines(run)] or read_metrics(run)
+    except UnreadableError:
+        read_metrics(run)  # counts the lines from the file's start
+        raise
     for metrics in recent:
         for name in ("loss", "grad_norm"):
             metrics[name] = math.nan if metrics.get(name) is None else metrics[name]
     return recent
 
 
-def _whole_lines(run: RunDir, num_bytes: int | None = None) -> list[dict[str, Any]]:
-    """The whole lines in the last `num_bytes` of metrics.jsonl, or in all of it; the first and last may be torn."""
+def _last_lines(run: RunDir) -> Iterator[MetricsLine]:
+    """The lines in the last `TAIL_BYTES` of metrics.jsonl, without the one that begins before them."""
     try:
-        with run.metrics.open("rb") as stream:
-            if num_bytes is not None:
-                stream.seek(max(0, run.metrics.stat().st_size - num_bytes))
-            texts = stream.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    lines = []
-    for text in texts:
-        with contextlib.suppress(ValueError):
-            line = json.loads(text)
-            if isinstance(line, dict):
-                lines.append(line)
-    return lines
+        stream = open_file(run.metrics)
+    except FileNotFoundError:
+        return
+    with stream:
+        start = max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES)
+        stream.seek(start)
+        lines = lines_from(stream, run.metrics, _refuse)
+        if start:
+            next(lines, None)
+        for line in lines:
+            if (value := value_of(line, run.metrics, MetricsLine, _refuse)) is not None:
+                yield value
+
+
+def _refuse(error: UnreadableError) -> None:
+    raise error
 
 
 def last_metrics(run: RunDir) -> dict[str, Any] | None:
@@ -101,8 +142,10 @@ class Metrics:
     tokens_per_s: float
     tflops: float
     memory_gb: float
-    #: fp16 only: whether the step was left out because a gradient overflowed; the scale then halves.
+    #: Whether the step was left out because its loss or gradient was not finite. In fp16 the scale then falls.
     skipped: bool = False
+    #: What was not finite first, if the step was left out.
+    nonfinite: str | None = None
     loss_scale: float | None = None
     #: Models with experts: what balancing them added to the loss, over all layers; `loss` is without it.
     aux_loss: float | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from quantexp.folders import user_path
+
 
 @dataclass(frozen=True)
 class RunsRoot:
@@ -172,6 +174,11 @@ class RunDir:
         return self.root / ".reserve"
 
     @property
+    def kill(self) -> Path:
+        """Why the run's worker is killed; written by the process that kills it."""
+        return self.root / ".kill"
+
+    @property
     def attempts(self) -> Path:
         """Earlier attempts of the run, each complete in a numbered folder."""
         return self.root / "attempts"
@@ -179,13 +186,21 @@ class RunDir:
     @property
     def attempt(self) -> int:
         """The number of the newest attempt, from 1."""
-        earlier = [int(folder.name) for folder in self.attempts.glob("[0-9]*")]
-        return max(earlier, default=0) + 1
+        return max(self.attempt_numbers(), default=0) + 1
+
+    def attempt_numbers(self) -> list[int]:
+        """The numbers of the earlier attempts."""
+        return [int(path.name) for path in self.attempts.glob("[0-9]*") if path.name.isdecimal()]
 
     @property
     def lock(self) -> Path:
         """Locked (flock) by the process that executes the run; a crash releases the lock."""
         return self.root / ".lock"
+
+    @property
+    def claims(self) -> Path:
+        """The claims on the folder, for machines that do not see each other's locks."""
+        return self.root / ".claims"
 
     @property
     def start(self) -> Path:
@@ -196,4 +211,4 @@ class RunDir:
         """The folder of this run's captured tensors."""
         if capture_dir is None:
             return self.tensors
-        return Path(capture_dir).expanduser() / self.root.name
+        return user_path(capture_dir) / self.root.name

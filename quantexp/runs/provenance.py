@@ -1,6 +1,7 @@
 """provenance.json: versions, commit and uncommitted changes, source snapshot, host, command line, hashed content.
 
-It holds no environment variables.
+It holds no environment variables, and of the uncommitted changes none of a file that may hold secrets
+(`quantexp.runs.secret_files`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import contextlib
 import functools
 import importlib.metadata
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from quantexp import __version__
-from quantexp.runs.status import now, read_json, write_json
+from quantexp.reading.json_files import require_json
+from quantexp.runs.precision import PrecisionEntry
+from quantexp.runs.secret_files import SECRET_FILES, git_output
+from quantexp.runs.status import now, write_json
 
 
 class Source(TypedDict):
@@ -55,6 +58,68 @@ class Provenance(TypedDict):
     ran: NotRequired[Ran]
     #: The verdict of `quantexp verify` on the numerics of the device.
     verified: NotRequired[dict[str, Any]]
+
+
+class RecordedSource(TypedDict, total=False):
+    """`Source` as any version of quantexp may have written it."""
+
+    commit: str | None
+    diff: str | None
+    untracked: list[str]
+    snapshot: str
+
+
+class RecordedRan(TypedDict, total=False):
+    """`Ran` as any version of quantexp may have written it."""
+
+    host: str
+    device: str
+    packages: dict[str, str | None]
+    started: str
+
+
+class RecordedIdentity(TypedDict, total=False):
+    """The keys of a run's identity whose content is read."""
+
+    #: Pairs of an iteration and the precision map from there on.
+    scheme: list[tuple[int, list[PrecisionEntry]]]
+    model: dict[str, Any]
+    data: dict[str, Any]
+    training: dict[str, Any]
+
+
+class RecordedVerdict(TypedDict, total=False):
+    """The verdict of `quantexp verify`."""
+
+    state: str
+    words: str
+    certificate: dict[str, Any] | None
+
+
+class RecordedProvenance(TypedDict, total=False):
+    """`Provenance` as any version of quantexp may have written it."""
+
+    quantexp: str
+    python: str
+    packages: dict[str, str | None]
+    source: RecordedSource
+    host: str
+    platform: str
+    command: list[str] | None
+    folder: str
+    created: str
+    identity: RecordedIdentity
+    ran: RecordedRan
+    verified: RecordedVerdict | None
+
+
+def read_provenance(file: Path) -> RecordedProvenance:
+    """The content of provenance.json.
+
+    Raises:
+        UnreadableError: names the file and what is wrong with it.
+    """
+    return require_json(file, RecordedProvenance)
 
 
 #: Packages whose versions affect the run.
@@ -114,7 +179,7 @@ def add_what_ran(
     ran: Ran = {"host": platform.node(), "device": device, "packages": versions(), "started": now()}
     if products is not None:
         ran["products"] = products
-    write_json(file, {**read_json(file), "ran": ran, "verified": verified})
+    write_json(file, {**read_provenance(file), "ran": ran, "verified": verified})
 
 
 def versions() -> dict[str, str | None]:
@@ -134,26 +199,16 @@ def checkout() -> Source:
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return {"commit": None, "diff": None}
-    diff = _git(folder, "diff", "HEAD")
+    patterns = (f"**/{name}{below}" for name in SECRET_FILES for below in ("", "/**"))
+    left_out = [f":(exclude,glob,icase){pattern}" for pattern in patterns]
+    diff = git_output(folder, "diff", "HEAD", "--", ".", *left_out)
+    commit = git_output(folder, "rev-parse", "HEAD")
+    untracked = git_output(folder, "ls-files", "-z", "--others", "--exclude-standard") or ""
     return {
-        "commit": _git(folder, "rev-parse", "HEAD"),
-        "diff": diff and diff[:LARGEST_DIFF],
-        "untracked": (_git(folder, "ls-files", "--others", "--exclude-standard") or "").split(),
+        "commit": commit and commit.strip(),
+        "diff": diff and diff.strip()[:LARGEST_DIFF],
+        "untracked": [name for name in untracked.split("\0") if name],
     }
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        completed = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return completed.stdout.strip()
 
 
 def command_line() -> list[str]:

@@ -1,39 +1,40 @@
-"""Keeps secrets of the environment out of files and messages.
+"""Keeps secrets out of files and messages.
 
 API keys, tokens and passwords reach a run only through environment variables, recognised by their names. A text that
 contains the value of such a variable contains a secret, wherever the text comes from (a command line, a diff, an error
-message of a library). A configuration with a secret is refused; elsewhere the variable's name replaces the value. A
-secret that no variable of this process holds cannot be recognised, except a password in an address.
+message of a library). So does a text with a token of a known shape (`quantexp.runs.token_shapes`), or an address with a
+password. A configuration with a secret is refused; elsewhere the variable's name, or the words for the shape, replace
+the value.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from quantexp.errors import ConfigError
+from quantexp.runs.token_shapes import is_secret_name, secrets_by_shape
 
-#: Names of variables that hold secrets.
-_SECRET = re.compile(
-    r"(^|_)(TOKEN|SECRET|\w*PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIALS?|\w*KEY|PAT|JWT)(_|$)", re.I
-)
-#: Names of variables that hold only the location or type of a secret.
-_LOCATION = re.compile(r"_(FILE|FILES|PATH|DIR|SOCK|URL|NAME|TYPE|TTL)$", re.I)
 #: Shorter values (on, true, none) are common words, not secrets.
 SHORTEST = 8
 #: scheme://user:password@host
-_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)[^/?#@\s]+@")
+_USERINFO = re.compile(r"(?P<scheme>(?<![\w+.-])[A-Za-z][\w+.-]{0,40}://)[^/?#@\s]+@")
+_PASSWORD = re.compile(r"(?<![\w+.-])[A-Za-z][\w+.-]{0,40}://[^/?#@\s:]*:[^/?#@\s]+@")
+#: Values of a key named like a secret that are none.
+_SWITCHES = re.compile(r"|true|false|yes|no|on|off|none|null|auto|-?[\d.]{1,6}|[\$<].*", re.I)
+_REMEDY = (
+    "the configuration is written to the run folder and to the job's script. Export the variable in the shell that "
+    "submits: a local run and sbatch pass it to the job, and programs read it there"
+)
 
 
 def secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variable -> value, for variables whose names mark them as secrets; longest values first."""
-    values = {
-        name: value.strip()
-        for name, value in environment.items()
-        if _SECRET.search(name) and not _LOCATION.search(name)
-    }
+    values = {name: value.strip() for name, value in environment.items() if is_secret_name(name)}
     long = {name: value for name, value in values.items() if len(value) >= SHORTEST}
     return dict(sorted(long.items(), key=lambda pair: len(pair[1]), reverse=True))
 
@@ -44,8 +45,13 @@ def secret_in(text: str, environment: Mapping[str, str] = os.environ) -> str | N
 
 
 def redacted(content: Any, environment: Mapping[str, str] = os.environ) -> Any:
-    """JSON content with `<VARIABLE>` in place of each secret, and addresses without user and password."""
+    """JSON content with a name in angle brackets in place of each secret, and addresses without user and password."""
     return _replaced(content, secrets(environment))
+
+
+def redacted_text(text: str) -> str:
+    """A text as `redacted` returns it."""
+    return str(redacted(text))
 
 
 def refuse_secrets(
@@ -54,19 +60,33 @@ def refuse_secrets(
     """Refuse a configuration, given as nested dicts and lists, that contains a secret.
 
     Raises:
-        ConfigError: names the key and the variable whose value it holds.
+        ConfigError: names the key and what its value looks like, never the value.
     """
     if isinstance(content, dict):
         for name, value in content.items():
-            refuse_secrets(value, environment, f"{key}.{name}" if key else str(name))
+            below = f"{key}.{name}" if key else str(name)
+            _refuse_name(str(name), value, below)
+            refuse_secrets(str(name), environment, f"a key of {key or 'the configuration'}")
+            refuse_secrets(value, environment, below)
     elif isinstance(content, list):
         for index, value in enumerate(content):
             refuse_secrets(value, environment, f"{key}[{index}]")
-    elif isinstance(content, str) and (variable := secret_in(content, environment)):
-        raise ConfigError(
-            f"{key} must hold no secret, got the value of the environment variable {variable}; the configuration is "
-            "written to the run folder, and programs read secrets from the environment themselves"
-        )
+    elif isinstance(content, str):
+        if variable := secret_in(content, environment):
+            raise _refusal(key, f"the value of the environment variable {variable}")
+        if _PASSWORD.search(content):
+            raise _refusal(key, "an address with a password")
+        for words, _ in secrets_by_shape(content):
+            raise _refusal(key, f"what looks like a {words}")
+
+
+def _refuse_name(name: str, value: Any, key: str) -> None:
+    if isinstance(value, str) and is_secret_name(name) and not _SWITCHES.fullmatch(value):
+        raise _refusal(key, f"a value under the name {name}")
+
+
+def _refusal(key: str, content: str) -> ConfigError:
+    return ConfigError(f"{key} must hold no secret, got {content}; {_REMEDY}")
 
 
 def without_userinfo(text: str) -> str:
@@ -77,10 +97,21 @@ def without_userinfo(text: str) -> str:
 def _replaced(content: Any, values: dict[str, str]) -> Any:
     if isinstance(content, str):
         for name, value in values.items():
-            content = content.replace(value, f"<{name}>")
+            for form in (value, quote(value, safe="")):
+                content = content.replace(form, f"<{name}>")
+        for words, value in list(secrets_by_shape(content)):
+            content = content.replace(value, f"<{words}>")
         return without_userinfo(content)
     if isinstance(content, dict):
         return {_replaced(key, values): _replaced(value, values) for key, value in content.items()}
     if isinstance(content, list | tuple):
         return [_replaced(value, values) for value in content]
     return content
+
+
+class RedactingFormatter(logging.Formatter):
+    """Formats log records, tracebacks included, without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text of a record, with its traceback."""
+        return redacted_text(super().format(record))

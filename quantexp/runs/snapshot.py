@@ -2,7 +2,8 @@
 
 A run may start long after its submission (a queue, a sweep), and its processes import quantexp when they start. They
 import it from this copy, so that edits, updates and checkouts in between change nothing. The copy holds quantexp, its
-launchers and the shipped configuration; other packages are recorded by version only.
+launchers and the shipped configuration, without files that git ignores or that may hold secrets
+(`quantexp.runs.secret_files`). Other packages are recorded by version only.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import logging
 import os
 import shutil
 import tempfile
@@ -20,7 +22,8 @@ import quantexp
 from quantexp.errors import RunError
 from quantexp.folders import conf_dir
 from quantexp.runs.paths import RunsRoot
-from quantexp.runs.status import read_json
+from quantexp.runs.provenance import read_provenance
+from quantexp.runs.secret_files import ignored_by_git, may_hold_secrets
 
 #: The packages of this project that a run imports.
 PACKAGES = ("quantexp", "quantexp_launchers")
@@ -28,22 +31,25 @@ PACKAGES = ("quantexp", "quantexp_launchers")
 DIGITS = 16
 _LEFT_OUT = ("__pycache__",)
 
+LOG = logging.getLogger(__name__)
+
 
 @functools.cache
 def take_snapshot(root: Path) -> Path:
     """The folder with a copy of the source that this process imported; copies it if there is none yet.
 
     A process takes one snapshot for each root and caches it, so all points of a sweep run the same source. Folders have
-    mode 0700 and files 0400. Several processes may take the same snapshot at once.
+    mode 0700 and files 0400. Several processes may take the same snapshot at once. A snapshot that was changed is moved
+    aside, with a warning, and taken again.
 
     Raises:
         RunError: the copy cannot be written.
     """
     files = dict(_files())
     folder = RunsRoot(root).snapshots / _digest(files)
-    if folder.is_dir():
-        return folder
     try:
+        if folder.is_dir() and _is_whole(folder):
+            return folder
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
         try:
@@ -79,30 +85,62 @@ def check_snapshot(folder: Path) -> None:
         raise RunError(
             f"the source this run was submitted with is gone from {folder}; submit the run again"
         )
-    files = {
-        str(file.relative_to(folder)): file
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and not set(file.parts) & set(_LEFT_OUT)
-    }
-    if _digest(files) != folder.name:
+    if (change := _change(folder)) is not None:
         raise RunError(
-            f"the source this run was submitted with was changed in {folder}; submit the run again"
+            f"the source this run was submitted with was changed in {folder} ({change}); submit the run again"
         )
+
+
+def _change(folder: Path) -> str | None:
+    """What was changed in a snapshot, in words; None if nothing was.
+
+    Everything that Python could import instead of a source file counts: its caches of bytecode, and links.
+    """
+    files: dict[str, Path] = {}
+    for parent, folders, names in os.walk(folder):
+        for path in (Path(parent) / name for name in (*folders, *names)):
+            name = str(path.relative_to(folder))
+            if path.is_symlink() or (path.name in names and not path.is_file()):
+                return f"{name} is a link, or no regular file"
+            if path.name in _LEFT_OUT:
+                return f"{name} was added, which Python imports instead of the source"
+            if path.name in names:
+                files[name] = path
+    if _digest(files) != folder.name:
+        return "a file has other content, is missing, or was added"
+    return None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a snapshot is as it was taken; one that is not is moved aside.
+
+    Caches of bytecode, which the runs of earlier versions left, are removed.
+    """
+    for name in _LEFT_OUT:
+        for cache in [path for path in folder.rglob(name) if not path.is_symlink()]:
+            shutil.rmtree(cache, ignore_errors=True)
+    change = _change(folder)
+    if change is not None:
+        aside = folder.with_name(f".changed-{folder.name}-{os.getpid()}")
+        LOG.warning("%s was changed (%s): it is now %s, and is copied again", folder, change, aside)
+        folder.rename(aside)
+    return change is None
 
 
 def require_snapshot(provenance: Path) -> None:
     """Refuse to run any other source than the one a run was submitted with.
 
     Raises:
-        RunError: this process imported another quantexp than provenance.json names.
+        RunError: this process imported another quantexp than provenance.json names, or the snapshot was changed.
     """
-    expected = read_json(provenance)["source"]["snapshot"]
+    expected = read_provenance(provenance).get("source", {}).get("snapshot")
     imported = Path(quantexp.__file__).parent.parent
     if imported.name != expected:
         raise RunError(
             f"this run is for the source snapshot {expected}, and quantexp was imported from {imported}; start it with "
             "quantexp"
         )
+    check_snapshot(imported)
 
 
 def environment(snapshot: Path, *, inherit: bool = True) -> dict[str, str]:
@@ -114,8 +152,9 @@ def environment(snapshot: Path, *, inherit: bool = True) -> dict[str, str]:
     """
     inherited = os.environ.get("PYTHONPATH") if inherit else None
     path = os.pathsep.join([str(snapshot), *([inherited] if inherited else [])])
-    # Without PYTHONSAFEPATH the working directory, perhaps a checkout, would come first.
-    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    # Without PYTHONSAFEPATH the working directory, perhaps a checkout, would come first. Bytecode in the snapshot would
+    # be imported instead of the source that its hash covers; a process compiles that in 0.1 to 0.4 s.
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _files() -> Iterator[tuple[str, Path]]:
@@ -124,9 +163,13 @@ def _files() -> Iterator[tuple[str, Path]]:
     if not (folders["quantexp"] / "conf").is_dir():
         folders["quantexp/conf"] = conf_dir()
     for name, folder in folders.items():
+        ignored = ignored_by_git(folder)
         for file in sorted(folder.rglob("*")):
-            if file.is_file() and not set(file.parts) & set(_LEFT_OUT):
-                yield f"{name}/{file.relative_to(folder)}", file
+            inside = file.relative_to(folder)
+            if may_hold_secrets(str(inside)) or file in ignored:
+                continue
+            if file.is_file() and not set(inside.parts) & set(_LEFT_OUT):
+                yield f"{name}/{inside}", file
 
 
 def _folder_of(package: str) -> Path:

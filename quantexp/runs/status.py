@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
 
-from quantexp.errors import RunError
+from quantexp.folders import sync
+from quantexp.reading import json_files
+from quantexp.reading.typed import REQUIRED, Count, Like, Rule
+from quantexp.runs.disk import writing
+from quantexp.runs.redaction import redacted_text
 
+#: The words for a run whose status cannot be read, and for a run without a folder, in the place of a state.
+UNREADABLE, MISSING = "unreadable", "missing"
+#: An escape of JSON; of the two halves of a character, both together.
+_ESCAPE = re.compile(r"\\(?:ud[89ab]\w\w\\ud[c-f]\w\w|(?P<half>ud[89a-f]\w\w)|.)")
+#: Bytes of status.json.
+MOST_BYTES = 1 << 22
 #: The reason of a run interrupted by Ctrl-C or by the end of its parent process.
 INTERRUPTED = "interrupted"
 
@@ -46,32 +57,88 @@ class Phase(StrEnum):
     WRITING = "writing"
     DRAWING = "drawing"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Phase:
+        """`NONE` for a value that only another version of quantexp knows."""
+        return cls.NONE
+
+
+def instant(text: str) -> datetime:
+    """A time in ISO 8601; one without a zone is in UTC."""
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        instant(text)
+    except ValueError:
+        return False
+    return True
+
+
+#: A time that `instant` reads.
+Time = Annotated[str, Rule("a time such as 2026-01-31T12:00:00+00:00", _is_time)]
+_CreationTime = Annotated[str, Rule("a time, or empty", lambda text: not text or _is_time(text))]
+
+
+class Capturing(TypedDict, total=False):
+    """`quantexp.capture.record.recorder.Progress`."""
+
+    tensors: Count
+    num_bytes: Count
+    current: str
+    stopped: str
+    queue_bytes: Count
+    bytes_per_s: float
+    waited_s: float
+
+
+class Delivered(TypedDict, total=False):
+    """What a tracker has received."""
+
+    where: Required[str]
+    id: str | None
+    iteration: Required[Count]
+    ended: bool
+    trouble: Required[str]
+
+
+class Restart(TypedDict, total=False):
+    """A requeue of the run's job."""
+
+    time: str
+    reason: str
+    iteration: Count
+
 
 @dataclass
 class Status:
     """The content of status.json; times are UTC in ISO 8601."""
 
-    state: State = State.PENDING
+    state: State = field(default=State.PENDING, metadata=REQUIRED)
     #: The reason of the state, in one line; empty unless something is wrong.
     reason: str = ""
     #: The current activity.
     phase: Phase = Phase.NONE
     #: The time at which the current phase, iteration or micro-batch began.
-    phase_since: str | None = None
+    phase_since: Time | None = None
     #: The current iteration, from 1, and its current micro-batch; None before the first.
-    current_iteration: int | None = None
-    micro_batch: int | None = None
+    current_iteration: Count | None = None
+    micro_batch: Count | None = None
     #: The number of micro-batches of an iteration.
-    micro_batches: int | None = None
-    created: str = ""
+    micro_batches: Count | None = None
+    created: _CreationTime = ""
     started: str | None = None
-    updated: str | None = None
-    finished: str | None = None
+    updated: Time | None = None
+    finished: Time | None = None
+    #: The time at which training was complete, with all that it records; figures and the report follow.
+    trained: Time | None = None
     #: The last complete iteration.
-    iteration: int = 0
-    iterations: int = 0
+    iteration: Count = 0
+    iterations: Count = 0
     host: str | None = None
-    pid: int | None = None
+    pid: Annotated[int, Rule("a process id", lambda pid: 0 < pid < 1 << 31)] | None = None
     #: The kind of the launcher that started the run.
     launcher: str | None = None
     #: The scheduler's job id; SLURM's is 123, or 123_4 in an array.
@@ -79,13 +146,15 @@ class Status:
     #: The name of the submission: the SLURM job name, and the folder in `runs/submissions/`.
     submission: str | None = None
     #: The index of the run in the submission's list of runs.
-    task: int | None = None
+    task: Count | None = None
     #: One entry for each requeue: its time, its reason and the iteration that was reached.
-    restarts: list[dict[str, Any]] = field(default_factory=list)
+    restarts: Annotated[list[dict[str, Any]], Like(list[Restart])] = field(default_factory=list)
     #: The number of captured tensors, their bytes, and the last one.
-    capture: dict[str, Any] = field(default_factory=dict)
+    capture: Annotated[dict[str, Any], Like(Capturing)] = field(default_factory=dict)
     #: For each tracker: the run's address, its id there, the last iteration delivered, and the error if any.
-    tracking: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tracking: Annotated[dict[str, dict[str, Any]], Like(dict[str, Delivered])] = field(
+        default_factory=dict
+    )
 
 
 def now() -> str:
@@ -93,55 +162,69 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def write_json(file: Path, content: object) -> None:
-    """Write a JSON file atomically."""
-    write_whole(file, json.dumps(content, indent=1) + "\n")
+def write_json(file: Path, content: object, *, is_durable: bool = False) -> None:
+    """Write a JSON file atomically; see `write_whole`.
+
+    Half of a surrogate pair, as in a word of the command line that is not UTF-8, becomes its code in letters: no JSON
+    reader has to take it.
+    """
+    text = _ESCAPE.sub(_whole_escape, json.dumps(content, indent=1))
+    write_whole(file, text + "\n", is_durable=is_durable)
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a file atomically: to a temporary name beside it, then rename; an error leaves no temporary file."""
+def _whole_escape(escape: re.Match[str]) -> str:
+    return escape[0] if escape["half"] is None else rf"\\{escape['half']}"
+
+
+def write_whole(file: Path, text: str, *, is_durable: bool = False) -> None:
+    """Write a file atomically: to a temporary name beside it, then rename; an error leaves no temporary file.
+
+    With `is_durable`, a later power failure leaves it as it is; otherwise the file may be empty or zero then.
+    """
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
-        temporary.replace(file)
+        with writing(file, len(text)):
+            temporary.write_text(text)
+            if is_durable:
+                sync(temporary)
+            temporary.replace(file)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+    if is_durable:
+        sync(file.parent)
 
 
 def write_status(file: Path, status: Status) -> None:
-    """Replace status.json."""
+    """Replace status.json; the last one, with the run's end, is durable."""
     status.updated = now()
-    write_json(file, asdict(status))
+    write_json(file, asdict(status), is_durable=status.finished is not None)
 
 
 def read_status(file: Path) -> Status | None:
     """The status; None if the file does not exist.
 
     Raises:
-        RunError: the file cannot be read, or is not a status.
+        UnreadableError: the file cannot be read, or is not a status.
     """
     try:
-        content = json.loads(file.read_text())
+        return json_files.read_json(file, Status, MOST_BYTES)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read: {error}") from error
-    try:
-        return Status(**{**content, "state": State(content["state"]), "phase": _phase(content)})
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{file} is not a status of this version: {error}") from error
 
 
-def _phase(content: dict[str, Any]) -> Phase:
-    """The phase; a value that only another version of quantexp knows becomes `NONE`."""
-    value = str(content.get("phase", ""))
-    return Phase(value) if value in list(Phase) else Phase.NONE
+def end_of(status: Status, state: State, reason: str) -> tuple[State, str]:
+    """The state and reason of a run's end: a run is completed if its training was, whatever ended it after that."""
+    if status.trained is None or state is State.COMPLETED:
+        return state, reason
+    words = f"training is complete; after it: {reason}"
+    return State.COMPLETED, f"{words}; quantexp draw and quantexp report make what is missing"
 
 
 def finish(status: Status, state: State, reason: str) -> None:
-    """Set a status to the end of a run: no current phase, iteration or pending captures."""
-    status.state, status.reason, status.finished = state, reason, now()
+    """Set a status to the end of a run: no current phase, iteration or pending captures; the reason has no secrets."""
+    state, reason = end_of(status, state, reason)
+    status.state, status.reason, status.finished = state, redacted_text(reason), now()
     status.phase, status.phase_since, status.current_iteration = Phase.NONE, None, None
     status.micro_batch = None
     if status.capture:
@@ -149,12 +232,9 @@ def finish(status: Status, state: State, reason: str) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """A JSON file of a run folder.
+    """A JSON file of a run folder, of any content.
 
     Raises:
-        RunError: it is missing or broken.
+        UnreadableError: it is missing or damaged.
     """
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read: {error}") from error
+    return json_files.require_json(file, object)

@@ -1,15 +1,73 @@
-"""`runs/sweeps/<time>_<pid>.json`: the runs of a sweep with their configurations."""
+"""The lists of runs: of a sweep, `runs/sweeps/<time>_<pid>.json`, and of a submission to SLURM, its `tasks.json`."""
 
 from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
 
 from quantexp.errors import RunError
-from quantexp.runs.paths import RunsRoot
+from quantexp.reading.json_files import require_json
+from quantexp.reading.typed import Count, Rule
+from quantexp.runs.paths import RunsRoot, Submission
+from quantexp.runs.provenance import RecordedSource
 from quantexp.runs.status import write_json
+
+
+def _is_name(text: str) -> bool:
+    return text not in ("", ".", "..") and not {"/", "\0"} & set(text)
+
+
+class SweepRow(TypedDict, total=False):
+    """A run of a sweep."""
+
+    #: The name of its folder; None if it never had one.
+    run: Required[Annotated[str, Rule("the name of a folder", _is_name)] | None]
+    state: str
+    skipped: bool
+    reason: str | None
+    stage: Count
+    config: dict[str, Any] | None
+
+
+class SweepList(TypedDict, total=False):
+    """The content of a sweep's list."""
+
+    started: str
+    finished: str | None
+    host: str
+    pid: int
+    command: list[str]
+    source: RecordedSource
+    runs: Required[list[SweepRow]]
+
+
+class Tasks(TypedDict, total=False):
+    """The content of a submission's tasks.json."""
+
+    #: The paths of the run folders, in the order of the tasks.
+    runs: Required[list[Annotated[str, Rule("a path", lambda text: text and "\0" not in text)]]]
+    snapshot: Required[str]
+    umask: Required[Annotated[int, Rule("a umask", lambda mask: 0 <= mask <= 0o777)]]
+
+
+def read_sweep(file: Path) -> SweepList:
+    """A sweep's list.
+
+    Raises:
+        UnreadableError: names the file and what is wrong with it.
+    """
+    return require_json(file, SweepList)
+
+
+def read_tasks(submission: Submission) -> Tasks:
+    """The runs of a submission.
+
+    Raises:
+        UnreadableError: names the file and what is wrong with it.
+    """
+    return require_json(submission.tasks, Tasks)
 
 
 def sweep_file(root: Path, started: str) -> Path:

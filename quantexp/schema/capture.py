@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, at_least, limited
+from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, at_most, between, limited
+
+_ITERATION, _COUNT = between(1, 1_000_000_000), between(0, 1 << 40)
 
 
 class CaptureLevel(Enum):
@@ -55,7 +57,7 @@ class CaptureRule:
     #: off excludes them, stats stores their statistics, tensors also their values.
     level: CaptureLevel | None = None
     values: CaptureValues | None = None
-    sample_count: int | None = limited(None, at_least(0))
+    sample_count: int | None = limited(None, *_COUNT)
     sample_of: SampleOf | None = None
 
 
@@ -68,16 +70,16 @@ class CaptureConfig:
     #: Iterations, and ranges of them with first and last included: [1, 100, 200-210].
     iterations: list[str] = field(default_factory=list)
     #: Every N iterations: N, 2N, 3N, ...
-    every: int | None = limited(None, at_least(1))
+    every: int | None = limited(None, *_ITERATION)
     #: Iterations 1, 2, 4, 8, ...
     powers_of_two: bool = False
     #: No iteration before this one, from 1.
-    first_iteration: int = limited(1, at_least(1))
+    first_iteration: int = limited(1, *_ITERATION)
     #: Number of iterations to capture, among those that the keys above select or from there on; 0 means all, null means
     #: one without those keys and all with them.
-    control_iter: int | None = limited(None, at_least(0))
+    control_iter: int | None = limited(None, *_COUNT)
     #: Number of micro-batches of each captured iteration; 0 means all.
-    collect_micro_batches: int = limited(1, at_least(0))
+    collect_micro_batches: int = limited(1, *_COUNT)
     #: End the run, as completed, once everything requested is on disk.
     stop_after_capture: bool = False
     #: before: tensors before quantisation. after: operands as each product multiplies them, with their scales, instead
@@ -86,19 +88,19 @@ class CaptureConfig:
     #: Ordered rules on what is stored of which tensor.
     rules: list[CaptureRule] = field(default_factory=list)
     #: Store at most this many rows, blocks or heads of each tensor's values, always the same ones; 0 means all.
-    sample_count: int = limited(0, at_least(0))
+    sample_count: int = limited(0, *_COUNT)
     sample_of: SampleOf = SampleOf.rows
     #: A format in which the statistics score each tensor (mxfp8, mxfp4, hifp8, ...), in addition to the scheme's; null
     #: means none.
     format: str | None = None
     #: Limit on the size of a run's values, in units of 1e9 bytes; null means the free space of the disk.
-    max_gb: float | None = limited(None, NOT_NEGATIVE)
+    max_gb: float | None = limited(None, NOT_NEGATIVE, at_most(1_000_000_000))
     #: Continue training, without further captures, when captured tensors can no longer be written (full disk).
     train_on_if_full: bool = False
     #: One `.pt` file per tensor, or large safetensors shards, which are faster to write.
     store: StoreKind = StoreKind.pt
     #: Host memory for tensors that wait to be written, in units of 1e9 bytes; training waits while it is full.
-    queue_gb: float = limited(1.0, POSITIVE)
+    queue_gb: float = limited(1.0, POSITIVE, at_most(1_000_000_000))
     #: The attention probabilities, their gradient and that of the scores: their size grows with the sequence squared.
     attn_weights: bool = False
     #: This rank's weight gradient of the micro-batch, and main_grad after the reduction.

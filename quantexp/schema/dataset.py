@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from quantexp.schema.limits import FOLDER_NAME, at_least, limited
+from quantexp.schema.limits import FOLDER_NAME, at_most, between, limited
 from quantexp.schema.missing import MISSING
 
 #: The default shares of training, validation and test.
@@ -29,15 +29,15 @@ class PrepareConfig:
     #: Sources of Dolma to keep (its `source` field), with the share of their documents, in (0, 1]; null keeps all.
     sources: Any = None
     #: Shorter documents are skipped, characters.
-    min_chars: int = limited(1, at_least(1))
+    min_chars: int = limited(1, *between(1, 1 << 40))
     #: Longer documents are skipped, characters; null means no limit.
-    max_chars: int | None = None
+    max_chars: int | None = limited(None, at_most(1 << 40))
     #: Keep only the first of documents with the same text.
     deduplicate: bool = False
     #: Unreadable records (no JSON, no UTF-8, no text) that are tolerated before the preparation fails.
-    max_rejected: int = limited(100, at_least(0))
+    max_rejected: int = limited(100, *between(0, 1 << 40))
     #: Tokenising processes; null means one per core.
-    num_workers: int | None = limited(None, at_least(1))
+    num_workers: int | None = limited(None, *between(1, 65_536))
 
 
 @dataclass

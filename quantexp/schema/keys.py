@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from quantexp.schema.experiment import Composition
@@ -10,7 +12,7 @@ from quantexp.schema.experiment import Composition
 
 def section_of(owner: Any, name: str) -> Any:
     """The dataclass type of a field of a dataclass; None if the field is not a section."""
-    hint = get_type_hints(owner).get(name)
+    hint = _hint(owner, name)
     kinds = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
     return kinds[0] if kinds and get_origin(hint) is not list else None
 
@@ -23,3 +25,23 @@ def keys(owner: Any = Composition, parent: str = "") -> list[str]:
         key = f"{parent}{field.name}"
         result += keys(section, f"{key}.") if section else [key]
     return result
+
+
+@cache
+def kind_of(key: str) -> Any:
+    """The type of a full key's value, null aside; str below a mapping of texts (`launcher.environment.NAME`)."""
+    owner: Any = Composition
+    *parents, name = key.split(".")
+    for parent in parents:
+        section = section_of(owner, parent)
+        if section is None:
+            return str if _hint(owner, parent) == dict[str, str] else None
+        owner = section
+    hint = _hint(owner, name)
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return kinds[0] if len(kinds) == 1 and get_origin(hint) is UnionType else hint
+
+
+@cache
+def _hint(owner: Any, name: str) -> Any:
+    return get_type_hints(owner).get(name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from quantexp.schema.limits import POSITIVE, Limit, at_least, limited, limits
+from quantexp.schema.limits import POSITIVE, Limit, at_most, between, limited, limits
 
 #: The launcher kinds that have keys of their own in this schema; further kinds are entry points of other packages.
 LOCAL, SLURM = "local", "slurm"
@@ -29,17 +29,17 @@ class JobConfig:
     """The resources that a run requests from a cluster, whatever schedules it."""
 
     #: Time limit, minutes.
-    time_min: int = limited(60, at_least(1))
+    time_min: int = limited(60, *between(1, 10_000_000))
     #: Nodes of one run; its processes are distributed over them evenly.
-    nodes: int = limited(1, at_least(1))
+    nodes: int = limited(1, *between(1, 100_000))
     #: GPUs per node, one for each process there; 0 trains on CPU cores.
-    gpus_per_node: int = 0
+    gpus_per_node: int = limited(0, *between(0, 4_096))
     #: The cluster's name for the kind of GPU (SLURM's gres type).
     gpu_type: str | None = limited(None, _ONE_LINE)
     #: CPU cores per process.
-    cpus_per_process: int | None = limited(None, at_least(1))
+    cpus_per_process: int | None = limited(None, *between(1, 65_536))
     #: Memory per node, in units of 1e9 bytes.
-    mem_gb: float | None = limited(None, POSITIVE)
+    mem_gb: float | None = limited(None, POSITIVE, at_most(1_000_000_000))
 
 
 @dataclass
@@ -78,9 +78,9 @@ class SlurmConfig(JobConfig):
     #: Additional arguments of srun.
     srun_args: list[str] = field(default_factory=list, metadata=limits(_ONE_LINE))
     #: How often the scheduler may restart a run (preemption, requeue, a lost node) before it counts as failed.
-    max_requeue: int = limited(3, at_least(0))
+    max_requeue: int = limited(3, *between(0, 1_000_000))
     #: Seconds before the time limit at which a run receives a warning signal.
-    signal_s: int = limited(90, at_least(1))
+    signal_s: int = limited(90, *between(1, 65_535))
 
 
 @dataclass
@@ -91,14 +91,14 @@ class LauncherConfig(SlurmConfig):
     #: quantexp.launchers. The keys of JobConfig are for every kind but local, those of SlurmConfig for slurm alone.
     kind: str = LOCAL
     #: Processes of one run, each with a share of every global batch (data parallel).
-    num_processes: int = limited(1, at_least(1))
+    num_processes: int = limited(1, *between(1, 100_000))
     #: Minutes that a process waits for another one before the run fails.
-    timeout_min: float = limited(10.0, POSITIVE)
+    timeout_min: float = limited(10.0, POSITIVE, at_most(10_000_000))
     #: CPU threads of one process; null leaves it to torch.
-    num_threads: int | None = limited(None, at_least(1))
-    #: Concurrent runs of a sweep; null means one locally, and as many as the cluster allows under SLURM.
-    max_parallel: int | None = limited(None, at_least(1))
-    #: Return at once; the runs continue in the background (as always under SLURM).
+    num_threads: int | None = limited(None, *between(1, 65_536))
+    #: Concurrent runs of a sweep; null means one on this machine, and as many as the cluster allows elsewhere.
+    max_parallel: int | None = limited(None, *between(1, 1_000_000))
+    #: Return at once; the runs continue in the background (a job always does).
     detach: bool = False
     #: Keys of a kind that another package adds.
     options: dict[str, Any] = field(default_factory=dict)

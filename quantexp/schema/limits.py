@@ -24,6 +24,8 @@ class Limit:
     holds: Callable[[Any], bool]
     #: The predicate in words, after the key: `must be a positive number`.
     requirement: str
+    #: The largest number, for the message about a larger one; None if `requirement` names it.
+    most: float | None = None
 
     def check(self, key: str, value: Any) -> None:
         """Refuse a value outside the limit.
@@ -33,7 +35,9 @@ class Limit:
         """
         if not self.holds(value):
             shown = repr(value) if isinstance(value, str) else value
-            raise ConfigError(f"{key} {self.requirement}, got {shown}")
+            too_large = self.most is not None and self.most < value < math.inf
+            requirement = f"must be at most {self.most:g}" if too_large else self.requirement
+            raise ConfigError(f"{key} {requirement}, got {shown}")
 
 
 def at_least(least: int) -> Limit:
@@ -41,9 +45,29 @@ def at_least(least: int) -> Limit:
     return Limit(lambda value: value >= least, f"must be at least {least}")
 
 
-#: Neither infinite nor NaN, as NOT_NEGATIVE.
-POSITIVE = Limit(lambda value: 0 < value < math.inf, "must be a positive number")
-NOT_NEGATIVE = Limit(lambda value: 0 <= value < math.inf, "must be a number of at least 0")
+def at_most(most: int) -> Limit:
+    """No number above the maximum, and no NaN."""
+    return Limit(lambda value: value <= most, f"must be at most {most:,}")
+
+
+def between(least: int, most: int) -> tuple[Limit, Limit]:
+    """A number of a range that includes both: the bounds of a size, far above any that is of use."""
+    return at_least(least), at_most(most)
+
+
+#: The largest finite fp32 number, rounded down: training computes in fp32, where a larger one is infinite.
+_LARGEST = 3.0e38
+#: fp32's smallest normal number, rounded up: a smaller one may be zero there.
+_SMALLEST = 1.2e-38
+#: Neither infinite nor NaN, in fp32 either, as NOT_NEGATIVE.
+POSITIVE = Limit(
+    lambda value: _SMALLEST <= value <= _LARGEST, "must be a positive number", most=_LARGEST
+)
+NOT_NEGATIVE = Limit(
+    lambda value: value == 0 or _SMALLEST <= value <= _LARGEST,
+    "must be a number of at least 0",
+    most=_LARGEST,
+)
 FOLDER_NAME = Limit(
     lambda text: re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+~-]*", text) is not None,
     "must be letters, digits and . _ + ~ - (it names a folder)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quantexp.schema.limits import FOLDER_NAME, limited
+from quantexp.schema.limits import FOLDER_NAME, at_most, limited
 
 
 @dataclass
@@ -14,7 +14,7 @@ class Slot:
     #: A format of `quantexp list`, `bf16` (the working precision) or `reuse` (the forward copy).
     format: str | None = None
     #: Elements that share a scale (MX formats, nvfp4), a power of two.
-    block: int | None = None
+    block: int | None = limited(None, at_most(1 << 20))
     #: floor, rceil, ceil or even (MX formats).
     scale_rule: str | None = None
     #: even, away or stochastic.
@@ -22,7 +22,7 @@ class Slot:
     #: none, current, exact or delayed (hifp8, fp8, nvfp4: one scale per tensor).
     scaling: str | None = None
     #: Iterations in the amax history of delayed scaling.
-    window: int | None = None
+    window: int | None = limited(None, at_most(100_000))
     #: Whether values beyond the largest saturate to it instead of becoming infinite or NaN (hifp8, fp8).
     saturate: bool | None = None
     #: Whether 3/4 of the operand is rounded, and the product multiplied by 4/3 (mxfp4, nvfp4).
@@ -32,7 +32,7 @@ class Slot:
     #: none, deterministic or random: a transform along the reduced axis, equal for both operands of a product.
     hadamard: str | None = None
     #: Elements per transform, a power of two; the last may be short.
-    hadamard_block: int | None = None
+    hadamard_block: int | None = limited(None, at_most(1 << 16))
 
 
 @dataclass

@@ -6,9 +6,12 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, Limit, at_least, limited
+from quantexp.schema.limits import NOT_NEGATIVE, POSITIVE, Limit, at_most, between, limited
 
 _BELOW_ONE = Limit(lambda value: 0 <= value < 1, "must lie in [0, 1)")
+_ITERATIONS, _SEQUENCES = between(1, 1_000_000_000), between(1, 100_000_000)
+#: A larger rate times an update overflows fp32.
+_RATE = Limit(lambda value: value <= 1e30, "must be at most 1e30")
 _POWER_OF_TWO = Limit(
     lambda value: 1 <= value < math.inf and math.frexp(value)[0] == 0.5,
     "must be a power of two of at least 1",
@@ -51,37 +54,46 @@ class Recompute(Enum):
     full = "full"
 
 
+class Nonfinite(Enum):
+    """What follows a step that was left out because its loss or gradient was not finite."""
+
+    #: The run goes on, up to `training.max_nonfinite_iterations` such steps in a row.
+    skip = "skip"
+    #: The run stops.
+    stop = "stop"
+
+
 @dataclass
 class TrainingConfig:
     """The loop: sizes, optimizer, precision, seed."""
 
     name: str = "default"
     #: Tokens of one sequence.
-    seq_length: int = limited(4096, at_least(1))
+    seq_length: int = limited(4096, *between(1, 1 << 31))
     #: Sequences per forward pass.
-    micro_batch_size: int = limited(1, at_least(1))
+    micro_batch_size: int = limited(1, *_SEQUENCES)
     #: Sequences per optimizer step, over all micro-batches and data-parallel ranks.
-    global_batch_size: int = limited(1, at_least(1))
+    global_batch_size: int = limited(1, *_SEQUENCES)
     #: Optimizer steps.
-    iterations: int = limited(1000, at_least(1))
+    iterations: int = limited(1000, *_ITERATIONS)
     #: Largest learning rate.
-    lr: float = limited(3.0e-4, POSITIVE)
+    lr: float = limited(3.0e-4, POSITIVE, _RATE)
     #: Learning rate at the end of the schedule.
-    min_lr: float = limited(3.0e-5, NOT_NEGATIVE)
+    min_lr: float = limited(3.0e-5, NOT_NEGATIVE, _RATE)
     #: Steps over which the learning rate rises linearly from zero.
-    warmup_iterations: int = limited(0, at_least(0))
+    warmup_iterations: int = limited(0, *between(0, 1_000_000_000))
     lr_schedule: LrSchedule = LrSchedule.cosine
     #: wsd only: iterations of the decay at the end.
-    decay_iterations: int | None = None
-    weight_decay: float = limited(0.1, NOT_NEGATIVE)
+    decay_iterations: int | None = limited(None, at_most(1_000_000_000))
+    weight_decay: float = limited(0.1, NOT_NEGATIVE, at_most(1_000))
     adam_beta1: float = limited(0.9, _BELOW_ONE)
     adam_beta2: float = limited(0.95, _BELOW_ONE)
-    adam_eps: float = limited(1.0e-8, POSITIVE)
+    adam_eps: float = limited(1.0e-8, POSITIVE, at_most(1_000))
     #: Largest norm of the gradient; 0 means no clipping.
     clip_grad: float = limited(1.0, NOT_NEGATIVE)
     precision: Precision = Precision.bf16
     #: fp16's first loss scale (a power of two); it adapts from there.
-    initial_loss_scale: float = limited(65536.0, _POWER_OF_TWO)
+    initial_loss_scale: float = limited(65536.0, _POWER_OF_TWO, at_most(1 << 64))
     recompute: Recompute = Recompute.none
     #: plain stores T x T scores per head and supports every scheme; fused does not and supports FA_* and linear_*;
     #: tiled does not either and supports all except stochastic rounding of P or dS.
@@ -92,11 +104,14 @@ class TrainingConfig:
     start_from: str | None = None
     #: Also load the optimizer's state, if the run saved it (its checkpoint.optimizer=true).
     start_optimizer: bool = False
-    seed: int = limited(1234, at_least(0))
+    #: At most what numpy's generators accept.
+    seed: int = limited(1234, *between(0, (1 << 32) - 1))
     #: Bit-equal repeats. null means yes on a CPU, no on a GPU.
     deterministic: bool | None = None
+    #: A step with a non-finite loss or gradient is left out; stop: the run also stops at the first one.
+    nonfinite: Nonfinite = Nonfinite.skip
     #: Consecutive iterations with a non-finite loss or gradient after which the run stops.
-    max_nonfinite_iterations: int = limited(3, at_least(1))
+    max_nonfinite_iterations: int = limited(3, *_ITERATIONS)
 
 
 @dataclass
@@ -104,9 +119,9 @@ class EvaluationConfig:
     """The loss of held-out samples during training; it does not affect the training."""
 
     #: After every N iterations, and after the last; null means never.
-    every: int | None = limited(None, at_least(1))
+    every: int | None = limited(None, *_ITERATIONS)
     #: Number of samples of the validation split, the same ones every time.
-    samples: int = limited(128, at_least(1))
+    samples: int = limited(128, *between(1, 1_000_000_000))
 
 
 @dataclass
@@ -114,7 +129,7 @@ class CheckpointConfig:
     """When a run saves its model: in the published form, below the run folder's checkpoints/."""
 
     #: After every N iterations; null means no intermediate checkpoints.
-    every: int | None = limited(None, at_least(1))
+    every: int | None = limited(None, *_ITERATIONS)
     #: After the last iteration, for `quantexp export`.
     at_end: bool = False
     #: Save the optimizer's state as well, about six times the weights in bf16, for training.start_optimizer.

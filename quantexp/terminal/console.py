@@ -1,7 +1,7 @@
-"""The console of standard output. Where that is a pipe or a file, lines are wide and end with their last letter.
+"""The consoles of standard output and standard error, which show hidden characters by their codes (`escaping`).
 
-Tables pad every cell. On a terminal nobody sees that; in a file it makes lines of blanks that editors mark, diffs show
-and `cut` keeps.
+Where standard output is a pipe or a file, lines are wide and end with their last letter. Tables pad every cell. On a
+terminal nobody sees that; in a file it makes lines of blanks that editors mark, diffs show and `cut` keeps.
 """
 
 from __future__ import annotations
@@ -9,18 +9,49 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import IO, TextIO, cast
+from collections.abc import Iterable
+from typing import IO, Any, TextIO, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from quantexp.terminal.escaping import printable
 
 #: Columns where there is no terminal, so that no name in a table is cut.
 PIPE_WIDTH = 160
 _PADDING = re.compile(r" +(?=\n)")
 
 
+def plain(text: str, style: str = "") -> Text:
+    """A text without markup, such as a name or a reason; rich's own `Text` drops some of the hidden characters."""
+    return Text(printable(text), style)
+
+
+class SafeConsole(Console):
+    """A console that shows hidden characters by their codes, whatever prints them; its own colours stay."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text of console markup."""
+        return super().render_str(printable(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The segments of anything that can be printed."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield segment._replace(text=printable(segment.text))
+
+
 def output_console() -> Console:
     """The terminal, or a `pipe_console` of `COLUMNS` columns where they are given, else `PIPE_WIDTH`."""
-    console = Console(highlight=False)
+    console = SafeConsole()
     if console.is_terminal:
         return console
     return pipe_console(console.width if "COLUMNS" in os.environ else PIPE_WIDTH)
@@ -28,7 +59,12 @@ def output_console() -> Console:
 
 def pipe_console(width: int = PIPE_WIDTH) -> Console:
     """Standard output without blanks at the ends of lines."""
-    return Console(file=cast(IO[str], _Unpadded(sys.stdout)), width=width, highlight=False)
+    return SafeConsole(file=cast(IO[str], _Unpadded(sys.stdout)), width=width)
+
+
+def error_console() -> Console:
+    """Standard error."""
+    return SafeConsole(stderr=True)
 
 
 class _Unpadded:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from quantexp.folders import short_path
+from quantexp.terminal.escaping import printable, printable_line
 
 _GAP = 2
 
@@ -29,7 +30,7 @@ class Facts:
 
     def add_row(self, heading: str, value: str) -> None:
         """Add a heading and a value, both in console markup; the value wraps between words."""
-        self._rows.append((_bold(heading), Text.from_markup(value), True))
+        self._rows.append((_bold(heading), Text.from_markup(printable(value), emoji=False), True))
 
     def add_path(self, heading: str, path: Path) -> None:
         """Add a path, on a line that is never broken."""
@@ -37,7 +38,7 @@ class Facts:
 
     def add_line(self, heading: str, text: str) -> None:
         """Add plain text for copying, a path or a command, on a line that is never broken."""
-        self._rows.append((_bold(heading), Text(text), False))
+        self._rows.append((_bold(heading), Text(printable_line(text)), False))
 
     def print(self) -> None:
         """Print the rows with aligned headings; a line that does not fit beside its heading is printed below it."""
@@ -59,7 +60,7 @@ class Facts:
 
 
 def _bold(heading: str) -> Text:
-    return Text.from_markup(heading, style="bold")
+    return Text.from_markup(printable_line(heading), style="bold", emoji=False)
 
 
 def _wrapped(value: Text, room: int) -> Iterator[Text]:

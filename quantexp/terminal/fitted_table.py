@@ -14,6 +14,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from quantexp.terminal.escaping import printable, printable_line
+
 #: The worth of a column that is never dropped.
 ALWAYS = 100
 #: The minimum width of a truncated cell.
@@ -60,10 +62,11 @@ def fitted_table(
     width: int,
     title: str | None = None,
 ) -> Fitted:
-    """A table of these rows (console markup, or `Text`), at most `width` characters wide."""
-    cells = [
-        [Text.from_markup(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
-    ]
+    """A table of these rows (console markup, or `Text`), at most `width` characters wide.
+
+    Hidden characters are shown by their codes; line feeds too, except in columns of numbers and those that wrap.
+    """
+    cells = [list(map(_cell, row, columns)) for row in rows]
     natural = [_natural(i, column, cells) for i, column in enumerate(columns)]
     least = [_least(i, column, cells, natural[i]) for i, column in enumerate(columns)]
     shown = [i for i in range(len(columns)) if not rows or any(row[i].plain for row in cells)]
@@ -100,6 +103,15 @@ def fitted_table(
     for row in cells:
         table.add_row(*(_cut(row[i], columns[i], widths[i]) for i in shown))
     return Fitted(table, tuple(left_out))
+
+
+def _cell(content: str | Text, column: Column) -> Text:
+    has_lines = column.shrink is Shrink.WRAP or column.is_number
+    show = printable if has_lines else printable_line
+    if isinstance(content, str):
+        return Text.from_markup(show(content), emoji=False)
+    shown = show(content.plain)
+    return content if shown == content.plain else Text(shown, content.style)
 
 
 def _natural(i: int, column: Column, cells: Sequence[Sequence[Text]]) -> int:

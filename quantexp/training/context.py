@@ -82,8 +82,7 @@ class RunContext:
         """Write status.json, with the trackers' state."""
         if not self.rank.leads:
             return
-        if self.in_job:
-            require_ours(self.run)
+        require_ours(self.run)
         if self.tracking is not None:
             self.status.tracking = self.tracking.report()
         write_status(self.run.status, self.status)

@@ -5,7 +5,8 @@ quantexp's own lines go to standard error, with the time in UTC and the name of 
     2026-01-02 03:04:05 INFO rank 0: iteration 1 of 8, loss 10.3742
 
 Warnings and log lines of Megatron, torch and Transformer Engine go to a separate file: they concern the libraries'
-options and help developers, not users. Errors that a library logs go to the file and to standard error.
+options and help developers, not users. Errors that a library logs go to the file and to standard error. Secrets appear
+in none of them (`quantexp.runs.redaction`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from quantexp.runs.redaction import RedactingFormatter
+
 #: The logger of everything that a run prints.
 LOG = logging.getLogger("quantexp")
 LIBRARIES = ("megatron", "torch", "transformer_engine")
@@ -27,7 +30,7 @@ LIBRARIES = ("megatron", "torch", "transformer_engine")
 def log_to_stderr(process: str) -> Iterator[None]:
     """Write quantexp's log lines to standard error; `process` names this process in each."""
     handler = logging.StreamHandler()
-    formatter = logging.Formatter(
+    formatter = RedactingFormatter(
         f"%(asctime)s %(levelname)s {process}: %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
     )
     formatter.converter = time.gmtime
@@ -48,10 +51,10 @@ def log_to_stderr(process: str) -> Iterator[None]:
 def redirect_library_messages(log: Path) -> Iterator[None]:
     """Append the libraries' messages to `log`, which is created with the first one."""
     handler = logging.FileHandler(log, delay=True, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     errors = logging.StreamHandler()
     errors.setLevel(logging.ERROR)
-    errors.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
+    errors.setFormatter(RedactingFormatter("%(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     propagated = [logger.propagate for logger in loggers]
     logged_warnings = logging.Logger("warnings")

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from quantexp.capture.store.manifest import finish_capture
 from quantexp.errors import EngagementError
 from quantexp.model.sizes import num_micro_batches_each
+from quantexp.runs.disk import writing
+from quantexp.runs.fencing import require_ours
 from quantexp.runs.metrics import Metrics
 from quantexp.runs.status import Phase, now, write_json
 from quantexp.schema import AttentionPath, CaptureLevel
@@ -45,7 +47,7 @@ class RunObserver:
     def __init__(self, context: RunContext, device: torch.device) -> None:
         from quantexp.capture.record.recorder import Recorder, start_timestamp
         from quantexp.capture.select.choice import last_captured
-        from quantexp.capture.select.schedule import captured_iterations
+        from quantexp.capture.select.rules import captured_iterations
         from quantexp.capture.store.folder import CaptureStore
         from quantexp.training.megatron.collectives import gather
 
@@ -141,7 +143,7 @@ class RunObserver:
         with watch.watching():
             yield
         self._is_proving = False
-        result = merged(gather(verdict(iteration, watch)))
+        result = merged(gather(verdict(iteration, watch.observed)))
         self.proofs.append(result.record())
         record = {
             "scheme": self.experiment.quant.name,
@@ -195,8 +197,16 @@ class RunObserver:
         """Write a line of metrics.jsonl and log to the trackers; False if the run ends with its capture."""
         line = {**asdict(metrics), "time": now()}
         if self.context.rank.leads:
-            with self.run.metrics.open("a") as stream:
-                stream.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+            require_ours(self.run)
+            text = json.dumps(_finite(line), allow_nan=False) + "\n"
+            with writing(self.run.metrics, len(text)), self.run.metrics.open("a") as stream:
+                stream.write(text)
+            if metrics.skipped:
+                LOG.warning(f"iteration {metrics.iteration} is left out: {metrics.nonfinite}")
+            if metrics.validation_loss is not None and not math.isfinite(metrics.validation_loss):
+                LOG.warning(
+                    f"the validation loss after iteration {metrics.iteration} is {metrics.validation_loss}"
+                )
             self._log(metrics)
         if self.context.tracking is not None:
             self.context.tracking.log(line)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantexp.errors import RunError
-from quantexp.model.checkpoints import PADDING, STATE, folder_of
+from quantexp.model.checkpoints import PADDING, STATE, checkpoint_bytes, folder_of
 from quantexp.model.safetensors import write_safetensors
+from quantexp.runs.disk import writing
 from quantexp.runs.status import Phase
 from quantexp.training.context import RunContext
 
@@ -28,8 +28,7 @@ def make_saver(context: RunContext) -> Saver:
         is_due = checkpoint.every is not None and iteration % checkpoint.every == 0
         if not context.rank.leads or not (is_due or (checkpoint.at_end and last)):
             return
-        import torch
-
+        from quantexp.training.megatron.finite import require_finite, tensors_in
         from quantexp.training.megatron.model import DTYPES
         from quantexp.training.megatron.publish import save_published
         from quantexp.training.megatron.published_weights import padding_rows
@@ -38,17 +37,25 @@ def make_saver(context: RunContext) -> Saver:
         folder = folder_of(context.run, iteration)
         extra: dict[str, Callable[[Path], object]] = {}
         if padding := padding_rows(gpt, context.experiment.model):
+            padding = dict(require_finite(padding.items(), folder))
             extra[PADDING] = lambda file: write_safetensors(file, padding, {})
         if checkpoint.optimizer:
-            extra[STATE] = lambda file: torch.save(state(), file)
-        try:
+            resumed = state()
+            for _ in require_finite(tensors_in(resumed), folder):
+                pass
+            extra[STATE] = lambda file: _save_state(resumed, file)
+        with writing(folder, checkpoint_bytes(context.experiment)):
             save_published(
                 gpt, context.experiment.model, DTYPES[training.precision], folder, extra=extra
             )
-        except OSError as error:
-            raise RunError(
-                f"{folder} cannot be written ({error.strerror}); free disk space, or set paths.root to another disk"
-            ) from error
         context.set_phase(Phase.TRAINING)
 
     return save
+
+
+def _save_state(state: dict[str, Any], file: Path) -> None:
+    """Write through Python's own file, whose error says that the disk is full, as torch's writer does not."""
+    import torch
+
+    with file.open("wb") as stream:
+        torch.save(state, stream)

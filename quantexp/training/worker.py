@@ -24,7 +24,8 @@ from quantexp.folders import cache_dir
 from quantexp.formats.verify.certificate import standing
 from quantexp.memory.room import require_memory_here
 from quantexp.processes.unresponsive import leave_if_stuck
-from quantexp.processes.with_parent import end_with_parent, parent_from
+from quantexp.processes.with_parent import end_with_parent, ended_command, parent_from
+from quantexp.runs.disk import explanation
 from quantexp.runs.fencing import TakenOverError
 from quantexp.runs.lock import take_lock
 from quantexp.runs.outcome import ENDED_FROM_OUTSIDE
@@ -106,6 +107,8 @@ class Worker:
     ) -> None:
         self.context = RunContext(run, experiment, rank, in_job=in_job)
         self._observer: RunObserver | None = None
+        #: The signal that ends the run, if one does.
+        self._signal: str | None = None
         #: The final status is being written, or has been.
         self.ending = False
 
@@ -116,7 +119,7 @@ class Worker:
         the parent process.
         """
         if not self.ending and not self.context.interrupted:
-            self.context.interrupted = True
+            self.context.interrupted, self._signal = True, signal.Signals(signum).name
             raise KeyboardInterrupt
 
     def leave(self) -> None:
@@ -145,12 +148,12 @@ class Worker:
     def run(self) -> int:
         """Run to the end and return the exit code: 0 completed, 1 failed, 130 interrupted."""
         log = self.context.run.library_log(self.context.rank.rank)
-        log.parent.mkdir(exist_ok=True)
+        log.parent.mkdir(exist_ok=True, mode=0o700)
         with log_to_stderr(f"rank {self.context.rank.rank}"), redirect_library_messages(log):
             try:
                 return self._run_until_interrupted()
             except TakenOverError:
-                LOG.error("the job was started again elsewhere: this attempt ends")
+                LOG.error("the run was started again elsewhere: this attempt ends")
                 return 1
 
     def _run_until_interrupted(self) -> int:
@@ -162,6 +165,9 @@ class Worker:
     def _end_interrupted(self) -> int:
         if self.context.in_job:  # by the scheduler; the job script's last step determines the cause
             return self._end(State.PREEMPTED, ENDED_FROM_OUTSIDE, 130)
+        if self._signal != "SIGINT" and (command := ended_command(os.environ)) is not None:
+            why = f"its quantexp command, process {command}, ended without ending it (killed?)"
+            return self._end(State.PREEMPTED, why, 130)
         return self._end(State.CANCELLED, INTERRUPTED, 130)
 
     def _run(self) -> int:
@@ -180,12 +186,13 @@ class Worker:
         except QuantexpError as error:
             return self._end(State.FAILED, str(error), 1)
         except Exception as error:
+            if isinstance(error, OSError) and (words := explanation(error)) is not None:
+                return self._end(State.FAILED, words, 1)
             if self.context.interrupted:  # torch converted the KeyboardInterrupt
                 raise KeyboardInterrupt from error
             LOG.exception("the run failed")
-            first = (str(error).strip().splitlines() or [""])[0]
             log = self.context.run.rank_log(self.context.rank.rank)
-            reason = f"{type(error).__name__}: {first}; traceback in {log}"
+            reason = f"{_first_line(error)}; traceback in {log}"
             lost_peer = not self.context.rank.alone and _is_lost_peer(error)
             return self._end(State.FAILED, reason, 1, lost_peer=lost_peer)
         return self._end(State.COMPLETED, self.context.status.reason, 0)
@@ -196,7 +203,8 @@ class Worker:
         if self.context.rank.leads:
             # Frees space for the final status on a full disk.
             self.context.run.reserve.unlink(missing_ok=True)
-        self._record(end_record(state, reason, lost_peer=lost_peer))
+        by = f"ended by {self._signal}" if reason == INTERRUPTED and self._signal else reason
+        self._record(end_record(state, by, lost_peer=lost_peer))
         self.context.write_status()
         if self.context.tracking is not None:
             self.context.tracking.end(state, reason)
@@ -215,8 +223,19 @@ class Worker:
             from quantexp.analysis.report.write import write_report
 
             write_report([self.context.run.root], self.context.run.root, REPORT_LOOK_S)
-        except Exception:  # noqa: BLE001
-            LOG.exception("report.html was not written; quantexp report %s", self.context.run.root)
+        except Exception as error:  # noqa: BLE001
+            root = self.context.run.root
+            LOG.exception("report.html was not written; quantexp report %s", root)
+            self._note(
+                f"report.html was not written ({_first_line(error)}); quantexp report {root}"
+            )
+            with contextlib.suppress(OSError):  # the final state is already written
+                self.context.write_status()
+
+    def _note(self, words: str) -> None:
+        """Add to the reason what failed after training, which is complete."""
+        status = self.context.status
+        status.reason = "; ".join(filter(None, (status.reason, words)))
 
     def _record(self, record: RankRecord) -> None:
         if not self.context.rank.alone:
@@ -260,12 +279,30 @@ class Worker:
                     held_out=batches.held_out,
                 )
                 observer.finish()
+                context.status.trained = now()
+                context.write_status()
         if context.rank.leads and experiment.analysis.drawing is not AutoDraw.nothing:
             self._draw()
 
     def _draw(self) -> None:
+        """Draw the figures; a failure to draw them does not change the run's state."""
         self.context.set_phase(Phase.DRAWING)
-        draw_figures(self.context.run, self.context.experiment.analysis.drawing)
+        try:
+            draw_figures(self.context.run, self.context.experiment.analysis.drawing)
+        except Exception as error:
+            if self.context.interrupted:  # a library converted the KeyboardInterrupt
+                raise KeyboardInterrupt from error
+            root = self.context.run.root
+            LOG.exception("the figures were not drawn; quantexp draw %s", root)
+            self._note(f"the figures were not drawn ({_first_line(error)}); quantexp draw {root}")
+
+
+def _first_line(error: Exception) -> str:
+    """The error in one line: its own words if it is a user's, else with its type."""
+    if isinstance(error, OSError) and (words := explanation(error)) is not None:
+        return words
+    first = (str(error).strip().splitlines() or [""])[0]
+    return first if isinstance(error, QuantexpError) else f"{type(error).__name__}: {first}"
 
 
 def _is_lost_peer(error: BaseException) -> bool:

@@ -39,7 +39,7 @@ def test_this_machine_can_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ]
     for name in ("quantexp", "torch", "device", "megatron-core", "configuration", "cache"):
         assert found[name].ok, found[name]
-    assert found["cache"].found == str(in_tmp / "cache" / "quantexp")
+    assert found["cache"].result == str(in_tmp / "cache" / "quantexp")
     assert found["numerics"] == Check("numerics", None, "not verified: run quantexp verify")
 
 
@@ -59,16 +59,16 @@ def test_cache_that_cannot_be_written_is_said_with_the_remedy(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     check = doctor._cache()
     assert check.ok is False
-    assert check.found.endswith("set paths.cache=FOLDER")
+    assert check.result.endswith("set paths.cache=FOLDER")
 
 
 def test_missing_torch_is_found_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert doctor._torch().ok is False
-    assert "pip install" in doctor._torch().found
+    assert "pip install" in doctor._torch().result
     assert doctor._device() == Check("device", None, "not looked at: torch cannot be imported")
-    assert doctor._numerics().found == "not looked at: torch cannot be imported"
-    assert doctor._products().found == "not looked at: torch cannot be imported"
+    assert doctor._numerics().result == "not looked at: torch cannot be imported"
+    assert doctor._products().result == "not looked at: torch cannot be imported"
 
 
 def test_one_no_makes_the_whole_no() -> None:
@@ -77,9 +77,9 @@ def test_one_no_makes_the_whole_no() -> None:
     assert record([good, taste, bad]) == {
         "ok": False,
         "checks": [
-            {"name": "a", "ok": True, "found": ""},
-            {"name": "b", "ok": None, "found": ""},
-            {"name": "c", "ok": False, "found": ""},
+            {"name": "a", "ok": True, "result": ""},
+            {"name": "b", "ok": None, "result": ""},
+            {"name": "c", "ok": False, "result": ""},
         ],
     }
 
@@ -126,7 +126,7 @@ def test_the_compiler_and_what_it_compiled_to_are_named() -> None:
     vectors = "(AVX-512|AVX2|vectors of 128 bits)"
     assert re.search(
         rf": quantisation \({vectors}, torch's threads\), statistics$",
-        found.found,
+        found.result,
     )
 
 
@@ -145,7 +145,7 @@ def test_the_kernels_of_16_bit_products_are_said_with_their_speed(
     monkeypatch.setattr("quantexp.launch.product_rate.product_gflop_per_s", lambda *_: 95.24)
     check = doctor._products()
     assert check.ok
-    assert check.found == words.replace("~", "95.2 GFLOP/s")
+    assert check.result == words.replace("~", "95.2 GFLOP/s")
 
 
 @pytest.mark.parametrize(

@@ -156,13 +156,13 @@ def test_cancel_says_what_it_ended_and_what_not(
     monkeypatch.setattr(ledger, "cancel", cancelled)
     assert main(["cancel"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "stopping 1 run, 40 s at most",
+        "stopping 1 run; what has not ended after 25 s is killed",
         "cancelled  m_d_bf16-1: job 7_4 waiting (Resources)",
     ]
     make_run("m_d_FA-2", State.RUNNING, host="far", pid=7)
     assert main(["cancel"]) == 1
     captured = capsys.readouterr()
-    assert "\nnot cancelled  m_d_FA-2: far, process 7: not a process of" in captured.out
+    assert "\nnot cancelled  m_d_FA-2: far, process 7: it is not a process of" in captured.out
     assert captured.err == "quantexp: 1 of 1 runs could not be cancelled\n"
 
 

@@ -158,10 +158,17 @@ def finished_run(root: Path, name: str, status: Status, metrics: str | None = No
         run.metrics.write_text(metrics)
 
 
-def test_runs_are_listed_newest_first_and_broken_folders_are_passed_over(tmp_path: Path) -> None:
-    finished_run(tmp_path, "m_d_a-1", Status(State.FAILED, "[no] data", created="2026-01-01"))
-    done = Status(State.COMPLETED, created="2026-02-01", iteration=8, iterations=8)
-    finished_run(tmp_path, "m_d_b-2", done, '{"loss": 5.5}\n{"loss": 5.25}\n{"lo')
+def test_runs_are_listed_newest_first_and_damaged_ones_say_why(tmp_path: Path) -> None:
+    finished_run(
+        tmp_path, "m_d_a-1", Status(State.FAILED, "[no] data", created="2026-01-01T00:00:00+00:00")
+    )
+    done = Status(State.COMPLETED, created="2026-02-01T00:00:00+00:00", iteration=8, iterations=8)
+    finished_run(
+        tmp_path,
+        "m_d_b-2",
+        done,
+        '{"iteration": 7, "loss": 5.5}\n{"iteration": 8, "loss": 5.25}\n{"lo',
+    )
     (tmp_path / "m_d_c-3").mkdir()
     (tmp_path / "m_d_d-4").mkdir()
     (tmp_path / "m_d_d-4" / "status.json").write_text("{")
@@ -169,7 +176,9 @@ def test_runs_are_listed_newest_first_and_broken_folders_are_passed_over(tmp_pat
     assert [(row["run"], row["state"], row["loss"]) for row in rows] == [
         ("m_d_b-2", "completed", 5.25),
         ("m_d_a-1", "failed", None),
+        ("m_d_d-4", "unreadable", None),
     ]
+    assert str(rows[2]["reason"]).startswith("status.json, line 1: ")
     out = io.StringIO()
     show({"runs": rows}, Console(file=out, width=100))
     text = out.getvalue()
@@ -182,7 +191,7 @@ def test_runs_are_listed_newest_first_and_broken_folders_are_passed_over(tmp_pat
 def test_listed_runs_fit_every_width_without_a_broken_word(tmp_path: Path, width: int) -> None:
     name = "llama32-1b_wikipedia_FA_linear_mxfp8-36da3b10"
     reason = "loss nan, gradient norm inf in 8 iterations in a row"
-    finished_run(tmp_path, name, Status(State.FAILED, reason, created="2026-01-01"))
+    finished_run(tmp_path, name, Status(State.FAILED, reason, created="2026-01-01T00:00:00+00:00"))
     (tmp_path / name / "config.yaml").write_text("model: {name: mine, num_layers: 2}")
     out = io.StringIO()
     show({"runs": run_rows(tmp_path)}, Console(file=out, width=width))
@@ -193,7 +202,7 @@ def test_listed_runs_fit_every_width_without_a_broken_word(tmp_path: Path, width
 
 
 def test_a_listed_run_says_what_its_model_is(tmp_path: Path) -> None:
-    finished_run(tmp_path, "m_d_a-1", Status(State.COMPLETED, created="2026-01-01"))
+    finished_run(tmp_path, "m_d_a-1", Status(State.COMPLETED, created="2026-01-01T00:00:00+00:00"))
     shape = (
         (conf_dir() / "model" / "llama32-1b.yaml").read_text().replace("layers: 16", "layers: 2")
     )

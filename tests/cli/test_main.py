@@ -19,8 +19,8 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(in_tmp: Path) -> None:
-    pass
+def _in_an_empty_folder(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp / ".cache"))
 
 
 def misuse(*words: str) -> int:
@@ -124,7 +124,7 @@ def test_interruption_is_130(capsys: Captured, monkeypatch: pytest.MonkeyPatch) 
     ("before", "after"), [(signal.SIG_DFL, "raised"), (signal.SIG_IGN, "ignored")]
 )
 def test_closed_terminal_is_an_interrupt_unless_nohup_has_it_ignored(
-    monkeypatch: pytest.MonkeyPatch, before: signal.Handlers, after: str
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, before: signal.Handlers, after: str
 ) -> None:
     def hung_up(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -137,20 +137,31 @@ def test_closed_terminal_is_an_interrupt_unless_nohup_has_it_ignored(
         if after == "raised":
             assert main(["training=fast"]) == 130
         else:
-            with pytest.raises(ZeroDivisionError):
-                main(["training=fast"])
+            assert main(["training=fast"]) == 1
+            assert "unexpected ZeroDivisionError: ignored" in capsys.readouterr().err
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_reader_of_the_output_ends_the_command_quietly() -> None:
+    script = "import sys\nfrom quantexp.cli.main import main\nsys.exit(main(['list']))\n"
+    command = f'{sys.executable} -c "{script}" | true'
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+
+
+def test_completion_never_shows_a_traceback(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("quantexp_launchers.local.execute.execute", broken)
-    with pytest.raises(ZeroDivisionError):
-        main(["training=fast"])
+    monkeypatch.setattr("quantexp.cli.completion.candidate_lines", broken)
+    assert main(["__complete", "quantexp", "plan"]) == 0
+    assert capsys.readouterr() == ("", "")
 
 
 def test_flags_may_stand_between_the_overrides(capsys: Captured, tmp_path: Path) -> None:

@@ -220,8 +220,8 @@ def test_format_in_place_of_a_scheme_is_answered_with_the_schemes(word: str, mea
     ("words", "message"),
     [
         (
-            ["training.lr=1e9", "training.min_lr=2e9"],
-            "training.min_lr must be at most training.lr=1e9, got 2e9",
+            ["training.lr=1e1", "training.min_lr=2e1"],
+            "training.min_lr must be at most training.lr=1e1, got 2e1",
         ),
         (["training.iterations=1e9"], "training.iterations must be a whole number, got '1e9'"),
     ],

@@ -98,3 +98,15 @@ def test_numbers_of_another_key_stay_as_they_are() -> None:
     assert as_typed(message, ["training.lr=1e9"]) == "training.lr must be positive, got 1e9"
     assert as_typed(message, ["model.rope_base=1e9"]) == message
     assert as_typed("a 11000000000.0", ["a=1e9"]) == "a 11000000000.0"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "~launcher.environment.FOO",
+        "+launcher.environment.X=shuffle(1.50,2.5)",
+        "paths.root=int(3.5)",
+    ],
+)
+def test_deletions_and_functions_of_a_text_key_stay_as_they_are(word: str) -> None:
+    assert readable([word]) == [word]

@@ -61,6 +61,14 @@ def test_a_malformed_page_is_rejected_with_its_line_and_the_next_is_read() -> No
     assert isinstance(third, Document)
 
 
+def test_a_page_that_the_parser_fails_on_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(text: str) -> str:
+        raise ValueError("mwparserfromhell fails on it: x")
+
+    monkeypatch.setattr("quantexp.data.sources.to_plain_text", failing)
+    assert list(read_pages(page(), 3)) == [Rejected(3, "wikitext: mwparserfromhell fails on it: x")]
+
+
 def test_text_nested_beyond_all_measure_is_rejected_or_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from quantexp.data.wikitext import to_plain_text
@@ -36,3 +38,17 @@ def test_headings_and_paragraphs_stand_apart_by_one_empty_line() -> None:
 
 def test_an_unclosed_template_stays_and_does_not_hang() -> None:
     assert to_plain_text("a {{b") == "a {{b"
+
+
+def test_a_line_of_blanks_takes_linear_time() -> None:
+    """A pattern that tries every way to share the blanks would take the square or the cube of their number."""
+    line = "=" + " " * 5_000 + "a"
+    start = time.process_time()
+    assert to_plain_text(f"{line}\n" * 20 + "[[b]]").endswith("= a\nb")
+    assert to_plain_text("a" + "\u3000" * 100_000 + "[[b]]") == "a" + "\u3000" * 100_000 + "b"
+    assert time.process_time() - start < 10
+
+
+def test_markup_that_the_library_fails_on_is_an_error_of_its_own() -> None:
+    with pytest.raises(ValueError, match="mwparserfromhell fails on it: attribute value requires"):
+        to_plain_text("{|e=<td>\n\0\n|}[[b]]")

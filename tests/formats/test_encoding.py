@@ -171,7 +171,7 @@ def test_bf16_has_no_8_bit_code() -> None:
 
 
 def test_the_errors_are_those_of_quantise() -> None:
-    with pytest.raises(ValueError, match=r"cannot quantise torch\.int32"):
+    with pytest.raises(TypeError, match=r"cannot quantise torch\.int32"):
         encode(torch.ones(3, dtype=torch.int32), "mxfp8")
     with pytest.raises(ValueError, match="hifp8 has no option block"):
         encode(torch.ones(3), "hifp8", block=32)

@@ -109,3 +109,12 @@ def test_a_window_is_at_least_one_step(window: Any) -> None:
         ValueError, match=f"a window of steps must be an integer of at least 1, got {window}"
     ):
         AmaxHistory(window)
+
+
+def test_step_that_is_not_kept_leaves_the_history() -> None:
+    history = AmaxHistory(4)
+    history.observe(torch.tensor([2.0]))
+    history.advance()
+    history.observe(torch.tensor([1e30]))
+    history.advance(keep=False)
+    assert history.state_dict() == {"window": 4, "amaxes": [2.0]}

@@ -134,3 +134,26 @@ def test_the_noise_is_that_of_the_casts_of_another_library() -> None:
     expected = sqnr_db(x, torch.from_numpy(oracle(x, "exact")))
     assert sqnr_db(x, quantise(x, "nvfp4")) == pytest.approx(expected, abs=0.1)
     assert expected > sqnr_db(x, quantise(x, "mxfp4")) + 1.5
+
+
+def test_quantising_again_may_change_a_block_under_a_subnormal_scale() -> None:
+    """In units of 2^-9, E4M3's smallest value: 9 / 6 = 1.5 is a tie and becomes b = 2, so 9 / 2 becomes 4, which is 8.
+
+    Then 8 / 6 becomes b = 1, under which 6 is the largest value. The example in docs/formats/nvfp4.md.
+    """
+    unit = 2.0**-9
+    once = quantise(torch.tensor([9 * unit]), "nvfp4", scaling="none")
+    again = quantise(once, "nvfp4", scaling="none")
+    assert (once.item() / unit, again.item() / unit) == (8.0, 6.0)
+    assert torch.equal(quantise(again, "nvfp4", scaling="none"), again)
+
+
+def test_quantising_again_may_move_the_exact_scale_by_a_rounding() -> None:
+    """amax becomes 6 b t, which is amax up to the rounding of t = amax / 2688, b t and the product."""
+    x = torch.randn(200, 16, generator=torch.Generator().manual_seed(5))
+    once = torch.stack([quantise(row, "nvfp4") for row in x])
+    again = torch.stack([quantise(row, "nvfp4") for row in once])
+    changed = (again != once).any(dim=-1)
+    assert changed.any()
+    assert not changed.all()
+    assert torch.allclose(again, once, rtol=3 * 2.0**-23, atol=0.0), "a few units of the last bit"

@@ -82,5 +82,5 @@ def test_an_extent_is_for_packed_codes() -> None:
 
 
 def test_packed_codes_are_bytes() -> None:
-    with pytest.raises(ValueError, match=r"codes must be uint8, got torch\.int64"):
+    with pytest.raises(TypeError, match=r"codes must be uint8, got torch\.int64"):
         decode(torch.zeros(3, dtype=torch.long), torch.zeros(1), "mxfp4", packed=True)

@@ -141,11 +141,40 @@ def test_out_is_filled_and_returned(name: str, axis: int) -> None:
 
 
 @all_formats
-def test_no_gradient_passes(name: str) -> None:
+def test_a_gradient_is_never_dropped_silently(name: str) -> None:
     x = normal(4, 32).requires_grad_()
-    y = quantise(x, name)
-    assert not y.requires_grad
-    assert_same(y, quantise(x.detach(), name))
+    with pytest.raises(
+        RuntimeError, match=r"requires a gradient, and rounding has none: pass str.*x\.detach"
+    ):
+        quantise(x, name)
+    with torch.no_grad():
+        assert_same(quantise(x, name), quantise(x.detach(), name))
+
+
+@all_formats
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_straight_through_the_derivative_is_the_identity(name: str, dtype: torch.dtype) -> None:
+    x = (normal(4, 40) * 1e4).to(dtype)
+    x[1, 2], x[2, 3] = float("inf"), float("nan")
+    weight, leaf = normal(4, 40, seed=13).to(dtype), x.clone().requires_grad_()
+    y = quantise(leaf, name, straight_through=True)
+    assert_same(y.detach(), quantise(x, name))
+    assert_same(leaf.detach(), x)
+    y.backward(weight)
+    assert leaf.grad is not None
+    assert_same(leaf.grad, weight)
+    assert not quantise(x, name, straight_through=True).requires_grad
+
+
+def test_no_gradient_passes_through_out_or_amax() -> None:
+    x = normal(4, 32).requires_grad_()
+    with pytest.raises(
+        RuntimeError, match=r"does not pass through out: leave out away, or pass x\.detach"
+    ):
+        quantise(x, "mxfp8", out=torch.empty(4, 32), straight_through=True)
+    amax = torch.ones((), requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"amax requires a gradient.*pass amax\.detach"):
+        quantise(x.detach(), "hifp8", scaling="current", amax=amax)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -173,7 +202,7 @@ def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
     words = (
         rf"cannot quantise {dtype}: must be one of torch\.bfloat16, torch\.float16, torch\.float32"
     )
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(TypeError, match=words):
         quantise(torch.ones(3).to(dtype), "mxfp8")
 
 

@@ -105,3 +105,27 @@ def test_what_does_not_fit_is_refused() -> None:
         quantise_both(x, "mxfp8", axes=(0, 1), seed=1)
     with pytest.raises(TypeError, match="unexpected keyword argument 'block'"):
         quantise_both(x, "mxfp8", axes=(0, 1), block=16)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("axes", [(0,), 0, (0, 1, 1), None])
+def test_axes_are_a_pair(axes: Any) -> None:
+    with pytest.raises(TypeError, match="axes must be a pair of integers, got "):
+        quantise_both(torch.ones(4, 4), "mxfp8", axes=axes)
+
+
+def test_compiled_copies_into_x_itself_are_those_of_x() -> None:
+    def both(x: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return quantise_both(x, "mxfp8", axes=(0, 1), out=(x, out))
+
+    x = torch.randn(64, 64)
+    expected = [quantise(x, "mxfp8", axis=axis) for axis in (0, 1)]
+    y, z = torch.compile(both, backend="eager", fullgraph=True)(x, torch.empty_like(x))
+    assert y is x
+    assert torch.equal(y, expected[0])
+    assert torch.equal(z, expected[1])
+
+
+def test_one_destination_for_both_copies_is_refused() -> None:
+    x, out = torch.ones(4, 4), torch.empty(4, 4)
+    with pytest.raises(ValueError, match="nor the copies with each other"):
+        quantise_both(x, "mxfp8", axes=(0, 1), out=(out, out))

@@ -6,6 +6,7 @@ import copy
 import fcntl
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -115,7 +116,12 @@ def test_new_attempt_moves_the_earlier_one_aside_untouched(experiment: Experimen
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    files = (p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
+    """The files of an attempt; the lock and the claims belong to the folder."""
+    files = (
+        p
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != ".lock" and p.parent.name != ".claims"
+    )
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
@@ -301,6 +307,19 @@ def test_provenance_says_what_ran_and_no_environment(
     assert {"python", "host", "platform", "folder", "created", "source"} <= set(content)
     assert "secret-of-the-environment" not in run.provenance.read_text()
     assert "environment" not in content
+
+
+def test_logs_are_for_the_user_alone_and_the_rest_follows_the_umask(
+    experiment: Experiment,
+) -> None:
+    before = os.umask(0o022)
+    try:
+        run, _ = opening(experiment)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(run.logs.stat().st_mode) == 0o700
+    assert stat.S_IMODE(run.root.stat().st_mode) == 0o755
+    assert stat.S_IMODE(run.provenance.stat().st_mode) == 0o644
 
 
 def test_secret_of_the_environment_on_the_command_line_is_not_in_the_provenance(

@@ -23,6 +23,7 @@ from quantexp.schema import (
     CaptureValues,
     Experiment,
     LrSchedule,
+    Nonfinite,
     Precision,
     Recompute,
     Rule,
@@ -78,6 +79,7 @@ def after(base: Experiment, key: str, value: object) -> str:
         ("training.micro_batch_size", 1),
         ("training.lr_schedule", LrSchedule.linear),
         ("training.precision", Precision.fp32),
+        ("training.nonfinite", Nonfinite.stop),
         ("launcher.num_processes", 2),
         ("training.recompute", Recompute.full),
         ("training.deterministic", True),
@@ -134,6 +136,10 @@ def test_what_does_not_decide_the_numbers_leaves_the_hash(
     base: Experiment, key: str, value: object
 ) -> None:
     assert after(base, key, value) == digest(base)
+
+
+def test_leaving_out_steps_is_no_part_of_a_hash(base: Experiment) -> None:
+    assert "nonfinite" not in identity(base, "cpu")["training"]
 
 
 def test_device_class_changes_the_hash(base: Experiment) -> None:

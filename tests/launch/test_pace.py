@@ -24,7 +24,7 @@ def test_what_is_not_finite_or_cut_is_none(make_run: MakeRun) -> None:
     run = make_run()
     run.metrics.write_text(line(1, 2.0) + line(2, 2.0, loss=None) + '{"loss": 1.5, "step')
     assert pace(run, Status(iteration=2, iterations=8)) == Pace(None, 64.0, 12.0)
-    run.metrics.write_text("[]\n" + line(2, None))
+    run.metrics.write_text('{"iteration": 1}\n' + line(2, None))
     assert pace(run, Status(iteration=2, iterations=8)) == Pace(2.0, 64.0, None)
 
 

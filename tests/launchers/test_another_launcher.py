@@ -108,7 +108,8 @@ def test_plan_shows_the_worker_s_command(capsys: Captured) -> None:
         ),
         (
             ["launcher.partition=gpu"],
-            "launcher.partition=gpu is for SLURM and would do nothing here; add launcher=slurm, or drop it",
+            "launcher.partition=gpu is for SLURM and has no effect under launcher.kind=example; "
+            "add launcher=slurm, or drop it",
         ),
         (["launcher.time_min=0"], "launcher.time_min must be at least 1, got 0"),
         (

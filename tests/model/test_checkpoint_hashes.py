@@ -97,7 +97,8 @@ def test_shortened_file_is_named_with_its_sizes(checkpoint: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": {"config.json": 1}}'])
 def test_damaged_list_of_hashes_is_refused(checkpoint: Path, text: str) -> None:
     (checkpoint / HASHES).write_text(text)
-    assert refused(checkpoint).startswith(f"{checkpoint / HASHES} cannot be read (")
+    words = r" cannot be read \(|, line 1: |: it must be keys with values, got a list"
+    assert re.match(rf"{re.escape(str(checkpoint / HASHES))}({words})", refused(checkpoint))
 
 
 def test_files_that_are_not_read_are_not_checked(checkpoint: Path) -> None:

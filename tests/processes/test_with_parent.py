@@ -81,3 +81,12 @@ def test_command_finds_its_own_process_id_for_what_it_starts() -> None:
 def test_parent_is_read_from_the_environment() -> None:
     assert parent_from({PARENT: "12"}) == 12
     assert parent_from({}) is None
+
+
+def test_command_that_ends_a_moment_later_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives = iter([True, True, False])
+    monkeypatch.setattr(with_parent, "_lives", lambda pid: next(lives))
+    assert with_parent.ended_command({with_parent.COMMAND: "7"}) == 7
+    monkeypatch.setattr(with_parent, "_lives", lambda pid: True)
+    assert with_parent.ended_command({with_parent.COMMAND: "7"}) is None
+    assert with_parent.ended_command({}) is None

@@ -11,9 +11,8 @@ from megatron.core.transformer.moe import router
 from torch import Tensor
 
 from quantexp.formats import quantise
-from quantexp.proof.judge import Status
-from quantexp.proof.verdict import Verdict, merged
-from quantexp.proof.watch import NO_TOKENS, NOT_CALLED, SlotCalls, status_of
+from quantexp.proof.grids import Status
+from quantexp.proof.verdict import NO_TOKENS, NOT_CALLED, SlotCalls, Verdict, merged, status_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State, read_status
 

@@ -81,7 +81,7 @@ def test_recomputed_calls_are_told_apart(run_tiny: RunTiny) -> None:
 def test_kernel_that_is_given_the_originals_fails_the_run(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multiply, "quantise_operand", lambda x, spec, axis: x)
+    monkeypatch.setattr(multiply, "quantise_operand", lambda x, *_, **__: x)
     reason = failure(run_tiny("quant=FA_mxfp8", *FUSED, expect=1))
     assert "qk.fprop.q: declared mxfp8_e4m3" in reason
     assert "not on the grid" in reason
@@ -92,7 +92,7 @@ def test_bf16_that_is_quantised_fails_the_run(
 ) -> None:
     from quantexp.formats import quantise
 
-    monkeypatch.setattr(multiply, "quantise_operand", lambda x, spec, axis: quantise(x, "mxfp8"))
+    monkeypatch.setattr(multiply, "quantise_operand", lambda x, *_, **__: quantise(x, "mxfp8"))
     assert "declared bf16, it lies on the grid of" in failure(
         run_tiny("quant=bf16", *FUSED, expect=1)
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 import quantexp.quant.multiply
 from quantexp.folders import conf_dir
 from quantexp.formats import QuantSpec, quantise
-from quantexp.quant.operand import quantise_operand
+from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.step_state import StepState
 from quantexp.runs.paths import RunDir
 

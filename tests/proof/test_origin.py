@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from quantexp.formats import Hadamard, Rounding, Scaling, resolve
-from quantexp.proof.judge import Status, judge
+from quantexp.proof.grids import Status
 from quantexp.proof.origin import FAR, distance, needs_origin, scale_amax
-from quantexp.quant.operand import quantise_operand
+from quantexp.proof.verdict import judge
+from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.step_state import StepState, use_step_state
 
 STREAM = "layer 0 fc1 linear.wgrad.g"

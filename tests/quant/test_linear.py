@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quantexp.quant.hooks import hook_operands
 from quantexp.quant.linear import backward_needs_input, gradient_copies, input_copies, wgrad
-from quantexp.quant.operand import quantise_operand
+from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.quant.product_context import ProductContext
 from quantexp.quant.rows import Rows

@@ -20,7 +20,7 @@ from quantexp.formats import (
     quantise,
     resolve,
 )
-from quantexp.quant.operand import clipped, quantise_operand
+from quantexp.quant.multiply import clipped, quantise_operand
 from quantexp.quant.step_state import StepState, current_state, seed_of, use_step_state
 
 CPU = torch.device("cpu")

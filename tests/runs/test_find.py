@@ -27,7 +27,8 @@ def root(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> 
         folder.mkdir(parents=True)
     runs = [shared.root / name for name in (*NAMES[:2], "m_d_lost-00000009")]
     write_json(
-        Submission(shared.submissions / "quantexp-1").tasks, {"runs": [str(run) for run in runs]}
+        Submission(shared.submissions / "quantexp-1").tasks,
+        {"runs": [str(run) for run in runs], "snapshot": "snapshots/a", "umask": 0o22},
     )
     entries = [
         {"run": NAMES[2], "state": "completed", "skipped": True, "reason": "already completed"},

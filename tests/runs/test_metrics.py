@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from quantexp.runs.metrics import WINDOW, LossCurve, Speed, loss_curve, read_metrics, speed_of
+import pytest
+
+from quantexp.errors import UnreadableError
+from quantexp.runs.metrics import (
+    WINDOW,
+    LossCurve,
+    Speed,
+    loss_curve,
+    read_metrics,
+    recent_metrics,
+    speed_of,
+)
 from quantexp.runs.paths import RunDir
 
 
@@ -45,11 +57,29 @@ def test_non_finite_losses_are_told_apart(tmp_path: Path) -> None:
     assert loss_curve(read_metrics(RunDir(tmp_path))) == LossCurve((1,), (5.0,), (2,))
 
 
-def test_lines_without_a_loss_and_torn_lines_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"iteration": 1}\n[1]\n{"iteration": 2, "loss": "x"}\n{"iteration": 3, "lo'
-    )
+def test_lines_without_a_loss_and_an_unfinished_line_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n\n{"iteration": 3, "lo')
     assert loss_curve(read_metrics(RunDir(tmp_path))) == LossCurve()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("[1]", "it must be keys with values, got a list"),
+        ('{"iteration": 2, "loss": "abc"}', "loss must be a number or null, got 'abc'"),
+        ('{"iteration": 2.5}', "iteration must be a whole number from 0, got 2.5"),
+        ('{"iteration": 2, "lo', "unexpected control character in string"),
+    ],
+)
+@pytest.mark.parametrize("read", [read_metrics, recent_metrics])
+def test_a_damaged_line_is_named(
+    tmp_path: Path, line: str, words: str, read: Callable[[RunDir], object]
+) -> None:
+    good = '{"iteration": 1, "loss": 5}\n' * (3000 if read is recent_metrics else 1)
+    (tmp_path / "metrics.jsonl").write_text(f"{good}{line}\n{good[:100]}")
+    number = good.count("\n") + 1
+    with pytest.raises(UnreadableError, match=rf"metrics\.jsonl, line {number}: {words}"):
+        read(RunDir(tmp_path))
 
 
 def test_a_loss_of_null_was_not_finite(tmp_path: Path) -> None:

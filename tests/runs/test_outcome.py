@@ -9,7 +9,7 @@ import pytest
 
 from quantexp.runs.outcome import record_exit, record_interruption
 from quantexp.runs.paths import RunDir
-from quantexp.runs.ranks import RankRecord, write_record
+from quantexp.runs.ranks import ENDED_SILENTLY, RankRecord, write_record
 from quantexp.runs.status import State, Status, read_status, write_status
 
 
@@ -55,3 +55,33 @@ def test_ranks_that_were_asked_to_end_are_cancelled(tmp_path: Path) -> None:
     status = read_status(run.status)
     assert status is not None
     assert (status.state, status.reason) == (State.CANCELLED, "interrupted")
+
+
+def test_signal_without_a_name_is_recorded_by_its_number(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_status(run.status, Status(State.RUNNING))
+    record_exit(run, 1, -35)
+    status = read_status(run.status)
+    assert status is not None
+    assert status.reason.startswith("the worker was ended by ")
+
+
+def test_error_of_a_rank_comes_before_the_kill_of_torchrun(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.logs.mkdir()
+    write_status(run.status, Status(State.RUNNING))
+    write_record(
+        run,
+        0,
+        RankRecord(1, State.FAILED, "ValueError: true cause", finished="2026-01-01T00:00:00+00:00"),
+    )
+    write_record(
+        run, 1, RankRecord(2, State.FAILED, ENDED_SILENTLY, finished="2026-01-01T00:00:05+00:00")
+    )
+    record_exit(run, 2, -signal.SIGKILL)
+    status = read_status(run.status)
+    assert status is not None
+    assert (
+        status.reason.startswith("ValueError: true cause")
+        or "rank 0: ValueError: true cause" in status.reason
+    )

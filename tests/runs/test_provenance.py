@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from quantexp.runs.provenance import add_what_ran, command_line, provenance
+from quantexp.runs.provenance import add_what_ran, checkout, command_line, provenance
 from quantexp.runs.status import read_json, write_json
 
 
@@ -34,3 +35,28 @@ def test_what_ran_is_added_with_its_verification(tmp_path: Path) -> None:
 def test_command_line_is_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/bin/quantexp", "quant=glob(*)", "a b"])
     assert command_line() == ["quantexp", "quant=glob(*)", "a b"]
+
+
+def test_uncommitted_changes_of_files_of_secrets_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        subprocess.run(command, check=True, capture_output=True)
+
+    names = (".env", "a/prod.ENV", "a/server.pem", "a/b/id_rsa", "a/.aws/config", "a/b/source.py")
+    git("init")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("before\n")
+    git("add", "-A")
+    git("commit", "-m", "all")
+    for name in names:
+        (tmp_path / name).write_text(f"after in {name}\n")
+    monkeypatch.setattr("quantexp.runs.provenance.__file__", str(tmp_path / "a/b/source.py"))
+    diff = checkout.__wrapped__()["diff"]
+    assert diff is not None
+    assert [line for line in diff.splitlines() if line.startswith("+after")] == [
+        "+after in a/b/source.py"
+    ]

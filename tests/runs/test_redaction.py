@@ -101,7 +101,8 @@ def test_configuration_with_a_secret_in_it_is_refused_by_its_key() -> None:
     with pytest.raises(
         ConfigError,
         match=r"quant\.rules\[0\]\.modules\[0\] must hold no secret, got the value of the environment "
-        r"variable HF_TOKEN; the configuration is written to the run folder, and programs read",
+        r"variable HF_TOKEN; the configuration is written to the run folder and to the job's script. Export the "
+        r"variable in the shell that submits: a local run and sbatch pass it to the job, and programs read it there",
     ) as caught:
         refuse_secrets(content, {"HF_TOKEN": VALUE})
     assert VALUE not in str(caught.value)

@@ -28,7 +28,7 @@ def test_snapshot_is_laid_out_as_a_wheel_is(snapshot: Path) -> None:
     for file in (
         "quantexp/training/worker.py",
         "quantexp/conf/config.yaml",
-        "quantexp_launchers/slurm/task.py",
+        "quantexp_launchers/slurm/job.py",
     ):
         assert (snapshot / file).is_file()
     assert not list(snapshot.rglob("__pycache__"))
@@ -46,17 +46,45 @@ def test_same_source_is_kept_once_however_many_ask(tmp_path: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_untouched_snapshot_passes(snapshot: Path) -> None:
-    (snapshot / "quantexp" / "__pycache__").mkdir()
-    (snapshot / "quantexp" / "__pycache__" / "worker.pyc").write_text("what running leaves")
+def test_untouched_snapshot_passes_and_running_it_leaves_nothing(snapshot: Path) -> None:
     check_snapshot(snapshot)
+    variables = {**os.environ, **environment(snapshot)}
+    subprocess.run([sys.executable, "-c", "import quantexp.errors"], env=variables, check=True)
+    check_snapshot(snapshot)
+
+
+def test_changed_snapshot_is_moved_aside_and_taken_again(
+    snapshot: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = snapshot / "quantexp" / "errors.py"
+    file.chmod(0o600)
+    file.write_text("changed\n")
+    assert taken(tmp_path / "runs") == snapshot
+    check_snapshot(snapshot)
+    (aside,) = snapshot.parent.glob(".changed-*")
+    assert (aside / "quantexp" / "errors.py").read_text() == "changed\n"
+    (record,) = caplog.records
+    assert "was changed (a file has other content, is missing, or was added): it is now" in (
+        record.getMessage()
+    )
+
+
+def test_bytecode_of_earlier_versions_is_removed_from_a_snapshot(
+    snapshot: Path, tmp_path: Path
+) -> None:
+    cache = snapshot / "quantexp" / "__pycache__"
+    cache.mkdir()
+    (cache / "errors.cpython-311.pyc").write_bytes(b"")
+    assert taken(tmp_path / "runs") == snapshot
+    assert not cache.exists()
+    assert not list(snapshot.parent.glob(".changed-*"))
 
 
 def test_changed_snapshot_is_refused(snapshot: Path) -> None:
     file = snapshot / "quantexp" / "training" / "worker.py"
     file.chmod(0o600)
     file.write_text("print('something else')\n")
-    with pytest.raises(RunError, match=r"was changed in .*; submit the run again"):
+    with pytest.raises(RunError, match=r"was changed in .* \(a file has .*; submit the run again"):
         check_snapshot(snapshot)
 
 
@@ -98,6 +126,20 @@ def test_own_python_path_stays_behind_the_snapshot(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
     assert environment(tmp_path)["PYTHONPATH"] == f"{tmp_path}{os.pathsep}/mine"
+
+
+def test_rank_refuses_a_snapshot_that_was_changed(
+    snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantexp.__file__", str(snapshot / "quantexp" / "__init__.py"))
+    file = tmp_path / "provenance.json"
+    file.write_text(f'{{"source": {{"snapshot": "{snapshot.name}"}}}}')
+    require_snapshot(file)
+    (snapshot / "torch").symlink_to(tmp_path)
+    with pytest.raises(
+        RunError, match=r"was changed in .* \(torch is a link, or no regular file\)"
+    ):
+        require_snapshot(file)
 
 
 def test_worker_of_another_source_is_refused(tmp_path: Path) -> None:

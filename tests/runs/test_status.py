@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quantexp.errors import RunError
+from quantexp.reading import json_files
 from quantexp.runs.status import (
     Phase,
     State,
@@ -79,17 +80,25 @@ def test_no_status_is_none(tmp_path: Path) -> None:
     assert read_status(tmp_path / "status.json") is None
 
 
-@pytest.mark.parametrize("text", ["{", ""])
-def test_broken_status_is_refused_by_name(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", ", line 1: unexpected end of data"),
+        ('{"state":\n"failed", x}', ", line 2: "),
+        ("[]", ": it must be keys with values, got a list"),
+        ("{}", ": state is missing"),
+        ('{"state": "odd"}', ": state must be one of pending, running, .*, got 'odd'"),
+        ('{"state": "failed", "x": 1}', ": x is a key of another version"),
+        ('{"state": "failed", "iteration": "2"}', ": iteration must be a whole number from 0, got"),
+        ('{"state": "failed", "updated": "then"}', ": updated must be a time such as 2026-"),
+        ('{"state": "failed", "created": "then"}', ": created must be a time, or empty, got"),
+        ('{"state": "failed", "pid": 0}', ": pid must be a process id, got 0"),
+        ('{"state": "failed", "capture": {"tensors": []}}', ": capture.tensors must be a whole"),
+    ],
+)
+def test_damaged_status_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "status.json").write_text(text)
-    with pytest.raises(RunError, match=r"status\.json cannot be read: "):
-        read_status(tmp_path / "status.json")
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", '{"state": "odd"}', '{"state": "failed", "x": 1}'])
-def test_status_of_another_version_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    (tmp_path / "status.json").write_text(text)
-    with pytest.raises(RunError, match=r"status\.json is not a status of this version: "):
+    with pytest.raises(RunError, match=rf"status\.json{words}"):
         read_status(tmp_path / "status.json")
 
 
@@ -97,10 +106,29 @@ def test_times_are_utc() -> None:
     assert datetime.fromisoformat(now()).utcoffset() == timedelta(0)
 
 
-@pytest.mark.parametrize("text", [None, "{"])
-def test_json_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
+def test_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "precision.json"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(RunError, match=r"precision\.json cannot be read: "):
+    with pytest.raises(RunError, match=r"precision\.json is missing"):
         read_json(file)
+    file.write_text("{")
+    with pytest.raises(RunError, match=r"precision\.json, line 1: unexpected end of data"):
+        read_json(file)
+
+
+def test_reason_of_an_end_holds_no_secret() -> None:
+    status = Status()
+    finish(status, State.FAILED, f"401 for hf_{'a1B' * 11} of https://me:word@host")
+    assert status.reason == "401 for <Hugging Face token> of https://host"
+
+
+def test_half_of_a_character_is_written_as_its_code(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    content = ["a\udc80b", "\U0001f600", "\\udc80", "\ud83d", "\n\\"]
+    write_json(file, content)
+    assert json_files.read_json(file, list[str]) == [
+        r"a\udc80b",
+        "\U0001f600",
+        r"\udc80",
+        r"\ud83d",
+        "\n\\",
+    ]

@@ -186,7 +186,7 @@ def test_cancelling_ends_what_waits_and_what_runs(
     sent.until(0, lambda found: found.state is State.RUNNING)
     sent.begin(0)
     (sent.folder / "tasks.json").write_text(
-        json.dumps({"runs": [str(run.root) for run in sent.runs]})
+        json.dumps({"runs": [str(run.root) for run in sent.runs], "snapshot": "", "umask": 18})
     )
     assert main(["cancel", str(sent.folder)]) == 0
     assert capsys.readouterr().out.count("cancelled  m_d_s") == 4

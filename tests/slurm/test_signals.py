@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from quantexp.launch.ledger.cancel import cancel
+from quantexp.launch.ledger.standing import standings
 from quantexp.runs.paths import RunDir
+from quantexp.runs.ranks import read_record
 from quantexp.runs.status import State
 
 from .cluster import Cluster
@@ -136,3 +139,40 @@ def test_start_that_a_lost_node_still_runs_makes_way_for_the_next(
     assert str(after.restarts[0]["reason"]).startswith("died without recording why on ")
     until("the end of the earlier start", lambda: not Path(f"/proc/{before.pid}").exists(), 20)
     assert until_state(run, State.RUNNING).pid == after.pid
+
+
+@pytest.mark.slow
+def test_stopped_rank_of_a_job_ends_the_run_with_what_was_seen(
+    plain: Cluster, tiny_words: list[str], tmp_path: Path
+) -> None:
+    """A job of one rank, and one of two; nobody outside the node looks at a rank but the process that started it."""
+    alone = [*ENDLESS, "launcher.timeout_min=0.2"]
+    two = [*alone, "training.micro_batch_size=1", "launcher.num_processes=2", "training.seed=2"]
+    runs, jobs = submitted(tiny_words, tmp_path, alone, two)
+    until_training(runs[0])
+    os.kill(int(str(status_of(runs[0]).pid)), signal.SIGSTOP)
+    until_training(runs[1])
+    record = read_record(runs[1], 1)
+    assert record is not None
+    os.kill(record.pid, signal.SIGSTOP)
+    for run, job_id, who in zip(runs, jobs, ("", "rank 1: "), strict=True):
+        plain.wait_state(job_id, {"FAILED"}, 90)
+        status = status_of(run)
+        assert status.state is State.FAILED, status
+        reason = status.reason.splitlines()[0]
+        assert reason.startswith(f"{who}no progress for "), status.reason
+        assert "(launcher.timeout_min=0.2) at iteration " in reason
+        assert "; the process was stopped by a signal (state T)" in reason
+
+
+@pytest.mark.slow
+def test_cancel_ends_a_job_whose_rank_is_stopped(
+    plain: Cluster, tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(plain.slurm_conf))
+    (run,), (job_id,) = submitted(tiny_words, tmp_path, [*ENDLESS, "training.seed=5"])
+    os.kill(int(str(until_training(run).pid)), signal.SIGSTOP)
+    (outcome,) = cancel(standings([run]))
+    assert outcome.done, outcome
+    plain.wait_state(job_id, {"CANCELLED"}, 60)
+    assert status_of(run).state is State.CANCELLED

@@ -94,3 +94,20 @@ def test_own_lines_have_the_time_in_utc(
     with log_to_stderr("wandb"):
         LOG.warning("network away")
     assert capsys.readouterr().err == "2026-01-02 03:05:03 WARNING wandb: network away\n"
+
+
+def test_no_line_holds_a_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a message nor a traceback, of ours or of a library."""
+    monkeypatch.setenv("DB_PWD", "aSecretOfTheServer")
+    file = tmp_path / "libraries0.log"
+    with log_to_stderr("rank 0"), redirect_library_messages(file):
+        logging.getLogger("torch").error("cannot read aSecretOfTheServer")
+        try:
+            raise RuntimeError("https://me:word@host refuses aSecretOfTheServer")
+        except RuntimeError:
+            LOG.exception("failed")
+    written = capsys.readouterr().err + file.read_text()
+    assert "RuntimeError: https://host refuses <DB_PWD>" in written
+    assert "aSecretOfTheServer" not in written

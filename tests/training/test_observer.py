@@ -63,6 +63,22 @@ def test_iteration_writes_a_line_of_metrics_and_its_number_in_the_status(
     assert abs(times[1] - datetime.now(UTC)) < timedelta(minutes=1)
 
 
+def test_step_that_is_left_out_and_its_cause_are_logged(
+    make_observer: Callable[..., RunObserver], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = make_observer("capture=off")
+    left_out = replace(FIRST, skipped=True, nonfinite="the loss of micro-batch 0 on rank 1 is nan")
+    assert observer.iteration(left_out)
+    assert observer.iteration(replace(FIRST, iteration=2, validation_loss=math.nan))
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "iteration 1 is left out: the loss of micro-batch 0 on rank 1 is nan",
+        "the validation loss after iteration 2 is nan",
+    ]
+    first, second = RunDir(tmp_path).metrics.read_text().splitlines()
+    assert json.loads(first)["nonfinite"] == left_out.nonfinite
+    assert (json.loads(second)["nonfinite"], json.loads(second)["skipped"]) == (None, False)
+
+
 def test_failure_to_write_metrics_ends_the_run(
     make_observer: Callable[..., RunObserver], tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ def test_signal_cancels_the_run(second: Worker, monkeypatch: pytest.MonkeyPatch)
     assert second.run() == 130
     record = read_record(second.context.run, 1)
     assert record is not None
-    assert (record.state, record.reason) == (State.CANCELLED, "interrupted")
+    assert (record.state, record.reason) == (State.CANCELLED, "ended by SIGTERM")
 
 
 def test_signal_while_an_error_is_recorded_does_not_hide_the_error(
@@ -200,7 +200,7 @@ def test_superseded_attempt_ends_and_writes_nothing(
     monkeypatch.setattr(in_job, "_train", trains)
     assert in_job.run() == 1
     assert in_job.context.run.status.read_bytes() == written[0]
-    message = "ERROR rank 0: the job was started again elsewhere: this attempt ends"
+    message = "ERROR rank 0: the run was started again elsewhere: this attempt ends"
     assert message in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from quantexp.errors import QuantexpError
 from quantexp.terminal.console import pipe_console
+from quantexp.terminal.messages import complain
 from quantexp_launchers.local.sheet import read_sheet
 from quantexp_launchers.local.slots import slots_for
 from quantexp_launchers.local.submit import work_through
@@ -29,10 +30,10 @@ def main(argv: list[str] | None = None) -> int:
         slots = slots_for([item.experiment for item in sheet.items])
         return work_through(sheet, slots, pipe_console())
     except QuantexpError as error:
-        sys.stderr.write(f"quantexp: {error}\n")
+        complain(error.message, error.listed)
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("quantexp: interrupted\n")
+        complain("interrupted")
         return 130
 
 

@@ -20,7 +20,7 @@ from quantexp.folders import short_path
 from quantexp.runs.lock import is_held
 from quantexp.runs.ranks import log_end
 from quantexp.runs.snapshot import environment, take_snapshot
-from quantexp.runs.status import read_json
+from quantexp.runs.sweep_list import read_sweep
 from quantexp_launchers.local.sheet import Place, Sheet
 
 #: Seconds between two looks at the lock.
@@ -91,5 +91,5 @@ def _start(sheet: Sheet) -> int:
 def _is_finished(sheet: Sheet) -> bool:
     """Whether a process has held the sheet to its end."""
     with contextlib.suppress(RunError):
-        return read_json(sheet.files.listing)["finished"] is not None
+        return read_sweep(sheet.files.listing).get("finished") is not None
     return False

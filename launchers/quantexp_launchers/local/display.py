@@ -21,6 +21,7 @@ from rich.text import Text
 from quantexp.launch.outcome import Outcome, stopping_words
 from quantexp.launch.progress import PlainLines, RunLine, captured_size, lines_table
 from quantexp.runs.status import State
+from quantexp.terminal.escaping import printable
 from quantexp.terminal.units import clock
 from quantexp_launchers.local.processes import GRACE_S
 from quantexp_launchers.local.sheet import Item, Place
@@ -72,7 +73,7 @@ class Display:
     def bug(self, trace: str) -> None:
         """Print a traceback to standard error."""
         with self._ignore_closed_output():
-            sys.stderr.write(trace)
+            sys.stderr.write(printable(trace))
 
     def started(self, item: Item) -> None:
         """Show that a run has started in a slot."""

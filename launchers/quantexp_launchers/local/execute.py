@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import sys
+import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from rich.console import Console
 
 from quantexp.analysis.after_run import draw_skipped
 from quantexp.capture.store.manifest import finish_capture
+from quantexp.errors import RunError, RunInUseError
 from quantexp.launch.attempt import Opened, open_run
 from quantexp.launch.outcome import Outcome, in_use_elsewhere, outcome, stopping_words
 from quantexp.launch.progress import live_line
 from quantexp.launch.summary import print_how_to_go_on, print_outcome
+from quantexp.runs.claim import LEASE_S
 from quantexp.runs.device import device_class
-from quantexp.runs.outcome import record_exit, record_interruption
+from quantexp.runs.fencing import CLAIM
+from quantexp.runs.outcome import (
+    UnresponsiveError,
+    record_exit,
+    record_interruption,
+    record_unresponsive,
+)
 from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import command_line
 from quantexp.runs.snapshot import environment
 from quantexp.runs.status import State, read_status
 from quantexp.schema import Experiment, LauncherConfig
+from quantexp.terminal.messages import complain
 from quantexp_launchers.local.slots import make_slots
 
 
@@ -36,7 +45,7 @@ def run_alone(experiment: Experiment, console: Console) -> int:
             draw_skipped(done.run, experiment.analysis.drawing, console)
         print_outcome(done, console)
         return 0
-    sys.stderr.write(f"quantexp: {done.run.root.name} {done.state.value}: {done.reason}\n")
+    complain(f"{done.run.root.name} {done.state.value}: {done.reason}")
     if done.state is State.CANCELLED:
         print_how_to_go_on(done.run, console)
         return 130
@@ -92,14 +101,25 @@ def carry_out(
         on_stop: called after an interrupt with the grace period of the workers, in seconds.
     """
     launcher = experiment.launcher
+    with_claim = {} if folder.claim is None else {CLAIM: folder.claim.token}
     try:
-        code = _start(launcher, folder, on_poll, lock, variables or {}, on_stop)
+        code = _start(launcher, folder, on_poll, lock, {**with_claim, **(variables or {})}, on_stop)
+        record: Callable[[], None] = partial(record_exit, folder.run, launcher.num_processes, code)
     except KeyboardInterrupt:
-        finish_capture(folder.run.captured(experiment.capture.dir))
-        record_interruption(folder.run, launcher.num_processes)
-    else:
-        finish_capture(folder.run.captured(experiment.capture.dir))
-        record_exit(folder.run, launcher.num_processes, code)
+        record = partial(record_interruption, folder.run, launcher.num_processes)
+    except UnresponsiveError as error:
+        record = partial(record_unresponsive, folder.run, launcher.num_processes, error)
+    if folder.claim is not None and not folder.claim.is_valid():
+        if not folder.run.claims.is_dir():
+            raise RunError(
+                f"{folder.run.root} was deleted or moved while its run executed; start the run again"
+            )
+        raise RunInUseError(
+            f"{folder.run.root} was taken over by another machine, because this one was stopped or cut off for "
+            f"longer than {LEASE_S / 60:.0f} minutes"
+        )
+    finish_capture(folder.run.captured(experiment.capture.dir))
+    record()
 
 
 def _start(
@@ -116,12 +136,19 @@ def _start(
     run, variables = folder.run, {**environment(folder.snapshot), **more}
     if launcher.num_processes == 1:
         return processes.run_worker(
-            run.root, run.rank_log(0), update, variables, keep_open=(lock,), on_stop=on_stop
+            run.root,
+            run.rank_log(0),
+            update,
+            variables,
+            keep_open=(lock,),
+            on_stop=on_stop,
+            timeout_min=launcher.timeout_min,
         )
+    overdue = Overdue(run, launcher.timeout_min)
 
     def keep_running() -> bool:
         update()
-        return not _overdue(run, launcher.timeout_min)
+        return not overdue.look()
 
     return processes.run_ranks(
         run.root,
@@ -132,14 +159,24 @@ def _start(
         variables,
         keep_open=(lock,),
         on_stop=on_stop,
+        timeout_min=launcher.timeout_min,
     )
 
 
-def _overdue(run: RunDir, timeout_min: float) -> bool:
-    """Whether rank 0 ended so long ago that another rank must be hanging."""
-    status = read_status(run.status)
-    if status is None or status.finished is None:
-        return False
-    return datetime.now(UTC) - datetime.fromisoformat(status.finished) > timedelta(
-        minutes=timeout_min
-    )
+class Overdue:
+    """Whether rank 0 recorded its end so long ago that another rank must be hanging."""
+
+    def __init__(
+        self, run: RunDir, timeout_min: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._run, self._timeout_s, self._clock = run, timeout_min * 60, clock
+        self._ended_at: float | None = None
+
+    def look(self) -> bool:
+        """Call several times a second."""
+        if self._ended_at is None:
+            status = read_status(self._run.status)
+            if status is None or status.finished is None:
+                return False
+            self._ended_at = self._clock()
+        return self._clock() - self._ended_at > self._timeout_s

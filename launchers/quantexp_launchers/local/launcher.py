@@ -44,6 +44,12 @@ class LocalLauncher(Launcher):
 
         return cancel(standings)
 
+    def kill(self, standings: Sequence[Standing], reason: str) -> None:
+        """Kill the workers, with everything that they started."""
+        from quantexp_launchers.local.standing import kill
+
+        kill(standings, reason)
+
     def logs(self, standing: Standing) -> list[Path]:
         """The output of torchrun."""
         return [standing.run.torchrun_log]

@@ -6,6 +6,7 @@ workers. One `quantexp` may hold the locks of several runs; each child holds onl
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -35,6 +36,24 @@ def workers(locks: list[Path]) -> dict[Path, psutil.Process]:
         for path in _locked_by(process, lock_files):
             holders.setdefault(lock_files[path], {})[process.pid] = process
     return {lock: _first(processes) for lock, processes in holders.items()}
+
+
+def taker(lock: Path) -> psutil.Process | None:
+    """The process that took the lock of a run's folder, which is the `quantexp` that waits for its worker.
+
+    None if the kernel does not name one that is visible here.
+    """
+    try:
+        inode = lock.stat().st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for fields in map(str.split, lines):
+        # 1: FLOCK ADVISORY WRITE 4711 08:01:123456 0 EOF
+        if len(fields) > 5 and fields[1] == _HOLDS[0] and fields[5].endswith(f":{inode}"):
+            with contextlib.suppress(psutil.Error, ValueError):
+                return psutil.Process(int(fields[4]))
+    return None
 
 
 def _locked_by(process: psutil.Process, lock_files: dict[str, Path]) -> list[str]:

@@ -8,17 +8,21 @@ kernel ends the worker, or torchrun, which ends its ranks.
 """
 
 import contextlib
+import math
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import psutil
 
 from quantexp.processes import with_parent
+from quantexp.runs.outcome import UnresponsiveError
 from quantexp.runs.paths import RunDir
+from quantexp_launchers.local.watch import RankWatch, WorkerWatch
 
 #: Makes a worker end when its parent process ends for any reason.
 WITH_PARENT = "--with-parent"
@@ -55,6 +59,7 @@ def run_worker(
     variables: Mapping[str, str],
     keep_open: tuple[int, ...] = (),
     on_stop: Callable[[float], None] = _nothing,
+    timeout_min: float = math.inf,
 ) -> int:
     """Run one worker to its end and return its exit code.
 
@@ -65,6 +70,10 @@ def run_worker(
         variables: environment variables of the worker, added to this process's environment.
         keep_open: file descriptors the worker inherits, so that it keeps the folder's lock if this process dies.
         on_stop: called with the grace period in seconds when an exception of `on_poll` ends the worker.
+        timeout_min: minutes without progress after which the worker is ended.
+
+    Raises:
+        UnresponsiveError: the worker made no progress, and was ended.
     """
     with log.open("ab") as stream:
         process = subprocess.Popen(
@@ -73,12 +82,17 @@ def run_worker(
             stdout=stream,
             stderr=subprocess.STDOUT,
             pass_fds=keep_open,
-            env={**os.environ, **variables, with_parent.PARENT: str(os.getpid())},
+            env={**os.environ, **variables, **_own_ids()},
         )
+        watch = WorkerWatch(RunDir(run_dir), process.pid, timeout_min)
         try:
             while process.poll() is None:
                 on_poll()
+                watch.look()
                 time.sleep(POLL_S)
+        except UnresponsiveError:
+            _stop(process, on_poll, _nothing)
+            raise
         except BaseException:
             _stop(process, on_poll, on_stop)
             raise
@@ -95,6 +109,7 @@ def run_ranks(
     variables: Mapping[str, str],
     keep_open: tuple[int, ...] = (),
     on_stop: Callable[[float], None] = _nothing,
+    timeout_min: float = math.inf,
 ) -> int:
     """Run several workers to their end and return torchrun's exit code; no worker outlives this call.
 
@@ -108,6 +123,10 @@ def run_ranks(
         variables: environment variables of the workers, added to this process's environment.
         keep_open: file descriptors torchrun inherits, so that it keeps the folder's lock if this process dies.
         on_stop: called with the grace period in seconds when an exception of `on_poll` ends the workers.
+        timeout_min: minutes without progress of one of the processes after which all are ended.
+
+    Raises:
+        UnresponsiveError: a process made no progress, and all were ended.
     """
     say_so: Callable[[float], None] = _nothing
     ranks: set[psutil.Process] = set()
@@ -119,25 +138,35 @@ def run_ranks(
             stderr=subprocess.STDOUT,
             pass_fds=keep_open,
             start_new_session=True,
-            env={**_environment(num_processes, num_threads), **variables},
+            env={**_environment(num_processes, num_threads), **variables, **_own_ids()},
         )
+        watch = RankWatch(RunDir(run_dir), process.pid, num_processes, timeout_min)
         try:
             while process.poll() is None and on_poll():
                 ranks |= _below(process.pid)
+                watch.look()
                 time.sleep(POLL_S)
+        except UnresponsiveError:
+            raise
         except BaseException:
             say_so = on_stop
             raise
         finally:
             ranks |= _below(process.pid)
             try:
-                if process.poll() is None:
-                    _stop(process, on_poll, say_so)
+                if is_stopped_here := process.poll() is None:
+                    _stop(process, on_poll, say_so, ranks)
             finally:
                 _kill(ranks)
+                watch.record_ends()
                 RunDir(run_dir).rendezvous.unlink(missing_ok=True)
     on_poll()
-    return process.returncode
+    return 1 if is_stopped_here else process.returncode  # a signal of `_stop` is not a cause
+
+
+def _own_ids() -> dict[str, str]:
+    """The variables by which a worker, or torchrun, knows this process."""
+    return dict.fromkeys((with_parent.PARENT, with_parent.COMMAND), str(os.getpid()))
 
 
 def _environment(num_processes: int, num_threads: int | None) -> dict[str, str]:
@@ -175,9 +204,16 @@ def _stop(
     process: "subprocess.Popen[bytes]",
     on_poll: Callable[[], object],
     on_stop: Callable[[float], None],
+    below: Iterable[psutil.Process] = (),
 ) -> None:
-    """Terminate the process; kill it after the grace period, or at once if `on_poll` or a second Ctrl-C raises."""
+    """Terminate the process; kill it after the grace period, or at once if `on_poll` or a second Ctrl-C raises.
+
+    SIGCONT makes it, and the processes `below` it, handle the signal even if they were stopped.
+    """
     process.terminate()
+    for pid in (process.pid, *(each.pid for each in below)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
     until = time.monotonic() + GRACE_S
     try:
         on_stop(GRACE_S)

@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quantexp.config.load import from_plain
-from quantexp.errors import ConfigError, RunError
+from quantexp.errors import ConfigError, RunError, UnreadableError
 from quantexp.launch.label import labels
 from quantexp.launch.outcome import Outcome
 from quantexp.runs.lock import hold, take_lock
 from quantexp.runs.paths import RunDir, SweepFiles
 from quantexp.runs.provenance import Source
 from quantexp.runs.redaction import redacted
-from quantexp.runs.status import State, now, read_json, read_status, write_status
-from quantexp.runs.sweep_list import cannot_write, sweep_file, write_sweep
+from quantexp.runs.status import State, now, read_status, write_status
+from quantexp.runs.sweep_list import cannot_write, read_sweep, sweep_file, write_sweep
 from quantexp.schema import Experiment
 
 
@@ -161,22 +161,25 @@ def read_sheet(file: Path) -> Sheet:
     Raises:
         RunError: the file is missing, broken or written by another version.
     """
-    content = read_json(file)
     root = file.parent.parent
     try:
-        experiments = [from_plain(row["config"]) for row in content["runs"]]
+        content = read_sweep(file)
+        configs = [row["config"] or {} for row in content["runs"]]
+        experiments = [from_plain(config) for config in configs]
         items = [
-            Item(experiment, row["stage"], label, row["config"], _run(root, row))
-            for experiment, row, label in zip(
-                experiments, content["runs"], labels(experiments), strict=True
+            Item(experiment, row["stage"], label, config, _run(root, row["run"]))
+            for experiment, row, label, config in zip(
+                experiments, content["runs"], labels(experiments), configs, strict=True
             )
         ]
-        sheet = Sheet(root, items, content["command"], content["source"], content["started"])
-    except (ConfigError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{file} is not a sweep of this version: {error}") from error
+        source = cast(Source, content["source"])
+        sheet = Sheet(root, items, content["command"], source, content["started"])
+    except (UnreadableError, ConfigError, KeyError, TypeError, ValueError) as error:
+        reason = str(error).removeprefix(f"{file}").lstrip(":, ")
+        raise RunError(f"{file} is not a sweep of this version: {reason}") from error
     sheet.files = SweepFiles(file)
     return sheet
 
 
-def _run(root: Path, row: dict[str, Any]) -> RunDir | None:
-    return None if row["run"] is None else RunDir(root / row["run"])
+def _run(root: Path, name: str | None) -> RunDir | None:
+    return None if name is None else RunDir(root / name)

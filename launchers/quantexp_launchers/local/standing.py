@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,16 +15,20 @@ from pathlib import Path
 
 import psutil
 
-from quantexp.errors import RunError
+from quantexp.errors import UnreadableError
 from quantexp.launch.backend import Standing, reread
 from quantexp.launch.ledger.settle import mark_cancelled
+from quantexp.runs.claim import is_claimed
 from quantexp.runs.lock import is_held, is_locked
+from quantexp.runs.outcome import announce_kill
 from quantexp.runs.paths import RunDir, RunsRoot, SweepFiles
-from quantexp.runs.status import State, Status, read_json
-from quantexp_launchers.local.owner import is_worker, workers
+from quantexp.runs.status import State, Status, end_of, instant
+from quantexp.runs.sweep_list import read_sweep
+from quantexp_launchers.local.owner import is_worker, taker, workers
 
 #: How old the status of a live run on another machine, whose locks may be invisible here, may be.
 SILENCE = timedelta(minutes=15)
+_UNFINISHED = (State.PENDING, State.RUNNING)
 #: The reason of a pending run that is in no live sweep.
 NOT_SCHEDULED = "prepared, but no process starts it; quantexp resume does"
 
@@ -47,7 +52,7 @@ def standings(runs: Sequence[tuple[RunDir, Status]]) -> list[Standing]:
 
 def _standing(run: RunDir, status: Status) -> Standing:
     while status.state in (State.PENDING, State.RUNNING):
-        if is_locked(run) or _may_live(status):
+        if is_locked(run) or is_claimed(run) or _may_live(status):
             return Standing(run, status.state, True, status.reason, _process(status), status=status)
         current = reread(run, status)  # the run may have started, ended or been prepared again
         if current == status:
@@ -59,7 +64,8 @@ def _standing(run: RunDir, status: Status) -> Standing:
         f"died without recording why: process {status.pid} on {status.host} is gone (killed, or machine failure), "
         f"at iteration {status.iteration} of {status.iterations}"
     )
-    return Standing(run, State.PREEMPTED, False, why, status=status)
+    state, reason = end_of(status, State.PREEMPTED, why)
+    return Standing(run, state, False, reason, status=status)
 
 
 def _may_live(status: Status) -> bool:
@@ -70,7 +76,7 @@ def _may_live(status: Status) -> bool:
         return status.pid is not None and is_worker(status.pid)
     if status.updated is None:
         return False
-    return datetime.now(UTC) - datetime.fromisoformat(status.updated) < SILENCE
+    return datetime.now(UTC) - instant(status.updated) < SILENCE
 
 
 def _process(status: Status) -> str:
@@ -81,7 +87,8 @@ def _process(status: Status) -> str:
 def cancel(standings: Sequence[Standing]) -> dict[Path, str | None]:
     """Mark pending runs as cancelled, so that their sweep skips them; send SIGTERM to the workers of running ones.
 
-    A process receives the signal only if it holds the run's lock. A run whose process is not visible is left out.
+    A process receives the signal only if it holds the run's lock. SIGCONT follows, because a stopped process handles no
+    other signal. A run whose process is not visible is left out.
     """
     answers: dict[Path, str | None] = {}
     for standing in standings:
@@ -91,7 +98,11 @@ def cancel(standings: Sequence[Standing]) -> dict[Path, str | None]:
     for standing in standings:
         if standing.run.lock in processes:
             try:
-                processes[standing.run.lock].terminate()
+                worker = processes[standing.run.lock]
+                worker.terminate()
+                for process in (worker, *worker.children(recursive=True)):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.send_signal(signal.SIGCONT)
             except psutil.NoSuchProcess:
                 pass
             except psutil.AccessDenied:
@@ -100,13 +111,33 @@ def cancel(standings: Sequence[Standing]) -> dict[Path, str | None]:
     return answers
 
 
+def kill(standings: Sequence[Standing], reason: str) -> None:
+    """Kill the workers of runs, with everything that they started; the reason becomes that of the runs.
+
+    The process that waits for a worker holds the lock too, and records the end. It continues if it was stopped.
+    """
+    processes = workers([standing.run.lock for standing in standings])
+    for standing in standings:
+        worker = processes.get(standing.run.lock)
+        if worker is not None:
+            announce_kill(standing.run, reason)
+            with contextlib.suppress(psutil.Error):
+                tree = [worker, *worker.children(recursive=True)]
+                for process in tree:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+        if (holder := taker(standing.run.lock)) is not None:
+            with contextlib.suppress(psutil.Error):
+                holder.send_signal(signal.SIGCONT)
+
+
 def waiting_in(root: Path) -> dict[str, str]:
     """Run name -> sweep name, for the unfinished runs of live sweeps."""
     sweeps = {}
     for file in sorted(RunsRoot(root).sweeps.glob("*.json")):
         if is_held(SweepFiles(file).lock):
-            with contextlib.suppress(RunError, KeyError, TypeError):  # written by another version
-                for row in read_json(file)["runs"]:
-                    if row["run"] is not None and row["state"] in (State.PENDING, State.RUNNING):
+            with contextlib.suppress(UnreadableError):  # written by another version, or damaged
+                for row in read_sweep(file)["runs"]:
+                    if row["run"] is not None and row.get("state") in _UNFINISHED:
                         sweeps[row["run"]] = file.stem
     return sweeps

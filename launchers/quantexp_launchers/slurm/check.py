@@ -5,11 +5,15 @@ Only `launcher.setup` reaches a shell as code; the script quotes everything else
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 
-from quantexp.errors import ConfigError
+from quantexp.errors import ConfigError, RunError
 from quantexp.runs.fencing import START
 from quantexp.schema import LauncherConfig
+from quantexp_launchers.slurm.clients import ClientError, run_client
+from quantexp_launchers.slurm.states import minutes
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
@@ -50,6 +54,11 @@ _OWN_OPTIONS = {
     "parsable": None,
     "test-only": None,
     "wait": None,
+    "help": None,
+    "usage": None,
+    "version": None,
+    "export-file": "launcher.environment",
+    "nodefile": "launcher.nodelist",
 }
 #: srun's arguments that quantexp sets itself, long and short -> the key that controls them.
 _OWN_SRUN = {
@@ -68,7 +77,16 @@ _OWN_SRUN = {
     "-e": None,
     "--kill-on-bad-exit": None,
     "-K": None,
+    "--multi-prog": None,
+    "--test-only": None,
+    "--help": None,
+    "--usage": None,
+    "--version": None,
+    "-V": None,
+    "-h": None,
 }
+#: srun's short options without a value.
+_SRUN_FLAGS = "EHOQVXZhklsuv"
 #: Variables that quantexp sets for every rank.
 _OWN_VARIABLES = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
@@ -105,16 +123,60 @@ def _script(launcher: LauncherConfig) -> None:
                 "launcher.sbatch must have sbatch's long option names without dashes in front (exclusive, licenses, "
                 f"...), got {name!r}"
             )
-        if name in _OWN_OPTIONS:
-            raise _own(f"launcher.sbatch.{name}", _OWN_OPTIONS[name])
-    if launcher.sbatch.get("gres", "").startswith("gpu"):
+        if own := _own_option(name, _OWN_OPTIONS):
+            raise _own(f"launcher.sbatch.{name}", _OWN_OPTIONS[own])
+    if any(part.strip().startswith("gpu") for part in launcher.sbatch.get("gres", "").split(",")):
         raise _own(f"launcher.sbatch.gres={launcher.sbatch['gres']}", "launcher.gpus_per_node")
     for argument in launcher.srun_args:
-        name = argument.partition("=")[0] if argument.startswith("--") else argument[:2]
-        if name in _OWN_SRUN:
-            raise _own(f"launcher.srun_args={argument}", _OWN_SRUN[name])
+        for name in _options_in(argument):
+            if own := _own_option(name, _OWN_SRUN):
+                raise _own(f"launcher.srun_args={argument}", _OWN_SRUN[own])
+
+
+def _own_option(name: str, own: Iterable[str]) -> str | None:
+    """The option of quantexp that SLURM reads a name as: it takes any beginning of a long name that is unique."""
+    if re.fullmatch(r"-[^-]", name):
+        return name if name in own else None
+    return next((option for option in own if option.startswith(name)), None)
+
+
+def _options_in(argument: str) -> list[str]:
+    """The names of the options in one argument of srun; a short one may follow short flags: `-un4`."""
+    if argument.startswith("--"):
+        return [argument.partition("=")[0]]
+    if not argument.startswith("-"):
+        return []
+    flags = re.match(rf"-([{_SRUN_FLAGS}]*)(.?)", argument)
+    assert flags is not None
+    return [f"-{letter}" for letter in flags[1] + flags[2]]
 
 
 def _own(what: str, key: str | None) -> ConfigError:
     remedy = f"set {key}" if key else "quantexp needs it itself"
     return ConfigError(f"{what} cannot be set: {remedy}")
+
+
+def check_time(launcher: LauncherConfig) -> None:
+    """Check the partition's time limit; a cluster without enforced limits accepts a longer job but never starts it.
+
+    Raises:
+        RunError: the time limit is longer than the partition's.
+    """
+    if launcher.qos is not None:  # a QOS may have another limit
+        return
+    try:
+        lines = run_client(["sinfo", "--noheader", "--format=%P %l"]).splitlines()
+    except ClientError:
+        return
+    limits = {name: minutes(limit) for name, _, limit in (line.partition(" ") for line in lines)}
+    default = next((name for name in limits if name.endswith("*")), "")
+    partitions = launcher.partition or os.environ.get("SBATCH_PARTITION") or default
+    requested = [
+        limits.get(name, limits.get(f"{name}*")) for name in partitions.rstrip("*").split(",")
+    ]
+    known = [limit for limit in requested if limit is not None]
+    if len(known) == len(requested) and launcher.time_min > max(known):
+        raise RunError(
+            f"SLURM would never start the job: launcher.time_min must be at most {max(known)} in the partition "
+            f"{partitions.rstrip('*')}, got {launcher.time_min}"
+        )

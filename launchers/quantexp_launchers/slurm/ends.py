@@ -7,12 +7,12 @@ again; `cancelled` is the user's decision.
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from quantexp.runs.outcome import signal_name
 from quantexp.runs.status import State, Status
 from quantexp_launchers.slurm.states import JobState, SlurmJob, minutes
 
@@ -209,11 +209,3 @@ def _exit(job: SlurmJob) -> str:
         return f"failed with exit code {job.exit_code} ({signal_name(job.exit_code - 128)})"
     reason = f" ({job.reason})" if job.reason and job.reason != "NonZeroExitCode" else ""
     return f"failed with exit code {job.exit_code}{reason}"
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -1,9 +1,10 @@
-"""Begins and ends a SLURM job: `python -m quantexp_launchers.slurm.job begin|end SUBMISSION [CODE]`.
+"""The commands of a SLURM job on its nodes: `python -m quantexp_launchers.slurm.job begin|rank|end SUBMISSION [CODE]`.
 
 `begin` checks that the folder still belongs to this submission. After a requeue it moves the earlier start aside: the
-run starts again at its first iteration. `end` records the end of a run that could not record it. It knows the ranks'
-exit code, the record of each rank, and, from its standard input (`scontrol show job`), what the scheduler is doing to
-the job. Neither calls SLURM's clients, which a container may not have: the exit code requests a requeue.
+run starts again at its first iteration. `rank`, started by srun, runs the worker in a child and watches it (module
+`rank`). `end` records the end of a run that could not record it. It knows the ranks' exit code, the record of each
+rank, and, from its standard input (`scontrol show job`), what the scheduler is doing to the job. `begin` and `end` call
+none of SLURM's clients, which a container may not have: the exit code requests a requeue.
 
 A run is recorded as cancelled only if the scheduler reports that, because a cancelled run is never restarted.
 """
@@ -14,6 +15,7 @@ import contextlib
 import os
 import platform
 import select
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -29,8 +31,10 @@ from quantexp.runs.outcome import ENDED_FROM_OUTSIDE, record_end, record_exit
 from quantexp.runs.paths import RunDir, Submission
 from quantexp.runs.ranks import log_end, outcome_of_ranks
 from quantexp.runs.snapshot import check_snapshot
-from quantexp.runs.status import State, Status, now, read_json, read_status, write_status
+from quantexp.runs.status import State, Status, now, read_status, write_status
+from quantexp.runs.sweep_list import read_tasks
 from quantexp.schema import Experiment, LauncherConfig
+from quantexp.training.log import LOG, log_to_stderr
 from quantexp_launchers.slurm.ends import (
     REQUEUED,
     cause_printed,
@@ -75,17 +79,28 @@ class Task:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `begin` or `end`."""
+    """Run `begin`, `rank` or `end` and return the exit code."""
     verb, folder, *rest = sys.argv[1:] if argv is None else argv
+    if verb == "rank":
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the worker can take the warning
+    with log_to_stderr(f"job {verb}"):
+        return _main(verb, Submission(Path(folder)), rest)
+
+
+def _main(verb: str, submission: Submission, rest: list[str]) -> int:
     try:
-        task = own_task(Submission(Path(folder)), os.environ)
+        task = own_task(submission, os.environ)
         os.umask(task.umask)
         if verb == "begin":
             return begin(task)
+        if verb == "rank":
+            from quantexp_launchers.slurm.rank import run_rank
+
+            return run_rank(task.run, os.environ)
         record = read_within(sys.stdin.fileno(), JOB_RECORD_S)
         return end(task, int(rest[0]), record_of(record, task.raw_job_id))
     except QuantexpError as error:
-        sys.stderr.write(f"{error}\n")
+        LOG.error(error)
         return 1
 
 
@@ -108,7 +123,7 @@ def own_task(submission: Submission, environment: Mapping[str, str]) -> Task:
     """
     index = int(environment.get("SLURM_ARRAY_TASK_ID", "0"))
     array, raw = environment.get("SLURM_ARRAY_JOB_ID"), environment["SLURM_JOB_ID"]
-    content = read_json(submission.tasks)
+    content = read_tasks(submission)
     runs = content["runs"]
     if not 0 <= index < len(runs):
         raise RunError(f"{submission.tasks} lists {len(runs)} runs, and this is task {index}")
@@ -140,17 +155,17 @@ def begin(task: Task) -> int:
     except RunInUseError as error:
         if not 0 < task.starts_before < read(task.run.config).launcher.max_requeue:
             raise
-        sys.stderr.write(f"{error}; the job is requeued\n")
+        LOG.warning(f"{error}; the job is requeued")
         return REQUEUE
 
 
 def _begin(task: Task) -> int:
     status = read_status(task.run.status)
     if status is None or not _is_task_s(status, task):
-        sys.stderr.write(f"{task.run.root} belongs to another submission by now\n")
+        LOG.info(f"{task.run.root} belongs to another submission by now")
         return NOTHING_TO_DO
     if status.state in (State.COMPLETED, State.CANCELLED):
-        sys.stderr.write(f"{task.run.root} is {status.state.value} already\n")
+        LOG.info(f"{task.run.root} is {status.state.value} already")
         return NOTHING_TO_DO
     try:
         check_snapshot(task.snapshot)
@@ -178,13 +193,11 @@ def _restart(task: Task, experiment: Experiment, before: Status) -> Status | Non
         why = too_many_requeues([*reasons(before), reason], max_requeue)
         record_end(task.run, State.FAILED, why)
         return None
-    sys.stderr.write(
-        f"restarted by the scheduler ({reason}); it begins again at its first iteration\n"
-    )
+    LOG.info(f"restarted by the scheduler ({reason}); it begins again at its first iteration")
     if before.started is not None:
         run = task.run
         set_aside(run, experiment.capture.dir, keep=(run.config, run.provenance, run.status))
-        run.logs.mkdir(exist_ok=True)
+        run.logs.mkdir(exist_ok=True, mode=0o700)
         run.reserve.write_bytes(bytes(RESERVE_BYTES))
     return Status(
         launcher=before.launcher,
@@ -227,7 +240,7 @@ def end(task: Task, code: int, job: Mapping[str, str]) -> int:
     with _locked(task.run):
         status = read_status(task.run.status)
         if status is None or not _is_task_s(status, task) or not is_ours(task.run):
-            sys.stderr.write(f"another start of the job has taken over {task.run.root}\n")
+            LOG.info(f"another start of the job has taken over {task.run.root}")
             return 1
         experiment = read(task.run.config)
         launcher = experiment.launcher
@@ -247,7 +260,7 @@ def _end_by_itself(task: Task, launcher: LauncherConfig, code: int, *, has_recor
     """Record the end of a run that the scheduler did not end, or whose job it did not report on."""
     run, alone = task.run, launcher.num_processes == 1
     code = 128 - code if code > 128 else code  # srun's code for a signal
-    record_exit(run, launcher.num_processes, code if alone else code or 1)
+    record_exit(run, launcher.num_processes, code if alone else 1)
     status = read_status(run.status)
     assert status is not None
     if status.state is State.COMPLETED:

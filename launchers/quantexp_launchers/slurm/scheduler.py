@@ -86,6 +86,16 @@ def cancel(ids: list[str]) -> None:
         run_client(["scancel", *ids[first : first + IDS_PER_CALL]])
 
 
+def kill(ids: list[str]) -> None:
+    """Kill all processes of jobs, their scripts included.
+
+    Raises:
+        ClientError: SLURM is not installed, or its controller does not answer.
+    """
+    for first in range(0, len(ids), IDS_PER_CALL):
+        run_client(["scancel", "--signal=KILL", "--full", *ids[first : first + IDS_PER_CALL]])
+
+
 def _query(ids: set[str], source: Callable[[str], dict[str, SlurmJob]]) -> dict[str, SlurmJob]:
     """The jobs that a source knows of these ids. A task without its own line is in the line of its array."""
     numbers = sorted({base_id(job_id) for job_id in ids})

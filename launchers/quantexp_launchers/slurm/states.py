@@ -98,9 +98,14 @@ class SlurmJob:
         return self.state.alive
 
 
+def waits(job: SlurmJob) -> bool:
+    """Whether the job has not started, or will start again."""
+    return job.state in (JobState.PENDING, JobState.REQUEUED)
+
+
 def describe(job: SlurmJob) -> str:
     """The activity of a live job: waiting (Resources), running on n1, ending on n1."""
-    if job.state in (JobState.PENDING, JobState.REQUEUED):
+    if waits(job):
         return f"waiting ({job.reason})" if job.reason else "waiting"
     words = {JobState.COMPLETING: "ending", JobState.SUSPENDED: "suspended"}
     word = words.get(job.state, "running")

@@ -40,7 +40,7 @@ from quantexp_launchers.slurm.batch import (
     dependency,
 )
 from quantexp_launchers.slurm.clients import ClientError, run_client
-from quantexp_launchers.slurm.executor import check, require_slurm, submit
+from quantexp_launchers.slurm.sbatch import check, require_slurm, submit
 from quantexp_launchers.slurm.submitted import print_submitted
 
 #: Seconds to wait for other submitters of the same runs.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantexp.errors import ConfigError
+from quantexp.folders import user_path
 from quantexp.runs.find import Missing, scope
 from quantexp.runs.paths import RunDir
 
@@ -44,4 +45,4 @@ def out_and_rest(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     path = outputs[-1].removeprefix("out=")
     if not path:
         raise ConfigError("out must be a path, got nothing; give out=PATH")
-    return Path(path).expanduser(), rest
+    return user_path(path), rest

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from quantexp.analysis.tensors.run_record import (
-    RunNames,
-    read_config,
-    read_names,
-)
-from quantexp.errors import RunError
+from quantexp.analysis.tensors.run_record import RunNames, names_of
+from quantexp.errors import UnreadableError
 from quantexp.runs.metrics import LossCurve, Speed, loss_curve, read_metrics, speed_of
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import Status, read_json, read_status
+from quantexp.runs.precision import read_precision
+from quantexp.runs.provenance import read_provenance
+from quantexp.runs.recorded_config import read_config
+from quantexp.runs.status import Status, read_status
 
 BASELINE = "bf16"
+_Content = TypeVar("_Content")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Side:
 
     @property
     def state(self) -> str:
-        """The state in status.json."""
+        """The state in status.json; `unreadable` if a file of the run is damaged."""
+        if self.trouble:
+            return "unreadable"
         return "unknown" if self.status is None else self.status.state.value
 
     @property
@@ -85,44 +88,29 @@ class Side:
 
 
 def read_side(run: RunDir) -> Side:
-    """Read a run folder; `trouble` names broken files.
-
-    Raises:
-        RunError: no such folder, or a config.yaml that is not YAML.
-    """
+    """Read a run folder; `trouble` names damaged files, each with what is wrong."""
     trouble: list[str] = []
-    names = read_names(run)
-    metrics = read_metrics(run)
+
+    def read(reader: Callable[[], _Content]) -> _Content | None:
+        try:
+            return reader()
+        except UnreadableError as error:
+            trouble.append(str(error))
+            return None
+
+    def read_file(reader: Callable[[Path], _Content], file: Path) -> _Content | None:
+        return read(lambda: reader(file)) if os.path.lexists(file) else None
+
+    config = read(lambda: read_config(run)) or {}
+    metrics = read(lambda: read_metrics(run)) or []
     return Side(
         run,
-        names,
-        read_config(run),
+        names_of(run, config),
+        config,
         loss_curve(metrics),
         speed_of(metrics),
-        _status(run, trouble),
-        _mapping(run.provenance, trouble),
-        _mapping(run.precision, trouble),
+        read(lambda: read_status(run.status)),
+        read_file(read_provenance, run.provenance),
+        read_file(read_precision, run.precision),
         tuple(trouble),
     )
-
-
-def _status(run: RunDir, trouble: list[str]) -> Status | None:
-    try:
-        return read_status(run.status)
-    except RunError as error:
-        trouble.append(str(error))
-        return None
-
-
-def _mapping(file: Path, trouble: list[str]) -> Mapping[str, Any] | None:
-    if not file.exists():
-        return None
-    try:
-        content = read_json(file)
-    except RunError as error:
-        trouble.append(str(error))
-        return None
-    if not isinstance(content, dict):
-        trouble.append(f"{file} must hold a mapping, got {type(content).__name__}")
-        return None
-    return content

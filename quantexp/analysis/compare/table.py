@@ -10,6 +10,7 @@ from rich.text import Text
 from quantexp.analysis.compare.comparison import Comparison, Row
 from quantexp.analysis.compare.gap import milestones
 from quantexp.analysis.compare.matched import last_iteration
+from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
 _COLUMNS = (
@@ -120,7 +121,7 @@ def _print_differences(comparison: Comparison, console: Console) -> None:
     columns += [Column(name, worth=1, shrink=Shrink.WRAP) for name in ("what", "baseline", "here")]
     lines = {row.label: list(_differences(row)) for row in comparison.rows}
     rows: list[list[str | Text]] = [
-        [Text(label if i == 0 else ""), *map(Text, cells)]
+        [plain(label if i == 0 else ""), *map(plain, cells)]
         for label, each in lines.items()
         for i, cells in enumerate(each)
     ]
@@ -131,13 +132,13 @@ def _print_differences(comparison: Comparison, console: Console) -> None:
     if not fitted.left_out:
         console.print(fitted.table)
         return
-    console.print(Text(title, style="italic"))
+    console.print(plain(title, "italic"))
     for label, each in lines.items():
         if each:
-            console.print(Text(label, style="bold"))
+            console.print(plain(label, "bold"))
         for what, baseline, here in each:
-            console.print(Padding(Text(what), (0, 0, 0, 2)))
-            console.print(Padding(Text(f"{baseline} -> {here}"), (0, 0, 0, 4)))
+            console.print(Padding(plain(what), (0, 0, 0, 2)))
+            console.print(Padding(plain(f"{baseline} -> {here}"), (0, 0, 0, 4)))
 
 
 def _differences(row: Row) -> list[tuple[str, str, str]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quantexp.errors import CaptureError, ConfigError
+from quantexp.folders import user_path
 
 #: File formats of figures.
 FORMATS = ("png", "pdf", "svg")
@@ -99,7 +100,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
     return Request(
         folders,
         filters,
-        None if out is None else Path(out).expanduser(),
+        None if out is None else user_path(out),
         _formats(arguments.formats),
         None if arguments.only is None else _parts(arguments.only),
         arguments.force,
@@ -114,7 +115,7 @@ def require_folders(folders: Sequence[str]) -> None:
         CaptureError: the first that is not.
     """
     for folder in folders:
-        if not Path(folder).expanduser().exists():
+        if not user_path(folder).exists():
             raise CaptureError(
                 f"there is no folder {folder}, and no run has that in its name; give a run, a part of its name, or a "
                 "folder of captured tensors"

@@ -26,7 +26,7 @@ from matplotlib.ticker import (
 )
 
 from quantexp.analysis.draw.grids import Grid
-from quantexp.analysis.draw.look import Looked
+from quantexp.analysis.draw.look import CountedTensor
 from quantexp.analysis.draw.spread import magnitude_bars, normal_points, quantiles
 from quantexp.analysis.draw.titles import write_titles
 from quantexp.analysis.style import (
@@ -49,10 +49,10 @@ BOX_WORDS = "box: quartiles; whiskers: 1, 99 %; ticks: 0.1, 99.9 %; dots: extrem
 LONG_TAIL = 12.0
 
 
-def draw_distribution(looked: Looked, grids: Sequence[Grid], source: str) -> Figure:
+def draw_distribution(counted_tensor: CountedTensor, grids: Sequence[Grid], source: str) -> Figure:
     """The figure; `source` names the run or folder."""
     figure = new_figure(WIDTH_INCH, HEIGHT_INCH)
-    write_titles(figure, looked, source)
+    write_titles(figure, counted_tensor, source)
     left = figure.add_gridspec(
         3,
         1,
@@ -66,23 +66,27 @@ def draw_distribution(looked: Looked, grids: Sequence[Grid], source: str) -> Fig
     right = figure.add_gridspec(
         2, 1, left=0.655, right=0.985, top=0.82, bottom=0.12, height_ratios=[1, 4.2], hspace=0.6
     )
-    colour = quant_colour(str(looked.entry.metadata.get("quant_type")))
+    colour = quant_colour(str(counted_tensor.entry.metadata.get("quant_type")))
     _draw_magnitudes(
-        figure, [figure.add_subplot(left[row]) for row in range(3)], looked, grids, colour
+        figure, [figure.add_subplot(left[row]) for row in range(3)], counted_tensor, grids, colour
     )
-    _draw_box(figure.add_subplot(right[0]), looked, colour)
-    _draw_normal(figure.add_subplot(right[1]), looked, colour)
+    _draw_box(figure.add_subplot(right[0]), counted_tensor, colour)
+    _draw_normal(figure.add_subplot(right[1]), counted_tensor, colour)
     return figure
 
 
 def _draw_magnitudes(
-    figure: Figure, axes: Sequence[Axes], looked: Looked, grids: Sequence[Grid], colour: str
+    figure: Figure,
+    axes: Sequence[Axes],
+    counted_tensor: CountedTensor,
+    grids: Sequence[Grid],
+    colour: str,
 ) -> None:
     bars, rows, box = axes
     dress(bars, "a  Magnitudes", "", "share of elements per octave")
-    magnitudes = magnitude_bars(looked.counted)
+    magnitudes = magnitude_bars(counted_tensor.counted)
     if magnitudes is None or len(magnitudes.edges) == 2:
-        say_instead(bars, _instead_of_bars(looked))
+        say_instead(bars, _instead_of_bars(counted_tensor))
         for ax in (rows, box):
             ax.set_axis_off()
         return
@@ -91,7 +95,7 @@ def _draw_magnitudes(
         _fill(bars, magnitudes.edges, total, colour, 0.55)
     if any(magnitudes.negative):
         _fill(bars, magnitudes.edges, magnitudes.negative, colour, 1.0)
-    limits = _limits(looked, magnitudes.edges, grids)
+    limits = _limits(counted_tensor, magnitudes.edges, grids)
     bars.set_ylim(0, 1.22 * max(total))
     bars.yaxis.set_major_formatter(PercentFormatter(1, 0 if max(total) > 0.05 else 1))
     bars.yaxis.set_major_locator(MaxNLocator(5))
@@ -113,10 +117,10 @@ def _draw_magnitudes(
             alpha=alpha,
         )
         bars.text(0.04, y, sign, transform=bars.transAxes, va="center", fontsize=NOTE_PT, color=INK)
-    note_what_has_no_place(bars, looked.record)
-    is_known = looked.entry.metadata.get("formats") is not None
+    note_what_has_no_place(bars, counted_tensor.record)
+    is_known = counted_tensor.entry.metadata.get("formats") is not None
     draw_grids(rows, grids, "no product quantises it" if is_known else "declared format unknown")
-    _draw_magnitude_box(box, looked, colour)
+    _draw_magnitude_box(box, counted_tensor, colour)
     log2_axis(bars, limits)
     log2_axis(box, limits)
     bars.tick_params(axis="x", length=0, labelbottom=False)
@@ -129,14 +133,14 @@ def _draw_magnitudes(
     box.set_xlabel("|x|", fontsize=9, color=INK)
 
 
-def _instead_of_bars(looked: Looked) -> str:
+def _instead_of_bars(counted_tensor: CountedTensor) -> str:
     """The range if there are no magnitudes, or all are in one bar."""
-    ends = quantiles(looked.counted, torch.tensor([0.0, 1.0]), magnitudes=True).tolist()
+    ends = quantiles(counted_tensor.counted, torch.tensor([0.0, 1.0]), magnitudes=True).tolist()
     if not ends:
-        return looked.finding or "no element to draw"
+        return counted_tensor.finding or "no element to draw"
     low, high = ends
     words = f"|x| is {low:.6g}" if low == high else f"|x| is between {low:.6g} and {high:.6g}"
-    return f"{words}\nwherever it is not zero" if looked.record["zeros"] else words
+    return f"{words}\nwherever it is not zero" if counted_tensor.record["zeros"] else words
 
 
 def _fill(
@@ -146,13 +150,15 @@ def _fill(
     ax.fill_between(x, y, facecolor=colour, alpha=alpha, linewidth=0)
 
 
-def _limits(looked: Looked, edges: Sequence[float], grids: Sequence[Grid]) -> tuple[float, float]:
+def _limits(
+    counted_tensor: CountedTensor, edges: Sequence[float], grids: Sequence[Grid]
+) -> tuple[float, float]:
     """The range of the data and of the grid, limited to one octave below the smallest value of the data."""
     low, high = edges[0], edges[-1]
     for grid in grids:
         if grid.magnitudes:
             low, high = min(low, grid.magnitudes[0]), max(high, grid.magnitudes[-1])
-    exact = float(quantiles(looked.counted, torch.tensor([1e-4]), magnitudes=True)[0])
+    exact = float(quantiles(counted_tensor.counted, torch.tensor([1e-4]), magnitudes=True)[0])
     low = max(low, exact / 256)  # a few stray tiny values would squeeze all others
     return low / 2, high * 2
 
@@ -204,9 +210,9 @@ def draw_grids(ax: Axes, grids: Sequence[Grid], without: str) -> None:
         )
 
 
-def _draw_magnitude_box(ax: Axes, looked: Looked, colour: str) -> None:
+def _draw_magnitude_box(ax: Axes, counted_tensor: CountedTensor, colour: str) -> None:
     _bare(ax)
-    draw_box(ax, quantiles(looked.counted, _BOX, magnitudes=True).tolist(), colour)
+    draw_box(ax, quantiles(counted_tensor.counted, _BOX, magnitudes=True).tolist(), colour)
 
 
 def _bare(ax: Axes) -> None:
@@ -230,12 +236,12 @@ def draw_box(ax: Axes, marks: Sequence[float], colour: str) -> None:
     ax.set_ylim(-0.6, 0.6)
 
 
-def _draw_box(ax: Axes, looked: Looked, colour: str) -> None:
+def _draw_box(ax: Axes, counted_tensor: CountedTensor, colour: str) -> None:
     dress(ax, "b  Values", "x", "", grid="x")
     ax.set_xlabel(f"x   ({BOX_WORDS})", fontsize=6, color=INK)
-    marks = quantiles(looked.counted, _BOX).tolist()
+    marks = quantiles(counted_tensor.counted, _BOX).tolist()
     if not marks:
-        say_instead(ax, looked.finding or "no element to draw")
+        say_instead(ax, counted_tensor.finding or "no element to draw")
         return
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
@@ -244,15 +250,15 @@ def _draw_box(ax: Axes, looked: Looked, colour: str) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
 
 
-def _draw_normal(ax: Axes, looked: Looked, colour: str) -> None:
+def _draw_normal(ax: Axes, counted_tensor: CountedTensor, colour: str) -> None:
     label = "standard normal quantile"
     dress(ax, "c  Against a normal", label, "(x - mean) / std", grid="both")
-    record = looked.record
+    record = counted_tensor.record
     if not record["std"]:
         constant = "one value alone: no spread" if record["count"] - record["nonfinite"] else ""
-        say_instead(ax, constant or looked.finding or "no element to draw")
+        say_instead(ax, constant or counted_tensor.finding or "no element to draw")
         return
-    z, value = normal_points(looked.counted, _NUM_POINTS)
+    z, value = normal_points(counted_tensor.counted, _NUM_POINTS)
     standard = (value - record["mean"]) / record["std"]
     ends = [float(z[0]), float(z[-1])]
     ax.plot(ends, ends, color=BLACK, lw=0.9, ls="--", label="normal")

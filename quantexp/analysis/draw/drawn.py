@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from quantexp.analysis.draw.work import Done
 from quantexp.capture.reader import CapturedTensor
-from quantexp.capture.store.manifest import lines_of
+from quantexp.reading.json_files import json_lines
 from quantexp.runs.status import write_whole
 
 #: The version, incremented when figures or statistics change.
@@ -33,6 +33,16 @@ class Line:
     files: frozenset[str]
     #: The result for a tensor; None for a picture or chapter.
     done: Done | None = None
+
+
+class _Written(TypedDict, total=False):
+    """A line of the file."""
+
+    name: Required[str]
+    key: Required[Any]
+    files: Required[list[str]]
+    record: dict[str, Any]
+    finding: str | None
 
 
 class Drawn:
@@ -126,9 +136,6 @@ def _text(name: str, line: Line) -> str:
 
 
 def _read(file: Path) -> Iterable[tuple[str, Line]]:
-    for values in lines_of(file):
-        try:
-            done = Done(dict(values["record"]), values["finding"]) if "record" in values else None
-            yield str(values["name"]), Line(values["key"], frozenset(values["files"]), done)
-        except (KeyError, TypeError, ValueError):
-            continue
+    for values in json_lines(file, _Written, lambda error: None):
+        done = Done(values["record"], values.get("finding")) if "record" in values else None
+        yield values["name"], Line(values["key"], frozenset(values["files"]), done)

@@ -18,7 +18,7 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from quantexp.analysis.draw.look import Looked
+from quantexp.analysis.draw.look import CountedTensor
 from quantexp.analysis.draw.reduce import Array, Cells, cells_of
 from quantexp.analysis.draw.titles import write_titles
 from quantexp.analysis.style import (
@@ -41,15 +41,17 @@ _OCTAVES = 20
 _LOWEST_SHARE = 0.005
 
 
-def draw_heatmap(looked: Looked, source: str) -> Figure:
+def draw_heatmap(counted_tensor: CountedTensor, source: str) -> Figure:
     """The figure; a message for a tensor without elements, or without non-zero elements."""
     figure = new_figure(_WIDTH_INCH, _HEIGHT_INCH)
-    write_titles(figure, looked, source)
+    write_titles(figure, counted_tensor, source)
     picture = figure.add_axes((0.095, 0.1, 0.66, 0.66))
-    if not looked.record["count"]:
+    if not counted_tensor.record["count"]:
         say_instead(picture, "empty")
         return figure
-    cells = cells_of(looked.values, looked.entry.metadata, _MOST_ROWS, _MOST_COLUMNS)
+    cells = cells_of(
+        counted_tensor.values, counted_tensor.entry.metadata, _MOST_ROWS, _MOST_COLUMNS
+    )
     low, high = _range(cells.amax_RC)
     _draw_cells(figure, picture, cells, low, high)
     _draw_margins(figure, cells)

@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Looked:
+class CountedTensor:
     """A tensor with its counts."""
 
     entry: CapturedTensor
@@ -66,7 +66,7 @@ def nonfinite_words(record: Mapping[str, Any]) -> str:
 
 
 @torch.no_grad()
-def look_at(entry: CapturedTensor) -> Looked:
+def look_at(entry: CapturedTensor) -> CountedTensor:
     """Read a tensor and count it.
 
     Raises:
@@ -82,7 +82,7 @@ def look_at(entry: CapturedTensor) -> Looked:
             zip(map(str, QUANTILES), exact_quantiles(usable, counted, QUANTILES), strict=True)
         )
     about = {"shape": list(raw.shape), "dtype": str(raw.dtype).removeprefix("torch.")}
-    return Looked(entry, usable, counted, about | record)
+    return CountedTensor(entry, usable, counted, about | record)
 
 
 def _numbers(entry: CapturedTensor, raw: Tensor) -> Tensor:

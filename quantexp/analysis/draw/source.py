@@ -22,8 +22,10 @@ from quantexp.analysis.tensors.run_record import RunNames, read_names
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
 from quantexp.capture.store.manifest import MANIFEST
 from quantexp.capture.store.values import metadata_in
-from quantexp.errors import CaptureError, ConfigError
+from quantexp.errors import CaptureError, ConfigError, UnreadableError
+from quantexp.folders import user_path
 from quantexp.runs.find import is_run, scope
+from quantexp.runs.metrics import read_metrics
 from quantexp.runs.paths import RunDir
 
 #: Maximum values that an error lists.
@@ -58,14 +60,14 @@ def default_out(folders: Sequence[str], sources: Sequence[Source]) -> Path:
     """The default output folder: in the run or the given folder; for several, `figures` in the working directory."""
     if len(folders) > 1:
         return Path("figures")
-    first = Path(folders[0]).expanduser()
+    first = user_path(folders[0])
     if len(sources) == 1 and sources[0].run is not None:
         return sources[0].run.figures
     return first.with_suffix("") / "figures" if first.is_file() else first / "figures"
 
 
 def _opened(word: str, say: Callable[[str], None]) -> list[Source]:
-    path = Path(word).expanduser()
+    path = user_path(word)
     if path.is_dir() and is_run(RunDir(path)):
         return [_of_run(RunDir(path))]
     if path.is_file() or _holds_runs(path):
@@ -86,22 +88,36 @@ def _holds_runs(path: Path) -> bool:
 
 
 def _of_run(run: RunDir) -> Source:
-    names = read_names(run)
+    names, damage = _read(run)
     folder = run.captured(names.capture_dir)
     try:
         capture = open_capture(folder, statistics=True)
-    except CaptureError:
+    except CaptureError as error:
         capture = Capture(folder, [])
-    return Source(names.run, capture, names, run)
+        if isinstance(error.__cause__, UnreadableError):
+            damage.append(str(error))
+    return Source(names.run, capture, names, run, (*damage, *capture.damage))
+
+
+def _read(run: RunDir) -> tuple[RunNames, list[str]]:
+    """The names of a run, and what is wrong with its configuration and metrics."""
+    names = RunNames(run.root.resolve().name)
+    try:
+        names = read_names(run)
+        read_metrics(run)
+    except UnreadableError as error:
+        return names, [str(error)]
+    return names, []
 
 
 def _of_folder(path: Path) -> Source:
     capture = open_capture(path, statistics=True)
     run = RunDir(capture.folder.resolve().parent)
     if is_run(run) and run.tensors.resolve() == capture.folder.resolve():
-        return Source((names := read_names(run)).run, capture, names, run)
+        names, damage = _read(run)
+        return Source(names.run, capture, names, run, (*damage, *capture.damage))
     name = capture.folder.resolve().name
-    return Source(name, capture, RunNames(name))
+    return Source(name, capture, RunNames(name), damage=capture.damage)
 
 
 def _with_distinct_labels(sources: list[Source]) -> list[Source]:

@@ -18,7 +18,7 @@ class StatisticsOnly:
     """A tensor and its captured statistics."""
 
     entry: CapturedTensor
-    #: The statistics with shape and dtype, as in `Looked.record`.
+    #: The statistics with shape and dtype, as in `CountedTensor.record`.
     record: dict[str, Any]
 
     @classmethod

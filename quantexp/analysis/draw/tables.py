@@ -16,16 +16,17 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from quantexp.analysis.draw.work import Done
 from quantexp.analysis.tensors.inventory import experts_as_one
 from quantexp.analysis.tree import STATISTICS
 from quantexp.capture.reader import CapturedTensor
 from quantexp.capture.statistics.histogram import QUANTILES
+from quantexp.terminal.escaping import printable
 from quantexp.terminal.units import human_bytes
 
 TABLE = "tensor_stats.txt"
@@ -84,13 +85,26 @@ def write_tables(
     return [out / TABLE, *written]
 
 
+class _Printable:
+    """A stream of a text for people, which shows hidden characters by their codes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(printable(text))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self._stream.writelines(map(printable, lines))
+
+
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[TextIO]:
     """Write a file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with part.open("w", encoding="utf-8", newline="") as stream:
-            yield stream
+        with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
+            yield cast(TextIO, _Printable(stream)) if path.suffix == ".txt" else stream
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from quantexp.analysis.draw.look import Looked
+from quantexp.analysis.draw.look import CountedTensor
 from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.style import INK
 from quantexp.quant.label import describe_format
 
 
-def write_titles(figure: Figure, looked: Looked | StatisticsOnly, source: str) -> None:
+def write_titles(
+    figure: Figure, counted_tensor: CountedTensor | StatisticsOnly, source: str
+) -> None:
     """Name; run, iteration, rank, shape and dtype, with its anomaly."""
-    metadata, record = looked.entry.metadata, looked.record
-    label = looked.entry.label
+    metadata, record = counted_tensor.entry.metadata, counted_tensor.record
+    label = counted_tensor.entry.label
     sample = metadata.get("sample")
     words = [source]
     for key, name in (("iteration", "iteration"), ("micro_batch", "micro-batch"), ("rank", "rank")):
@@ -24,8 +26,8 @@ def write_titles(figure: Figure, looked: Looked | StatisticsOnly, source: str) -
         words.append(describe_format(str(metadata["quant_type"]), None))
     if isinstance(sample, dict):
         words.append(f"{sample.get('of')} sampled of {' x '.join(map(str, sample['shape']))}")
-    if looked.finding:
-        words.append(looked.finding)
+    if counted_tensor.finding:
+        words.append(counted_tensor.finding)
     height = figure.get_figheight()
     figure.text(0.02, 1 - 0.25 / height, label, fontsize=13, weight="bold", color=INK, va="center")
     figure.text(0.02, 1 - 0.47 / height, "    ".join(words), fontsize=8, color=INK, va="center")

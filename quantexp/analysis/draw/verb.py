@@ -16,7 +16,6 @@ that cannot be used is named and counted, and the others are drawn.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +37,7 @@ from quantexp.errors import CaptureError, ConfigError
 from quantexp.folders import short_path
 from quantexp.processes.cores import allowed_cores
 from quantexp.runs.paths import RunDir
+from quantexp.terminal.console import error_console
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ def draw(request: Request, console: Console, complain: Callable[[str], None]) ->
     for file, why in foreign(sources):
         problems.add(file, why)
     for source in sources:
+        for words in source.damage:
+            problems.add(words, words)
         _say_what_is_missing(source, console)
     jobs = request.jobs or len(allowed_cores())
     with contextlib.closing(Pool(jobs)) as pool, _writing(out):
@@ -89,7 +91,7 @@ def draw(request: Request, console: Console, complain: Callable[[str], None]) ->
 def draw_run(run: RunDir) -> Outcome:
     """Draw everything as PNG for `analysis.auto=true` at the end of a run, with messages in the run's log."""
     request = Request([str(run.root)], out=run.figures, formats=("png",))
-    log = Console(file=sys.stderr, highlight=False)
+    log = error_console()
     return draw(request, log, lambda line: log.print(line, soft_wrap=True, markup=False))
 
 

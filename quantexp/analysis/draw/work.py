@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantexp.analysis.draw.look import Looked, look_at
+from quantexp.analysis.draw.look import CountedTensor, look_at
 from quantexp.analysis.draw.statistics_only import StatisticsOnly
 from quantexp.analysis.tree import DISTRIBUTIONS, HEATMAPS
 from quantexp.capture.reader import CapturedTensor
@@ -44,10 +44,10 @@ def do(task: Task) -> Done:
     """
     if not task.entry.metadata.get("file"):
         return _of_statistics(task)
-    looked = look_at(task.entry)
+    counted_tensor = look_at(task.entry)
     if task.stems:
-        _draw(task, looked)
-    return Done(looked.record, looked.finding)
+        _draw(task, counted_tensor)
+    return Done(counted_tensor.record, counted_tensor.finding)
 
 
 def _of_statistics(task: Task) -> Done:
@@ -61,7 +61,7 @@ def _of_statistics(task: Task) -> Done:
     return Done(statistics.record, statistics.finding)
 
 
-def _draw(task: Task, looked: Looked) -> None:
+def _draw(task: Task, counted_tensor: CountedTensor) -> None:
     """Import the drawing code only when a figure is drawn, because the import takes as long as a thousand tensors."""
     from quantexp.analysis.draw.distribution import draw_distribution
     from quantexp.analysis.draw.grids import grids_of
@@ -69,9 +69,11 @@ def _draw(task: Task, looked: Looked) -> None:
     from quantexp.analysis.style import save_figure
 
     if DISTRIBUTIONS in task.stems:
-        grids = grids_of(task.entry.metadata, looked.values, looked.record["abs_max"])
-        figure = draw_distribution(looked, grids, task.source)
+        grids = grids_of(
+            task.entry.metadata, counted_tensor.values, counted_tensor.record["abs_max"]
+        )
+        figure = draw_distribution(counted_tensor, grids, task.source)
         save_figure(figure, task.stems[DISTRIBUTIONS], task.formats, one_of_many=True)
     if HEATMAPS in task.stems:
-        figure = draw_heatmap(looked, task.source)
+        figure = draw_heatmap(counted_tensor, task.source)
         save_figure(figure, task.stems[HEATMAPS], task.formats, one_of_many=True)

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from quantexp.analysis.numerics.hif8 import code_counts
 from quantexp.analysis.tensors.operands import DeclaredOperand
-from quantexp.analysis.tensors.rounded import Rounded, rounded_part
+from quantexp.analysis.tensors.rounded import rounded_part
 from quantexp.analysis.tensors.rows import num_blocks_of_padding
+from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.statistics.counts import Counts, of_exponents
 from quantexp.capture.statistics.errors import Fidelity, quantisation_error
 from quantexp.capture.statistics.fidelity import E8M0_BIAS, blocks_by_exponent
@@ -111,12 +112,12 @@ def largest_scale_exponent(declared: DeclaredOperand, abs_max: float) -> int:
     amax = None
     if declared.spec.is_scaled:
         amax = torch.tensor(abs_max if declared.amax is None else declared.amax)
-    part = Rounded(torch.tensor([abs_max]), 0, amax)
+    part = OperandSample(torch.tensor([abs_max]), 0, amax)
     exponents, _, _ = _scale_exponents(part, declared)
     return exponents.first
 
 
-def _scale_exponents(part: Rounded, declared: DeclaredOperand) -> tuple[Counts, int, int]:
+def _scale_exponents(part: OperandSample, declared: DeclaredOperand) -> tuple[Counts, int, int]:
     """The exponents, and the numbers of zero blocks and of blocks with NaN or Inf."""
     if declared.format.family is Family.BF16 or part.x.numel() == 0:
         return Counts(), 0, 0

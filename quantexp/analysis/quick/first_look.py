@@ -32,7 +32,8 @@ from quantexp.analysis.tensors.operands import declared_operands
 from quantexp.analysis.tensors.place import Place
 from quantexp.capture.lines import lists_of, torn_lines
 from quantexp.capture.reader import Capture, CapturedTensor, open_capture
-from quantexp.errors import CaptureError
+from quantexp.errors import CaptureError, UnreadableError
+from quantexp.reading.json_files import read_json
 from quantexp.runs.status import write_whole
 
 #: The assumed format of operands whose format neither the metadata nor the file name gives.
@@ -255,12 +256,20 @@ def _json(content: FirstLook, stamp: Mapping[str, Any]) -> str:
 def _kept(keep: Path) -> tuple[dict[str, Any], FirstLook] | None:
     """The stored results and the stamps of their capture; None if the file holds anything else."""
     try:
-        content = json.loads(keep.read_text(encoding="utf-8"))
+        content = read_json(keep, dict[str, Any])
         if content["version"] != _VERSION or not isinstance(content["of"]["lists"], list):
             return None
         dict(content["of"]["values"])
         return content["of"], _of_json(content)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (
+        UnreadableError,
+        OSError,
+        ArithmeticError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):
         return None
 
 

@@ -35,7 +35,7 @@ from quantexp.analysis.style import (
 )
 from quantexp.analysis.tensors.run_record import RunNames, read_names
 from quantexp.analysis.tree import QUICK
-from quantexp.errors import QuantexpError
+from quantexp.errors import QuantexpError, UnreadableError
 from quantexp.quant.label import describe_scheme
 from quantexp.runs.find import is_run
 from quantexp.runs.metrics import LossCurve, loss_curve, read_metrics
@@ -124,9 +124,17 @@ def _written(folder: Path) -> float:
 
 
 def _content(names: RunNames, look: FirstLook, run: RunDir | None) -> _Content:
-    curve = LossCurve() if run is None else loss_curve(read_metrics(run))
+    curve = LossCurve() if run is None else _losses(run)
     baseline = None if run is None or not curve.iterations else baseline_of(run)
     return _Content(names, look, curve, baseline, tuple(_notes(look)))
+
+
+def _losses(run: RunDir) -> LossCurve:
+    """The losses of a run; none if its metrics.jsonl is damaged, which the source reports."""
+    try:
+        return loss_curve(read_metrics(run))
+    except UnreadableError:
+        return LossCurve()
 
 
 def _notes(look: FirstLook) -> list[str]:

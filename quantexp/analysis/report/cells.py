@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from quantexp.analysis.compare.gap import milestones
@@ -17,10 +18,11 @@ from quantexp.analysis.quick.first_look import ASSUMED
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.analysis.report.experts import slots_together, tensors_together
 from quantexp.analysis.report.judged import Judge
-from quantexp.analysis.report.lines import Lines, lines_with_room
 from quantexp.analysis.report.slots import BACKWARD, FORWARD, SlotCell, State, place_of_slot
 from quantexp.analysis.tensors.inventory import experts_as_one, in_flow
-from quantexp.capture.reader import CapturedTensor
+from quantexp.capture.lines import IterationIndex, unlisted
+from quantexp.capture.reader import CapturedTensor, open_capture
+from quantexp.capture.store.manifest import MANIFEST, STATISTICS
 from quantexp.errors import CaptureError
 from quantexp.runs.paths import RunDir
 
@@ -66,10 +68,10 @@ def numerics(run: RunDir, capture_dir: str | None, max_cells: int, deadline: Dea
         lines = lines_with_room(folder, max_cells, deadline)
     except CaptureError as error:
         return Numerics(notes=[str(error)])
-    content = Numerics()
+    content = Numerics(notes=[f"left out: {words}" for words in lines.damage])
     if lines.is_cut:
         content.notes.append(
-            f"read up to iteration {lines.found[-1]}: quantexp report {name} reads all"
+            f"read up to iteration {lines.iterations[-1]}: quantexp report {name} reads all"
         )
     tensors, repeated = _first_of_each(lines.entries)
     places = {_place(entry): None for entry in tensors}
@@ -182,7 +184,7 @@ def _choose(numerics: Numerics, places: Sequence[_Place], lines: Lines, max_cell
     for shown, there, what in (
         (numerics.rows, rows, "tensors of a layer"),
         (numerics.layers, layers, "layers"),
-        (numerics.iterations, lines.found, "iterations"),
+        (numerics.iterations, lines.iterations, "iterations"),
     ):
         if len(shown) < len(there):
             numerics.notes.append(
@@ -212,3 +214,42 @@ def _in_order_of_products(rows: set[Row]) -> list[Row]:
         return _ORDER.get(row.operation, 2), flow[row.module], place, row.name
 
     return sorted(rows, key=key)
+
+
+@dataclass
+class Lines:
+    """The shown part of a capture."""
+
+    entries: list[CapturedTensor] = field(default_factory=list)
+    #: The shown iterations, and all iterations; ascending.
+    shown: list[int] = field(default_factory=list)
+    iterations: list[int] = field(default_factory=list)
+    #: Whether the deadline passed before the end of the manifest.
+    is_cut: bool = False
+    #: What is wrong with lines that were read, which are left out.
+    damage: list[str] = field(default_factory=list)
+
+
+def lines_with_room(folder: Path, max_lines: int, deadline: Deadline) -> Lines:
+    """The lines of evenly spaced iterations within the limit; of at least one iteration.
+
+    Raises:
+        CaptureError: nothing was captured.
+    """
+    listed, described = (
+        IterationIndex(folder, name, lambda: deadline.passed) for name in (MANIFEST, STATISTICS)
+    )
+    if not (listed.places or described.places):
+        capture = open_capture(folder)
+        entries = list(capture)
+        iterations = sorted({int(entry.metadata.get("iteration") or 0) for entry in entries})
+        return Lines(entries, iterations, iterations, damage=list(capture.damage))
+    numbers = tuple(sorted({*listed.places, *described.places}))
+    largest = max(len(places) for index in (listed, described) for places in index.places.values())
+    count = max(1, max_lines // largest)
+    shown = milestones(numbers, count) if count > 1 else [numbers[0]]
+    of_values, of_statistics = listed.read(shown), described.read(shown)
+    lines = [*of_values, *unlisted(of_statistics, of_values)]
+    entries = [CapturedTensor.of(folder, line) for line in lines]
+    damage = [str(error) for error in (*listed.damage, *described.damage)]
+    return Lines(entries, shown, list(numbers), listed.is_cut or described.is_cut, damage)

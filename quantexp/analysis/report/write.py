@@ -31,10 +31,13 @@ from quantexp.analysis.report.pictures import Pictures, pictures
 from quantexp.analysis.report.proof import Proof, proof
 from quantexp.analysis.report.series import series
 from quantexp.analysis.scheme_style import SchemeStyle
-from quantexp.errors import RunError
+from quantexp.errors import RunError, UnreadableError
+from quantexp.folders import user_path
+from quantexp.reading.files import read_bytes
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import now, write_whole
+from quantexp.terminal.escaping import printable, printable_content
 
 FILE_NAME = "report.html"
 _SCRIPTS = ("svg.js", "losses.js", "colours.js", "detail.js", "heatmap.js", "page.js")
@@ -51,9 +54,7 @@ def write_report(sources: Sequence[Path], out: Path, look_s: float | None = None
     Raises:
         RunError: no such run, or a file that cannot be written.
     """
-    scopes = [
-        named_runs([str(source.expanduser().absolute())], source.parent) for source in sources
-    ]
+    scopes = [named_runs([str(user_path(source).absolute())], source.parent) for source in sources]
     runs = tuple(dict.fromkeys(run for each in scopes for run in each.runs))
     missing = tuple(gone for each in scopes for gone in each.missing)
     return write_page(Runs(runs, missing), out, look_s)
@@ -111,6 +112,7 @@ def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) 
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     )
     return environment.get_template("page.html").render(
         title=_title(parts),
@@ -130,6 +132,12 @@ def _page(comparison: Comparison, lines: Sequence[Line], parts: Sequence[Part]) 
     )
 
 
+def _shown(value: object) -> object:
+    """A value as the page shows it."""
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return printable(value) if is_text else value  # type: ignore[arg-type]
+
+
 def _title(parts: Sequence[Part]) -> str:
     if len(parts) == 1:
         return parts[0].row.side.run.root.name
@@ -139,7 +147,7 @@ def _title(parts: Sequence[Part]) -> str:
 
 def embedded(content: Any) -> Markup:
     """JSON for a script element, escaped so that it cannot end the element or start another."""
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(printable_content(content), allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
@@ -164,6 +172,14 @@ def _text(name: str) -> str:
 MAX_CONFIG = 60_000
 
 
+def _config(file: Path) -> str:
+    """The text of config.yaml; empty if there is none, or if the comparison says why it cannot be read."""
+    try:
+        return read_bytes(file).decode(errors="replace")
+    except (FileNotFoundError, UnreadableError):
+        return ""
+
+
 @dataclass(frozen=True)
 class Part:
     """One run in the report."""
@@ -186,7 +202,7 @@ def part(row: Row, style: SchemeStyle, cells: Numerics, pictures: Pictures) -> P
     shown = proof(side.precision, maps[min(maps)] if maps else [], side.names.precision)
     came_from = origin(side.provenance)
     config = side.run.config
-    text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
+    text = _config(config)
     return Part(
         row,
         style,

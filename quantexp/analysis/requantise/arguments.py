@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantexp.errors import ConfigError
+from quantexp.folders import user_path
 
 #: The SQNR of E5M2 for normally distributed values (25.4 to 25.6 dB, see docs/formats), the format of gradients in
 #: published FP8 training (arXiv 2209.05433): noise of 0.3 % of the signal's power.
@@ -39,7 +40,7 @@ class Request:
     @property
     def output(self) -> Path:
         """The output folder."""
-        return self.out if self.out is not None else Path(self.folder).expanduser() / "requantise"
+        return self.out if self.out is not None else user_path(self.folder) / "requantise"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

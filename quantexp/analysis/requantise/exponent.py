@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from quantexp.analysis.requantise.scoring import Looked
+from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.statistics.errors import Fidelity, fidelity, quantisation_error
 from quantexp.formats import Family, Format, ScaleRule, Scaling, resolve
 from quantexp.formats.bits import (
@@ -63,13 +63,13 @@ def study_points(formats: list[Format]) -> list[Point]:
     return points
 
 
-def study(looked: Looked, points: list[Point]) -> Iterator[Fidelity]:
+def study(sample: OperandSample, points: list[Point]) -> Iterator[Fidelity]:
     """The fidelity at each point."""
     for point in points:
         if point.is_offset:
-            yield _at_offset(looked, point.format, point.exponent)
+            yield _at_offset(sample, point.format, point.exponent)
         else:
-            yield _at_target(looked, point.format, point.exponent)
+            yield _at_target(sample, point.format, point.exponent)
 
 
 def _largest(fmt: Format) -> float:
@@ -78,22 +78,23 @@ def _largest(fmt: Format) -> float:
     return top if fmt.block_scale is None else top * fmt.block_scale.max
 
 
-def _at_target(looked: Looked, fmt: Format, exponent: int) -> Fidelity:
+def _at_target(sample: OperandSample, fmt: Format, exponent: int) -> Fidelity:
     """Scale NVFP4's amax down instead, exactly in float64, because its target is fixed."""
-    target, amax = 2.0**exponent, looked.amax
+    target, amax = 2.0**exponent, sample.amax
     if fmt.family is Family.NV:
         assert fmt.amax_target is not None
+        assert amax is not None
         amax = amax.double() * fmt.amax_target / target
         spec = resolve(fmt, scaling=Scaling.CURRENT)
     else:
         spec = resolve(fmt, scaling=Scaling.CURRENT, amax_target=target)
-    return quantisation_error(looked.x, spec, looked.dim, amax=amax, padding=looked.padding)
+    return quantisation_error(sample.x, spec, sample.dim, amax=amax, padding=sample.padding)
 
 
-def _at_offset(looked: Looked, fmt: Format, offset: int) -> Fidelity:
-    x = looked.x.movedim(looked.dim, -1)
+def _at_offset(sample: OperandSample, fmt: Format, offset: int) -> Fidelity:
+    x = sample.x.movedim(sample.dim, -1)
     q, limit = quantise_at_offset(x, fmt, offset)
-    padding = None if looked.padding is None else looked.padding.movedim(looked.dim, -1)
+    padding = None if sample.padding is None else sample.padding.movedim(sample.dim, -1)
     return fidelity(x, q, x.abs() > limit, padding)
 
 

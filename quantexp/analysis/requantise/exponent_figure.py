@@ -115,12 +115,12 @@ def draw_study(tally: Tally) -> Figure:
 
 def write_study(figure: Figure, folder: Path) -> list[Path]:
     """Save `scale_exponent.png` and `.svg`; the same study gives the same bytes."""
-    path = folder / "scale_exponent.svg"
+    picture, path = save_png(figure, folder / "scale_exponent.png"), folder / "scale_exponent.svg"
     stream = io.StringIO()
     with rc_context({"svg.hashsalt": "scale exponent"}):
         figure.savefig(stream, format="svg", metadata={"Date": None})
     write_whole(path, stream.getvalue())
-    return [save_png(figure, folder / "scale_exponent.png"), path]
+    return [picture, path]
 
 
 def _draw_format(

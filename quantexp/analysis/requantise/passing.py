@@ -17,9 +17,10 @@ from torch import Tensor
 from quantexp.analysis.requantise.blocks import keeps_blocks, spread_blocks
 from quantexp.analysis.requantise.candidates import Candidate
 from quantexp.analysis.requantise.exponent import Point, study
-from quantexp.analysis.requantise.scoring import Looked, scores
+from quantexp.analysis.requantise.scoring import scores
 from quantexp.analysis.requantise.slots import check_layout, slots_of
 from quantexp.analysis.tensors.rows import laid_out, rows_of
+from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.reader import Capture, CapturedTensor
 from quantexp.capture.statistics.errors import Fidelity
 from quantexp.errors import CaptureError
@@ -124,13 +125,13 @@ def _score_slot(file_scores: FileScores, x: Tensor, slot: Slot, work: Work) -> N
         padding, _ = spread_blocks(laid.padding, 0, _BLOCK, work.num_elements)
     blocks, dim = spread_blocks(x, slot.dim, _BLOCK, work.num_elements)
     usable = blocks if blocks.dtype in INPUT_DTYPES else blocks.float()
-    looked = Looked(usable, dim, amax, padding)
+    sample = OperandSample(usable, dim, amax, padding)
     file_scores.slots.append(
         SlotScores(
             slot,
-            looked.num_elements,
-            list(scores(looked, slot, work.candidates)),
-            list(study(looked, list(work.points))),
+            sample.num_elements,
+            list(scores(sample, slot, work.candidates)),
+            list(study(sample, list(work.points))),
         )
     )
 

@@ -1,10 +1,10 @@
 """Scores every candidate for one operand: SQNR, underflow and saturation.
 
-Operands are held as in training, by the candidate's own `QuantSpec` (`quantise_operand`): transformed in
+Operands are quantised as in training, by the candidate's own `QuantSpec` (`quantise_operand`): transformed in
 float32 where there is a Hadamard transform, rounded, and put in the tensor's dtype. After a transform the error is that
 of the transform, as large in proportion as what is left after undoing it. Random numbers are those of seed 0, and so
 are random signs: a capture has no moment of its own. The amax of a tensor scale is that of the whole tensor, after a
-transform that of the blocks that were looked at.
+transform that of the sampled blocks.
 
 What several candidates share is computed once: transforms, the random numbers of stochastic rounding, and the saturated
 elements, which do not depend on the rounding.
@@ -13,13 +13,14 @@ elements, which do not depend on the rounding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quantexp.analysis.requantise.candidates import Candidate, Transform
 from quantexp.analysis.tensors.rows import padding_of_transform
+from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.statistics.errors import Fidelity, beyond_largest, fidelity
 from quantexp.formats import (
     Hadamard,
@@ -38,28 +39,11 @@ from quantexp.quant.sites import Slot
 _SEED = 0
 
 
-@dataclass(frozen=True)
-class Looked:
-    """The sampled blocks of an operand."""
-
-    #: bf16, fp16 or fp32.
-    x: Tensor
-    #: The dimension of the blocks in x.
-    dim: int
-    #: The amax of the whole tensor, 0-dim.
-    amax: Tensor
-    #: The padding elements of x (`quantexp.analysis.tensors.rows`); None without padding.
-    padding: Tensor | None = None
-
-    @property
-    def num_elements(self) -> int:
-        """Elements of the tensor."""
-        return self.x.numel() - (0 if self.padding is None else int(self.padding.sum()))
-
-
-def scores(looked: Looked, slot: Slot, candidates: Sequence[Candidate]) -> Iterator[Fidelity]:
+def scores(
+    sample: OperandSample, slot: Slot, candidates: Sequence[Candidate]
+) -> Iterator[Fidelity]:
     """The fidelity of each candidate, in order."""
-    shared = _Shared(looked, slot)
+    shared = _Shared(sample, slot)
     for candidate in candidates:
         yield shared.fidelity(candidate)
 
@@ -67,8 +51,8 @@ def scores(looked: Looked, slot: Slot, candidates: Sequence[Candidate]) -> Itera
 class _Shared:
     """The shared data of the candidates for one operand."""
 
-    def __init__(self, looked: Looked, slot: Slot) -> None:
-        self._looked, self._slot = looked, slot
+    def __init__(self, sample: OperandSample, slot: Slot) -> None:
+        self._sample, self._slot = sample, slot
         self._transforms: dict[Transform, tuple[Tensor, Tensor | None]] = {}
         self._saturated: dict[Candidate, Tensor] = {}
         self._random: Tensor | None = None
@@ -78,30 +62,30 @@ class _Shared:
         v, amax = self._transformed(candidate)
         spec = candidate.spec(self._slot)
         amax = amax if spec.is_scaled else None
-        q = self._rounded(v, spec, amax).to(self._looked.x.dtype)
+        q = self._rounded(v, spec, amax).to(self._sample.x.dtype)
         if candidate.pre_scale:
             q = q.float() / PRE_SCALE
         beyond = self._beyond_largest(v, candidate, spec, amax)
         return fidelity(v, q, beyond, self._padding(candidate))
 
     def _padding(self, candidate: Candidate) -> Tensor | None:
-        padding, block = self._looked.padding, candidate.hadamard_block
+        padding, block = self._sample.padding, candidate.hadamard_block
         if padding is None or block is None:
             return padding
-        return padding_of_transform(padding, self._looked.dim, block)
+        return padding_of_transform(padding, self._sample.dim, block)
 
     def _transformed(self, candidate: Candidate) -> tuple[Tensor, Tensor | None]:
         """The tensor to quantise, contiguous, and its amax."""
         key = candidate.transform
         if key not in self._transforms:
-            x, block = self._looked.x.contiguous(), candidate.hadamard_block
+            x, block = self._sample.x.contiguous(), candidate.hadamard_block
             if block is None:
-                self._transforms[key] = x, self._looked.amax
+                self._transforms[key] = x, self._sample.amax
             else:
                 random = candidate.hadamard is Hadamard.RANDOM
                 signs = random_signs(block, _SEED, 0, x.device) if random else None
                 v = hadamard(
-                    x, axis=self._looked.dim, block=block, signs=signs, left=self._slot.is_left
+                    x, axis=self._sample.dim, block=block, signs=signs, left=self._slot.is_left
                 )
                 self._transforms[key] = v, finite_amax(v)
         return self._transforms[key]
@@ -113,7 +97,7 @@ class _Shared:
         y = torch.empty_like(v)
         scale = tensor_scale(v, spec, amax)
         random = self._random if draws else None
-        quantise_dense(v, y, spec, self._looked.dim % v.ndim, scale, random)
+        quantise_dense(v, y, spec, self._sample.dim % v.ndim, scale, random)
         return y
 
     def _beyond_largest(
@@ -121,5 +105,5 @@ class _Shared:
     ) -> Tensor:
         usual = replace(candidate, rounding=candidate.format.rounding)
         if usual not in self._saturated:
-            self._saturated[usual] = beyond_largest(v, spec, self._looked.dim, amax)
+            self._saturated[usual] = beyond_largest(v, spec, self._sample.dim, amax)
         return self._saturated[usual]

@@ -15,6 +15,7 @@ from quantexp.analysis.requantise.tally import Tally, Worst, best_of_formats
 from quantexp.formats import Format, Hadamard, get_format
 from quantexp.quant.label import HIGH
 from quantexp.quant.scheme import SCHEME_FORMATS
+from quantexp.terminal.console import plain
 from quantexp.terminal.fitted_table import Column, Shrink, fitted_table
 
 #: Marks an SQNR that needs a Hadamard transform.
@@ -42,7 +43,9 @@ def print_table(
         best = best_of_formats(tally.work.candidates, tally.worst[place])
         cells = [_cell(*best[fmt]) for fmt in formats]
         choice = chosen[place.module, place.slot]
-        rows.append([Text(place.module), str(place.slot), *cells, Text(recommended_words(choice))])
+        rows.append(
+            [plain(place.module), str(place.slot), *cells, plain(recommended_words(choice))]
+        )
     fitted = fitted_table(columns, rows, console.width)
     console.print(fitted.table)
     left_out = [fmt.name for fmt in formats if _heading(fmt) in fitted.left_out]

@@ -93,6 +93,8 @@ def requantise(request: Request, progress: Console, complain: Callable[[str], No
     """
     formats = formats_of(None if request.formats is None else request.formats.split(","))
     capture = selected(request.folder, request.words)
+    for words in capture.damage:
+        complain(f"{words}: left out")
     files = _operands(capture, request)
     folder = request.output
     tally = Tally(Work(candidates(formats), study_points(formats), request.num_elements))

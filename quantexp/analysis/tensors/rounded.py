@@ -6,40 +6,20 @@ at, under delayed scaling the one that was handed over.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from quantexp.analysis.tensors.operands import DeclaredOperand
 from quantexp.analysis.tensors.rows import laid_out, padding_of_transform
-from quantexp.analysis.tensors.sample import SAMPLE_ELEMENTS, sample_blocks
+from quantexp.analysis.tensors.sample import SAMPLE_ELEMENTS, OperandSample, sample_blocks
 from quantexp.formats import finite_amax, hadamard
 
 _MX_BLOCK = 32
 
 
-@dataclass(frozen=True)
-class Rounded:
-    """A sample of an operand, ready to be quantised."""
-
-    x: Tensor
-    #: The dimension of the blocks in x.
-    dim: int
-    #: The amax that determines a tensor scale; None without one.
-    amax: Tensor | None = None
-    #: The padding elements of x; None without padding.
-    padding: Tensor | None = None
-
-    @property
-    def num_elements(self) -> int:
-        """Elements of the tensor."""
-        return self.x.numel() - (0 if self.padding is None else int(self.padding.sum()))
-
-
 def rounded_part(
     tensor: Tensor, declared: DeclaredOperand, amax: Tensor | None, limit: int = SAMPLE_ELEMENTS
-) -> Rounded:
+) -> OperandSample:
     """About `limit` elements of a tensor at most, in complete blocks; `amax` is the whole tensor's.
 
     Without a limit (0) it is the whole tensor. An expert's rows lie by sequence where blocks are along tokens.
@@ -62,7 +42,7 @@ def rounded_part(
             padding = padding_of_transform(padding, dim, spec.hadamard_block)
     if declared.amax is not None:
         amax = torch.tensor(declared.amax)
-    return Rounded(part, dim, amax if spec.is_scaled else None, padding)
+    return OperandSample(part, dim, amax if spec.is_scaled else None, padding)
 
 
 def _transformed(part: Tensor, declared: DeclaredOperand, dim: int) -> Tensor:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from quantexp.errors import RunError
 from quantexp.model.label import describe_model, short_model_label
 from quantexp.runs.paths import RunDir
+from quantexp.runs.recorded_config import read_config
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,18 @@ def read_names(run: RunDir) -> RunNames:
     """The names in config.yaml; a dataset's label wins over its name.
 
     Raises:
-        RunError: no such folder, or a config.yaml that is not a YAML mapping.
+        RunError: no such folder, or a config.yaml that is not a configuration.
     """
     if not run.root.is_dir():
-        raise RunError(f"{run.root} is no run folder: there is no such folder; give one of runs/")
+        raise RunError(
+            f"{run.root} is not a run folder: there is no such folder; give one of runs/"
+        )
+    return names_of(run, read_config(run))
+
+
+def names_of(run: RunDir, config: Mapping[str, Any]) -> RunNames:
+    """`read_names` of a configuration that has been read."""
     name = run.root.resolve().name
-    config = read_config(run)
     dataset = _text(config, "dataset", "label") or _text(config, "dataset", "name")
     return RunNames(
         name,
@@ -56,27 +60,6 @@ def read_names(run: RunDir) -> RunNames:
         short_model_label(_section(config, "model")) or None,
         _text(config, "training", "precision"),
     )
-
-
-def read_config(run: RunDir) -> Mapping[str, Any]:
-    """config.yaml as plain values; empty without the file.
-
-    Raises:
-        RunError: a config.yaml that is not a YAML mapping.
-    """
-    return _mapping(run.config) if run.config.is_file() else {}
-
-
-def _mapping(path: Path) -> Mapping[str, Any]:
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} is not readable YAML; restore it, or run again") from error
-    if not isinstance(config, dict):
-        raise RunError(
-            f"{path} must hold a mapping, got {type(config).__name__}; restore it, or run again"
-        )
-    return config
 
 
 def _section(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ The same tensor always gives the same sample.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +20,25 @@ SAMPLE_ELEMENTS = 1 << 19
 #: Elements behind the blocked axis that are sampled together.
 _STRIP = 512
 _GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True)
+class OperandSample:
+    """A sample of an operand in complete blocks, ready to be quantised."""
+
+    #: bf16, fp16 or fp32.
+    x: Tensor
+    #: The dimension of the blocks in x.
+    dim: int
+    #: The amax that determines a tensor scale, 0-dim; None without one.
+    amax: Tensor | None = None
+    #: The padding elements of x (`quantexp.analysis.tensors.rows`); None without padding.
+    padding: Tensor | None = None
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the sample, without padding."""
+        return self.x.numel() - (0 if self.padding is None else int(self.padding.sum()))
 
 
 def sample_blocks(

@@ -18,7 +18,7 @@ from quantexp.capture.statistics.summary import summarise
 from quantexp.formats import Scales, TwoLevelScales
 from quantexp.formats.decoding import scale_values
 from quantexp.quant.hooks import PRE, Layout
-from quantexp.quant.operand import scales
+from quantexp.quant.multiply import scales
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.sites import Slot
 

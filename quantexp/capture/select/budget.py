@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from quantexp.capture.select.choice import expected_alike, takes_micro_batch
-from quantexp.capture.select.schedule import captured_iterations
+from quantexp.capture.select.rules import captured_iterations
 from quantexp.errors import CaptureError
+from quantexp.folders import user_path
 from quantexp.model.sizes import num_micro_batches_each
 from quantexp.quant.precision import PrecisionMap, changes, declared_maps
 from quantexp.schema import CaptureLevel, Experiment
@@ -131,7 +132,7 @@ def require_affordable_together(runs: Sequence[tuple[Experiment, Path]]) -> None
 
 def free_where(experiment: Experiment, root: Path) -> tuple[Path, int]:
     """The nearest existing parent of the tensors' folder, and the free bytes there."""
-    folder = _existing(Path(experiment.capture.dir or root).expanduser().absolute())
+    folder = _existing(user_path(experiment.capture.dir or root).absolute())
     return folder, shutil.disk_usage(folder).free
 
 

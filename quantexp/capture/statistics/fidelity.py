@@ -24,7 +24,7 @@ from quantexp.capture.statistics.errors import cosine, decibel, error_sums, shar
 from quantexp.capture.statistics.histogram import Histogram
 from quantexp.formats import Format, QuantSpec, Scales, TwoLevelScales, saturated, scales_of
 from quantexp.formats.decoding import scale_values
-from quantexp.quant.operand import quantise_operand
+from quantexp.quant.multiply import quantise_operand
 from quantexp.quant.precision import spec_record
 from quantexp.quant.scoring import scored_spec
 

@@ -7,76 +7,118 @@ seconds.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict, cast
 
+import xxhash
+
+from quantexp.errors import UnreadableError
+from quantexp.folders import sync
+from quantexp.reading import json_files
+from quantexp.reading.files import open_file
+from quantexp.reading.typed import Count, Like, Rule
 from quantexp.runs.status import write_json
 
 MANIFEST = "manifest.jsonl"
 STATISTICS = "statistics.jsonl"
 #: The shards' index, in the usual form of safetensors.
 INDEX = "capture.safetensors.index.json"
+#: The hash of each list, when the run ended.
+HASHES = "hashes.json"
+
+_PIECE = 1 << 22
 
 LOG = logging.getLogger(__name__)
+
+
+class Magnitudes(TypedDict, total=False):
+    """The histogram over binary exponents."""
+
+    below: Count | None
+    above: Count | None
+    first: Annotated[int, Rule("an exponent of two", lambda n: abs(n) < 1 << 15)] | None
+    counts: list[Count]
+
+
+class Statistics(TypedDict, total=False):
+    """The statistics of a tensor; those of an empty one are None."""
+
+    count: Count
+    zeros: Count
+    nonfinite: Count
+    nan: Count
+    inf: Count
+    zero_share: float | None
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    abs_max: float | None
+    skew: float | None
+    kurtosis: float | None
+    log2_magnitude: Magnitudes | None
+    quantiles: dict[str, float | None] | None
+    fidelity: dict[str, str | float | bool | list[Any] | dict[str, Any] | None] | None
 
 
 class ManifestLine(TypedDict, total=False):
     """A line of the manifest, or of the statistics; a tensor of an old collection has fewer keys."""
 
     module: str
-    layer: int
+    layer: Count
     layer_type: str
     operation: str
     phase: str
     component: str
     quant_type: str
     tensor: str
-    iteration: int
+    iteration: Count
     #: None for a tensor of the whole iteration.
-    micro_batch: int | None
-    rank: int
+    micro_batch: Count | None
+    rank: Count
     loss_scale: float | None
-    shape: list[int]
+    shape: Annotated[list[int], Like(list[Count] | None)]
     dtype: str
     #: Slot -> format and options.
     formats: dict[str, dict[str, Any]]
-    statistics: dict[str, Any]
+    statistics: Annotated[dict[str, Any], Like(Statistics)]
     #: before, after or scale: which of an operand's values these are; the slot, and what determined them.
     values: str
     slot: str
     source: str
-    dim: int
+    dim: Count
     tensor_scale: float | None
     #: The attention's path and scale, the first token of each document, the sequence of each of an expert's rows.
     attention: str
     softmax_scale: float | None
-    document_starts: list[list[int]]
+    document_starts: list[list[Count]]
     row_sequences: list[int]
     sample: dict[str, Any]
     #: The file with the values, and in a shard the key and the bytes from the shard's start; None without values.
     file: str | None
     key: str
-    offsets: list[int]
-    bytes: int
+    offsets: Annotated[list[int], Like(list[Count] | None)]
+    bytes: Count
     hash: str | None
     #: Why there are no values.
     left_out: str
 
 
 def finish_capture(folder: Path) -> None:
-    """Join the ranks' lists, and write the shards' index.
+    """Join the ranks' lists, and write the shards' index and the hashes of the lists.
 
     The operation is idempotent. A full disk only prints a message, because the captures can be read without it.
     """
     try:
         join_parts(folder)
         _write_index(folder)
-    except OSError as error:
-        LOG.warning("the lists of %s are left in parts: %s", folder, error.strerror)
+        _write_hashes(folder)
+    except (OSError, UnreadableError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        LOG.warning("the lists of %s are left in parts: %s", folder, why)
 
 
 def part_of(listing: Path, rank: int) -> Path:
@@ -98,33 +140,36 @@ def join_parts(folder: Path) -> None:
         lines = dict.fromkeys(line for file in (listing, *parts) for line in _whole_lines(file))
         joined = listing.with_name(f".{name}.{os.getpid()}")
         joined.write_bytes(b"".join(lines))
+        sync(joined)
         joined.replace(listing)
+        sync(folder)  # before the only other copy of the lines is removed
         for part in parts:
             part.unlink()
 
 
-def lines_of(file: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a list, without the incomplete last line of a killed process; empty without a list."""
-    if not file.is_file():
-        return
-    with file.open("rb") as stream:  # text mode would split lines at more than "\n"
-        for line in stream:
-            try:
-                values = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(values, dict):
-                yield values
+def lines_of(
+    file: Path, report: Callable[[UnreadableError], None] = lambda error: None
+) -> Iterator[dict[str, Any]]:
+    """The lines of a list, without the incomplete last line of a killed process; empty without a list.
+
+    Each wrong line is reported and left out.
+    """
+    for line in json_files.json_lines(file, ManifestLine, report):
+        yield cast(dict[str, Any], line)
 
 
 def _rank_of(part: Path) -> int:
     return int(part.stem.rpartition(".rank")[2])
 
 
-def _whole_lines(file: Path) -> list[bytes]:
-    if not file.exists():
-        return []
-    return [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+def _whole_lines(file: Path) -> Iterator[bytes]:
+    for line in json_files.lines_of(file, _refuse):
+        if line.is_ended:
+            yield line.text
+
+
+def _refuse(error: UnreadableError) -> None:
+    raise error
 
 
 def _write_index(folder: Path) -> None:
@@ -134,6 +179,28 @@ def _write_index(folder: Path) -> None:
         if line.get("key") is not None
     }
     if lines:
-        total = sum(int(line["bytes"]) for line in lines.values())
-        weight_map = {key: str(line["file"]) for key, line in lines.items()}
+        total = sum(line.get("bytes") or 0 for line in lines.values())
+        weight_map = {key: line.get("file") for key, line in lines.items()}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _write_hashes(folder: Path) -> None:
+    lists = [folder / name for name in (MANIFEST, STATISTICS)]
+    hashes = {file.name: digest_of(file) for file in lists if file.is_file()}
+    if hashes:
+        write_json(folder / HASHES, hashes)
+
+
+def digest_of(file: Path) -> dict[str, Any]:
+    """The number of lines and bytes of a list, and the XXH3 of its content.
+
+    Raises:
+        OSError, UnreadableError: the file cannot be read.
+    """
+    digest, num_lines, num_bytes = xxhash.xxh3_128(), 0, 0
+    with open_file(file) as stream:
+        while piece := stream.read(_PIECE):
+            digest.update(piece)
+            num_lines += piece.count(b"\n")
+            num_bytes += len(piece)
+    return {"lines": num_lines, "bytes": num_bytes, "xxh3_128": digest.hexdigest()}

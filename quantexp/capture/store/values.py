@@ -22,10 +22,14 @@ from quantexp.capture.store.manifest import MANIFEST
 from quantexp.errors import CaptureError
 from quantexp.model.safetensors import DTYPES
 
+#: The keys of a line that locate values, which the values' own metadata lacks.
+PLACE = frozenset({"file", "key", "offsets", "bytes", "hash"})
+
 
 def identity(metadata: Mapping[str, Any]) -> tuple[str, str | None]:
     """The identity of stored values: the file, and the key in a shard."""
-    return str(metadata["file"]), metadata.get("key")
+    key = metadata.get("key")
+    return str(metadata["file"]), key if key is None else str(key)
 
 
 def path_of(folder: Path, metadata: Mapping[str, Any]) -> Path:
@@ -72,13 +76,19 @@ def load_values(path: Path, metadata: Mapping[str, Any]) -> Tensor:
     Raises:
         CaptureError: the file is missing, or is not a file of captured values.
     """
+    _require_file(path)
+    if metadata.get("key") is None:
+        return _values(path, _content(path))
+    return _of_shard(path, metadata)
+
+
+def _require_file(path: Path) -> None:
     try:
         is_file = path.is_file()
     except (OSError, ValueError):  # an invalid file name
         is_file = False
     if not is_file:
         raise CaptureError(f"{path} is missing although it is listed; capture again")
-    return _of_file(path) if metadata.get("key") is None else _of_shard(path, metadata)
 
 
 def metadata_in(path: Path) -> dict[str, Any]:
@@ -87,17 +97,27 @@ def metadata_in(path: Path) -> dict[str, Any]:
     Raises:
         CaptureError: the file is not a file of captured values.
     """
+    return _metadata(_content(path))
+
+
+def values_and_metadata_in(path: Path) -> tuple[Tensor, dict[str, Any]]:
+    """The values and the metadata in a tensor's own file, as `load_values` and `metadata_in` return them.
+
+    Raises:
+        CaptureError: the file is not a file of captured values.
+    """
+    _require_file(path)
     content = _content(path)
-    metadata = content.get("metadata") if isinstance(content, dict) else None
-    return metadata if isinstance(metadata, dict) else {}
+    return _values(path, content), _metadata(content)
 
 
 def _content(path: Path) -> Any:
     """The content of a tensor's own file, with memory-mapped values."""
     try:
-        return torch.load(
-            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
+        is_zip = zipfile.is_zipfile(path)
+        if is_zip:
+            _require_stored(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # an unpickler may raise any exception on other bytes
         raise CaptureError(
             f"{path} is refused: it is no file of captured values, is damaged, or holds more than tensors and plain "
@@ -105,8 +125,22 @@ def _content(path: Path) -> Any:
         ) from error
 
 
-def _of_file(path: Path) -> Tensor:
-    content = _content(path)
+def _require_stored(path: Path) -> None:
+    """Refuse compressed members, which torch never writes: a small file could fill the memory."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise ValueError("a member is compressed")
+    if sum(member.file_size for member in members) > path.stat().st_size:
+        raise ValueError("its members are larger than the file")
+
+
+def _metadata(content: Any) -> dict[str, Any]:
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _values(path: Path, content: Any) -> Tensor:
     tensor = content.get("tensor") if isinstance(content, dict) else content
     if not isinstance(tensor, Tensor):
         raise CaptureError(f"{path} holds no tensor; was it captured?")

@@ -6,7 +6,10 @@ splits an override with several values (choices, ranges, globs, quotes).
 
 from __future__ import annotations
 
-from hydra.core.override_parser.types import Glob, Override
+from decimal import Decimal
+from math import ceil, isfinite
+
+from hydra.core.override_parser.types import Glob, Override, RangeSweep
 
 from quantexp.config.hydra_internals import BasicSweeper
 from quantexp.errors import ConfigError
@@ -14,6 +17,10 @@ from quantexp.errors import ConfigError
 #: Key, with its `+` or `~` -> the whole override.
 Variant = dict[str, str]
 Axis = list[Variant]
+
+
+#: The most points of a sweep.
+MOST_POINTS = 10_000
 
 
 def bare(key: str) -> str:
@@ -36,11 +43,38 @@ def axes(overrides: list[Override]) -> dict[str, Axis]:
             raise ConfigError(
                 f"{override.input_line} has no values to run; write them out, or {key}=range(first,end,step)"
             )
+        _count(override)
         ((*jobs,),) = BasicSweeper.split_arguments([override], None)
         if not jobs:
             raise ConfigError(f"{override.input_line} stands for no value{_options(override)}")
         axis_of[key] = [{key: word} for (word,) in jobs]
     return axis_of
+
+
+def _count(override: Override) -> None:
+    """Refuse a range of more values than a sweep may have points, before it is enumerated."""
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        assert value.start is not None
+        assert value.stop is not None
+        if not all(map(isfinite, (value.start, value.stop, value.step))):
+            raise ConfigError(f"{override.input_line} must have finite ends and a finite step")
+        if not value.step:
+            raise ConfigError(f"{override.input_line} must have a step other than 0")
+        check_count(ceil((Decimal(value.stop) - Decimal(value.start)) / Decimal(value.step)))
+
+
+def check_count(num_points: int) -> None:
+    """Refuse a sweep of more points than can be composed before the first one starts.
+
+    Raises:
+        ConfigError: names the number.
+    """
+    if num_points > MOST_POINTS:
+        raise ConfigError(
+            f"a sweep must have at most {MOST_POINTS:,} points, got {num_points:,}; give fewer values, or run several "
+            "sweeps"
+        )
 
 
 def _options(override: Override) -> str:

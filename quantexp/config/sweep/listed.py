@@ -15,6 +15,7 @@ from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quantexp.config.sweep.axes import Axis, Variant, bare
+from quantexp.config.yaml_files import check_yaml
 from quantexp.errors import ConfigError
 
 _FORM = "a list of mappings such as `- {quant: FA_mxfp8, training.lr: 1.0e-4}`"
@@ -35,10 +36,11 @@ def listed(file: Path, swept: list[str]) -> Axis:
 
 def _entries(file: Path) -> list[Any]:
     try:
+        check_yaml(file)
         content = OmegaConf.load(file)
     except FileNotFoundError as error:
         raise ConfigError(f"sweep.points: there is no file {file}") from error
-    except (OSError, UnicodeDecodeError, OmegaConfBaseException, yaml.YAMLError) as error:
+    except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, ListConfig):
         raise ConfigError(f"{file} must be {_FORM}")

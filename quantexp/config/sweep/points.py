@@ -18,7 +18,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from quantexp.config.compose import clean_errors, composed, configuration, finished
+from quantexp.config.compose import composed, configuration, finished
+from quantexp.config.composition_errors import clean_errors
 from quantexp.config.overrides import numbers_as_typed, readable
 from quantexp.config.sweep.match import Selection
 from quantexp.config.sweep.variants import Expansion, expand, sweep_section

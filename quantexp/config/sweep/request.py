@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantexp.config.sweep.axes import check_count
 from quantexp.errors import ConfigError
+from quantexp.folders import user_path
 from quantexp.schema import SweepConfig
 
 #: Key -> a shell pattern, or a value that must be equal.
@@ -39,7 +41,7 @@ def request(config: SweepConfig, seed: int) -> Request:
     Raises:
         ConfigError: a key has an invalid form.
     """
-    points = None if config.points is None else Path(config.points).expanduser()
+    points = None if config.points is None else user_path(config.points)
     return Request(
         zip=_groups(config.zip),
         points=points,
@@ -82,6 +84,7 @@ def _seeds(value: Any, seed: int) -> list[int] | None:
     if value is None:
         return None
     if _is_whole(value) and value >= 1:
+        check_count(value)
         return list(range(seed, seed + value))
     ok = _is_list_of(int, value) and all(_is_whole(s) and s >= 0 for s in value)
     if not ok or len(set(value)) != len(value):

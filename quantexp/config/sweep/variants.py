@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any, cast
 
 from hydra import compose as hydra_compose
@@ -24,7 +25,7 @@ from quantexp.config.hydra_internals import BasicSweeper
 from quantexp.config.load import load_sweep
 from quantexp.config.overrides import readable
 from quantexp.config.published_choice import words_to_choose_by
-from quantexp.config.sweep.axes import Axis, Variant, axes, bare, zipped
+from quantexp.config.sweep.axes import Axis, Variant, axes, bare, check_count, zipped
 from quantexp.config.sweep.listed import listed
 from quantexp.config.sweep.request import Request, request
 from quantexp.errors import ConfigError
@@ -73,6 +74,7 @@ def expand(words: list[str], extra: list[str], environment: Mapping[str, str]) -
     entries = listed(options.points, list(swept)) if options.points else [{}]
     _refuse_two_seeds(sweep, swept, entries)
     loops = [entries, *zipped(swept, options.zip), _seeds(options)]
+    check_count(prod(map(len, loops)))
     from_environment = environment_overrides(words, environment)
     for entry in entries:
         environment_overrides([*words, *entry.values()], environment)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from quantexp.capture.names import RESIDUAL, ROUTER
-from quantexp.capture.select.rules import check_capture_rules
-from quantexp.capture.select.schedule import check_schedule, ends_by_itself
+from quantexp.capture.select.rules import check_capture_rules, check_schedule, ends_by_itself
 from quantexp.config.evaluation import check_evaluation
 from quantexp.config.validate.data import validate_data
 from quantexp.config.validate.launcher import validate_launcher
@@ -31,6 +30,9 @@ from quantexp.schema import (
 )
 from quantexp.schema.limits import check_limits
 
+#: Rules times modules.
+_MOST_TRIALS = 1_000_000
+
 
 def validate(experiment: Experiment) -> None:
     """Refuse an experiment that cannot run.
@@ -45,6 +47,7 @@ def validate(experiment: Experiment) -> None:
     check_evaluation(experiment)
     check_checkpoint(experiment.checkpoint, experiment.training.iterations)
     check_limits("capture", experiment.capture)
+    _count_rules(experiment)
     _capture(experiment.capture, experiment.model, experiment.training.iterations)
     validate_data(experiment.dataset)
     _fits(experiment)
@@ -53,6 +56,21 @@ def validate(experiment: Experiment) -> None:
     validate_launcher(experiment)
     validate_tracking(experiment.tracking)
     check_limits("analysis", experiment.analysis)
+
+
+def _count_rules(experiment: Experiment) -> None:
+    """Refuse more rules than a plan can try on every module."""
+    moe = experiment.model.moe
+    modules = experiment.model.num_layers * (1 if moe is None else moe.num_experts)
+    for key, rules in (
+        ("quant.rules", experiment.quant.rules),
+        ("capture.rules", experiment.capture.rules),
+    ):
+        if len(rules) * modules > _MOST_TRIALS:
+            raise ConfigError(
+                f"{key} times the layers and experts of the model must be at most {_MOST_TRIALS:,}, got "
+                f"{len(rules):,} x {modules:,}"
+            )
 
 
 def _training(training: TrainingConfig) -> None:

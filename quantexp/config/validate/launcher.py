@@ -47,8 +47,8 @@ def _unused(launcher: LauncherConfig) -> None:
             continue
         if getattr(launcher, key) != getattr(plain, key):
             raise ConfigError(
-                f"launcher.{key}={getattr(launcher, key)} is for SLURM and would do nothing here; add launcher=slurm, "
-                "or drop it"
+                f"launcher.{key}={getattr(launcher, key)} is for SLURM and has no effect under "
+                f"launcher.kind={launcher.kind}; add launcher=slurm, or drop it"
             )
 
 

@@ -6,6 +6,9 @@ from quantexp.errors import ConfigError
 from quantexp.schema import AuxLoss, MlaConfig, ModelConfig, MoeConfig
 from quantexp.schema.limits import check_limits
 
+#: Linear layers that a precision map lists: four times those of the largest published mixtures of experts.
+MOST_MODULES = 100_000
+
 
 def validate_model(model: ModelConfig) -> None:
     """Refuse a model that cannot be built.
@@ -27,6 +30,7 @@ def validate_model(model: ModelConfig) -> None:
         )
     if model.moe is not None:
         _moe(model.moe, model.num_layers)
+        _count("model.num_layers x model.moe.num_experts", model.num_layers * model.moe.num_experts)
 
 
 def _mla(model: ModelConfig, mla: MlaConfig) -> None:
@@ -67,6 +71,11 @@ def _moe(moe: MoeConfig, num_layers: int) -> None:
             "model.moe.aux_loss_coefficient must be above 0 with a balancing loss and 0 without one, got "
             f"{moe.aux_loss_coefficient:g} with model.moe.aux_loss={moe.aux_loss.value}"
         )
+
+
+def _count(what: str, count: int) -> None:
+    if count > MOST_MODULES:
+        raise ConfigError(f"{what} must be at most {MOST_MODULES:,}, got {count:,}")
 
 
 def _between(key: str, value: int, least: int, most: int, most_key: str) -> None:

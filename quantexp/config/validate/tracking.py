@@ -1,6 +1,9 @@
-"""Checks that trackers would make only later, in another process: invalid names, and passwords in an address."""
+"""Checks of trackers before anything runs: invalid names, passwords in an address, packages that are not installed."""
 
 from __future__ import annotations
+
+import importlib.util
+from dataclasses import fields
 
 from quantexp.errors import ConfigError
 from quantexp.runs.redaction import without_userinfo
@@ -24,3 +27,28 @@ def validate_tracking(tracking: TrackingConfig) -> None:
             f"tracking.mlflow.tracking_uri must hold no user and password, got {without_userinfo(uri)!r} with them; "
             "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or the whole MLFLOW_TRACKING_URI"
         )
+
+
+def check_installed(tracking: TrackingConfig) -> None:
+    """Refuse a tracker whose package is not installed. A tracker, its package and its key have one name.
+
+    Raises:
+        ConfigError: with the extra that brings it.
+    """
+    for field in fields(tracking):
+        tracker, key = getattr(tracking, field.name), f"tracking.{field.name}"
+        if isinstance(tracker, bool):
+            enabled, remedy = tracker, field.name
+        else:
+            enabled, key, remedy = tracker.enabled, f"{key}.enabled", f"quantexp[{field.name}]"
+        if enabled and not _is_installed(field.name):
+            raise ConfigError(
+                f"{key}=true needs the package {field.name}, which is not installed; pip install "
+                f"'{remedy}', or set {key}=false"
+            )
+
+
+def _is_installed(package: str) -> bool:
+    """Whether it can be imported; a mere folder of that name (W&B leaves wandb/ where it ran) does not count."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from quantexp.data.binary import pair_paths
 from quantexp.data.index import blocks, id_type, write_index
+from quantexp.data.intact import hash_of
 from quantexp.data.prepare.job import Job
 from quantexp.data.prepare.outputs import (
     Outputs,
@@ -42,11 +44,13 @@ def finish(job: Job, folder: PartialFolder, outputs: Outputs) -> None:
     bin_path, idx_path = pair_paths(folder.result)
     lengths_path = folder.root / "lengths"
     num_documents, num_tokens = [0, 0, 0], [0, 0, 0]
+    digest = xxhash.xxh3_128()
     with writing(folder.root):
         with bin_path.open("wb") as ids_file, lengths_path.open("wb") as lengths_file:
             for i, part in enumerate(PARTS):
                 for ids, lengths in _documents(job, folder, outputs.paths, part):
                     ids_file.write(ids.data)
+                    digest.update(ids.data)
                     lengths_file.write(lengths.data)
                     num_documents[i] += len(lengths)
                     num_tokens[i] += len(ids)
@@ -70,6 +74,7 @@ def finish(job: Job, folder: PartialFolder, outputs: Outputs) -> None:
             num_tokens=(num_tokens[0], num_tokens[1], num_tokens[2]),
             num_bytes=(bin_path.stat().st_size, idx_path.stat().st_size),
             report=_report(job, outputs, sum(num_documents), lengths_path),
+            hashes=(digest.hexdigest(), hash_of(idx_path)),
         )
         write_json(card_path(folder.result), card_json(card))
 

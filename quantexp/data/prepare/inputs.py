@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quantexp.data.prepare.unpack import first_bytes
 from quantexp.errors import DataError
+from quantexp.folders import user_path
 
 #: Prefix of a Hugging Face dataset's name.
 HUB = "hf:"
@@ -72,7 +73,7 @@ def _hub(word: str) -> list[Input]:
 
 
 def _files(word: str) -> list[Input]:
-    path = Path(word).expanduser()
+    path = user_path(word)
     if path.is_dir():
         files = [p for p in sorted(path.rglob("*")) if p.is_file() and _is_data(p, path)]
     elif path.is_file():

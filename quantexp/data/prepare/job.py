@@ -13,6 +13,7 @@ from quantexp.data.prepare.work import Filters
 from quantexp.data.prepared import TokenizerRecord
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.protocol import Tokenizer
+from quantexp.folders import user_path
 from quantexp.processes.cores import allowed_cores
 from quantexp.schema.dataset import DEFAULT_SPLIT, DatasetConfig, TokenizerKind
 
@@ -88,7 +89,7 @@ def make_job(dataset: DatasetConfig) -> Job:
     source = [dataset.source] if isinstance(dataset.source, str) else list(dataset.source)
     decides = [PREPARE_VERSION, inputs_hash(inputs), asdict(filters), record.fingerprint]
     return Job(
-        prefix=Path(dataset.path or f"data/{dataset.name}").expanduser().absolute(),
+        prefix=user_path(dataset.path or f"data/{dataset.name}").absolute(),
         inputs=inputs,
         source=source,
         filters=filters,

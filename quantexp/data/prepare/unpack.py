@@ -2,7 +2,7 @@
 
 The first bytes determine the format, not the name. Consecutive packed members (multistream dumps, concatenated gzip)
 form one stream. A member that ends early is an error: some of the libraries' own readers treat it as the end of the
-file.
+file. Memory is bounded, however much a block expands to, and content that expands more than text does is refused.
 """
 
 import bz2
@@ -14,8 +14,12 @@ from typing import Any
 
 from quantexp.errors import DataError
 
-#: Bytes of a file unpacked at a time.
-_BLOCK = 1 << 16
+#: Bytes of a file read at a time, and bytes of Zstandard unpacked at a time, each to at most 32 KiB.
+_BLOCK, _ZSTD_BLOCK = 1 << 16, 1 << 10
+#: Largest unpacked block of gzip and bzip2.
+_MAX_UNPACKED = 1 << 20
+#: A file of more content than this that expands more than so many times is refused; no text does.
+_MAX_CONTENT, _MAX_EXPANSION = 1 << 30, 1000
 #: First bytes of a packed file -> name of the format.
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -55,21 +59,26 @@ def _unpacked(path: Path) -> Iterator[tuple[bytes, int]]:
             while block := file.read(_BLOCK):
                 yield block, file.tell()
             return
-        new = _unpacker(packed, path)
+        new, num_unpacked = _unpacker(packed, path), 0
         member: Any = None
         damaged = _damage(packed)
         while data := file.read(_BLOCK):
             while data:
                 member = member or new()
                 try:
-                    block = member.decompress(data)
+                    for block in _content(member, packed, data):
+                        num_unpacked += len(block)
+                        if num_unpacked > max(_MAX_CONTENT, _MAX_EXPANSION * file.tell()):
+                            raise DataError(
+                                f"{path}: expands to more than {_MAX_EXPANSION:,} times its size, which no text "
+                                "does; give another dataset.source"
+                            )
+                        yield block, file.tell()
                 except damaged as error:
                     raise DataError(
                         f"{path}: damaged {packed} data near byte {file.tell():,} of "
                         f"{path.stat().st_size:,} ({error}): download or copy it again"
                     ) from error
-                if block:
-                    yield block, file.tell()
                 data = member.unused_data.lstrip(b"\0") if member.eof else b""
                 if member.eof:
                     member = None
@@ -78,6 +87,49 @@ def _unpacked(path: Path) -> Iterator[tuple[bytes, int]]:
                 f"{path}: cut short: its {packed} data has no end after {path.stat().st_size:,} "
                 "bytes; download or copy it again"
             )
+
+
+def _content(member: Any, packed: str, data: bytes) -> Iterator[bytes]:
+    """Yields what a member unpacks from some data, in blocks of bounded size that are not empty."""
+    while True:
+        block = member.decompress(data, _MAX_UNPACKED)
+        if block:
+            yield block
+        if packed == "gzip":
+            data = member.unconsumed_tail
+            has_more = bool(data) or len(block) == _MAX_UNPACKED
+        else:
+            data, has_more = b"", not member.needs_input
+        if member.eof or not has_more:
+            return
+
+
+class _ZstdMember:
+    """A frame of Zstandard with the interface of `bz2.BZ2Decompressor`; its library has no bound of a block's size."""
+
+    def __init__(self, frame: Any) -> None:
+        self._frame, self._rest = frame, b""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the frame is complete."""
+        return bool(self._frame.eof)
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether nothing is left to unpack."""
+        return not self._rest
+
+    @property
+    def unused_data(self) -> bytes:
+        """What follows the frame."""
+        return bytes(self._frame.unused_data) + self._rest
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Unpacks so much that it is at most 32 MiB, whatever `max_length`."""
+        self._rest += data
+        piece, self._rest = self._rest[:_ZSTD_BLOCK], self._rest[_ZSTD_BLOCK:]
+        return bytes(self._frame.decompress(piece))
 
 
 def _unpacker(packed: str, path: Path) -> Callable[[], Any]:
@@ -91,7 +143,7 @@ def _unpacker(packed: str, path: Path) -> Callable[[], Any]:
         raise DataError(
             f"{path}: Zstandard needs the zstandard library: pip install 'quantexp[data]'"
         ) from error
-    return lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+    return lambda: _ZstdMember(zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj())
 
 
 def _damage(packed: str) -> tuple[type[Exception], ...]:

@@ -7,14 +7,15 @@ when documents are written. tiktoken and SentencePiece files are in `model_files
 
 import hashlib
 import importlib
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.tokenizers.protocol import Tokenizer, identifiers
+from quantexp.data.tokenizers.protocol import FAILS, Tokenizer, check_ids, failures, identifiers
 from quantexp.data.tokenizers.words import Words, words_of
-from quantexp.errors import DataError
+from quantexp.errors import DataError, UnreadableError
+from quantexp.folders import user_path
+from quantexp.reading.json_files import require_json
 
 #: The files of each kind.
 _NEEDS = {
@@ -86,6 +87,7 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_padding()
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
+        check_ids(file, self.vocab_size)
         self.eod = vocab[_eod_name(file, vocab) if eod is None else _given_eod(file, vocab, eod)]
         config = file.with_name("tokenizer_config.json")
         self.files = (file, config) if config.is_file() else (file,)
@@ -100,16 +102,18 @@ class HuggingFaceTokenizer:
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids, without the special tokens of a template."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        with failures(self.files[0], FAILS):
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """Returns the ids of each text, word by word if the tokenizer supports it (see `words`)."""
-        if not self._has_tried_words:
-            self._words, self._has_tried_words = words_of(self._tokenizer, self._content), True
-        cached = [None if self._words is None else self._words.ids(text) for text in texts]
-        others = [text for text, ids in zip(texts, cached, strict=True) if ids is None]
-        rest = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
-        return [next(rest).ids if ids is None else ids for ids in cached]
+        with failures(self.files[0], FAILS):
+            if not self._has_tried_words:
+                self._words, self._has_tried_words = words_of(self._tokenizer, self._content), True
+            cached = [None if self._words is None else self._words.ids(text) for text in texts]
+            others = [text for text, ids in zip(texts, cached, strict=True) if ids is None]
+            rest = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
+            return [next(rest).ids if ids is None else ids for ids in cached]
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """Returns the text without `eod` and other special tokens."""
@@ -154,7 +158,7 @@ def load_tokenizer(
             f"dataset.tokenizer={name} needs a path: give {_NEEDS[name]}, as "
             "dataset.tokenizer_path=..."
         )
-    file = Path(path).expanduser()
+    file = user_path(path)
     if name == "huggingface":
         return HuggingFaceTokenizer(file, eod)
     from quantexp.data.tokenizers.model_files import SentencePieceTokenizer, TiktokenTokenizer
@@ -181,11 +185,8 @@ def _parse_tokenizer_json(file: Path, content: bytes) -> Any:
         raise DataError(
             "dataset.tokenizer=huggingface needs the tokenizers library: pip install 'quantexp[data]'"
         ) from error
-    # The library raises a bare Exception for a file it cannot use.
-    try:
+    with failures(file, "not a tokenizer.json"):
         return library.Tokenizer.from_str(content.decode("utf-8"))
-    except Exception as error:
-        raise DataError(f"{file}: not a tokenizer.json: {error}") from error
 
 
 def _eod_name(file: Path, vocab: dict[str, int]) -> str:
@@ -211,9 +212,9 @@ def _given_eod(file: Path, vocab: dict[str, int], name: str) -> str:
 def _declared_eos(config: Path) -> str | None:
     """Returns `eos_token`, a string or an object with `content`; None if there is none."""
     try:
-        declared = json.loads(config.read_bytes()).get("eos_token")
-    except (ValueError, AttributeError) as error:
-        raise DataError(f"{config}: not a JSON object: {error}") from error
+        declared = require_json(config, dict[str, Any]).get("eos_token")
+    except UnreadableError as error:
+        raise DataError(str(error)) from error
     if isinstance(declared, dict):
         declared = declared.get("content")
     return declared if isinstance(declared, str) else None

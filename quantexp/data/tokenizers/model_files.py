@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantexp.data.tokenizers.protocol import identifiers
+from quantexp.data.tokenizers.protocol import FAILS, check_ids, failures, identifiers
 from quantexp.errors import DataError
 
 #: How cl100k_base and Llama 3 split text (tiktoken's openai_public, Meta's llama3).
@@ -76,17 +76,18 @@ class TiktokenTokenizer:
             raise DataError(
                 f"{path}: has no token dataset.eod={name}; it has {', '.join(known.special)}"
             )
-        try:
+        check_ids(path, max(known.vocab_size, *ranks.values()) if ranks else 0)
+        if min(ranks.values(), default=0) < 0 or len(set(ranks.values())) < len(ranks):
+            raise DataError(
+                f"{path}: not a file of tiktoken's: ranks must differ and not be negative"
+            )
+        with failures(path, f"dataset.tokenizer_pattern={known.pattern}: not a pattern"):
             self._encoding = library.Encoding(
                 path.name,
                 pat_str=known.pattern,
                 mergeable_ranks=ranks,
                 special_tokens=known.special,
             )
-        except (ValueError, KeyError) as error:
-            raise DataError(
-                f"dataset.tokenizer_pattern={known.pattern}: not a pattern: {error}"
-            ) from error
         self.eod, self.vocab_size, self.files = known.special[name], known.vocab_size, (path,)
         decides = f"\npattern {known.pattern} eod {self.eod}".encode()
         self._fingerprint = hashlib.sha256(content + decides).hexdigest()
@@ -98,11 +99,13 @@ class TiktokenTokenizer:
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids."""
-        return list(self._encoding.encode_ordinary(text))
+        with failures(self.files[0], FAILS):
+            return list(self._encoding.encode_ordinary(text))
 
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """Returns the ids of each text."""
-        return [self._encoding.encode_ordinary(text) for text in texts]
+        with failures(self.files[0], FAILS):
+            return [self._encoding.encode_ordinary(text) for text in texts]
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids without special tokens."""
@@ -130,11 +133,10 @@ class SentencePieceTokenizer:
         """
         library = _library("sentencepiece", "sentencepiece")
         content = _read(path)
-        try:
+        with failures(path, "not a SentencePiece model"):
             self._model = library.SentencePieceProcessor(model_proto=content)
-        except RuntimeError as error:
-            raise DataError(f"{path}: not a SentencePiece model: {error}") from error
         self.vocab_size = int(self._model.get_piece_size())
+        check_ids(path, self.vocab_size)
         self.eod, self.files = self._eod(path, eod), (path,)
         self._fingerprint = hashlib.sha256(content + f"\neod {self.eod}".encode()).hexdigest()
 
@@ -156,11 +158,13 @@ class SentencePieceTokenizer:
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the text's ids."""
-        return list(self._model.encode(text))
+        with failures(self.files[0], FAILS):
+            return list(self._model.encode(text))
 
     def tokenize_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """Returns the ids of each text."""
-        return [self._model.encode(text) for text in texts]
+        with failures(self.files[0], FAILS):
+            return [self._model.encode(text) for text in texts]
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids; control pieces such as `eod` have none."""

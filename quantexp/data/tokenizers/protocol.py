@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
+
+from quantexp.errors import DataError
+
+#: More ids than any model has; a larger vocabulary is a damaged or hostile file.
+_MAX_IDS = 1 << 24
+#: What `failures` reports of a text.
+FAILS = "this tokenizer's library fails on a text"
 
 
 class Tokenizer(Protocol):
@@ -42,3 +50,40 @@ class Tokenizer(Protocol):
 def identifiers(tokenizer: Tokenizer) -> dict[str, str]:
     """Returns the values that Megatron hashes to name its cached indices."""
     return {"class": type(tokenizer).__name__, "fingerprint": tokenizer.fingerprint()}
+
+
+def check_ids(path: Path, vocab_size: int) -> None:
+    """Requires a vocabulary of a size that a model can have.
+
+    Raises:
+        DataError: it is larger.
+    """
+    if vocab_size > _MAX_IDS:
+        raise DataError(
+            f"{path}: its largest id is {vocab_size - 1:,}, where {_MAX_IDS:,} ids are the limit: this is no "
+            "tokenizer of a model"
+        )
+
+
+@contextmanager
+def failures(path: Path, problem: str) -> Iterator[None]:
+    """Converts what a tokenizer's library raises, a panic of its Rust code included.
+
+    Raises:
+        DataError: the library fails; names the file.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except BaseException as error:
+        # A panic is no Exception, and its class can be imported from nowhere.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path}: {problem}: {first}") from error
+
+
+def id_bytes(vocab_size: int) -> int:
+    """Returns the bytes of an id in a `.bin`, by Megatron's rule."""
+    return 2 if vocab_size < 65_500 else 4

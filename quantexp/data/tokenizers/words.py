@@ -12,11 +12,14 @@ or with a special token.
 
 import importlib
 import json
+import re
 from itertools import chain
 from typing import Any
 
 #: How `ByteLevel` itself splits text (GPT-2).
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+#: A group that repeats can try exponentially many ways. The library stops such a search, `regex` does not.
+_REPEATED_GROUP = re.compile(r"\)\s*[*+{]")
 #: Number of cached words; later ones are rare.
 _MAX_WORDS = 200_000
 #: Contexts of a character in which both splits must agree.
@@ -85,15 +88,17 @@ def words_of(library_tokenizer: Any, content: bytes) -> Words | None:
     """
     parts = json.loads(content)
     pattern = _pattern(parts)
+    if pattern is None or _REPEATED_GROUP.search(pattern):
+        return None
     try:
-        compiled = importlib.import_module("regex").compile(pattern) if pattern else None
+        compiled = importlib.import_module("regex").compile(pattern)
     except (ImportError, ValueError):
         return None
     except Exception as error:
         if type(error).__module__.startswith(("regex", "_regex")):  # not in its grammar
             return None
         raise
-    if compiled is None or compiled.groups:
+    if compiled.groups:
         return None
     specials = [token["content"] for token in parts.get("added_tokens") or []]
     return Words(library_tokenizer, compiled, _shortest(specials))

@@ -65,7 +65,7 @@ def is_torch_alone() -> bool:
 
 
 def kernel_for(x: Tensor, spec: QuantSpec) -> Kernel | None:
-    """The kernel for a tensor; None means the torch code, which torch.compile also traces."""
+    """The kernel for a tensor; None means the torch code."""
     kernel = _kernel(x)
     return kernel if kernel is not None and kernel.claims(x, spec) else None
 

@@ -144,6 +144,7 @@ int32_t shares_work(void) { return GOMP_parallel != 0; }
 int32_t num_lanes(void) { return LANES; }
 
 static void take_units(void *p) {
+  uint64_t mode = enter_exact();
   job *j = p;
   int64_t first;
   while ((first = __atomic_fetch_add(&j->next, j->step, __ATOMIC_RELAXED)) < j->units)
@@ -151,6 +152,7 @@ static void take_units(void *p) {
 #if LANES > 4
   _mm_sfence(); /* what went past the caches is there for all threads */
 #endif
+  restore_mode(mode);
 }
 
 static void share(job *j, int64_t units, int64_t elements_of_unit, int64_t threads) {
@@ -193,4 +195,33 @@ uint32_t largest_finite(job *j, int64_t threads) {
   j->work = amax_of_unit, j->amax = 0;
   share(j, parts_of(j->inner, SHARE), SHARE, threads);
   return j->amax;
+}
+
+static _Thread_local uint64_t mode_before;
+
+static void make_exact(void *is_changed) {
+  mode_before = enter_exact();
+  if (mode_before & INEXACT) __atomic_store_n((int32_t *)is_changed, 1, __ATOMIC_RELAXED);
+}
+static void restore(void *unused) {
+  (void)unused;
+  restore_mode(mode_before);
+}
+
+/* For arithmetic outside of this file: makes that of the caller and of torch's threads exact until
+   `restore_threads(threads)` by the same caller. The result is whether a mode was changed; if not, there is nothing to
+   restore. */
+int32_t make_threads_exact(int64_t threads) {
+  int32_t is_changed = 0;
+  if (threads > 1 && GOMP_parallel)
+    GOMP_parallel(make_exact, &is_changed, (unsigned)threads, 0);
+  else
+    make_exact(&is_changed);
+  return is_changed;
+}
+void restore_threads(int64_t threads) {
+  if (threads > 1 && GOMP_parallel)
+    GOMP_parallel(restore, 0, (unsigned)threads, 0);
+  else
+    restore(0);
 }

@@ -82,6 +82,12 @@ class Compiled:
         self.quantise.argtypes, self.quantise.restype = arguments, None
         self.largest_finite = library.largest_finite
         self.largest_finite.argtypes, self.largest_finite.restype = arguments, ctypes.c_uint32
+        #: Exact arithmetic in that many of torch's threads (see `exact_mode`): whether a mode was changed.
+        self.make_threads_exact = library.make_threads_exact
+        self.make_threads_exact.argtypes = (ctypes.c_int64,)
+        self.make_threads_exact.restype = ctypes.c_int32
+        self.restore_threads = library.restore_threads
+        self.restore_threads.argtypes, self.restore_threads.restype = (ctypes.c_int64,), None
         num_lanes = library.num_lanes()
         self.dtypes = frozenset(
             dtype for dtype in _DTYPES if dtype is not torch.float16 or num_lanes > 4
@@ -162,7 +168,8 @@ def finite_amax(x_N: Tensor) -> Tensor:
     assert compiled is not None, "claimed"
     job = _Job(x=x_N.data_ptr(), dtype=_DTYPES[x_N.dtype], inner=x_N.numel())
     bits = compiled.largest_finite(job, torch.get_num_threads()) if x_N.numel() else 0
-    return torch.tensor(struct.unpack("<f", struct.pack("<I", bits))[0], dtype=torch.float32)
+    amax = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return torch.tensor(amax, dtype=torch.float32, device="cpu")
 
 
 def _extents(shape: torch.Size, axis: int) -> tuple[int, int, int]:

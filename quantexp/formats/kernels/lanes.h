@@ -1,8 +1,9 @@
 /* Vectors of floats on any processor, 16-bit tensors in them, and vectors of 16-bit integers. The types are those of GCC
    and Clang (vector_size); intrinsics are used where the compiler would emit several instructions for one. */
 
+#include "fp_mode.h"
+
 #include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
@@ -17,7 +18,6 @@
 /* Elements of a pair of vectors. */
 #define PAIR (2 * LANES)
 
-#define INLINE static inline __attribute__((always_inline))
 #define SIGN 0x80000000u
 #define MAGNITUDE 0x7fffffffu
 #define EXPONENT 0x7f800000u

@@ -8,7 +8,6 @@ certificate covers only the source of `quantexp.formats`: the proof of engagemen
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import re
 from collections.abc import Iterator
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from quantexp import __version__
-from quantexp.errors import VerifyError
+from quantexp.errors import UnreadableError, VerifyError
+from quantexp.reading.json_files import require_json
 from quantexp.runs.status import now, write_json
 
 #: Hex digits of the digest of the formats' source.
@@ -190,8 +190,8 @@ def _certificates(cache: Path) -> Iterator[Certificate]:
     """Every readable certificate; files that are invalid or of another schema are skipped."""
     for file in folder_in(cache).glob("*.json"):
         try:
-            yield Certificate(**json.loads(file.read_text()))
-        except (OSError, ValueError, TypeError):
+            yield Certificate(**require_json(file, dict[str, Any]))
+        except (UnreadableError, TypeError):
             continue
 
 

@@ -24,7 +24,7 @@ class Mismatch:
     #: quantise, encode, scales, decode, ...
     what: str
     #: Dtype, shape and options.
-    asked: str
+    request: str
     at: list[int]
     #: Bits in hexadecimal followed by the value; None if no single element is at fault.
     input: str | None

@@ -1,11 +1,12 @@
 """Cancels the pending and running runs of a scope: each launcher ends its own, and this module waits for them.
 
-There is no confirmation prompt. What a launcher cannot cancel is left alone and reported. A run that ends by itself
-first keeps its own outcome.
+There is no confirmation prompt. What a launcher cannot cancel is left alone and reported. A run that has not ended
+after `KILL_AFTER_S` is killed. A run that ends by itself first keeps its own outcome.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,15 +14,19 @@ from pathlib import Path
 
 from quantexp.errors import QuantexpError
 from quantexp.launch.backend import Standing, has_recorded_end, kind_of, launcher_of
-from quantexp.launch.ledger.settle import mark_cancelled
+from quantexp.launch.ledger.settle import CANCELLED, mark_cancelled
 from quantexp.launch.ledger.standing import standings
 from quantexp.runs.lock import is_locked
 from quantexp.runs.status import State
 
-#: Seconds to wait for a cancelled run to end.
+#: Seconds that a cancelled run has to end; a worker writes its captured tensors for 20 s at most.
+KILL_AFTER_S = 25.0
+#: Seconds to wait for a cancelled run to end, killed or not.
 PATIENCE_S = 40.0
 #: Seconds to wait for the process of a starting run to appear.
 APPEARANCE_S = 5.0
+#: The reason of a run that was killed.
+KILLED = f"{CANCELLED}, and killed because it did not end within {KILL_AFTER_S:.0f} s"
 #: Seconds between two polls.
 POLL_S = 0.5
 
@@ -53,6 +58,8 @@ class _Cancellation:
     refused: dict[Path, str] = field(default_factory=dict)
     #: Runs whose job or process received a signal.
     signalled: set[Path] = field(default_factory=set)
+    #: Runs that were killed.
+    killed: set[Path] = field(default_factory=set)
     #: The standings at the last poll.
     after: dict[Path, Standing] = field(default_factory=dict)
 
@@ -65,17 +72,16 @@ class _Cancellation:
             live = [s for s in self.after.values() if s.alive or is_locked(s.run)]
             self.ask_launchers(live)
             waited_s = time.monotonic() - start
+            if waited_s > KILL_AFTER_S:
+                self._kill([s for s in live if s.run.root in self.signalled - self.killed])
             if not any(waited_s < self._patience_s(standing) for standing in live):
                 return
             time.sleep(POLL_S)
 
     def ask_launchers(self, current: Sequence[Standing]) -> None:
         """Ask the launchers of the runs that are neither signalled nor refused to end them, in one call for each."""
-        of_kind: dict[str, list[Standing]] = {}
-        for standing in current:
-            if standing.run.root not in self.signalled | set(self.refused):
-                of_kind.setdefault(kind_of(standing.status), []).append(standing)
-        for kind, group in of_kind.items():
+        left = [s for s in current if s.run.root not in self.signalled | set(self.refused)]
+        for kind, group in _by_kind(left).items():
             try:
                 answers = launcher_of(kind).cancel(group)
             except QuantexpError as error:
@@ -85,6 +91,13 @@ class _Cancellation:
                     self.signalled.add(root)
                 else:
                     self.refused[root] = why
+
+    def _kill(self, late: Sequence[Standing]) -> None:
+        """Let the launchers kill the runs that did not end in time."""
+        self.killed |= {standing.run.root for standing in late}
+        for kind, group in _by_kind(late).items():
+            with contextlib.suppress(QuantexpError):  # the run is reported as still running
+                launcher_of(kind).kill(group, KILLED)
 
     def _patience_s(self, standing: Standing) -> float:
         if standing.run.root in self.refused:
@@ -98,13 +111,30 @@ class _Cancellation:
             return Cancelled(name, self.refused[root], False)
         after = self.after[root]
         if after.alive or is_locked(after.run):
-            why = "signalled, but still running"
+            why = f"still running {PATIENCE_S:.0f} s after the signal"
+            if root in self.killed:
+                why += f", though it was killed after {KILL_AFTER_S:.0f} s"
             if root not in self.signalled:
-                why = "not a process of yours on this machine; cancel it where it runs, as the user who started it"
+                host = after.status.host or "another machine"
+                why = (
+                    f"it is not a process of yours here; on {host}, as the user who started it: "
+                    f"quantexp cancel {root}"
+                )
             return Cancelled(name, f"{before.where}: {why}", False)
         if not has_recorded_end(after.status):
-            after = mark_cancelled(after)  # so that no other process takes it over
+            # so that no other process takes it over
+            after = mark_cancelled(after, KILLED if root in self.killed else CANCELLED)
         where = before.where or "not started yet"
+        if root in self.killed:
+            where += f": killed, because it did not end within {KILL_AFTER_S:.0f} s"
         if after.state is State.CANCELLED:
             return Cancelled(name, where, True)
         return Cancelled(name, f"{where}: {after.state} by itself", True)
+
+
+def _by_kind(standings: Sequence[Standing]) -> dict[str, list[Standing]]:
+    """The runs of each kind of launcher."""
+    groups: dict[str, list[Standing]] = {}
+    for standing in standings:
+        groups.setdefault(kind_of(standing.status), []).append(standing)
+    return groups

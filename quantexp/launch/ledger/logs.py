@@ -12,14 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
-from quantexp.errors import RunError
+from quantexp.errors import RunError, UnreadableError
 from quantexp.launch.backend import Standing, kind_of, launcher_of
 from quantexp.launch.ledger.standing import standing
+from quantexp.reading.files import open_file
 from quantexp.runs.paths import RunDir
+from quantexp.runs.recorded_config import read_config
 from quantexp.schema.launcher import LOCAL
 
+#: Bytes that are read at once.
+_PIECE = 1 << 20
 #: Seconds between two reads of a followed log.
 POLL_S = 0.3
 #: Seconds between two queries of the scheduler about the run.
@@ -67,11 +69,12 @@ def _check_rank(run: RunDir, rank: int) -> None:
 
 
 def _num_processes(run: RunDir) -> int:
-    """Read from config.yaml without the schema, which another version of quantexp may have written."""
-    try:
-        return int(yaml.safe_load(run.config.read_text())["launcher"]["num_processes"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{run.config} is not a run's configuration: {error!r}") from error
+    number = read_config(run).get("launcher", {}).get("num_processes")
+    if number is None:
+        raise RunError(
+            f"{run.config} is not a run's configuration: it has no launcher.num_processes"
+        )
+    return int(number)
 
 
 def _no_output(current: Standing) -> str:
@@ -111,17 +114,15 @@ class _Reader:
 
     def _write_new_of(self, file: Path, heading: str) -> bool:
         try:
-            with file.open("rb") as stream:
+            with open_file(file) as stream:
                 position, inode = self._positions.get(file, _Position()), file.stat().st_ino
                 if position.inode != inode or stream.seek(0, 2) < position.offset:
                     position = _Position(inode)  # the log of another start
-                stream.seek(position.offset)
-                content = stream.read()
-        except OSError:
+                self._positions[file] = position
+                stream.seek(start := position.offset)
+                while content := stream.read(_PIECE):
+                    self._write(heading * (position.offset == 0) + position.decoder.decode(content))
+                    position.offset += len(content)
+        except (OSError, UnreadableError):
             return False
-        if not content:
-            return False
-        self._write((heading if position.offset == 0 else "") + position.decoder.decode(content))
-        position.offset += len(content)
-        self._positions[file] = position
-        return True
+        return position.offset > start

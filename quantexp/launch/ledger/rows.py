@@ -8,10 +8,7 @@ from pathlib import Path
 from quantexp.launch.backend import Standing
 from quantexp.runs.find import Missing
 from quantexp.runs.paths import RunDir
-from quantexp.runs.status import State, Status
-
-#: The state of a run whose status cannot be read, and of a run without a folder.
-UNREADABLE, MISSING = "unreadable", "missing"
+from quantexp.runs.status import MISSING, UNREADABLE, State, Status
 
 
 def status_rows(
@@ -28,7 +25,14 @@ def status_rows(
 
 def state_word(standing: Standing) -> str:
     """The state as shown to the user."""
-    return standing.state.value if standing.state is not None else UNREADABLE
+    if standing.state is None or standing.damage:
+        return UNREADABLE
+    return standing.state.value
+
+
+def reason(standing: Standing) -> str:
+    """Why a run is unreadable, why it ended, or why it was requeued."""
+    return standing.damage or standing.reason
 
 
 def _captured(status: Status) -> dict[str, object] | None:
@@ -50,7 +54,7 @@ def _row(standing: Standing) -> dict[str, object]:
         "path": str(standing.run.root),
         "state": state_word(standing),
         "alive": standing.alive,
-        "reason": standing.reason,
+        "reason": reason(standing),
         "where": standing.where,
         "note": standing.note,
         "phase": status.phase.value,

@@ -15,11 +15,9 @@ from quantexp.runs.status import State, finish, read_status, write_status
 CANCELLED = "cancelled by quantexp cancel"
 
 
-def mark_cancelled(standing: Standing) -> Standing:
+def mark_cancelled(standing: Standing, reason: str = CANCELLED) -> Standing:
     """Record a run as cancelled, unless another process holds its lock; returns the new standing."""
-    return settle(
-        replace(standing, state=State.CANCELLED, alive=False, reason=CANCELLED, sure=True)
-    )
+    return settle(replace(standing, state=State.CANCELLED, alive=False, reason=reason, sure=True))
 
 
 def settle(standing: Standing) -> Standing:

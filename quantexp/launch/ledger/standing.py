@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from quantexp.errors import QuantexpError, RunError
+from quantexp.errors import QuantexpError, UnreadableError
 from quantexp.launch.backend import Standing, kind_of, launcher_of
 from quantexp.launch.pace import pace
 from quantexp.runs.paths import RunDir
@@ -53,10 +53,13 @@ def _of_kind(kind: str, recorded: Sequence[tuple[RunDir, Status]]) -> Iterator[S
 
 
 def _complete(current: Standing) -> Standing:
-    """The standing with the run's pace; broken if its configuration is gone."""
+    """The standing with the run's pace; unreadable if a file is damaged, broken if its configuration is gone."""
     if current.state is None:
         return current
-    current = replace(current, pace=pace(current.run, current.status))
+    try:
+        current = replace(current, pace=pace(current.run, current.status))
+    except UnreadableError as error:
+        return replace(current, damage=_without_folder(current.run, error))
     if current.alive or current.run.config.is_file():
         return current
     return replace(current, state=None, reason=BROKEN, where="")
@@ -66,6 +69,11 @@ def _read(run: RunDir) -> Status | str:
     """The status of a run, or why there is none."""
     try:
         status = read_status(run.status)
-    except RunError as error:
-        return str(error).replace(f"{run.root}/", "")  # the table shows the run's name
+    except UnreadableError as error:
+        return _without_folder(run, error)
     return status or "it has no status.json: it was never started"
+
+
+def _without_folder(run: RunDir, error: UnreadableError) -> str:
+    """The error without the run's folder: the table shows the run's name."""
+    return str(error).replace(f"{run.root}/", "")

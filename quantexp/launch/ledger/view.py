@@ -18,10 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from quantexp.launch.backend import Standing
-from quantexp.launch.ledger.rows import MISSING, UNREADABLE, state_word
+from quantexp.launch.ledger.rows import reason, state_word
 from quantexp.launch.progress import activity, captured_words
 from quantexp.runs.find import Missing
-from quantexp.runs.status import State
+from quantexp.runs.status import MISSING, UNREADABLE, State
+from quantexp.terminal.console import plain
+from quantexp.terminal.escaping import printable_line
 from quantexp.terminal.fitted_table import Column, Fitted, Shrink, fitted_table
 from quantexp.terminal.units import duration
 
@@ -91,25 +93,25 @@ class _Page:
             shared = _shared([standing.run.root.name for standing in self.standings])
             names = [name.removeprefix(shared) for name in names]
             fitted = self._table(shown, missing, names)
-        parts: list[RenderableType] = [Text(f"{shared}...", style="dim")] * bool(shared)
+        parts: list[RenderableType] = [plain(f"{shared}...", "dim")] * bool(shared)
         parts.append(fitted.table)
         if below and ABOUT in fitted.left_out:
             parts.append(_below(shown, missing, names))
         if below:
-            parts += [Text(note, style="yellow") for note in _notes(self.standings)]
+            parts += [plain(note, "yellow") for note in _notes(self.standings)]
         elif len(shown) < len(self.standings):
-            parts.append(Text(f"and {len(self.standings) - len(shown)} more", style="dim"))
-        return Group(*parts, Text(summary(self.standings, self.missing)))
+            parts.append(plain(f"and {len(self.standings) - len(shown)} more", "dim"))
+        return Group(*parts, plain(summary(self.standings, self.missing)))
 
     def _table(
         self, shown: Sequence[Standing], missing: Sequence[Missing], names: list[str]
     ) -> Fitted:
         rows: list[list[str | Text]] = [
-            [escape(name), _state(standing), *_numbers(standing), Text(_about(standing))]
+            [escape(name), _state(standing), *_numbers(standing), plain(_about(standing))]
             for name, standing in zip(names, shown, strict=True)
         ]
         rows += [
-            [escape(run.name), f"[red]{MISSING}[/]", "", "", "", "", Text(run.reason)]
+            [escape(run.name), f"[red]{MISSING}[/]", "", "", "", "", plain(run.reason)]
             for run in missing
         ]
         return fitted_table(_COLUMNS, rows, self.console.width)
@@ -126,8 +128,9 @@ def _shared(names: list[str]) -> str:
 
 
 def _state(standing: Standing) -> str:
-    colour = _COLOURS[standing.state] if standing.state is not None else "red"
-    return f"[{colour}]{state_word(standing)}[/]"
+    word = state_word(standing)
+    colour = "red" if word == UNREADABLE else _COLOURS[State(word)]
+    return f"[{colour}]{word}[/]"
 
 
 def _numbers(standing: Standing) -> list[str]:
@@ -142,10 +145,10 @@ def _numbers(standing: Standing) -> list[str]:
 
 def _about(standing: Standing, where: str | None = None) -> str:
     """The location, activity and captures of a run, or the first line of its reason."""
-    reason = standing.reason.splitlines()[0] if standing.reason else ""
+    why = next(iter(reason(standing).splitlines()), "")
     running = standing.state is State.RUNNING
     now = (activity(standing.status), captured_words(standing.status.capture)) if running else ()
-    return "; ".join(part for part in (where or standing.where, *now, reason) if part)
+    return "; ".join(part for part in (where or standing.where, *now, why) if part)
 
 
 def _below(
@@ -168,7 +171,7 @@ def _below(
             some = (
                 runs if len(runs) <= FEW else [*runs[: FEW - 1], f"and {len(runs) - FEW + 1} more"]
             )
-            grid.add_row(Text("\n".join(some)), Text(about))
+            grid.add_row(plain("\n".join(map(printable_line, some))), plain(about))
     return Group("", grid, "") if grid.row_count else Group()
 
 
@@ -179,9 +182,7 @@ def _notes(standings: Sequence[Standing]) -> list[str]:
 
 def summary(standings: Sequence[Standing], missing: Sequence[Missing] = ()) -> str:
     """`20 runs: 2 running, 17 completed, 1 failed`."""
-    counts = Counter(standing.state for standing in standings)
-    words = [f"{counts[state]} {state.value}" for state in State if counts[state]]
-    for count, word in ((counts[None], UNREADABLE), (len(missing), MISSING)):
-        words += [f"{count} {word}"] * bool(count)
+    counts = Counter({MISSING: len(missing)}) + Counter(map(state_word, standings))
+    words = [f"{counts[w]} {w}" for w in (*State, UNREADABLE, MISSING) if counts[w]]
     total = len(standings) + len(missing)
     return f"{total} run{'' if total == 1 else 's'}: {', '.join(words)}" if total else "no runs"

@@ -6,15 +6,13 @@ family. Any other value in a config.json is refused, so that a model is never me
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quantexp.errors import ConfigError
+from quantexp.errors import ConfigError, UnreadableError
+from quantexp.model.huggingface.entries import Entries, Json
+from quantexp.reading.json_files import require_json
 from quantexp.schema import AuxLoss, ModelConfig
-
-Json = Mapping[str, Any]
 
 LLAMA, DEEPSEEK_V2 = "llama", "deepseek_v2"
 #: Model type -> supported architecture.
@@ -25,19 +23,29 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+#: The code beside DeepSeek-V2's published configurations, which transformers has as its own by now.
+_DEEPSEEK_CODE = {
+    "AutoConfig": "configuration_deepseek.DeepseekV2Config",
+    "AutoModel": "modeling_deepseek.DeepseekV2Model",
+    "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM",
+}
 #: Required values; others would need code that does not exist.
 _FIXED: dict[str, dict[str, tuple[object, ...]]] = {
     LLAMA: {
+        "auto_map": (None,),
         "hidden_act": ("silu",),
         "attention_bias": (False, None),
         "mlp_bias": (False, None),
         "attention_dropout": (0, None),
+        "quantization_config": (None,),
     },
     DEEPSEEK_V2: {
+        "auto_map": (None, _DEEPSEEK_CODE),
         "hidden_act": ("silu",),
         "attention_bias": (False, None),
         "mlp_bias": (False, None),
         "attention_dropout": (0, None),
+        "quantization_config": (None,),
         "topk_method": ("greedy", None),
         "scoring_func": ("softmax", None),
         "n_group": (1, None),
@@ -54,16 +62,9 @@ def read_config(file: Path) -> dict[str, Any]:
     """
     file = file / "config.json" if file.is_dir() else file
     try:
-        content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ConfigError(
-            f"{file} cannot be read ({error.strerror}); give a config.json"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"{file} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} is no JSON object; give a model's config.json")
-    return content
+        return require_json(file, dict[str, Any])
+    except UnreadableError as error:
+        raise ConfigError(f"{error}; give a model's config.json") from error
 
 
 def numbers(content: Json, file: Path) -> dict[str, Any]:
@@ -73,18 +74,24 @@ def numbers(content: Json, file: Path) -> dict[str, Any]:
         ConfigError: an unsupported architecture, or a missing or unsupported number.
     """
     kind = content.get("model_type")
-    if kind not in ARCHITECTURES:
-        architecture = ", ".join(map(str, content.get("architectures") or ["none named"]))
+    architectures = content.get("architectures")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        names = architectures if isinstance(architectures, list) else []
+        architecture = ", ".join(map(str, names or ["none named"]))
         known = ", ".join(f"{name} ({a})" for name, a in ARCHITECTURES.items())
         raise ConfigError(
             f"{file} is of model_type {kind!r} ({architecture}), which is not built here; built are {known}"
         )
+    if architectures is not None and architectures != [ARCHITECTURES[kind]]:
+        raise ConfigError(
+            f"{file}: architectures must be [{ARCHITECTURES[kind]!r}] to be built here, got {architectures!r}"
+        )
     for key, allowed in _FIXED[kind].items():
-        if key in content and content[key] not in allowed:
+        if key in content and not any(_is_same(content[key], value) for value in allowed):
             raise ConfigError(
                 f"{file}: {key} must be {allowed[0]!r} to be built here, got {content[key]!r}"
             )
-    read = _Reader(content, file)
+    read = Entries(content, file)
     common = {
         "num_layers": read.number("num_hidden_layers"),
         "hidden_size": read.number("hidden_size"),
@@ -93,45 +100,62 @@ def numbers(content: Json, file: Path) -> dict[str, Any]:
         "vocab_size": read.number("vocab_size"),
         "max_sequence_length": read.number("max_position_embeddings"),
         "norm_epsilon": read.number("rms_norm_eps"),
-        "tie_embeddings": bool(content.get("tie_word_embeddings", False)),
-        "init_std": content.get("initializer_range", 0.02),
-        "rotary_base": round(read.rope_theta()),
+        "tie_embeddings": read.flag("tie_word_embeddings", False),
+        "init_std": read.number("initializer_range", default=0.02),
+        "rotary_base": read.rope_theta(),
     }
     return {**common, **(_llama(read) if kind == LLAMA else _deepseek(read))}
 
 
-def _llama(read: _Reader) -> dict[str, Any]:
+def _is_same(value: object, allowed: object) -> bool:
+    """Whether values are equal and of one type, in which 0 and 0.0 are alike and False is not a number."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+def _llama(read: Entries) -> dict[str, Any]:
     heads = read.number("num_attention_heads")
     return {
-        "num_query_groups": read.content.get("num_key_value_heads") or heads,
-        "head_dim": read.content.get("head_dim") or read.number("hidden_size") // heads,
+        "num_query_groups": read.number("num_key_value_heads", default=heads),
+        "head_dim": _head_dim(read, heads),
         "rope_scaling_factor": _llama3_factor(read),
         "mla": None,
         "moe": None,
     }
 
 
-def _llama3_factor(read: _Reader) -> float | None:
+def _head_dim(read: Entries, heads: Any) -> Any:
+    """The width of a head; without it the hidden size over the heads."""
+    if read.content.get("head_dim") is not None:
+        return read.number("head_dim")
+    hidden = read.number("hidden_size")
+    if heads < 1 or hidden % heads:
+        raise ConfigError(
+            f"{read.file}: hidden_size must be a multiple of num_attention_heads={heads} without head_dim, got {hidden}"
+        )
+    return hidden // heads
+
+
+def _llama3_factor(read: Entries) -> float | None:
     scaling = read.rope_scaling("llama3")
     if scaling is None:
         return None
     for key, built in _LLAMA3.items():
-        if scaling.get(key, built) != built:
+        if not _is_same(scaling.get(key, built), built):
             raise ConfigError(
-                f"{read.file}: rope_scaling.{key} must be {built} to be built here, got {scaling[key]}"
+                f"{read.file}: rope_scaling.{key} must be {built} to be built here, got {scaling[key]!r}"
             )
     return float(read.number("factor", scaling, "rope_scaling."))
 
 
-def _deepseek(read: _Reader) -> dict[str, Any]:
+def _deepseek(read: Entries) -> dict[str, Any]:
     heads = read.number("num_attention_heads")
-    if (groups := read.content.get("num_key_value_heads") or heads) != heads:
+    if (groups := read.number("num_key_value_heads", default=heads)) != heads:
         raise ConfigError(
             f"{read.file}: num_key_value_heads must be num_attention_heads={heads} with latent attention, got {groups}"
         )
     nope, rope = read.number("qk_nope_head_dim"), read.number("qk_rope_head_dim")
     mla = {
-        "q_lora_rank": read.content.get("q_lora_rank"),
+        "q_lora_rank": read.number("q_lora_rank", default=None),
         "kv_lora_rank": read.number("kv_lora_rank"),
         "qk_head_dim": nope,
         "qk_pos_emb_head_dim": rope,
@@ -142,7 +166,7 @@ def _deepseek(read: _Reader) -> dict[str, Any]:
     return {**groups_and_heads, "rope_scaling_factor": None, "mla": mla, "moe": _moe(read)}
 
 
-def _yarn(read: _Reader) -> dict[str, Any] | None:
+def _yarn(read: Entries) -> dict[str, Any] | None:
     scaling = read.rope_scaling("yarn")
     if scaling is None:
         return None
@@ -151,65 +175,30 @@ def _yarn(read: _Reader) -> dict[str, Any] | None:
         "original_length": read.number(
             "original_max_position_embeddings", scaling, "rope_scaling."
         ),
-        "beta_fast": float(scaling.get("beta_fast") or 32),
-        "beta_slow": float(scaling.get("beta_slow") or 1),
-        "mscale": float(scaling.get("mscale") or 1),
-        "mscale_all_dim": float(scaling.get("mscale_all_dim") or 0),
+        "beta_fast": float(read.number("beta_fast", scaling, "rope_scaling.", 32) or 32),
+        "beta_slow": float(read.number("beta_slow", scaling, "rope_scaling.", 1) or 1),
+        "mscale": float(read.number("mscale", scaling, "rope_scaling.", 1) or 1),
+        "mscale_all_dim": float(read.number("mscale_all_dim", scaling, "rope_scaling.", 0)),
     }
 
 
-def _moe(read: _Reader) -> dict[str, Any] | None:
+def _moe(read: Entries) -> dict[str, Any] | None:
     content = read.content
     if content.get("n_routed_experts") is None:
         return None
-    coefficient = float(content.get("aux_loss_alpha") or 0)
-    over = AuxLoss.sequence if content.get("seq_aux", True) else AuxLoss.batch
+    coefficient = float(read.number("aux_loss_alpha", default=0))
+    over = AuxLoss.sequence if read.flag("seq_aux", True) else AuxLoss.batch
     return {
         "num_experts": read.number("n_routed_experts"),
         "top_k": read.number("num_experts_per_tok"),
         "expert_ffn_hidden_size": read.number("moe_intermediate_size"),
-        "num_shared_experts": content.get("n_shared_experts") or 0,
-        "num_dense_layers": content.get("first_k_dense_replace") or 0,
-        "norm_topk_prob": bool(content.get("norm_topk_prob", False)),
-        "routed_scaling_factor": float(content.get("routed_scaling_factor") or 1),
+        "num_shared_experts": read.number("n_shared_experts", default=0),
+        "num_dense_layers": read.number("first_k_dense_replace", default=0),
+        "norm_topk_prob": read.flag("norm_topk_prob", False),
+        "routed_scaling_factor": float(read.number("routed_scaling_factor", default=1)),
         "aux_loss": (over if coefficient else AuxLoss.none).name,
         "aux_loss_coefficient": coefficient,
     }
-
-
-class _Reader:
-    """Typed access to a config.json with clear errors; files may store rotary parameters in an old or a new place."""
-
-    def __init__(self, content: Json, file: Path) -> None:
-        self.content, self.file = content, file
-        parameters = content.get("rope_parameters")
-        self.rope: Json = parameters if isinstance(parameters, dict) else {}
-
-    def number(self, key: str, content: Json | None = None, where: str = "") -> Any:
-        """A required number."""
-        value = (self.content if content is None else content).get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{self.file}: {where}{key} must be a number, got {value!r}")
-        return value
-
-    def rope_theta(self) -> float:
-        """The base period of the rotary embedding."""
-        here = self.rope if "rope_theta" in self.rope else self.content
-        return float(self.number("rope_theta", here))
-
-    def rope_scaling(self, built: str) -> Json | None:
-        """The scaling of rotary frequencies; None if there is none."""
-        scaling = self.rope or self.content.get("rope_scaling")
-        if not isinstance(scaling, dict):
-            return None
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if kind == "default":
-            return None
-        if kind != built:
-            raise ConfigError(
-                f"{self.file}: rope_scaling must be of type {built} or none to be built here, got {kind!r}"
-            )
-        return scaling
 
 
 def config_json(model: ModelConfig, dtype: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quantexp.errors import DataError
+from quantexp.folders import user_path
 from quantexp.model.huggingface.configuration import numbers, read_config
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.weights import DTYPES, Weights, open_weights
@@ -35,7 +36,7 @@ def fitting_weights(
         DataError: they cannot be read, or belong to another model.
         ConfigError: their config.json describes no supported model.
     """
-    weights = open_weights(path or Path(str(model.init_from)).expanduser())
+    weights = open_weights(path or user_path(str(model.init_from)))
     if problems := [*_other_numbers(model, weights), *_other_tensors(model, weights)]:
         raise DataError(
             f"{origin or f'model.init_from={model.init_from}'} does not hold the weights of this {model.name}: "

@@ -1,9 +1,8 @@
-"""Published weights on disk: lists their tensors, and reads values row by row, memory-mapped.
+"""Published weights on disk: lists their tensors, and reads values row by row.
 
 The source is a folder with `model.safetensors`, or shards with `model.safetensors.index.json`, or one such file.
-Opening reads only the headers and imports no torch. Values are read through a memory mapping, and its pages are
-released once they have been copied, so that no file is ever in memory as a whole. Only safetensors files are read: a
-pickle can execute code.
+Opening reads only the headers and imports no torch. Values are read a part of a parameter at a time, so that no file is
+ever in memory as a whole. Only safetensors files are read: a pickle can execute code.
 
 The format is that of https://github.com/huggingface/safetensors (README, "Format").
 """
@@ -11,16 +10,16 @@ The format is that of https://github.com/huggingface/safetensors (README, "Forma
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantexp.errors import DataError
+from quantexp.errors import DataError, UnreadableError
+from quantexp.model.safetensors import content_of
+from quantexp.model.safetensors_header import read_header
+from quantexp.reading.json_files import require_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,8 +28,6 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG = "config.json"
 #: Supported dtypes by the format's names: torch's name, and bytes per element.
 DTYPES = {"F32": ("float32", 4), "BF16": ("bfloat16", 2), "F16": ("float16", 2)}
-#: A longer header is invalid (the reference implementation's limit).
-_LARGEST_HEADER = 100_000_000
 #: For a tensor larger than all pieces together, this many equally spaced pieces of this many bytes are hashed.
 _PIECES, _PIECE_BYTES = 16, 1 << 14
 
@@ -122,9 +119,9 @@ def _files(path: Path) -> list[Path]:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        named = set(json.loads(index.read_bytes())["weight_map"].values())
+        named = set(require_json(index, dict[str, Any])["weight_map"].values())
         names = sorted(str(name) for name in named)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (UnreadableError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{index} is no index of shards: it has no weight_map that names files"
         ) from error
@@ -141,30 +138,10 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _header(file: Path) -> dict[str, Stored]:
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
-                raise ValueError("its header does not fit into it")
-            content = json.loads(stream.read(length))
-        return {
-            name: _stored(file, entry, 8 + length, size)
-            for name, entry in content.items()
-            if name != "__metadata__"
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{file} is no whole safetensors file: {error}") from error
-
-
-def _stored(file: Path, entry: dict[str, Any], begin: int, size: int) -> Stored:
-    start, stop = (begin + int(offset) for offset in entry["data_offsets"])
-    shape, dtype = tuple(int(extent) for extent in entry["shape"]), str(entry["dtype"])
-    if min(shape, default=0) < 0 or not begin <= start <= stop <= size:
-        raise ValueError("a tensor lies outside it (is the download complete?)")
-    if dtype in DTYPES and stop - start != math.prod(shape) * DTYPES[dtype][1]:
-        raise ValueError(f"a {dtype} tensor of shape {list(shape)} in {stop - start} bytes")
-    return Stored(file, dtype, shape, start, stop)
+    return {
+        name: Stored(file, entry.dtype, entry.shape, entry.start, entry.stop)
+        for name, entry in read_header(file).items()
+    }
 
 
 def _pieces(stored: Stored) -> Iterator[tuple[int, int]]:
@@ -177,43 +154,28 @@ def _pieces(stored: Stored) -> Iterator[tuple[int, int]]:
         yield stored.start + piece * (size - _PIECE_BYTES) // (_PIECES - 1), _PIECE_BYTES
 
 
-class Mapped:
-    """Maps the files of weights one at a time, when rows of them are requested."""
+def read_rows(stored: Stored, first: int, count: int) -> Tensor:
+    """Rows of a tensor as stored.
 
-    def __init__(self) -> None:
-        self._file: Path | None = None
-        self._pages: mmap.mmap | None = None
+    They are read, not mapped: a file that is cut meanwhile is an error here, where touching its pages would kill the
+    process.
 
-    def rows(self, stored: Stored, first: int, count: int) -> Tensor:
-        """Rows of a tensor as stored; valid until the next call for another file. Writing to them changes no file."""
-        import torch
+    Raises:
+        DataError: the file ends before the rows do, or cannot be read.
+    """
+    import torch
 
-        name, size = DTYPES[stored.dtype]
-        width = math.prod(stored.shape[1:])
-        self._map(stored.file)
-        assert self._pages is not None
-        start = stored.start + first * width * size
-        raw = torch.frombuffer(
-            self._pages, dtype=torch.uint8, offset=start, count=count * width * size
-        )
-        return raw.view(getattr(torch, name)).view(count, *stored.shape[1:])
-
-    def release(self) -> None:
-        """Release the pages that were read; call it only when no rows are in use."""
-        if self._pages is not None:
-            self._pages.madvise(mmap.MADV_DONTNEED)
-
-    def _map(self, file: Path) -> None:
-        if file == self._file:
-            return
-        with file.open("rb") as stream:
-            self._pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._file = file
-
-
-@contextmanager
-def mapped() -> Iterator[Mapped]:
-    """A reader of rows; releases the files at the end."""
-    reader = Mapped()
-    yield reader
-    reader.release()
+    name, size = DTYPES[stored.dtype]
+    width = math.prod(stored.shape[1:])
+    raw = torch.empty(count * width * size, dtype=torch.uint8)
+    rest = content_of(raw)
+    try:
+        with stored.file.open("rb", buffering=0) as stream:
+            stream.seek(stored.start + first * width * size)
+            while rest and (num_read := stream.readinto(rest)):
+                rest = rest[num_read:]
+    except OSError as error:
+        raise DataError(f"{stored.file} cannot be read: {error.strerror}") from error
+    if rest:
+        raise DataError(f"{stored.file} lacks {len(rest):,} bytes: it was cut while it was read")
+    return raw.view(getattr(torch, name)).view(count, *stored.shape[1:])

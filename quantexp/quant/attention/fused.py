@@ -25,8 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import expanded
 from quantexp.quant.hooks import BACKWARD, FORWARD, POST, PRE
-from quantexp.quant.multiply import quantised_operand
-from quantexp.quant.operand import clipped
+from quantexp.quant.multiply import clipped, quantised_operand
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.product_context import FusedContext, product_context, untracked
 from quantexp.quant.sites import FPROP_K, FPROP_Q, FPROP_V, Operand, dim_of

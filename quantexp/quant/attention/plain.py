@@ -29,8 +29,7 @@ from torch import Tensor
 
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.hooks import BACKWARD, POST, PRE, Layout
-from quantexp.quant.multiply import Factor, multiply_operands
-from quantexp.quant.operand import clipped
+from quantexp.quant.multiply import Factor, clipped, multiply_operands
 from quantexp.quant.sites import (
     DGRAD_K_DS,
     DGRAD_K_Q,

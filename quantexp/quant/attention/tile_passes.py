@@ -34,7 +34,7 @@ from quantexp.quant.hooks import (
     call_operand_hooks,
     is_operand_hooked,
 )
-from quantexp.quant.operand import clipped, follows_own_amax
+from quantexp.quant.multiply import clipped, follows_own_amax
 from quantexp.quant.sites import (
     DGRAD_K_DS,
     DGRAD_K_Q,

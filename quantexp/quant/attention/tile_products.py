@@ -20,8 +20,15 @@ from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import by_head, by_token, expanded
 from quantexp.quant.attention.tiles import Tile, tiles
 from quantexp.quant.hooks import same_layout
-from quantexp.quant.multiply import multiply, product_scale, quantised_operand
-from quantexp.quant.operand import follows_own_amax, own_amax, quantise_operand, quantise_pair
+from quantexp.quant.multiply import (
+    follows_own_amax,
+    multiply,
+    own_amax,
+    product_scale,
+    quantise_operand,
+    quantise_pair,
+    quantised_operand,
+)
 from quantexp.quant.product_context import Part, ProductContext
 from quantexp.quant.sharing import shares_read
 from quantexp.quant.sites import (

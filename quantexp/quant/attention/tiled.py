@@ -32,8 +32,7 @@ from torch import Tensor
 
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.kernels.agreement import require_gradients, require_output
-from quantexp.quant.attention.kernels.choice import kernels_for
-from quantexp.quant.attention.kernels.gpu import Kernels
+from quantexp.quant.attention.kernels.gpu import Kernels, claims
 from quantexp.quant.attention.tile_passes import Backward, Forward
 from quantexp.quant.attention.tile_products import Probabilities, TileProducts
 from quantexp.quant.product_context import is_watched
@@ -92,3 +91,10 @@ class _Tiled(torch.autograd.Function):
                 if tiles.is_observed or is_watched():
                     require_gradients(kernels, work, gradients, tiles.gradients())
             return *tiles.finish(*gradients), None, None
+
+
+def kernels_for(call: AttentionCall, q_TBHD: Tensor, v_TBGE: Tensor) -> Kernels | None:
+    """The kernels for one micro-batch of one attention module; None means the torch tiles."""
+    if not claims(call.precision, q_TBHD, v_TBGE):
+        return None
+    return Kernels(call)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from quantexp.formats.spec import QuantSpec
 from quantexp.quant.hooks import is_operand_hooked
-from quantexp.quant.operand import quantise_operand, quantise_pair
+from quantexp.quant.multiply import quantise_operand, quantise_pair
 from quantexp.quant.precision import ModuleId, ModulePrecision
 from quantexp.quant.sharing import is_one_tensor, shares_read
 from quantexp.quant.sites import DGRAD_W, FPROP_W, Operand, Product, dim_of

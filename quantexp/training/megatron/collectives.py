@@ -23,6 +23,16 @@ def gather(value: T) -> list[T]:
     return values
 
 
+def any_rank(flag: bool) -> bool:
+    """Whether the flag is true on at least one rank."""
+    if torch.distributed.get_world_size() == 1:
+        return flag
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    flags = torch.tensor(flag, dtype=torch.int32, device=device)
+    torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
+    return bool(flags)
+
+
 def mean_over_data_parallel(x: Tensor) -> Tensor:
     """The mean of a tensor over the ranks that share the global batch."""
     size = parallel_state.get_data_parallel_world_size()

@@ -11,7 +11,7 @@ blended by weight: Megatron's BlendedDataset takes the next sample from the pair
 import copy
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,8 @@ from torch import Tensor
 
 from quantexp.config.evaluation import num_samples
 from quantexp.data.binary import fingerprint
-from quantexp.data.prepared import check_split, read_whole
+from quantexp.data.intact import check_intact
+from quantexp.data.prepared import check_split, read_card, read_whole
 from quantexp.data.tokenizers.protocol import Tokenizer
 from quantexp.errors import DataError
 from quantexp.folders import cache_dir as cache_folder
@@ -35,6 +36,7 @@ from quantexp.model.checkpoints import first_iteration
 from quantexp.runs.ranks import Rank
 from quantexp.schema import Experiment
 from quantexp.schema.dataset import DEFAULT_SPLIT
+from quantexp.training.log import LOG
 from quantexp.training.megatron.pairs import open_pair
 from quantexp.training.megatron.sample_order import OrderedConfig, OrderedDataset, part_bounds
 
@@ -108,7 +110,7 @@ def build_datasets(
     weights = {prefix.absolute(): weight for prefix, weight in weights.items()}
     sizes = (num_samples_train, num_samples_valid, 0)
     _check_split(split)
-    parts = {str(p): _parts(p, tokenizer, split, sizes) for p in weights}
+    parts = {str(p): _parts(p, tokenizer, split, sizes, cache_dir) for p in weights}
     blend = ([*parts], list(weights.values()) if len(weights) > 1 else None)
     config = OrderedConfig(
         random_seed=seed,
@@ -204,6 +206,8 @@ def rank_batches(
         DataError: see `build_datasets`.
     """
     dataset, training = experiment.dataset, experiment.training
+    if rank.leads:
+        warn_without_hashes(prefixes)
     datasets = build_datasets(
         prefixes,
         tokenizer,
@@ -231,6 +235,15 @@ def rank_batches(
     return RankBatches(batches(datasets.train, **share, start_sample=start_sample), held_out)
 
 
+def warn_without_hashes(prefixes: Iterable[Path]) -> None:
+    """Log a message for each pair whose card has no hashes: earlier versions recorded none."""
+    for prefix in prefixes:
+        if (card := read_card(prefix)) is not None and card.hashes is None:
+            LOG.warning(
+                "%s was prepared without hashes: damage of equal size is not noticed", prefix
+            )
+
+
 def _check_ids(pair: Any, prefix: Path, tokenizer: Tokenizer) -> None:
     """Check that the first ids are valid for the tokenizer; reading a whole corpus would take hours."""
     num_ids = min(_NUM_CHECKED_IDS, int(pair.sequence_lengths.sum()))
@@ -251,12 +264,16 @@ def _check_split(split: str) -> None:
         )
 
 
-def _parts(prefix: Path, tokenizer: Tokenizer, split: str, sizes: _Sizes) -> list[_Part]:
+def _parts(
+    prefix: Path, tokenizer: Tokenizer, split: str, sizes: _Sizes, cache_dir: Path
+) -> list[_Part]:
     """The bounds of each part of a pair, None for a part without samples.
 
     A part without documents is an error, since Megatron would loop forever.
     """
     card = read_whole(prefix, tokenizer)
+    if card is not None:
+        check_intact(prefix, card, cache_dir)
     pair = open_pair(prefix)
     _check_ids(pair, prefix, tokenizer)
     if card is not None:

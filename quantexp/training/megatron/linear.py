@@ -26,7 +26,7 @@ from quantexp.quant.linear import (
     input_copies,
     wgrad,
 )
-from quantexp.quant.operand import clipped
+from quantexp.quant.multiply import clipped
 from quantexp.quant.precision import ModulePrecision
 from quantexp.quant.rows import Rows
 from quantexp.quant.sites import FPROP_W, FPROP_X

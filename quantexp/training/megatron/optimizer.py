@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import adam as torch_adam
 
-from quantexp.quant.torch_internals import without_torch_function
+from quantexp.formats.torch_internals import without_torch_function
 
 #: Elements of a strip: 1 MiB in float32.
 STRIP = 1 << 18

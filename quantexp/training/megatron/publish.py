@@ -6,14 +6,18 @@ One published tensor is in memory at a time. The file names are those of transfo
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantexp.folders import beside, sync
 from quantexp.model.checkpoint_hashes import record_hashes
+from quantexp.model.checkpoints import iteration_of
 from quantexp.model.huggingface.configuration import config_json
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.weights import CONFIG, INDEX, SINGLE
@@ -38,7 +42,9 @@ def save_published(
     shard_bytes: int = SHARD_BYTES,
     extra: Mapping[str, Callable[[Path], object]] | None = None,
 ) -> None:
-    """Write a model into a new folder, under a temporary name that is renamed at the end.
+    """Write a model into a new folder, under a temporary name that is renamed at the end, on the disk before and after.
+
+    After a power failure the folder is whole or not there. After an error nothing is left of it.
 
     Args:
         gpt: built for `model`.
@@ -50,14 +56,37 @@ def save_published(
 
     Raises:
         OSError: the folder cannot be written.
+        RunError: a weight is NaN or Inf; there is no folder then.
     """
-    from quantexp.training.megatron.published_weights import published_tensors
-
-    part = folder.with_name(folder.name + ".part")
+    part = beside(folder)
     if part.exists():
         shutil.rmtree(part)
     part.mkdir(parents=True)
-    tensors = ((name, t.to(dtype)) for name, t in published_tensors(gpt, model))
+    try:
+        _write_all(gpt, model, dtype, part, shard_bytes, extra or {})
+        record_hashes(part, iteration_of(folder))
+        for file in (*part.iterdir(), part):
+            sync(file)
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    sync(folder.parent)
+
+
+def _write_all(
+    gpt: GPTModel,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    part: Path,
+    shard_bytes: int,
+    extra: Mapping[str, Callable[[Path], object]],
+) -> None:
+    from quantexp.training.megatron.finite import require_finite
+    from quantexp.training.megatron.published_weights import published_tensors
+
+    converted = ((name, t.to(dtype)) for name, t in published_tensors(gpt, model))
+    tensors = require_finite(converted, part.with_suffix(""))
     shards = _shards(published(mapping(model)), dtype.itemsize, shard_bytes)
     names = _names(len(shards))
     for name, shapes in zip(names, shards, strict=True):
@@ -66,10 +95,24 @@ def save_published(
         _write_index(part / INDEX, names, shards, dtype.itemsize)
     config = config_json(model, str(dtype).removeprefix("torch."))
     (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    for name, write in (extra or {}).items():
-        write(part / name)
-    record_hashes(part)
-    part.rename(folder)
+    write_extra(part, extra)
+
+
+def write_extra(part: Path, extra: Mapping[str, Callable[[Path], object]]) -> None:
+    """Write further files into a folder.
+
+    Raises:
+        OSError: names the file and the disk's reason.
+    """
+    for name, write in extra.items():
+        try:
+            write(part / name)
+        except RuntimeError as error:  # of torch's writer, whatever the disk said
+            disk, reason = error.__context__, str(error).splitlines()[0]
+            number = disk.errno if isinstance(disk, OSError) else None
+            if number is not None:
+                reason = os.strerror(number)
+            raise OSError(number or errno.EIO, reason, str(part / name)) from error
 
 
 def _shards(shapes: Shapes, itemsize: int, max_bytes: int) -> list[dict[str, tuple[int, ...]]]:

@@ -1,41 +1,40 @@
 """Converts between published weights and the parameters of a Megatron model.
 
-Loading fills each parameter in place from memory-mapped files, rounded to nearest in the working dtype; besides the
-model, memory holds the pages of one parameter at a time. The reverse direction gathers one published tensor at a time.
+Loading fills each parameter in place, rounded to nearest in the working dtype; besides the model, memory holds one part
+of a parameter at a time. The reverse direction gathers one published tensor at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from quantexp.config.start_point import StartPoint, start_point
+from quantexp.folders import user_path
 from quantexp.model.checkpoint_hashes import require_intact
 from quantexp.model.checkpoints import PADDING, STATE
 from quantexp.model.huggingface.fit import fitting_weights
 from quantexp.model.huggingface.mapping import mapping, published
 from quantexp.model.huggingface.parameters import Parameter
-from quantexp.model.huggingface.weights import Weights, mapped, open_weights
+from quantexp.model.huggingface.weights import Weights, open_weights, read_rows
 from quantexp.schema import Experiment, ModelConfig
 
 
 def load_weights(gpt: GPTModel, model: ModelConfig, weights: Weights) -> None:
     """Load matching weights into a model built for `model`; Megatron's vocabulary padding becomes zero."""
     parameters = dict(gpt.named_parameters())
-    with torch.no_grad(), mapped() as files:
+    with torch.no_grad():
         for parameter in mapping(model):
             target, row = parameters.pop(parameter.name), 0
             assert tuple(target.shape) == parameter.shape
             for part in parameter.parts:
-                rows = files.rows(weights.tensors[part.tensor], part.first, part.count)
+                rows = read_rows(weights.tensors[part.tensor], part.first, part.count)
                 target[row : row + part.count].copy_(rows)
                 row += part.count
             target[row:] = 0
-            files.release()
     assert not parameters
 
 
@@ -71,10 +70,10 @@ def padding_rows(gpt: GPTModel, model: ModelConfig) -> dict[str, Tensor]:
 def load_padding(gpt: GPTModel, model: ModelConfig, padding: Weights) -> None:
     """Restore the vocabulary's padding rows, by Megatron's names; call after `load_weights`."""
     named = dict(gpt.named_parameters())
-    with torch.no_grad(), mapped() as files:
+    with torch.no_grad():
         for each in mapping(model):
             if each.padding:
-                rows = files.rows(padding.tensors[each.name], 0, each.padding)
+                rows = read_rows(padding.tensors[each.name], 0, each.padding)
                 named[each.name][-each.padding :].copy_(rows)
 
 
@@ -91,6 +90,6 @@ def load_initial_weights(gpt: GPTModel, experiment: Experiment) -> StartPoint | 
         if start.padding.is_file():
             load_padding(gpt, model, open_weights(start.padding))
     elif model.init_from is not None:
-        require_intact(Path(model.init_from).expanduser(), (STATE, PADDING))
+        require_intact(user_path(model.init_from), (STATE, PADDING))
         load_weights(gpt, model, fitting_weights(model))
     return start

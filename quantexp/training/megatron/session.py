@@ -18,8 +18,8 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
+from quantexp.formats.torch_internals import HashStore, TCPStore
 from quantexp.quant.products import go_through_fp32, through_fp32
-from quantexp.quant.torch_internals import HashStore, TCPStore
 from quantexp.runs.device import multiplies_natively
 from quantexp.runs.ranks import Rank
 from quantexp.schema import Precision, TrainingConfig

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -28,6 +29,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor
 
 from quantexp.config.start_point import StartPoint
+from quantexp.errors import DataError
 from quantexp.model.sizes import flops_per_iteration, num_micro_batches_each
 from quantexp.quant.step_state import StepState
 from quantexp.quant.weight_cache.weights import WeightCopies
@@ -37,6 +39,7 @@ from quantexp.training.megatron.callbacks import Observer
 from quantexp.training.megatron.collectives import mean_over_data_parallel
 from quantexp.training.megatron.device import device_name, memory_gb, peak_tflops
 from quantexp.training.megatron.experts import take_balancing_loss
+from quantexp.training.megatron.finite import agree_on_overflow, cause, step_if_finite
 from quantexp.training.megatron.model import DTYPES, build_model, share_weight_copies
 from quantexp.training.megatron.published_weights import load_initial_weights
 
@@ -45,6 +48,8 @@ Batch = dict[str, Tensor]
 _DECAY_STYLES = {LrSchedule.wsd: "WSD"}
 #: The largest whole loss whose exponential a float64 can represent.
 _MAX_EXP_LOSS = 709.0
+#: The smallest fp16 loss scale.
+MIN_LOSS_SCALE = 1.0
 #: One spec for all layers, or one per layer.
 Spec: TypeAlias = ModuleSpec | TransformerBlockSubmodules
 
@@ -81,6 +86,7 @@ class Stepper:
             model,
         )
         self.optimizer = get_megatron_optimizer(_optimizer_config(training), [self.model])
+        agree_on_overflow(self.optimizer)
         self.scheduler = _scheduler(training, self.optimizer)
         if start is not None:
             self._resume(start)
@@ -108,7 +114,7 @@ class Stepper:
         if not self.training.start_optimizer:
             self.scheduler.step(start.iteration)
             return
-        state = torch.load(start.state, map_location=self.device, weights_only=True)
+        state = _read_state(start.state, self.device)
         options = [
             {k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups
         ]
@@ -141,19 +147,20 @@ class Stepper:
             )
         balancing = self._balancing_loss()
         self.observer.gradients(iteration, scale)
-        self.step_state.finish()
+        own_losses = torch.stack([part["loss"] for part in losses])
+        loss = float(mean_over_data_parallel(own_losses.mean()))
         self.scheduler.step(1)
         lr = float(self.optimizer.param_groups[0]["lr"])
-        stepped, grad_norm, _ = self.optimizer.step()
+        stepped, grad_norm = step_if_finite(self.optimizer, loss)
         if not stepped:
-            self.scheduler.step(-1)  # a skipped step does not advance the schedule
-        own_loss = torch.stack([part["loss"] for part in losses]).mean()
-        loss = float(mean_over_data_parallel(own_loss))
+            self.scheduler.step(-1)  # a step that is left out does not advance the schedule
+        self.step_state.finish(keep=stepped or fp16)
+        nonfinite = None if stepped else cause(self.gpt, own_losses.tolist())
         step_time_s = time.perf_counter() - start
         return Metrics(
             iteration=iteration,
             loss=loss,
-            grad_norm=float("inf") if grad_norm is None else float(grad_norm),
+            grad_norm=grad_norm,
             lr=lr,
             tokens=self.tokens,
             step_time_s=step_time_s,
@@ -161,6 +168,7 @@ class Stepper:
             tflops=self.flops / step_time_s / 1e12,
             memory_gb=memory_gb(self.device),
             skipped=not stepped,
+            nonfinite=nonfinite,
             loss_scale=scale,
             aux_loss=balancing,
             mfu=None if self.peak is None else self.flops / step_time_s / 1e12 / self.peak,
@@ -242,6 +250,7 @@ def _optimizer_config(training: TrainingConfig) -> OptimizerConfig:
         fp16=training.precision is Precision.fp16,
         params_dtype=DTYPES[training.precision],
         initial_loss_scale=training.initial_loss_scale,
+        min_loss_scale=MIN_LOSS_SCALE,
     )
 
 
@@ -261,3 +270,21 @@ def _scheduler(training: TrainingConfig, optimizer: Any) -> OptimizerParamSchedu
         wd_incr_steps=training.iterations,
         wd_incr_style="constant",
     )
+
+
+def _read_state(file: Path, device: torch.device) -> dict[str, Any]:
+    """The resume state that a checkpoint's file holds.
+
+    Raises:
+        DataError: the file cannot be read as one; a checkpoint with hashes was checked before.
+    """
+    try:
+        state = torch.load(file, map_location=device, weights_only=True)
+    except Exception as error:  # an unpickler may raise any exception on other bytes
+        raise DataError(
+            f"{file} is no resume state, or is damaged: start from another checkpoint, or without "
+            "training.start_optimizer"
+        ) from error
+    if not isinstance(state, dict) or not {"optimizer", "steps", "moment"} <= state.keys():
+        raise DataError(f"{file} is no resume state: it lacks optimizer, steps or moment")
+    return state

@@ -11,17 +11,20 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+from megatron.core.models.gpt.gpt_model import GPTModel
 
 from quantexp.config.evaluation import is_evaluated
 from quantexp.errors import RunError
 from quantexp.model.checkpoints import first_iteration
 from quantexp.quant.precision import changes, precision_map
 from quantexp.quant.step_state import StepState, use_step_state
-from quantexp.schema import Experiment
+from quantexp.runs.metrics import Metrics
+from quantexp.schema import Experiment, Nonfinite, TrainingConfig
 from quantexp.training.megatron.callbacks import Observer, Saver
+from quantexp.training.megatron.finite import count_words, first_nonfinite
 from quantexp.training.megatron.model import set_precision
 from quantexp.training.megatron.specs import inject, stock_spec
-from quantexp.training.megatron.step import Batch, Spec, Stepper
+from quantexp.training.megatron.step import MIN_LOSS_SCALE, Batch, Spec, Stepper
 
 
 def train(
@@ -45,7 +48,8 @@ def train(
         held_out: returns a new iterator over this rank's evaluation micro-batches.
 
     Raises:
-        RunError: the loss or gradient was not finite in too many consecutive iterations.
+        RunError: the loss or gradient was not finite in too many consecutive iterations, or the last step left a
+            weight that is not finite.
         DataError: the initial weights do not fit the model.
     """
     training = experiment.training
@@ -81,17 +85,51 @@ def _train(
         metrics = stepper.step(iteration, batches, proof)
         if held_out is not None and is_evaluated(experiment, iteration):
             metrics = stepper.evaluate(metrics, held_out())
-        finite = math.isfinite(metrics.loss) and (
-            metrics.skipped or math.isfinite(metrics.grad_norm)
-        )
-        nonfinite = 0 if finite else nonfinite + 1
+        nonfinite = nonfinite + 1 if metrics.skipped and not _lowers_scale(metrics) else 0
         continues = observer.iteration(metrics)
-        if nonfinite >= experiment.training.max_nonfinite_iterations:
-            raise RunError(
-                f"stopped at iteration {iteration}: loss {metrics.loss}, gradient norm {metrics.grad_norm} in "
-                f"{nonfinite} iterations in a row (training.max_nonfinite_iterations)"
-            )
+        if nonfinite:
+            _stop_if_configured(experiment.training, metrics, nonfinite)
+        if iteration == last or not continues:
+            _require_finite_weights(stepper.gpt, iteration)
         if saver is not None:
             saver(iteration, iteration == last or not continues, stepper.gpt, stepper.state)
         if not continues:
             return
+
+
+def _lowers_scale(metrics: Metrics) -> bool:
+    """Whether a step was left out in the search for fp16's loss scale, which is above its minimum."""
+    scale = metrics.loss_scale
+    return scale is not None and scale > MIN_LOSS_SCALE and math.isfinite(metrics.loss)
+
+
+def _stop_if_configured(training: TrainingConfig, metrics: Metrics, in_a_row: int) -> None:
+    """End the run after too many steps in a row that were left out.
+
+    Raises:
+        RunError: names what was not finite in the last of them.
+    """
+    if training.nonfinite is Nonfinite.stop:
+        raise RunError(
+            f"stopped at iteration {metrics.iteration}: {metrics.nonfinite} (training.nonfinite=stop)"
+        )
+    if in_a_row >= training.max_nonfinite_iterations:
+        raise RunError(
+            f"stopped at iteration {metrics.iteration}: loss {metrics.loss}, gradient norm {metrics.grad_norm} in "
+            f"{in_a_row} iterations in a row (training.max_nonfinite_iterations); {metrics.nonfinite}"
+        )
+
+
+def _require_finite_weights(gpt: GPTModel, iteration: int) -> None:
+    """Refuse to complete a run with weights that no later step has checked.
+
+    Raises:
+        RunError: names the first weight.
+    """
+    first = first_nonfinite(gpt.named_parameters())
+    if first is not None:
+        name, weight = first
+        raise RunError(
+            f"after iteration {iteration}, {count_words(weight)} in {name}: lower training.lr, or set "
+            "training.clip_grad"
+        )

@@ -16,6 +16,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, BinaryIO, Protocol
 
+from quantexp.reading.json_files import json_of
 from quantexp.runs.paths import RunDir
 from quantexp.runs.status import State
 from quantexp.schema import Experiment
@@ -106,15 +107,15 @@ def read_points(metrics: BinaryIO, offset: int) -> tuple[list[Point], int]:
             break
         offset += len(line)
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            points.append(point(json.loads(line)))
+            points.append(point(json_of(line)))
     return points, offset
 
 
 def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in line.items():
         group = "perf" if key in _PERFORMANCE else "train"
-        if key in _AXES or (key == "skipped" and line.get("loss_scale") is None):
-            continue  # steps are skipped only with a loss scale
+        if key in _AXES or (key == "skipped" and not value and line.get("loss_scale") is None):
+            continue  # without a loss scale, a step is rarely left out
         if value is None and key in _NULL_IS_NAN:
             yield f"{group}/{key}", math.nan
         elif isinstance(value, bool | int | float):

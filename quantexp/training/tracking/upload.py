@@ -9,7 +9,6 @@ time, also long after the run.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -18,10 +17,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from quantexp.config.load import read
-from quantexp.errors import QuantexpError, RunError
+from quantexp.errors import QuantexpError, RunError, UnreadableError
+from quantexp.reading.json_files import require_json
 from quantexp.runs.paths import RunDir
 from quantexp.runs.redaction import redacted
 from quantexp.runs.status import State, read_status, write_json
@@ -62,8 +62,8 @@ class Delivery:
     def read(cls, file: Path) -> Delivery:
         """The record in a file; a new one if it is missing or unreadable."""
         try:
-            return cls(**json.loads(file.read_text()))
-        except (OSError, ValueError, TypeError):
+            return cls(**require_json(file, dict[str, Any]))
+        except (UnreadableError, TypeError):
             return cls()
 
     def write(self, file: Path) -> None:

@@ -170,9 +170,12 @@ def test_a_broken_file_is_named_and_the_rest_is_compared(runs: Runs) -> None:
     run.precision.write_text("[]")
     run.status.write_text("{}")
     side = read_side(run)
-    assert len(side.trouble) == 3
-    assert f"{run.provenance} cannot be read" in " ".join(side.trouble)
-    assert f"{run.precision} must hold a mapping, got list" in side.trouble
+    assert side.trouble == (
+        f"{run.status}: state is missing",
+        f"{run.provenance}, line 1: unexpected end of data",
+        f"{run.precision}: it must be keys with values, got a list",
+    )
+    assert side.state == "unreadable"
     assert side.losses.losses
     assert any(run.status.name in words for words in compare([side]).warnings)
 

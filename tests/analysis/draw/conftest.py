@@ -12,14 +12,14 @@ import torch
 from rich.console import Console
 
 from quantexp.analysis.draw.arguments import Request
-from quantexp.analysis.draw.look import Looked, look_at
+from quantexp.analysis.draw.look import CountedTensor, look_at
 from quantexp.analysis.draw.verb import Outcome, draw
 from quantexp.capture.reader import CapturedTensor
 
 from ..captures import HIF8, MX4, MX8, Capture, linear_formats  # noqa: TID252
 
 Draw = Callable[..., tuple[Outcome, list[str], str]]
-Look = Callable[..., Looked]
+Look = Callable[..., CountedTensor]
 
 
 class Unhashed(Capture):
@@ -72,7 +72,7 @@ def draws(tmp_path: Path) -> Draw:
 def look(tmp_path: Path) -> Look:
     """A tensor, captured and looked at."""
 
-    def do(x: torch.Tensor, **metadata: Any) -> Looked:
+    def do(x: torch.Tensor, **metadata: Any) -> CountedTensor:
         return look_at(stored(tmp_path, x, **metadata))
 
     return do

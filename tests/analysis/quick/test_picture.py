@@ -302,7 +302,7 @@ def test_tensors_elsewhere_are_found(capture: Capture, drawn: list[Figure]) -> N
 
 
 def test_no_run_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         draw_quick_analysis(tmp_path / "nowhere", tmp_path)
 
 

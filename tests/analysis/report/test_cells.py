@@ -16,6 +16,7 @@ from quantexp.analysis.report.cells import Numerics, Row, numerics
 from quantexp.analysis.report.deadline import Deadline
 from quantexp.capture.statistics.errors import quantisation_error
 from quantexp.formats import resolve
+from quantexp.reading import json_files
 from quantexp.runs.paths import RunDir
 from tests.analysis.captures import BF16, MX8, Capture, attention_formats, linear_formats
 from tests.analysis.compare.runs import Runs
@@ -100,8 +101,8 @@ def test_of_a_long_capture_only_what_is_shown_is_read(
         run, [line("forward", "qkv", "input", layer, i) for i in range(1, 501) for layer in (0, 1)]
     )
     read = []
-    loads = json.loads
-    monkeypatch.setattr(json, "loads", lambda text: read.append(1) or loads(text))
+    value_of = json_files.value_of
+    monkeypatch.setattr(json_files, "value_of", lambda *line: read.append(1) or value_of(*line))
     found = numerics(run, None, 8, Deadline(None))
     assert found.iterations == [1, 167, 334, 500]
     assert len(read) == len(found.cells) == 8

@@ -14,7 +14,7 @@ from quantexp.analysis.requantise.exponent import (
     study,
     study_points,
 )
-from quantexp.analysis.requantise.scoring import Looked
+from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.statistics.errors import quantisation_error
 from quantexp.formats import finite_amax, get_format, quantise, resolve
 
@@ -30,8 +30,8 @@ ELEMENTS = {
 }
 
 
-def looked(x: torch.Tensor, dim: int = -1) -> Looked:
-    return Looked(x, dim, finite_amax(x))
+def looked(x: torch.Tensor, dim: int = -1) -> OperandSample:
+    return OperandSample(x, dim, finite_amax(x))
 
 
 @pytest.mark.parametrize("name", ELEMENTS)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from quantexp.analysis.requantise.candidates import Candidate, candidates, formats_of
-from quantexp.analysis.requantise.scoring import Looked, scores
+from quantexp.analysis.requantise.scoring import scores
 from quantexp.analysis.requantise.slots import slots_of
+from quantexp.analysis.tensors.sample import OperandSample
 from quantexp.capture.statistics.errors import Fidelity, quantisation_error
 from quantexp.formats import (
     Hadamard,
@@ -32,7 +33,7 @@ MXFP4 = get_format("mxfp4")
 
 
 def score(x: torch.Tensor, candidate: Candidate, dim: int = -1) -> Fidelity:
-    (fidelity,) = scores(Looked(x, dim, finite_amax(x)), X_SLOT, [candidate])
+    (fidelity,) = scores(OperandSample(x, dim, finite_amax(x)), X_SLOT, [candidate])
     return fidelity
 
 
@@ -108,7 +109,7 @@ def test_what_is_shared_changes_no_score(fmt: object, slot: Slot, dim: int) -> N
     x = normal(40, 2, 48, seed=3).float()
     x[0, 0, 5:9] = 0
     every = candidates([fmt])  # type: ignore[list-item]
-    found = list(scores(Looked(x, dim, finite_amax(x)), slot, every))
+    found = list(scores(OperandSample(x, dim, finite_amax(x)), slot, every))
     assert len(found) == len(every)
     for one, fidelity in zip(every, found, strict=True):
         assert fidelity == by_itself(x, dim, slot, one), one.name
@@ -127,6 +128,6 @@ def test_the_scale_of_a_tensor_is_that_of_the_whole_tensor() -> None:
     x = normal(32, 64)
     candidate = Candidate(get_format("fp8_e4m3"), None, Scaling.CURRENT, Rounding.EVEN)
     amax = finite_amax(x) * 2.0**20
-    (part,) = scores(Looked(x, -1, amax), X_SLOT, [candidate])
+    (part,) = scores(OperandSample(x, -1, amax), X_SLOT, [candidate])
     assert part.underflow_share == 1
     assert score(x, candidate).underflow_share < 0.01

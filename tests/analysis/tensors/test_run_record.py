@@ -30,17 +30,17 @@ def test_without_a_configuration_the_folder_names_the_run(tmp_path: Path) -> Non
 
 
 def test_no_run_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is no run folder: there is no such folder"):
+    with pytest.raises(RunError, match="is not a run folder: there is no such folder"):
         read_names(RunDir(tmp_path / "nowhere"))
 
 
 def test_a_configuration_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: {name")
-    with pytest.raises(RunError, match=r"config.yaml is not readable YAML"):
+    with pytest.raises(RunError, match=r"config.yaml, line 2: did not find expected"):
         read_names(RunDir(tmp_path))
 
 
 def test_a_configuration_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("- a\n")
-    with pytest.raises(RunError, match=r"config.yaml must hold a mapping, got list"):
+    with pytest.raises(RunError, match=r"config.yaml must hold keys with values, got list"):
         read_names(RunDir(tmp_path))

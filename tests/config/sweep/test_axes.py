@@ -11,6 +11,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from quantexp.config.sweep.axes import Axis, axes, zipped
 from quantexp.errors import ConfigError
 
+MOST, FEWER = "a sweep must have at most 10,000 points", "give fewer values, or run several sweeps"
+
 
 def found(*words: str) -> dict[str, Axis]:
     return axes(OverridesParser.create().parse_overrides(list(words)))
@@ -51,6 +53,19 @@ def test_product_is_that_of_hydras_sweeper(words: list[str]) -> None:
         ("hydra.job.name=a,b", "hydra.job.name=a,b: hydra.job.name is one for the whole sweep"),
         ("hydra/launcher=a,b", "hydra/launcher=a,b: hydra/launcher is one for the whole sweep"),
         ("a=range(1,1)", "a=range(1,1) stands for no value"),
+        (
+            "a=range(0,1000000000000)",
+            f"{MOST}, got 1,000,000,000,000; {FEWER}",
+        ),
+        (
+            "a=shuffle(range(0,10001))",
+            f"{MOST}, got 10,001; {FEWER}",
+        ),
+        (
+            "a=range(1,2,1e-9)",
+            f"{MOST}, got 1,000,000,000; {FEWER}",
+        ),
+        ("a=range(1,2,0)", "a=range(1,2,0) must have a step other than 0"),
         (
             "a=interval(1,2)",
             "a=interval(1,2) has no values to run; write them out, or a=range(first,end,step)",

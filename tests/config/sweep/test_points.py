@@ -517,3 +517,11 @@ def test_variable_beside_a_swept_scheme_is_an_error() -> None:
 def test_variable_beside_another_scheme_in_the_file_of_points_is_an_error(listed: str) -> None:
     with pytest.raises(ConfigError, match=r"CUSTOM_QUANT_TYPE=bf16 .* and quant='FA_mxfp8' differ"):
         compose_points([listed], None, {"CUSTOM_QUANT_TYPE": "bf16"})
+
+
+def test_product_of_more_points_than_a_sweep_may_have_is_refused_before_it_is_made() -> None:
+    words = ["training.seed=range(0,1000)", "training.iterations=range(1000,2000)"]
+    with pytest.raises(
+        ConfigError, match="a sweep must have at most 10,000 points, got 1,000,000;"
+    ):
+        points(*words)

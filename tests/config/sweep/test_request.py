@@ -64,3 +64,10 @@ def test_pattern_of_another_shape_is_refused(key: str, given: Any) -> None:
         f"sweep.{key} must be a mapping of keys to shell patterns such as {{quant: 'FA_*'}}, or a list"
     )
     assert str(caught.value).endswith(f"got {given!r}")
+
+
+def test_more_seeds_than_a_sweep_may_have_points_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="a sweep must have at most 10,000 points, got 1,000,000,0"
+    ):
+        asked(seeds=1_000_000_000)

@@ -193,3 +193,10 @@ def test_global_batch_that_does_not_divide_over_the_processes_is_refused(valid: 
 def test_no_time_to_wait_for_other_processes_is_refused(valid: Experiment) -> None:
     message = refusal(valid, launcher__timeout_min=0.0)
     assert message == "launcher.timeout_min must be a positive number, got 0.0"
+
+
+def test_more_rules_than_can_be_tried_on_every_layer_are_refused(valid: Experiment) -> None:
+    rules = [Rule(layers=[0], format="bf16")] * 500_001
+    assert refusal(valid, quant__rules=rules) == (
+        "quant.rules times the layers and experts of the model must be at most 1,000,000, got 500,001 x 2"
+    )

@@ -67,7 +67,8 @@ def test_local_run_refuses_what_only_slurm_would_do(
     local: Experiment, key: str, value: object
 ) -> None:
     assert refusal(local, **{key: value}) == (
-        f"launcher.{key}={value} is for SLURM and would do nothing here; add launcher=slurm, or drop it"
+        f"launcher.{key}={value} is for SLURM and has no effect under launcher.kind=local; "
+        "add launcher=slurm, or drop it"
     )
 
 

@@ -10,6 +10,12 @@ from quantexp.config.compose import compose
 from quantexp.errors import ConfigError
 
 CASES = [
+    ("model.num_layers=1000000000", "model.num_layers must be at most 1,000, got 1000000000"),
+    ("model.moe.num_experts=5000", "model.moe.num_experts must be at most 4,096, got 5000"),
+    (
+        "model.moe.num_experts=4000",
+        "model.num_layers x model.moe.num_experts must be at most 100,000, got 108,000",
+    ),
     ("model.mla.kv_lora_rank=0", "model.mla.kv_lora_rank must be at least 1, got 0"),
     ("model.mla.q_lora_rank=0", "model.mla.q_lora_rank must be at least 1, got 0"),
     ("model.mla.v_head_dim=0", "model.mla.v_head_dim must be at least 1, got 0"),

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import sys
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from quantexp.data.binary import pair_paths
-from quantexp.data.prepare import finish, run, shards
+from quantexp.data.prepare import finish, run, shards, unpack
+from quantexp.data.prepare.inputs import find_inputs
 from quantexp.data.prepare.outputs import make_output, read_arrays
 from quantexp.data.prepared import read_card
 from quantexp.errors import DataError
@@ -100,6 +102,84 @@ def test_a_cut_parquet_file_ends_it(tmp_path: Path) -> None:
         DataError, match=r"a\.parquet: damaged or cut short \(.*\); download or copy"
     ):
         prepared(tmp_path / "a.parquet", tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.gz", gzip.compress(b"\n" * (50 << 20), mtime=0)),
+        ("a.bz2", bz2.compress(b"\n" * (50 << 20))),
+        ("a.zst", zstd(b"\n" * (50 << 20))),
+    ],
+    ids=["gzip", "bzip2", "zstd"],
+)
+def test_a_file_that_expands_more_than_text_is_refused_in_small_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
+) -> None:
+    monkeypatch.setattr(unpack, "_MAX_CONTENT", 40 << 20)
+    (tmp_path / name).write_bytes(content)
+    sizes = list[int]()
+    words = rf"{name}: expands to more than 1,000 times its size, which no text does; give another"
+    with pytest.raises(DataError, match=words):
+        sizes.extend(len(block) for block, _ in unpack.unpacked(tmp_path / name))
+    assert max(sizes) <= 32 << 20
+    monkeypatch.setattr(unpack, "_MAX_CONTENT", 1 << 30)
+    assert sum(len(block) for block, _ in unpack.unpacked(tmp_path / name)) == 50 << 20
+
+
+def test_a_line_without_an_end_is_refused_before_memory_is_full(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"{" + bytes(70 << 20), mtime=0))
+    with pytest.raises(DataError, match=r"a\.gz: a record is longer than 64 MiB"):
+        prepared(tmp_path / "a.gz", tmp_path / "own")
+
+
+def test_a_table_of_one_long_text_for_many_rows_is_read_in_few_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dictionary holds the text once; all rows together would take 3 GB."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    one = pa.array(["x" * (1 << 20)])
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), one)
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", compression="zstd")
+    (item,) = find_inputs(str(tmp_path / "a.parquet"))
+    first = next(shards.read_shards(item))
+    assert first.end <= 72
+    monkeypatch.setattr(shards, "MAX_RECORD_BYTES", 1 << 19)
+    words = r"a\.parquet: a record is longer than 0 MiB, at most 8 rows before row 9; give another"
+    with pytest.raises(DataError, match=words):
+        next(shards.read_shards(item))
+
+
+def test_a_table_that_claims_other_rows_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as pq
+
+    parquet(texts(30), tmp_path / "a.parquet")
+
+    class Shorter(pq.ParquetFile):  # type: ignore[misc]
+        def iter_batches(self, *arguments: Any, **options: Any) -> Any:
+            return islice(super().iter_batches(*arguments, **options), 2)
+
+    monkeypatch.setattr(pq, "ParquetFile", Shorter)
+    words = r"a\.parquet: damaged: it has 16 rows where its end says 30; download or copy it again"
+    with pytest.raises(DataError, match=words):
+        prepared(tmp_path / "a.parquet", tmp_path / "own")
+
+
+def test_a_row_that_is_no_utf8_is_rejected_and_the_others_are_read(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    column = pa.array([b"an owl", b"\xff", b"two owls"]).cast(pa.binary())
+    text = pa.StringArray.from_buffers(3, column.buffers()[1], column.buffers()[2])
+    pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
+    card = prepared(tmp_path / "a.parquet", tmp_path / "own", split="1").card
+    assert sum(card.num_documents) == 2
+    (row,) = map(json.loads, (tmp_path / "own.rejected.jsonl").read_text().splitlines())
+    assert (row["line"], row["reason"]) == (2, "no UTF-8")
 
 
 def test_a_table_without_text_is_refused(tmp_path: Path) -> None:

@@ -130,5 +130,58 @@ class TestHuggingFace:
     def test_a_broken_configuration_is_refused(self, tmp_path: Path) -> None:
         write_tokenizer(tmp_path, {"?": 0})
         (tmp_path / "tokenizer_config.json").write_text("[")
-        with pytest.raises(DataError, match=r"tokenizer_config\.json: not a JSON object"):
+        with pytest.raises(DataError, match=r"tokenizer_config\.json, line 1: unexpected end"):
             load_tokenizer("huggingface", str(tmp_path))
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            (
+                {"a": 4_294_967_295},
+                r"its largest id is 4,294,967,295, where 16,777,216 ids are the",
+            ),
+            ({"a": -1}, r"not a tokenizer\.json: invalid value: integer `-1`"),
+            (
+                {"a": 2_000_000_000},
+                r"its largest id is 2,000,000,000, where 16,777,216 ids are the",
+            ),
+        ],
+    )
+    def test_ids_that_no_model_has_are_refused(
+        self, tmp_path: Path, changes: dict[str, int], words: str
+    ) -> None:
+        vocab = {"a": 0, "b": 1, "ab": 2, "</s>": 3} | changes
+        model = {"type": "BPE", "vocab": vocab, "merges": [["a", "b"]]}
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+        with pytest.raises(DataError, match=words):
+            load_tokenizer("huggingface", str(tmp_path))
+
+    def test_a_text_that_the_library_panics_on_is_an_error(self, tmp_path: Path) -> None:
+        """The pattern backtracks without end, and the library stops."""
+        pattern = {
+            "type": "Split",
+            "pattern": {"Regex": "(a+)+$"},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        model = {"type": "BPE", "vocab": {"a": 0, "</s>": 1}, "merges": []}
+        content = {"version": "1.0", "model": model, "pre_tokenizer": pattern}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        tokenizer = load_tokenizer("huggingface", str(tmp_path))
+        for use in (tokenizer.tokenize, lambda text: tokenizer.tokenize_all([text])):
+            with pytest.raises(
+                DataError, match=r"json: this tokenizer's library fails on a text: .*retry-limit"
+            ):
+                use("a" * 60 + "c")
+
+    def test_a_configuration_nested_without_end_is_refused_and_names_no_code_to_run(
+        self, tmp_path: Path
+    ) -> None:
+        write_tokenizer(tmp_path, {"?": 0, "</s>": 1})
+        config = tmp_path / "tokenizer_config.json"
+        config.write_text('{"eos_token":' + "[" * 100_000)
+        with pytest.raises(DataError, match=r"tokenizer_config\.json, line 1: depth limit"):
+            load_tokenizer("huggingface", str(tmp_path))
+        (tmp_path / "own.py").write_text("raise SystemExit('this code must not run')")
+        config.write_text('{"auto_map": {"AutoTokenizer": ["own.X", null]}, "eos_token": "</s>"}')
+        assert load_tokenizer("huggingface", str(tmp_path)).eod == 1

@@ -7,6 +7,7 @@ import pytest
 
 from quantexp.data.tokenizers.load import load_tokenizer
 from quantexp.data.tokenizers.model_files import TiktokenTokenizer
+from quantexp.data.tokenizers.protocol import failures
 from quantexp.errors import DataError
 
 TEXT = "An owl hunts at night; 景德鎮, zwölf 1234 <|endoftext|> owls"
@@ -110,6 +111,9 @@ def test_fingerprints_follow_content_and_end(tmp_path: Path, model: Path) -> Non
         ("tiktoken", b"YQ== 0\n", {}, r"x: has 1 ranks, which is no published .*tokenizer_pattern="),
         ("tiktoken", b"YQ== 0\n", {"pattern": "("}, r"tokenizer_pattern=\(: not a pattern"),
         ("tiktoken", b"YQ== 0\n", {"pattern": "a", "eod": "b"}, r"has no token dataset\.eod=b; it has <\|endoft"),
+        ("tiktoken", b"YQ== -1\n", {"pattern": "a"}, r"x: not a file of tiktoken's: ranks must differ and not be neg"),
+        ("tiktoken", b"YQ== 0\nYg== 0\n", {"pattern": "a"}, r"x: not a file of tiktoken's: ranks must differ"),
+        ("tiktoken", b"YQ== 4000000000\n", {"pattern": "a"}, r"x: its largest id is 4,000,000,001, where 16,777,216"),
         ("sentencepiece", b"no model", {}, r"x: not a SentencePiece model: "),
         ("huggingface", b"{}", {"pattern": "a"}, r"tokenizer_pattern is for dataset\.tokenizer=tiktoken, got"),
         ("byte", None, {"eod": "a"}, r"takes no eod, got dataset\.eod=a; drop it"),
@@ -148,3 +152,17 @@ def test_a_missing_library_names_the_extra(
         DataError, match=rf"needs the {kind} library: pip install 'quantexp\[data\]'"
     ):
         load_tokenizer(kind, str(tmp_path))
+
+
+def test_a_text_that_the_library_panics_on_is_an_error(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "own.tiktoken")
+    tokenizer = load_tokenizer("tiktoken", str(path), pattern="(a|b|ab)*(?=c)x")
+    words = r"own\.tiktoken: this tokenizer's library fails on a text: .*BacktrackLimitExceeded"
+    for use in (tokenizer.tokenize, lambda text: tokenizer.tokenize_all([text])):
+        with pytest.raises(DataError, match=words):
+            use("ab" * 200)
+
+
+def test_a_user_who_interrupts_is_not_told_of_a_library(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), failures(tmp_path, "x"):
+        raise KeyboardInterrupt

@@ -130,6 +130,7 @@ def test_words_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Monkey
         {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
         {"pre_tokenizer": pre_tokenizers.Whitespace()},
         {"pre_tokenizer": split(r"(a)|b")},
+        {"pre_tokenizer": split(r"(?:a|aa)+b")},
     ],
 )
 def test_a_tokenizer_that_does_more_is_left_to_the_library(

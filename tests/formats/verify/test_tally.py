@@ -32,7 +32,7 @@ def test_a_mismatch_is_shown_with_the_bits_of_input_expected_and_got() -> None:
     tally = Tally()
     tally.add(WHERE, "quantise", case.x, np.array([[1.0, 3.5]], np.float32), case=case)
     (one,) = tally.rows[0].examples
-    assert (one.what, one.asked, one.at) == ("quantise", "bfloat16 1x2 block=2", [0, 1])
+    assert (one.what, one.request, one.at) == ("quantise", "bfloat16 1x2 block=2", [0, 1])
     assert (one.input, one.expected, one.got) == (
         "0x4040 (3)",
         "0x40400000 (3)",

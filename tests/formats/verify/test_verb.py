@@ -88,7 +88,7 @@ def test_json_has_every_row_with_its_mismatches(capsys: Captured) -> None:
     assert content["passed"] is False
     assert content["mismatches"] == sum(row["mismatches"] for row in content["rows"]) > 0
     (gold,) = (r for r in content["rows"] if r["oracle"] == "exact gold")
-    assert {"what", "asked", "at", "input", "expected", "got"} == set(gold["examples"][0])
+    assert {"what", "request", "at", "input", "expected", "got"} == set(gold["examples"][0])
     assert set(content["oracles"]) >= {"ml_dtypes", "gfloat", "en_dtypes", "torchao", "torch"}
     assert len(content["certificates"]) == 1
 

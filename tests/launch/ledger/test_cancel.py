@@ -143,7 +143,7 @@ def test_job_that_does_not_end_in_time_is_said(slurm: FakeSlurm, make_run: MakeR
     module.PATIENCE_S = 0.1
     slurm.answer("squeue", queue_line("7_0", "RUNNING", nodes="n1"))
     run = submitted(make_run, 0, State.RUNNING)
-    words = "job 7_0 running on n1: signalled, but still running"
+    words = "job 7_0 running on n1: still running 0 s after the signal"
     assert cancel(standings([run])) == [Cancelled("m_d_s0-1", words, False)]
 
 
@@ -195,7 +195,7 @@ def test_local_run_that_does_not_end_is_said(
     module.PATIENCE_S = 0.2
     (outcome,) = cancel(standings([local(make_run, processes, "r-1", "stays")]))
     assert not outcome.done
-    assert outcome.words == "here, process 1: signalled, but still running"
+    assert outcome.words == "here, process 1: still running 0 s after the signal"
 
 
 def test_runs_that_wait_for_their_turn_or_for_nobody_are_marked(make_run: MakeRun) -> None:
@@ -217,7 +217,8 @@ def test_run_of_another_machine_is_named_and_left(make_run: MakeRun) -> None:
     (outcome,) = cancel(standings([run]))
     assert not outcome.done
     assert outcome.words == (
-        "far, process 7: not a process of yours on this machine; cancel it where it runs, as the user who started it"
+        "far, process 7: it is not a process of yours here; on far, as the user who started it: quantexp cancel "
+        f"{run.root}"
     )
     assert told(run)[0] is State.RUNNING
 

@@ -138,10 +138,12 @@ def test_run_that_printed_nothing_says_what_it_does(slurm: FakeSlurm, make_run: 
 def test_folder_without_a_configuration_is_refused(make_run: MakeRun) -> None:
     run = make_run()
     run.config.write_text("[]")
-    with pytest.raises(RunError, match=r"config\.yaml is not a run's configuration: TypeError"):
+    with pytest.raises(RunError, match=r"config\.yaml must hold keys with values, got list"):
         shown(run)
     run.config.unlink()
-    with pytest.raises(RunError, match=r"config\.yaml is not a run's configuration: FileNotFound"):
+    with pytest.raises(
+        RunError, match=r"config\.yaml is not a run's configuration: it has no launcher\.n"
+    ):
         shown(run)
 
 

@@ -21,7 +21,7 @@ def test_folder_that_does_not_say_is_unreadable_and_stops_no_other(make_run: Mak
     empty.status.unlink()
     found = standings([broken, empty, whole])
     assert [each.state for each in found] == [None, None, State.COMPLETED]
-    assert found[0].reason.startswith("status.json cannot be read: "), "its name stands beside it"
+    assert found[0].reason.startswith("status.json, line 1: "), "its name stands beside it"
     assert found[1].reason == "it has no status.json: it was never started"
 
 

@@ -178,7 +178,8 @@ def test_background_that_does_not_start_says_why(
     monkeypatch.setattr(Sheet, "write", broken)
     with pytest.raises(
         RunError,
-        match=r"(?s)the background process did not start; the end of .*\.log:\nquantexp: .*cannot be ",
+        match=r"(?s)the background process did not start; the end of .*\.log:\nquantexp: .*"
+        r"\.json is not a sweep of this version: line 1: ",
     ):
         detach(1)
     (run,) = (in_tmp / "runs").glob("llama*")

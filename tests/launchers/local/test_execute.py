@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from quantexp_launchers.local import processes, slots
-from quantexp_launchers.local.execute import _overdue, execute
+from quantexp_launchers.local.execute import Overdue, execute
 from rich.console import Console
 
 from quantexp.errors import RunError
@@ -147,7 +147,9 @@ def test_failure_the_worker_told_is_kept(
 
 
 def test_folder_that_is_no_run_is_refused(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"has no status\.json: it is no run folder, or was never"):
+    with pytest.raises(
+        RunError, match=r"has no status\.json: it is not a run folder, or was never"
+    ):
         outcome(tiny(), RunDir(tmp_path))
 
 
@@ -181,18 +183,13 @@ def test_interrupted_worker_that_could_not_say_so_is_cancelled(
     assert (status.state, status.reason) == (State.CANCELLED, "interrupted")
 
 
-@pytest.mark.parametrize(
-    ("finished", "overdue"),
-    [
-        (None, False),
-        ("2020-01-01T00:00:00+00:00", True),
-        ("2999-01-01T00:00:00+00:00", False),
-    ],
-)
-def test_ranks_that_stay_long_after_rank_0_has_ended_are_overdue(
-    tmp_path: Path, finished: str | None, overdue: bool
-) -> None:
-    run = RunDir(tmp_path)
-    assert not _overdue(run, 1.0)
-    write_status(run.status, Status(State.COMPLETED, finished=finished))
-    assert _overdue(run, 1.0) is overdue
+def test_ranks_that_stay_long_after_rank_0_has_ended_are_overdue(tmp_path: Path) -> None:
+    run, seconds = RunDir(tmp_path), [1000.0]
+    overdue = Overdue(run, 1.0, lambda: seconds[0])
+    assert not overdue.look()
+    write_status(run.status, Status(State.COMPLETED, finished="2020-01-01T00:00:00+00:00"))
+    assert not overdue.look(), "the time that counts is what this process saw pass"
+    seconds[0] += 59
+    assert not overdue.look()
+    seconds[0] += 2
+    assert overdue.look()

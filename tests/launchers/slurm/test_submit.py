@@ -220,10 +220,15 @@ def test_completed_run_is_not_sent_and_nothing_waits_for_it(slurm: Slurm, point:
     experiment, _ = point(1)
     experiment.capture = replace(experiment.capture, level=CaptureLevel.off)
     with open_run(experiment, "cpu", []) as (folder, _):
-        done = replace(status_of(folder.run), state=State.COMPLETED, iteration=8, finished="then")
+        done = replace(
+            status_of(folder.run),
+            state=State.COMPLETED,
+            iteration=8,
+            finished="2026-01-02T00:00:00+00:00",
+        )
         write_status(folder.run.status, done)
     sent, arrays = send([(experiment, 0), point(2, 1)], QUIET)
-    assert sent[0].reason.startswith("already completed then")
+    assert sent[0].reason.startswith("already completed 2026-01-02T")
     assert [array.batch.dependency for array in arrays] == [None]
 
 

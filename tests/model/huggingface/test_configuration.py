@@ -209,16 +209,16 @@ def test_what_is_not_built_is_refused(config: dict[str, Any], words: str) -> Non
 
 
 def test_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"config\.json cannot be read \(No such file or directory\); g"
-    ):
+    with pytest.raises(ConfigError, match=r"config\.json is missing; give a model's config\.json"):
         read_config(tmp_path)
     file = tmp_path / "config.json"
     file.write_text("{")
-    with pytest.raises(ConfigError, match=r"config\.json is no JSON: "):
+    with pytest.raises(ConfigError, match=r"config\.json, line 1: .*; give a model's config\.json"):
         read_config(file)
     file.write_text("[]")
-    with pytest.raises(ConfigError, match=r"is no JSON object; give a model's config\.json"):
+    with pytest.raises(
+        ConfigError, match=r"config\.json: it must be keys with values, got a list; give a m"
+    ):
         read_config(file)
 
 
@@ -296,3 +296,52 @@ def test_every_field_of_the_model_is_published_or_ours() -> None:
     """A new number of ModelConfig must be read from config.json too."""
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     assert fields == {*numbers(LLAMA31, FILE), "name", "from_hf", "init_from"}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {**LLAMA31, "architectures": []},
+            r"architectures must be \['LlamaForCausalLM'\] to be built here, got \[\]",
+        ),
+        ({**LLAMA31, "architectures": 3}, "architectures must be .* got 3"),
+        (
+            {"model_type": ["llama"], "architectures": 3},
+            r"of model_type \['llama'\] \(none named\)",
+        ),
+        ({**LLAMA31, "rope_scaling": 3}, "rope_scaling must be a JSON object or null, got 3"),
+        ({**LLAMA31, "rope_parameters": []}, "rope_parameters must be a JSON object or null"),
+        (
+            {**LLAMA31, "auto_map": {"AutoModelForCausalLM": "mine.Mine"}},
+            "auto_map must be None to be built here, got {'AutoModelForCausalLM': 'mine.Mine'}",
+        ),
+        ({**DEEPSEEK, "auto_map": {"AutoModel": "a.B"}}, "auto_map must be None to be built"),
+        ({**LLAMA31, "quantization_config": {"bits": 4}}, "quantization_config must be None"),
+        (
+            {**LLAMA31, "tie_word_embeddings": "false"},
+            "tie_word_embeddings must be true or false, got 'false'",
+        ),
+        ({**LLAMA31, "attention_bias": 0}, "attention_bias must be False to be built here, got 0"),
+        ({**LLAMA31, "num_key_value_heads": "2"}, "num_key_value_heads must be a number, got '2'"),
+        ({**LLAMA31, "rope_theta": 10000.5}, "rope_theta must be a whole number to be built"),
+        ({**LLAMA31, "rope_theta": float("inf")}, r"rope_theta must be below 1e\+18, got inf"),
+        (
+            {**LLAMA31, "head_dim": None, "hidden_size": 61},
+            "hidden_size must be a multiple of num_attention_heads=6 without head_dim, got 61",
+        ),
+        ({**DEEPSEEK, "norm_topk_prob": 1}, "norm_topk_prob must be true or false, got 1"),
+    ],
+)
+def test_entry_of_a_wrong_type_or_kind_is_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        numbers(config, FILE)
+
+
+def test_code_beside_deepseeks_published_configuration_is_its_own() -> None:
+    code = {
+        "AutoConfig": "configuration_deepseek.DeepseekV2Config",
+        "AutoModel": "modeling_deepseek.DeepseekV2Model",
+        "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM",
+    }
+    assert numbers({**DEEPSEEK, "auto_map": code}, FILE) == numbers(DEEPSEEK, FILE)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantexp.errors import DataError
-from quantexp.model.huggingface.weights import mapped, open_weights
+from quantexp.model.huggingface.weights import open_weights, read_rows
 from tests.model.huggingface.published import LLAMA31, published_model, write
 
 TENSORS = {
@@ -37,11 +37,21 @@ def test_header_says_names_shapes_and_dtypes(single: Path) -> None:
 
 def test_rows_are_those_that_the_library_reads(single: Path) -> None:
     tensors = open_weights(single / "model.safetensors").tensors
-    with mapped() as files:
-        assert torch.equal(files.rows(tensors["a"], 3, 4), TENSORS["a"][3:7])
-        assert torch.equal(files.rows(tensors["b"], 0, 7), TENSORS["b"])
-        files.release()
-        assert torch.equal(files.rows(tensors["c"], 1, 1), TENSORS["c"][1:])
+    assert torch.equal(read_rows(tensors["a"], 3, 4), TENSORS["a"][3:7])
+    assert torch.equal(read_rows(tensors["b"], 0, 7), TENSORS["b"])
+    assert torch.equal(read_rows(tensors["c"], 1, 1), TENSORS["c"][1:])
+
+
+def test_file_that_is_cut_after_it_was_opened_is_an_error(single: Path) -> None:
+    tensors = open_weights(single).tensors
+    file = single / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    last = max(tensors.values(), key=lambda each: each.stop)
+    with pytest.raises(DataError, match=r"model\.safetensors lacks \d+ bytes: it was cut while"):
+        read_rows(last, last.shape[0] - 1, 1)
+    file.unlink()
+    with pytest.raises(DataError, match=r"model\.safetensors cannot be read: No such file"):
+        read_rows(tensors["a"], 0, 1)
 
 
 def test_header_of_odd_length_is_read_too(tmp_path: Path) -> None:
@@ -51,8 +61,7 @@ def test_header_of_odd_length_is_read_too(tmp_path: Path) -> None:
     values = torch.tensor([1.5, -2.0])
     content = len(header).to_bytes(8, "little") + header + values.numpy().tobytes()
     (tmp_path / "model.safetensors").write_bytes(content)
-    with mapped() as files:
-        assert torch.equal(files.rows(open_weights(tmp_path).tensors["x"], 0, 2), values)
+    assert torch.equal(read_rows(open_weights(tmp_path).tensors["x"], 0, 2), values)
 
 
 def test_shards_are_one_model_and_their_division_is_not_in_the_fingerprint(tmp_path: Path) -> None:
@@ -139,7 +148,7 @@ def test_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
 def test_cut_file_is_no_whole_file(single: Path, kept: int) -> None:
     file = single / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(DataError, match=r"model\.safetensors is no whole safetensors file: "):
+    with pytest.raises(DataError, match=r"model\.safetensors is not a complete safetensors file: "):
         open_weights(single)
 
 
@@ -152,8 +161,8 @@ def test_cut_file_is_no_whole_file(single: Path, kept: int) -> None:
             r"a F32 tensor of shape \[3\] in 8 by",
         ),
         ({"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}, "a tensor lies outside it"),
-        ({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}, "a tensor lies outside it"),
-        (5, "no whole safetensors file"),
+        ({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}, "no shape of whole"),
+        (5, "not a complete safetensors file"),
     ],
 )
 def test_header_that_does_not_describe_the_file_is_refused(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantexp.config.compose import compose
-from quantexp.quant import operand
+from quantexp.quant import multiply
 from quantexp.quant.attention import tile_products, tiles
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.plain import context, scores
@@ -235,7 +235,7 @@ def test_tile_is_read_once_for_two_copies_that_differ_in_their_axis(
 
     monkeypatch.setattr(tile_products.TileProducts, "quantised_tile_pair", told)
     for each in ("quantise", "quantise_both", "hadamard"):
-        monkeypatch.setattr(operand, each, counted(getattr(operand, each)))
+        monkeypatch.setattr(multiply, each, counted(getattr(multiply, each)))
     expected, words = READS[name]
     by_tiles(declared(*words), operands(torch.bfloat16, 100))
     assert len(reads) > 1
@@ -260,7 +260,7 @@ def test_amax_of_two_copies_alike_is_seen_once(monkeypatch: pytest.MonkeyPatch) 
 
     def see(x: Tensor, declared: Any, axis: int) -> Tensor:
         seen.append(x)
-        return operand.own_amax(x, declared, axis)
+        return multiply.own_amax(x, declared, axis)
 
     monkeypatch.setattr(tile_products, "own_amax", see)
     for scaling, times in (("exact", 1), ("current", 2)):

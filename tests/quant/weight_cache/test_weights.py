@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantexp.formats import quantise
-from quantexp.quant import operand
+from quantexp.quant import multiply
 from quantexp.quant.hooks import hook_operands
 from quantexp.quant.precision import ModuleId, ModulePrecision, precision_map
 from quantexp.quant.step_state import StepState, seed_of, use_step_state
@@ -54,8 +54,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(sum(axes))
         return both(x, first, second, axes, out)  # type: ignore[arg-type]
 
-    both = operand.quantise_pair
-    monkeypatch.setattr(weights, "quantise_operand", counted(operand.quantise_operand))
+    both = multiply.quantise_pair
+    monkeypatch.setattr(weights, "quantise_operand", counted(multiply.quantise_operand))
     monkeypatch.setattr(weights, "quantise_pair", by_two)
     return made
 
@@ -239,9 +239,9 @@ def test_steps_write_to_the_same_memory_and_the_copies_stay_right(fmt: str, seve
             for each, w in zip((precision, other), pair, strict=True):
                 first, second = weights.weight_operands(each)
                 rows = copies.for_fprop(each, w, dgrad_follows=True)
-                assert torch.equal(rows, operand.quantise_operand(w, first, -1))
+                assert torch.equal(rows, multiply.quantise_operand(w, first, -1))
                 taken.add(rows.data_ptr())
-                expected.append(operand.quantise_operand(w, second, 0))
+                expected.append(multiply.quantise_operand(w, second, 0))
             columns = [
                 copies.for_dgrad(p, w) for p, w in zip((precision, other), pair, strict=True)
             ]

@@ -1,3 +1,4 @@
+import json
 import shutil
 import socket
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from quantexp.data.sample import read_sample, sample_prefix
 from quantexp.data.sources import Document
 from quantexp.data.tokenizers.load import ByteTokenizer
 from quantexp.errors import DataError
+from quantexp.training.log import LOG
 from quantexp.training.megatron import data_loader
 from quantexp.training.megatron.data_loader import Datasets, batches, build_datasets
 from quantexp.training.megatron.pairs import open_pair
@@ -287,13 +289,44 @@ def test_a_pair_that_differs_from_its_card_is_rejected(
     ):
         build(tmp_path / "own")
     (tmp_path / "own.json").write_text("{")
-    with pytest.raises(DataError, match=r"own\.json: cannot be read .*; prepare the dataset again"):
+    with pytest.raises(DataError, match=r"own\.json, line 1: .*; prepare the dataset again"):
         build(tmp_path / "own")
     (tmp_path / "own.json").write_text('{"version": 0}')
     with pytest.raises(
         DataError, match=r"own\.json: no card of this version .*version 0.*; prepare"
     ):
         build(tmp_path / "own")
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_pair_with_one_changed_bit_is_rejected(
+    build: Callable[..., Datasets], prefix: Path, tmp_path: Path, suffix: str
+) -> None:
+    for path in (*pair_paths(prefix), card_path(prefix)):
+        shutil.copy(path, tmp_path / f"own{path.suffix}")
+    build(tmp_path / "own")
+    content = bytearray((tmp_path / f"own{suffix}").read_bytes())
+    content[200] ^= 1
+    (tmp_path / f"own{suffix}").write_bytes(content)
+    with pytest.raises(
+        DataError, match=rf"own\{suffix} has changed since it was prepared: its hash"
+    ):
+        build(tmp_path / "own")
+
+
+def test_a_pair_without_hashes_is_used_and_the_log_says_so(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (*pair_paths(prefix), card_path(prefix)):
+        shutil.copy(path, tmp_path / f"own{path.suffix}")
+    card = json.loads(card_path(prefix).read_bytes())
+    card_path(tmp_path / "own").write_text(json.dumps({**card, "hashes": None}))
+    messages: list[str] = []
+    monkeypatch.setattr(LOG, "warning", lambda words, *of: messages.append(words % of))
+    data_loader.warn_without_hashes([prefix, tmp_path / "own"])
+    assert messages == [
+        f"{tmp_path / 'own'} was prepared without hashes: damage of equal size is not noticed"
+    ]
 
 
 def test_a_prepared_pair_is_rejected_with_another_tokenizer(prefix: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quantexp.config.compose import compose
 from quantexp.memory.footprint import memory_parts_gb
-from quantexp.quant import operand
+from quantexp.quant import multiply
 from quantexp.quant.precision import ModuleId, precision_map
 from quantexp.quant.weight_cache import weights
 from quantexp.quant.weight_cache.weights import WeightCopies
@@ -117,7 +117,7 @@ def test_each_weight_is_read_once_a_step(
         return count
 
     for name in ("quantise_operand", "quantise_pair"):
-        monkeypatch.setattr(weights, name, count_reads(getattr(operand, name)))
+        monkeypatch.setattr(weights, name, count_reads(getattr(multiply, name)))
     record_training(tiny(*STEPS, "quant=linear_mxfp8", *ONE_STEP, *overrides))
     assert set(reads.values()) == {each}, "two products of four micro-batches, or one read"
     assert len(reads) == 2 * 4
@@ -154,7 +154,7 @@ def test_loaded_weights_drop_the_copies(tiny: Tiny) -> None:
             name: 2 * x if x is not None and x.is_floating_point() else x
             for name, x in gpt.state_dict().items()
         }
-        with copies.step(several=True):
+        with torch.no_grad(), copies.step(several=True):
             before = copies.for_fprop(module.precision, module.weight, True)
             gpt.load_state_dict(state)
             assert copies.num_bytes() == 0

@@ -13,7 +13,7 @@ import pytest
 
 from quantexp.config.compose import compose
 from quantexp.config.sweep.points import compose_points
-from quantexp.config.trackers import check_installed
+from quantexp.config.validate.tracking import check_installed
 from quantexp.errors import ConfigError
 from quantexp.runs.paths import RunDir
 from quantexp.schema import TrackingConfig

@@ -262,7 +262,7 @@ def test_status_that_cannot_be_read_is_not_the_end(
 
     assert Upload(server, run).follow(is_worker_alive)
     assert server.ends == [(State.COMPLETED, "")]
-    assert "status.json cannot be read" in caplog.text
+    assert "status.json, line 1: " in caplog.text
 
 
 def test_folder_that_is_no_run_is_refused(

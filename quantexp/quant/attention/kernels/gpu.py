@@ -43,8 +43,7 @@ from quantexp.quant.attention.kernels.launches import (
 )
 from quantexp.quant.attention.plain import by_token
 from quantexp.quant.attention.tile_products import TILE_OPERANDS
-from quantexp.quant.multiply import product_scale
-from quantexp.quant.operand import follows_own_amax
+from quantexp.quant.multiply import follows_own_amax, product_scale
 from quantexp.quant.precision import Entry, ModulePrecision
 from quantexp.quant.sites import (
     DGRAD_K_DS,

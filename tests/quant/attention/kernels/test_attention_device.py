@@ -12,7 +12,7 @@ import torch
 from quantexp.quant.attention import tiled
 from quantexp.quant.attention.call import AttentionCall
 from quantexp.quant.attention.kernels.agreement import BOUND
-from quantexp.quant.attention.kernels.choice import kernels_for
+from quantexp.quant.attention.tiled import kernels_for
 from quantexp.quant.product_context import watch_products
 from quantexp.quant.step_state import StepState, use_step_state
 

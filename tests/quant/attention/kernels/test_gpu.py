@@ -8,9 +8,9 @@ import torch
 from quantexp.formats.kernels import gpu as quantising
 from quantexp.formats.kernels.choice import torch_alone
 from quantexp.quant.attention.call import AttentionCall
-from quantexp.quant.attention.kernels.choice import kernels_for
 from quantexp.quant.attention.kernels.gpu import claims, obstacles, padded
 from quantexp.quant.attention.kernels.launches import launch_for
+from quantexp.quant.attention.tiled import kernels_for
 
 from .tiled_cases import FULL_HIFP8, FULL_MXFP8, SCHEMES, declared
 

@@ -1,0 +1,1 @@
+"""Checks a capture folder: every file, every line, every count."""

@@ -1,0 +1,45 @@
+"""The content of precision.json: the precision map, with the calls and the proof of each of its entries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Required, TypedDict
+
+from quantexp.reading.json_files import require_json
+from quantexp.reading.typed import Count
+
+
+class PrecisionEntry(TypedDict, total=False):
+    """A slot of the map; it has the options of its format besides, and the proof's keys after the proof."""
+
+    layer: Count | None
+    module: str
+    site: str
+    product: str
+    operand: str
+    format: Required[str]
+    calls: Count
+    recomputed_calls: Count
+    quantised_calls: Count
+    status: str
+    reason: str
+
+
+class Precision(TypedDict, total=False):
+    """The proof of one iteration."""
+
+    iteration: Count
+    proved: bool
+    quantised_calls: Count
+    failures: list[str]
+    router_calls: dict[str, Count]
+    entries: Required[list[PrecisionEntry]]
+
+
+def read_precision(file: Path) -> Precision:
+    """The content of precision.json.
+
+    Raises:
+        UnreadableError: names the file and what is wrong with it.
+    """
+    return require_json(file, Precision)

@@ -1,0 +1,28 @@
+"""Messages of one line and a bounded length, whatever values they quote."""
+
+from __future__ import annotations
+
+import re
+
+from quantexp.terminal.escaping import printable_line
+
+#: Characters of a word, and of a whole message, that are shown; a word may be a path.
+LONGEST_WORD, LONGEST_MESSAGE = 400, 2000
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
+
+
+def one_short_line(message: str) -> str:
+    """The message in one line; the middle of a long word, and of a long message, is replaced by its length.
+
+    Characters that act on a terminal instead of being shown are escaped.
+    """
+    shown = printable_line(" ".join(message.split()))
+    words = _LONG_WORD.sub(lambda word: _shortened(word[0], LONGEST_WORD), shown)
+    return _shortened(words, LONGEST_MESSAGE)
+
+
+def _shortened(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    edge = longest // 4
+    return f"{text[:edge]}...({len(text) - 2 * edge:,} characters)...{text[-edge:]}"

@@ -1,0 +1,155 @@
+"""No optimizer step with a loss or gradient that is NaN or Inf; the decision is the same on all ranks.
+
+The norm that clips the gradient is NaN or Inf if one element is, so the decision costs no pass over the gradient. What
+was first is searched only when a step is left out. Its order is that of the backward pass: the output layer first, the
+embedding last, each layer from its last product to its first. A tied embedding is last, although its gradient begins
+at the output layer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from torch import Tensor
+
+from quantexp.errors import RunError
+from quantexp.training.megatron.collectives import any_rank, gather
+from quantexp.training.megatron.model import scheme_modules
+
+#: The parameters of an attention in the order of the forward pass; Megatron registers them in another.
+_ATTENTION = (
+    *("linear_qkv", "linear_q_proj", "linear_q_down_proj", "q_layernorm", "linear_q_up_proj"),
+    *("linear_kv_down_proj", "kv_layernorm", "linear_kv_up_proj", "linear_proj"),
+)
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether no element is NaN or Inf; allocates nothing of the tensor's size.
+
+    A finite sum has finite terms only. A sum that is not finite may have overflowed, so a second pass decides.
+    """
+    if x.numel() == 0 or not x.is_floating_point():
+        return True
+    x = x.detach()
+    return math.isfinite(x.sum()) or all(math.isfinite(end) for end in x.aminmax())
+
+
+def first_nonfinite(named: Iterable[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
+    """The first named tensor with an element that is NaN or Inf; None if there is none."""
+    return next(((name, x) for name, x in named if not is_finite(x)), None)
+
+
+def count_words(x: Tensor) -> str:
+    """How many elements are NaN or Inf, for a message: `3 of 4,096 values are NaN or Inf`."""
+    return f"{int((~x.isfinite()).sum()):,} of {x.numel():,} values are NaN or Inf"
+
+
+def require_finite(
+    named: Iterable[tuple[str, Tensor]], folder: Path
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass on the named tensors of a checkpoint, each after a check.
+
+    Raises:
+        RunError: names the checkpoint's folder and the first tensor with an element that is NaN or Inf.
+    """
+    for name, x in named:
+        if not is_finite(x):
+            raise RunError(
+                f"the checkpoint {folder} is not written: {count_words(x)} in {name}; start from an earlier checkpoint "
+                "with a lower training.lr, or set training.clip_grad"
+            )
+        yield name, x
+
+
+def tensors_in(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors and floats in nested dicts and lists, named by their keys: `optimizer.state.0.exp_avg`."""
+    if isinstance(state, Tensor):
+        yield name, state
+    elif isinstance(state, float):
+        yield name, torch.tensor(state)
+    elif isinstance(state, dict | list | tuple):
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from tensors_in(value, f"{name}.{key}" if name else str(key))
+
+
+def agree_on_overflow(optimizer: Any) -> None:
+    """Make the ranks agree on whether an fp16 gradient overflows, so that their loss scales stay equal."""
+    for each in chained(optimizer):
+        if getattr(each, "grad_scaler", None) is not None:
+            overflows: Callable[[], bool] = each._unscale_main_grads_and_check_for_nan
+            each._unscale_main_grads_and_check_for_nan = lambda check=overflows: any_rank(check())
+
+
+def step_if_finite(optimizer: Any, loss: float) -> tuple[bool, float]:
+    """Megatron's `step` of an optimizer, left out on all ranks if the loss or the gradient's norm is not finite.
+
+    Returns whether the optimizer stepped, and the norm; Inf if an fp16 gradient overflowed. `loss` is the same on all
+    ranks.
+    """
+    if optimizer.prepare_grads():
+        return False, math.inf
+    norm = float(optimizer.get_grad_norm())
+    if any_rank(not (math.isfinite(loss) and math.isfinite(norm))):
+        return False, norm
+    for each in chained(optimizer):
+        if (parameters := each.get_parameters()) and each.config.clip_grad > 0.0:
+            clip_grad_by_total_norm_fp32(parameters, each.config.clip_grad, norm)
+    return bool(optimizer.step_with_ready_grads()), norm
+
+
+def chained(optimizer: Any) -> list[Any]:
+    """The optimizers of a ChainedOptimizer; any other optimizer alone."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def cause(gpt: GPTModel, losses: list[float]) -> str:
+    """What was not finite in the step that all ranks just left out, for a message; every rank calls this.
+
+    Args:
+        gpt: the model, its gradients as the optimizer received them.
+        losses: this rank's loss of each micro-batch.
+    """
+    by_rank = gather((losses, _first_gradient(gpt)))
+    for rank, (of_rank, _) in enumerate(by_rank):
+        for micro_batch, loss in enumerate(of_rank):
+            if not math.isfinite(loss):
+                return f"the loss of micro-batch {micro_batch} on rank {rank} is {loss}"
+    gradients = [words for _, words in by_rank if words is not None]
+    return gradients[0] if gradients else "the norm of a finite gradient exceeds float32"
+
+
+def _first_gradient(gpt: GPTModel) -> str | None:
+    first = first_nonfinite(gradients(gpt))
+    if first is None:
+        return None
+    name, gradient = first
+    labels = {id(getattr(m, "weight", None)): m_id for m_id, m in scheme_modules(gpt).items()}
+    module = labels.get(id(gpt.get_parameter(name)))
+    slot = "" if module is None else f" ({module} linear.wgrad)"
+    return (
+        f"the gradient of {name}{slot} is the first in the order of the backward pass that is not finite: "
+        f"{count_words(gradient)}"
+    )
+
+
+def gradients(gpt: GPTModel) -> Iterator[tuple[str, Tensor]]:
+    """The main gradients in the order of the backward pass."""
+    named: dict[str, Any] = dict(gpt.named_parameters())
+    for _, group in itertools.groupby(
+        reversed(named), lambda n: n.partition(".self_attention.")[0]
+    ):
+        for name in sorted(group, key=_place, reverse=True):
+            yield name, named[name].main_grad
+
+
+def _place(name: str) -> int:
+    """The place in its attention's forward pass; the same for all other parameters."""
+    part = name.split(".")[-2]
+    return _ATTENTION.index(part) if part in _ATTENTION else -1
