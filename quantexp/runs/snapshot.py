@@ -21,6 +21,7 @@ from pathlib import Path
 import quantexp
 from quantexp.errors import RunError
 from quantexp.folders import conf_dir
+from quantexp.runs.disk import explanation
 from quantexp.runs.paths import RunsRoot
 from quantexp.runs.provenance import read_provenance
 from quantexp.runs.secret_files import ignored_by_git, may_hold_secrets
@@ -63,10 +64,11 @@ def take_snapshot(root: Path) -> Path:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         if not folder.is_dir():  # otherwise another process was faster
-            raise RunError(
-                f"the source cannot be copied to {folder.parent}: {error.strerror}; set paths.root to a folder that "
-                "can be written"
-            ) from error
+            error.filename = str(folder)
+            words = explanation(error) or (
+                f"{folder} cannot be written ({error.strerror}); set paths.root to another folder"
+            )
+            raise RunError(f"the source cannot be copied: {words}") from error
     return folder
 
 

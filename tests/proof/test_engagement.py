@@ -134,7 +134,7 @@ def test_a_linear_scheme_that_also_quantises_attention_fails(
     monkeypatch.setattr(
         quantexp.quant.multiply,
         "quantise_operand",
-        lambda x, operand, axis: quantise(x, "mxfp8", axis=axis),
+        lambda x, operand, axis, *_, **__: quantise(x, "mxfp8", axis=axis),
     )
     reason = failure(run_tiny("quant=linear_mxfp8", *ONE_STEP, expect=1))
     assert "attention qk.fprop.q: declared bf16" in reason

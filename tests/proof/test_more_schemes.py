@@ -167,7 +167,7 @@ def test_a_bf16_baseline_in_a_later_format_fails(
     monkeypatch.setattr(
         quantexp.quant.multiply,
         "quantise_operand",
-        lambda x, operand, axis: quantise(x, fmt, axis=axis),
+        lambda x, operand, axis, *_, **__: quantise(x, fmt, axis=axis),
     )
     reason = failure(run_tiny("quant=bf16", *ONE_STEP, expect=1))
     assert "declared bf16" in reason
@@ -194,8 +194,8 @@ def test_a_forward_copy_that_the_backward_makes_again_repeats_its_numbers(
 ) -> None:
     seen: dict[str, list[Tensor]] = {}
 
-    def watched(x: Tensor, operand: QuantSpec, axis: int) -> Tensor:
-        y = quantise_operand(x, operand, axis)
+    def watched(x: Tensor, operand: QuantSpec, axis: int, *rest: Any, **keywords: Any) -> Tensor:
+        y = quantise_operand(x, operand, axis, *rest, **keywords)
         seen.setdefault(operand.stream, []).append(y)
         return y
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -95,8 +97,22 @@ def test_vanished_snapshot_is_refused(tmp_path: Path) -> None:
 
 def test_snapshot_that_cannot_be_written_is_a_clean_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
-    with pytest.raises(RunError, match=r"the source cannot be copied to .*: .*; set paths\.root"):
+    words = r"the source cannot be copied: .* cannot be written \(Not a directory\); set paths\.root to another folder"
+    with pytest.raises(RunError, match=words):
         taken(tmp_path / "runs")
+
+
+def test_snapshot_on_a_full_disk_says_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: object, target: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    words = r"the source cannot be copied: .* \(No space left on device: .* are free\); free some space on the disk of"
+    with pytest.raises(RunError, match=words):
+        taken(tmp_path / "runs")
+    assert not list((tmp_path / "runs" / "snapshots").iterdir())
 
 
 def test_python_imports_the_snapshot_even_inside_a_checkout(snapshot: Path, tmp_path: Path) -> None:
