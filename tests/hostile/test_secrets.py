@@ -6,27 +6,33 @@ import copy
 import json
 import re
 import string
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from quantexp_launchers.slurm.batch import Batch
 from quantexp_launchers.slurm.sbatch import script
 
 from quantexp.config.compose import compose
-from quantexp.config.load import plain
+from quantexp.config.load import plain, save
 from quantexp.errors import ConfigError, QuantexpError
 from quantexp.launch.attempt import open_run
 from quantexp.runs import snapshot
 from quantexp.runs.metrics import Metrics
+from quantexp.runs.paths import RunDir
 from quantexp.runs.provenance import Source
 from quantexp.runs.redaction import redacted, refuse_secrets, secrets
+from quantexp.runs.status import State, Status, write_status
 from quantexp.runs.token_shapes import is_secret_name
 from quantexp.schema import Experiment
-from quantexp.training.tracking.upload import error_line
+from quantexp.training.tracking.events import TrackedRun
+from quantexp.training.tracking.trackers import BACKENDS
+from quantexp.training.tracking.upload import Upload, error_line
 from quantexp.training.worker import Worker
 
 Tiny = Callable[..., Experiment]
@@ -175,6 +181,42 @@ def test_no_byte_of_a_prepared_and_failed_run_holds_a_secret(
                     if line.startswith("-----"):
                         continue
                     assert line not in content, (place, line)
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
+def test_no_request_to_a_tracker_holds_a_secret(
+    tiny: Tiny,
+    cases: Iterator[Random],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tracker: str,
+) -> None:
+    """Every call of the tracker's library, for a run that ended with an error full of secrets."""
+    run = RunDir(tmp_path / "runs" / "tiny_data_bf16-0a1b2c3d")
+    run.logs.mkdir(parents=True)
+    experiment = tiny(f"tracking.{tracker}.enabled=true")
+    save(experiment, run.config)
+    for random in cases:
+        variable, of_variable = random.choice(NAMES), secret(random)
+        shape = SHAPES[random.choice(list(SHAPES))](random)
+        reason = f"401 for {of_variable}, {shape} at https://me:{NAMED['wandb'](random)}@host"
+        library = MagicMock()
+        library.init.return_value.configure_mock(dir=str(tmp_path / "w" / "files"), url="http://w")
+        status = Status(created="2026-01-02T03:04:05+00:00", state=State.FAILED, reason=reason)
+        write_status(run.status, status)
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, of_variable)
+            for name in ("", ".tracking", ".entities", ".exceptions"):
+                patch.setitem(sys.modules, f"{tracker}{name}", library)
+            tracked = TrackedRun(run, experiment, run.attempt, status.created)
+            assert Upload(BACKENDS[tracker], tracked).follow(lambda: False)
+        requests = str(library.mock_calls)
+        assert "401 for <" in requests
+        for value in (of_variable, shape, reason.split("me:")[1].split("@")[0]):
+            assert not any(
+                line in requests for line in value.splitlines() if not line.startswith("-----")
+            )
+        run.delivery(tracker).unlink()
 
 
 def contents(root: Path) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ _BLOCK, _ZSTD_BLOCK = 1 << 16, 1 << 10
 #: Largest unpacked block of gzip and bzip2.
 _MAX_UNPACKED = 1 << 20
 #: A file of more content than this that expands more than so many times is refused; no text does.
-_MAX_CONTENT, _MAX_EXPANSION = 1 << 30, 1000
+_MAX_CONTENT, _MAX_EXPANSION = 1 << 28, 1000
 #: First bytes of a packed file -> name of the format.
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 

@@ -73,12 +73,11 @@ class HuggingFaceTokenizer:
         Args:
             path: the file or folder.
             eod: the name of the token that ends a document; None selects `eos_token` of a `tokenizer_config.json`
-            beside
-                it, else one of the usual names.
+                beside it, else one of the usual names.
 
         Raises:
-            DataError: `tokenizers` is not installed, or the file is missing, unreadable or has no end-of-document
-            token.
+            DataError: `tokenizers` is not installed, or the file is missing, unreadable or has no token that ends a
+                document.
         """
         file = path / "tokenizer.json" if path.is_dir() else path
         content = _read_tokenizer_json(file)

@@ -11,10 +11,11 @@ or with a special token.
 """
 
 import importlib
-import json
 import re
 from itertools import chain
 from typing import Any
+
+from quantexp.reading.json_files import json_of
 
 #: How `ByteLevel` itself splits text (GPT-2).
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -86,7 +87,10 @@ def words_of(library_tokenizer: Any, content: bytes) -> Words | None:
         library_tokenizer: the object of the `tokenizers` library.
         content: its `tokenizer.json`.
     """
-    parts = json.loads(content)
+    try:
+        parts = json_of(content)
+    except ValueError:  # beyond the bounds of JSON that is read here
+        return None
     pattern = _pattern(parts)
     if pattern is None or _REPEATED_GROUP.search(pattern):
         return None

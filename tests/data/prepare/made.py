@@ -73,6 +73,14 @@ def multistream(content: bytes) -> bytes:
     return b"".join(bz2.compress(piece) for piece in pieces)
 
 
+def zstd_of_one_byte(byte: bytes, count: int) -> bytes:
+    """One frame with the largest window, 2 GiB, in which each block repeats a byte 131,072 times (RFC 8878, 3.1.1)."""
+    size = 1 << 17
+    header = bytes.fromhex("28b52ffd00a8")
+    repeats, last = [((size << 3) | (1 << 1) | end).to_bytes(3, "little") + byte for end in (0, 1)]
+    return header + repeats * (count // size - 1) + last
+
+
 def zstd(content: bytes) -> bytes:
     """Two frames, as some tools write them."""
     half = len(content) // 2

@@ -21,7 +21,18 @@ from quantexp.data.prepare.outputs import make_output, read_arrays
 from quantexp.data.prepared import read_card
 from quantexp.errors import DataError
 
-from .made import content_of, dump, lines, multistream, parquet, prepared, rows, texts, zstd
+from .made import (
+    content_of,
+    dump,
+    lines,
+    multistream,
+    parquet,
+    prepared,
+    rows,
+    texts,
+    zstd,
+    zstd_of_one_byte,
+)
 
 GOOD = lines(rows(texts(3)))
 BAD = b'{"id": 1\n{"id": "b"}\n{"text": "\xff"}\n[1]\n'
@@ -110,8 +121,9 @@ def test_a_cut_parquet_file_ends_it(tmp_path: Path) -> None:
         ("a.gz", gzip.compress(b"\n" * (50 << 20), mtime=0)),
         ("a.bz2", bz2.compress(b"\n" * (50 << 20))),
         ("a.zst", zstd(b"\n" * (50 << 20))),
+        ("a.zst", zstd_of_one_byte(b"\n", 50 << 20)),
     ],
-    ids=["gzip", "bzip2", "zstd"],
+    ids=["gzip", "bzip2", "zstd", "zstd with a window of 2 GiB"],
 )
 def test_a_file_that_expands_more_than_text_is_refused_in_small_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
