@@ -108,7 +108,7 @@ def test_dead_rank_ends_the_others_at_once_and_is_named(
     plain.wait_state(job_id, "FAILED", 30)
     status = status_of(run)
     assert status.state is State.FAILED
-    assert status.reason.startswith("rank 1 did not end by itself (killed, out of memory, or hang")
+    assert status.reason.startswith("rank 1: was ended by SIGKILL (out of memory?); see ")
 
 
 def test_later_stage_starts_after_every_run_of_the_first_completed(

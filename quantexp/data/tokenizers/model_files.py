@@ -64,8 +64,7 @@ class TiktokenTokenizer:
 
         Raises:
             DataError: `tiktoken` is not installed; the file cannot be read or is not a file of ranks; the number of
-            ranks
-                is unpublished and there is no pattern; or there is no such `eod`.
+                ranks is unpublished and there is no pattern; or there is no such `eod`.
         """
         library = _library("tiktoken", "tiktoken")
         content = _read(path)

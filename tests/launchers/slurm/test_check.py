@@ -99,7 +99,7 @@ def test_argument_of_srun_that_changes_the_layout_is_refused(argument: str, reme
     check(request(srun_args=["--mpi=none", "--no-kill", "-v"]))
 
 
-@pytest.mark.parametrize("name", ["arr", "a", "tim", "ntask", "outp", "export-f", "e"])
+@pytest.mark.parametrize("name", ["arr", "a", "tim", "ntask", "tasks", "outp", "export-f", "e"])
 def test_beginning_of_an_option_of_quantexp_is_refused_as_that_option(name: str) -> None:
     assert refusal(sbatch={name: "1"}).startswith(f"launcher.sbatch.{name} cannot be set: ")
 
@@ -108,7 +108,10 @@ def test_option_that_is_longer_than_one_of_quantexp_is_another() -> None:
     check(request(sbatch={"mem-per-cpu": "2G", "time-min": "5", "wait-all-nodes": "1"}))
 
 
-@pytest.mark.parametrize("argument", ["--ntask=3", "--no=2", "-un4", "-vQN2", "-n", "-K0", "--he"])
+@pytest.mark.parametrize(
+    "argument",
+    ["--ntask=3", "--tasks=2", "--job=7", "--no=2", "-un4", "-vQN2", "-n", "-K0", "--he"],
+)
 def test_abbreviated_and_joined_options_of_srun_are_refused(argument: str) -> None:
     words = refusal(srun_args=[argument])
     assert words.startswith(f"launcher.srun_args={argument} cannot be set: ")
