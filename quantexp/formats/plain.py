@@ -52,7 +52,8 @@ def check_input(x: object, name: str = "x") -> None:
     """Refuse what cannot be quantised.
 
     Raises:
-        TypeError: not a tensor; not one of bfloat16, float16 and float32; or sparse, nested or without values.
+        TypeError: not a tensor; not one of bfloat16, float16 and float32; or sparse, nested, distributed or without
+            values.
     """
     if type(x) is Tensor and _is_dense(x) and x.dtype in INPUT_DTYPES:
         return
@@ -98,6 +99,11 @@ _REFUSED: tuple[tuple[Callable[[Tensor], bool], str, Callable[[str], str]], ...]
         lambda x: x.is_meta,
         "meta",
         lambda name: f"{name} has no values, so load them, or trace shapes with FakeTensorMode",
+    ),
+    (
+        lambda x: type(x).__module__.startswith("torch.distributed.tensor"),
+        "distributed",
+        lambda name: f"pass {name}.full_tensor(), or {name}.to_local() if no block lies in two shards",
     ),
 )
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from quantexp.formats import quantise
@@ -48,6 +51,19 @@ def test_what_memory_does_not_show_is_not_plain() -> None:
 def test_what_cannot_be_quantised_is_refused_with_a_remedy(x: object, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         check_input(x)
+
+
+def test_a_distributed_tensor_is_refused_with_a_remedy() -> None:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        x = distribute_tensor(X, mesh, [Shard(0)])
+        words = r"x must be a dense tensor, got a distributed one: pass x\.full_tensor\(\), or x\.to_local"
+        with pytest.raises(TypeError, match=words):
+            quantise(x, "mxfp8")
+        assert torch.equal(quantise(x.to_local(), "mxfp8"), quantise(X, "mxfp8"))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_an_amax_is_a_real_constant() -> None:

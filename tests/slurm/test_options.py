@@ -9,14 +9,13 @@ import pytest
 from quantexp_launchers.slurm.check import _OWN_OPTIONS, check_request
 
 from quantexp.errors import ConfigError
-from quantexp.schema import LauncherConfig, LauncherKind
+from quantexp.schema import LauncherConfig
 
 #: Set by the command below itself.
 _OF_COMMAND = {"test-only", "verbose", "wrap"}
 _SET = re.compile(r"^sbatch: (\S+)\s+: ", re.MULTILINE)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("plain")
 def test_no_spelling_of_an_option_of_quantexp_is_accepted() -> None:
     """sbatch says which options a beginning of a name sets; `--tasks` sets `ntasks-per-node`."""
@@ -31,7 +30,7 @@ def test_no_spelling_of_an_option_of_quantexp_is_accepted() -> None:
         if (set(_SET.findall(printed)) - _OF_COMMAND).isdisjoint(_OWN_OPTIONS):
             continue
         refused += 1
-        launcher = LauncherConfig(kind=LauncherKind.SLURM, sbatch={spelling: "1"})
+        launcher = LauncherConfig(kind="slurm", sbatch={spelling: "1"})
         with pytest.raises(ConfigError, match=f"sbatch.{spelling} cannot be set: "):
             check_request(launcher)
     assert refused > 100
