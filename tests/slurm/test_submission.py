@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import sys
@@ -20,13 +21,14 @@ from quantexp.runs.paths import RunDir
 from quantexp.runs.ranks import read_record
 from quantexp.runs.status import State
 
-from .cluster import Cluster
+from .cluster import NODES, Cluster
 from .launched import (
     ENDLESS,
     HELD,
     SMALL,
     status_of,
     submitted,
+    until,
     until_state,
     until_training,
 )
@@ -109,6 +111,28 @@ def test_dead_rank_ends_the_others_at_once_and_is_named(
     status = status_of(run)
     assert status.state is State.FAILED
     assert status.reason.startswith("rank 1: was ended by SIGKILL (out of memory?); see ")
+
+
+def test_job_waits_for_a_cluster_in_maintenance(
+    plain: Cluster, tiny_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in NODES:
+        plain.scontrol("update", f"nodename={node}", "state=drain", "reason=maintenance")
+    words = [*tiny_words, *SMALL, "launcher.setup=['exit 0']", f"paths.root={tmp_path}"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "the job waits for nodes that are out of service: n[1-2] (maintenance)" in printed
+    (run,) = tmp_path.glob("llama*")
+
+    def reason() -> bool:
+        assert main(["status", str(tmp_path)]) == 0
+        table = capsys.readouterr().out
+        return "pending" in table and bool(re.search(r"waiting \(.*(n\[1-2\]|DRAINED)", table))
+
+    until("waiting for the nodes", reason, 30)
+    for node in NODES:
+        plain.scontrol("update", f"nodename={node}", "state=resume")
+    plain.wait_state(str(status_of(RunDir(run)).job_id), "COMPLETED")
 
 
 def test_later_stage_starts_after_every_run_of_the_first_completed(

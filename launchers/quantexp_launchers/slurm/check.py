@@ -160,6 +160,16 @@ def _own(what: str, key: str | None) -> ConfigError:
     return ConfigError(f"{what} cannot be set: {remedy}")
 
 
+def nodes_out_of_service(partition: str | None) -> str:
+    """The drained, failed and lost nodes as `n1 (maintenance), n2 (disk)`; empty if there are none, or no answer."""
+    command = ["sinfo", "--noheader", "--states=drain,down,fail,maint", "--format=%N (%E)"]
+    try:
+        lines = run_client([*command, *([f"--partition={partition}"] if partition else [])])
+    except ClientError:
+        return ""
+    return ", ".join(dict.fromkeys(line.strip() for line in lines.splitlines() if line.strip()))
+
+
 def check_time(launcher: LauncherConfig) -> None:
     """Check the partition's time limit; a cluster without enforced limits accepts a longer job but never starts it.
 

@@ -30,12 +30,14 @@ from quantexp.runs.paths import Submission
 from quantexp.runs.snapshot import environment
 from quantexp.schema import ContainerRuntime, LauncherConfig
 from quantexp_launchers.slurm.batch import Batch
-from quantexp_launchers.slurm.check import check_time
+from quantexp_launchers.slurm.check import check_time, nodes_out_of_service
 from quantexp_launchers.slurm.clients import CLIENT_S
 from quantexp_launchers.slurm.job import NOTHING_TO_DO, REQUEUE
 
 #: The id of this job. The bare id of an array may also be a task's, and selects all tasks in scontrol.
 _OWN_JOB = "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+#: The answer of `sbatch --test-only` if no nodes in service can run the job.
+_NO_NODES = "Requested node configuration is not available"
 #: Prefixes of variables that sbatch reads as options (SBATCH_), or that describe an enclosing job.
 _CONFUSING = ("SBATCH_", "SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_")
 #: Variables with these prefixes that select the cluster, which stay.
@@ -234,15 +236,29 @@ def require_slurm() -> None:
             )
 
 
-def check(batch: Batch) -> None:
+def check(batch: Batch) -> str | None:
     """Check with the scheduler that it would accept the batch and could start it; submits nothing.
+
+    `--test-only` counts only nodes in service. Where others are out of service, for instance during maintenance, a
+    batch that needs them passes the check: sbatch itself accepts it, and the job waits for them.
+
+    Returns:
+        What a user should know about a batch that could not be checked, or None.
 
     Raises:
         RunError: SLURM is not installed, does not answer, or refuses the batch; with SLURM's message.
     """
     require_slurm()
-    _sbatch(["--test-only"], script(batch), batch.launcher)
+    notice = None
+    try:
+        _sbatch(["--test-only"], script(batch), batch.launcher)
+    except RunError as error:
+        nodes = nodes_out_of_service(batch.launcher.partition) if _NO_NODES in str(error) else ""
+        if not nodes:
+            raise
+        notice = f"the job waits for nodes that are out of service: {nodes}"
     check_time(batch.launcher)
+    return notice
 
 
 def refusal(output: str) -> str:

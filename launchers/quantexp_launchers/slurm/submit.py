@@ -122,7 +122,8 @@ def send(
     root = _common_root([experiment for experiment, _ in points])
     check_root(root, [experiment.launcher for experiment, _ in points])
     for batch in batches(root, "quantexp", [Ready(e, stage, root) for e, stage in points], root):
-        check(batch)
+        if (notice := check(batch)) is not None:
+            console.print(notice, soft_wrap=True, markup=False)
     with contextlib.ExitStack() as locks:
         folders = _open_runs(points, locks)
         for folder in folders:

@@ -34,7 +34,7 @@ with open({calls!r}, "a") as calls:
 """
 TAKES = 'if "--test-only" not in sys.argv: print("7")'
 
-Calls = Callable[[], list[dict[str, Any]]]
+Calls = Callable[..., list[dict[str, Any]]]
 Client = Callable[..., None]
 
 
@@ -109,6 +109,33 @@ def test_scheduler_is_asked_about_the_very_script(
     (call,) = calls()
     assert call["argv"][1:] == ["--test-only"]
     assert call["stdin"] == script(one)
+
+
+#: Stands in for an sbatch on whose cluster no node in service can run the job.
+NO_NODES = (
+    'sys.exit("allocation failure: Requested node configuration is not available") '
+    'if "--test-only" in sys.argv else print("7")'
+)
+
+
+def test_batch_that_only_nodes_out_of_service_can_run_is_submitted_with_a_notice(
+    client: Client, calls: Calls, batch: Callable[..., Batch]
+) -> None:
+    client("sbatch", NO_NODES)
+    client("sinfo", 'print("n[1-2] (maintenance)\\nlo* infinite")')
+    notice = "the job waits for nodes that are out of service: n[1-2] (maintenance), lo* infinite"
+    assert check(batch(partition="lo")) == notice
+    assert "--partition=lo" in calls("sinfo")[0]["argv"]
+    assert submit(batch()) == ["7"]
+
+
+def test_batch_that_no_node_can_run_is_refused(client: Client, batch: Callable[..., Batch]) -> None:
+    client("sbatch", NO_NODES)
+    client("sinfo", "pass")
+    with pytest.raises(
+        RunError, match="SLURM refuses the job: Requested node configuration is not"
+    ):
+        check(batch(mem_gb=5000.0))
 
 
 @pytest.mark.parametrize(
