@@ -1,4 +1,4 @@
-"""Synthetic captures in run folders, as quantexp's writer leaves them."""
+"""Synthetic captures in run folders, as quantexp writes them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Capture:
         formats: dict[str, dict[str, Any]] | None = None,
         file: str | None = None,
     ) -> dict[str, Any]:
-        """Save a tensor (unless `file` names one that is there) and write its line."""
+        """Save a tensor (unless `file` names an existing one) and write its line."""
         layer_type = "attention" if module == "attention" else "linear"
         backward = "grad" in name or (file is not None and name == "weight")
         after = name in ("output", "attn_weights") or name.startswith(
@@ -101,12 +101,12 @@ class Capture:
         return line
 
     def write(self, tail: str = "") -> None:
-        """The manifest anew, with `tail` at its end."""
+        """Write the manifest, with `tail` at its end."""
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
         (self.dir / "manifest.jsonl").write_text(text + tail)
 
     def add_layers(self, num_layers: int, tokens: int = 64, width: int = 64) -> None:
-        """A decoder under FA_linear_mxfp8: attention and four linear modules, both passes."""
+        """Add a decoder under FA_linear_mxfp8: attention and four linear modules, both passes."""
         generator = torch.Generator().manual_seed(7)
 
         def normal(scale: float, *shape: int) -> torch.Tensor:
@@ -131,7 +131,7 @@ class Capture:
                 self.add(x * 2.0**-10, "grad_input", module, layer, formats=formats)
 
     def add_config(self) -> None:
-        """The names that a title shows."""
+        """Write the names that a title shows."""
         (self.run_dir / "config.yaml").write_text(
             "model: {name: llama32-1b}\n"
             "dataset: {name: wikipedia, label: wikipedia (built-in sample)}\n"
@@ -139,6 +139,6 @@ class Capture:
         )
 
     def add_metrics(self, losses: list[float]) -> None:
-        """One line an iteration."""
+        """Write one line for each iteration."""
         lines = [json.dumps({"iteration": i, "loss": x}) for i, x in enumerate(losses, start=1)]
         (self.run_dir / "metrics.jsonl").write_text("\n".join(lines) + "\n")

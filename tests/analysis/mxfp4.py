@@ -34,7 +34,7 @@ def sqnr_db(x: np.ndarray) -> float:
 
 
 def shares(x: np.ndarray) -> tuple[float, float]:
-    """Of non-zero elements that became zero, and of elements beyond the largest value at their block's scale."""
+    """The shares of non-zero elements that became zero and of elements beyond the largest value at their scale."""
     q = quantised(x)
     limit = 6 * 2.0 ** scales_of(x)[:, None]
     beyond = np.abs(x.astype(np.float64)).reshape(-1, BLOCK) > limit

@@ -1,4 +1,4 @@
-"""What `analysis.auto` asks for, of a run that was skipped."""
+"""Figures and report of a skipped run, by its `analysis.auto`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RunTiny = Callable[..., RunDir]
 
 
 def skip(experiment: Experiment, run: RunDir) -> str:
-    """What is told when the run is skipped."""
+    """Skip the run and return the printed text."""
     console = Console(file=io.StringIO(), width=200)
     draw_skipped(run, experiment.analysis.drawing, console)
     assert isinstance(console.file, io.StringIO)
@@ -30,7 +30,7 @@ def files(run: RunDir) -> dict[Path, int]:
 
 
 @pytest.mark.slow
-def test_skipped_run_is_drawn_as_it_is_asked_for_now(
+def test_skipped_run_is_drawn_by_its_current_analysis_auto(
     run_tiny: RunTiny, tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb, "allowed_cores", lambda: [0])

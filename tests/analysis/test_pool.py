@@ -1,4 +1,4 @@
-"""What workers do must be importable there, so these evaluate expressions."""
+"""Workers must be able to import their work, so these tests let them evaluate expressions."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def pool() -> Iterator[Pool]:
 def test_results_come_in_order_and_errors_in_their_place(pool: Pool) -> None:
     items = [f"{number}**2" for number in range(20)]
     items[5] = MISSING
-    found = list(pool.each(eval, items))
-    assert [item for item, _ in found] == items
-    assert isinstance(found[5][1], FileNotFoundError)
-    assert [found[n][1] for n in range(20) if n != 5] == [n * n for n in range(20) if n != 5]
+    results = list(pool.each(eval, items))
+    assert [item for item, _ in results] == items
+    assert isinstance(results[5][1], FileNotFoundError)
+    assert [results[n][1] for n in range(20) if n != 5] == [n * n for n in range(20) if n != 5]
 
 
 def test_workers_are_other_processes_with_one_thread_each(pool: Pool) -> None:
@@ -43,21 +43,21 @@ def test_workers_are_other_processes_with_one_thread_each(pool: Pool) -> None:
 
 
 def test_work_is_handed_out_only_a_few_pieces_ahead(pool: Pool) -> None:
-    taken = []
+    numbers = []
 
     def items() -> Iterator[str]:
         for number in range(1000):
-            taken.append(number)
+            numbers.append(number)
             yield str(number)
 
     results = pool.each(eval, items())
     next(results)
     assert isinstance(results, Generator)
     results.close()
-    assert len(taken) < 20
+    assert len(numbers) < 20
 
 
-def test_work_that_ends_its_worker_fails_alone_and_the_rest_goes_on(pool: Pool) -> None:
+def test_work_that_ends_its_worker_fails_alone_and_the_rest_continues(pool: Pool) -> None:
     items = ["1", DEATH, "2", "3", DEATH, *map(str, range(4, 14))]
     results = list(pool.each(eval, items))
     assert [item for item, _ in results] == items
@@ -73,9 +73,9 @@ def test_work_that_ends_its_worker_fails_alone_and_the_rest_goes_on(pool: Pool) 
 
 def test_with_one_job_this_process_does_the_work_and_keeps_its_threads() -> None:
     before = torch.get_num_threads()
-    found = list(Pool(1).each(eval, [PROCESS, MISSING]))
-    assert found[0][1] == (os.getpid(), 1)
-    assert isinstance(found[1][1], OSError)
+    results = list(Pool(1).each(eval, [PROCESS, MISSING]))
+    assert results[0][1] == (os.getpid(), 1)
+    assert isinstance(results[1][1], OSError)
     assert torch.get_num_threads() == before
 
 
@@ -90,9 +90,9 @@ if __name__ == "__main__":
 
 
 def test_workers_end_with_a_killed_process() -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, check=False)
-    assert done.returncode == -9, "the pipe is closed: no worker holds it"
+    process = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, check=False)
+    assert process.returncode == -9, "the pipe is closed: no worker holds it"
     _, alive = psutil.wait_procs(
-        [psutil.Process(pid) for pid in [int(done.stdout)] if psutil.pid_exists(pid)], 10
+        [psutil.Process(pid) for pid in [int(process.stdout)] if psutil.pid_exists(pid)], 10
     )
     assert not alive

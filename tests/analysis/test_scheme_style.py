@@ -31,11 +31,11 @@ MORE = [path.stem for path in (conf_dir() / "quant" / "more").glob("*.yaml")]
         ("bf16", SOLID),
     ],
 )
-def test_sites_are_told_by_the_dash(scheme: str, dash: Dash) -> None:
+def test_the_dash_shows_the_site(scheme: str, dash: Dash) -> None:
     assert scheme_style(scheme).dash == dash
 
 
-def test_markers_tell_sites_where_nothing_has_a_dash() -> None:
+def test_markers_distinguish_sites_where_nothing_has_a_dash() -> None:
     sites = ("FA", "linear", "FA_linear", "FA_full")
     markers = {scheme_style(f"{site}_mxfp4").marker for site in sites}
     assert len(markers | {scheme_style("bf16").marker, scheme_style("mxfp4").marker}) == 6
@@ -46,7 +46,7 @@ def test_the_colour_is_that_of_the_format_that_the_name_mentions(name: str) -> N
     assert format_colour(name) == scheme_style(name).colour == FORMAT_COLOURS["mxfp4"]
 
 
-def test_a_scheme_of_ones_own_has_a_colour() -> None:
+def test_a_users_own_scheme_has_a_colour() -> None:
     assert format_colour("mine") is None
     assert scheme_style("mine").colour == OTHER
 
@@ -69,7 +69,7 @@ def test_bf16_is_neutral_and_nothing_else_is() -> None:
     assert [name for name, style in styles if is_grey(style.colour)] == ["bf16"]
 
 
-def test_fifteen_lines_of_one_name_are_told_apart() -> None:
+def test_fifteen_lines_of_one_name_look_different() -> None:
     styles = scheme_styles(["linear_mxfp4"] * 15)
     assert len({(style.colour, style.dash) for style in styles}) == 15
     assert styles[0] == scheme_style("linear_mxfp4")

@@ -1,4 +1,4 @@
-"""Run folders as quantexp leaves them, without what a comparison does not look at."""
+"""Run folders as quantexp writes them, with only the files that a comparison reads."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Runs:
         data: str = "sample-1",
         **training: Any,
     ) -> RunDir:
-        """One run; `training` changes keys of its section, in configuration and identity alike."""
+        """Write one run; `training` changes keys of its section, in configuration and identity alike."""
         folder = name or f"llama32-1b_wikipedia_{scheme}-{len(list(self.root.glob('*'))):08x}"
         run = RunDir(self.root / folder)
         run.root.mkdir(parents=True)
@@ -119,7 +119,7 @@ class Runs:
 
     @staticmethod
     def prove(run: RunDir, scheme: str, settings: dict[str, Any], proved: bool) -> None:
-        """precision.json."""
+        """Write precision.json."""
         quantised = settings["format"] != "bf16"
         proof = {"calls": 4, "recomputed_calls": 0, "quantised_calls": 4 * quantised}
         status = "engaged" if proved else "mismatch"

@@ -20,66 +20,69 @@ def compared(*folders: RunDir):  # type: ignore[no-untyped-def]
     return compare([read_side(run) for run in folders])
 
 
-def test_gap_speed_and_memory_are_held_against_bf16(runs: Runs) -> None:
-    found = compared(runs.add("FA_linear_mxfp8", [6.0, 5.5, 4.0, 3.75]), runs.add())
-    quantised, baseline = record(found)["runs"]
+def test_gap_speed_and_memory_are_relative_to_bf16(runs: Runs) -> None:
+    comparison = compared(runs.add("FA_linear_mxfp8", [6.0, 5.5, 4.0, 3.75]), runs.add())
+    quantised, baseline = record(comparison)["runs"]
     assert quantised["baseline"] == baseline["run"]
     assert baseline["is_baseline"]
     assert quantised["gap"] == {"iteration": 4, "last": 0.25, "late": 0.25, "num_late": 1}
     assert quantised["speed"]["ratio"] == 0.5
     assert quantised["speed"]["memory_gb"] == 2.4
     assert quantised["speed"]["step_time_s"] == 2.0, "the first iteration sets up"
-    assert found.warnings == ()
+    assert comparison.warnings == ()
     assert (
-        found.noise == "one seed for each scheme: no gap can be told from noise, whatever its size"
+        comparison.noise
+        == "one seed for each scheme: no gap can be told from noise, whatever its size"
     )
-    json.dumps(record(found), allow_nan=False)
+    json.dumps(record(comparison), allow_nan=False)
 
 
-def test_a_baseline_is_known_by_its_map_and_not_by_its_name(runs: Runs) -> None:
-    not_one = runs.add("bf16", settings=MX8)
+def test_a_baseline_is_recognised_by_its_map_and_not_by_its_name(runs: Runs) -> None:
+    quantised = runs.add("bf16", settings=MX8)
     base = runs.add("mine", settings=BF16)
-    rows = compared(not_one, base).rows
+    rows = compared(quantised, base).rows
     assert [row.baseline for row in rows] == [1, 1]
-    not_one.provenance.unlink()
-    not_one.precision.unlink()
-    assert compared(not_one).rows[0].side.is_baseline, "nothing but the name is left"
+    quantised.provenance.unlink()
+    quantised.precision.unlink()
+    assert compared(quantised).rows[0].side.is_baseline, "nothing but the name is left"
 
 
 def test_each_run_is_paired_with_the_bf16_run_of_its_seed(runs: Runs) -> None:
     first, second = runs.add(seed=1), runs.add(seed=2)
     a, b = runs.add("FA_mxfp8", seed=1), runs.add("FA_mxfp8", seed=2)
-    found = compared(first, second, b, a)
-    assert [row.baseline for row in found.rows] == [0, 1, 1, 0]
-    assert [row.label for row in found.rows][2:] == ["FA_mxfp8 seed 2", "FA_mxfp8 seed 1"]
-    assert all(row.matched for row in found.rows)
-    assert found.noise.startswith("2 seeds, each paired with the bf16 run of its own seed")
+    comparison = compared(first, second, b, a)
+    assert [row.baseline for row in comparison.rows] == [0, 1, 1, 0]
+    assert [row.label for row in comparison.rows][2:] == ["FA_mxfp8 seed 2", "FA_mxfp8 seed 1"]
+    assert all(row.matched for row in comparison.rows)
+    assert comparison.noise.startswith("2 seeds, each paired with the bf16 run of its own seed")
 
 
-def test_runs_that_are_not_matched_are_warned_of_with_the_reason(runs: Runs) -> None:
-    found = compared(runs.add(), runs.add("FA_mxfp8", seed=2), runs.add("linear_mxfp8", seed=2))
-    (warning,) = found.warnings
+def test_unmatched_runs_have_a_warning_with_the_reason(runs: Runs) -> None:
+    comparison = compared(
+        runs.add(), runs.add("FA_mxfp8", seed=2), runs.add("linear_mxfp8", seed=2)
+    )
+    (warning,) = comparison.warnings
     assert warning == (
         "FA_mxfp8 seed 2, linear_mxfp8 seed 2 and bf16 seed 1234 are not a matched pair, so the gap is not the "
         "scheme's alone: data order (training.seed 2 against 1234); initialisation (training.seed 2 against 1234)"
     )
-    assert "one seed" in found.noise, "what is not paired says nothing about seeds"
+    assert "one seed" in comparison.noise, "what is not paired says nothing about seeds"
 
 
-def test_without_bf16_there_is_no_gap_and_a_command_that_makes_a_baseline(runs: Runs) -> None:
+def test_without_bf16_there_is_no_gap_but_a_command_for_a_baseline(runs: Runs) -> None:
     first, second = runs.add("FA_mxfp8"), runs.add("linear_mxfp8", lr=1.0)
     command = ["quantexp", "-m", "training=fast", "quant=FA_mxfp8,linear_mxfp8", "quant/pv=none"]
     for run in (first, second):
         change_json(run.provenance, command=command)
-    found = compared(first, second)
-    assert found.warnings == (
+    comparison = compared(first, second)
+    assert comparison.warnings == (
         "FA_mxfp8, linear_mxfp8: no baseline, so no gap: there is no bf16 run among these; to make one: quantexp -m "
         "training=fast quant=bf16",
     )
-    assert [row.gap for row in found.rows] == [None, None]
-    assert not any(row.matched for row in found.rows)
-    assert [d.key for d in found.rows[1].config] == ["training.lr"], "told from the first run"
-    rows = record(found)["runs"]
+    assert [row.gap for row in comparison.rows] == [None, None]
+    assert not any(row.matched for row in comparison.rows)
+    assert [d.key for d in comparison.rows[1].config] == ["training.lr"], "told from the first run"
+    rows = record(comparison)["runs"]
     assert [row["baseline"] for row in rows] == [None, None]
     assert rows[0]["no_baseline"] == "there is no bf16 run among these"
     assert rows[0]["speed"]["ratio"] is None
@@ -92,8 +95,8 @@ def test_a_lone_quantised_run_is_no_baseline(runs: Runs) -> None:
 
 
 def test_a_bf16_run_without_a_loss_is_no_baseline(runs: Runs) -> None:
-    found = compared(runs.add("FA_mxfp8"), runs.add(losses=[]))
-    assert found.rows[0].lacks == "the bf16 run is without a loss"
+    comparison = compared(runs.add("FA_mxfp8"), runs.add(losses=[]))
+    assert comparison.rows[0].lacks == "the bf16 run is without a loss"
     with_losses = compared(runs.add("FA_mxfp8"), runs.add(losses=[]), runs.add(lr=2.0))
     assert with_losses.rows[0].baseline == 2
 
@@ -114,11 +117,11 @@ def test_a_bf16_run_of_another_model_or_of_other_data_is_no_baseline(
     other.config.write_text(yaml.safe_dump(config))
     identity = json.loads(other.provenance.read_text())["identity"]
     change_json(other.provenance, identity={**identity, section: {"num_layers": 3}})
-    found = compared(quantised, other, runs.add("linear_mxfp8"))
-    assert [row.lacks for row in found.rows] == [reason, None, reason]
+    comparison = compared(quantised, other, runs.add("linear_mxfp8"))
+    assert [row.lacks for row in comparison.rows] == [reason, None, reason]
 
 
-def test_a_bf16_run_with_other_initial_weights_is_a_baseline_that_is_warned_of(runs: Runs) -> None:
+def test_a_bf16_run_with_other_initial_weights_is_a_baseline_with_a_warning(runs: Runs) -> None:
     quantised, base = runs.add("FA_mxfp8"), runs.add()
     identity = json.loads(base.provenance.read_text())["identity"]
     for run, weights in ((quantised, "a1" * 32), (base, "b2" * 32)):
@@ -131,7 +134,7 @@ def test_a_bf16_run_with_other_initial_weights_is_a_baseline_that_is_warned_of(r
 
 
 @pytest.mark.parametrize("command", [None, ["quantexp"], ["quantexp", "resume", "runs"]])
-def test_without_a_command_to_change_the_remedy_is_said_in_words(
+def test_without_a_command_to_change_the_remedy_is_in_words(
     runs: Runs, command: list[str] | None
 ) -> None:
     run = runs.add("FA_mxfp8")
@@ -140,13 +143,13 @@ def test_without_a_command_to_change_the_remedy_is_said_in_words(
     assert warning.endswith("; to make one, run its command with quant=bf16")
 
 
-def test_what_a_gap_must_not_be_read_without_is_a_warning(runs: Runs) -> None:
+def test_everything_that_qualifies_a_gap_is_a_warning(runs: Runs) -> None:
     broken = runs.add("linear_mxfp8", proved=False)
     change_json(broken.status, state="failed", reason="what ran is not what was declared")
     running = runs.add("FA_mxfp8", [6.0, None, 4.0, 3.5], state=State.RUNNING)
     missing = Missing("-", "did not start: no data", {"quant": {"name": "mxfp4"}})
-    found = compare([read_side(r) for r in (runs.add(), broken, running)], [missing])
-    assert found.warnings == (
+    comparison = compare([read_side(r) for r in (runs.add(), broken, running)], [missing])
+    assert comparison.warnings == (
         "mxfp4: did not start: no data",
         "linear_mxfp8 is failed at iteration 4: what ran is not what was declared",
         "linear_mxfp8 has no proof that its precision map was in force",
@@ -155,13 +158,13 @@ def test_what_a_gap_must_not_be_read_without_is_a_warning(runs: Runs) -> None:
     )
 
 
-def test_a_loss_that_ended_not_finite_is_not_hidden_behind_the_last_finite_one(runs: Runs) -> None:
+def test_a_nonfinite_last_loss_is_not_hidden_behind_the_last_finite_one(runs: Runs) -> None:
     diverged = runs.add("FA_mxfp8", [6.0, 5.0, None, None])
-    found = compared(runs.add(), diverged, runs.add("FA_mxfp4", []))
-    assert [row.side.last_loss for row in found.rows] == ["3.5000", "not finite", "-"]
-    assert [run["loss"] for run in record(found)["runs"]] == [3.5, None, None]
-    assert "FA_mxfp8: iterations whose loss was not finite are left out: 3-4" in found.warnings
-    assert record(found)["runs"][1]["gap"]["iteration"] == 2
+    comparison = compared(runs.add(), diverged, runs.add("FA_mxfp4", []))
+    assert [row.side.last_loss for row in comparison.rows] == ["3.5000", "not finite", "-"]
+    assert [run["loss"] for run in record(comparison)["runs"]] == [3.5, None, None]
+    assert "FA_mxfp8: iterations whose loss was not finite are left out: 3-4" in comparison.warnings
+    assert record(comparison)["runs"][1]["gap"]["iteration"] == 2
 
 
 def test_a_broken_file_is_named_and_the_rest_is_compared(runs: Runs) -> None:
@@ -190,9 +193,9 @@ def test_a_folder_with_nothing_but_a_status_is_compared(runs: Runs) -> None:
     assert not row.matched
 
 
-def test_configuration_is_compared_but_for_what_changes_nothing(runs: Runs) -> None:
-    found = compared(runs.add(), runs.add("FA_mxfp8", lr=1.0))
-    assert [tuple(d) for d in found.rows[1].config] == [("training.lr", 1e-4, 1.0)]
+def test_configuration_is_compared_without_keys_that_change_nothing(runs: Runs) -> None:
+    comparison = compared(runs.add(), runs.add("FA_mxfp8", lr=1.0))
+    assert [tuple(d) for d in comparison.rows[1].config] == [("training.lr", 1e-4, 1.0)]
 
 
 def test_nothing_to_compare_is_an_error() -> None:
@@ -200,6 +203,6 @@ def test_nothing_to_compare_is_an_error() -> None:
         compare([])
 
 
-def test_a_run_twice_is_told_apart_by_its_hash(runs: Runs, tmp_path: Path) -> None:
-    found = compared(runs.add("FA_mxfp8"), runs.add("FA_mxfp8"))
-    assert [row.label for row in found.rows] == ["FA_mxfp8 00000000", "FA_mxfp8 00000001"]
+def test_two_runs_of_one_scheme_are_labelled_with_their_hashes(runs: Runs, tmp_path: Path) -> None:
+    comparison = compared(runs.add("FA_mxfp8"), runs.add("FA_mxfp8"))
+    assert [row.label for row in comparison.rows] == ["FA_mxfp8 00000000", "FA_mxfp8 00000001"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from quantexp.analysis.compare.curves import running_mean, window_of
 
 
-def test_a_running_mean_is_over_what_there_is_around_each_place() -> None:
+def test_a_running_mean_covers_the_values_around_each_place() -> None:
     assert running_mean([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
     assert running_mean([1.0, 2.0], 1) == [1.0, 2.0]
 

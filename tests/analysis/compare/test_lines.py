@@ -17,11 +17,11 @@ def compared(*runs: RunDir) -> Comparison:
 
 
 def test_seeds_of_a_scheme_are_one_line_with_a_band(runs: Runs) -> None:
-    made = []
+    folders = []
     for seed, losses in LOSSES.items():
-        made.append(runs.add("bf16", losses, seed=seed))
-        made.append(runs.add("linear_mxfp8", [loss + 0.1 * seed for loss in losses], seed=seed))
-    bf16, mxfp8 = lines_of(compared(*made))
+        folders.append(runs.add("bf16", losses, seed=seed))
+        folders.append(runs.add("linear_mxfp8", [loss + 0.1 * seed for loss in losses], seed=seed))
+    bf16, mxfp8 = lines_of(compared(*folders))
     table = np.array(list(LOSSES.values()))
     assert (bf16.label, mxfp8.label) == ("bf16, 3 seeds", "linear_mxfp8, 3 seeds")
     assert (bf16.rows, mxfp8.rows) == ((0, 2, 4), (1, 3, 5))
@@ -32,11 +32,11 @@ def test_seeds_of_a_scheme_are_one_line_with_a_band(runs: Runs) -> None:
 
 
 def test_gaps_are_paired_by_seed_before_they_are_averaged(runs: Runs) -> None:
-    made = []
+    folders = []
     for seed, losses in LOSSES.items():
-        made.append(runs.add("bf16", losses, seed=seed))
-        made.append(runs.add("linear_mxfp8", [loss + 0.1 * seed for loss in losses], seed=seed))
-    bf16, mxfp8 = lines_of(compared(*made))
+        folders.append(runs.add("bf16", losses, seed=seed))
+        folders.append(runs.add("linear_mxfp8", [loss + 0.1 * seed for loss in losses], seed=seed))
+    bf16, mxfp8 = lines_of(compared(*folders))
     assert bf16.is_baseline
     assert bf16.gaps.iterations == ()
     np.testing.assert_allclose(mxfp8.gaps.low, 0.1)
@@ -45,20 +45,20 @@ def test_gaps_are_paired_by_seed_before_they_are_averaged(runs: Runs) -> None:
 
 
 def test_a_band_has_the_iterations_that_all_of_its_runs_have(runs: Runs) -> None:
-    made = [runs.add("bf16", [6.0, 5.0, 4.0], seed=1), runs.add("bf16", [6.0, None], seed=2)]
-    (line,) = lines_of(compared(*made))
+    folders = [runs.add("bf16", [6.0, 5.0, 4.0], seed=1), runs.add("bf16", [6.0, None], seed=2)]
+    (line,) = lines_of(compared(*folders))
     assert line.losses.iterations == (1,)
 
 
 def test_runs_of_one_scheme_that_differ_by_more_than_the_seed_are_lines_of_their_own(
     runs: Runs,
 ) -> None:
-    made = [
+    folders = [
         runs.add("linear_mxfp4", seed=1),
         runs.add("linear_mxfp4", seed=1, lr=3e-4),
         runs.add("linear_mxfp4", seed=2, lr=9e-4),
     ]
-    lines = lines_of(compared(*made))
+    lines = lines_of(compared(*folders))
     assert len(lines) == len({(line.style.colour, line.style.dash) for line in lines}) == 3
 
 

@@ -43,15 +43,15 @@ def test_another_length_is_named(runs: Runs) -> None:
 
 
 def test_a_run_that_ended_early_is_not_of_the_same_length(runs: Runs) -> None:
-    found = aspects(runs, losses=[6.0, 5.0])
-    assert found == {LENGTH: "iteration 2 reached against 4"}
+    reasons = aspects(runs, losses=[6.0, 5.0])
+    assert reasons == {LENGTH: "iteration 2 reached against 4"}
 
 
 def test_other_data_is_another_data_order(runs: Runs) -> None:
     assert aspects(runs, data="sample-2") == {DATA_ORDER: "data.tokens sample-2 against sample-1"}
 
 
-def test_fingerprints_are_short_and_said_in_words(runs: Runs) -> None:
+def test_fingerprints_are_short_and_described_in_words(runs: Runs) -> None:
     base, other = (
         read_side(runs.add(data="a1" * 32)),
         read_side(runs.add("FA_mxfp8", data="b2" * 32)),
@@ -70,26 +70,26 @@ def test_fingerprints_are_short_and_said_in_words(runs: Runs) -> None:
     ("change", "aspect"),
     [({"lr": 1.0}, "training"), ({"precision": "fp32"}, "arithmetic")],
 )
-def test_whatever_else_decides_the_numbers_is_said(
+def test_every_other_cause_of_different_numbers_is_named(
     runs: Runs, change: dict[str, object], aspect: str
 ) -> None:
     assert list(aspects(runs, **change)) == [aspect]
 
 
-def test_another_torch_is_said(runs: Runs) -> None:
+def test_another_torch_is_named(runs: Runs) -> None:
     base, other = runs.add(), runs.add("linear_mxfp8")
     change_json(other.provenance, ran={"packages": {"torch": "2.9.0", "megatron-core": "0.16.1"}})
     change_json(base.provenance, ran={"packages": {"torch": "2.13.0", "megatron-core": "0.16.1"}})
-    found = mismatches(read_side(other), read_side(base))
-    assert in_words(found) == "arithmetic (packages.torch 2.9.0 against 2.13.0)"
+    differences = mismatches(read_side(other), read_side(base))
+    assert in_words(differences) == "arithmetic (packages.torch 2.9.0 against 2.13.0)"
 
 
-def test_what_is_not_recorded_cannot_be_matched(runs: Runs) -> None:
+def test_a_run_without_provenance_cannot_be_matched(runs: Runs) -> None:
     base, other = runs.add(), runs.add("linear_mxfp8")
     other.provenance.unlink()
-    (found,) = mismatches(read_side(other), read_side(base))
-    assert found.aspect == UNKNOWN
-    assert found.why == f"{other.provenance} does not say what the run was started with"
+    (mismatch,) = mismatches(read_side(other), read_side(base))
+    assert mismatch.aspect == UNKNOWN
+    assert mismatch.why == f"{other.provenance} does not say what the run was started with"
 
 
 def test_every_key_of_an_identity_decides_something_that_is_named(

@@ -5,7 +5,7 @@ from quantexp.analysis.compare.precision import precision_changes, settings
 from .runs import BF16, MX8, entries
 
 
-def test_slots_of_one_change_are_told_together() -> None:
+def test_slots_of_one_change_are_reported_together() -> None:
     (change,) = precision_changes({1: entries(MX8)}, {1: entries(BF16)})
     assert (change.site, change.slots) == ("linear", ("fprop.x", "fprop.w"))
     assert (change.baseline, change.here) == ("high", "mxfp8_e4m3 32 rceil even")
@@ -16,7 +16,7 @@ def test_equal_maps_have_no_change_however_often_they_are_written() -> None:
     assert precision_changes({1: entries(MX8), 3: entries(MX8)}, {1: entries(MX8)}) == []
 
 
-def test_one_slot_that_differs_is_told_alone() -> None:
+def test_one_slot_that_differs_is_reported_alone() -> None:
     here = entries(MX8)
     here[3] = {**here[3], "rounding": "stochastic"}
     (change,) = precision_changes({1: here}, {1: entries(MX8)})
@@ -24,7 +24,7 @@ def test_one_slot_that_differs_is_told_alone() -> None:
     assert change.here == "mxfp8_e4m3 32 rceil stochastic"
 
 
-def test_a_map_that_changes_on_the_way_is_told_with_its_iteration() -> None:
+def test_a_map_that_changes_during_training_is_reported_with_its_iteration() -> None:
     warm_up = {1: entries(BF16), 3: entries(MX8), 9: entries(BF16)}
     first, second = precision_changes(warm_up, {1: entries(BF16)})
     assert (first.iteration, first.here) == (3, "mxfp8_e4m3 32 rceil even")

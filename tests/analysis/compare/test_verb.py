@@ -26,19 +26,19 @@ def test_compare_prints_and_draws(
     runs.add()
     runs.add("FA_linear_mxfp8", [6.0, 5.5, 4.0, 3.75], seed=7)
     assert main(["compare", "runs", "out=mine"]) == 0
-    shown = capsys.readouterr().out
-    assert "not a matched pair" in shown
-    assert "no gap can be told from noise" in shown
-    assert "+0.2500" in shown
-    assert "mxfp8_e4m3 32 rceil even" in shown
-    assert "mine/compare.png mine/compare.pdf" in shown
+    printed = capsys.readouterr().out
+    assert "not a matched pair" in printed
+    assert "no gap can be told from noise" in printed
+    assert "+0.2500" in printed
+    assert "mxfp8_e4m3 32 rceil even" in printed
+    assert "mine/compare.png mine/compare.pdf" in printed
     picture = matplotlib.image.imread(in_tmp / "mine" / "compare.png")
     assert len({tuple(p) for p in picture.reshape(-1, picture.shape[-1])[::7]}) > 20
     assert (in_tmp / "mine" / "compare.pdf").read_bytes().startswith(b"%PDF")
     assert not list(in_tmp.rglob("*.part"))
 
 
-def test_json_writes_no_figure_unless_it_is_asked_for(
+def test_json_writes_no_figure_by_default(
     runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.add()
@@ -49,15 +49,17 @@ def test_json_writes_no_figure_unless_it_is_asked_for(
     assert [path.name for path in in_tmp.iterdir()] == ["runs"]
 
 
-def test_a_sweeps_list_names_its_runs_and_what_never_started(runs: Runs, in_tmp: Path) -> None:
+def test_a_sweeps_list_names_its_runs_and_those_that_never_started(
+    runs: Runs, in_tmp: Path
+) -> None:
     run = runs.add()
     listing = in_tmp / "runs" / "sweeps" / "1.json"
     listing.parent.mkdir()
     lost = {"run": None, "reason": "no data", "config": {"quant": {"name": "mxfp4"}}}
     listing.write_text(json.dumps({"runs": [{"run": run.root.name}, lost]}))
-    named = named_runs([str(listing), str(run.root)], in_tmp / "runs")
-    assert [r.root.name for r in named.runs] == [run.root.name]
-    assert [gone.reason for gone in named.missing] == ["did not start: no data"]
+    selection = named_runs([str(listing), str(run.root)], in_tmp / "runs")
+    assert [r.root.name for r in selection.runs] == [run.root.name]
+    assert [gone.reason for gone in selection.missing] == ["did not start: no data"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -78,7 +80,7 @@ def test_nothing_is_cut_in_a_narrow_terminal(runs: Runs, width: int) -> None:
             assert line in text, "in one piece"
 
 
-def test_names_are_not_taken_for_markup(runs: Runs) -> None:
+def test_names_are_not_read_as_markup(runs: Runs) -> None:
     sides = [read_side(runs.add()), read_side(runs.add("[red]x"))]
     console = Console(width=120, record=True, file=io.StringIO())
     print_comparison(compare(sides), console)
@@ -99,7 +101,7 @@ def test_compare_without_runs_is_misuse(capsys: pytest.CaptureFixture[str]) -> N
     assert "compare takes runs: RUN ..." in capsys.readouterr().err
 
 
-def test_a_run_that_is_not_there_is_one_line(
+def test_a_missing_run_is_reported_in_one_line(
     in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", "nowhere"]) == 1
@@ -109,7 +111,7 @@ def test_a_run_that_is_not_there_is_one_line(
     )
 
 
-def test_a_mistyped_run_is_answered_with_the_one_that_was_meant(
+def test_a_mistyped_run_is_answered_with_the_closest_name(
     runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.add("FA_mxfp8", name="llama32-1b_wikipedia_FA_mxfp8-1a2b3c4d")
@@ -123,11 +125,13 @@ def test_json_needs_neither_torch_nor_matplotlib(runs: Runs, in_tmp: Path) -> No
         "import sys; from quantexp.cli.main import main; assert main(['compare', 'runs', '--json']) == 0; "
         "assert not {'torch', 'matplotlib', 'megatron'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
 
 
-def test_the_footer_explains_the_columns_that_are_shown_alone(runs: Runs) -> None:
+def test_the_footer_explains_only_the_columns_of_the_table(runs: Runs) -> None:
     compared = compare([read_side(runs.add())])
     console = Console(file=io.StringIO(), width=50)
     print_comparison(compared, console)

@@ -23,7 +23,7 @@ Look = Callable[..., CountedTensor]
 
 
 class Unhashed(Capture):
-    """Lines that give no hash, as those of other programs."""
+    """Manifest lines without a hash, as other programs write them."""
 
     def add(self, *values: Any, **more: Any) -> dict[str, Any]:
         line = super().add(*values, **more)
@@ -55,13 +55,13 @@ def run(tmp_path: Path) -> Unhashed:
 
 @pytest.fixture
 def draws(tmp_path: Path) -> Draw:
-    """`draw` in this process: the outcome, what it complained of, and what it said."""
+    """`draw` in this process: the outcome, its complaints, and the printed text."""
 
     def do(*folders: Path | str, **request: Any) -> tuple[Outcome, list[str], str]:
         complaints: list[str] = []
         console = Console(file=io.StringIO(), width=200)
-        given = {"out": tmp_path / "draw", "formats": ("png",), "jobs": 1, **request}
-        outcome = draw(Request([str(f) for f in folders], **given), console, complaints.append)
+        arguments = {"out": tmp_path / "draw", "formats": ("png",), "jobs": 1, **request}
+        outcome = draw(Request([str(f) for f in folders], **arguments), console, complaints.append)
         assert isinstance(console.file, io.StringIO)
         return outcome, complaints, console.file.getvalue()
 
@@ -70,7 +70,7 @@ def draws(tmp_path: Path) -> Draw:
 
 @pytest.fixture
 def look(tmp_path: Path) -> Look:
-    """A tensor, captured and looked at."""
+    """Saves a tensor as a capture and looks at it."""
 
     def do(x: torch.Tensor, **metadata: Any) -> CountedTensor:
         return look_at(stored(tmp_path, x, **metadata))

@@ -15,7 +15,7 @@ def parsed(*words: str) -> Request:
     return request_of(parser_of("draw").parse_intermixed_args(list(words)))
 
 
-def test_flags_and_words_say_the_same() -> None:
+def test_flags_and_words_are_equivalent() -> None:
     flags = parsed("a", "--layer", "0-3", "--tensor", "grad_*", "--out", "draw")
     words = parsed("a", "layer=0-3", "tensor=grad_*", "out=draw")
     assert flags == words
@@ -23,11 +23,11 @@ def test_flags_and_words_say_the_same() -> None:
     assert flags.out == Path("draw")
 
 
-def test_several_folders_and_what_is_asked_of_them() -> None:
-    found = parsed("a", "b", "--only", "heatmaps,statistics", "--formats", "SVG", "--jobs", "3")
-    assert found.folders == ["a", "b"]
-    assert found.only == ("heatmaps", "statistics")
-    assert (found.formats, found.jobs, found.force) == (("svg",), 3, False)
+def test_several_folders_with_options_are_one_request() -> None:
+    request = parsed("a", "b", "--only", "heatmaps,statistics", "--formats", "SVG", "--jobs", "3")
+    assert request.folders == ["a", "b"]
+    assert request.only == ("heatmaps", "statistics")
+    assert (request.formats, request.jobs, request.force) == (("svg",), 3, False)
 
 
 def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(
@@ -51,7 +51,7 @@ def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(
         (["a", "--formats", ""], "--formats must be of png, pdf, svg, got ''"),
     ],
 )
-def test_misuse_is_refused_with_what_is_allowed(words: list[str], message: str) -> None:
+def test_misuse_is_refused_with_the_allowed_values(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parsed(*words)
 
@@ -66,6 +66,8 @@ def test_help_needs_no_torch() -> None:
         "try: main(['draw', '--help'])\nexcept SystemExit: pass\n"
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "--iteration" in done.stdout
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0
+    assert "--iteration" in process.stdout

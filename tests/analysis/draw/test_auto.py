@@ -1,4 +1,4 @@
-"""What is drawn when a run has ended."""
+"""The figures that a run draws when it ends."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_auto_true_draws_the_whole_tree(
     run: Unhashed, tiny: Callable[..., Experiment], one_process: None
 ) -> None:
     worker = Worker(RunDir(run.run_dir), tiny("analysis.auto=true"))
-    found = drawn(worker)
+    names = drawn(worker)
     whole = {"quick_analysis.png", "tensor_stats.txt", "distributions", "heatmaps", "statistics"}
-    assert whole <= found
+    assert whole <= names
     assert not list(worker.context.run.figures.rglob("*.pdf"))
     outcome = verb.draw(Request([str(run.run_dir)], formats=("png",), jobs=1), *_nowhere())
     assert outcome.num_known == outcome.num_tensors == 6
@@ -55,7 +55,7 @@ def test_auto_quick_draws_one_picture(run: Unhashed, tiny: Callable[..., Experim
 
 
 @pytest.mark.parametrize(
-    ("given", "drawing"),
+    ("text", "drawing"),
     [
         ("true", AutoDraw.everything),
         ("True", AutoDraw.everything),
@@ -63,13 +63,13 @@ def test_auto_quick_draws_one_picture(run: Unhashed, tiny: Callable[..., Experim
         ("false", AutoDraw.nothing),
     ],
 )
-def test_auto_takes_truth_values_and_quick(given: str, drawing: AutoDraw) -> None:
-    experiment = compose([f"analysis.auto={given}"])
+def test_auto_takes_truth_values_and_quick(text: str, drawing: AutoDraw) -> None:
+    experiment = compose([f"analysis.auto={text}"])
     assert experiment.analysis.drawing is drawing
-    assert plain(experiment)["analysis"]["auto"] == given.lower()
+    assert plain(experiment)["analysis"]["auto"] == text.lower()
 
 
-def test_auto_is_read_again_as_it_was_written(tmp_path: Any) -> None:
+def test_auto_is_the_same_after_saving_and_reading(tmp_path: Any) -> None:
     save(compose(["analysis.auto=true"]), tmp_path / "config.yaml")
     assert read(tmp_path / "config.yaml").analysis.drawing is AutoDraw.everything
 

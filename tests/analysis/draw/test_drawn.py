@@ -17,7 +17,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_finished_work_is_known_while_its_inputs_and_files_are_the_same(out: Path) -> None:
+def test_finished_work_is_recognised_while_its_inputs_and_files_are_the_same(out: Path) -> None:
     Drawn(out).add("a", [1], ["a.png"], DONE)
     drawn = Drawn(out)
     line = drawn.find("a", [1], ["a.png"])
@@ -29,7 +29,7 @@ def test_finished_work_is_known_while_its_inputs_and_files_are_the_same(out: Pat
     assert drawn.find("a", [1], ["a.png"]) is None
 
 
-def test_formats_of_an_earlier_draw_stay_known(out: Path) -> None:
+def test_formats_of_an_earlier_draw_stay_on_record(out: Path) -> None:
     for kind in ("png", "pdf"):
         Drawn(out).add("a", [1], [f"a.{kind}"], DONE)
     assert Drawn(out).find("a", [1], ["a.png", "a.pdf"]) is not None
@@ -68,7 +68,7 @@ def test_a_chapter_is_drawn_once_and_its_earlier_files_are_no_longer_its_own(out
     assert calls[2:] == ["b.json", "a.pdf", "a.pdf"]
 
 
-def test_force_repeats_what_is_requested_and_keeps_what_is_known_of_the_rest(out: Path) -> None:
+def test_force_repeats_the_requested_work_and_keeps_the_record_of_the_rest(out: Path) -> None:
     Drawn(out).add("a", [1], ["a.png"], DONE)
     Drawn(out).once("b", 1, lambda: [out / "b.json"])
     forced = Drawn(out, force=True)

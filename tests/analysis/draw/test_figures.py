@@ -1,4 +1,4 @@
-"""What stands on the figures of one tensor; how they look is for the eye."""
+"""Texts and marks on the figures of one tensor; how they look is for the eye."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def distribution(look: Look, x: torch.Tensor, **metadata: Any) -> Figure:
     return figure
 
 
-def test_a_distribution_says_what_where_and_in_which_units(look: Look) -> None:
+def test_a_distribution_shows_its_tensor_place_and_units(look: Look) -> None:
     formats = linear_formats(HIF8)
     about = {"module": "fc1", "layer": 3, "operation": "forward", "iteration": 7, "rank": 1}
-    found = words(distribution(look, normal(64, 64), quant_type="hifp8", formats=formats, **about))
+    labels = words(distribution(look, normal(64, 64), quant_type="hifp8", formats=formats, **about))
     for text in (
         "L3 fc1 forward input",
         "my_run    iteration 7    rank 1    bfloat16 64 x 64    hifp8",
@@ -49,7 +49,7 @@ def test_a_distribution_says_what_where_and_in_which_units(look: Look) -> None:
         "hifp8",
         "kurtosis",
     ):
-        assert text in found
+        assert text in labels
 
 
 def test_the_grid_has_the_colour_of_its_format_and_every_magnitude(look: Look) -> None:
@@ -76,7 +76,7 @@ def test_the_grid_has_the_colour_of_its_format_and_every_magnitude(look: Look) -
     ],
     ids=["empty", "zero", "nan", "constant", "sign", "one bar", "some", "scalar", "long tail"],
 )
-def test_odd_tensors_are_drawn_and_say_so(look: Look, x: torch.Tensor, text: str) -> None:
+def test_odd_tensors_are_drawn_with_a_note(look: Look, x: torch.Tensor, text: str) -> None:
     if x.numel() == 64:
         x = torch.cat([x, torch.full((1000,), 1e-3)])
     assert text in words(distribution(look, x))
@@ -87,7 +87,7 @@ def test_without_formats_the_declared_one_is_unknown(look: Look) -> None:
     assert "no product quantises it" in words(distribution(look, normal(8, 8), formats={}))
 
 
-def test_a_sample_says_what_it_is_a_sample_of(look: Look) -> None:
+def test_a_sample_shows_the_shape_of_the_whole(look: Look) -> None:
     sample = {"of": "rows", "axis": 0, "indices": [0], "shape": [64, 8]}
     assert "rows sampled of 64 x 8" in words(distribution(look, normal(8, 8), sample=sample))
 
@@ -98,15 +98,15 @@ def heatmap(look: Look, x: torch.Tensor, **metadata: Any) -> Figure:
     return figure
 
 
-def test_a_heatmap_names_its_axes_and_what_a_cell_is(look: Look) -> None:
-    found = words(heatmap(look, normal(600, 800)))
+def test_a_heatmap_names_its_axes_and_explains_its_cells(look: Look) -> None:
+    labels = words(heatmap(look, normal(600, 800)))
     for text in ("token (3 to a cell)", "channel (3 to a cell)", "largest |x| of 3 x 3 elements"):
-        assert text in found
-    assert "white" not in found
+        assert text in labels
+    assert "white" not in labels
     assert "|x|" in words(heatmap(look, normal(6, 8))).splitlines()
 
 
-def test_zeros_are_white_and_what_is_not_finite_is_vermillion(look: Look) -> None:
+def test_zeros_are_white_and_nonfinite_values_are_vermillion(look: Look) -> None:
     x = normal(8, 8)
     x[0], x[1] = 0, math.inf
     figure = heatmap(look, x)
@@ -135,5 +135,5 @@ def test_one_small_cell_does_not_take_all_contrast(look: Look) -> None:
     assert image.get_clim() == (0, 6)
 
 
-def test_powers_of_two_are_set_in_letters() -> None:
+def test_powers_of_two_have_superscripts() -> None:
     assert [power_of_two(e) for e in (0, -13, 25)] == ["2⁰", "2⁻¹³", "2²⁵"]

@@ -45,13 +45,13 @@ def test_the_largest_block_lies_on_its_grid(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("settings", [HIF8, FP8], ids=lambda one: str(one["format"]))
 def test_a_tensor_with_one_scale_lies_on_its_grid(settings: dict[str, Any]) -> None:
-    """1 / scale is rounded to float32, as what the elements are multiplied with is."""
+    """1 / scale is rounded to float32, as is the factor of the elements."""
     x = normal(64, 96)
     (grid,) = grids_of(metadata(settings), x, amax(x))
     q = quantise(x.float(), settings["format"], **_options(settings), amax=finite_amax(x))
-    found = torch.tensor(grid.magnitudes)
+    magnitudes = torch.tensor(grid.magnitudes)
     for value in set(q.abs().reshape(-1).tolist()) - {0.0}:
-        assert float((found / value - 1).abs().min()) < 1e-6
+        assert float((magnitudes / value - 1).abs().min()) < 1e-6
 
 
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def test_without_a_magnitude_there_is_no_grid(abs_max: float | None) -> None:
     assert grids_of(metadata(MX8), torch.zeros(4, 4), abs_max) == []
 
 
-def test_what_no_product_quantises_has_no_grid() -> None:
+def test_a_tensor_that_no_product_quantises_has_no_grid() -> None:
     about = {**metadata(MX8), "tensor": "output"}
     assert grids_of(about, normal(4, 32), 1.0) == []
     assert grids_of({"layer_type": "linear", "tensor": "input"}, normal(4, 32), 1.0) == []
@@ -89,7 +89,7 @@ def test_a_tensor_of_another_shape_than_its_slot_is_refused() -> None:
         grids_of(metadata(MX8, **{"fprop.x": slot}), normal(4, 32), 1.0)
 
 
-def test_blocks_that_are_not_finite_are_left_out_of_the_median() -> None:
+def test_nonfinite_blocks_are_left_out_of_the_median() -> None:
     x = normal(4, 32)
     x[0] = math.nan
     _, median = grids_of(metadata(MX8), x, 3000.0)

@@ -27,7 +27,7 @@ def values(dtype: torch.dtype, number: int = 30_011) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_statistics_are_those_of_numpy_and_scipy(look: Look, dtype: torch.dtype) -> None:
-    """Sums in float64 of 30,000 numbers: 1e-12 is a thousand times their rounding; float64 is looked at as float32."""
+    """Sums in float64 of 30,000 numbers: 1e-12 is a thousand times their rounding; float64 is read as float32."""
     x = values(dtype)
     record = look(x).record
     exact = (x.float() if dtype == torch.float64 else x).double().numpy()
@@ -45,21 +45,21 @@ def test_statistics_are_those_of_numpy_and_scipy(look: Look, dtype: torch.dtype)
 def test_quantiles_are_those_of_numpy(look: Look, dtype: torch.dtype, number: int) -> None:
     """Exactly the two neighbours, then one interpolation in float64."""
     x = values(dtype, number)
-    found = look(x).record["quantiles"]
+    quantiles = look(x).record["quantiles"]
     exact = (x.float() if dtype == torch.float64 else x).double().numpy()
     wanted = np.quantile(exact, QUANTILES)
-    assert list(found.values()) == pytest.approx(wanted.tolist(), rel=1e-12, abs=1e-300)
+    assert list(quantiles.values()) == pytest.approx(wanted.tolist(), rel=1e-12, abs=1e-300)
 
 
-def test_float32_values_that_share_their_upper_halves_are_told_apart(look: Look) -> None:
+def test_float32_values_that_share_their_upper_halves_are_distinguished(look: Look) -> None:
     x = 1 + torch.arange(10_000, dtype=torch.float64).to(torch.float32) * 2.0**-23
-    found = look(x[torch.randperm(10_000)]).record["quantiles"]
+    quantiles = look(x[torch.randperm(10_000)]).record["quantiles"]
     wanted = np.quantile(x.double().numpy(), QUANTILES)
-    assert list(found.values()) == pytest.approx(wanted.tolist(), rel=1e-15)
+    assert list(quantiles.values()) == pytest.approx(wanted.tolist(), rel=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_what_is_not_finite_is_counted_and_left_out(look: Look, dtype: torch.dtype) -> None:
+def test_nonfinite_values_are_counted_and_left_out(look: Look, dtype: torch.dtype) -> None:
     x = values(dtype, 500)
     clean = x[3:].clone()
     x[:3] = torch.tensor([math.nan, math.inf, -math.inf])
@@ -83,11 +83,11 @@ def test_what_is_not_finite_is_counted_and_left_out(look: Look, dtype: torch.dty
     ],
     ids=["empty", "zero", "constant", "nan", "constant and inf", "scalar", "integers"],
 )
-def test_what_is_odd_is_said(look: Look, x: torch.Tensor, finding: str | None) -> None:
+def test_odd_tensors_have_a_finding(look: Look, x: torch.Tensor, finding: str | None) -> None:
     assert look(x).finding == finding
 
 
-def test_other_values_than_the_hash_says_are_refused(tmp_path: Path) -> None:
+def test_values_that_do_not_match_their_hash_are_refused(tmp_path: Path) -> None:
     x = values(torch.bfloat16, 100)
     assert look_at(stored(tmp_path, x, hash=content_hash(x))).record["count"] == 100
     with pytest.raises(CaptureError, match="holds other values than the manifest's hash says"):
@@ -97,12 +97,12 @@ def test_other_values_than_the_hash_says_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "x", [torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.complex64)], ids=["sparse", "complex"]
 )
-def test_what_holds_no_plain_numbers_is_refused(look: Look, x: torch.Tensor) -> None:
+def test_a_tensor_without_plain_numbers_is_refused(look: Look, x: torch.Tensor) -> None:
     with pytest.raises(CaptureError, match="holds no plain numbers, got"):
         look(x)
 
 
-def test_codes_of_scales_are_looked_at_as_the_numbers_they_stand_for(look: Look) -> None:
+def test_codes_of_scales_are_read_as_the_scales_they_encode(look: Look) -> None:
     codes = torch.tensor([127, 128, 120], dtype=torch.uint8)
     formats = {"fprop.x": {"format": "mxfp8_e4m3"}}
     looked = look(codes, tensor="input_fprop_scale", slot="fprop.x", formats=formats)

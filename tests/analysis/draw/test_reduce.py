@@ -33,12 +33,12 @@ def test_large_tensors_are_reduced_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     assert cells_of(x, {}, 7, 8).amax_RC.tolist() == whole.tolist()
 
 
-def test_nan_and_inf_stay_what_they_are_in_their_cells() -> None:
+def test_nan_and_inf_survive_in_their_cells() -> None:
     x = torch.ones(4, 4).bfloat16()
     x[0, 0], x[0, 1], x[3, 3] = math.nan, math.inf, -math.inf
-    found = cells_of(x, {}, 2, 2).amax_RC
-    assert math.isnan(found[0, 0])
-    assert (found[0, 1], found[1, 0], found[1, 1]) == (1, 1, math.inf)
+    amax = cells_of(x, {}, 2, 2).amax_RC
+    assert math.isnan(amax[0, 0])
+    assert (amax[0, 1], amax[1, 0], amax[1, 1]) == (1, 1, math.inf)
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4), (2, 3, 4, 5)])

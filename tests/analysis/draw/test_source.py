@@ -31,7 +31,7 @@ def test_a_bare_folder_is_a_source_without_a_run(run: Unhashed, tmp_path: Path) 
     assert default_out([str(bare)], [source]) == bare / "figures"
 
 
-def test_an_old_collection_has_places_without_what_names_do_not_say(tmp_path: Path) -> None:
+def test_places_of_an_old_collection_have_only_what_its_file_names_have(tmp_path: Path) -> None:
     torch.save({"tensor": normal(4, 4)}, tmp_path / old_name(1, "input", 3))
     torch.save({"tensor": normal(4, 4)}, tmp_path / "20250908_095220_0002_linear_forward_bf16_x.pt")
     (source,) = open_sources([str(tmp_path)], {})
@@ -57,13 +57,13 @@ def test_a_folder_of_runs_and_a_sweeps_list_are_all_their_runs(
     assert default_out(["a", "b"], below) == Path("figures")
 
 
-def test_runs_of_a_sweep_that_have_no_folder_are_said(run: Unhashed, tmp_path: Path) -> None:
+def test_runs_of_a_sweep_without_a_folder_are_reported(run: Unhashed, tmp_path: Path) -> None:
     listing = tmp_path / "sweeps" / "20260101_000000.json"
     listing.parent.mkdir()
     listing.write_text(json.dumps({"runs": [{"run": "gone-1a2b3c4d"}, {"run": run.run_dir.name}]}))
-    said: list[str] = []
-    assert len(open_sources([str(listing)], {}, said.append)) == 1
-    (line,) = said
+    messages: list[str] = []
+    assert len(open_sources([str(listing)], {}, messages.append)) == 1
+    (line,) = messages
     assert line.startswith("gone-1a2b3c4d: its folder is gone")
 
 
@@ -78,7 +78,9 @@ def test_a_sweeps_list_without_runs_is_refused(tmp_path: Path) -> None:
         open_sources([str(listing)], {})
 
 
-def test_runs_of_one_name_are_told_apart_by_the_folder_above(run: Unhashed, tmp_path: Path) -> None:
+def test_runs_of_one_name_are_labelled_with_their_parent_folder(
+    run: Unhashed, tmp_path: Path
+) -> None:
     first, second = (tmp_path / name / run.run_dir.name for name in ("here", "there"))
     for copy in (first, second):
         shutil.copytree(run.run_dir, copy)
@@ -98,7 +100,9 @@ def test_runs_of_one_name_are_told_apart_by_the_folder_above(run: Unhashed, tmp_
         ({"rank": "0", "iteration": "1-3", "tensor": "weight"}, 2),
     ],
 )
-def test_filters_keep_what_fits(run: Unhashed, filters: dict[str, str], tensors: int) -> None:
+def test_filters_keep_the_matching_tensors(
+    run: Unhashed, filters: dict[str, str], tensors: int
+) -> None:
     (source,) = open_sources([str(run.run_dir)], filters)
     assert len(source.entries) == tensors
 
@@ -113,7 +117,7 @@ def test_filters_keep_what_fits(run: Unhashed, filters: dict[str, str], tensors:
         ({"operation": "sideways"}, "no operation called 'sideways'; there are: backward, forward"),
     ],
 )
-def test_a_value_that_no_tensor_has_is_refused_with_those_there_are(
+def test_a_value_that_no_tensor_has_is_refused_with_the_existing_ones(
     run: Unhashed, filters: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -127,7 +131,7 @@ def test_long_lists_of_values_are_cut(run: Unhashed) -> None:
         open_sources([str(run.run_dir)], {"layer": "99"})
 
 
-def test_what_a_capture_does_not_say_cannot_be_asked_for(tmp_path: Path) -> None:
+def test_a_filter_on_a_key_that_the_capture_lacks_is_refused(tmp_path: Path) -> None:
     torch.save({"tensor": normal(4, 4)}, tmp_path / old_name(1, "input"))
     with pytest.raises(
         ConfigError, match="no iteration '1'; neither a manifest, nor the files' names, nor"
@@ -140,7 +144,7 @@ def old(folder: Path, name: str, **metadata: object) -> None:
     torch.save({"tensor": normal(4, 4), "metadata": metadata}, folder / name)
 
 
-def test_old_files_are_filtered_by_what_their_names_and_they_themselves_say(tmp_path: Path) -> None:
+def test_old_files_are_filtered_by_their_names_and_their_metadata(tmp_path: Path) -> None:
     for counter, layer in enumerate((0, 1, 3)):
         old(tmp_path, old_name(counter, "input", layer), iteration=counter, rank=0)
     six = "20250908_095220_0009_linear_forward_bf16_x.pt"
@@ -159,23 +163,25 @@ def test_old_files_are_filtered_by_what_their_names_and_they_themselves_say(tmp_
         left(iteration="7")
 
 
-def test_old_files_that_do_not_say_it_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_old_files_without_the_key_of_a_filter_are_left_out_and_counted(tmp_path: Path) -> None:
     old(tmp_path, old_name(1, "input"), iteration=4)
     old(tmp_path, old_name(2, "weight"), iteration=None)
     old(tmp_path, old_name(3, "output"), iteration="four")
     (tmp_path / old_name(4, "grad_output")).write_bytes(b"torn")
-    said: list[str] = []
-    (source,) = open_sources([str(tmp_path)], {"iteration": "4"}, said.append)
+    messages: list[str] = []
+    (source,) = open_sources([str(tmp_path)], {"iteration": "4"}, messages.append)
     assert [entry.metadata["tensor"] for entry in source.capture] == ["input"]
-    torn, *said = said
+    torn, *others = messages
     assert torn.endswith("damaged, or holds more than tensors and plain data")
     assert old_name(4, "grad_output") in torn
-    assert said == [
+    assert others == [
         f"{tmp_path.name}: 3 of 4 tensors do not say their iteration: they are left out"
     ]
 
 
-def test_filters_that_leave_nothing_together_say_what_each_leaves(run: Unhashed) -> None:
+def test_filters_that_leave_nothing_together_are_refused_with_what_each_leaves(
+    run: Unhashed,
+) -> None:
     run.add(normal(2, 2), "query", "attention", 5)
     message = (
         "no tensor fits all filters together; of 7 each alone leaves: layer=0 3, tensor=query 1"
@@ -184,7 +190,7 @@ def test_filters_that_leave_nothing_together_say_what_each_leaves(run: Unhashed)
         open_sources([str(run.run_dir)], {"layer": "0", "tensor": "query"})
 
 
-def test_a_folder_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         CaptureError,
         match=r"there is no folder .*nowhere, and no run has that in its name; give a run",
@@ -200,7 +206,7 @@ def test_a_run_that_captured_nothing_is_a_source(run: Unhashed) -> None:
     assert (len(source.capture), source.entries, foreign([source])) == (0, [], [])
 
 
-def test_files_that_are_none_of_the_tensors_are_foreign(run: Unhashed) -> None:
+def test_files_that_are_no_captured_tensors_are_foreign(run: Unhashed) -> None:
     torch.save([1], run.dir / "mine.pt")
     ((name, why),) = foreign(open_sources([str(run.run_dir)], {"layer": "0"}))
     assert name == "mine.pt"

@@ -16,9 +16,12 @@ def test_bars_are_numpys_histogram_of_the_magnitudes() -> None:
     assert bars is not None
     values = x.double().numpy()
     octaves = np.diff(np.log2(bars.edges))
-    for found, chosen in ((bars.positive, values[values > 0]), (bars.negative, values[values < 0])):
+    for heights, chosen in (
+        (bars.positive, values[values > 0]),
+        (bars.negative, values[values < 0]),
+    ):
         counts, _ = np.histogram(np.abs(chosen), bars.edges)
-        assert found == pytest.approx(counts / len(values) / octaves)
+        assert heights == pytest.approx(counts / len(values) / octaves)
     assert 0 < np.abs(values[values != 0]).min() >= bars.edges[0]
     assert np.abs(values).max() <= bars.edges[-1]
 
@@ -37,10 +40,10 @@ def test_without_a_magnitude_there_are_no_bars_and_no_quantiles(x: torch.Tensor)
 def test_quantiles_are_elements_and_those_of_numpy() -> None:
     x = torch.randn(1001, generator=torch.Generator().manual_seed(2)).to(torch.float16)
     shares = torch.tensor([0, 0.1, 0.5, 0.9, 1], dtype=torch.float64)
-    found = quantiles(histogram(x), shares)
+    elements = quantiles(histogram(x), shares)
     wanted = np.quantile(x.double().numpy(), shares.numpy(), method="closest_observation")
     nearest = np.quantile(x.double().numpy(), shares.numpy(), method="nearest")
-    assert all(f in (w, n) for f, w, n in zip(found.tolist(), wanted, nearest, strict=True))
+    assert all(f in (w, n) for f, w, n in zip(elements.tolist(), wanted, nearest, strict=True))
     magnitudes = quantiles(histogram(x), torch.tensor([0.0, 1.0]), magnitudes=True)
     nonzero = x[x != 0].abs().double()
     assert magnitudes.tolist() == [nonzero.min(), nonzero.max()]
@@ -66,6 +69,6 @@ def test_points_of_more_elements_than_float32_can_count_are_finite() -> None:
     assert (float(value[0]), float(value[-1])) == (-1, 1)
 
 
-def test_points_of_nothing_are_none() -> None:
+def test_an_empty_tensor_has_no_points() -> None:
     z, value = normal_points(histogram(torch.empty(0)), 11)
     assert z.numel() == value.numel() == 0

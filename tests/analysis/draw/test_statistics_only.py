@@ -21,7 +21,7 @@ from ..quick.test_first_look import as_statistics  # noqa: TID252
 from .conftest import Draw
 
 
-def told(x: torch.Tensor, fmt: str | None = None, **more: Any) -> StatisticsOnly:
+def statistics_of(x: torch.Tensor, fmt: str | None = None, **more: Any) -> StatisticsOnly:
     chosen = None if fmt is None else chosen_for(fmt, "input")
     metadata = {
         **{"module": "fc1", "layer": 3, "layer_type": "linear", "operation": "forward"},
@@ -44,7 +44,7 @@ def normal(*shape: int) -> torch.Tensor:
 def test_octaves_have_the_share_of_the_elements_in_them() -> None:
     x = normal(64, 64)
     x[0, :8] = 0
-    bars = draw_statistics_only(told(x), "run").axes[0]
+    bars = draw_statistics_only(statistics_of(x), "run").axes[0]
     heights = {
         round(math.log2(c.get_paths()[0].get_extents().x0)): c.get_paths()[0].get_extents().y1
         for c in bars.collections
@@ -53,31 +53,31 @@ def test_octaves_have_the_share_of_the_elements_in_them() -> None:
     exponents, counts = np.unique(np.floor(np.log2(wide[wide > 0])), return_counts=True)
     expected = dict(zip(exponents, counts / wide.size, strict=True))
     assert {e: h for e, h in heights.items() if h} == pytest.approx(expected)
-    assert "zero: 0.20%" in words(draw_statistics_only(told(x), "run"))
+    assert "zero: 0.20%" in words(draw_statistics_only(statistics_of(x), "run"))
 
 
 def test_ranges_are_those_of_the_largest_element_and_of_the_median_block() -> None:
     x = normal(64, 64) * torch.logspace(-3, 3, 64)[:, None]
     scales = np.floor(np.log2(np.abs(x.double().numpy()).reshape(-1, 32).max(1))) - 2
-    assert dict(ranges_of(told(x, "mxfp4"))) == {
+    assert dict(ranges_of(statistics_of(x, "mxfp4"))) == {
         "mxfp4_e2m1 at the scale of the largest element": ("mxfp4_e2m1", 2.0 ** scales.max()),
         "mxfp4_e2m1 in the median block": ("mxfp4_e2m1", 2.0 ** np.sort(scales)[63]),
     }
-    assert len(dict(ranges_of(told(x)))) == 1
+    assert len(dict(ranges_of(statistics_of(x)))) == 1
 
 
 def test_quantiles_stand_against_those_of_a_normal_distribution() -> None:
     x = normal(64, 64)
-    line = draw_statistics_only(told(x), "run").axes[3].lines[1]
+    line = draw_statistics_only(statistics_of(x), "run").axes[3].lines[1]
     wide = x.double().numpy().ravel()
-    shares = np.array([float(share) for share in told(x).record["quantiles"]])
+    shares = np.array([float(share) for share in statistics_of(x).record["quantiles"]])
     expected = (np.quantile(wide, shares) - wide.mean()) / wide.std()
     # Quantiles of float32 are those of the elements truncated to bfloat16.
     np.testing.assert_allclose(line.get_ydata(), expected, rtol=1 / 128, atol=0.02)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("x", "said"),
+    ("x", "finding"),
     [
         (torch.zeros(0, 4), "empty"),
         (torch.zeros(4, 4), "all zero"),
@@ -85,17 +85,17 @@ def test_quantiles_stand_against_those_of_a_normal_distribution() -> None:
         (torch.full((4, 4), 3.0), "constant 3"),
     ],
 )
-def test_a_tensor_with_nothing_to_see_is_drawn_and_says_so(x: torch.Tensor, said: str) -> None:
-    assert said in words(draw_statistics_only(told(x), "run"))
+def test_a_degenerate_tensor_is_drawn_with_its_finding(x: torch.Tensor, finding: str) -> None:
+    assert finding in words(draw_statistics_only(statistics_of(x), "run"))
 
 
-def test_a_name_is_like_a_files_and_says_when() -> None:
-    assert statistics_name(told(normal(4, 4)).entry.metadata) == (
+def test_a_name_is_like_a_file_name_with_iteration_micro_batch_and_rank() -> None:
+    assert statistics_name(statistics_of(normal(4, 4)).entry.metadata) == (
         "mxfp4/linear_L3-fc1_forward_pre_linear_mxfp4_input_i7_m0_r0"
     )
 
 
-def test_statistics_alone_are_drawn_and_tabled(
+def test_statistics_alone_are_drawn_and_tabulated(
     capture: Capture, draws: Draw, tmp_path: Path
 ) -> None:
     capture.add_layers(1, tokens=32, width=32)
@@ -104,12 +104,14 @@ def test_statistics_alone_are_drawn_and_tabled(
         for line in capture.lines
     }
     as_statistics(capture)
-    outcome, complaints, said = draws(
+    outcome, complaints, printed = draws(
         capture.run_dir, only=("distributions", "heatmaps", "statistics"), filters={"module": "fc*"}
     )
     assert complaints == []
     assert outcome.num_tensors == 12
-    assert "statistics of 12 tensors, no values: heatmaps and attention_maps are left out" in said
+    assert (
+        "statistics of 12 tensors, no values: heatmaps and attention_maps are left out" in printed
+    )
     figures = list((tmp_path / "draw" / "distributions").rglob("*.png"))
     assert len(figures) == 12
     assert not (tmp_path / "draw" / "heatmaps").exists()
@@ -120,7 +122,7 @@ def test_statistics_alone_are_drawn_and_tabled(
         assert row["max"] == x.max()
 
 
-def test_of_many_iterations_the_last_has_figures_unless_others_are_asked_for(
+def test_only_the_last_of_many_iterations_has_figures_without_a_filter(
     capture: Capture, draws: Draw, tmp_path: Path
 ) -> None:
     for iteration in (1, 2, 3):

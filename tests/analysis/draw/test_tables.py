@@ -22,22 +22,22 @@ def rows(folder: Path) -> list[Row]:
     x = normal(8, 8)
     x[0, 0] = math.nan
     tensors = {"input": normal(32, 8), "output": torch.empty(0, 4), "grad_input": x}
-    found = []
+    table = []
     for place, (name, tensor) in enumerate(tensors.items()):
         about = {"tensor": name, "layer": place, "module": "fc1", "iteration": 5, "bytes": 1000}
         entry = stored(folder, tensor, **about)
-        found.append(Row("my_run", entry, do(Task(entry, "my_run", {}, ()))))
-    return found
+        table.append(Row("my_run", entry, do(Task(entry, "my_run", {}, ()))))
+    return table
 
 
 def test_the_csv_and_the_json_hold_the_same_numbers_as_the_tensors(tmp_path: Path) -> None:
-    given = rows(tmp_path)
-    write_tables(tmp_path / "out", given, {}, details=True)
+    tensors = rows(tmp_path)
+    write_tables(tmp_path / "out", tensors, {}, details=True)
     table = pd.read_csv(tmp_path / "out/statistics/statistics.csv")
     listed = json.loads((tmp_path / "out/statistics/statistics.json").read_text())
-    x = given[0].entry.torch().double().numpy()
+    x = tensors[0].entry.torch().double().numpy()
     assert list(table["tensor"]) == [one["tensor"] for one in listed]
-    assert table["mean"][0] == listed[0]["mean"] == given[0].record["mean"]
+    assert table["mean"][0] == listed[0]["mean"] == tensors[0].record["mean"]
     assert abs(table["mean"][0] - x.mean()) < 1e-15
     assert table["q0.5"][0] == listed[0]["quantiles"]["0.5"]
     assert {f"q{share}" for share in QUANTILES} <= set(table.columns)
@@ -47,7 +47,7 @@ def test_the_csv_and_the_json_hold_the_same_numbers_as_the_tensors(tmp_path: Pat
     assert list(table["finding"])[1:] == ["empty", "1 NaN"]
 
 
-def test_the_table_names_what_is_odd_and_what_could_not_be_used(tmp_path: Path) -> None:
+def test_the_table_names_odd_tensors_and_unusable_files(tmp_path: Path) -> None:
     write_tables(tmp_path, rows(tmp_path), {"a/b.pt": "torn"}, details=False)
     text = (tmp_path / "tensor_stats.txt").read_text()
     assert text.startswith("3 tensors, 3.0 kB\n  my_run: 3\nby quantisation type: ")
@@ -59,7 +59,9 @@ def test_the_table_names_what_is_odd_and_what_could_not_be_used(tmp_path: Path) 
     assert not (tmp_path / "statistics").exists()
 
 
-def test_several_sources_are_told_apart_and_the_text_has_every_quantile(tmp_path: Path) -> None:
+def test_several_sources_are_named_in_their_rows_and_the_text_has_every_quantile(
+    tmp_path: Path,
+) -> None:
     first, *_ = rows(tmp_path)
     other = Row("other_run", first.entry, first.done)
     write_tables(tmp_path, [first, other], {}, details=True)
@@ -73,10 +75,10 @@ def test_no_tensor_is_an_empty_list(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "statistics/statistics.json").read_text()) == []
 
 
-def test_the_table_says_what_was_captured_by_type_layer_type_operation_and_module(
+def test_the_table_summarises_the_capture_by_type_layer_type_operation_and_module(
     tmp_path: Path,
 ) -> None:
-    found = []
+    tensors = []
     for expert, (layer_type, quant_type, operation) in enumerate(
         [
             ("linear", "mxfp8", "forward"),
@@ -95,15 +97,15 @@ def test_the_table_says_what_was_captured_by_type_layer_type_operation_and_modul
             module="attention" if layer_type == "attention" else f"expert{expert}-fc1",
             bytes=1000 * (expert + 1),
         )
-        found.append(Row("my_run", entry, do(Task(entry, "my_run", {}, ()))))
-    write_tables(tmp_path, found, {}, details=False)
+        tensors.append(Row("my_run", entry, do(Task(entry, "my_run", {}, ()))))
+    write_tables(tmp_path, tensors, {}, details=False)
     text = (tmp_path / "tensor_stats.txt").read_text()
     half = "50.0% of the bytes"
     assert f"by quantisation type: bf16 1 tensors, {half}; mxfp8 2 tensors, {half}\n" in text
     assert f"by layer type: attention 1 tensors, {half}; linear 2 tensors, {half}\n" in text
     assert "by operation: backward 1 tensors, 33.3% of the bytes; forward 2 tensors, 66.7%" in text
     assert f"by module: attention 1 tensors, {half}; expert-fc1 2 tensors, {half}\n" in text
-    page = draw_captured(found)
+    page = draw_captured(tensors)
     widths = [[bar.get_width() for bar in ax.patches] for ax in page.figure.axes]  # type: ignore[attr-defined]
     assert widths == [
         pytest.approx([0.5, 0.5]),
@@ -113,11 +115,11 @@ def test_the_table_says_what_was_captured_by_type_layer_type_operation_and_modul
     ]
 
 
-def test_of_statistics_alone_tensors_are_counted(tmp_path: Path) -> None:
-    given = rows(tmp_path)
+def test_tensors_with_statistics_alone_are_counted(tmp_path: Path) -> None:
+    tensors = rows(tmp_path)
     bare = [
         replace(row, entry=replace(row.entry, metadata={**row.entry.metadata, "bytes": 0}))
-        for row in given
+        for row in tensors
     ]
     page = draw_captured(bare)
     assert page.figure.axes[0].get_title(loc="left").endswith("share of tensors")

@@ -33,7 +33,7 @@ def test_a_tensor_that_ends_its_worker_is_named_and_the_rest_is_drawn(
     assert "a worker process died with it" in complaints[0]
 
 
-def test_a_torn_file_among_those_that_are_counted_together_is_named(
+def test_a_torn_file_among_files_that_are_counted_together_is_named(
     run: Unhashed, draws: Draw
 ) -> None:
     (run.dir / run.lines[2]["file"]).write_bytes(b"torn")

@@ -26,7 +26,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def files(out: Path) -> set[str]:
-    """What is drawn, without what is hidden."""
+    """The names of the files below a folder, without hidden ones."""
     return {
         str(path.relative_to(out))
         for path in out.rglob("*")
@@ -35,7 +35,7 @@ def files(out: Path) -> set[str]:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tensors that are looked at from now on."""
+    """A list that collects the tensors that are looked at from now on."""
     looked: list[str] = []
 
     def do_and_note(task: Task) -> Done:
@@ -50,8 +50,8 @@ def test_the_whole_tree_is_drawn(run: Unhashed, draws: Draw, tmp_path: Path) -> 
     outcome, complaints, _ = draws(run.run_dir, formats=("png", "svg"))
     assert complaints == []
     assert (outcome.num_tensors, outcome.num_known, outcome.problems) == (6, 0, {})
-    found = files(tmp_path / "draw")
-    assert outcome.num_files == len(found)
+    names = files(tmp_path / "draw")
+    assert outcome.num_files == len(names)
     stem = run.lines[0]["file"].removesuffix(".pt")
     for name in (
         "quick_analysis.png",
@@ -63,8 +63,8 @@ def test_the_whole_tree_is_drawn(run: Unhashed, draws: Draw, tmp_path: Path) -> 
         "statistics/statistics.csv",
         "statistics/statistics.txt",
     ):
-        assert name in found
-    assert not any(name.endswith(".part") for name in found)
+        assert name in names
+    assert not any(name.endswith(".part") for name in names)
 
 
 def test_worker_processes_draw_the_same_as_this_one(
@@ -79,7 +79,7 @@ def test_worker_processes_draw_the_same_as_this_one(
             assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_interrupted_work_goes_on_where_it_stopped(
+def test_interrupted_work_resumes_where_it_stopped(
     run: Unhashed, draws: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
@@ -95,14 +95,14 @@ def test_interrupted_work_goes_on_where_it_stopped(
         draws(run.run_dir, only=("heatmaps",))
     assert len(looked) == 2
     again = watched(monkeypatch)
-    outcome, _, said = draws(run.run_dir, only=("heatmaps",))
+    outcome, _, printed = draws(run.run_dir, only=("heatmaps",))
     assert (outcome.num_tensors, outcome.num_known, len(again)) == (6, 2, 4)
-    assert "2 of 6 tensors were drawn before" in said
+    assert "2 of 6 tensors were drawn before" in printed
     assert not set(looked) & set(again)
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_one_goes_on(
+def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_one_resumes(
     run: Unhashed, tmp_path: Path
 ) -> None:
     """Figures of 60 tensors are many seconds of work for two processes."""
@@ -116,16 +116,16 @@ def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_one_goes_on(
         assert first.poll() is None
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
-    _, told = first.communicate(timeout=60)
-    assert (first.returncode, told) == (130, "quantexp: interrupted\n")
-    known = len(journal.read_text().splitlines())
-    assert 0 < known < 66
+    _, stderr = first.communicate(timeout=60)
+    assert (first.returncode, stderr) == (130, "quantexp: interrupted\n")
+    num_drawn = len(journal.read_text().splitlines())
+    assert 0 < num_drawn < 66
     again = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert f"{known} of 66 tensors were drawn before" in again.stderr
-    assert again.stdout.startswith(f"66 tensors ({known} were drawn before), 67 files in ")
+    assert f"{num_drawn} of 66 tensors were drawn before" in again.stderr
+    assert again.stdout.startswith(f"66 tensors ({num_drawn} were drawn before), 67 files in ")
 
 
-def test_what_is_done_is_not_done_again_unless_it_changed(
+def test_finished_work_is_repeated_only_after_a_change(
     run: Unhashed, draws: Draw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     draws(run.run_dir, only=("heatmaps",))
@@ -137,8 +137,8 @@ def test_what_is_done_is_not_done_again_unless_it_changed(
     (tmp_path / "draw/heatmaps" / second).with_suffix(".png").unlink()
     journal = tmp_path / "draw/.drawn.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if Path(third).stem not in line]
-    journal.write_text("".join(kept) + '{"name": "torn')
+    others = [line for line in lines if Path(third).stem not in line]
+    journal.write_text("".join(others) + '{"name": "torn')
     outcome, _, _ = draws(run.run_dir, only=("heatmaps",))
     assert (outcome.num_known, len(looked)) == (3, 3)
     assert (tmp_path / "draw/heatmaps" / second).with_suffix(".png").is_file()
@@ -150,7 +150,7 @@ def test_what_is_done_is_not_done_again_unless_it_changed(
     assert len(looked) == 6
 
 
-def test_bad_files_are_named_and_counted_and_the_rest_goes_on(
+def test_bad_files_are_named_and_counted_and_the_rest_is_drawn(
     run: Unhashed, draws: Draw, tmp_path: Path
 ) -> None:
     corrupt, truncated, missing, other = (run.dir / run.lines[i]["file"] for i in range(4))
@@ -174,17 +174,15 @@ def test_bad_files_are_named_and_counted_and_the_rest_goes_on(
     assert "files that could not be used: 5" in (tmp_path / "draw/tensor_stats.txt").read_text()
 
 
-def test_the_command_ends_with_1_where_a_file_could_not_be_used(
-    run: Unhashed, capsys: Captured
-) -> None:
+def test_the_command_ends_with_1_after_an_unusable_file(run: Unhashed, capsys: Captured) -> None:
     words = ["draw", str(run.run_dir), "--only", "statistics", "--jobs", "1"]
     assert main(words) == 0
     assert "6 tensors, 4 files in " in capsys.readouterr().out
     (run.dir / run.lines[0]["file"]).write_bytes(b"torn")
     assert main(words) == 1
-    told = capsys.readouterr()
-    assert "5 tensors (5 were drawn before), 4 files in " in told.out
-    assert told.err.splitlines()[-1] == ("quantexp: 1 file could not be used, it is named above")
+    output = capsys.readouterr()
+    assert "5 tensors (5 were drawn before), 4 files in " in output.out
+    assert output.err.splitlines()[-1] == ("quantexp: 1 file could not be used, it is named above")
     (run.dir / run.lines[1]["file"]).write_bytes(b"torn")
     assert main(words) == 1
     assert "2 files could not be used, they are named above" in capsys.readouterr().err
@@ -204,15 +202,15 @@ def test_a_bare_folder_and_an_old_collection_are_drawn(
     outcome, complaints, _ = draws(bare, old, filters={"tensor": "input,query"})
     assert complaints == []
     assert outcome.num_tensors == 5
-    found = files(tmp_path / "draw")
-    assert {"quick_analysis/bare.filtered.png", "quick_analysis/old.filtered.png"} <= found
+    names = files(tmp_path / "draw")
+    assert {"quick_analysis/bare.filtered.png", "quick_analysis/old.filtered.png"} <= names
     assert {
         "distributions/old/20250908_095220_0002_attention_forward_hifp8_query.png",
         "distributions/old/20250908_092156_0003_attention_L0_forward_hifp8_query.png",
-    } <= found
+    } <= names
 
 
-def test_filters_leave_the_picture_of_all_tensors_as_it_is(
+def test_filters_do_not_change_the_picture_of_all_tensors(
     run: Unhashed, draws: Draw, tmp_path: Path
 ) -> None:
     only = ("quick_analysis",)
@@ -244,20 +242,20 @@ def test_a_run_without_tensors_has_a_quick_analysis(
     run: Unhashed, draws: Draw, tmp_path: Path
 ) -> None:
     shutil.rmtree(run.dir)
-    outcome, _, said = draws(run.run_dir)
+    outcome, _, printed = draws(run.run_dir)
     assert (outcome.num_tensors, outcome.problems) == (0, {})
-    assert f"{run.run_dir.name}: no tensors were captured" in said
+    assert f"{run.run_dir.name}: no tensors were captured" in printed
     assert "quick_analysis.png" in files(tmp_path / "draw")
 
 
-def test_statistics_without_values_are_said(run: Unhashed, draws: Draw) -> None:
+def test_statistics_without_values_are_reported(run: Unhashed, draws: Draw) -> None:
     for line in run.lines:
         line["file"] = None
     run.write()
     for path in run.dir.rglob("*.pt"):
         path.unlink()
-    _, _, said = draws(run.run_dir, only=("heatmaps",))
-    assert "statistics of 6 tensors, no values: heatmaps and attention_maps are left out" in said
+    _, _, printed = draws(run.run_dir, only=("heatmaps",))
+    assert "statistics of 6 tensors, no values: heatmaps and attention_maps are left out" in printed
 
 
 def test_an_unknown_part_is_refused(run: Unhashed, draws: Draw) -> None:
@@ -292,13 +290,13 @@ def chapter(calls: list[int]) -> Chapter:
     return Chapter("comparisons", "elements in all", drawn)  # type: ignore[arg-type]
 
 
-def test_chapters_are_drawn_and_not_again_while_nothing_changed(
+def test_chapters_are_drawn_once_while_nothing_changes(
     run: Unhashed, draws: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(chapters, "CHAPTERS", (chapter(calls),))
-    outcome, _, said = draws(run.run_dir, only=("comparisons",))
-    assert "comparisons: " in said
+    outcome, _, printed = draws(run.run_dir, only=("comparisons",))
+    assert "comparisons: " in printed
     assert files(tmp_path / "draw") == {"comparisons/total.json", "comparisons/by/layer.png"}
     assert (outcome.num_files, len(calls)) == (2, 1)
     assert draws(run.run_dir, only=("comparisons",))[0].num_files == 2
@@ -311,7 +309,7 @@ def test_chapters_are_drawn_and_not_again_while_nothing_changed(
     assert calls[0] == calls[2] == 2 * calls[1]
 
 
-def test_a_chapter_names_what_it_cannot_read_and_is_drawn_again(
+def test_a_chapter_names_unreadable_files_and_is_drawn_again(
     run: Unhashed, draws: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -323,7 +321,7 @@ def test_a_chapter_names_what_it_cannot_read_and_is_drawn_again(
     assert len(calls) == 2
 
 
-def test_the_parts_are_named_as_their_chapters() -> None:
+def test_the_parts_are_named_after_their_chapters() -> None:
     assert tuple(chapter.folder for chapter in chapters.CHAPTERS) == CHAPTER_FOLDERS
     assert PARTS[-len(CHAPTER_FOLDERS) :] == CHAPTER_FOLDERS
 
@@ -335,6 +333,8 @@ def test_statistics_alone_need_no_matplotlib(run: Unhashed, tmp_path: Path) -> N
         f"assert main({[*words, '--jobs', '1']}) == 0\n"
         "print('matplotlib' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines()[-1] == "False"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.splitlines()[-1] == "False"
     assert (tmp_path / "o" / "statistics" / "statistics.csv").is_file()

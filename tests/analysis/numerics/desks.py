@@ -1,4 +1,4 @@
-"""A desk that keeps figures for a look at them, and captures of a small run to draw."""
+"""A desk that keeps its figures in memory, and captures of a small run to draw."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.analysis.captures import Capture, attention_formats, linear_formats
 
 @dataclass
 class MemoryDesk(Desk):
-    """What `quantexp draw` gives a chapter, in this process, with the figures kept."""
+    """The desk that `quantexp draw` passes to a chapter, in this process, with the figures in memory."""
 
     out: Path
     formats: tuple[str, ...] = ("png",)
@@ -33,14 +33,14 @@ class MemoryDesk(Desk):
     console: Console = field(init=False)
     figures: dict[str, Figure] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     num_looks: int = 0
     #: Whether figures are laid out, as saving them does: it takes a second for ten of them.
     lays_out: bool = False
 
     def say(self, line: str) -> None:
-        self.said.append(line)
+        self.messages.append(line)
 
     def each(
         self, look: Callable[[CapturedTensor], Any], entries: Iterable[CapturedTensor]
@@ -79,8 +79,8 @@ def of_entries(source: Source, entries: list[CapturedTensor]) -> Source:
 def run_of(capture: Capture, *formats: str, scheme: str = "FA_linear_mxfp4") -> Run:
     """The measures of a capture."""
     entries = open_capture(capture.dir).with_values()
-    found = tuple(measure(entry, Request(tuple(formats))) for entry in entries)
-    return Run("a run", scheme, found)
+    tensors = tuple(measure(entry, Request(tuple(formats))) for entry in entries)
+    return Run("a run", scheme, tensors)
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:

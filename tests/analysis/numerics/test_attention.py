@@ -52,7 +52,7 @@ def test_recomputed_probabilities_are_those_of_torchs_attention(
     assert maps.gradient is None
 
 
-def test_captured_probabilities_are_taken_with_their_gradient(capture: Capture) -> None:
+def test_captured_probabilities_are_read_with_their_gradient(capture: Capture) -> None:
     add_attention(capture)
     p, dp = torch.rand(B, H, T, T), torch.randn(B, H, T, T)
     capture.add(p, "attn_weights", "attention", 3)
@@ -106,10 +106,10 @@ def test_a_cell_is_behind_the_mask_only_if_all_of_its_tokens_are(
         cells = min(side, extent)
         return range(cell * extent // cells, -(-(cell + 1) * extent // cells))
 
-    found = masked(queries, keys, starts, side)
+    mask = masked(queries, keys, starts, side)
     for row, column in itertools.product(range(min(side, queries)), range(min(side, keys))):
         all_ = itertools.product(tokens(row, queries), tokens(column, keys))
-        assert found[row, column] == (not any(sees(*pair) for pair in all_))
+        assert mask[row, column] == (not any(sees(*pair) for pair in all_))
 
 
 def test_documents_do_not_see_each_other(capture: Capture) -> None:
@@ -141,7 +141,7 @@ def test_sampled_heads_keep_their_numbers(capture: Capture) -> None:
     assert maps_of(layer).heads == (1, 3)
 
 
-def test_of_a_sample_of_tokens_nothing_is_recomputed(capture: Capture) -> None:
+def test_a_sample_of_tokens_is_not_recomputed(capture: Capture) -> None:
     sample = {"of": "rows", "axis": 0, "indices": list(range(T)), "shape": [2 * T, B, H, D]}
     add_attention(capture, sample=sample)
     (layer,) = layers_of(open_capture(capture.dir))

@@ -20,7 +20,7 @@ def desk(tmp_path: Path) -> MemoryDesk:
 
 
 def masked(source: Source) -> Source:
-    """Of a run whose tokens attend to their own document."""
+    """The source of a run whose tokens attend only to their own document."""
     return replace(source, names=replace(source.names, mask_documents=True))
 
 
@@ -28,19 +28,21 @@ def words(desk: MemoryDesk, name: str) -> str:
     return " ".join(text.get_text() for text in desk.figures[name].texts)
 
 
-def test_recomputed_maps_say_so_and_show_no_future(capture: Capture, desk: MemoryDesk) -> None:
+def test_recomputed_maps_are_labelled_and_show_no_future(
+    capture: Capture, desk: MemoryDesk
+) -> None:
     add_run(capture, layers=2)
     CHAPTER.draw([source_of(capture)], desk)
     assert set(desk.figures) == {"L0", "L1"}
     assert "P recomputed from query and key before quantisation" in words(desk, "L1")
     maps = [ax for ax in desk.figures["L0"].axes if ax.get_title(loc="left").startswith("head")]
     assert len(maps) == 4
-    shown = maps[0].images[0].get_array()
-    assert shown is not None
-    assert np.array_equal(np.ma.getmaskarray(shown), np.triu(np.ones((64, 64)), 1).astype(bool))
+    pixels = maps[0].images[0].get_array()
+    assert pixels is not None
+    assert np.array_equal(np.ma.getmaskarray(pixels), np.triu(np.ones((64, 64)), 1).astype(bool))
 
 
-def test_documents_that_were_kept_apart_are_grey(capture: Capture, desk: MemoryDesk) -> None:
+def test_keys_of_other_documents_are_grey(capture: Capture, desk: MemoryDesk) -> None:
     add_run(capture, layers=1)
     for line in capture.lines:
         if line["tensor"] == "query":
@@ -52,19 +54,21 @@ def test_documents_that_were_kept_apart_are_grey(capture: Capture, desk: MemoryD
     grey = np.ma.getmaskarray(image)  # type: ignore[arg-type]
     assert grey[10:, :10].all()
     assert not grey[10:, 10:].diagonal().any()
-    assert desk.said == []
+    assert desk.messages == []
 
 
-def test_masks_that_are_not_known_are_said_and_no_triangle_is_drawn(
+def test_unknown_masks_are_reported_and_no_triangle_is_drawn(
     capture: Capture, desk: MemoryDesk
 ) -> None:
     add_run(capture, layers=2)
     capture.add(torch.softmax(normal(1, 2, 16, 16).float(), -1), "attn_weights", "attention", 2)
     CHAPTER.draw([masked(source_of(capture))], desk)
     assert set(desk.figures) == {"L2"}, "P itself is what was captured"
-    (said,) = desk.said
-    assert "attention of 2 modules not drawn: dataset.mask_documents kept documents apart" in said
-    assert said.endswith("capture again, or with capture.attn_weights=true")
+    (message,) = desk.messages
+    assert (
+        "attention of 2 modules not drawn: dataset.mask_documents kept documents apart" in message
+    )
+    assert message.endswith("capture again, or with capture.attn_weights=true")
 
 
 def test_gradients_stand_beside_captured_maps(capture: Capture, desk: MemoryDesk) -> None:
@@ -78,34 +82,34 @@ def test_gradients_stand_beside_captured_maps(capture: Capture, desk: MemoryDesk
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
-def test_maps_of_nothing_are_drawn(capture: Capture, desk: MemoryDesk, value: float) -> None:
+def test_maps_of_zeros_or_nan_are_drawn(capture: Capture, desk: MemoryDesk, value: float) -> None:
     capture.add(torch.full((1, 1, 8, 8), value), "attn_weights", "attention", 0)
     capture.add(torch.full((1, 1, 8, 8), value), "grad_attn_weights", "attention", 0)
     CHAPTER.draw([source_of(capture)], desk)
     assert ("white: NaN" in words(desk, "L0")) == (value != value)
 
 
-def test_the_first_and_the_last_iteration_are_drawn_and_what_is_left_out_is_said(
+def test_the_first_and_the_last_iteration_are_drawn_and_the_number_left_out_is_reported(
     capture: Capture, desk: MemoryDesk
 ) -> None:
     add_run(capture, layers=1, iterations=3, ranks=2)
     source = source_of(capture)
     CHAPTER.draw([source], desk)
     assert set(desk.figures) == {"L0_iteration1", "L0_iteration3"}
-    (said,) = desk.said
-    assert said.endswith("first micro-batch, rank 0, is drawn: 2 of 6")
+    (message,) = desk.messages
+    assert message.endswith("first micro-batch, rank 0, is drawn: 2 of 6")
 
 
-def test_a_long_sequence_says_what_a_pixel_is(capture: Capture, desk: MemoryDesk) -> None:
+def test_the_map_of_a_long_sequence_explains_its_pixels(capture: Capture, desk: MemoryDesk) -> None:
     capture.add(torch.full((1, 1, 512, 512), 1 / 512), "attn_weights", "attention", 0)
     CHAPTER.draw([source_of(capture)], desk)
     assert "a pixel is the largest P (mean gradient) of 2 x 2 tokens" in words(desk, "L0")
 
 
-def test_what_cannot_be_drawn_is_said(capture: Capture, desk: MemoryDesk) -> None:
+def test_attention_that_cannot_be_drawn_is_reported(capture: Capture, desk: MemoryDesk) -> None:
     capture.add(normal(8, 1, 2, 16), "key", "attention", 0)
     capture.add(normal(8, 8), "attn_weights", "attention", 1)
     assert CHAPTER.draw([source_of(capture)], desk) == []
-    without, refused = sorted(desk.said, key=lambda line: "not drawn" in line)
+    without, refused = sorted(desk.messages, key=lambda line: "not drawn" in line)
     assert "1 attention modules without maps: neither attn_weights nor query and key" in without
     assert "attention of layer 1 not drawn" in refused

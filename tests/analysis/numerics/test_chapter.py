@@ -33,16 +33,16 @@ def test_a_run_has_its_table_and_its_figures(capture: Capture, desk: MemoryDesk)
     desk.lays_out = True
     add_run(capture, settings=MX4)
     source = source_of(capture, "FA_linear_mxfp4")
-    written = CHAPTER.draw([source], desk)
+    paths = CHAPTER.draw([source], desk)
     assert set(desk.figures) == EVERY_RUN | EVERY_GROUP | {"rows_against_columns"}
-    assert len(written) == len(desk.figures) + 2
+    assert len(paths) == len(desk.figures) + 2
     tensors = {(r["module"], r["layer"], r["tensor"]) for r in rows(desk)}
     assert len(tensors) == len(source.entries)
     (run,) = json.loads(desk.texts["numerics.json"]).values()
     assert len(run) == len(source.entries)
     label = source.label
-    assert f"{label}: no iterations: one iteration alone" in desk.said
-    assert f"{label}: no ranks: one rank alone, nothing to compare" in desk.said
+    assert f"{label}: no iterations: one iteration alone" in desk.messages
+    assert f"{label}: no ranks: one rank alone, nothing to compare" in desk.messages
 
 
 def test_several_iterations_and_ranks_have_their_figures(
@@ -51,7 +51,7 @@ def test_several_iterations_and_ranks_have_their_figures(
     add_run(capture, settings=MX4, iterations=2, ranks=2)
     CHAPTER.draw([source_of(capture)], desk)
     assert {"iterations", "ranks"} <= set(desk.figures)
-    assert desk.said == []
+    assert desk.messages == []
 
 
 def test_hifp8_has_its_deep_analysis_and_no_axes(capture: Capture, desk: MemoryDesk) -> None:
@@ -60,8 +60,8 @@ def test_hifp8_has_its_deep_analysis_and_no_axes(capture: Capture, desk: MemoryD
     source = source_of(capture)
     CHAPTER.draw([source], desk)
     assert {"hif8_tiers", "hif8_values"} <= set(desk.figures)
-    said = f"{source.label}: no rows_against_columns: no tensor was judged along both axes"
-    assert said in desk.said
+    message = f"{source.label}: no rows_against_columns: no tensor was judged along both axes"
+    assert message in desk.messages
     assert all(r["tier_3_bits"] for r in rows(desk) if r["slot"])
 
 
@@ -105,9 +105,9 @@ def test_statistics_alone_are_drawn_over_their_iterations(
     assert source.entries == []
     CHAPTER.draw([source], desk)
     assert {"iterations", "numerics_by_layer_mxfp4_e2m1-floor"} <= set(desk.figures)
-    found = rows(desk)
-    assert [r["iteration"] for r in found] == ["1", "1", "2", "2", "3", "3"]
-    assert {r["source"] for r in found} == {"statistics"}
+    table = rows(desk)
+    assert [r["iteration"] for r in table] == ["1", "1", "2", "2", "3", "3"]
+    assert {r["source"] for r in table} == {"statistics"}
     assert desk.num_looks == 0
 
 
@@ -125,11 +125,11 @@ def test_tensors_that_are_no_operands_have_the_figures_of_tensors(
         *("tensors_by_layer", "forward_against_backward", "channels", "channel_profile"),
     }
     none = f"{source.label}: no numerics_by_layer: no operand of a matrix product was judged"
-    assert none in desk.said
-    assert f"{source.label}: no heads: no tensor with heads was looked at" in desk.said
+    assert none in desk.messages
+    assert f"{source.label}: no heads: no tensor with heads was looked at" in desk.messages
 
 
-def test_odd_tensors_are_in_the_table_with_what_is_odd(capture: Capture, desk: MemoryDesk) -> None:
+def test_odd_tensors_are_in_the_table_with_a_note(capture: Capture, desk: MemoryDesk) -> None:
     desk.lays_out = True
     add_run(capture, layers=1, settings=MX4)
     odd = {
@@ -145,13 +145,13 @@ def test_odd_tensors_are_in_the_table_with_what_is_odd(capture: Capture, desk: M
         for name in ("input", "grad_output", "grad_input"):
             capture.add(x.to(torch.bfloat16), name, "fc1", layer, formats=formats)
     CHAPTER.draw([source_of(capture)], desk)
-    found = {(int(r["layer"]), r["tensor"]): r["notes"] for r in rows(desk)}
+    notes = {(int(r["layer"]), r["tensor"]): r["notes"] for r in rows(desk)}
     for layer, note in enumerate(odd, start=1):
-        assert found[layer, "input"] == note
+        assert notes[layer, "input"] == note
     assert set(desk.figures) >= EVERY_RUN | EVERY_GROUP
 
 
-def test_nothing_but_odd_tensors_is_drawn_too(capture: Capture, desk: MemoryDesk) -> None:
+def test_a_capture_of_odd_tensors_alone_is_drawn(capture: Capture, desk: MemoryDesk) -> None:
     desk.lays_out = True
     formats = {"fprop.x": {**MX4, "axis": "input_width"}}
     for layer, value in enumerate((0.0, math.nan)):
@@ -183,7 +183,7 @@ def test_a_file_that_cannot_be_read_is_left_out(capture: Capture, desk: MemoryDe
     assert "input" not in {r["tensor"] for r in rows(desk)}
 
 
-def test_of_nothing_nothing_is_written(capture: Capture, desk: MemoryDesk) -> None:
+def test_a_source_without_tensors_has_no_files(capture: Capture, desk: MemoryDesk) -> None:
     add_run(capture, layers=1)
     source = source_of(capture)
     assert CHAPTER.draw([of_entries(source, [])], desk) == []

@@ -82,7 +82,7 @@ def test_runs_of_one_scheme_go_by_their_names(capture: Capture) -> None:
     assert [c.label for c in contestants(runs)] == ["a run", "another"]
 
 
-def test_formats_of_several_runs_say_whose_they_are(capture: Capture) -> None:
+def test_formats_of_several_runs_name_their_scheme(capture: Capture) -> None:
     add_run(capture, layers=1)
 
     run = run_of(capture, "mxfp8", scheme="bf16")
@@ -93,7 +93,7 @@ def test_formats_of_several_runs_say_whose_they_are(capture: Capture) -> None:
     ]
 
 
-def test_runs_without_a_tensor_in_common_have_no_difference_and_say_so(
+def test_runs_without_a_tensor_in_common_have_a_message_and_no_difference(
     tmp_path: Path, desk: MemoryDesk
 ) -> None:
     first, second = Capture(tmp_path / "one"), Capture(tmp_path / "two")
@@ -101,7 +101,7 @@ def test_runs_without_a_tensor_in_common_have_no_difference_and_say_so(
     second.add(normal(32, 1, 32), "output", "fc1", 1)
     CHAPTER.draw([source_of(first, "bf16"), source_of(second, "other")], desk)
     assert set(desk.figures) == {"magnitudes_by_scheme"}
-    assert desk.said == ["two: no tensor that one has too, no difference drawn"]
+    assert desk.messages == ["two: no tensor that one has too, no difference drawn"]
 
 
 def test_drift_is_the_norm_of_the_difference_over_that_of_the_reference() -> None:
@@ -114,7 +114,7 @@ def test_drift_is_the_norm_of_the_difference_over_that_of_the_reference() -> Non
     assert math.isclose(drift(a, 3 * a), 2, rel_tol=1e-6)
 
 
-def test_drift_leaves_out_what_is_not_finite_and_has_none_from_zeros() -> None:
+def test_drift_leaves_out_nonfinite_values_and_is_nan_from_zeros() -> None:
     a = torch.tensor([3.0, math.nan, 4.0, math.inf])
     b = torch.tensor([3.0, 1.0, 9.0, 1.0])
     assert drift(a, b) == 1.0
@@ -127,5 +127,5 @@ def test_the_same_tensor_has_the_same_shape(tmp_path: Path) -> None:
     for one, width in ((first, 32), (second, 64)):
         one.add(torch.ones(32, 1, width), "output", "fc1", 0)
         one.add(torch.ones(32, 1, 8), "input", "fc1", 0)
-    found = [drift_from(e, str(first.dir)) for e in open_capture(second.dir)]
-    assert found == [None, 0.0]
+    drifts = [drift_from(e, str(first.dir)) for e in open_capture(second.dir)]
+    assert drifts == [None, 0.0]

@@ -42,8 +42,8 @@ def texts(figure: Figure) -> str:
 def line_of(ax: Axes, label_y: float) -> np.ndarray:
     """The line that begins at a height."""
     lines = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines()]
-    (found,) = [ys for ys in lines if ys.size and math.isclose(ys[0], label_y)]
-    return found
+    (heights,) = [ys for ys in lines if ys.size and math.isclose(ys[0], label_y)]
+    return heights
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_iterations_are_drawn_where_there_are_several(run: Run) -> None:
     assert over_iterations(first, groups_of(first)) is None
 
 
-def test_ranks_are_held_against_their_mean(capture: Capture) -> None:
+def test_ranks_are_relative_to_their_mean(capture: Capture) -> None:
     x = normal(64, 1, 64)
     for rank, factor in enumerate((1.0, 3.0)):
         line = capture.add(x * factor, "output", "fc1", 0)
@@ -129,9 +129,10 @@ def test_a_number_that_does_not_exist_is_counted_below(capture: Capture) -> None
 
 
 def test_a_tensor_is_paired_with_its_own_gradient(run: Run) -> None:
-    found = pairs(run.tensors)
-    assert len(found) == 3 * 2 * 3  # input, output and query of three layers and two iterations
-    for pair in found:
+    tensor_pairs = pairs(run.tensors)
+    # Input, output and query of three layers and two iterations.
+    assert len(tensor_pairs) == 3 * 2 * 3
+    for pair in tensor_pairs:
         a, b = pair.tensor.place, pair.gradient.place
         assert b.tensor == f"grad_{a.tensor}"
         assert (a.module, a.layer, a.iteration) == (b.module, b.layer, b.iteration)
@@ -143,7 +144,7 @@ def test_without_a_gradient_there_is_no_forward_against_backward(capture: Captur
     assert forward_and_backward(run, AS_DECLARED, groups_of(run)[AS_DECLARED]) is None
 
 
-def test_operands_of_the_weight_gradient_are_the_backwards(run: Run) -> None:
+def test_operands_of_the_weight_gradient_are_backward(run: Run) -> None:
     figure = forward_and_backward(run, AS_DECLARED, groups_of(run)[AS_DECLARED])
     assert figure is not None
     assert "an operand of a forward (blue) or backward (red) product" in texts(figure)
@@ -156,15 +157,15 @@ def test_both_axes_are_those_of_the_same_tensor(capture: Capture) -> None:
     x = normal(64, 1, 64)
     x[:, :, ::32] *= 256
     capture.add(x, "input", formats=linear_formats(MX4))
-    (found,) = both_axes(run_of(capture))
-    assert (found.module, found.tensor, found.format) == ("fc1", "input", "mxfp4_e2m1 floor")
-    assert found.difference_db == found.columns_db - found.rows_db
+    (axes,) = both_axes(run_of(capture))
+    assert (axes.module, axes.tensor, axes.format) == ("fc1", "input", "mxfp4_e2m1 floor")
+    assert axes.difference_db == axes.columns_db - axes.rows_db
     figure = rows_and_columns(run_of(capture))
     assert figure is not None
     assert "right of 0 columns lose less" in texts(figure)
 
 
-def test_what_has_no_finite_sqnr_along_both_axes_is_counted(capture: Capture) -> None:
+def test_tensors_without_a_finite_sqnr_along_both_axes_are_counted(capture: Capture) -> None:
     capture.add(torch.ones(64, 1, 64), "input", formats=linear_formats(MX4))
     figure = rows_and_columns(run_of(capture))
     assert figure is not None
@@ -187,14 +188,14 @@ def test_shares_of_scale_exponents_add_up_to_one(capture: Capture) -> None:
     assert "one scale a block; 2 blocks of zeros are left out" in texts(figure)
 
 
-def test_a_channel_that_stands_out_is_where_it_is(capture: Capture) -> None:
+def test_the_ratio_of_a_loud_channel_is_drawn_by_layer(capture: Capture) -> None:
     x = torch.ones(32, 1, 64)
     x[:, :, 3] = 8
     capture.add(x, "input", "fc1", 0)
     capture.add(x.sqrt(), "input", "fc1", 1)
     figure = outliers_by_layer(run_of(capture))
     assert figure is not None
-    # 3e-3: the square root of 8 in float32, of 1 exactly.
+    # 1e-6: the square root of 8 in float32, of 1 exactly.
     drawn = line_of(figure.axes[0], 8.0)
     assert np.allclose(drawn, [8, 8**0.5], rtol=1e-6)
 
@@ -232,11 +233,11 @@ def test_hif8_is_drawn_by_tensor_with_the_worst_chosen(capture: Capture) -> None
         ("input", 1),
         ("grad_output", 0),
     ]
-    (shown,) = chosen(judged)
+    (choice,) = chosen(judged)
     worst = min(tensors[:2], key=lambda one: one.operands[0].fidelity.sqnr_db)
-    assert shown.judged.place == worst.place
+    assert choice.judged.place == worst.place
     amax = worst.abs_max
-    assert 15 / 2 < amax / 2.0**shown.scale_exponent <= 15
+    assert 15 / 2 < amax / 2.0**choice.scale_exponent <= 15
 
 
 def test_the_bars_of_hif8s_tiers_add_up_to_one(capture: Capture) -> None:
@@ -256,5 +257,5 @@ def test_fine_magnitudes_are_numpys_in_eighths_of_an_octave(capture: Capture) ->
     n = np.abs(x.double().numpy().ravel())
     n = n[np.isfinite(n) & (n > 0)]
     bins, counts = np.unique(np.floor(8 * np.log2(n)).astype(int), return_counts=True)
-    found = {b: c for b, c in fine_magnitudes(entry).items() if c}
-    assert found == dict(zip(bins.tolist(), counts.tolist(), strict=True))
+    magnitudes = {b: c for b, c in fine_magnitudes(entry).items() if c}
+    assert magnitudes == dict(zip(bins.tolist(), counts.tolist(), strict=True))

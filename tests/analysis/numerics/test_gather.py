@@ -34,7 +34,7 @@ def test_one_tensor_at_a_time_is_in_memory(
     assert len(loaded) == len(run.tensors) == 9
 
 
-def test_a_run_with_a_format_is_judged_by_that_alone_and_one_without_by_the_usual_ones(
+def test_a_run_with_a_format_is_judged_under_it_alone_and_one_without_under_the_usual_ones(
     tmp_path: Path,
 ) -> None:
     quantised, plain = Capture(tmp_path / "a"), Capture(tmp_path / "b")
@@ -48,7 +48,9 @@ def test_a_run_with_a_format_is_judged_by_that_alone_and_one_without_by_the_usua
     ]
 
 
-def test_the_scheme_is_the_runs_or_what_the_tensors_name(capture: Capture, tmp_path: Path) -> None:
+def test_the_scheme_comes_from_the_run_or_from_its_tensors(
+    capture: Capture, tmp_path: Path
+) -> None:
     add_run(capture, layers=1, settings=MX4, quant_type="mxfp4")
     named, bare = (source_of(capture, scheme) for scheme in ("linear_mxfp4", None))
     runs = gather([named, bare], MemoryDesk(tmp_path))

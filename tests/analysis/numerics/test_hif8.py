@@ -23,7 +23,7 @@ CURRENT = resolve("hifp8", scaling="current", amax_target=15.0)
         (range(-22, -15), Tier.NONE, 1),
     ],
 )
-def test_a_tier_has_as_many_values_a_binade_as_the_paper_gives_it(
+def test_a_tier_has_as_many_values_in_a_binade_as_in_the_paper(
     exponents: range, tier: Tier, values: int
 ) -> None:
     codes = np.arange(1, 0x80, dtype=np.uint8).view(hifloat8).astype(np.float32)
@@ -43,20 +43,20 @@ def test_codes_are_counted_by_the_exponent_that_en_dtypes_gives_the_rounded_valu
     scale = 2.0 ** math.floor(math.log2(15 / float(x.abs().max())))
     q = (x.numpy() * scale).astype(hifloat8).astype(np.float64)
     expected = np.bincount(np.frexp(np.abs(q[q != 0]))[1] - 1 + 22)
-    found = code_counts(x, CURRENT)
-    assert {e: n for e, n in found.items() if n} == {
+    counts = code_counts(x, CURRENT)
+    assert {e: n for e, n in counts.items() if n} == {
         e - 22: n for e, n in enumerate(expected.tolist()) if n
     }
 
 
 def test_zero_nan_and_inf_have_no_exponent() -> None:
     x = torch.tensor([0.0, math.nan, math.inf, 1.0, 2.0**-30])
-    found = code_counts(x, resolve("hifp8", saturate=False))
-    assert found == Counts(0, (1,))
+    counts = code_counts(x, resolve("hifp8", saturate=False))
+    assert counts == Counts(0, (1,))
     assert code_counts(torch.zeros(0), resolve("hifp8")) == Counts()
 
 
-def test_shares_of_the_tiers_are_of_what_did_not_become_zero() -> None:
+def test_shares_of_the_tiers_are_of_the_nonzero_codes() -> None:
     shares = tier_shares(Counts(-16, (1, 1, *[0] * 11, 3, *[0] * 6, 5)))
     assert shares == {Tier.THREE: 0.3, Tier.TWO: 0.5, Tier.ONE: 0.1, Tier.NONE: 0.1}
     assert all(math.isnan(share) for share in tier_shares(Counts()).values())

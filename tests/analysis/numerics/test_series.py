@@ -19,7 +19,7 @@ def test_a_gradient_is_an_open_marker_in_its_tensors_colour() -> None:
     assert not mark_of("grad_query").filled
 
 
-def test_what_is_not_known_has_a_mark_too() -> None:
+def test_an_unknown_series_has_a_mark_too() -> None:
     assert mark_of("something").colour
 
 

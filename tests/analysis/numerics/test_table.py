@@ -28,8 +28,8 @@ def measured(capture: Capture) -> list[Measured]:
 def test_every_operand_of_a_tensor_is_a_row_and_a_tensor_without_any_is_one(
     capture: Capture,
 ) -> None:
-    found = measured(capture)
-    rows = list(csv.DictReader(io.StringIO(csv_text({"a": found, "b": found[:1]}))))
+    tensors = measured(capture)
+    rows = list(csv.DictReader(io.StringIO(csv_text({"a": tensors, "b": tensors[:1]}))))
     assert tuple(rows[0]) == COLUMNS
     places = [(r["run"], r["tensor"], r["slot"]) for r in rows]
     assert places == [
@@ -41,14 +41,14 @@ def test_every_operand_of_a_tensor_is_a_row_and_a_tensor_without_any_is_one(
         ("b", "input", "fprop.x"),
         ("b", "input", "wgrad.x"),
     ]
-    first, judged = rows[0], found[0].operands[0]
+    first, judged = rows[0], tensors[0].operands[0]
     assert float(first["sqnr_db"]) == judged.fidelity.sqnr_db
     assert int(first["scale_exponent_max"]) == judged.scale_exponents.quantile(1.0)
     assert (first["layer"], first["shape"], first["source"]) == ("3", "64x1x64", "values")
     assert first["tier_3_bits"] == ""
 
 
-def test_what_there_is_no_number_for_is_empty_in_the_csv(capture: Capture) -> None:
+def test_missing_numbers_are_empty_in_the_csv(capture: Capture) -> None:
     zero = list(csv.DictReader(io.StringIO(csv_text({"a": measured(capture)}))))[3]
     assert (zero["sqnr_db"], zero["kurtosis"], zero["channel_amax_ratio"]) == ("", "", "")
     assert (zero["notes"], zero["saturated_share"]) == ("all zero", "0.0")
@@ -58,8 +58,8 @@ def test_the_json_is_strict_and_holds_each_tensor_once(capture: Capture) -> None
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    found = measured(capture)
-    content = json.loads(json_text({"a": found}), parse_constant=refuse)
+    tensors = measured(capture)
+    content = json.loads(json_text({"a": tensors}), parse_constant=refuse)
     assert [one["tensor"] for one in content["a"]] == ["input", "output", "grad_output"]
     first, _, zero = content["a"]
     assert len(first["operands"]) == 2

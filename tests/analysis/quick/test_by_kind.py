@@ -38,25 +38,25 @@ def test_the_range_is_that_of_the_format_at_the_scale_of_the_median_block(
 ) -> None:
     x = normal(64, 64) * torch.logspace(-3, 3, 64)[:, None]
     capture.add(x, "input", formats={"fprop.x": {**MX4, "axis": "input_width"}})
-    found = kinds(capture)[Kind.ACTIVATION].range
+    bounds = kinds(capture)[Kind.ACTIVATION].range
     scale = 2.0 ** np.sort(mxfp4.scales_of(x.numpy()))[63]  # of 128 blocks
-    assert found is not None
-    assert (found.least, found.least_normal, found.largest) == (0.5 * scale, scale, 6 * scale)
-    assert found.of_median
+    assert bounds is not None
+    assert (bounds.least, bounds.least_normal, bounds.largest) == (0.5 * scale, scale, 6 * scale)
+    assert bounds.of_median
 
 
-def test_of_statistics_without_a_format_the_range_is_at_the_scale_of_the_largest_element(
+def test_statistics_without_a_format_have_the_range_at_the_scale_of_the_largest_element(
     capture: Capture,
 ) -> None:
     x = normal(64, 64) * torch.logspace(-3, 3, 64)[:, None]
     capture.add(x, "input", formats={"fprop.x": {**MX4, "axis": "input_width"}})
     as_statistics(capture)
-    found = kinds(capture)[Kind.ACTIVATION]
+    activations = kinds(capture)[Kind.ACTIVATION]
     scale = 2.0 ** mxfp4.scales_of(x.numpy()).max()
-    assert found.range is not None
-    assert (found.range.largest, found.range.of_median) == (6 * scale, False)
-    assert found.formats == ("mxfp4_e2m1",)
-    assert found.underflow == found.saturated == found.sqnr_db == ()
+    assert activations.range is not None
+    assert (activations.range.largest, activations.range.of_median) == (6 * scale, False)
+    assert activations.formats == ("mxfp4_e2m1",)
+    assert activations.underflow == activations.saturated == activations.sqnr_db == ()
 
 
 def test_shares_and_errors_are_those_of_every_operand(capture: Capture) -> None:
@@ -71,45 +71,45 @@ def test_shares_and_errors_are_those_of_every_operand(capture: Capture) -> None:
     assert of.sqnr_db == pytest.approx([mxfp4.sqnr_db(x.numpy()) for x in tensors], rel=1e-12)
 
 
-def test_statistics_with_a_format_say_the_same_as_values(capture: Capture) -> None:
+def test_statistics_with_a_format_agree_with_values(capture: Capture) -> None:
     x = normal(64, 64)
     capture.add(x, "input", formats={"fprop.x": {**MX4, "axis": "input_width"}})
     values = kinds(capture)[Kind.ACTIVATION]
     as_statistics(capture, "mxfp4")
-    told = kinds(capture)[Kind.ACTIVATION]
-    assert told.exponents == values.exponents
-    assert told.range == values.range
-    assert told.underflow == values.underflow
-    assert told.sqnr_db == pytest.approx(values.sqnr_db, abs=1e-4)
+    statistics = kinds(capture)[Kind.ACTIVATION]
+    assert statistics.exponents == values.exponents
+    assert statistics.range == values.range
+    assert statistics.underflow == values.underflow
+    assert statistics.sqnr_db == pytest.approx(values.sqnr_db, abs=1e-4)
 
 
-def test_the_formats_are_those_of_the_scheme_whatever_statistics_were_judged_in(
+def test_the_formats_are_those_of_the_scheme_whatever_the_format_of_the_statistics(
     capture: Capture,
 ) -> None:
     capture.add(normal(64, 64), "input", formats=linear_formats(MX4))
     capture.add(normal(32, 1, 1, 64), "query", "attention", formats=attention_formats(BF16))
     as_statistics(capture, "mxfp8")
-    found = kinds(capture)
-    assert found[Kind.ACTIVATION].formats == ("mxfp4_e2m1",)
-    assert found[Kind.ACTIVATION].range is not None
-    assert not found[Kind.ACTIVATION].range.of_median
-    assert found[Kind.ATTENTION].formats == ()
-    assert found[Kind.ATTENTION].sqnr_db
+    all_kinds = kinds(capture)
+    assert all_kinds[Kind.ACTIVATION].formats == ("mxfp4_e2m1",)
+    assert all_kinds[Kind.ACTIVATION].range is not None
+    assert not all_kinds[Kind.ACTIVATION].range.of_median
+    assert all_kinds[Kind.ATTENTION].formats == ()
+    assert all_kinds[Kind.ATTENTION].sqnr_db
 
 
-def test_kinds_are_told_apart_and_one_that_is_not_quantised_has_no_range(capture: Capture) -> None:
+def test_kinds_are_separate_and_an_unquantised_one_has_no_range(capture: Capture) -> None:
     for name in ("query", "key", "value"):
         capture.add(normal(32, 1, 1, 64), name, "attention", formats=attention_formats(BF16))
     for name in ("input", "weight", "grad_output"):
         capture.add(normal(64, 64), name, formats=linear_formats(MX8))
-    found = kinds(capture)
-    assert list(found) == [Kind.ACTIVATION, Kind.WEIGHT, Kind.ATTENTION, Kind.GRADIENT]
-    assert found[Kind.ATTENTION].formats == ()
-    assert found[Kind.ATTENTION].range is None
-    assert found[Kind.GRADIENT].formats == ("mxfp8_e4m3",)
+    all_kinds = kinds(capture)
+    assert list(all_kinds) == [Kind.ACTIVATION, Kind.WEIGHT, Kind.ATTENTION, Kind.GRADIENT]
+    assert all_kinds[Kind.ATTENTION].formats == ()
+    assert all_kinds[Kind.ATTENTION].range is None
+    assert all_kinds[Kind.GRADIENT].formats == ("mxfp8_e4m3",)
 
 
-def test_what_was_quantised_already_does_not_count_again(capture: Capture) -> None:
+def test_a_quantised_copy_does_not_count_again(capture: Capture) -> None:
     capture.add(normal(64, 64), "input", formats=linear_formats(MX4))
     capture.add(normal(64, 64), "input_fprop", formats=linear_formats(MX4))
     assert kinds(capture)[Kind.ACTIVATION].num_finite == 64 * 64

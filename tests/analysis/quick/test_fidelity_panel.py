@@ -51,7 +51,7 @@ def test_a_cell_is_the_sqnr_of_its_operand_along_its_axis(capture: Capture) -> N
     ]
 
 
-def test_of_statistics_without_a_format_cells_are_the_largest_magnitude_over_rms(
+def test_cells_of_statistics_without_a_format_are_the_largest_magnitude_over_rms(
     capture: Capture,
 ) -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)) ** 3
@@ -114,7 +114,7 @@ def test_too_many_rows_become_operands_and_then_modules() -> None:
     assert by_module.aggregated == "the worst operand of each module"
 
 
-def test_the_worst_are_one_for_each_row_the_worst_first() -> None:
+def test_the_worst_cell_of_each_row_is_listed_worst_first() -> None:
     cells = [
         cell("qkv", "fprop.x", 0, 20.0),
         cell("qkv", "fprop.x", 1, 10.0),
@@ -130,7 +130,7 @@ def test_the_worst_are_one_for_each_row_the_worst_first() -> None:
     ]
 
 
-def test_few_layers_have_their_numbers_written_and_odd_ones_their_words(ax: Axes) -> None:
+def test_cells_of_few_layers_show_their_numbers_or_words(ax: Axes) -> None:
     values = {"fprop.x": 18.25, "fprop.w": INF, "dgrad.g": -INF, "wgrad.g": NAN}
     grid = grid_of([cell("fc1", series, 0, value) for series, value in values.items()], min, 32)
     draw_grid(ax, grid, "c", "dB", low_is_worst=True)
@@ -138,13 +138,13 @@ def test_few_layers_have_their_numbers_written_and_odd_ones_their_words(ax: Axes
     assert words(ax) == ["fc1", "18.2", "exact", "inf", "1", "2"]
 
 
-def test_many_layers_have_no_numbers_but_those_of_the_worst(ax: Axes) -> None:
+def test_many_layers_show_only_the_ranks_of_the_worst(ax: Axes) -> None:
     cells = [cell("fc1", "fprop.x", layer, 20.0 + layer) for layer in range(16)]
     draw_grid(ax, grid_of(cells, min, 32), "c", "dB", low_is_worst=True)
     assert words(ax) == ["fc1", "1"]
 
 
-def test_next_to_equal_numbers_look_alike(ax: Axes) -> None:
+def test_nearly_equal_numbers_look_alike(ax: Axes) -> None:
     cells = [cell("fc1", "fprop.x", layer, 20.0 + layer / 100) for layer in range(3)]
     draw_grid(ax, grid_of(cells, min, 32), "c", "dB", low_is_worst=True)
     low, high = ax.images[0].get_clim()

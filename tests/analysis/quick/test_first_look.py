@@ -24,7 +24,7 @@ def look(capture: Capture, keep: Path | None = None) -> FirstLook:
 
 
 def as_statistics(capture: Capture, fmt: str | None = None) -> None:
-    """Only the statistics of all tensors, under a format or none."""
+    """Replace all tensors by their statistics, under a format or none."""
     lines = []
     for line in capture.lines:
         x = torch.load(capture.dir / line["file"])["tensor"]
@@ -41,17 +41,17 @@ def test_each_slot_is_judged_once_although_two_lines_list_it(capture: Capture) -
     w = torch.randn(64, 64)
     line = capture.add(w, "weight", formats=linear_formats(MX8))
     capture.add(w, "weight", formats=linear_formats(MX8), file=line["file"])
-    (found,) = look(capture).tensors
-    assert [operand.slot for operand in found.measured.operands] == ["fprop.w", "dgrad.w"]
-    assert found.measured.count == w.numel()
+    (tensor,) = look(capture).tensors
+    assert [operand.slot for operand in tensor.measured.operands] == ["fprop.w", "dgrad.w"]
+    assert tensor.measured.count == w.numel()
 
 
 def test_the_error_is_that_of_the_declared_format_and_axis(capture: Capture) -> None:
     x = torch.randn(64, 1, 96, generator=torch.Generator().manual_seed(1))
     x[..., 5] *= 1000
     capture.add(x, "input", formats=linear_formats(MX4))
-    (found,) = look(capture).tensors
-    fprop, wgrad = found.measured.operands
+    (tensor,) = look(capture).tensors
+    fprop, wgrad = tensor.measured.operands
     plain = x.numpy()
     for operand, oracle in ((fprop, plain), (wgrad, np.moveaxis(plain, 0, -1).copy())):
         # Sums of float64 in another order.
@@ -65,9 +65,9 @@ def test_statistics_alone_are_judged_as_the_capture_judged_them(capture: Capture
     x = torch.randn(64, 96, generator=torch.Generator().manual_seed(1))
     capture.add(x, "input", formats=linear_formats(MX4))
     as_statistics(capture, "mxfp4")
-    found = look(capture)
-    (operand,) = found.tensors[0].measured.operands
-    assert not found.has_values
+    summary = look(capture)
+    (operand,) = summary.tensors[0].measured.operands
+    assert not summary.has_values
     assert operand.slot == ""
     # The capture sums float32 squares.
     assert operand.fidelity.sqnr_db == pytest.approx(mxfp4.sqnr_db(x.numpy()), abs=1e-4)
@@ -77,9 +77,9 @@ def test_statistics_without_a_format_are_not_judged_and_have_magnitudes(capture:
     x = torch.randn(64, 96)
     capture.add(x, "input", formats=linear_formats(MX8))
     as_statistics(capture)
-    found = look(capture)
-    assert not found.is_judged
-    assert found.tensors[0].measured.abs_max == pytest.approx(float(x.abs().max()), rel=1e-6)
+    summary = look(capture)
+    assert not summary.is_judged
+    assert summary.tensors[0].measured.abs_max == pytest.approx(float(x.abs().max()), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_the_scale_of_the_largest_element_follows_from_amax_alone(
     assert list(look(capture).tensors[0].scales.values()) == [exponent]
 
 
-def test_bf16_is_judged_in_mxfp8_as_no_slot_was_declared(capture: Capture) -> None:
+def test_bf16_is_judged_in_mxfp8_as_an_undeclared_format(capture: Capture) -> None:
     capture.add(torch.randn(64, 64).to(torch.bfloat16), "input", formats=linear_formats(BF16))
-    (found,) = look(capture).tensors
-    assert {one.format for one in found.measured.operands} == {"mxfp8_e4m3 rceil"}
-    assert not any(one.declared for one in found.measured.operands)
+    (tensor,) = look(capture).tensors
+    assert {one.format for one in tensor.measured.operands} == {"mxfp8_e4m3 rceil"}
+    assert not any(one.declared for one in tensor.measured.operands)
 
 
 def test_a_quantised_operand_is_not_judged_again_and_scales_are_no_numbers(
@@ -112,10 +112,10 @@ def test_a_quantised_operand_is_not_judged_again_and_scales_are_no_numbers(
     capture.add(torch.randn(64, 64), "input_fprop", formats=linear_formats(MX8))
     codes = torch.full((64, 2), 120, dtype=torch.uint8)
     capture.add(codes, "input_fprop_scale", formats=linear_formats(MX8))
-    found = look(capture)
-    assert [one.kind for one in found.tensors] == [Kind.ACTIVATION, Kind.SCALE]
-    assert not found.is_judged
-    assert found.findings == {}
+    summary = look(capture)
+    assert [one.kind for one in summary.tensors] == [Kind.ACTIVATION, Kind.SCALE]
+    assert not summary.is_judged
+    assert summary.findings == {}
 
 
 def test_hifp8_is_scaled_by_the_amax_of_the_whole_tensor(capture: Capture) -> None:
@@ -137,9 +137,7 @@ def test_hifp8_is_scaled_by_the_amax_of_the_whole_tensor(capture: Capture) -> No
         (torch.full((64, 64), math.inf).to(torch.bfloat16), "nothing finite"),
     ],
 )
-def test_a_tensor_with_nothing_to_see_is_named(
-    capture: Capture, tensor: torch.Tensor, finding: str
-) -> None:
+def test_a_degenerate_tensor_is_named(capture: Capture, tensor: torch.Tensor, finding: str) -> None:
     capture.add(tensor, "grad_output", "fc2", 7, formats=linear_formats(MX8))
     assert look(capture).findings[finding] == ["fc2 L7 backward grad_output"]
 
@@ -148,9 +146,9 @@ def test_a_tensor_with_some_nan_is_named_and_judged(capture: Capture) -> None:
     x = torch.randn(64, 1, 1, 64)
     x[3, 0, 0, 3] = math.nan
     capture.add(x, "query", "attention", formats=attention_formats(MX8))
-    found = look(capture)
-    assert found.findings == {"NaN or Inf among the elements": ["attention L0 forward query"]}
-    assert math.isfinite(found.tensors[0].measured.operands[0].fidelity.sqnr_db)
+    summary = look(capture)
+    assert summary.findings == {"NaN or Inf among the elements": ["attention L0 forward query"]}
+    assert math.isfinite(summary.tensors[0].measured.operands[0].fidelity.sqnr_db)
 
 
 def test_a_value_that_becomes_infinite_is_named(capture: Capture) -> None:
@@ -159,14 +157,14 @@ def test_a_value_that_becomes_infinite_is_named(capture: Capture) -> None:
     assert look(capture).findings == {"a value became infinite": ["fc1 L0 forward input"]}
 
 
-def test_missing_and_corrupt_files_are_named_and_the_rest_goes_on(capture: Capture) -> None:
+def test_missing_and_corrupt_files_are_named_and_the_rest_is_judged(capture: Capture) -> None:
     lines = [capture.add(torch.randn(32, 32), name) for name in ("input", "output", "weight")]
     (capture.dir / lines[0]["file"]).unlink()
     (capture.dir / lines[1]["file"]).write_bytes(b"junk")
-    found = look(capture)
+    summary = look(capture)
     names = [Path(line["file"]).name for line in lines]
-    assert found.findings == {"missing": [names[0]], "corrupt": [names[1]]}
-    assert [one.kind for one in found.tensors] == [Kind.WEIGHT]
+    assert summary.findings == {"missing": [names[0]], "corrupt": [names[1]]}
+    assert [one.kind for one in summary.tensors] == [Kind.WEIGHT]
 
 
 @pytest.mark.parametrize("file", ["../../{}", "/etc/passwd", "a\0b"])
@@ -176,10 +174,10 @@ def test_a_file_outside_the_capture_folder_is_named_and_not_read(
     torch.save({"tensor": torch.ones(4, 4)}, tmp_path / "secret.pt")
     capture.add(torch.randn(32, 32), "input")
     outside = capture.add(torch.randn(32, 32), "output", file=file.format("secret.pt"))
-    found = look(capture)
+    summary = look(capture)
     name = Path(outside["file"]).name
-    assert found.findings == {"not a file of the capture folder": [name]}
-    assert [one.measured.place.tensor for one in found.tensors] == ["input"]
+    assert summary.findings == {"not a file of the capture folder": [name]}
+    assert [one.measured.place.tensor for one in summary.tensors] == ["input"]
 
 
 def test_a_name_longer_than_any_files_is_missing(capture: Capture) -> None:
@@ -187,13 +185,13 @@ def test_a_name_longer_than_any_files_is_missing(capture: Capture) -> None:
     assert list(look(capture).findings) == ["missing"]
 
 
-def test_a_declaration_that_is_not_understood_is_named(capture: Capture) -> None:
+def test_an_unknown_declaration_is_named(capture: Capture) -> None:
     capture.add(torch.randn(32, 32), "input", formats={"fprop.x": {"format": "fp3"}})
-    found = look(capture)
-    ((what, who),) = found.findings.items()
-    assert what.startswith("not judged: fc1 L0 forward input, slot fprop.x of the manifest")
-    assert who == ["fc1 L0 forward input"]
-    assert len(found.tensors) == 1
+    summary = look(capture)
+    ((finding, names),) = summary.findings.items()
+    assert finding.startswith("not judged: fc1 L0 forward input, slot fprop.x of the manifest")
+    assert names == ["fc1 L0 forward input"]
+    assert len(summary.tensors) == 1
 
 
 def test_statistics_in_an_unknown_format_are_named(capture: Capture) -> None:
@@ -201,9 +199,9 @@ def test_statistics_in_an_unknown_format_are_named(capture: Capture) -> None:
     as_statistics(capture, "mxfp8")
     file = capture.dir / "statistics.jsonl"
     file.write_text(file.read_text().replace("mxfp8_e4m3", "fp3"))
-    found = look(capture)
-    assert found.tensors == ()
-    assert found.findings == {"statistics that cannot be read": ["fc1 L0 forward input"]}
+    summary = look(capture)
+    assert summary.tensors == ()
+    assert summary.findings == {"statistics that cannot be read": ["fc1 L0 forward input"]}
 
 
 def test_torn_lines_are_named(capture: Capture) -> None:
@@ -212,19 +210,19 @@ def test_torn_lines_are_named(capture: Capture) -> None:
     assert look(capture).findings == {"lines that a crash tore, left out": ["manifest.jsonl:2"]}
 
 
-def test_torchs_threads_are_left_as_they_were(capture: Capture) -> None:
+def test_the_number_of_torchs_threads_stays_the_same(capture: Capture) -> None:
     capture.add_layers(1, tokens=32)
     before = torch.get_num_threads()
     look(capture)
     assert torch.get_num_threads() == before
 
 
-def test_nothing_captured_is_nothing_to_look_at(capture: Capture) -> None:
+def test_an_empty_capture_is_an_empty_look(capture: Capture) -> None:
     assert look(capture) == FirstLook()
     assert not FirstLook().has_values
 
 
-def test_what_was_found_is_kept_and_no_value_is_read_again(
+def test_a_saved_look_is_reused_without_reading_values(
     capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture.add_layers(1, tokens=32)
@@ -232,13 +230,13 @@ def test_what_was_found_is_kept_and_no_value_is_read_again(
     keep = tmp_path / "figures" / "quick_analysis.json"
     first = look(capture, keep)
     monkeypatch.setattr(module, "measure", None)
-    # Numbers that there are not are NaN, which differs from itself: compared as they are written.
+    # Missing numbers are NaN, which differs from itself, so the looks are compared as text.
     assert str(look(capture, keep)) == str(first)
     assert str(kept_look(keep, capture.dir)) == str(first)
     assert json.loads(keep.read_text())["tensors"][0]["tensor"] == "query"
 
 
-def test_what_was_kept_of_other_tensors_is_not_taken(capture: Capture, tmp_path: Path) -> None:
+def test_a_saved_look_at_other_tensors_is_not_reused(capture: Capture, tmp_path: Path) -> None:
     keep = tmp_path / "quick_analysis.json"
     capture.add(torch.randn(4, 4), "input")
     look(capture, keep)
@@ -251,7 +249,7 @@ def test_what_was_kept_of_other_tensors_is_not_taken(capture: Capture, tmp_path:
 
 
 @pytest.mark.parametrize("change", ["restored", "missing", "damaged"])
-def test_what_was_kept_of_other_values_is_not_taken(
+def test_a_saved_look_at_other_values_is_not_reused(
     capture: Capture, tmp_path: Path, change: str
 ) -> None:
     keep = tmp_path / "quick_analysis.json"
@@ -268,14 +266,12 @@ def test_what_was_kept_of_other_values_is_not_taken(
     assert str(look(capture, keep)) == str(look(capture))
 
 
-def test_what_was_kept_is_not_taken_when_all_is_drawn_anew(
-    capture: Capture, tmp_path: Path
-) -> None:
+def test_force_ignores_a_saved_look(capture: Capture, tmp_path: Path) -> None:
     keep = tmp_path / "quick_analysis.json"
     capture.add(torch.randn(4, 4), "input")
     look(capture, keep)
-    found = json.loads(keep.read_text())
-    keep.write_text(json.dumps({**found, "tensors": []}))
+    content = json.loads(keep.read_text())
+    keep.write_text(json.dumps({**content, "tensors": []}))
     assert look(capture, keep).tensors == ()
     assert len(first_look(captured_in(capture.dir), keep, force=True).tensors) == 1
     assert len(look(capture, keep).tensors) == 1
@@ -291,7 +287,7 @@ def test_what_was_kept_is_not_taken_when_all_is_drawn_anew(
         '{"version": 2, "of": {"lists": [], "values": {}}, "tensors": [3], "iterations": 5}',
     ],
 )
-def test_a_foreign_or_damaged_file_of_what_was_found_is_as_none(
+def test_a_foreign_or_damaged_saved_look_is_ignored(
     capture: Capture, tmp_path: Path, content: str
 ) -> None:
     capture.add(torch.randn(4, 4), "input")
@@ -301,7 +297,7 @@ def test_a_foreign_or_damaged_file_of_what_was_found_is_as_none(
     assert len(look(capture, keep).tensors) == 1
 
 
-def test_of_too_many_tensors_iterations_evenly_spread_are_looked_at(
+def test_too_many_tensors_are_thinned_to_evenly_spread_iterations(
     capture: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for iteration in range(1, 10):
@@ -309,9 +305,9 @@ def test_of_too_many_tensors_iterations_evenly_spread_are_looked_at(
             capture.add(torch.randn(4, 4), name)["iteration"] = iteration
     capture.write()
     monkeypatch.setattr(module, "MOST_TENSORS", 6)
-    found = look(capture)
-    assert found.iterations == (1, 5, 9)
-    assert len(found.tensors) == 6
+    summary = look(capture)
+    assert summary.iterations == (1, 5, 9)
+    assert len(summary.tensors) == 6
 
 
 def test_a_hadamard_transform_along_the_axis_is_judged(capture: Capture) -> None:

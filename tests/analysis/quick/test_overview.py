@@ -57,9 +57,9 @@ def titles(figure: Figure) -> list[str]:
     return [title for ax in figure.axes if (title := ax.get_title(loc="left"))]
 
 
-def test_losses_gaps_and_what_each_scheme_leaves_are_one_picture(tmp_path: Path) -> None:
-    found, inputs = schemes(tmp_path)
-    figure = draw_overview(found).figure
+def test_losses_gaps_and_fidelity_of_each_scheme_are_one_picture(tmp_path: Path) -> None:
+    three_schemes, inputs = schemes(tmp_path)
+    figure = draw_overview(three_schemes).figure
     assert titles(figure) == [
         "a  Training loss",
         "b  Gap to the baseline, paired by iteration",
@@ -70,15 +70,15 @@ def test_losses_gaps_and_what_each_scheme_leaves_are_one_picture(tmp_path: Path)
     losses, gaps, sqnr, _, _ = figure.axes
     assert [text.get_text() for text in losses.texts] == list(SCHEMES)
     assert [text.get_text() for text in gaps.texts] == list(SCHEMES)[1:]
-    named = [tick.get_text() for tick in sqnr.get_yticklabels()]
-    assert named == list(SCHEMES)[1:], "bf16 quantises nothing"
+    labels = [tick.get_text() for tick in sqnr.get_yticklabels()]
+    assert labels == list(SCHEMES)[1:], "bf16 quantises nothing"
     expected = [median(mxfp4.sqnr_db(x) for x in inputs[i : i + 2]) for i in (2, 4)]
     assert [text.get_text() for text in sqnr.texts] == [f"{value:.1f}" for value in expected]
 
 
 def test_a_cells_share_is_the_median_over_the_operands(tmp_path: Path) -> None:
-    found, inputs = schemes(tmp_path)
-    became_zero, saturated = draw_overview(found).figure.axes[3:]
+    three_schemes, inputs = schemes(tmp_path)
+    became_zero, saturated = draw_overview(three_schemes).figure.axes[3:]
     for ax, which in ((became_zero, 0), (saturated, 1)):
         expected = median(mxfp4.shares(x)[which] for x in inputs[2:4])
         assert ax.texts[0].get_text() == f"{float(f'{100 * expected:.2g}'):g} %"
@@ -100,7 +100,7 @@ def test_ten_schemes_have_names_that_do_not_overlap(tmp_path: Path) -> None:
         assert max(box.x1 for box in boxes) <= figure.bbox.width
 
 
-def test_a_sweep_is_one_picture_by_what_the_picture_of_each_run_has_kept(
+def test_a_sweep_is_one_picture_from_the_saved_looks_at_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schemes(tmp_path)
@@ -111,7 +111,7 @@ def test_a_sweep_is_one_picture_by_what_the_picture_of_each_run_has_kept(
     assert imread(out).shape[1] == 9 * 130
 
 
-def test_bare_folders_have_their_table_alone(capture: Capture) -> None:
+def test_bare_folders_have_only_their_table(capture: Capture) -> None:
     x = torch.randn(64, 64)
     capture.add(x, "input", formats=linear_formats(MX4))
     opened = captured_in(capture.dir)
@@ -120,7 +120,7 @@ def test_bare_folders_have_their_table_alone(capture: Capture) -> None:
     assert titles(figure)[0] == "a  SQNR (dB)"
 
 
-def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
+def test_a_picture_without_content_has_a_note(tmp_path: Path) -> None:
     run = Runs(tmp_path).add("bf16", [])
     one = source(run, "bf16")
     figure = draw_overview(*schemes_of([one], [first_look(one.capture)])).figure
@@ -128,26 +128,26 @@ def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num", [1, 3])
-def test_the_title_says_how_many(tmp_path: Path, num: int) -> None:
-    found, _ = schemes(tmp_path)
-    first = draw_overview(found[:num]).figure.texts[0].get_text()
+def test_the_title_counts_the_schemes(tmp_path: Path, num: int) -> None:
+    three_schemes, _ = schemes(tmp_path)
+    first = draw_overview(three_schemes[:num]).figure.texts[0].get_text()
     assert first == f"{num} scheme{'s' * (num > 1)} at a glance"
 
 
-def test_it_says_that_one_seed_cannot_be_told_from_noise_and_what_is_no_matched_pair(
+def test_single_seeds_and_unmatched_pairs_have_a_note(
     tmp_path: Path,
 ) -> None:
     runs = Runs(tmp_path)
-    made: list[tuple[str, dict[str, Any]]] = [
+    variants: list[tuple[str, dict[str, Any]]] = [
         ("bf16", {}),
         ("linear_mxfp4", {}),
         ("FA_mxfp4", {"lr": 3e-4}),
     ]
-    sources = [source(runs.add(name, **more), name) for name, more in made]
+    sources = [source(runs.add(name, **more), name) for name, more in variants]
     figure = draw_overview(*schemes_of(sources, [first_look(s.capture) for s in sources])).figure
-    said = [text.get_text() for text in figure.texts]
-    assert "one seed for each scheme: no gap can be told from noise, whatever its size" in said
-    assert "no matched pair with the baseline, see quantexp compare: FA_mxfp4" in said
+    texts = [text.get_text() for text in figure.texts]
+    assert "one seed for each scheme: no gap can be told from noise, whatever its size" in texts
+    assert "no matched pair with the baseline, see quantexp compare: FA_mxfp4" in texts
 
 
 def bare(capture: Capture, fmt: str | None) -> Figure:
@@ -160,25 +160,25 @@ def bare(capture: Capture, fmt: str | None) -> Figure:
 
 
 @pytest.mark.parametrize("fmt", [None, "mxfp8"])
-def test_of_statistics_without_an_sqnr_in_the_schemes_format_there_is_a_note_and_no_table(
+def test_statistics_without_an_sqnr_in_the_schemes_format_have_a_note_and_no_table(
     capture: Capture, fmt: str | None, recwarn: pytest.WarningsRecorder
 ) -> None:
     figure = bare(capture, fmt)
     assert titles(figure) == []
-    said = [text.get_text() for text in figure.texts]
-    assert "no SQNR: capture.format=mxfp8 or capture=tensors adds it" in said
+    texts = [text.get_text() for text in figure.texts]
+    assert "no SQNR: capture.format=mxfp8 or capture=tensors adds it" in texts
     assert not recwarn.list
 
 
-def test_of_statistics_in_the_schemes_format_there_is_a_table(capture: Capture) -> None:
+def test_statistics_in_the_schemes_format_have_a_table(capture: Capture) -> None:
     assert titles(bare(capture, "mxfp4"))[0] == "a  SQNR (dB)"
 
 
 def test_thirty_schemes_have_names_that_do_not_overlap() -> None:
     band = Band((1, 2), (5.0, 4.0), (5.0, 4.0), (5.0, 4.0))
     styles = scheme_styles([f"scheme{i}" for i in range(30)])
-    made = [Scheme(f"scheme{i}", style, (), band, band) for i, style in enumerate(styles)]
-    figure = draw_overview(made).figure
+    thirty_schemes = [Scheme(f"scheme{i}", style, (), band, band) for i, style in enumerate(styles)]
+    figure = draw_overview(thirty_schemes).figure
     figure.canvas.draw()
     for ax in figure.axes:
         boxes = sorted((t.get_window_extent() for t in ax.texts), key=lambda box: box.y0)

@@ -45,7 +45,7 @@ def legend(ax: Axes) -> list[str]:
 
 
 def filled(ax: Axes, colour: str) -> list[tuple[float, float]]:
-    """From where to where what has this colour reaches along x."""
+    """The extents along x of the areas in this colour."""
     areas = [c for c in ax.collections if isinstance(c, PolyCollection)]
     boxes = [
         c.get_paths()[0].get_extents()
@@ -59,7 +59,7 @@ def rows(ax: Axes) -> list[str]:
     return [tick.get_text() for tick in ax.get_yticklabels()]
 
 
-def test_each_kind_is_a_row_with_the_format_that_holds_it(ax: Axes) -> None:
+def test_each_kind_is_a_row_with_its_format(ax: Axes) -> None:
     panels.draw_magnitudes(ax, [WEIGHTS, QUERIES])
     assert rows(ax) == ["weights\nmxfp8_e4m3", "q, k, v\nnot quantised"]
     assert words(ax) == ["20.0% zero"]
@@ -79,19 +79,19 @@ def test_the_formats_range_lies_behind_its_row_in_the_formats_colour(ax: Axes) -
     assert legend(ax) == ["range at the median scale", "subnormal"]
 
 
-def test_a_range_of_statistics_alone_is_said_to_be_that_of_the_largest_element(ax: Axes) -> None:
+def test_the_range_of_statistics_alone_is_labelled_with_the_largest_element(ax: Axes) -> None:
     panels.draw_magnitudes(
         ax, [OfKind(**{**vars(WEIGHTS), "range": Range(0.5, 1.0, 6.0, of_median=False)})]
     )
     assert legend(ax)[0] == "range at the scale of the largest element"
 
 
-def test_an_assumed_format_is_said_to_be_one(ax: Axes) -> None:
+def test_an_assumed_format_is_labelled_as_assumed(ax: Axes) -> None:
     panels.draw_magnitudes(ax, [WEIGHTS], is_assumed=True)
     assert rows(ax) == ["weights\nif mxfp8_e4m3"]
 
 
-def test_nothing_but_zeros_says_so(ax: Axes) -> None:
+def test_a_kind_with_zeros_alone_has_a_note(ax: Axes) -> None:
     zeros = OfKind(Kind.WEIGHT, Counts(), 4, 4, (), None, (), (), ())
     panels.draw_magnitudes(ax, [zeros])
     assert words(ax) == ["no finite element but zero"]
@@ -110,7 +110,7 @@ def test_shares_are_the_median_operand_and_a_line_to_the_worst(ax: Axes) -> None
     assert words(ax) == ["not quantised"]
 
 
-def test_a_kind_whose_operands_were_not_judged_says_so(ax: Axes) -> None:
+def test_a_kind_whose_operands_were_not_judged_has_a_note(ax: Axes) -> None:
     unjudged = OfKind(**{**vars(QUERIES), "formats": ("mxfp8_e4m3",)})
     panels.draw_shares(ax, [WEIGHTS, unjudged])
     assert words(ax) == ["no operand judged"]
@@ -135,9 +135,9 @@ def test_the_baseline_is_the_neutral_line_and_both_are_named(ax: Axes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("curve", "said"),
+    ("curve", "message"),
     [(LossCurve(), "no training loss recorded"), (LossCurve((), (), (1,)), "no finite loss")],
 )
-def test_no_loss_says_why(ax: Axes, curve: LossCurve, said: str) -> None:
+def test_a_missing_loss_has_a_note(ax: Axes, curve: LossCurve, message: str) -> None:
     panels.draw_loss(ax, curve, "bf16", "d")
-    assert words(ax) == [said]
+    assert words(ax) == [message]

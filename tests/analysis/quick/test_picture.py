@@ -56,23 +56,25 @@ def test_the_picture_is_a_png_and_no_panel_of_it_is_blank(capture: Capture) -> N
             assert 0.01 < float((panel.min(axis=2) < 0.9).mean()) < 0.7
 
 
-def test_a_file_name_may_be_given(capture: Capture) -> None:
+def test_the_place_may_be_a_file(capture: Capture) -> None:
     capture.add_layers(1, tokens=32)
     path = draw_quick_analysis(capture.run_dir, capture.run_dir / "mine.png")
     assert path.name == "mine.png"
     assert path.is_file()
 
 
-def test_the_title_says_run_model_dataset_and_scheme(capture: Capture, drawn: list[Figure]) -> None:
+def test_the_title_names_run_model_dataset_and_scheme(
+    capture: Capture, drawn: list[Figure]
+) -> None:
     capture.add_layers(1, tokens=32)
     capture.add_config()
     draw_quick_analysis(capture.run_dir, capture.run_dir)
-    said = words(drawn[0])
-    assert "llama32-1b_wikipedia_FA_linear_mxfp8-1a2b3c4d" in said
-    assert "dataset: wikipedia (built-in sample)     scheme: FA_linear_mxfp8" in said
+    text = words(drawn[0])
+    assert "llama32-1b_wikipedia_FA_linear_mxfp8-1a2b3c4d" in text
+    assert "dataset: wikipedia (built-in sample)     scheme: FA_linear_mxfp8" in text
 
 
-def test_a_model_that_takes_many_words_has_a_line_of_its_own_within_the_picture(
+def test_a_long_label_of_a_model_has_a_line_of_its_own_within_the_picture(
     capture: Capture, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = "llama32-1b cut to 2 of 16 layers, " + "vocabulary 257 of 128,256, " * 8 + "122M"
@@ -103,7 +105,7 @@ def test_values_give_all_four_panels(capture: Capture, drawn: list[Figure]) -> N
     ]
 
 
-def test_bf16_is_drawn_as_if_it_was_held_in_mxfp8(capture: Capture, drawn: list[Figure]) -> None:
+def test_bf16_is_drawn_as_if_quantised_to_mxfp8(capture: Capture, drawn: list[Figure]) -> None:
     x = torch.randn(64, 64).to(torch.bfloat16)
     capture.add(x, "input", quant_type="bf16", formats=linear_formats(BF16))
     draw_quick_analysis(capture.run_dir, capture.run_dir)
@@ -113,7 +115,7 @@ def test_bf16_is_drawn_as_if_it_was_held_in_mxfp8(capture: Capture, drawn: list[
 
 
 @pytest.mark.parametrize("manifest", [None, "", '{"file": "torn'])
-def test_a_run_without_tensors_is_its_loss_and_says_what_to_switch_on(
+def test_a_run_without_tensors_shows_its_loss_and_the_options_to_set(
     capture: Capture, drawn: list[Figure], manifest: str | None
 ) -> None:
     if manifest is None:
@@ -123,11 +125,11 @@ def test_a_run_without_tensors_is_its_loss_and_says_what_to_switch_on(
     capture.add_metrics([5.0, 4.0])
     draw_quick_analysis(capture.run_dir, capture.run_dir)
     assert panels(drawn[0]) == ["a  Training loss"]
-    said = words(drawn[0])
+    text = words(drawn[0])
     if manifest:
-        assert "lines that a crash tore, left out (1): manifest.jsonl:1" in said
+        assert "lines that a crash tore, left out (1): manifest.jsonl:1" in text
     else:
-        assert "no tensors captured: capture=stats keeps statistics, capture=tensors values" in said
+        assert "no tensors captured: capture=stats keeps statistics, capture=tensors values" in text
 
 
 def test_statistics_with_a_format_give_all_panels(capture: Capture, drawn: list[Figure]) -> None:
@@ -140,7 +142,7 @@ def test_statistics_with_a_format_give_all_panels(capture: Capture, drawn: list[
     assert "b, c: in capture.format, as the tensors passed" in words(drawn[0])
 
 
-def test_of_a_run_that_quantises_nothing_the_range_too_is_that_of_the_captures_format(
+def test_the_range_of_a_run_that_quantises_nothing_is_that_of_the_captures_format(
     capture: Capture, drawn: list[Figure]
 ) -> None:
     capture.add(torch.randn(64, 64), "input", formats=linear_formats(BF16))
@@ -149,7 +151,7 @@ def test_of_a_run_that_quantises_nothing_the_range_too_is_that_of_the_captures_f
     assert "a, b, c: in capture.format, as the tensors passed" in words(drawn[0])
 
 
-def test_statistics_without_a_format_show_what_they_have_and_say_what_to_switch_on(
+def test_statistics_without_a_format_have_their_panels_and_the_options_to_set(
     capture: Capture, drawn: list[Figure]
 ) -> None:
     capture.add_layers(1, tokens=32)
@@ -176,9 +178,7 @@ def test_an_old_collection_is_judged_in_the_format_of_its_names(
     assert panels(drawn[0])[2] == "c  SQNR if held in mxfp4_e2m1"
 
 
-def test_tensors_that_are_no_operands_are_said_to_be_none(
-    capture: Capture, drawn: list[Figure]
-) -> None:
+def test_tensors_that_are_no_operands_have_a_note(capture: Capture, drawn: list[Figure]) -> None:
     capture.add(torch.randn(64, 64), "output")
     draw_quick_analysis(capture.run_dir, capture.run_dir)
     assert "no tensor is an operand of a product" in words(drawn[0])
@@ -210,16 +210,16 @@ def test_tensors_that_cannot_be_judged_are_named_below(
     capture.add_layers(1, tokens=32)
     for layer in range(5):
         capture.add(torch.zeros(4, 4), "grad_output", "fc2", layer)
-    gone = capture.add(torch.ones(4), "output", "fc2", 9)["file"]
-    (capture.dir / gone).unlink()
+    missing = capture.add(torch.ones(4), "output", "fc2", 9)["file"]
+    (capture.dir / missing).unlink()
     capture.write(tail="{torn")
     draw_quick_analysis(capture.run_dir, capture.run_dir)
-    said = words(drawn[0])
-    assert "all zero (5): fc2 L0 backward grad_output, fc2 L1 backward grad_output, " in said
-    assert "and 2 more" in said
-    assert f"missing (1): {Path(gone).name}" in said
+    text = words(drawn[0])
+    assert "all zero (5): fc2 L0 backward grad_output, fc2 L1 backward grad_output, " in text
+    assert "and 2 more" in text
+    assert f"missing (1): {Path(missing).name}" in text
     torn = f"manifest.jsonl:{len(capture.lines) + 1}"
-    assert f"lines that a crash tore, left out (1): {torn}" in said
+    assert f"lines that a crash tore, left out (1): {torn}" in text
 
 
 def test_many_findings_are_cut_with_a_place_to_look(capture: Capture, drawn: list[Figure]) -> None:
@@ -237,9 +237,9 @@ def test_the_loss_of_the_matched_bf16_run_is_drawn_beside_it(tmp_path: Path) -> 
     other_seed = runs.add("bf16", [7.0, 6.0], seed=7)
     matched = runs.add("bf16", [6.0, 5.0])
     run = runs.add("linear_mxfp4", [6.1, 5.2])
-    found = baseline_of(run)
-    assert found is not None
-    assert found.losses == (6.0, 5.0)
+    baseline = baseline_of(run)
+    assert baseline is not None
+    assert baseline.losses == (6.0, 5.0)
     assert baseline_of(matched) is None
     assert baseline_of(other_seed) is None
 
@@ -291,7 +291,7 @@ def test_no_two_texts_overlap(
             assert apart, f"{name!r} overlaps {other!r}"
 
 
-def test_tensors_elsewhere_are_found(capture: Capture, drawn: list[Figure]) -> None:
+def test_tensors_in_another_folder_are_drawn(capture: Capture, drawn: list[Figure]) -> None:
     capture.add_layers(1, tokens=32)
     elsewhere = capture.run_dir.parent / "elsewhere"
     elsewhere.mkdir()
@@ -311,5 +311,7 @@ def test_neither_pyplot_nor_hydra_nor_megatron_is_imported() -> None:
         "import sys, quantexp.analysis.quick.picture; "
         "print([m for m in ('matplotlib.pyplot', 'hydra', 'megatron') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == "[]"

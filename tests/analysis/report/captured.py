@@ -1,4 +1,4 @@
-"""Manifests of captured statistics, as a run with capture=stats leaves them."""
+"""Manifests of captured statistics, as a run with capture=stats writes them."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def captured(
             for operation, module, tensor in tensors:
                 x = torch.randn(64, 2, 32, generator=generator) * 2.0**layer
                 chosen = None if fmt is None else chosen_for(fmt, tensor)
-                found = statistics(x.bfloat16(), chosen)
-                lines.append(line(operation, module, tensor, layer, iteration, statistics=found))
+                numbers = statistics(x.bfloat16(), chosen)
+                lines.append(line(operation, module, tensor, layer, iteration, statistics=numbers))
     write(run, lines)
     return lines
 
 
 def write(run: RunDir, lines: list[dict[str, Any]]) -> None:
-    """The manifest."""
+    """Write the manifest."""
     run.tensors.mkdir(exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (run.tensors / "manifest.jsonl").write_text(text)

@@ -19,12 +19,12 @@ RunTiny = Callable[..., RunDir]
 
 
 def summary(experiment: Experiment, run: RunDir) -> str:
-    shown = io.StringIO()
-    print_outcome(outcome(experiment, run), Console(width=300, file=shown))
-    return shown.getvalue()
+    stream = io.StringIO()
+    print_outcome(outcome(experiment, run), Console(width=300, file=stream))
+    return stream.getvalue()
 
 
-def test_a_completed_run_has_a_report_that_says_so(
+def test_a_completed_run_has_a_report_with_its_status(
     run_tiny: RunTiny, tiny: Callable[..., Experiment]
 ) -> None:
     run = run_tiny("analysis.auto=quick", "quant=linear_mxfp8")
@@ -34,7 +34,7 @@ def test_a_completed_run_has_a_report_that_says_so(
     assert str(run.report) in summary(tiny("analysis.auto=quick", "quant=linear_mxfp8"), run)
 
 
-def test_a_report_that_cannot_be_written_is_told_and_the_run_is_completed(
+def test_a_run_whose_report_cannot_be_written_completes_with_a_message(
     run_tiny: RunTiny,
     tiny: Callable[..., Experiment],
     monkeypatch: pytest.MonkeyPatch,
@@ -48,11 +48,11 @@ def test_a_report_that_cannot_be_written_is_told_and_the_run_is_completed(
     status = read_status(run.status)
     assert status is not None
     assert status.state is State.COMPLETED
-    said = capsys.readouterr().err
-    assert "no room" in said
-    assert f"report.html was not written; quantexp report {run.root}" in said
-    shown = summary(tiny("analysis.auto=quick"), run)
-    assert "not written (quantexp report writes it), see" in shown
+    errors = capsys.readouterr().err
+    assert "no room" in errors
+    assert f"report.html was not written; quantexp report {run.root}" in errors
+    printed = summary(tiny("analysis.auto=quick"), run)
+    assert "not written (quantexp report writes it), see" in printed
 
 
 def test_a_failed_run_has_a_report_with_its_reason(

@@ -13,7 +13,7 @@ def test_short_lines_stay_as_they_are() -> None:
 
 
 def test_losses_are_not_rounded_before_they_are_shown() -> None:
-    """3.35135 would be 3.3514 with four decimals, and the table beside it says 3.3513."""
+    """3.35135 would be 3.3514 with four decimals, and the table beside it has 3.3513."""
     assert thinned([8], [3.3513495922088623]) == [[8], [3.3513495922088623]]
 
 
@@ -22,12 +22,12 @@ def test_spikes_first_and_last_survive_thinning() -> None:
     y[31_415] = 9.0
     y[27_182] = -9.0
     x = list(range(1, len(y) + 1))
-    shown_x, shown_y = thinned(x, y)
-    assert len(shown_x) == len(shown_y) <= 800
-    assert {9.0, -9.0} <= set(shown_y)
-    assert shown_x[shown_y.index(9.0)] == 31_416
-    assert (shown_x[0], shown_x[-1]) == (1, 100_000)
-    assert shown_x == sorted(shown_x)
+    thin_x, thin_y = thinned(x, y)
+    assert len(thin_x) == len(thin_y) <= 800
+    assert {9.0, -9.0} <= set(thin_y)
+    assert thin_x[thin_y.index(9.0)] == 31_416
+    assert (thin_x[0], thin_x[-1]) == (1, 100_000)
+    assert thin_x == sorted(thin_x)
 
 
 def test_long_runs_have_a_mean_and_short_ones_none(runs: Runs) -> None:
@@ -43,11 +43,11 @@ def test_long_runs_have_a_mean_and_short_ones_none(runs: Runs) -> None:
 
 
 def test_seeds_of_a_scheme_are_one_line_with_a_band(runs: Runs) -> None:
-    made = [
+    folders = [
         runs.add("FA_mxfp8", losses, seed=seed)
         for seed, losses in ((1, [6.0, 5.0]), (2, [6.5, 4.0]))
     ]
-    (line,) = series(lines_of(compare([read_side(run) for run in made])))
+    (line,) = series(lines_of(compare([read_side(run) for run in folders])))
     assert line["label"] == "FA_mxfp8, 2 seeds"
     assert line["loss"]["points"] == [[1, 2], [6.25, 4.5]]
     assert line["loss"]["band"] == [[1, 2], [6.0, 4.0], [6.5, 5.0]]

@@ -21,7 +21,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Page(HTMLParser):
-    """The elements of a page, the text that is read, and what scripts hold."""
+    """The elements of a page, its visible text, and its scripts."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def test_a_sweep_has_a_table_its_warnings_and_every_run(runs: Runs) -> None:
     assert text.count("Precision map and its proof") == 3
 
 
-def test_nothing_is_loaded_from_anywhere(runs: Runs) -> None:
+def test_a_page_loads_nothing_from_outside(runs: Runs) -> None:
     run = runs.add("FA_mxfp8")
     captured(run)
     page = Page(write_report([run.root], run.root))
@@ -157,7 +157,7 @@ def test_the_page_reads_the_same_in_any_encoding(runs: Runs) -> None:
     assert "größe Δ" in Page(file).text
 
 
-def test_of_many_figures_one_is_open_and_what_has_no_room_is_named(runs: Runs) -> None:
+def test_some_of_many_figures_are_folded_and_those_without_room_are_named(runs: Runs) -> None:
     run = runs.add()
     run.figures.mkdir()
     for i in range(3):
@@ -172,7 +172,7 @@ def test_of_many_figures_one_is_open_and_what_has_no_room_is_named(runs: Runs) -
     assert "bad11.png, and 3 more." in text
 
 
-def test_folders_with_next_to_nothing_have_a_page(runs: Runs) -> None:
+def test_nearly_empty_folders_have_a_page(runs: Runs) -> None:
     run = runs.add("FA_mxfp8")
     for file in (run.config, run.metrics, run.precision, run.provenance):
         file.unlink()
@@ -206,11 +206,11 @@ def test_ten_schemes_of_many_layers_stay_below_ten_megabytes(runs: Runs) -> None
     assert 4e6 < file.stat().st_size < 10e6
     data = json.loads(Page(file).scripts[0])
     for one in data["numerics"]:
-        tensors_shown = [cell for cell in one["cells"] if not one["rows"][cell[1]]["is_slot"]]
-        assert 800 < len(tensors_shown) <= 1000
+        tensor_cells = [cell for cell in one["cells"] if not one["rows"][cell[1]]["is_slot"]]
+        assert 800 < len(tensor_cells) <= 1000
 
 
-def test_a_state_is_not_said_twice(runs: Runs) -> None:
+def test_a_state_is_not_repeated(runs: Runs) -> None:
     run = runs.add("FA_mxfp8")
     words = "not verified: run quantexp verify"
     change_json(
@@ -222,7 +222,7 @@ def test_a_state_is_not_said_twice(runs: Runs) -> None:
     assert text.count("not verified") == 2
 
 
-def test_what_all_runs_of_a_sweep_share_is_said_once(runs: Runs) -> None:
+def test_settings_that_all_runs_of_a_sweep_share_appear_once(runs: Runs) -> None:
     runs.add()
     runs.add("FA_mxfp8")
     text = " ".join(Page(write_report([runs.root], runs.root)).text.split())
@@ -239,7 +239,7 @@ def test_every_cell_of_a_wide_table_names_its_column_for_narrow_pages(runs: Runs
         labels = re.findall(r'<td data-label="([^"]+)"', table)
         assert labels
         assert len(labels) == table.count("<td")
-        # "format, block, scale rule, rounding" is `format` where there is little room
+        # "format, block, scale rule, rounding" is `format` on narrow pages
         assert set(labels) <= {heading.split(",")[0] for heading in headings}
 
 
@@ -255,7 +255,7 @@ def test_every_figure_can_be_seen_at_its_full_size_without_a_script(runs: Runs) 
 
 
 @pytest.mark.parametrize("what", ["run", "folder", "sweep", "several", "out"])
-def test_the_page_lies_where_it_belongs(
+def test_the_page_is_written_to_its_place(
     runs: Runs, in_tmp: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     first, second = runs.add(), runs.add("FA_mxfp8")
@@ -281,7 +281,7 @@ def test_report_without_runs_is_misuse(capsys: pytest.CaptureFixture[str]) -> No
     assert "report takes runs: DIR ..." in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_written_is_one_line(runs: Runs) -> None:
+def test_a_place_that_cannot_be_written_is_refused(runs: Runs) -> None:
     run = runs.add()
     with pytest.raises(RunError, match=r"the report cannot be written to .*; give out=PATH"):
         write_report([run.root], run.config / "report.html")
@@ -294,7 +294,7 @@ def test_an_empty_sweep_is_refused(runs: Runs, tmp_path: Path) -> None:
         write_report([sweep], tmp_path)
 
 
-def test_ids_on_the_page_are_unique_and_every_link_has_its_place(runs: Runs) -> None:
+def test_ids_on_the_page_are_unique_and_every_link_has_its_target(runs: Runs) -> None:
     runs.add()
     runs.add("FA_mxfp8")
     file = write_report([runs.root], runs.root)
@@ -303,7 +303,7 @@ def test_ids_on_the_page_are_unique_and_every_link_has_its_place(runs: Runs) -> 
     assert set(re.findall(r'href="#([^"]+)"', file.read_text())) <= set(ids)
 
 
-def test_a_run_without_a_finite_loss_is_said_to_have_trained(runs: Runs) -> None:
+def test_a_run_without_a_finite_loss_shows_its_iterations(runs: Runs) -> None:
     runs.add("FA_mxfp8", [None, None, None])
     runs.add()
     path = write_report([runs.root], runs.root)

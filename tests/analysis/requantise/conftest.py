@@ -21,7 +21,7 @@ BACKWARD = ("grad_output", "grad_input")
 
 
 def metadata_of(module: str, tensor: str, layer: int, quant_type: str) -> dict[str, Any]:
-    """What a captured tensor says of itself."""
+    """The metadata of a captured tensor."""
     backward = tensor in BACKWARD
     return {
         "module": module,
@@ -63,7 +63,7 @@ def attention(layer: int = 0) -> dict[tuple[str, str, int], Tensor]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write tensors, by module, name and layer, as the capture of a run; its folder."""
+    """Writes tensors, by module, name and layer, as the capture of a run; returns its folder."""
 
     def make(tensors: dict[tuple[str, str, int], Tensor], quant_type: str = "bf16") -> Path:
         folder = tmp_path / "run" / "tensors"

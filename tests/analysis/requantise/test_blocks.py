@@ -35,7 +35,7 @@ def test_blocks_come_from_everywhere() -> None:
 
 
 @pytest.mark.parametrize("num_elements", [0, X.numel(), 10 * X.numel()])
-def test_a_tensor_that_is_small_enough_is_taken_as_it_is(num_elements: int) -> None:
+def test_a_small_tensor_is_returned_unchanged(num_elements: int) -> None:
     blocks, dim = spread_blocks(X, 1, 32, num_elements)
     assert blocks is X
     assert dim == 1
@@ -53,7 +53,7 @@ def test_the_same_tensor_gives_the_same_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "dim", "kept"),
+    ("sample", "dim", "whole"),
     [
         (None, 0, True),
         ({"axis": 0, "indices": [0, 3, 77], "shape": [128, 96]}, 0, False),
@@ -64,7 +64,7 @@ def test_the_same_tensor_gives_the_same_blocks() -> None:
         ({"axis": 2, "indices": [1], "shape": [64, 2, 4, 32]}, 0, True),
     ],
 )
-def test_a_sample_keeps_blocks_where_neighbours_are_there(
-    sample: dict[str, object] | None, dim: int, kept: bool
+def test_a_sample_keeps_blocks_whose_elements_it_has(
+    sample: dict[str, object] | None, dim: int, whole: bool
 ) -> None:
-    assert keeps_blocks({"sample": sample}, dim, 32) is kept
+    assert keeps_blocks({"sample": sample}, dim, 32) is whole

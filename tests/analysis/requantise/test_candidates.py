@@ -57,11 +57,16 @@ def test_the_share_of_a_scale_is_what_encode_stores(name: str) -> None:
     ],
 )
 def test_every_option_is_combined_with_every_other(name: str, count: int) -> None:
-    found = candidates(formats_of([name]))
-    assert len(found) == len(set(found)) == len({one.name for one in found}) == count
+    combinations = candidates(formats_of([name]))
+    assert (
+        len(combinations)
+        == len(set(combinations))
+        == len({one.name for one in combinations})
+        == count
+    )
 
 
-def test_the_page_says_how_many_there_are() -> None:
+def test_the_page_has_the_number_of_candidates() -> None:
     page = Path(__file__).parents[3] / "docs" / "requantise.md"
     assert f"That makes {len(ALL)} candidates for each slot." in page.read_text()
 
@@ -72,14 +77,14 @@ def test_every_format_that_quantises_has_candidates() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({one.format.name for one in ALL}))
-def test_the_first_candidate_is_what_a_scheme_does_by_itself(name: str) -> None:
+def test_the_first_candidate_is_the_default_of_a_scheme(name: str) -> None:
     declared = resolve_site(Site.LINEAR, LinearSite(format=name))
     slot = slots_of({"layer_type": "linear", "tensor": "input"})[0]
     assert candidates(formats_of([name]))[0].spec(slot) == declared[slot]
 
 
 @pytest.mark.parametrize("candidate", ALL, ids=lambda one: one.name)
-def test_its_settings_mean_the_same_in_a_scheme(candidate: Candidate) -> None:
+def test_settings_of_a_candidate_mean_the_same_in_a_scheme(candidate: Candidate) -> None:
     declared = resolve_site(Site.LINEAR, LinearSite(**candidate.settings()))
     for tensor in ("input", "weight", "grad_output"):
         for slot in slots_of({"layer_type": "linear", "tensor": tensor}):
@@ -88,7 +93,7 @@ def test_its_settings_mean_the_same_in_a_scheme(candidate: Candidate) -> None:
             assert spec.left == declared[slot].left
 
 
-def test_a_name_says_what_is_not_usual() -> None:
+def test_a_name_lists_the_unusual_options() -> None:
     fmt = get_format("mxfp4")
     names = [one.name for one in candidates([fmt]) if one.hadamard is not Hadamard.NONE]
     assert "mxfp4_e2m1 floor stochastic 3/4 random Hadamard" in names
@@ -100,6 +105,6 @@ def test_names_are_formats_or_aliases_and_each_counts_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["mxfp5", "bf16", ""])
-def test_another_name_is_refused(name: str) -> None:
+def test_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"--formats must be among fp8_e4m3, .*, nvfp4_e2m1, got"):
         formats_of(["mxfp8", name])

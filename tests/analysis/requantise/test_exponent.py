@@ -106,8 +106,8 @@ def test_a_target_of_nvfp4_moves_its_tensor_scale() -> None:
         ratio = np.abs(wide).max(-1, keepdims=True) / 6 / t
         scale = np.clip(ratio, 2.0**-9, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * t
         codes = np.clip(wide / scale, -6, 6).astype(np.float32).astype(ml_dtypes.float4_e2m1fn)
-        held = torch.from_numpy(codes.astype(np.float64) * scale).to(torch.bfloat16)
-        error = held.double().numpy() - wide
+        dequantised = torch.from_numpy(codes.astype(np.float64) * scale).to(torch.bfloat16)
+        error = dequantised.double().numpy() - wide
         expected = 10 * math.log10((wide**2).sum() / (error**2).sum())
         (point,) = study(looked(x), [Point(get_format("nvfp4"), exponent)])
         # 0.01 dB: amax / 6 is rounded to float32 before it is rounded to e4m3.

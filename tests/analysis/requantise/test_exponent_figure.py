@@ -16,13 +16,13 @@ from quantexp.capture.statistics.errors import Fidelity
 def tally(names: list[str] | None, sqnr_db: float = 20.0) -> Tally:
     """Three tensors of x and one of g at each point; the SQNR of x is the exponent, give or take one."""
     points = study_points(formats_of(names))
-    found = Tally(Work([], points, 0))
-    found.study["x"] = [
+    scores = Tally(Work([], points, 0))
+    scores.study["x"] = [
         [Fidelity(point.exponent + more, 0.25, math.nan) for more in (-1.0, 0.0, 1.0)]
         for point in points
     ]
-    found.study["g"] = [[Fidelity(sqnr_db, 0.0, 0.5)] for _ in points]
-    return found
+    scores.study["g"] = [[Fidelity(sqnr_db, 0.0, 0.5)] for _ in points]
+    return scores
 
 
 def test_a_curve_is_the_median_over_the_tensors() -> None:
@@ -53,10 +53,10 @@ def test_every_axis_has_its_name_and_unit() -> None:
 
 @pytest.mark.parametrize("names", [["mxfp4"], None])
 def test_the_legend_of_all_operands_lies_on_no_title(names: list[str] | None) -> None:
-    found = tally(names)
+    scores = tally(names)
     for operand in ("w", "q", "k", "P", "dS", "v", "dO"):
-        found.study[operand] = found.study["g"]
-    figure = draw_study(found)
+        scores.study[operand] = scores.study["g"]
+    figure = draw_study(scores)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     titles = [ax._left_title.get_window_extent() for ax in figure.axes if ax.get_title(loc="left")]  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ def test_the_legend_of_all_operands_lies_on_no_title(names: list[str] | None) ->
     ("name", "usual"),
     [("hifp8", [15.0, 224.0]), ("fp8_e4m3", [448.0]), ("nvfp4", [2688.0])],
 )
-def test_a_dotted_line_is_where_the_schemes_are(name: str, usual: list[float]) -> None:
+def test_a_dotted_line_marks_the_targets_of_the_schemes(name: str, usual: list[float]) -> None:
     dotted = [
         2.0 ** line.get_xdata()[0]  # type: ignore[index,operator]
         for line in draw_study(tally([name])).axes[0].get_lines()
@@ -78,7 +78,7 @@ def test_a_dotted_line_is_where_the_schemes_are(name: str, usual: list[float]) -
 
 
 @pytest.mark.parametrize("sqnr_db", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_leaves_a_gap(tmp_path: Path, sqnr_db: float) -> None:
+def test_nonfinite_values_leave_a_gap(tmp_path: Path, sqnr_db: float) -> None:
     figure = draw_study(tally(["mxfp4"], sqnr_db))
     assert all(math.isnan(y) for y in figure.axes[0].get_lines()[1].get_ydata())  # type: ignore[arg-type]
     png, svg = write_study(figure, tmp_path)

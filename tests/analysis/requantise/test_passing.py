@@ -23,18 +23,18 @@ def scored(folder: Path, jobs: int = 1, work: Work = WORK) -> list[FileScores]:
     return list(passed(operands_of(open_capture(folder)), work, jobs))
 
 
-def test_several_at_a_time_give_what_one_at_a_time_gives(write: Write) -> None:
+def test_parallel_jobs_give_the_scores_of_one_job(write: Write) -> None:
     folder = write({**linear(0), **attention(0), **linear(1)})
     num_threads = torch.get_num_threads()
     one, four = scored(folder, 1), scored(folder, 4)
     assert len(one) == 11
-    assert [found.slots for found in one] == [found.slots for found in four]
+    assert [scores.slots for scores in one] == [scores.slots for scores in four]
     assert torch.get_num_threads() == num_threads
 
 
 def test_every_operand_has_its_slots_and_every_candidate_a_score(write: Write) -> None:
     (weight,) = (
-        found for found in scored(write(linear())) if found.entry.metadata["tensor"] == "weight"
+        scores for scores in scored(write(linear())) if scores.entry.metadata["tensor"] == "weight"
     )
     assert [str(one.slot) for one in weight.slots] == ["linear.fprop.w", "linear.dgrad.w"]
     for one in weight.slots:
@@ -42,7 +42,7 @@ def test_every_operand_has_its_slots_and_every_candidate_a_score(write: Write) -
         assert one.num_elements == 1024
 
 
-def test_outputs_and_second_mentions_are_no_work(write: Write) -> None:
+def test_outputs_and_repeated_lines_are_no_work(write: Write) -> None:
     folder = write({**linear(), ("fc1", "output", 0): normal(4, 1, 4)})
     lines = (folder / "manifest.jsonl").read_text()
     weight = next(line for line in lines.splitlines() if '"weight"' in line)
@@ -53,15 +53,15 @@ def test_outputs_and_second_mentions_are_no_work(write: Write) -> None:
 
 
 def damaged(folder: Path, content: bytes | object) -> FileScores:
-    """The scores of the input after its file was replaced."""
+    """Replace the file of the input and return its scores."""
     (entry,) = open_capture(folder).select(tensor="input")
     if isinstance(content, bytes):
         entry.path.write_bytes(content)
     else:
         torch.save(content, entry.path)
-    found = score_file(entry, WORK)
-    assert found.slots == []
-    return found
+    scores = score_file(entry, WORK)
+    assert scores.slots == []
+    return scores
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def damaged(folder: Path, content: bytes | object) -> FileScores:
         ),
     ],
 )
-def test_what_is_no_captured_tensor_is_named(
+def test_a_file_without_a_captured_tensor_is_named(
     write: Write, content: bytes | object, words: str
 ) -> None:
     problem = damaged(write(linear()), content).problem
@@ -94,13 +94,13 @@ def test_half_a_file_is_named(write: Write) -> None:
 def test_a_missing_file_is_named(write: Write) -> None:
     folder = write(linear())
     (folder / "bf16" / "0_fc1_input.pt").unlink()
-    (found, *others) = scored(folder)
-    assert "0_fc1_input.pt is missing although it is listed" in str(found.problem)
+    (missing, *others) = scored(folder)
+    assert "0_fc1_input.pt is missing although it is listed" in str(missing.problem)
     assert [other.problem for other in others] == [None, None]
 
 
 def unhashed(folder: Path, x: torch.Tensor, **more: object) -> Capture:
-    """The input alone, with other values, of which the manifest knows no hash."""
+    """A capture of the input alone, with other values and without a hash in the manifest."""
     (line, *_) = (folder / "manifest.jsonl").read_text().splitlines()
     metadata = {**json.loads(line), "hash": None, **more}
     torch.save({"tensor": x}, folder / metadata["file"])
@@ -122,9 +122,9 @@ def test_whole_numbers_and_another_layout_are_named(write: Write) -> None:
 
 def test_an_empty_tensor_is_noted(write: Write) -> None:
     (entry,) = unhashed(write(linear()), torch.zeros(0, 2, 64))
-    found = score_file(entry, WORK)
-    assert (found.problem, found.slots) == (None, [])
-    assert found.notes == ["L0 fc1 forward input is empty"]
+    scores = score_file(entry, WORK)
+    assert (scores.problem, scores.slots) == (None, [])
+    assert scores.notes == ["L0 fc1 forward input is empty"]
 
 
 def test_float64_is_scored_as_float32(write: Write) -> None:
@@ -136,34 +136,32 @@ def test_float64_is_scored_as_float32(write: Write) -> None:
     assert score_file(entry, WORK).slots == narrow
 
 
-def test_of_sampled_rows_only_whole_blocks_are_scored(write: Write) -> None:
-    """Along tokens neighbours are gone; along the width all is there, and amax is that of the whole tensor."""
+def test_only_whole_blocks_of_sampled_rows_are_scored(write: Write) -> None:
+    """Blocks along tokens lack rows; blocks along the width are whole, and amax is that of the whole tensor."""
     sample = {"of": "rows", "axis": 0, "indices": [1, 5], "shape": [64, 2, 64]}
-    told = {"sample": sample, "statistics": {"abs_max": 2.0**30}}
-    (entry,) = unhashed(write(linear()), normal(2, 2, 64), **told)
-    found = score_file(entry, WORK)
-    assert [str(one.slot) for one in found.slots] == ["linear.fprop.x"]
-    assert found.notes == [
+    changes = {"sample": sample, "statistics": {"abs_max": 2.0**30}}
+    (entry,) = unhashed(write(linear()), normal(2, 2, 64), **changes)
+    scores = score_file(entry, WORK)
+    assert [str(one.slot) for one in scores.slots] == ["linear.fprop.x"]
+    assert scores.notes == [
         "L0 fc1 forward input as linear.wgrad.x: the capture is a sample in which blocks along tokens are not whole"
     ]
     scaled = next(i for i, one in enumerate(WORK.candidates) if one.name == "hifp8 current away")
-    assert found.slots[0].fidelities[scaled].underflow_share > 0.99  # 2^30 times too large a scale
+    assert scores.slots[0].fidelities[scaled].underflow_share > 0.99  # 2^30 times too large a scale
 
 
-def test_what_the_system_refuses_to_read_is_named(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_without_permission_is_named(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: CapturedTensor) -> torch.Tensor:
         raise PermissionError(13, "Permission denied")
 
     folder = write(linear())
     monkeypatch.setattr(CapturedTensor, "torch", refused)
-    problems = [str(found.problem) for found in scored(folder)]
+    problems = [str(scores.problem) for scores in scored(folder)]
     assert problems[0] == f"{folder}/bf16/0_fc1_input.pt cannot be read: Permission denied"
     assert len(problems) == 3
 
 
-def test_closed_early_nothing_more_is_begun(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_early_close_begins_no_more_work(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
 
     def counted(entry: CapturedTensor, work: Work) -> FileScores:

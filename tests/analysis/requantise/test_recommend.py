@@ -30,14 +30,14 @@ Table = Callable[[Candidate], float]
 
 def tally(every: Sequence[Candidate] = ALL, **tables: Table) -> Tally:
     """One tensor for each slot that is named, `fprop_x`."""
-    found = Tally(Work(every, [], 0))
+    scores = Tally(Work(every, [], 0))
     for name, decibel in tables.items():
         slot = SLOTS["linear." + name.replace("_", ".")]
         worst = [Worst() for _ in every]
         for one, candidate in zip(worst, every, strict=True):
             one.add(Fidelity(decibel(candidate), 0.0, 0.0), "a tensor")
-        found.worst[Place("fc1", slot)] = worst
-    return found
+        scores.worst[Place("fc1", slot)] = worst
+    return scores
 
 
 def by_bits(four: float, six: float, eight: float) -> Table:
@@ -62,12 +62,12 @@ FPROP = {"linear.fprop.x", "linear.fprop.w"}
         (33, None),
     ],
 )
-def test_the_fewest_bits_that_reach_the_sqnr_in_its_usual_options(
+def test_the_fewest_bits_that_reach_the_sqnr_have_their_usual_options(
     sqnr_db: float, name: str | None
 ) -> None:
     table = by_bits(20, 30, 32)
-    found = chosen(recommend(tally(fprop_x=table, fprop_w=table), sqnr_db))
-    assert {found[label] for label in FPROP} == {name}
+    names = chosen(recommend(tally(fprop_x=table, fprop_w=table), sqnr_db))
+    assert {names[label] for label in FPROP} == {name}
 
 
 def test_slots_that_were_not_captured_stay_as_they_are() -> None:
@@ -86,8 +86,8 @@ def test_a_tenth_of_a_decibel_is_no_reason_for_other_options() -> None:
         tables: dict[str, Any] = {
             n: lambda one, more=more: table(one, more) for n in ("fprop_x", "fprop_w")
         }
-        found = chosen(recommend(tally(**tables), 19))
-        assert {found[label] for label in FPROP} == {name}
+        names = chosen(recommend(tally(**tables), 19))
+        assert {names[label] for label in FPROP} == {name}
 
 
 def only_with(hadamard: Hadamard) -> Table:
@@ -100,28 +100,28 @@ def only_with(hadamard: Hadamard) -> Table:
     return table
 
 
-def test_a_transform_is_taken_by_both_operands_or_neither() -> None:
+def test_both_operands_or_neither_have_a_transform() -> None:
     """Together 4.25 + 4.25 with it against 6.25 + 6.25 without."""
     table = only_with(Hadamard.DETERMINISTIC)
-    found = chosen(recommend(tally(wgrad_g=table, wgrad_x=table), 15))
-    assert found["linear.wgrad.g"] == found["linear.wgrad.x"]
-    assert found["linear.wgrad.x"] == "mxfp4_e2m1 floor even deterministic Hadamard"
+    names = chosen(recommend(tally(wgrad_g=table, wgrad_x=table), 15))
+    assert names["linear.wgrad.g"] == names["linear.wgrad.x"]
+    assert names["linear.wgrad.x"] == "mxfp4_e2m1 floor even deterministic Hadamard"
 
 
-def test_a_partner_that_pays_for_the_transform_decides_with() -> None:
+def test_a_partner_that_needs_the_transform_decides_for_both() -> None:
     """X is as cheap without; g needs the transform for its four bits: the pair has it."""
     tables: dict[str, Any] = {"wgrad_x": by_bits(20, 20, 20), "wgrad_g": only_with(Hadamard.RANDOM)}
-    found = chosen(recommend(tally(**tables), 15))
-    assert found["linear.wgrad.x"] == "mxfp4_e2m1 floor even random Hadamard"
+    names = chosen(recommend(tally(**tables), 15))
+    assert names["linear.wgrad.x"] == "mxfp4_e2m1 floor even random Hadamard"
 
 
-def test_a_partner_in_the_working_precision_takes_no_transform() -> None:
+def test_an_operand_beside_the_working_precision_has_no_transform() -> None:
     """Beside an operand that reaches nothing, or was not captured, four bits after a transform are out of reach."""
     table = only_with(Hadamard.DETERMINISTIC)
     for tables in ({"wgrad_x": table, "wgrad_g": by_bits(1, 2, 3)}, {"wgrad_x": table}):
-        found = chosen(recommend(tally(**tables), 15))  # type: ignore[arg-type]
-        assert found["linear.wgrad.g"] is None
-        assert found["linear.wgrad.x"] == "mxfp6_e2m3 floor even"
+        names = chosen(recommend(tally(**tables), 15))  # type: ignore[arg-type]
+        assert names["linear.wgrad.g"] is None
+        assert names["linear.wgrad.x"] == "mxfp6_e2m3 floor even"
 
 
 def test_the_worst_tensor_decides() -> None:
@@ -166,7 +166,7 @@ def test_transforms_of_different_blocks_do_not_cancel() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_is_measured_a_scheme_can_hold_what_is_recommended(seed: int) -> None:
+def test_a_scheme_can_hold_every_recommendation(seed: int) -> None:
     """Decibels at random: every product's operands go together by the rules of schemes."""
     every, draw = candidates(formats_of(None)), random.Random(seed)
     tables = {name: lambda one: draw.uniform(0, 20.2) for name in NAMES if draw.random() < 0.9}

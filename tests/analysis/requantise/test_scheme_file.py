@@ -26,8 +26,8 @@ EVERY = [
 ]
 
 
-def made(module: str, sites: list[Site], pick: Callable[[int], Candidate | None]) -> list[Choice]:
-    """A choice for each slot; `pick` is asked once a product, so that both operands share a transform."""
+def choose(module: str, sites: list[Site], pick: Callable[[int], Candidate | None]) -> list[Choice]:
+    """A choice for each slot; `pick` gets the number of the product, so that both operands share a transform."""
     choices = []
     products = [operands_of(site, product) for site in sites for product in PRODUCTS[site]]
     for number, slots in enumerate(products):
@@ -37,7 +37,7 @@ def made(module: str, sites: list[Site], pick: Callable[[int], Candidate | None]
     return choices
 
 
-def written(folder: Path, choices: list[Choice]) -> Path:
+def write_scheme(folder: Path, choices: list[Choice]) -> Path:
     path = scheme_path(folder)
     path.parent.mkdir(parents=True)
     path.write_text(scheme_text(choices, 25.0))
@@ -49,16 +49,16 @@ def composed(folder: Path, words: list[str]) -> Experiment:
 
 
 @pytest.mark.parametrize("start", range(0, len(EVERY), 3))
-def test_the_precision_map_holds_what_is_recommended(
+def test_the_precision_map_holds_the_recommendation(
     tmp_path: Path, tiny_words: list[str], start: int
 ) -> None:
     """Every format under every transform, in every slot of both kinds of modules."""
     choices = [
-        *made("fc1", [Site.LINEAR], lambda n: EVERY[start + n]),
-        *made("fc2", [Site.LINEAR], lambda n: EVERY[start]),
-        *made("attention", [Site.QK, Site.PV], lambda n: EVERY[start + n % 3]),
+        *choose("fc1", [Site.LINEAR], lambda n: EVERY[start + n]),
+        *choose("fc2", [Site.LINEAR], lambda n: EVERY[start]),
+        *choose("attention", [Site.QK, Site.PV], lambda n: EVERY[start + n % 3]),
     ]
-    experiment = composed(written(tmp_path, choices), tiny_words)
+    experiment = composed(write_scheme(tmp_path, choices), tiny_words)
     assert experiment.quant.name == "recommended"
     wanted = {(one.module, one.slot): one.candidate for one in choices}
     entries = [
@@ -78,30 +78,30 @@ def test_the_precision_map_holds_what_is_recommended(
     assert make_plan(experiment).scheme == "recommended"
 
 
-def test_nothing_recommended_is_the_working_precision(
+def test_an_empty_recommendation_is_the_working_precision(
     tmp_path: Path, tiny_words: list[str]
 ) -> None:
-    folder = written(tmp_path, made("fc1", [Site.LINEAR], lambda n: None))
+    folder = write_scheme(tmp_path, choose("fc1", [Site.LINEAR], lambda n: None))
     assert composed(folder, tiny_words).quant.rules == []
 
 
 def test_slots_with_the_same_settings_share_a_rule() -> None:
     usual = EVERY[0]
-    choices = [c for m in ("qkv", "fc1") for c in made(m, [Site.LINEAR], lambda n: usual)]
+    choices = [c for m in ("qkv", "fc1") for c in choose(m, [Site.LINEAR], lambda n: usual)]
     rules = yaml.safe_load(scheme_text(choices, 25.0))["rules"]
     assert len(rules) == 6
     assert all(rule["modules"] == ["qkv", "fc1"] for rule in rules)
 
 
-def test_modules_that_have_no_name_are_all_of_the_site() -> None:
-    """Old names say `linear` and no more; experts are one module for the recommendation and many for the model."""
-    text = scheme_text(made("linear", [Site.LINEAR], lambda n: EVERY[0]), 25.0)
+def test_modules_without_a_name_are_all_of_the_site() -> None:
+    """Old names have `linear` and no module; experts are one module for the recommendation and many for the model."""
+    text = scheme_text(choose("linear", [Site.LINEAR], lambda n: EVERY[0]), 25.0)
     assert all("modules" not in rule for rule in yaml.safe_load(text)["rules"])
-    text = scheme_text(made("expert-fc1", [Site.LINEAR], lambda n: EVERY[0]), 25.0)
+    text = scheme_text(choose("expert-fc1", [Site.LINEAR], lambda n: EVERY[0]), 25.0)
     assert yaml.safe_load(text)["rules"][0]["modules"] == ["expert*-fc1"]
 
 
-def test_a_recommendation_trains_with_its_engagement_proved(
+def test_a_recommendation_trains_and_proves_its_engagement(
     tmp_path: Path, tiny_words: list[str]
 ) -> None:
     """Formats of every family, a transform and attention's own slots in one scheme."""
@@ -116,11 +116,11 @@ def test_a_recommendation_trains_with_its_engagement_proved(
     ]
     attention = [by_name["mxfp6_e2m3 floor even"], by_name["hifp8 none away"], None]
     choices = [
-        *made("fc1", [Site.LINEAR], lambda n: linear[n]),
-        *made("attention", [Site.QK], lambda n: attention[n]),
+        *choose("fc1", [Site.LINEAR], lambda n: linear[n]),
+        *choose("attention", [Site.QK], lambda n: attention[n]),
     ]
     words = [*tiny_words, "training.iterations=1", "training.warmup_iterations=0", "capture=off"]
-    experiment = composed(written(tmp_path, choices), words)
+    experiment = composed(write_scheme(tmp_path, choices), words)
     with open_run(experiment, "cpu", ["test"]) as (folder, _):
         code = Worker(folder.run, experiment).run()
     assert code == 0, folder.run.status.read_text()

@@ -61,7 +61,7 @@ def test_uniform_values_under_a_uniform_grid_have_the_closed_form(
         ((7.0, -6.5, 3.0, 0.5), 1.0 + 0.5**2, 0, 2 / 32),
     ],
 )
-def test_a_block_made_by_hand(
+def test_a_block_has_the_score_computed_by_hand(
     values: tuple[float, ...], noise: float, underflow: float, saturated: float
 ) -> None:
     x = torch.zeros(1, 32)
@@ -92,7 +92,7 @@ def test_a_transform_is_that_of_the_textbook() -> None:
 
 
 def by_itself(x: torch.Tensor, dim: int, slot: Slot, one: Candidate) -> Fidelity:
-    """A candidate's fidelity by the public functions alone, nothing shared."""
+    """A candidate's fidelity by the public functions alone, without shared work."""
     v = x
     if one.hadamard_block is not None:
         random = one.hadamard is Hadamard.RANDOM
@@ -104,19 +104,19 @@ def by_itself(x: torch.Tensor, dim: int, slot: Slot, one: Candidate) -> Fidelity
 
 @pytest.mark.parametrize("fmt", formats_of(None), ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize(("slot", "dim"), [(X_SLOT, -1), (G_TOKENS, 0)])
-def test_what_is_shared_changes_no_score(fmt: object, slot: Slot, dim: int) -> None:
-    """Of float32, so that no second rounding to bf16 is between; of a last block that is short, with zeros in it."""
+def test_shared_work_changes_no_score(fmt: object, slot: Slot, dim: int) -> None:
+    """In float32, so that no second rounding to bf16 follows; with zeros and with a short last block."""
     x = normal(40, 2, 48, seed=3).float()
     x[0, 0, 5:9] = 0
     every = candidates([fmt])  # type: ignore[list-item]
-    found = list(scores(OperandSample(x, dim, finite_amax(x)), slot, every))
-    assert len(found) == len(every)
-    for one, fidelity in zip(every, found, strict=True):
+    fidelities = list(scores(OperandSample(x, dim, finite_amax(x)), slot, every))
+    assert len(fidelities) == len(every)
+    for one, fidelity in zip(every, fidelities, strict=True):
         assert fidelity == by_itself(x, dim, slot, one), one.name
 
 
-def test_values_are_held_in_the_tensor_s_dtype() -> None:
-    """As in training: fp8 under an exact scale does not lie in bf16."""
+def test_values_are_rounded_to_the_tensor_s_dtype() -> None:
+    """As in training, where bf16 does not hold fp8 values under an exact scale."""
     x = normal(32, 64)
     candidate = Candidate(get_format("fp8_e4m3"), None, Scaling.EXACT, Rounding.EVEN)
     assert score(x, candidate) == quantisation_error(x, "fp8_e4m3")
@@ -124,7 +124,7 @@ def test_values_are_held_in_the_tensor_s_dtype() -> None:
 
 
 def test_the_scale_of_a_tensor_is_that_of_the_whole_tensor() -> None:
-    """Of 2^20 times its part, under which e4m3 keeps nothing."""
+    """The whole tensor has 2^20 times the amax of the sample, so e4m3 rounds the sample to zero."""
     x = normal(32, 64)
     candidate = Candidate(get_format("fp8_e4m3"), None, Scaling.CURRENT, Rounding.EVEN)
     amax = finite_amax(x) * 2.0**20

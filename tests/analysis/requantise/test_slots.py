@@ -22,15 +22,15 @@ TABLE = {
 
 @pytest.mark.parametrize(("layer_type", "tensor"), TABLE)
 def test_a_tensor_serves_two_products_along_different_axes(layer_type: str, tensor: str) -> None:
-    found = slots_of({"layer_type": layer_type, "tensor": tensor})
-    assert {str(slot): slot.dim for slot in found} == TABLE[layer_type, tensor]
+    slots = slots_of({"layer_type": layer_type, "tensor": tensor})
+    assert {str(slot): slot.dim for slot in slots} == TABLE[layer_type, tensor]
 
 
 @pytest.mark.parametrize(
     ("layer_type", "tensor"),
     [("linear", "output"), ("linear", "grad_weight"), ("attention", "weight"), ("other", "input")],
 )
-def test_what_is_no_operand_has_no_slot(layer_type: str, tensor: str) -> None:
+def test_a_tensor_that_is_no_operand_has_no_slot(layer_type: str, tensor: str) -> None:
     assert slots_of({"layer_type": layer_type, "tensor": tensor}) == []
 
 

@@ -53,7 +53,7 @@ def refused(capsys: Captured, *words: str) -> str:
 def test_a_run_is_scored_and_a_scheme_recommended(write: Write, capsys: Captured) -> None:
     run = write({**linear(0), **linear(1), **attention(0)}).parent
     assert main(["requantise", str(run), *FEW]) == 0
-    told = capsys.readouterr().out
+    text = capsys.readouterr().out
     out = run / "requantise"
     assert all((out / name).is_file() for name in OUTPUTS)
     assert not list(out.glob(".*"))
@@ -63,9 +63,9 @@ def test_a_run_is_scored_and_a_scheme_recommended(write: Write, capsys: Captured
         "SQNR in dB",
         "scored       11 files, 65536 elements of each",
     ):
-        assert words in told
+        assert words in text
     # Everything is normally distributed, so E2M3 (31 dB) is the cheapest that reaches 25 dB; dS was not captured.
-    assert "recommended  at 25 dB: 16 of 18 slots quantised, 7.33 bits an element" in told
+    assert "recommended  at 25 dB: 16 of 18 slots quantised, 7.33 bits an element" in text
     rules = yaml.safe_load((out / "quant" / "recommended.yaml").read_text())["rules"]
     assert {rule["format"] for rule in rules} == {"mxfp6_e2m3"}
     assert len(rules) == 6 + 10
@@ -74,13 +74,13 @@ def test_a_run_is_scored_and_a_scheme_recommended(write: Write, capsys: Captured
 def test_every_score_is_a_row(write: Write) -> None:
     run = write({**linear(0), **linear(1)}).parent
     assert main(["requantise", str(run), *FEW]) == 0
-    found = rows(run / "requantise")
+    table = rows(run / "requantise")
     count = len(candidates(formats_of(["mxfp4", "mxfp6_e2m3"])))
-    assert len(found) == 2 * 6 * count
-    assert tuple(found[0]) == COLUMNS
+    assert len(table) == 2 * 6 * count
+    assert tuple(table[0]) == COLUMNS
     row = next(
         r
-        for r in found
+        for r in table
         if (r["layer"], r["product"], r["operand"], r["format"])
         == ("1", "wgrad", "x", "mxfp4_e2m1")
         and (r["scale_rule"], r["rounding"], r["hadamard"]) == ("ceil", "away", "")
@@ -113,7 +113,7 @@ def test_json_is_all_that_is_printed(write: Write, capsys: Captured) -> None:
     assert zeros["recommended"] == {"format": "bf16", "bits": 16.0, "sqnr_db": None}
 
 
-def test_what_nothing_is_lost_of_is_infinite(write: Write) -> None:
+def test_a_lossless_tensor_has_an_infinite_sqnr(write: Write) -> None:
     run = write({("fc1", "input", 0): torch.ones(64, 2, 32)}).parent
     assert main(["requantise", str(run), "--formats", "mxfp4"]) == 0
     content = json.loads((run / "requantise" / "requantise.json").read_text())
@@ -137,9 +137,9 @@ def test_the_study_has_the_medians_of_every_operand(write: Write) -> None:
     run = write({**linear(0), **linear(1)}).parent
     assert main(["requantise", str(run), "--formats", "mxfp4"]) == 0
     with (run / "requantise" / "scale_exponent.csv").open(newline="") as stream:
-        found = list(csv.DictReader(stream))
-    assert len(found) == 3 * 11
-    row = next(r for r in found if (r["operand"], r["exponent"]) == ("g", "0"))
+        points = list(csv.DictReader(stream))
+    assert len(points) == 3 * 11
+    row = next(r for r in points if (r["operand"], r["exponent"]) == ("g", "0"))
     assert (row["format"], row["scale"], row["tensors"]) == ("mxfp4_e2m1", "block offset", "4")
     floor = [
         float(r["sqnr_db"])
@@ -151,7 +151,7 @@ def test_the_study_has_the_medians_of_every_operand(write: Write) -> None:
     assert math.isclose(float(row["sqnr_db"]), sum(middle) / 2, rel_tol=1e-12)
 
 
-def test_files_that_cannot_be_read_are_named_and_the_rest_goes_on(
+def test_files_that_cannot_be_read_are_named_and_the_rest_is_scored(
     write: Write, capsys: Captured
 ) -> None:
     folder = write({**linear(0), **linear(1)})
@@ -159,19 +159,19 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_goes_on(
     truncated.write_bytes(truncated.read_bytes()[:1000])
     torch.save({"tensor": torch.ones(3)}, folder / "bf16" / "notes.pt")
     assert main(["requantise", str(folder), *FEW]) == 1
-    told = capsys.readouterr()
-    first, second, last = told.err.splitlines()
+    output = capsys.readouterr()
+    first, second, last = output.err.splitlines()
     assert f"{truncated} is refused: it is no file of captured values, is damaged" in first
     assert second == (
         f"quantexp: {folder}/bf16/notes.pt is none of the captured tensors: neither listed nor named as one"
     )
     assert last == "quantexp: 2 files could not be used, they are named above"
-    assert "scored       5 files, " in told.out
+    assert "scored       5 files, " in output.out
     content = json.loads((folder / "requantise" / "requantise.json").read_text())
     assert [one["file"] for one in content["problems"]] == ["bf16/0_fc1_input.pt", "bf16/notes.pt"]
 
 
-def test_a_layout_that_is_none_is_named_with_its_file(write: Write, capsys: Captured) -> None:
+def test_an_unknown_layout_is_named_with_its_file(write: Write, capsys: Captured) -> None:
     run = write({**linear(0), ("attention", "query", 0): normal(64, 2, 64)}).parent
     assert main(["requantise", str(run), *FEW]) == 1
     assert capsys.readouterr().err.splitlines()[0] == (
@@ -202,7 +202,7 @@ def test_a_quantised_trajectory_is_named(
 
 
 def test_old_collections_are_scored_by_their_names(tmp_path: Path, capsys: Captured) -> None:
-    """Nine and six parts; of these the first says no module, the second no layer either."""
+    """Names with a layer and a module, with a layer alone, and with neither."""
     folder = tmp_path / "old"
     (folder / "bf16").mkdir(parents=True)
     names = {
@@ -214,15 +214,15 @@ def test_old_collections_are_scored_by_their_names(tmp_path: Path, capsys: Captu
     for name, x in names.items():
         torch.save({"tensor": x, "metadata": {}}, folder / "bf16" / f"{name}.pt")
     assert main(["requantise", str(folder), *FEW, "--elements", "0"]) == 0
-    found = rows(folder / "requantise")
-    assert {row["module"] for row in found} == {"attention", "fc1", "linear"}
+    table = rows(folder / "requantise")
+    assert {row["module"] for row in table} == {"attention", "fc1", "linear"}
     rules = yaml.safe_load((folder / "requantise/quant/recommended.yaml").read_text())["rules"]
     named = [rule.get("modules") for rule in rules]
     assert named == [*[["attention"]] * 4, ["fc1"], ["fc1"], None, None]
-    told = capsys.readouterr().out
-    assert "scored       4 files, all elements\n" in told
+    text = capsys.readouterr().out
+    assert "scored       4 files, all elements\n" in text
     out = folder / "requantise"
-    assert f"\nquantexp --config-dir {out} quant=recommended ...\n" in f"\n{told}".replace(
+    assert f"\nquantexp --config-dir {out} quant=recommended ...\n" in f"\n{text}".replace(
         "train with   ", ""
     )
 
@@ -249,7 +249,7 @@ def test_words_select_by_metadata(write: Write) -> None:
         (["--sqnr", "nan"], r"--sqnr must be a finite number of dB, got nan"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_an_impossible_request_is_refused_in_one_line(
     write: Write, capsys: Captured, words: list[str], message: str
 ) -> None:
     run = write({**linear(0), ("fc1", "output", 0): normal(4, 1, 4)}).parent
@@ -271,7 +271,9 @@ def test_folders_without_tensors_are_refused(
     )
 
 
-def test_nothing_readable_is_said_after_the_files(write: Write, capsys: Captured) -> None:
+def test_a_capture_of_unreadable_files_is_refused_after_their_names(
+    write: Write, capsys: Captured
+) -> None:
     folder = write({("fc1", "input", 0): normal(64, 2, 32)})
     (folder / "bf16" / "0_fc1_input.pt").write_bytes(b"")
     assert main(["requantise", str(folder)]) == 1
@@ -280,7 +282,7 @@ def test_nothing_readable_is_said_after_the_files(write: Write, capsys: Captured
     assert last == f"quantexp: {folder}: none of 1 files could be scored: see above"
 
 
-def test_a_place_that_cannot_be_written_is_said(
+def test_a_place_that_cannot_be_written_is_refused(
     write: Write, capsys: Captured, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -301,7 +303,7 @@ def test_an_interrupt_leaves_no_half_file(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_terminal_sees_how_far_it_is(write: Write, tmp_path: Path) -> None:
+def test_a_terminal_shows_the_progress(write: Write, tmp_path: Path) -> None:
     stream = io.StringIO()
     terminal = Console(file=stream, force_terminal=True, width=80)
     request = Request(str(write(linear())), [], "mxfp4", out=tmp_path / "out")
@@ -345,16 +347,16 @@ def test_the_formats_of_the_schemes_go_last_of_those_that_are_not_recommended() 
 
 
 def test_many_notes_are_counted(write: Write, capsys: Captured) -> None:
-    """Of rows that were sampled no slot along tokens can be scored."""
+    """Sampled rows have no whole blocks along tokens, so none of their slots along tokens is scored."""
     folder = write({("fc1", "input", layer): normal(2, 1, 32, seed=layer) for layer in range(7)})
     lines = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
     sample = {"of": "rows", "axis": 0, "indices": [1, 5], "shape": [64, 1, 32]}
     text = "".join(json.dumps({**line, "sample": sample}) + "\n" for line in lines)
     (folder / "manifest.jsonl").write_text(text)
     assert main(["requantise", str(folder), "--formats", "mxfp4"]) == 0
-    told = capsys.readouterr().out
-    assert told.count("blocks along tokens are not whole") == 5
-    assert "... and 2 more notes in requantise.json" in told
+    output = capsys.readouterr().out
+    assert output.count("blocks along tokens are not whole") == 5
+    assert "... and 2 more notes in requantise.json" in output
     content = json.loads((folder / "requantise" / "requantise.json").read_text())
     assert len(content["notes"]) == 7
     assert [one["slot"] for one in content["slots"]] == ["linear.fprop.x"]

@@ -26,7 +26,7 @@ from quantexp.analysis.tensors.inventory import Kind, experts_as_one, in_flow, k
         ("grad_output_dgrad_scale", Kind.SCALE),
     ],
 )
-def test_a_tensors_name_tells_its_kind(name: str, kind: Kind) -> None:
+def test_a_tensors_name_determines_its_kind(name: str, kind: Kind) -> None:
     assert kind_of(name) is kind
 
 
@@ -36,7 +36,7 @@ def test_all_experts_are_one_module() -> None:
 
 
 def test_modules_follow_the_forward_pass() -> None:
-    given = [
+    modules = [
         "fc2",
         "router",
         "expert-fc1",
@@ -49,5 +49,5 @@ def test_modules_follow_the_forward_pass() -> None:
         "q",
     ]
     expected = ["q", "kv-down", "kv-up", "attention", "proj", "expert-fc1", "fc1", "fc2", "router"]
-    assert in_flow(given) == expected
+    assert in_flow(modules) == expected
     assert in_flow(["attention", "qkv"]) == ["qkv", "attention"]

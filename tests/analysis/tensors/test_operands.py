@@ -75,7 +75,7 @@ def test_options_are_those_that_the_format_has(capture: Capture) -> None:
     assert declared.format.name == "mxfp8_e4m3"
 
 
-def test_what_a_slot_depended_on_is_read_too(capture: Capture) -> None:
+def test_the_draw_signs_and_amax_of_a_slot_are_read(capture: Capture) -> None:
     settings = {
         **MX4,
         "rounding": "stochastic",
@@ -103,7 +103,7 @@ def test_a_format_without_blocks_needs_no_axis(capture: Capture) -> None:
     assert declared.spec.scaling is Scaling.CURRENT
 
 
-def test_a_dimension_may_be_given_by_its_number(capture: Capture) -> None:
+def test_an_axis_may_be_a_number(capture: Capture) -> None:
     (declared,) = declared_operands(line(capture, "input", {"fprop.x": {**MX4, "axis": 1}}))
     assert declared.dim == 1
 

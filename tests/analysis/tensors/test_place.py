@@ -7,7 +7,7 @@ from quantexp.analysis.tensors.place import Place
 from ..captures import Capture  # noqa: TID252
 
 
-def test_a_place_has_what_its_line_says(capture: Capture) -> None:
+def test_a_place_has_the_values_of_its_line(capture: Capture) -> None:
     line = capture.add(torch.ones(4, 8), "input", "fc1", 3)
     place = Place.of(line)
     assert (place.module, place.layer, place.operation) == ("fc1", 3, "forward")
@@ -15,7 +15,7 @@ def test_a_place_has_what_its_line_says(capture: Capture) -> None:
     assert Place.of(line | {"colour": "blue"}) == place
 
 
-def test_what_an_old_name_does_not_say_is_left_out_of_the_label() -> None:
+def test_the_label_leaves_out_what_an_old_name_lacks() -> None:
     place = Place.of({"layer_type": "linear", "operation": "forward", "tensor": "input"})
     assert place.label == "linear forward input"
     assert (place.module, place.layer, place.iteration, place.rank) == ("linear", -1, 0, 0)

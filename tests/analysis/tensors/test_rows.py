@@ -1,4 +1,4 @@
-"""What is judged of an expert's blocks along tokens, against the operands that its run multiplied."""
+"""Measures of an expert's blocks along tokens, against the operands that its run multiplied."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def captured(run_tiny: RunTiny, tiny_models: dict[str, list[str]]) -> Callable[[
 
 
 def pairs(folder: Path) -> Iterator[tuple[CapturedTensor, Array, Array]]:
-    """Each operand of an expert's product over tokens: as captured, its rows, and what was multiplied, by sequence.
+    """Each operand of an expert's product over tokens: its entry, its rows, and the values multiplied, by sequence.
 
     The rows are laid out by numpy: [sequence][row of it, width].
     """
@@ -77,7 +77,7 @@ def transformed(x_LBW: Array, left: bool) -> Array:
 
 
 def check_median_block(entry: CapturedTensor, x: Array) -> None:
-    """The grid that is drawn for the median block is that of the layout's blocks, zeros apart."""
+    """The grid of the median block is that of the layout's blocks without those of zeros."""
     amax = [np.abs(x[start : start + BLOCK]).max(0).ravel() for start in range(0, len(x), BLOCK)]
     some = np.concatenate(amax)
     exponents = np.sort(np.floor(np.log2(some[some > 0])) - 2)
@@ -100,17 +100,17 @@ def test_every_score_of_blocks_along_tokens_is_that_of_the_runs_own_operand(
     for entry, x, q in several:
         expected = decibel(x, q)
         judged = {o.slot: o for o in measure(entry, Request()).operands if o.slot}
-        found = next(o for slot, o in judged.items() if slot.startswith("wgrad"))
+        operand = next(o for slot, o in judged.items() if slot.startswith("wgrad"))
         # 1e-6 dB: float64 sums in another order.
-        assert found.fidelity.sqnr_db == pytest.approx(expected, abs=1e-6)
+        assert operand.fidelity.sqnr_db == pytest.approx(expected, abs=1e-6)
         num_elements = entry.torch().numel()
-        assert found.num_elements == num_elements
-        assert found.fidelity.mse == pytest.approx(((x - q) ** 2).sum() / num_elements, rel=1e-9)
-        assert found.fidelity.underflow_share == ((x != 0) & (q == 0)).sum() / (x != 0).sum()
+        assert operand.num_elements == num_elements
+        assert operand.fidelity.mse == pytest.approx(((x - q) ** 2).sum() / num_elements, rel=1e-9)
+        assert operand.fidelity.underflow_share == ((x != 0) & (q == 0)).sum() / (x != 0).sum()
         width = x.shape[-1]
         of_sequence = np.bincount(entry.metadata["row_sequences"])
         num_blocks = sum(-(-int(rows) // BLOCK) for rows in of_sequence) * width
-        assert sum(found.scale_exponents.counts) + found.zero_blocks == num_blocks
+        assert sum(operand.scale_exponents.counts) + operand.zero_blocks == num_blocks
         (scored,) = (s for s in score_file(entry, work).slots if s.slot.product.value == "wgrad")
         best = [
             fidelity.sqnr_db
@@ -132,7 +132,7 @@ def test_every_score_of_blocks_along_tokens_is_that_of_the_runs_own_operand(
             entry.folder, {k: v for k, v in entry.metadata.items() if k != "row_sequences"}
         )
         plain = {o.slot: o.fidelity.sqnr_db for o in measure(as_neighbours, Request()).operands}
-        apart += abs(plain[found.slot] - expected) > 0.01
+        apart += abs(plain[operand.slot] - expected) > 0.01
     assert apart > len(several) / 2, "blocks of neighbouring rows would give other numbers"
     check_median_block(*max(several, key=lambda pair: pair[1].size)[:2])
 
@@ -142,19 +142,19 @@ def test_a_transform_along_tokens_is_that_of_each_sequences_rows(
 ) -> None:
     looked = 0
     for entry, x, q in pairs(captured("more/linear_mxfp4_hadamard")):
-        found = next(
+        operand = next(
             o
             for o in measure(entry, Request()).operands
             if o.slot.startswith("wgrad") and o.declared
         )
         expected = decibel(transformed(x, entry.metadata["tensor"] == "grad_output"), q)
         # Sums of the transform are rounded to float32 in another order: 2^-24 against errors of 2^-3.
-        assert found.fidelity.sqnr_db == pytest.approx(expected, abs=0.02)
+        assert operand.fidelity.sqnr_db == pytest.approx(expected, abs=0.02)
         looked += 1
     assert looked >= 4
 
 
-def test_rows_that_are_not_the_tensors_are_refused() -> None:
+def test_a_wrong_number_of_row_sequences_is_refused() -> None:
     words = r"row_sequences must have the sequence of each row, got 3 for the shape \[4, 8\]"
     with pytest.raises(CaptureError, match=words):
         laid_out(torch.ones(4, 8), [0, 0, 1])

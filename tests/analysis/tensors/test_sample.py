@@ -6,13 +6,13 @@ import torch
 from quantexp.analysis.tensors.sample import evenly_spread, sample_blocks
 
 
-def test_a_small_tensor_comes_back_itself() -> None:
+def test_a_small_tensor_is_its_own_sample() -> None:
     x = torch.randn(4, 8)
     assert sample_blocks(x, 0, 32) == (x, 0)
 
 
 @pytest.mark.parametrize("dim", [-1, 2])
-def test_along_the_last_axis_whole_rows_are_taken(dim: int) -> None:
+def test_a_sample_along_the_last_axis_has_whole_rows(dim: int) -> None:
     x = torch.arange(64 * 4 * 96).view(64, 4, 96)
     part, sampled_dim = sample_blocks(x, dim, 32, limit=960)
     assert part.shape == (10, 96)
@@ -22,7 +22,7 @@ def test_along_the_last_axis_whole_rows_are_taken(dim: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(256, 3, 400), (256, 2000), (4, 256, 64)])
-def test_along_another_axis_aligned_blocks_are_taken(shape: tuple[int, ...]) -> None:
+def test_a_sample_along_another_axis_has_aligned_blocks(shape: tuple[int, ...]) -> None:
     dim = shape.index(256)
     x = torch.arange(256).view(-1, *[1] * (len(shape) - dim - 1)).expand(shape)
     part, sampled_dim = sample_blocks(x, dim, 32, limit=40_000)
@@ -40,7 +40,7 @@ def test_strips_reach_the_whole_width() -> None:
     assert part.max() == 2999
 
 
-def test_an_axis_shorter_than_a_block_is_taken_whole() -> None:
+def test_an_axis_shorter_than_a_block_is_sampled_whole() -> None:
     x = torch.randn(100, 8, 50)
     part, dim = sample_blocks(x, 1, 32, limit=4000)
     assert (part.shape, dim) == (torch.Size([10, 8, 50]), 1)
@@ -52,7 +52,7 @@ def test_a_row_longer_than_the_limit_is_cut_between_blocks() -> None:
     assert dim == -1
 
 
-def test_one_block_is_the_least_that_is_taken() -> None:
+def test_a_sample_has_at_least_one_block() -> None:
     part, _ = sample_blocks(torch.arange(1000), 0, 32, limit=10)
     assert part.shape == (1, 32)
 
@@ -65,11 +65,11 @@ def test_indices_come_one_from_each_stratum(count: int, total: int) -> None:
     assert all(low <= index < high for low, index, high in strata)
 
 
-def test_more_than_there_are_gives_all() -> None:
+def test_a_count_above_the_total_gives_all() -> None:
     assert evenly_spread(9, 4).tolist() == [0, 1, 2, 3]
 
 
-def test_no_head_is_met_more_often_than_others() -> None:
+def test_every_head_is_sampled_about_equally_often() -> None:
     heads = evenly_spread(4096, 4096 * 32) % 32
     assert torch.bincount(heads, minlength=32).min() > 100
 
