@@ -103,7 +103,9 @@ _REFUSED: tuple[tuple[Callable[[Tensor], bool], str, Callable[[str], str]], ...]
     (
         lambda x: type(x).__module__.startswith("torch.distributed.tensor"),
         "distributed",
-        lambda name: f"pass {name}.full_tensor(), or {name}.to_local() if no block lies in two shards",
+        lambda name: (
+            f"pass {name}.full_tensor(), or {name}.to_local() if no block lies in two shards"
+        ),
     ),
 )
 

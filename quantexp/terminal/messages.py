@@ -1,11 +1,16 @@
-"""Messages on standard error."""
+"""Messages on standard error: one line of a bounded length, whatever values they quote."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 
-from quantexp.terminal.shorten import one_short_line
+from quantexp.terminal.escaping import printable_line
+
+#: Characters of a word, and of a whole message, that are shown; a word may be a path.
+LONGEST_WORD, LONGEST_MESSAGE = 400, 2000
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def complain(message: str, listed: Sequence[str] = ()) -> None:
@@ -15,3 +20,20 @@ def complain(message: str, listed: Sequence[str] = ()) -> None:
         *(f"  {one_short_line(item)}" for item in listed),
     ]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
+
+
+def one_short_line(message: str) -> str:
+    """The message in one line; the middle of a long word, and of a long message, is replaced by its length.
+
+    Characters that act on a terminal instead of being shown are escaped.
+    """
+    shown = printable_line(" ".join(message.split()))
+    words = _LONG_WORD.sub(lambda word: _shortened(word[0], LONGEST_WORD), shown)
+    return _shortened(words, LONGEST_MESSAGE)
+
+
+def _shortened(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    edge = longest // 4
+    return f"{text[:edge]}...({len(text) - 2 * edge:,} characters)...{text[-edge:]}"
